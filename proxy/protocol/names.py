@@ -1,0 +1,116 @@
+"""Labels, annotations, environment variables, paths and ports: every name that two parts have to agree on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+DOMAIN: Final = "singularity.dev"
+
+# --- labels on the Job and its pods -------------------------------------------------------------------------------
+LABEL_MANAGED: Final = f"{DOMAIN}/managed"
+"""`"true"` on every Job that the hold and the fence apply to, and on its pods."""
+LABEL_JOB: Final = f"{DOMAIN}/job"
+"""Name of the Job, on its pods, Service and ConfigMap."""
+LABEL_IDENTITY: Final = f"{DOMAIN}/identity"
+"""Hash of whoever owns the Job (for Airflow: dag, run, task, map index, clear generation); search before create."""
+
+# --- annotations on the Job ---------------------------------------------------------------------------------------
+ANN_HOLD: Final = f"{DOMAIN}/hold"
+"""`armed`: Kueue's suspend is denied until released; `released`; absent: plain Kueue behaviour."""
+HOLD_ARMED: Final = "armed"
+HOLD_RELEASED: Final = "released"
+ANN_HOLD_DEADLINE: Final = f"{DOMAIN}/hold-deadline"
+"""RFC 3339 UTC time, written when the eviction is seen; the policy stops denying after it."""
+ANN_BUDGET: Final = f"{DOMAIN}/checkpoint-budget-seconds"
+ANN_ATTEMPT: Final = f"{DOMAIN}/attempt"
+"""Current attempt number, 1 at the first admission; only grows. Also a pod annotation."""
+ANN_CHECKPOINT: Final = f"{DOMAIN}/checkpoint"
+"""On the Job: the committed checkpoint as JSON (`CheckpointRef`), the linearisation point. On pods: its id, or ""."""
+ANN_HISTORY: Final = f"{DOMAIN}/history"
+"""JSON list of `AttemptRecord`, oldest first, bounded."""
+ANN_PROGRESS: Final = f"{DOMAIN}/progress"
+"""JSON `{"attempt", "step", "at"}`, rewritten at most every few seconds."""
+ANN_WORKERS: Final = f"{DOMAIN}/workers"
+"""On the Job: workers wanted. On pods: workers admitted for this attempt."""
+ANN_MIN_WORKERS: Final = f"{DOMAIN}/min-workers"
+ANN_WORLD_SIZE: Final = f"{DOMAIN}/world-size"
+ANN_FLAVOR: Final = f"{DOMAIN}/flavor"
+"""Pod annotation: the ResourceFlavor of this attempt."""
+ANN_STORE: Final = f"{DOMAIN}/store"
+
+# --- Kueue --------------------------------------------------------------------------------------------------------
+KUEUE_GROUP: Final = "kueue.x-k8s.io"
+KUEUE_VERSION: Final = "v1beta2"
+KUEUE_QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+KUEUE_PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
+KUEUE_JOB_UID_LABEL: Final = "kueue.x-k8s.io/job-uid"
+ADMISSION_CHECK_CONTROLLER: Final = f"{DOMAIN}/fence"
+"""`spec.controllerName` of our AdmissionCheck objects; the object itself is named by the chart (default below)."""
+ADMISSION_CHECK_NAME: Final = "singularity-fence"
+
+# --- the platform's own objects (Helm chart) ----------------------------------------------------------------------
+SYSTEM_NAMESPACE: Final = "singularity-system"
+PLATFORM_CONFIGMAP: Final = "singularity-platform"
+"""Readable by every authenticated user; key `platform.json` holds `kueue_integration.platform.PlatformConfig`."""
+CONTROLLER_NAME: Final = "singularity-controller"
+HOLD_LEASE: Final = "singularity-hold"
+TOKEN_AUDIENCE: Final = DOMAIN
+
+# --- environment of the sidecar and the launcher ------------------------------------------------------------------
+ENV_NAMESPACE: Final = "SINGULARITY_NAMESPACE"
+ENV_JOB: Final = "SINGULARITY_JOB"
+ENV_POD: Final = "SINGULARITY_POD"
+ENV_POD_IP: Final = "SINGULARITY_POD_IP"
+ENV_INDEX: Final = "SINGULARITY_INDEX"
+"""Completion index of the pod, 0 .. workers-1; index 0 is the leader and hosts rank 0."""
+ENV_ATTEMPT: Final = "SINGULARITY_ATTEMPT"
+ENV_CHECKPOINT: Final = "SINGULARITY_CHECKPOINT"
+"""Id of the checkpoint to restore, empty for a fresh start."""
+ENV_WORKERS: Final = "SINGULARITY_WORKERS"
+ENV_FLAVOR: Final = "SINGULARITY_FLAVOR"
+ENV_WORLD_SIZE: Final = "SINGULARITY_WORLD_SIZE"
+ENV_STORE: Final = "SINGULARITY_STORE"
+ENV_CONTROLLER_URL: Final = "SINGULARITY_CONTROLLER_URL"
+ENV_CONTROLLER_CA: Final = "SINGULARITY_CONTROLLER_CA"
+"""PEM text (not a path) of the CA that signed the controller's certificate."""
+ENV_TOKEN_FILE: Final = "SINGULARITY_TOKEN_FILE"
+ENV_GRACE: Final = "SINGULARITY_GRACE_SECONDS"
+"""terminationGracePeriodSeconds of the pod: the deadline of a checkpoint that SIGTERM asks for."""
+ENV_WORKDIR: Final = "SINGULARITY_WORKDIR"
+"""Directory in the image to start the command in; empty: a per-rank directory that travels with the checkpoint."""
+ENV_COMMAND: Final = "SINGULARITY_COMMAND"
+"""JSON list: the user's argv."""
+
+# --- environment of a rank (besides torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...) ----------------------
+ENV_RANK_DIR: Final = "SINGULARITY_RANK_DIR"
+"""`RUN_DIR/rank-<r>`; its presence switches the injected agent on."""
+
+# --- paths in the pod ---------------------------------------------------------------------------------------------
+ROOT: Final = "/singularity"
+RUN_DIR: Final = f"{ROOT}/run"
+"""Memory emptyDir shared by sidecar and launcher: barrier page, unix socket, one control directory per rank."""
+AGENT_DIR: Final = f"{ROOT}/agent"
+"""emptyDir filled by the init container from the agent image: `lib/` (PYTHONPATH), `criu/`."""
+WORK_DIR: Final = f"{ROOT}/work"
+"""emptyDir: `rank-<r>/{cwd,tmp,stdout.log}`; each rank's directory travels with its image."""
+IMAGE_DIR: Final = f"{ROOT}/images"
+"""emptyDir shared by sidecar and launcher: `<checkpoint id>/rank-<r>/` while dumping, uploading, restoring."""
+SOURCE_DIR: Final = f"{ROOT}/source"
+"""ConfigMap with the user's files, copied into each rank's cwd at a fresh start."""
+TOKEN_DIR: Final = f"{ROOT}/token"
+PAGE_FILE: Final = "page"
+SOCKET_FILE: Final = "sidecar.sock"
+
+CONTAINER_TRAIN: Final = "train"
+CONTAINER_SIDECAR: Final = "device-proxy"
+CONTAINER_INSTALL: Final = "install-agent"
+
+MESH_PORT: Final = 9400
+MASTER_PORT: Final = 29500
+
+# --- exit codes of the launcher -----------------------------------------------------------------------------------
+EXIT_PREEMPTED: Final = 143
+"""Stopped on request. Never 0: the Job controller would count the index as complete."""
+EXIT_RESTORE_FAILED: Final = 70
+EXIT_PROTOCOL: Final = 71
+"""The launcher could not talk to its sidecar, or was told something impossible."""

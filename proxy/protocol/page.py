@@ -1,0 +1,53 @@
+"""Layout of the barrier page: one file of `PAGE_SIZE` bytes in `RUN_DIR`, mapped by the sidecar and by every rank.
+
+All words are native-endian signed 64-bit. Word index = byte offset / 8.
+
+    header   0 MAGIC   1 VERSION   2 WORLD   3 REQUEST   4 STOP_AT   5 ACQUIRED   6,7 reserved
+    rank r   8 + 8*r:  +0 COUNT   +1 BLOCKED   +2 STATE   +3 PID   +4..7 reserved
+
+Writers: the sidecar owns the header; rank r owns its own eight words (one cache line: no false sharing), except that
+the sidecar clears them when it creates the page. Every rank of the *world* has a slot in every pod's page; the sidecar
+copies the words of ranks that live in other pods only as far as the coordinator needs them.
+
+REQUEST   generation of the stop that is asked for, 0 when none. Generations only grow over the whole life of a job
+          (attempt * GENERATIONS_PER_ATTEMPT + sequence), so that a restored rank knows an old one from a new one.
+STOP_AT   a rank blocks at a boundary while COUNT >= STOP_AT and ACQUIRED < REQUEST
+ACQUIRED  generation whose barrier every rank has reached; ranks blocked for it freeze
+COUNT     step boundaries passed since the start of the *job* (kept over restores)
+BLOCKED   generation for which the rank waits at a boundary, 0 while it runs
+STATE     one of the STATE_ values
+PID       pid of the rank as it sees itself
+
+The ratchet that uses these words is in `proxy.protocol.ratchet`; it is the one proven in the project's prototypes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PAGE_SIZE: Final = 65536
+MAGIC: Final = 0x53474C5250414745
+VERSION: Final = 1
+HEADER_WORDS: Final = 8
+RANK_WORDS: Final = 8
+MAX_WORLD: Final = PAGE_SIZE // 8 // RANK_WORDS - 1
+GENERATIONS_PER_ATTEMPT: Final = 1_000_000
+
+W_MAGIC, W_VERSION, W_WORLD, W_REQUEST, W_STOP_AT, W_ACQUIRED = range(6)
+R_COUNT, R_BLOCKED, R_STATE, R_PID = range(4)
+
+STATE_ABSENT: Final = 0
+STATE_RUNNING: Final = 1
+STATE_FROZEN: Final = 2
+STATE_FINISHED: Final = 3
+"""The script's interpreter is shutting down: a barrier can no longer be reached and is cancelled."""
+
+
+def rank_word(rank: int, word: int) -> int:
+    """Index of word `word` (R_COUNT, ...) of rank `rank`."""
+    return HEADER_WORDS + RANK_WORDS * rank + word
+
+
+def generation(attempt: int, sequence: int) -> int:
+    """Generation of the `sequence`-th stop (1, 2, ...) of `attempt` (1, 2, ...)."""
+    return attempt * GENERATIONS_PER_ATTEMPT + sequence
