@@ -1,0 +1,48 @@
+"""Every error that `proxy.store` and `proxy.sidecar` raise on purpose derives from `ProxyError`.
+
+`proxy.protocol` raises its own `MessageError` (a ValueError): it stands alone. Messages are sentences for the person
+who reads the pod's log or `status`: they name the thing, its value, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class ProxyError(Exception):
+    """Base class."""
+
+
+class ConfigError(ProxyError):
+    """The sidecar's environment lacks a variable or has a bad value."""
+
+
+class StoreError(ProxyError):
+    """The checkpoint store cannot be reached, read or written."""
+
+
+class CheckpointNotFoundError(StoreError):
+    """The store holds no manifest of that id."""
+
+
+class CorruptChunkError(StoreError):
+    """A chunk is missing, or its content does not hash to its name."""
+
+    def __init__(self, digest: str, where: str, problem: str) -> None:
+        self.digest = digest
+        self.where = where
+        super().__init__(f"chunk {digest} of {where} {problem}: this checkpoint cannot be restored")
+
+
+class RestoreRefusedError(ProxyError):
+    """The checkpoint does not fit this pod (world size, architecture, format)."""
+
+
+class StaleAttemptError(ProxyError):
+    """The controller says that this attempt is not the current one: stop, and write nothing."""
+
+
+class ControllerError(ProxyError):
+    """The controller could not be reached, or answered with an error, until the deadline."""
+
+
+class MeshError(ProxyError):
+    """A sidecar of another pod could not be reached, or answered nonsense."""
