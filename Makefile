@@ -1,0 +1,87 @@
+# One command each; `make` alone lists them. Each target bootstraps what it needs: nothing but root, Python 3.11 and Go
+# (and Debian's packages, installed on demand) is expected on the machine.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Keyed on the content: a checkout that only touches the file's date does not install again.
+STAMP := $(VENV)/.installed-$(shell sha256sum pyproject.toml | cut -c1-12)
+
+# uv reads SSL_CERT_FILE only, while machines behind an inspecting proxy usually set one of the other two.
+CA_BUNDLE := $(firstword $(SSL_CERT_FILE) $(PIP_CERT) $(REQUESTS_CA_BUNDLE) $(wildcard /etc/ssl/certs/ca-certificates.crt))
+ifneq ($(CA_BUNDLE),)
+export SSL_CERT_FILE := $(CA_BUNDLE)
+endif
+
+.PHONY: help demo test test-unit test-e2e test-full test-gpu verify lint types imports bench clean preflight parts ready
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+demo: ready ## the whole story on this machine: build/demo/{report.json,timeline.svg}; KEEP=1 leaves it running
+	$(BIN)/singularityctl demo $(if $(KEEP),--keep)
+
+test: ready ## verify, then unit and end-to-end tests (starts its own cluster and Airflow)
+	@$(MAKE) --no-print-directory verify
+	$(BIN)/pytest tests/unit tests/e2e
+
+test-unit: $(STAMP) ## unit tests only
+	$(BIN)/pytest tests/unit
+
+test-e2e: ready ## end-to-end tests only
+	$(BIN)/pytest tests/e2e
+
+test-full: test ## test, then the demo itself
+	@$(MAKE) --no-print-directory demo
+
+test-gpu: $(STAMP) ## tests that need an NVIDIA GPU
+	@$(BIN)/pytest -m gpu tests/unit || { code=$$?; [ $$code = 5 ] && echo "There are no GPU tests yet."; exit $$code; }
+
+verify: lint types imports ## lint, types and the import contracts
+
+lint: $(STAMP) ## ruff
+	$(BIN)/ruff check .
+
+types: $(STAMP) ## mypy --strict
+	$(BIN)/mypy
+
+imports: $(STAMP) ## which package may import which
+	$(BIN)/lint-imports
+
+bench: ready ## measure: build/bench/figures.json
+	@if [ -f benchmarks/__main__.py ]; then $(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)); \
+	else echo "There are no benchmarks yet."; exit 1; fi
+
+clean: ## remove build outputs and the virtual environment; clusters and the cache outside the checkout stay
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache $(VENV)
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+# --- bootstrap ----------------------------------------------------------------------------------------------------
+preflight:
+	@[ "$$(id -u)" = 0 ] || { echo "make: a real cluster needs root on this machine; run as root (sudo -E make ...)" >&2; exit 1; }
+
+# Go compiles while Python packages download: the two longest parts of a cold start overlap.
+ready: preflight
+	@+$(MAKE) --no-print-directory -j2 $(STAMP) parts
+
+parts: preflight
+	@$(PYTHON) -m localcluster.build
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  command -v apt-get >/dev/null || { echo "make: Python's venv module is missing; install it (Debian: python3-venv)" >&2; exit 1; }; \
+	  echo "Python's venv module is missing: installing Debian's python3-venv"; \
+	  apt-get install -y -q python3-venv || { apt-get update -q && apt-get install -y -q python3-venv; }; }
+	@echo "Python packages into $(VENV) (first time: one to three minutes)"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --upgrade uv
+	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip install -q -e ".[airflow,kueue,proxy,dev]" scikit-learn
+	@rm -f $(VENV)/.installed-*
+	@touch $@
