@@ -27,3 +27,49 @@ class JobNotFoundError(SingularityError):
 
 class ConflictError(SingularityError):
     """A Job of that name exists and belongs to somebody else."""
+
+
+# --- answers of the Kubernetes API --------------------------------------------------------------------------------
+class KubeError(SingularityError):
+    """The API server refused a request or could not be reached.
+
+    `status` is the HTTP status (0: no answer), `reason` the `reason` of the Kubernetes Status object.
+    """
+
+    def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
+        self.status = status
+        self.reason = reason
+        super().__init__(message)
+
+    @property
+    def transient(self) -> bool:
+        """Whether the same request may succeed later without anybody changing anything."""
+        return self.status == 0 or self.status == 429 or self.status >= 500
+
+
+class Unreachable(KubeError):
+    """No answer: connection refused or lost, timeout, TLS failure."""
+
+
+class NotFound(KubeError):
+    """404."""
+
+
+class Conflict(KubeError):
+    """409 on a change: the object is not at the resourceVersion (or uid) that the request named."""
+
+
+class AlreadyExists(KubeError):
+    """409 on a create: the name is taken."""
+
+
+class Gone(KubeError):
+    """410: the resourceVersion of a watch is too old; list again."""
+
+
+class Forbidden(KubeError):
+    """401 or 403: no or wrong credentials, a missing permission, or an admission policy that said no."""
+
+
+class Invalid(KubeError):
+    """400 or 422: the object is not valid, or an admission policy refused it."""

@@ -1,0 +1,157 @@
+"""The kinds that this package touches and the pure rules of the Kubernetes API: paths, selectors, merge patch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from proxy.protocol import names
+
+Object = dict[str, Any]
+"""A Kubernetes object as decoded JSON."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Where a kind lives in the API. `group` is "" for the core group."""
+
+    name: str
+    group: str
+    version: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """URL path of the collection, the object, or its subresource. `namespace` None: all namespaces."""
+        parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
+        if self.namespaced and namespace is not None:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        parts += [part for part in (name, subresource) if part is not None]
+        return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+JOB: Final = Kind("Job", "batch", "v1", "jobs")
+POD: Final = Kind("Pod", "", "v1", "pods")
+CONFIG_MAP: Final = Kind("ConfigMap", "", "v1", "configmaps")
+SERVICE: Final = Kind("Service", "", "v1", "services")
+EVENT: Final = Kind("Event", "", "v1", "events")
+NAMESPACE: Final = Kind("Namespace", "", "v1", "namespaces", namespaced=False)
+LEASE: Final = Kind("Lease", "coordination.k8s.io", "v1", "leases")
+TOKEN_REVIEW: Final = Kind("TokenReview", "authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
+WORKLOAD: Final = Kind("Workload", names.KUEUE_GROUP, names.KUEUE_VERSION, "workloads")
+LOCAL_QUEUE: Final = Kind("LocalQueue", names.KUEUE_GROUP, names.KUEUE_VERSION, "localqueues")
+CLUSTER_QUEUE: Final = Kind("ClusterQueue", names.KUEUE_GROUP, names.KUEUE_VERSION, "clusterqueues", namespaced=False)
+ADMISSION_CHECK: Final = Kind(
+    "AdmissionCheck", names.KUEUE_GROUP, names.KUEUE_VERSION, "admissionchecks", namespaced=False
+)
+PRIORITY_CLASS: Final = Kind(
+    "WorkloadPriorityClass", names.KUEUE_GROUP, names.KUEUE_VERSION, "workloadpriorityclasses", namespaced=False
+)
+RESOURCE_FLAVOR: Final = Kind(
+    "ResourceFlavor", names.KUEUE_GROUP, names.KUEUE_VERSION, "resourceflavors", namespaced=False
+)
+
+KINDS: Final[Mapping[str, Kind]] = {
+    kind.name: kind
+    for kind in (
+        JOB,
+        POD,
+        CONFIG_MAP,
+        SERVICE,
+        EVENT,
+        NAMESPACE,
+        LEASE,
+        TOKEN_REVIEW,
+        WORKLOAD,
+        LOCAL_QUEUE,
+        CLUSTER_QUEUE,
+        ADMISSION_CHECK,
+        PRIORITY_CLASS,
+        RESOURCE_FLAVOR,
+    )
+}
+
+
+def kind_of(obj: Mapping[str, Any]) -> Kind:
+    """Kind of an object that states `apiVersion` and `kind`. Raises ValueError for one this package does not know."""
+    kind = KINDS.get(str(obj.get("kind")))
+    if kind is None or kind.api_version != obj.get("apiVersion"):
+        raise ValueError(f"unknown kind {obj.get('apiVersion')}/{obj.get('kind')}")
+    return kind
+
+
+def selector(labels: Mapping[str, str]) -> str:
+    """Label selector that asks for all of `labels`."""
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+
+_SET_TERM = re.compile(r"^(\S+)\s+(in|notin)\s+\(([^)]*)\)$")
+
+
+def matches(labels: Mapping[str, str], query: str | None) -> bool:
+    """Whether `labels` satisfy a label selector (equality, `in`, `notin`, existence), as the API server reads it."""
+    terms = [term.strip() for term in re.split(r",(?![^()]*\))", query or "") if term.strip()]
+    return all(_matches_term(labels, term) for term in terms)
+
+
+def _matches_term(labels: Mapping[str, str], term: str) -> bool:
+    found = _SET_TERM.match(term)
+    if found:
+        key, operator, listed = found.groups()
+        inside = labels.get(key) in {value.strip() for value in listed.split(",")}
+        return inside if operator == "in" else not inside
+    if "!=" in term:
+        key, value = term.split("!=", 1)
+        return labels.get(key.strip()) != value.strip()
+    if "=" in term:
+        key, value = term.replace("==", "=", 1).split("=", 1)
+        return labels.get(key.strip()) == value.strip()
+    return term[1:].strip() not in labels if term.startswith("!") else term in labels
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """RFC 7386: objects merge, null deletes, everything else (lists too) replaces. Returns a new value."""
+    if not isinstance(patch, Mapping):
+        return patch
+    result = dict(target) if isinstance(target, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merge_patch(result.get(key), value)
+    return result
+
+
+def condition(obj: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | None:
+    """The condition of type `name` in `obj.status.conditions`, whatever its status; None if there is none."""
+    for item in ((obj or {}).get("status") or {}).get("conditions") or ():
+        if item.get("type") == name:
+            found: Mapping[str, Any] = item
+            return found
+    return None
+
+
+def is_true(obj: Mapping[str, Any] | None, name: str) -> bool:
+    """Whether condition `name` of `obj` is there with status True."""
+    found = condition(obj, name)
+    return found is not None and found.get("status") == "True"
+
+
+def annotation(obj: Mapping[str, Any] | None, name: str) -> str | None:
+    """Annotation `name` of `obj`, None if absent."""
+    value = (((obj or {}).get("metadata") or {}).get("annotations") or {}).get(name)
+    return None if value is None else str(value)
+
+
+def label(obj: Mapping[str, Any] | None, name: str) -> str | None:
+    """Label `name` of `obj`, None if absent."""
+    value = (((obj or {}).get("metadata") or {}).get("labels") or {}).get(name)
+    return None if value is None else str(value)
