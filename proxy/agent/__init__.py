@@ -1,0 +1,13 @@
+"""Injected into every rank's interpreter: step boundaries, communication teardown and rebuild.
+
+`sitecustomize`  switches the agent on (copied beside the package into the folder that PYTHONPATH names)
+`hooks`          what to do when a module of torch has been imported
+`boundary`       hot path: one store and one load per optimizer step; blocking at the barrier
+`comm`           replaceable backend and store below the stock ProcessGroup
+`freeze`         what happens between "every rank is here" and "go on, possibly on another machine"
+`fork`           forked children give up the communication sockets they inherit
+
+Runs in the pod as `_singularity.agent`, in the user's process: standard library and the user's own torch only, no
+threads, nothing at import time beyond definitions. A failure to install switches the agent off and says so on
+stderr; it never breaks the user's program.
+"""

@@ -1,0 +1,81 @@
+"""Between "every rank waits at this boundary" and "go on": no sockets, no shared memory, nothing that names this pod.
+
+Files, all written atomically, all in RUN_DIR/rank-<r>:
+
+    frozen-<generation>.json    agent     {"pid", "step", "sockets", "threads"}: ready to be dumped
+    resume-<generation>.json    launcher  {"restore_id", "master_addr", "master_port", "env"}: go on
+    resumed-<generation>.json   agent     {"restore_id", "seconds"}: communication is rebuilt
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..protocol import page
+from . import comm, fork, hooks
+
+if TYPE_CHECKING:
+    from .boundary import Boundary
+
+POLL_S = 0.01
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Readers see the whole text or no file."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(data))
+    temporary.replace(path)
+
+
+def freeze(boundary: Boundary, generation: int) -> None:
+    """Give up everything that ties the rank to this pod, wait for the word to go on, take it all up again."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    comm.drop()
+    gc.collect()  # the backends' sockets close when the last reference is gone, and some are in cycles
+    fork.forget()
+    boundary.close(page.STATE_FROZEN)
+    report = {
+        "pid": os.getpid(),
+        "step": boundary.count,
+        "sockets": fork.tcp_sockets(),
+        "threads": len(list(Path("/proc/self/task").iterdir())),
+    }
+    frozen = boundary.rank_dir / f"frozen-{generation}.json"
+    write_json(frozen, report)
+    order = _wait_for(boundary.rank_dir / f"resume-{generation}.json")
+    _resume(boundary, generation, order)
+
+
+def _wait_for(path: Path) -> dict[str, Any]:
+    """Poll by path, no descriptor held: the process may wake up in another pod. No deadline: the launcher owns it."""
+    while True:
+        try:
+            order = json.loads(path.read_text())
+        except FileNotFoundError:
+            time.sleep(POLL_S)
+            continue
+        path.unlink(missing_ok=True)
+        return dict(order)
+
+
+def _resume(boundary: Boundary, generation: int, order: dict[str, Any]) -> None:
+    started = time.monotonic()
+    address, port = str(order["master_addr"]), int(order["master_port"])
+    os.environ.update({str(k): str(v) for k, v in order.get("env", {}).items()})
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+    if comm.stores or comm.backends:
+        comm.rebuild(sys.modules["torch.distributed.distributed_c10d"], generation, boundary.rank, address, port)
+    try:
+        boundary.open()
+    except (OSError, ValueError) as error:
+        hooks.report(f"training goes on, but this rank can no longer be checkpointed: {error}")
+    done = {"restore_id": order["restore_id"], "seconds": time.monotonic() - started}
+    write_json(boundary.rank_dir / f"resumed-{generation}.json", done)
