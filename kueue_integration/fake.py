@@ -51,7 +51,7 @@ class FakeKube(Kube):
         return self.patch(kind, namespace, name, {"status": status}, subresource="status")
 
     def fail_next(self, verb: str, kind: Kind, error: KubeError) -> None:
-        """The next `verb` (get, list, create, replace, patch, delete, watch) on `kind` raises `error` and does nothing."""
+        """The next `verb` (a method of Kube without its suffix) on `kind` raises `error` and does nothing."""
         self._failures.append((verb, kind.name, error))
 
     def compact(self) -> None:

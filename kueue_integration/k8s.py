@@ -138,7 +138,7 @@ class Kube(abc.ABC):
         return self.patch(JOB, namespace, name, body, resource_version)
 
     def get_workload_for_job(self, job: Mapping[str, Any]) -> Object | None:
-        """Kueue's Workload of `job`, None while Kueue has not made it; the youngest when an old one is on its way out."""
+        """Kueue's Workload of `job`, None while Kueue has not made it; the youngest if one is on its way out."""
         meta = job["metadata"]
         found = self.list(WORKLOAD, meta["namespace"], selector({names.KUEUE_JOB_UID_LABEL: meta["uid"]}))
         alive = [w for w in found if not w["metadata"].get("deletionTimestamp")]

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from proxy.protocol import names
+
+from .errors import Forbidden, NotFound, PlatformError
+
+if TYPE_CHECKING:
+    from .k8s import Kube
+
+CONFIG_KEY = "platform.json"
 
 
 @dataclass(frozen=True)
@@ -31,3 +42,55 @@ class PlatformConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     max_budget_s: int = 600
     image_pull_policy: str = "IfNotPresent"
+
+
+def to_json(config: PlatformConfig) -> str:
+    """JSON text of `config`, one line, sorted keys."""
+    return json.dumps(dataclasses.asdict(config), sort_keys=True)
+
+
+def from_json(text: str) -> PlatformConfig:
+    """Parse the JSON of the chart. Raises PlatformError that names the field.
+
+    Unknown fields are ignored: a chart may be newer than the library of the one who submits.
+    """
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise PlatformError(f"{CONFIG_KEY} is not valid JSON: {error}. {_FIX}") from None
+    if not isinstance(data, dict):
+        raise PlatformError(f"{CONFIG_KEY} must be an object, is {type(data).__name__}. {_FIX}")
+    values: dict[str, Any] = {}
+    for item in dataclasses.fields(PlatformConfig):
+        if item.name not in data or data[item.name] is None:
+            if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+                raise PlatformError(f"{CONFIG_KEY} has no {item.name}. {_FIX}")
+            continue
+        value = data[item.name]
+        wanted = _TYPES.get(item.name, str)
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise PlatformError(f"{CONFIG_KEY}: {item.name} = {value!r} must be of type {wanted.__name__}. {_FIX}")
+        values[item.name] = tuple(value) if isinstance(value, list) else value
+    if values["agent_image"] == "" or values["controller_url"] == "":
+        raise PlatformError(f"{CONFIG_KEY}: agent_image and controller_url must not be empty. {_FIX}")
+    return PlatformConfig(**values)
+
+
+def load(kube: Kube, namespace: str = names.SYSTEM_NAMESPACE) -> PlatformConfig:
+    """The platform's configuration from the cluster. Raises PlatformError when the chart is not there."""
+    from .resources import CONFIG_MAP
+
+    where = f"ConfigMap {names.PLATFORM_CONFIGMAP} in namespace {namespace}"
+    try:
+        text = kube.get(CONFIG_MAP, namespace, names.PLATFORM_CONFIGMAP).get("data", {}).get(CONFIG_KEY)
+    except NotFound:
+        raise PlatformError(f"{where} does not exist: the chart is not installed here. {_FIX}") from None
+    except Forbidden as error:
+        raise PlatformError(f"{where} cannot be read: {error}. {_FIX}") from error
+    if text is None:
+        raise PlatformError(f"{where} has no key {CONFIG_KEY}. {_FIX}")
+    return from_json(text)
+
+
+_TYPES: dict[str, type] = {"volumes": list, "volume_mounts": list, "env": dict, "max_budget_s": int}
+_FIX = f"Install or upgrade it: helm upgrade --install singularity charts/singularity -n {names.SYSTEM_NAMESPACE}"

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from .errors import SpecError
+
+if TYPE_CHECKING:
+    from .platform import PlatformConfig
+
+_INTEGERS = ("workers", "min_workers", "world_size", "checkpoint_budget_s", "grace_period_s")
+_TUPLES = ("command", "volumes", "volume_mounts")
 
 
 @dataclass(frozen=True)
@@ -18,7 +28,9 @@ class TrainSpec:
     :param min_workers: fewest pods the job accepts (partial admission); None: `workers`
     :param world_size: ranks, constant over the life of the job; None: `workers`. A multiple of `workers`
     :param image: training image; None: the platform's default
-    :param resources: per pod, `{"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}`: requests, and limits for GPUs and memory
+    :param resources: per pod, `{"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}`: requests, and limits for
+        everything but CPU and ephemeral storage
+    :param env: literal values (`$(NAME)` is not expanded); PYTHONPATH is put before the platform's
     :param files: relative path -> text, shipped in a ConfigMap (at most 900 kB) and copied into each rank's working
         directory at a fresh start
     :param workdir: directory in the image to start in; None: the per-rank directory that travels with the checkpoint
@@ -52,3 +64,70 @@ class TrainSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     identity: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in _TUPLES:
+            value = getattr(self, name)
+            if isinstance(value, Sequence) and not isinstance(value, str):  # a string is left for `validate` to refuse
+                object.__setattr__(self, name, tuple(value))
+
+    @property
+    def ranks(self) -> int:
+        """World size after the default."""
+        return self.workers if self.world_size is None else self.world_size
+
+    @property
+    def fewest_workers(self) -> int:
+        """`min_workers` after the default."""
+        return self.workers if self.min_workers is None else self.min_workers
+
+    def validated(self, platform: PlatformConfig | None = None) -> TrainSpec:
+        """This spec, if it is valid. Raises SpecError with every problem."""
+        validate(self, platform)
+        return self
+
+
+def validate(spec: TrainSpec, platform: PlatformConfig | None = None) -> None:
+    """Raise SpecError listing every problem of `spec` by field, with value and fix; no I/O.
+
+    Without `platform` the rules that depend on its defaults (image, store, budget ceiling) are left out.
+    """
+    from .rules import problems  # the rules know the dataclass, not the other way round
+
+    found = problems(spec, platform)
+    if found:
+        raise SpecError(found)
+
+
+def from_mapping(data: Mapping[str, Any]) -> TrainSpec:
+    """A TrainSpec from decoded JSON or YAML, or from rendered templates, where numbers and booleans come as text.
+
+    Raises SpecError for unknown, missing and unreadable fields; `validate` is a second step.
+    """
+    fields = {f.name: f for f in dataclasses.fields(TrainSpec)}
+    problems: list[tuple[str, object, str]] = []
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, 1)
+            problems.append((name, value, "unknown field" + (f"; did you mean {near[0]}?" if near else "")))
+        elif value is None and fields[name].default is not None:
+            continue  # an empty YAML entry means the default
+        elif name in _INTEGERS and isinstance(value, str):
+            try:
+                values[name] = int(value)
+            except ValueError:
+                problems.append((name, value, "must be a whole number"))
+        elif name == "hold" and isinstance(value, str):
+            if value.lower() in ("true", "false"):
+                values[name] = value.lower() == "true"
+            else:
+                problems.append((name, value, "must be true or false"))
+        else:
+            values[name] = value
+    for name in ("name", "queue", "command"):
+        if name not in values:
+            problems.append((name, None, "is missing"))
+    if problems:
+        raise SpecError(problems)
+    return TrainSpec(**values)

@@ -1,0 +1,131 @@
+"""`render`: a TrainSpec as Kubernetes objects. Pure: no I/O, no clock, no randomness.
+
+One headless Service, one Indexed Job, and a ConfigMap when files are shipped. Kueue suspends, admits, shrinks and moves
+the Job; the fence puts attempt, checkpoint, workers and flavor on its pods as annotations, which reach the containers
+through the Downward API.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.protocol import names
+
+from .platform import PlatformConfig
+from .pod import file_keys, pod_spec
+from .resources import Object
+from .spec import TrainSpec, validate
+
+MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
+COMPLETIONS_EQUAL_PARALLELISM = "kueue.x-k8s.io/job-completions-equal-parallelism"
+BACKOFF_LIMIT = 6
+EXIT_KILLED = 137
+"""SIGKILL, by the kernel when memory ran out or by the kubelet when the grace was over: worth another try."""
+
+
+def render(spec: TrainSpec, platform: PlatformConfig) -> list[dict[str, Any]]:
+    """The objects of `spec`: [ConfigMap,] Service, Job, in this order. Raises SpecError if the spec is not valid."""
+    validate(spec, platform)
+    objects = [_service(spec), job(spec, platform)]
+    if spec.files:
+        objects.insert(0, _config_map(spec))
+    return objects
+
+
+def own_labels(spec: TrainSpec) -> dict[str, str]:
+    """Labels of every object of the job, and of its pods."""
+    labels = {**spec.labels, names.LABEL_MANAGED: "true", names.LABEL_JOB: spec.name}
+    if spec.identity is not None:
+        labels[names.LABEL_IDENTITY] = spec.identity
+    return labels
+
+
+def job(spec: TrainSpec, platform: PlatformConfig) -> Object:
+    """The Job alone, suspended: Kueue starts it."""
+    labels = {**own_labels(spec), names.KUEUE_QUEUE_LABEL: spec.queue}
+    if spec.priority_class is not None:
+        labels[names.KUEUE_PRIORITY_LABEL] = spec.priority_class
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": spec.name,
+            "namespace": spec.namespace,
+            "labels": labels,
+            "annotations": _job_annotations(spec, platform),
+        },
+        "spec": {
+            "suspend": True,
+            "completionMode": "Indexed",
+            "parallelism": spec.workers,
+            "completions": spec.workers,
+            # A new pod of an index starts only when the old one has ended: two could write the same checkpoint.
+            "podReplacementPolicy": "Failed",
+            "backoffLimit": BACKOFF_LIMIT,
+            "podFailurePolicy": {"rules": _failure_rules()},
+            "template": {
+                "metadata": {"labels": own_labels(spec), "annotations": {**spec.annotations}},
+                "spec": pod_spec(spec, platform),
+            },
+        },
+    }
+
+
+def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str]:
+    annotations = {
+        **spec.annotations,
+        names.ANN_BUDGET: str(spec.checkpoint_budget_s),
+        names.ANN_WORLD_SIZE: str(spec.ranks),
+        names.ANN_WORKERS: str(spec.workers),
+        names.ANN_MIN_WORKERS: str(spec.fewest_workers),
+        names.ANN_STORE: spec.store or platform.store,
+        COMPLETIONS_EQUAL_PARALLELISM: "true",
+    }
+    if spec.fewest_workers < spec.workers:
+        annotations[MIN_PARALLELISM] = str(spec.fewest_workers)
+    if spec.hold:
+        annotations[names.ANN_HOLD] = names.HOLD_ARMED
+    return annotations
+
+
+def _failure_rules() -> list[Object]:
+    """First match wins. Stopped on purpose or by the node: does not count. Killed: counts. The user's error: the end."""
+    train = names.CONTAINER_TRAIN
+    return [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {
+            "action": "Ignore",
+            "onExitCodes": {"containerName": train, "operator": "In", "values": [names.EXIT_PREEMPTED]},
+        },
+        {"action": "FailJob", "onExitCodes": {"containerName": train, "operator": "NotIn", "values": [EXIT_KILLED]}},
+    ]
+
+
+def _service(spec: TrainSpec) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": spec.name, "namespace": spec.namespace, "labels": own_labels(spec)},
+        "spec": {
+            "clusterIP": "None",
+            # Ranks find each other before anything is ready, and while a checkpoint is being restored.
+            "publishNotReadyAddresses": True,
+            "selector": {names.LABEL_JOB: spec.name},
+            "ports": [{"name": "mesh", "port": names.MESH_PORT}],
+        },
+    }
+
+
+def _config_map(spec: TrainSpec) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": files_name(spec.name), "namespace": spec.namespace, "labels": own_labels(spec)},
+        "immutable": True,
+        "data": {key: spec.files[path] for path, key in file_keys(spec).items()},
+    }
+
+
+def files_name(job_name: str) -> str:
+    """Name of the ConfigMap with the files of a job."""
+    return f"{job_name}-files"
