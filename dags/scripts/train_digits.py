@@ -54,7 +54,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
-    parser.add_argument("--width", type=int, default=32, help="channels of the first convolution")
+    parser.add_argument("--width", type=int, default=64, help="channels of the first convolution")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--loader-workers", type=int, default=0, help="DataLoader worker processes per rank")
     parser.add_argument("--scratch", type=Path, default=Path(), help="where the loss log is written until the end")
