@@ -1,0 +1,24 @@
+"""`python3 -m _singularity.launcher`: pid 1 of the training container."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .errors import LauncherError
+from .supervise import Supervisor, say
+
+
+def main() -> int:
+    """Exit code of the container: the ranks', or one of `protocol.names.EXIT_*`, or 2 for a bad command."""
+    try:
+        return Supervisor(os.environ).run()
+    except LauncherError as error:
+        say(str(error))
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # daemon threads may sit in a request to the sidecar

@@ -1,0 +1,79 @@
+"""CRIU's command lines and what its log says when it fails."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import reap
+from .errors import LauncherError
+from .slot import Slot
+
+_LOADER = "ld-linux-x86-64.so.2"
+# Said by healthy runs in a container, too.
+_HARMLESS = re.compile(r"tun:|rlimit")
+_COMMON = ("-v4", "--tcp-close")
+DUMP_LOG = "dump.log"
+RESTORE_LOG = "restore.log"
+
+
+@dataclass(frozen=True)
+class Criu:
+    """:param command: argv prefix that runs CRIU"""
+
+    command: tuple[str, ...]
+
+    @classmethod
+    def find(cls, folder: Path) -> Criu:
+        """The CRIU of the agent image, else the one on PATH. Raises LauncherError."""
+        binary, loader = folder / "criu", folder / _LOADER
+        if binary.exists() and loader.exists():
+            return cls((str(loader), "--library-path", str(folder / "lib"), str(binary)))
+        found = shutil.which("criu")
+        if found is None:
+            raise LauncherError(
+                f"no CRIU: neither {binary} with its loader nor `criu` on PATH; was the agent installed?"
+            )
+        return cls((found,))
+
+    def dump(self, root: int, images: Path, work: Path) -> list[str]:
+        """Dump and leave everything stopped: it can go on if the checkpoint comes to nothing, and cannot run ahead."""
+        return [
+            *self.command, "dump", "-t", str(root), "-D", str(images), "-W", str(work), "-o", DUMP_LOG, *_COMMON,
+            "--ghost-limit", "512M", "--leave-stopped",
+        ]  # fmt: skip
+
+    def restore(self, images: Path, work: Path) -> list[str]:
+        """Restore and detach."""
+        return [
+            *self.command, "restore", "-d", "-D", str(images), "-W", str(work), "-o", RESTORE_LOG, *_COMMON,
+        ]  # fmt: skip
+
+
+def run(slot: Slot, argv: Sequence[str], timeout_s: float) -> str:
+    """Run CRIU inside a slot. "" when it succeeded, else what happened."""
+    process = reap.spawn(slot.inside(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        said, _ = process.communicate(timeout=max(timeout_s, 0.0))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return f"did not end within {timeout_s:.0f} s"
+    finally:
+        reap.forget(process)
+    if process.returncode == 0:
+        return ""
+    return f"ended with {process.returncode}: {said.decode(errors='replace').strip()[-500:]}"
+
+
+def errors(log: Path, most: int = 6) -> list[str]:
+    """The first error lines of a CRIU log."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError as error:
+        return [f"no log: {error}"]
+    return [line.strip()[:300] for line in lines if "Error" in line and not _HARMLESS.search(line)][:most]

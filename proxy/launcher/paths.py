@@ -1,0 +1,65 @@
+"""Where things lie in the pod. Everything hangs below one root, so that tests can have their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ..protocol import names
+
+ENV_ROOT = "SINGULARITY_ROOT"
+"""Overrides names.ROOT."""
+
+
+@dataclass(frozen=True)
+class Paths:
+    root: Path
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Paths:
+        return cls(Path(env.get(ENV_ROOT) or names.ROOT))
+
+    def _below(self, standard: str) -> Path:
+        return self.root / PurePosixPath(standard).relative_to(names.ROOT)
+
+    @property
+    def run(self) -> Path:
+        return self._below(names.RUN_DIR)
+
+    @property
+    def socket(self) -> Path:
+        return self.run / names.SOCKET_FILE
+
+    @property
+    def agent_lib(self) -> Path:
+        return self._below(names.AGENT_DIR) / "lib"
+
+    @property
+    def criu(self) -> Path:
+        return self._below(names.AGENT_DIR) / "criu"
+
+    @property
+    def source(self) -> Path:
+        return self._below(names.SOURCE_DIR)
+
+    def control(self, rank: int) -> Path:
+        """Control directory shared by the launcher and the agent of `rank`."""
+        return self.run / f"rank-{rank}"
+
+    def work(self, rank: int) -> Path:
+        """Travels with the rank: cwd, TMPDIR, log."""
+        return self._below(names.WORK_DIR) / f"rank-{rank}"
+
+    def log(self, rank: int) -> Path:
+        return self.work(rank) / "stdout.log"
+
+    def images(self, checkpoint_id: str) -> Path:
+        return self._below(names.IMAGE_DIR) / checkpoint_id
+
+    def image(self, checkpoint_id: str, rank: int) -> Path:
+        return self.images(checkpoint_id) / f"rank-{rank}"
+
+    def criu_work(self, checkpoint_id: str, rank: int) -> Path:
+        """CRIU's logs and statistics: beside the image, so that they are not part of the checkpoint."""
+        return self.images(checkpoint_id) / f"criu-{rank}"

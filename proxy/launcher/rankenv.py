@@ -1,0 +1,101 @@
+"""Command, environment and working directory of a rank. Pure, except for `prepare`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..protocol import names
+from ..protocol.messages import Plan
+from .errors import CommandError
+from .paths import Paths
+
+_ISOLATING = {"I": "isolated mode", "E": "ignore PYTHON* variables", "S": "no site module"}
+
+
+def parse_command(text: str) -> list[str]:
+    """The user's argv from its JSON form. Raises CommandError."""
+    try:
+        argv = json.loads(text)
+    except ValueError as error:
+        raise CommandError(f"{names.ENV_COMMAND} = {text!r} is not JSON ({error}); wanted a list of strings") from None
+    if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
+        raise CommandError(f"{names.ENV_COMMAND} = {text!r}: wanted a JSON list of at least one string")
+    check_command(argv)
+    return argv
+
+
+def check_command(argv: Sequence[str]) -> None:
+    """Refuse an interpreter that would not load the agent. Raises CommandError."""
+    if not Path(argv[0]).name.startswith("python"):
+        return
+    words = iter(argv[1:])
+    for word in words:
+        if not word.startswith("-") or word.startswith("--") or word == "-":
+            return
+        for position, letter in enumerate(word[1:]):
+            if letter in _ISOLATING:
+                raise CommandError(
+                    f"command {' '.join(argv)!r}: {word} ({_ISOLATING[letter]}) keeps the checkpoint agent out of the "
+                    f"interpreter; start the program without -{letter}"
+                )
+            if letter in "cm":
+                return
+            if letter in "WX":
+                if position == len(word) - 2:
+                    next(words, None)
+                break
+
+
+def environment(base: Mapping[str, str], plan: Plan, rank: int, paths: Paths) -> dict[str, str]:
+    """What torchrun would give the rank, plus what the agent needs; the rest of `base` as it is."""
+    env = dict(base)
+    env.pop(names.ENV_COMMAND, None)
+    lib = str(paths.agent_lib)
+    others = [p for p in base.get("PYTHONPATH", "").split(os.pathsep) if p and p != lib]
+    if plan.world_size > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: ranks share the machine
+    env.update(
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(plan.world_size),
+            "LOCAL_RANK": str(plan.ranks.index(rank)),
+            "LOCAL_WORLD_SIZE": str(len(plan.ranks)),
+            "GROUP_RANK": base.get(names.ENV_INDEX, "0"),
+            names.ENV_RANK_DIR: str(paths.control(rank)),
+            "TMPDIR": str(paths.work(rank) / "tmp"),
+            "PYTHONPATH": os.pathsep.join([lib, *others]),
+            "PYTHONUNBUFFERED": "1",
+            **rendezvous(plan.master_addr, plan.master_port),
+        }
+    )
+    return env
+
+
+def rendezvous(address: str, port: int) -> dict[str, str]:
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+
+
+def pod_values(base: Mapping[str, str]) -> dict[str, str]:
+    """What a restored rank must know anew: a process keeps the environment of the pod it was started in."""
+    kept = {names.ENV_RANK_DIR, names.ENV_COMMAND}
+    return {k: v for k, v in base.items() if k.startswith("SINGULARITY_") and k not in kept}
+
+
+def prepare(paths: Paths, rank: int, workdir: str) -> Path:
+    """Make the rank's directories, copy the user's files, return the directory to start in. Raises CommandError."""
+    work = paths.work(rank)
+    cwd = work / "cwd"
+    for folder in (paths.control(rank), work / "tmp", cwd):
+        folder.mkdir(parents=True, exist_ok=True)
+    if paths.source.is_dir():
+        # A ConfigMap volume shows its files as links into a folder `..data`: copy what they point at.
+        shutil.copytree(paths.source, cwd, dirs_exist_ok=True, ignore=shutil.ignore_patterns("..*"))
+    if not workdir:
+        return cwd
+    if not Path(workdir).is_dir():
+        raise CommandError(f"{names.ENV_WORKDIR} = {workdir!r}: no such directory in the image")
+    return Path(workdir)

@@ -1,0 +1,131 @@
+"""The way back: images of one or more ranks, dumped by whichever pods, become running ranks of this pod."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ..protocol.messages import Plan
+from . import checkpoint, criu, image, scan
+from .errors import RestoreError
+from .paths import Paths
+from .slot import Slot
+
+CRIU_TIMEOUT_S = 600.0
+RESUME_TIMEOUT_S = 600.0
+"""Other pods may still be downloading their images."""
+POLL_S = 0.02
+Say = Callable[[str], None]
+
+
+def restore(plan: Plan, paths: Paths, tool: criu.Criu, env: Mapping[str, str], say: Say) -> dict[int, Slot]:
+    """Restore all ranks of `plan`, tell them to go on, and wait until they have met the ranks of the other pods.
+
+    :param env: new values for the ranks' environment
+    Raises RestoreError; nothing of the ranks is left then.
+    """
+    records = {rank: _unpack(plan, paths, rank, say) for rank in plan.ranks}
+    slots: dict[int, Slot] = {}
+    try:
+        for rank in plan.ranks:
+            slots[rank] = Slot(rank)
+            slots[rank].adopt(records[rank].root)
+        _restore_all(plan, paths, tool, slots)
+        ids = {
+            rank: checkpoint.write_resume(paths, rank, plan.generation, plan.master_addr, plan.master_port, env)
+            for rank in plan.ranks
+        }
+        _wait_resumed(plan, paths, slots, ids)
+    except BaseException:
+        for slot in slots.values():
+            slot.kill()
+        raise
+    return slots
+
+
+def log_positions(plan: Plan, paths: Paths) -> dict[int, int]:
+    """Where each rank's log goes on: what stands before was shown by earlier pods."""
+    return {rank: image.read_record(paths.image(plan.checkpoint_id, rank)).log_size for rank in plan.ranks}
+
+
+def _unpack(plan: Plan, paths: Paths, rank: int, say: Say) -> image.RankRecord:
+    folder = paths.image(plan.checkpoint_id, rank)
+    record = image.read_record(folder)
+    if record.rank != rank:
+        raise RestoreError(f"{folder} holds the image of rank {record.rank}, wanted rank {rank}")
+    image.unpack(folder, paths.work(rank))
+    for line in image.rewind(record):
+        say(f"rank {rank}: {line}")
+    control = paths.control(rank)
+    control.mkdir(parents=True, exist_ok=True)
+    checkpoint.clear_control(control)
+    return record
+
+
+def _restore_all(plan: Plan, paths: Paths, tool: criu.Criu, slots: Mapping[int, Slot]) -> None:
+    # The first alone: it fills CRIU's cache of kernel features (/run/criu.kdat), which parallel runs would race for.
+    first, *others = plan.ranks
+    killed = _oom_kills()
+    problems = [_restore_rank(plan, paths, tool, slots[first])]
+    if others and not problems[0]:
+        with ThreadPoolExecutor(len(others)) as pool:
+            problems += pool.map(lambda rank: _restore_rank(plan, paths, tool, slots[rank]), others)
+    told = [text for text in problems if text]
+    if told and _oom_kills() > killed:
+        told.append("The kernel killed processes of this container for memory: its limit is below what the ranks need")
+    if told:
+        raise RestoreError("; ".join(told))
+
+
+def _restore_rank(plan: Plan, paths: Paths, tool: criu.Criu, slot: Slot) -> str:
+    logs = paths.criu_work(plan.checkpoint_id, slot.rank)
+    logs.mkdir(parents=True, exist_ok=True)
+    argv = tool.restore(paths.image(plan.checkpoint_id, slot.rank), logs)
+    problem = criu.run(slot, argv, CRIU_TIMEOUT_S)
+    if problem:
+        return f"rank {slot.rank}: CRIU restore {problem}. {' | '.join(criu.errors(logs / criu.RESTORE_LOG))}"
+    _adopt_oom_score(slot)
+    return ""
+
+
+def _adopt_oom_score(slot: Slot) -> None:
+    """CRIU restores the old pod's oom_score_adj; the kubelet gave this pod one of its own."""
+    ours = Path("/proc/self/oom_score_adj").read_text()
+    for pid in scan.processes(slot.init):
+        # Lowering needs SYS_RESOURCE on most nodes; a score that is too high is no reason to fail.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/oom_score_adj").write_text(ours)
+
+
+def _oom_kills() -> int:
+    """How often the kernel has killed in our memory cgroup, 0 where it does not tell."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with contextlib.suppress(OSError):
+            for line in Path(path).read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return 0
+
+
+def _wait_resumed(plan: Plan, paths: Paths, slots: Mapping[int, Slot], ids: Mapping[int, str]) -> None:
+    deadline = time.monotonic() + RESUME_TIMEOUT_S
+    waiting = dict(ids)
+    while waiting:
+        for rank in list(waiting):
+            code = slots[rank].poll()
+            if code is not None:
+                raise RestoreError(f"rank {rank} ended with code {code} while it met the other ranks; see its log")
+            with contextlib.suppress(FileNotFoundError):
+                answer = json.loads((paths.control(rank) / f"resumed-{plan.generation}.json").read_text())
+                if answer["restore_id"] == waiting[rank]:
+                    del waiting[rank]
+        if waiting and time.monotonic() > deadline:
+            raise RestoreError(
+                f"ranks {sorted(waiting)} did not meet the others at {plan.master_addr}:{plan.master_port} within "
+                f"{RESUME_TIMEOUT_S:.0f} s"
+            )
+        time.sleep(POLL_S)

@@ -1,0 +1,122 @@
+"""What /proc says about the processes of a slot: may they be dumped, and what do they write to?"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+PROC = Path("/proc")
+_PROJECTED = re.compile(r"/\.\.\d{4}_\d\d_\d\d_")
+
+
+def processes(init: int, proc: Path = PROC) -> list[int]:
+    """PIDs, in our namespace, of all processes in the PID namespace of `init`, without `init` itself."""
+    namespace = (proc / str(init) / "ns/pid").readlink()
+    found = []
+    for entry in proc.iterdir():
+        if not entry.name.isdigit() or int(entry.name) == init:
+            continue
+        try:
+            if (entry / "ns/pid").readlink() == namespace and _alive(entry):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # ended meanwhile
+    return sorted(found)
+
+
+def _alive(entry: Path) -> bool:
+    return (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+
+
+def open_files(pid: int, proc: Path = PROC) -> Iterator[tuple[int, str]]:
+    """(descriptor, target) of a process; nothing for one that has ended."""
+    try:
+        entries = list((proc / str(pid) / "fd").iterdir())
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        try:
+            yield int(entry.name), str(entry.readlink())
+        except FileNotFoundError:
+            continue
+
+
+def name(pid: int, proc: Path = PROC) -> str:
+    """`python3 train.py (pid 1000)`, PID as the process sees itself."""
+    try:
+        words = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        status = (proc / str(pid) / "status").read_text()
+    except OSError:
+        return f"process {pid}"
+    inner = next((line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")), str(pid))
+    return f"{' '.join(words).strip()[:80]} (pid {inner})"
+
+
+def _address(text: str) -> str:
+    host, port = text.rsplit(":", 1)
+    if len(host) == 8:
+        host = ".".join(str(byte) for byte in reversed(bytes.fromhex(host)))
+    return f"{host}:{int(port, 16)}"
+
+
+def tcp_sockets(pids: Sequence[int], proc: Path = PROC) -> list[str]:
+    """A sentence for each TCP socket that the processes hold. They share our network namespace."""
+    table = {}
+    for kind in ("tcp", "tcp6"):
+        try:
+            lines = (proc / "net" / kind).read_text().splitlines()[1:]
+        except FileNotFoundError:
+            continue
+        for line in lines:
+            field = line.split()
+            listening = field[3] == "0A"
+            table[field[9]] = (
+                f"listens on {_address(field[1])}"
+                if listening
+                else f"is connected from {_address(field[1])} to {_address(field[2])}"
+            )
+    return [
+        f"{name(pid, proc)} {table[target[8:-1]]} (descriptor {descriptor})"
+        for pid in pids
+        for descriptor, target in open_files(pid, proc)
+        if target.startswith("socket:[") and target[8:-1] in table
+    ]
+
+
+def projected_files(pids: Sequence[int], proc: Path = PROC) -> list[str]:
+    """A sentence for each open file of a projected volume: its path has a time in it, and is another in a new pod."""
+    return [
+        f"{name(pid, proc)} holds {target} open (descriptor {descriptor})"
+        for pid in pids
+        for descriptor, target in open_files(pid, proc)
+        if _PROJECTED.search(target)
+    ]
+
+
+def written_files(pids: Sequence[int], inside: Path, proc: Path = PROC) -> list[Path]:
+    """Regular files outside of `inside` that the processes hold open for writing, without deleted ones."""
+    found = set()
+    for pid in pids:
+        for descriptor, target in open_files(pid, proc):
+            path = Path(target)
+            if not path.is_absolute() or path.is_relative_to(inside) or not _writable(pid, descriptor, proc):
+                continue
+            try:
+                status = (proc / str(pid) / "fd" / str(descriptor)).stat()
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode) and status.st_nlink > 0:
+                found.add(path)
+    return sorted(found)
+
+
+def _writable(pid: int, descriptor: int, proc: Path) -> bool:
+    try:
+        text = (proc / str(pid) / "fdinfo" / str(descriptor)).read_text()
+    except OSError:
+        return False
+    flags = next((int(line.split()[1], 8) for line in text.splitlines() if line.startswith("flags:")), 0)
+    return flags & os.O_ACCMODE != os.O_RDONLY

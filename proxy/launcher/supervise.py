@@ -1,0 +1,240 @@
+"""The launcher's loop: ranks, the sidecar's commands, SIGTERM; ends with the container's exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from ..protocol import names
+from ..protocol.messages import LauncherCommand, LauncherEvent, Plan
+from . import checkpoint, rankenv, reap, restore, verdict
+from .client import SidecarClient
+from .criu import Criu
+from .errors import DumpError, LauncherError, RestoreError, SidecarError, SlotError
+from .outbox import Outbox
+from .paths import Paths
+from .slot import Slot
+from .tail import Tail
+
+TICK_S = 0.05
+OUTBOX_S = 10.0
+
+
+def say(message: str) -> None:
+    print(f"[launcher] {message}", flush=True)
+
+
+class Supervisor:
+    """:param env: the container's environment"""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.env = env
+        self.paths = Paths.from_env(env)
+        self.argv = rankenv.parse_command(env.get(names.ENV_COMMAND, ""))
+        self.criu = Criu.find(self.paths.criu)
+        self.client = SidecarClient(self.paths.socket)
+        self.outbox = Outbox(self.client.post, say)
+        self.inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.plan: Plan | None = None
+        self.slots: dict[int, Slot] = {}
+        self.tails: dict[int, Tail] = {}
+        self.codes: dict[int, int] = {}
+        self.ended: int | None = None
+        self.term_at: float | None = None
+        self._term_told = False
+        self._failed_at: float | None = None
+        self._sent_term = False
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+    def run(self) -> int:
+        """Returns the exit code of the container."""
+        signal.signal(signal.SIGTERM, self._on_term)
+        self._background(self._start)
+        while self.ended is None:
+            with contextlib.suppress(queue.Empty):
+                self.inbox.get(timeout=TICK_S)()
+            self._tick()
+        return self._end(self.ended)
+
+    def _tick(self) -> None:
+        reap.orphans()
+        for tail in self.tails.values():
+            tail.pump()
+        self._poll_ranks()
+        self._check_term()
+
+    def _end(self, code: int) -> int:
+        for slot in self.slots.values():
+            slot.kill()
+        for tail in self.tails.values():
+            tail.pump(final=True)
+        if not self.outbox.close(OUTBOX_S):
+            say("the sidecar does not take our last events")
+        say(f"exit code {code}")
+        return code
+
+    def _on_term(self, *_: object) -> None:
+        if self.term_at is None:
+            self.term_at = time.monotonic()
+
+    def _background(self, work: Callable[[], Callable[[], None]]) -> None:
+        """Run `work` in a thread; what it returns is called by the loop."""
+
+        def body() -> None:
+            try:
+                result = work()
+            except LauncherError as error:
+                result = self._give_up(error)
+            except Exception as error:  # a bug must end the container, not leave it waiting
+                result = self._give_up(LauncherError(f"{type(error).__name__}: {error}"))
+            self.inbox.put(result)
+
+        threading.Thread(target=body, daemon=True).start()
+
+    def _give_up(self, error: LauncherError) -> Callable[[], None]:
+        def act() -> None:
+            say(str(error))
+            if isinstance(error, RestoreError):
+                self.outbox.put(LauncherEvent("restore_failed", message=str(error)))
+            self.ended = error.exit_code
+
+        return act
+
+    # --- start ----------------------------------------------------------------------------------------------------
+    def _start(self) -> Callable[[], None]:
+        plan = self.client.plan()
+        began = time.monotonic()
+        say(f"attempt {plan.attempt}: {plan.mode}, ranks {plan.ranks} of {plan.world_size}")
+        restored = plan.mode == "restore"
+        positions = restore.log_positions(plan, self.paths) if restored else dict.fromkeys(plan.ranks, 0)
+        out = sys.stdout.buffer
+        self.tails = {r: Tail(self.paths.log(r), f"[rank {r}] ", out, positions[r]) for r in plan.ranks}
+        if restored:
+            slots = restore.restore(plan, self.paths, self.criu, self._pod_env(), say)
+        else:
+            slots = self._start_fresh(plan)
+        seconds = time.monotonic() - began
+        return lambda: self._started(plan, slots, seconds)
+
+    def _start_fresh(self, plan: Plan) -> dict[int, Slot]:
+        slots: dict[int, Slot] = {}
+        try:
+            for rank in plan.ranks:
+                cwd = rankenv.prepare(self.paths, rank, self.env.get(names.ENV_WORKDIR, ""))
+                env = rankenv.environment(self.env, plan, rank, self.paths)
+                slots[rank] = Slot(rank)
+                slots[rank].start(self.argv, env, cwd, self.paths.log(rank))
+        except BaseException:
+            for slot in slots.values():
+                slot.kill()
+            raise
+        return slots
+
+    def _started(self, plan: Plan, slots: dict[int, Slot], seconds: float) -> None:
+        self.plan, self.slots = plan, slots
+        restored = self.plan.mode == "restore"
+        say(f"ranks {self.plan.ranks} {'restored' if restored else 'started'} in {seconds:.2f} s")
+        kind = "restored" if restored else "started"
+        self.outbox.put(LauncherEvent(kind, generation=self.plan.generation, seconds=seconds))  # type: ignore[arg-type]
+        threading.Thread(target=self._listen, name="commands", daemon=True).start()
+
+    def _pod_env(self) -> dict[str, str]:
+        return rankenv.pod_values(self.env)
+
+    # --- ranks ----------------------------------------------------------------------------------------------------
+    def _poll_ranks(self) -> None:
+        for rank, slot in self.slots.items():
+            code = slot.poll() if rank not in self.codes else None
+            if code is not None:
+                self.codes[rank] = code
+                self.tails[rank].pump(final=True)
+                say(f"rank {rank} ended with code {code}")
+                self.outbox.put(LauncherEvent("exited", rank=rank, code=code))
+                if code and self._failed_at is None:
+                    self._failed_at = time.monotonic()
+        if self.plan is None:
+            return
+        code = verdict.exit_code(self.codes, len(self.plan.ranks))
+        if code is not None:
+            self.ended = code
+            return
+        failed_for = None if self._failed_at is None else time.monotonic() - self._failed_at
+        action = verdict.stop_signal(failed_for, self._sent_term)
+        for rank, slot in self.slots.items():
+            if rank in self.codes or action is None:
+                continue
+            say(f"rank {rank} is stopped with SIG{action}: another rank has failed")
+            if action == "KILL":
+                slot.kill()
+            else:
+                with contextlib.suppress(SlotError):
+                    slot.signal(signal.SIGTERM)
+        self._sent_term = self._sent_term or action == "TERM"
+
+    # --- SIGTERM --------------------------------------------------------------------------------------------------
+    def _check_term(self) -> None:
+        if self.term_at is None or self.ended is not None:
+            return
+        left = float(self.env.get(names.ENV_GRACE) or 30) - (time.monotonic() - self.term_at)
+        if self.plan is None:
+            say("SIGTERM before the ranks were started")
+            self.ended = names.EXIT_PREEMPTED
+        elif not self._term_told:
+            self._term_told = True
+            say(f"SIGTERM: {left:.0f} s are left for a checkpoint")
+            self.outbox.put(LauncherEvent("terminating", grace_s=left))
+        elif left <= verdict.TERM_MARGIN_S:
+            say("the grace period is over")
+            self.ended = names.EXIT_PREEMPTED
+
+    # --- commands -------------------------------------------------------------------------------------------------
+    def _listen(self) -> None:
+        after = 0
+        while True:
+            try:
+                command = self.client.next_command(after)
+            except SidecarError as error:
+                say(f"{error}; training goes on without checkpoints")
+                continue
+            if command is not None:
+                after = command.seq
+                self.inbox.put(lambda c=command: self._obey(c))  # type: ignore[misc]
+
+    def _obey(self, command: LauncherCommand) -> None:
+        assert self.plan is not None
+        say(f"command {command.op}, generation {command.generation}")
+        if command.op == "dump":
+            self._background(lambda: self._dump(command))
+        elif command.op == "resume":
+            address = command.master_addr or self.plan.master_addr
+            port = command.master_port or self.plan.master_port
+            checkpoint.resume(self._living(), self.paths, command.generation, address, port, self._pod_env())
+        else:
+            self.ended = command.exit_code or names.EXIT_PREEMPTED
+
+    def _living(self) -> dict[int, Slot]:
+        return {rank: slot for rank, slot in self.slots.items() if rank not in self.codes}
+
+    def _dump(self, command: LauncherCommand) -> Callable[[], None]:
+        began = time.monotonic()
+        deadline = command.deadline or time.time() + restore.CRIU_TIMEOUT_S
+        try:
+            if self.codes:
+                raise DumpError(f"ranks {sorted(self.codes)} have ended")
+            checkpoint.dump(self.slots, self.paths, self.criu, command.generation, command.checkpoint_id, deadline)
+            event = LauncherEvent("dumped", command.generation, seconds=time.monotonic() - began)
+            text = f"dumped {command.checkpoint_id} in {event.seconds:.2f} s"
+        except (DumpError, SlotError, OSError) as error:
+            event = LauncherEvent("dump_failed", command.generation, message=str(error))
+            text = f"dump failed: {error}"
+
+        def act() -> None:
+            say(text)
+            self.outbox.put(event)
+
+        return act

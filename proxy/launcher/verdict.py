@@ -1,0 +1,35 @@
+"""When the launcher ends, and with which exit code: pure functions over the ranks' exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..protocol import names
+
+FAIL_GRACE_S = 5.0
+"""After one rank has failed, the others get SIGTERM so much later, and SIGKILL the same time after that."""
+TERM_MARGIN_S = 2.0
+"""The launcher ends so long before the kubelet would kill it."""
+
+
+def exit_code(codes: Mapping[int, int], ranks: int) -> int | None:
+    """None while a rank lives; else the first failure's code, in the order of `codes`, or 0.
+
+    A rank that ended by itself with the code that means "preempted" has failed like any other: 1, for the Job must not
+    start it anew for ever.
+    """
+    if len(codes) < ranks:
+        return None
+    code = next((c for c in codes.values() if c), 0)
+    return 1 if code == names.EXIT_PREEMPTED else code
+
+
+def stop_signal(failed_for_s: float | None, sent_term: bool) -> str | None:
+    """`TERM`, `KILL` or nothing for the ranks left, `failed_for_s` after the first failure (None: none failed)."""
+    if failed_for_s is None:
+        return None
+    if failed_for_s >= 2 * FAIL_GRACE_S:
+        return "KILL"
+    if failed_for_s >= FAIL_GRACE_S and not sent_term:
+        return "TERM"
+    return None
