@@ -12,7 +12,7 @@ from typing import Any
 from proxy.protocol import names
 
 from .platform import PlatformConfig
-from .pod import file_keys, pod_spec
+from .pod import file_keys, files_name, pod_spec
 from .resources import Object
 from .spec import TrainSpec, validate
 
@@ -89,7 +89,7 @@ def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str
 
 
 def _failure_rules() -> list[Object]:
-    """First match wins. Stopped on purpose or by the node: does not count. Killed: counts. The user's error: the end."""
+    """First match wins. Stopped on purpose or by the node: not counted. Killed: counted. The user's error: the end."""
     train = names.CONTAINER_TRAIN
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -124,8 +124,3 @@ def _config_map(spec: TrainSpec) -> Object:
         "immutable": True,
         "data": {key: spec.files[path] for path, key in file_keys(spec).items()},
     }
-
-
-def files_name(job_name: str) -> str:
-    """Name of the ConfigMap with the files of a job."""
-    return f"{job_name}-files"

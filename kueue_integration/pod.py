@@ -12,7 +12,6 @@ from typing import Any
 from proxy.protocol import names
 
 from .platform import PlatformConfig
-from .quantities import parse
 from .resources import Object
 from .spec import TrainSpec
 
@@ -49,6 +48,11 @@ def file_keys(spec: TrainSpec) -> dict[str, str]:
     return {path: f"file-{number:04d}" for number, path in enumerate(sorted(spec.files))}
 
 
+def files_name(job_name: str) -> str:
+    """Name of the ConfigMap with the files of a job."""
+    return f"{job_name}-files"
+
+
 def _installer(platform: PlatformConfig) -> Object:
     return {
         "name": names.CONTAINER_INSTALL,
@@ -72,11 +76,13 @@ def _sidecar(spec: TrainSpec, platform: PlatformConfig) -> Object:
         "env": [
             *_literals({**shared, "PYTHONPATH": SIDECAR_PATH, "PYTHONUNBUFFERED": "1"}),
             *_common_env(spec, platform),
-            *_literals({
-                names.ENV_CONTROLLER_URL: platform.controller_url,
-                names.ENV_CONTROLLER_CA: platform.controller_ca,
-                names.ENV_TOKEN_FILE: f"{names.TOKEN_DIR}/token",
-            }),
+            *_literals(
+                {
+                    names.ENV_CONTROLLER_URL: platform.controller_url,
+                    names.ENV_CONTROLLER_CA: platform.controller_ca,
+                    names.ENV_TOKEN_FILE: f"{names.TOKEN_DIR}/token",
+                }
+            ),
         ],
         # Without a request it takes nothing from the queue's quota, which is counted in training containers.
         "securityContext": _powerless(),
@@ -111,10 +117,12 @@ def _train(spec: TrainSpec, platform: PlatformConfig) -> Object:
         "env": [
             *_literals(env),
             *_common_env(spec, platform),
-            *_literals({
-                names.ENV_COMMAND: json.dumps([*spec.command]),
-                names.ENV_WORKDIR: spec.workdir or "",
-            }),
+            *_literals(
+                {
+                    names.ENV_COMMAND: json.dumps([*spec.command]),
+                    names.ENV_WORKDIR: spec.workdir or "",
+                }
+            ),
         ],
         "securityContext": {
             # CRIU and namespaces need root in the container, whatever user the image names.
@@ -135,7 +143,7 @@ def _train(spec: TrainSpec, platform: PlatformConfig) -> Object:
 
 
 def _resources(spec: TrainSpec) -> Object:
-    requests = {name: str(value) for name, value in spec.resources.items() if parse(value)}
+    requests = {name: str(value) for name, value in spec.resources.items()}
     limits = {name: value for name, value in requests.items() if name not in _NOT_LIMITED}
     return {"requests": requests, **({"limits": limits} if limits else {})}
 
@@ -183,7 +191,7 @@ def _own_volumes(spec: TrainSpec) -> list[Object]:
     ]
     if spec.files:
         items = [{"key": key, "path": path} for path, key in file_keys(spec).items()]
-        volumes.append({"name": _SOURCE, "configMap": {"name": f"{spec.name}-files", "items": items}})
+        volumes.append({"name": _SOURCE, "configMap": {"name": files_name(spec.name), "items": items}})
     return volumes
 
 

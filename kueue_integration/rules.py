@@ -154,8 +154,10 @@ def _files(spec: TrainSpec) -> Iterator[Problem]:
         else:
             yield where, type(text).__name__, "must be text; put binary data into the image or the store"
     if total > MAX_FILES_BYTES:
-        yield "files", f"{len(spec.files)} files, {total} bytes", (
-            f"are more than {MAX_FILES_BYTES} bytes; put large ones into the image, a volume or the store"
+        yield (
+            "files",
+            f"{len(spec.files)} files, {total} bytes",
+            (f"are more than {MAX_FILES_BYTES} bytes; put large ones into the image, a volume or the store"),
         )
 
 
@@ -183,9 +185,13 @@ def _store(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem
     elif parts.netloc or not parts.path.startswith("/") or ".." in PurePosixPath(parts.path).parts:
         yield "store", url, "must be file:/// with an absolute path"
     elif platform is not None and not _writable(parts.path, [*platform.volume_mounts, *spec.volume_mounts]):
-        yield "store", url, (
-            "is not writable: no writable volume is mounted at this path or above it, so checkpoints would vanish "
-            "with the pod; add a volume and a volume_mount, or use a path below one"
+        yield (
+            "store",
+            url,
+            (
+                "is not writable: no writable volume is mounted at this path or above it, so checkpoints would vanish "
+                "with the pod; add a volume and a volume_mount, or use a path below one"
+            ),
         )
 
 

@@ -1,0 +1,177 @@
+"""Submit, find and delete training jobs. A submit does everything or nothing, and the same submit twice makes one Job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.protocol import names
+
+from . import checks
+from .errors import AlreadyExists, ConflictError, Invalid, JobNotFoundError, KubeError, NotFound, SpecError
+from .k8s import Kube
+from .manifests import render
+from .platform import PlatformConfig
+from .resources import JOB, Object, kind_of, label, selector
+from .spec import TrainSpec
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The Job that a submit ended at. `adopted`: it was there already, with the same identity."""
+
+    namespace: str
+    name: str
+    uid: str
+    adopted: bool
+
+
+def validate_only(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> None:
+    """Every check of `submit`, the API server's own included, without creating anything.
+
+    Raises SpecError, PlatformError, ConflictError, KubeError.
+    """
+    objects = render(spec, platform)
+    checks.cluster(kube, spec)
+    if _existing(kube, spec) is None:
+        for obj in objects:
+            _create(kube, obj, dry_run=True)
+
+
+def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> Submitted:
+    """Create the Job of `spec` with its Service and files, or adopt the one with the same identity.
+
+    Raises SpecError (nothing was created), PlatformError, ConflictError (the name belongs to somebody else), KubeError.
+    """
+    *children, job = render(spec, platform)
+    checks.cluster(kube, spec)
+    adopted = _existing(kube, spec)
+    if adopted is None:
+        try:
+            found = _create(kube, job)
+        except AlreadyExists:  # somebody was faster: perhaps ourselves, before a crash
+            adopted = _existing(kube, spec)
+            if adopted is None:
+                raise
+            found = adopted
+    else:
+        found = adopted
+    meta = found["metadata"]
+    if _alive(found):
+        try:
+            for child in children:
+                _ensure_child(
+                    kube, {**child, "metadata": {**child["metadata"], "name": _child_name(child, spec, meta)}}, found
+                )
+        except BaseException:
+            if adopted is None:
+                _drop(kube, found)
+            raise
+    return Submitted(meta["namespace"], meta["name"], meta["uid"], adopted is not None)
+
+
+def _child_name(child: Mapping[str, Any], spec: TrainSpec, meta: Mapping[str, Any]) -> str:
+    """Name of a child for the Job that was found: an adopted one may have another name than the spec's."""
+    return str(meta["name"]) + str(child["metadata"]["name"]).removeprefix(spec.name)
+
+
+def search(kube: Kube, namespace: str, identity: str) -> list[Object]:
+    """Managed Jobs with that identity, oldest first."""
+    query = selector({names.LABEL_MANAGED: "true", names.LABEL_IDENTITY: identity})
+    return sorted(kube.list(JOB, namespace, query), key=lambda job: str(job["metadata"].get("creationTimestamp", "")))
+
+
+def delete(kube: Kube, namespace: str, name: str, uid: str | None = None, propagation: str = "Foreground") -> bool:
+    """Delete a managed Job with its pods, Service and files; with `uid` only that very Job.
+
+    Returns False if it (or that uid) is not there any more. Foreground keeps the name taken until the pods are gone, so
+    that a later Job of that name never meets them. Raises JobNotFoundError for a Job that is not ours, KubeError.
+    """
+    job = kube.find(JOB, namespace, name)
+    if job is None or (uid is not None and job["metadata"]["uid"] != uid):
+        return False
+    if label(job, names.LABEL_MANAGED) != "true":
+        raise JobNotFoundError(f"Job {name!r} in namespace {namespace!r} is not a training job of this platform")
+    try:
+        kube.delete(JOB, namespace, name, uid=job["metadata"]["uid"], propagation=propagation)
+    except NotFound:
+        return False
+    return True
+
+
+def _existing(kube: Kube, spec: TrainSpec) -> Object | None:
+    """The Job that `spec` must adopt. Raises ConflictError when the name is taken by another."""
+    if spec.identity is not None:
+        ours = [job for job in search(kube, spec.namespace, spec.identity) if not _leaving(job)]
+        if ours:
+            return ours[-1]
+    job = kube.find(JOB, spec.namespace, spec.name)
+    if job is None:
+        return None
+    where = f"Job {spec.name!r} in namespace {spec.namespace!r}"
+    if _leaving(job):
+        raise ConflictError(f"{where} is being deleted; submit again when it is gone, or under another name")
+    owner = label(job, names.LABEL_IDENTITY)
+    raise ConflictError(
+        f"{where} exists already and belongs to {owner or 'somebody who gave no identity'}; "
+        "choose another name, or delete it first"
+    )
+
+
+def _leaving(job: Mapping[str, Any]) -> bool:
+    return bool(job["metadata"].get("deletionTimestamp"))
+
+
+def _alive(job: Mapping[str, Any]) -> bool:
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return not any(c.get("type") in ("Complete", "Failed") and c.get("status") == "True" for c in conditions)
+
+
+def _create(kube: Kube, obj: Mapping[str, Any], dry_run: bool = False) -> Object:
+    try:
+        return kube.create(obj, dry_run=dry_run)
+    except Invalid as error:
+        raise SpecError([(str(obj["kind"]), obj["metadata"]["name"], f"the API server refused it: {error}")]) from error
+
+
+def _ensure_child(kube: Kube, child: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+    owner = {
+        "apiVersion": JOB.api_version,
+        "kind": JOB.name,
+        "name": job["metadata"]["name"],
+        "uid": job["metadata"]["uid"],
+    }
+    owned = {**child, "metadata": {**child["metadata"], "ownerReferences": [{**owner, "controller": True}]}}
+    kind, namespace, name = kind_of(child), child["metadata"]["namespace"], child["metadata"]["name"]
+    for _ in range(2):
+        try:
+            _create(kube, owned)
+            return
+        except AlreadyExists:
+            other = kube.find(kind, namespace, name)
+        if other is None:
+            continue
+        owners = {reference.get("uid") for reference in other["metadata"].get("ownerReferences") or ()}
+        if job["metadata"]["uid"] in owners:
+            return
+        if not owners or label(other, names.LABEL_JOB) != job["metadata"]["name"]:
+            raise ConflictError(f"{kind.name} {name!r} in namespace {namespace!r} exists already and is not ours")
+        # Left over from a deleted Job of this name; the garbage collector just has not come by yet.
+        try:
+            kube.delete(kind, namespace, name, uid=other["metadata"]["uid"])
+        except NotFound:
+            continue
+    raise ConflictError(f"{kind.name} {name!r} in namespace {namespace!r} is still being deleted; submit again")
+
+
+def _drop(kube: Kube, job: Mapping[str, Any]) -> None:
+    """Take back a Job whose Service or files could not be made; they go with it. The first error is the one to tell."""
+    meta = job["metadata"]
+    try:
+        kube.delete(JOB, meta["namespace"], meta["name"], uid=meta["uid"])
+    except KubeError as error:
+        raise KubeError(
+            f"Job {meta['name']!r} was created but not completed, and could not be deleted again: {error}. "
+            f"Delete it: singularityctl delete {meta['name']} --namespace {meta['namespace']}"
+        ) from error

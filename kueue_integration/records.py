@@ -1,0 +1,57 @@
+"""What the controller writes on the Job, read back: history, committed checkpoint, progress. Pure.
+
+These annotations are ours, but anybody who may edit the Job may spoil them: readers get "nothing known", not a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, MessageError, from_json, list_from_json
+
+from .resources import annotation
+
+
+@dataclass(frozen=True)
+class ProgressNote:
+    """The progress annotation: `step` boundaries passed in `attempt`, seen `at` (Unix seconds)."""
+
+    attempt: int
+    step: int
+    at: float
+
+
+def history(job: Mapping[str, Any] | None) -> list[AttemptRecord]:
+    """Attempts of `job`, oldest first; empty when there is none or the annotation is unreadable."""
+    text = annotation(job, names.ANN_HISTORY)
+    try:
+        return list_from_json(AttemptRecord, text) if text else []
+    except MessageError:
+        return []
+
+
+def checkpoint(job: Mapping[str, Any] | None) -> CheckpointRef | None:
+    """The committed checkpoint of `job`."""
+    text = annotation(job, names.ANN_CHECKPOINT)
+    try:
+        return from_json(CheckpointRef, text) if text else None
+    except MessageError:
+        return None
+
+
+def progress(job: Mapping[str, Any] | None) -> ProgressNote | None:
+    """The last progress note of `job`."""
+    text = annotation(job, names.ANN_PROGRESS)
+    try:
+        return from_json(ProgressNote, text) if text else None
+    except MessageError:
+        return None
+
+
+def integer(job: Mapping[str, Any] | None, name: str, default: int = 0) -> int:
+    """Annotation `name` as a number, `default` if absent or not one."""
+    text = annotation(job, name)
+    return int(text) if text and text.isascii() and text.isdigit() else default

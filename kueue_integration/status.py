@@ -1,0 +1,198 @@
+"""`describe`: everything worth knowing about one job, out of its Job, its Workload and its pods."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord, CheckpointRef
+
+from . import records
+from .classify import Phase, classify
+from .errors import Gone, JobNotFoundError, KubeError
+from .k8s import Kube
+from .resources import JOB, annotation, label, selector
+
+TIMINGS = {
+    "queued_to_admitted": ("queued_at", "admitted_at"),
+    "admitted_to_first_step": ("admitted_at", "first_step_at"),
+    "evicted_to_barrier": ("evicted_at", "barrier_at"),
+    "barrier_to_committed": ("barrier_at", "committed_at"),
+    "committed_to_quota_released": ("committed_at", "released_at"),
+}
+_RELOOK_S = 2.0
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """One look at a job. Times are Unix seconds, `timings_s` seconds, one value per attempt that has both ends."""
+
+    namespace: str
+    name: str
+    uid: str
+    phase: str
+    reason: str
+    message: str
+    queue: str
+    priority_class: str
+    identity: str
+    hold: str
+    workers: int
+    min_workers: int
+    world_size: int
+    attempt: int
+    """Current attempt, 0 before the first admission."""
+    pods: int
+    """Pods of the current attempt; 0 while it has none."""
+    flavor: str
+    step: int
+    """Step boundaries passed, 0 when none is known."""
+    steps_lost: int
+    """Steps that were run and had to be run again, over all attempts."""
+    attempts: list[AttemptRecord]
+    checkpoints: list[dict[str, Any]]
+    """Oldest first: `id`, `attempt`, `step`, `committed_at`; the last one with `bytes`, `bytes_stored` and `url`."""
+    timings_s: dict[str, list[float]]
+    workload: str
+    created_at: str
+
+    @property
+    def final(self) -> bool:
+        return Phase(self.phase).final
+
+
+def describe(kube: Kube, namespace: str, name: str) -> JobStatus:
+    """The status of a managed Job. Raises JobNotFoundError, KubeError."""
+    job = kube.find(JOB, namespace, name)
+    if job is None or label(job, names.LABEL_MANAGED) != "true":
+        raise JobNotFoundError(f"no training job {name!r} in namespace {namespace!r}; see `singularityctl status`")
+    pods = kube.list_pods(namespace, selector({names.LABEL_JOB: name}))
+    return summarise(job, kube.get_workload_for_job(job), pods)
+
+
+def summarise(
+    job: Mapping[str, Any], workload: Mapping[str, Any] | None, pods: Sequence[Mapping[str, Any]]
+) -> JobStatus:
+    """Pure part of `describe`."""
+    state = classify(workload, job, pods)
+    attempts = records.history(job)
+    saved = records.checkpoint(job)
+    seen = records.progress(job)
+    last = attempts[-1] if attempts else None
+    alive = last is not None and last.ended_by is None
+    return JobStatus(
+        namespace=job["metadata"]["namespace"],
+        name=job["metadata"]["name"],
+        uid=job["metadata"]["uid"],
+        phase=state.phase.value,
+        reason=state.reason,
+        message=state.message,
+        queue=label(job, names.KUEUE_QUEUE_LABEL) or "",
+        priority_class=label(job, names.KUEUE_PRIORITY_LABEL) or "",
+        identity=label(job, names.LABEL_IDENTITY) or "",
+        hold=annotation(job, names.ANN_HOLD) or "off",
+        workers=records.integer(job, names.ANN_WORKERS, int(job["spec"].get("parallelism") or 1)),
+        min_workers=records.integer(job, names.ANN_MIN_WORKERS),
+        world_size=records.integer(job, names.ANN_WORLD_SIZE),
+        attempt=records.integer(job, names.ANN_ATTEMPT),
+        pods=last.pods if last and alive else 0,
+        flavor=last.flavor if last and alive else "",
+        step=max(seen.step if seen else 0, saved.step if saved else 0, _reached(last)),
+        steps_lost=steps_lost(attempts),
+        attempts=attempts,
+        checkpoints=_checkpoints(attempts, saved),
+        timings_s=timings(attempts),
+        workload=workload["metadata"]["name"] if workload else "",
+        created_at=str(job["metadata"].get("creationTimestamp", "")),
+    )
+
+
+def _reached(record: AttemptRecord | None) -> int:
+    return 0 if record is None or record.last_step is None else record.last_step + 1
+
+
+def steps_lost(attempts: Sequence[AttemptRecord]) -> int:
+    """Steps that an attempt completed and a later one ran again."""
+    lost = 0
+    for before, after in itertools.pairwise(attempts):
+        if before.last_step is not None and after.first_step is not None:
+            lost += max(0, before.last_step + 1 - after.first_step)
+    return lost
+
+
+def timings(attempts: Sequence[AttemptRecord]) -> dict[str, list[float]]:
+    """Durations in seconds by name, one per attempt that has both ends."""
+    found: dict[str, list[float]] = {}
+    for name, (start, end) in TIMINGS.items():
+        ends = [(getattr(a, start), getattr(a, end)) for a in attempts]
+        found[name] = [round(b - a, 3) for a, b in ends if a is not None and b is not None]
+    return found
+
+
+def _checkpoints(attempts: Sequence[AttemptRecord], saved: CheckpointRef | None) -> list[dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {
+        a.checkpoint: {"id": a.checkpoint, "attempt": a.attempt, "step": _reached(a), "committed_at": a.committed_at}
+        for a in attempts
+        if a.checkpoint
+    }
+    if saved is not None:
+        entry = found.setdefault(saved.id, {"id": saved.id, "committed_at": saved.created_at})
+        sizes = {"bytes": saved.bytes, "bytes_stored": saved.bytes_stored, "url": saved.url}
+        entry.update({"attempt": saved.attempt, "step": saved.step, **sizes})
+    return list(found.values())
+
+
+def to_json(status: JobStatus) -> str:
+    """JSON of a status, indented."""
+    return json.dumps(dataclasses.asdict(status), indent=2)
+
+
+def follow(kube: Kube, namespace: str, name: str, timeout_s: float | None = None) -> Iterator[JobStatus]:
+    """A status at once and at every change until the job is final. Raises TimeoutError after `timeout_s` seconds.
+
+    A job that is deleted while it is followed ends with phase Deleted. Transient API errors are ridden out.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    shown: JobStatus | None = None
+    while True:
+        try:
+            now = describe(kube, namespace, name)
+        except JobNotFoundError:
+            if shown is None:
+                raise
+            gone = classify(None, None)
+            now = dataclasses.replace(shown, phase=gone.phase.value, reason=gone.reason, message=gone.message)
+        except KubeError as error:
+            if not error.transient or shown is None:
+                raise
+            now = shown
+        if now != shown:
+            shown = now
+            yield now
+        if now.final:
+            return
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimeoutError(f"job {name} is still {now.phase} after {timeout_s:.0f} s: {now.message}")
+        _until_change(kube, now)
+
+
+def _until_change(kube: Kube, status: JobStatus) -> None:
+    """Return at the next change of the Job, or after a moment: Workload and pods are looked at again then."""
+    query = selector({names.LABEL_JOB: status.name})
+    try:
+        _, version = kube.list_versioned(JOB, status.namespace, query)
+        for event, _ in kube.watch(JOB, status.namespace, query, version, timeout_s=_RELOOK_S):
+            if event != "BOOKMARK":
+                return
+    except Gone:
+        return
+    except KubeError as error:
+        if not error.transient:
+            raise
+        time.sleep(_RELOOK_S)  # the pace of asking again, nothing waits for this
