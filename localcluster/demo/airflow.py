@@ -1,0 +1,218 @@
+"""A real Airflow on this machine: api-server, scheduler, dag-processor and triggerer as four processes of their own.
+
+Everything it writes lies in its home folder. Its processes are recognised by `AIRFLOW_HOME` in their environment, so
+that they can be stopped by whoever knows the folder, also after the process that started them was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from .errors import AirflowApiError, AirflowStartError, StoryTimeoutError
+from .rest import AirflowApi
+from .wait import wait_for
+
+PARTS = ("api-server", "scheduler", "dag-processor", "triggerer")
+HEALTH = ("metadatabase", "scheduler", "dag_processor", "triggerer")
+MIGRATE_TIMEOUT_S = 120.0
+HEALTHY_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 30.0
+
+
+class Airflow:
+    """One installation below `home`. `start` wipes it: every run begins with an empty history."""
+
+    def __init__(
+        self,
+        home: Path,
+        dags: Path,
+        kubeconfig: Path,
+        extra_env: Mapping[str, str] | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.home = home
+        self._dags = dags
+        self._kubeconfig = kubeconfig
+        self._extra = dict(extra_env or {})
+        self._say = say
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._env: dict[str, str] = {}
+        self.api = AirflowApi("http://127.0.0.1:0")
+
+    @property
+    def url(self) -> str:
+        return self.api.base_url
+
+    def start(self) -> None:
+        """Start the four processes and wait until each says that it is healthy. Raises AirflowStartError."""
+        stop(self.home)
+        shutil.rmtree(self.home, ignore_errors=True)
+        (self.home / "logs").mkdir(parents=True)
+        port, scheduler_logs, trigger_logs = free_ports(3)
+        self._env = environment(self.home, self._dags, self._kubeconfig, port, scheduler_logs, trigger_logs)
+        self._env |= self._extra
+        self.api = AirflowApi(f"http://127.0.0.1:{port}")
+        self._migrate()
+        for part in PARTS:
+            self.start_part(part)
+        try:
+            wait_for(self._healthy, "a healthy Airflow", HEALTHY_TIMEOUT_S)
+        except StoryTimeoutError:
+            raise AirflowStartError(
+                f"Airflow was not healthy within {HEALTHY_TIMEOUT_S:g} s: {self._health_text()}; logs in {self.home}"
+            ) from None
+
+    def start_part(self, part: str) -> None:
+        """Start one process (again)."""
+        with open(self.log_file(part), "ab") as log:
+            self._processes[part] = subprocess.Popen(
+                [sys.executable, "-m", "airflow", part],
+                env=self._env,
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def kill_part(self, part: str) -> None:
+        """kill -9 of one process and of everything it started, as a crash of its machine would be."""
+        process = self._processes[part]
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(STOP_TIMEOUT_S)
+
+    def log_file(self, part: str) -> Path:
+        return self.home / f"{part}.out"
+
+    def stop(self) -> None:
+        """Stop every process of this home. Never raises for one that is gone already."""
+        stop(self.home)
+        for process in self._processes.values():
+            process.wait(STOP_TIMEOUT_S)
+        self._processes.clear()
+
+    def _migrate(self) -> None:
+        with open(self.log_file("db-migrate"), "wb") as log:
+            done = subprocess.run(
+                [sys.executable, "-m", "airflow", "db", "migrate"],
+                env=self._env,
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=MIGRATE_TIMEOUT_S,
+                check=False,
+            )
+        if done.returncode:
+            raise AirflowStartError(f"airflow db migrate failed:\n{tail(self.log_file('db-migrate'))}")
+
+    def _healthy(self) -> bool:
+        for part, process in self._processes.items():
+            if process.poll() is not None:
+                raise AirflowStartError(f"airflow {part} ended with {process.returncode}:\n{tail(self.log_file(part))}")
+        try:
+            health = self.api.health()
+        except AirflowApiError:
+            return False
+        return all(health.get(part) == "healthy" for part in HEALTH)
+
+    def _health_text(self) -> str:
+        try:
+            return str(self.api.health())
+        except AirflowApiError as error:
+            return str(error)
+
+
+def environment(
+    home: Path, dags: Path, kubeconfig: Path, port: int, scheduler_logs: int, trigger_logs: int
+) -> dict[str, str]:
+    """Environment of every process of the installation; no setting of the caller's own Airflow leaks in."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")}
+    no_proxy = ",".join(filter(None, ["127.0.0.1,localhost", env.get("NO_PROXY") or env.get("no_proxy")]))
+    connection = {"conn_type": "kubernetes", "extra": {"kube_config_path": str(kubeconfig)}}
+    return env | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}",
+        "NO_PROXY": no_proxy,
+        "no_proxy": no_proxy,
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW_CONN_KUBERNETES_DEFAULT": json.dumps(connection),
+        "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}",
+        "AIRFLOW__API__HOST": "127.0.0.1",
+        "AIRFLOW__API__PORT": str(port),
+        "AIRFLOW__API__WORKERS": "1",
+        "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{port}/execution/",
+        "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__PARALLELISM": "4",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+        "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+        "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(trigger_logs),
+        "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(scheduler_logs),
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on now; held all at once while choosing, so that they differ."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def tail(path: Path, lines: int = 30) -> str:
+    """Last lines of a text file, "" when it is not there."""
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""
+
+
+def processes_of(home: Path) -> list[int]:
+    """Pids of all processes whose environment has this AIRFLOW_HOME."""
+    wanted = f"AIRFLOW_HOME={home}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:  # it ended meanwhile, or is a zombie
+            continue
+    return found
+
+
+def stop(home: Path) -> None:
+    """Stop everything that runs with this home: SIGTERM first, SIGKILL to what is left after STOP_TIMEOUT_S seconds."""
+    _signal(processes_of(home), signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while (left := processes_of(home)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    while left:
+        _signal(left, signal.SIGKILL)
+        time.sleep(0.1)
+        left = processes_of(home)
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue

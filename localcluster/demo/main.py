@@ -1,0 +1,86 @@
+"""`singularityctl demo`: cluster and Airflow up, the story, the comparison, the report, everything down again."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from kueue_integration.errors import SingularityError
+from localcluster.errors import LocalClusterError
+
+from . import report, timeline
+from .model import Expectation, Outcome
+from .progress import Progress
+from .quickstart import compare_with_reference, play
+from .stage import Stage
+
+DEFAULT_OUTPUT = Path("build/demo")
+INTERRUPTED = 130
+
+
+def run_demo(keep: bool = False, output: Path = DEFAULT_OUTPUT, cluster: str = "default") -> int:
+    """Run the whole story and write `report.json` and `timeline.svg` to `output`. 0 when the verdict is `pass`.
+
+    What it started is torn down in every outcome, also on Ctrl-C; with `keep` it stays and the way to stop it is told.
+    """
+    progress = Progress()
+    output.mkdir(parents=True, exist_ok=True)
+    for old in ("report.json", "timeline.svg"):
+        (output / old).unlink(missing_ok=True)
+    stage = Stage(cluster, progress.say)
+    with _sigterm_is_interrupt():
+        try:
+            return _run(stage, output, keep)
+        except (SingularityError, LocalClusterError, OSError, ValueError) as error:
+            progress.say(f"FAILED: {error}")
+            stage.save_evidence(output / "logs")
+            return 1
+        except KeyboardInterrupt:
+            progress.say("interrupted")
+            return INTERRUPTED
+        finally:
+            stage.close(keep)
+
+
+def _run(stage: Stage, output: Path, keep: bool) -> int:
+    stage.up()
+    stage.say(stage.where())
+    expect, record = play(stage)
+    if not keep:
+        stage.stop_airflow()
+    comparison = compare_with_reference(stage, record.job, expect.ranks)
+    outcome = Outcome(record, comparison)
+    content = report.build(expect, outcome)
+    write(output, expect, outcome, content)
+    stage.say(f"\n{report.table(content)}\n\n{report.summary(content)}")
+    stage.say(f"report: {output / 'report.json'}   picture: {output / 'timeline.svg'}")
+    if content["verdict"] == "pass":
+        return 0
+    stage.save_evidence(output / "logs")
+    return 1
+
+
+def write(output: Path, expect: Expectation, outcome: Outcome, content: dict[str, Any]) -> None:
+    """Write report.json and timeline.svg below `output`."""
+    (output / "report.json").write_text(json.dumps(content, indent=2) + "\n")
+    title = f"{outcome.record.job}: {expect.ranks} ranks, {expect.steps} steps, verdict {content['verdict']}"
+    (output / "timeline.svg").write_text(timeline.svg(outcome.record, title))
+
+
+@contextmanager
+def _sigterm_is_interrupt() -> Iterator[None]:
+    """SIGTERM tears down like Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

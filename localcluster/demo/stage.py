@@ -1,0 +1,109 @@
+"""A cluster with an Airflow on it: what the demo and the end-to-end tests play on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from kueue_integration.k8s import Kube, connect
+from kueue_integration.platform import PlatformConfig, load
+from localcluster import cluster as local
+
+from .airflow import Airflow
+from .evidence import collect, show
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+DAGS = CHECKOUT / "dags"
+NAMESPACE = "default"
+
+T = TypeVar("T")
+
+
+class Stage:
+    """Cluster `name` and one Airflow. What was up before `up` is left up by `close`."""
+
+    def __init__(self, name: str, say: Callable[[str], None], dags: Path = DAGS) -> None:
+        self.name = name
+        self.say = say
+        self._dags = dags
+        self._cluster: local.Cluster | None = None
+        self._was_up = False
+        self._airflow: Airflow | None = None
+        self._kube: Kube | None = None
+        self._platform: PlatformConfig | None = None
+
+    def up(self) -> None:
+        """Cluster first (idempotent), then a fresh Airflow. Raises LocalClusterError."""
+        self._was_up = local.is_up(self.name)
+        self._cluster = local.up(self.name, progress=self.say)
+        self._kube = connect(str(self._cluster.kubeconfig))
+        self._platform = load(self._kube)
+        self.start_airflow()
+
+    def start_airflow(self) -> None:
+        """A fresh Airflow on the cluster that is up."""
+        cluster = self.cluster
+        started = time.monotonic()
+        self.say("Airflow: api-server, scheduler, dag-processor, triggerer")
+        self._airflow = Airflow(
+            home=cluster.root / "airflow",
+            dags=self._dags,
+            kubeconfig=cluster.kubeconfig,
+            extra_env={"SINGULARITY_SHARED_DIR": str(cluster.shared)},
+        )
+        self._airflow.start()
+        self.say(f"Airflow is healthy after {time.monotonic() - started:.1f} s: {self._airflow.url}")
+
+    @property
+    def cluster(self) -> local.Cluster:
+        return _there(self._cluster)
+
+    @property
+    def kube(self) -> Kube:
+        return _there(self._kube)
+
+    @property
+    def platform(self) -> PlatformConfig:
+        return _there(self._platform)
+
+    @property
+    def airflow(self) -> Airflow:
+        return _there(self._airflow)
+
+    def where(self) -> str:
+        """Where a person can look while it runs."""
+        return (
+            f"look at Airflow: {self.airflow.url} (no login is asked for, it listens on this machine only)\n"
+            f"look at the cluster: KUBECONFIG={self.cluster.kubeconfig} {self.cluster.kubectl} get workloads,jobs,pods"
+        )
+
+    def save_evidence(self, target: Path) -> None:
+        """Copy the logs of everything that is up to `target` and print the useful ends."""
+        logs = self._cluster.logs if self._cluster else None
+        collect(self._kube, self._airflow, NAMESPACE, logs, target)
+        show(target, self.say)
+
+    def stop_airflow(self) -> None:
+        if self._airflow is not None:
+            self._airflow.stop()
+            self._airflow = None
+
+    def close(self, keep: bool = False) -> None:
+        """Take down what `up` started; with `keep` say how to do it later."""
+        if keep:
+            if self._airflow is not None:
+                self.say(f"{self.where()}\nit stays up; stop it with: singularityctl local down --name {self.name}")
+            return
+        self.stop_airflow()
+        if self._cluster is not None and not self._was_up:
+            self.say(f"taking down cluster {self.name}")
+            local.down(self.name)
+        self._cluster = None
+
+
+def _there(value: T | None) -> T:
+    if value is None:
+        raise RuntimeError("Stage.up() comes first")
+    return value

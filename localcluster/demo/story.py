@@ -1,0 +1,87 @@
+"""The story itself: what happens to the training job and when. Every event waits for a condition, none for a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kueue_integration.k8s import Kube
+from kueue_integration.resources import JOB
+from kueue_integration.status import JobStatus
+
+from .cluster_jobs import intruder
+from .errors import StoryError
+from .follow import ENDED, Follower, running_pods, runs
+from .model import Expectation, StoryRecord
+from .wait import wait_for
+
+STEPS_BEFORE = 150
+"""Steps on the first flavor before the high-priority job arrives."""
+STEPS_MOVED = 100
+"""Steps on the other flavor before that job ends."""
+START_TIMEOUT_S = 180.0
+MOVE_TIMEOUT_S = 180.0
+FINISH_TIMEOUT_S = 420.0
+GONE_TIMEOUT_S = 60.0
+
+QUEUE = "training"
+CPU_PER_POD = "250m"
+
+
+def drive(
+    kube: Kube, namespace: str, follower: Follower, expect: Expectation, image: str, say: Callable[[str], None]
+) -> JobStatus:
+    """Preempt, move, grow back, finish. Returns the last status; raises StoryError when it goes another way."""
+    follower.until(
+        lambda s: runs(s, expect.flavor, expect.workers, STEPS_BEFORE),
+        f"{STEPS_BEFORE} steps done by {expect.workers} pods on {expect.flavor}",
+        START_TIMEOUT_S,
+    )
+    say(f"--> high-priority job {expect.intruder} arrives and wants all of {expect.flavor}")
+    kube.create(intruder(expect.intruder, namespace, QUEUE, image, expect.workers, CPU_PER_POD))
+    try:
+        follower.until(
+            lambda s: runs(s, expect.other_flavor, expect.min_workers, STEPS_MOVED),
+            f"{STEPS_MOVED} more steps done by {expect.min_workers} pods on {expect.other_flavor}",
+            MOVE_TIMEOUT_S,
+        )
+        wait_for(
+            lambda: running_pods(kube, namespace, f"job-name={expect.intruder}") == expect.workers,
+            f"{expect.workers} running pods of {expect.intruder}",
+            MOVE_TIMEOUT_S,
+        )
+        say(f"--> {expect.intruder} had its {expect.workers} pods on {expect.flavor}; now it ends")
+    finally:
+        remove(kube, namespace, expect.intruder)
+    follower.until(
+        lambda s: runs(s, expect.flavor, expect.workers, 1),
+        f"grown back to {expect.workers} pods on {expect.flavor} (if the training ended first, give it more steps)",
+        MOVE_TIMEOUT_S,
+    )
+    say(f"--> grown back to {expect.workers} pods on {expect.flavor}")
+    last = follower.until(lambda s: s.phase in ENDED, "the end of the training", FINISH_TIMEOUT_S)
+    if last.phase != "Succeeded":
+        raise StoryError(f"the training job {last.phase.lower()}: {last.reason or ''} {last.message or ''}".rstrip())
+    return last
+
+
+def remove(kube: Kube, namespace: str, job: str) -> None:
+    """Delete a Job with its pods and wait until they are gone; no error when there is none."""
+    if kube.find(JOB, namespace, job) is None:
+        return
+    kube.delete(JOB, namespace, job)
+    wait_for(
+        lambda: kube.find(JOB, namespace, job) is None and not running_pods(kube, namespace, f"job-name={job}"),
+        f"Job {job} gone with its pods",
+        GONE_TIMEOUT_S,
+    )
+
+
+def record(follower: Follower, started_at: float, last: JobStatus) -> StoryRecord:
+    """What was measured, without the Airflow side."""
+    return StoryRecord(
+        job=follower.name,
+        started_at=started_at,
+        attempts=tuple(last.attempts),
+        checkpoints=tuple(follower.checkpoints.values()),
+        samples=tuple(follower.samples),
+    )
