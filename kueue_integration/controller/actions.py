@@ -1,0 +1,72 @@
+"""What the core can decide to do, as data. The reconciler carries it out, at most one action per look at a Job.
+
+`job_annotations` are written first, in one patch with the Job's resourceVersion as precondition (None deletes);
+what concerns the Workload follows, with the Workload's resourceVersion. After a crash between the two the same decision
+is made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Annotations = Mapping[str, "str | None"]
+
+
+@dataclass(frozen=True)
+class Action:
+    job_annotations: Annotations = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AnswerReady(Action):
+    """Fence: the attempt may start. `pod_annotations` go to every podset; empty for a Job that is not managed."""
+
+    attempt: int = 0
+    pod_annotations: Mapping[str, str] = field(default_factory=dict)
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Wait(Action):
+    """Fence: not yet. `message` is shown on the Workload's check."""
+
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class StartCheckpoint(Action):
+    """Hold: ask for a checkpoint. The annotations carry the deadline, from which the pods' command is derived."""
+
+    deadline: float = 0.0
+    """Unix seconds."""
+    reason: str = ""
+    preemptor: str | None = None
+
+
+@dataclass(frozen=True)
+class ReleaseHold(Action):
+    """Hold: let Kueue suspend the Job. `why` is one of the words counted in the metrics."""
+
+    why: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class RecordHistory(Action):
+    """Nothing but the history changes."""
+
+
+@dataclass(frozen=True)
+class RequestReadmission(Action):
+    """Set our check to Retry: Kueue evicts the Workload and admits it again."""
+
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`action` None: nothing to do. `wake_at`: Unix seconds at which to look again even if nothing changes."""
+
+    action: Action | None = None
+    wake_at: float | None = None

@@ -1,0 +1,93 @@
+"""Configuration of the controller: environment variables, as the chart sets them; flags override them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.protocol import names
+
+from .errors import ConfigError
+from .hold import Settings
+
+
+@dataclass(frozen=True)
+class Config:
+    """Times in seconds."""
+
+    identity: str
+    """Who holds the Lease: the pod's name."""
+    namespace: str
+    secret_dir: Path
+    """Holds tls.crt, tls.key and peer-key."""
+    settings: Settings
+    lease_name: str = names.HOLD_LEASE
+    lease_duration_s: int = 10
+    lease_renew_s: float = 2.0
+    api_port: int = 9443
+    health_port: int = 8080
+    log_level: str = "INFO"
+    kubeconfig: str | None = None
+
+
+def _number(env: Mapping[str, str], name: str, default: float, minimum: float) -> float:
+    text = env.get(name, "")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigError(f"{name} = {text!r}: not a number of seconds") from None
+    if not value >= minimum:
+        raise ConfigError(f"{name} = {text!r}: must be at least {minimum:g}")
+    return value
+
+
+def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:
+    text = env.get(name, "")
+    if text.lower() not in ("", "true", "false"):
+        raise ConfigError(f"{name} = {text!r}: must be true or false")
+    return default if not text else text.lower() == "true"
+
+
+def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
+    """Raises ConfigError that names the variable; exits for bad flags as argparse does."""
+    parser = argparse.ArgumentParser(prog="python -m kueue_integration.controller", description=__doc__)
+    parser.add_argument("--kubeconfig", help="default: the pod's own credentials, else $KUBECONFIG")
+    parser.add_argument("--namespace", default=env.get(names.ENV_NAMESPACE) or names.SYSTEM_NAMESPACE)
+    parser.add_argument("--identity", default=env.get(names.ENV_POD) or "", help="name in the Lease, the pod's name")
+    parser.add_argument("--secret-dir", default=env.get("SINGULARITY_SECRET_DIR") or "/etc/singularity")
+    parser.add_argument("--api-port", type=int, default=9443)
+    parser.add_argument("--health-port", type=int, default=8080)
+    parser.add_argument("--log-level", default=env.get("SINGULARITY_LOG_LEVEL") or "INFO")
+    args = parser.parse_args(argv)
+    if not args.identity:
+        raise ConfigError(f"{names.ENV_POD} is not set: it names this replica in the Lease (flag --identity)")
+    secret_dir = Path(args.secret_dir)
+    for name in ("tls.crt", "tls.key", "peer-key"):
+        if not (secret_dir / name).is_file():
+            where = f"SINGULARITY_SECRET_DIR = {str(secret_dir)!r}"
+            raise ConfigError(f"{where}: has no file {name}; mount the chart's Secret")
+    duration = _number(env, "SINGULARITY_LEASE_DURATION_SECONDS", 10, minimum=3)
+    renew = _number(env, "SINGULARITY_LEASE_RENEW_SECONDS", 2, minimum=0.1)
+    if renew * 2 > duration:
+        raise ConfigError(f"SINGULARITY_LEASE_RENEW_SECONDS = {renew:g}: must be at most half the duration, {duration:g}")
+    settings = Settings(
+        max_budget_s=_number(env, "SINGULARITY_MAX_BUDGET_SECONDS", 600, minimum=1),
+        regrow=_flag(env, "SINGULARITY_REGROW", True),
+        regrow_min_run_s=_number(env, "SINGULARITY_REGROW_MIN_RUN_SECONDS", 10, minimum=0),
+    )
+    return Config(
+        identity=args.identity,
+        namespace=args.namespace,
+        secret_dir=secret_dir,
+        settings=settings,
+        lease_duration_s=int(duration),
+        lease_renew_s=renew,
+        api_port=args.api_port,
+        health_port=args.health_port,
+        log_level=args.log_level,
+        kubeconfig=args.kubeconfig,
+    )

@@ -1,0 +1,26 @@
+"""Errors of the controller, part of the package's one tree."""
+
+from __future__ import annotations
+
+from ..errors import SingularityError
+
+
+class BadAnnotationError(SingularityError):
+    """An annotation that the controller depends on cannot be read. Guessing could resume wrongly, so it does not."""
+
+    def __init__(self, name: str, value: str, problem: str) -> None:
+        shown = value if len(value) <= 80 else value[:77] + "..."
+        super().__init__(f"annotation {name} of the Job is {shown!r}: {problem}. Repair it, or delete the Job")
+        self.annotation = name
+
+
+class ConfigError(SingularityError):
+    """A setting of the controller is missing or invalid. Names the environment variable."""
+
+
+class RefusedError(SingularityError):
+    """A pod's message is refused. `status` is the HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status

@@ -1,0 +1,105 @@
+"""The fence: an attempt starts only when no pod of an earlier one can still write. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord, CheckpointRef
+
+from ..resources import Object, condition, is_true
+from . import clock, records, views
+from .actions import AnswerReady, Decision, Wait
+from .errors import BadAnnotationError
+
+
+def asks(workload: Object, check_name: str) -> bool:
+    """Whether the Workload waits for our answer.
+
+    Not while Evicted is True: Kueue resets the check to Pending while the *old* admission still stands in the status,
+    and an answer then would hand the old worker count and flavor to the next attempt.
+    """
+    state = views.check(workload, check_name)
+    return (
+        state is not None
+        and state.get("state") == "Pending"
+        and views.reservation(workload) is not None
+        and not is_true(workload, "Evicted")
+        and not is_true(workload, "Finished")
+        and not workload["metadata"].get("deletionTimestamp")
+    )
+
+
+def decide(job: Object, workload: Object, pods: Sequence[Object], preemptor: str | None, now: float) -> Decision:
+    """The Workload has quota and waits for us: answer, or say what for we wait."""
+    if not views.managed(job):
+        return Decision(AnswerReady(message="not a managed Job: nothing to wait for"))
+    if not views.suspended(job):
+        return Decision(Wait(message="the Job is not suspended yet"))
+    writers = [p for p in pods if views.can_write(p)]
+    if writers:
+        shown = ", ".join(sorted(p["metadata"]["name"] for p in writers)[:4])
+        more = f" and {len(writers) - 4} more" if len(writers) > 4 else ""
+        return Decision(Wait(message=f"waiting for the pods of the attempt before to end: {shown}{more}"))
+    try:
+        return Decision(_answer(job, workload, preemptor, now))
+    except BadAnnotationError as error:
+        return Decision(Wait(message=str(error)))
+
+
+def _answer(job: Object, workload: Object, preemptor: str | None, now: float) -> AnswerReady:
+    given, reservation = views.admission(workload), views.reservation(workload)
+    assert given is not None and reservation is not None  # `asks` saw them
+    history, checkpoint = views.history(job), views.checkpoint(job)
+    before = records.last(history)
+    change: dict[str, str | None] = {}
+    if before is not None and before.reservation == reservation and _untouched(before):
+        number = before.attempt  # we died between the Job's patch and the Workload's: same reservation, same attempt
+    else:
+        number = max(views.attempt(job), before.attempt if before else 0) + 1
+        record = AttemptRecord(
+            attempt=number,
+            reservation=reservation,
+            flavor=given.flavor,
+            pods=given.count,
+            ranks=views.world_size(job, default=given.count),
+            admitted_at=now,
+            queued_at=_queued_at(workload, before),
+            restored_from=checkpoint.id if checkpoint else None,
+        )
+        if before is not None:
+            before = records.closed(before, workload, preemptor, now)
+            history = records.with_last(history, before)
+        change = {names.ANN_ATTEMPT: str(number), names.ANN_HOLD_DEADLINE: None}
+        if views.hold(job) is not None:
+            change[names.ANN_HOLD] = names.HOLD_ARMED
+        change.update(records.stored([*history, record]))
+    return AnswerReady(
+        change,
+        attempt=number,
+        pod_annotations={
+            names.ANN_ATTEMPT: str(number),
+            names.ANN_CHECKPOINT: checkpoint.id if checkpoint else "",
+            names.ANN_WORKERS: str(given.count),
+            names.ANN_FLAVOR: given.flavor,
+        },
+        message=f"attempt {number}: {_start(checkpoint)}",
+    )
+
+
+def _start(checkpoint: CheckpointRef | None) -> str:
+    return f"continues from checkpoint {checkpoint.id}" if checkpoint else "starts from the beginning"
+
+
+def _untouched(record: AttemptRecord) -> bool:
+    """Conditions have whole seconds: a second reservation in the same second must not pass for the first."""
+    return record.evicted_at is None and record.first_step is None and record.committed_at is None
+
+
+def _queued_at(workload: Object, before: AttemptRecord | None) -> float:
+    if before is not None and before.released_at is not None:
+        return before.released_at
+    requeued = clock.transition(condition(workload, "Requeued"))
+    if before is not None and requeued is not None:
+        return requeued
+    return views.created(workload)

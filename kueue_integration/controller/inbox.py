@@ -1,0 +1,187 @@
+"""What a message of a training pod does to its Job: pure functions from (Job, message) to annotations.
+
+The API server decides between two writers: every change is written with the Job's resourceVersion as precondition and
+computed again from the newer Job when that fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from proxy.protocol import names
+from proxy.protocol.messages import (
+    AttemptRecord,
+    CheckpointFailure,
+    Command,
+    CommitRequest,
+    Hello,
+    HelloReply,
+    Progress,
+    to_json,
+)
+
+from ..resources import Object, annotation
+from . import records, views
+from .actions import Annotations
+from .errors import RefusedError
+
+
+def require_current(job: Object, attempt: int) -> None:
+    """Raises RefusedError 409 unless `attempt` is the Job's current one."""
+    current = views.attempt(job)
+    if attempt != current:
+        raise RefusedError(409, f"attempt {attempt} is not current, the job is at {current}; nothing was written")
+
+
+def peer_key(secret: bytes, job_uid: str, attempt: int) -> str:
+    """Secret that the sidecars of one attempt share."""
+    return hmac.new(secret, f"{job_uid}/{attempt}".encode(), hashlib.sha256).hexdigest()
+
+
+def _current(job: Object, attempt: int) -> tuple[list[AttemptRecord], AttemptRecord | None]:
+    history = views.history(job)
+    record = records.last(history)
+    return history, record if record is not None and record.attempt == attempt else None
+
+
+def hello(job: Object, pods: Sequence[Object], message: Hello, secret: bytes) -> HelloReply | None:
+    """The answer, None while the pod has to ask again. Raises RefusedError 409 for an attempt that is over."""
+    require_current(job, message.attempt)
+    _, record = _current(job, message.attempt)
+    if record is not None and record.checkpoint is not None:
+        return None  # the attempt has ended; this pod is a replacement that Kueue is about to remove
+    leader_ip = None
+    for pod in views.of_attempt(pods, message.attempt):
+        if views.pod_index(pod) == 0 and views.can_write(pod) and not pod["metadata"].get("deletionTimestamp"):
+            leader_ip = (pod.get("status") or {}).get("podIP")
+    if not leader_ip:
+        return None
+    key = peer_key(secret, str(job["metadata"]["uid"]), message.attempt)
+    return HelloReply(peer_key=key, leader_ip=str(leader_ip), checkpoint=views.checkpoint(job))
+
+
+def command(job: Object) -> Command | None:
+    """What the leader is asked to do now. Derived from the annotations: a new controller goes on where the old one was.
+
+    The deadline is the sequence number: it identifies the request over restarts, and a later request has a later one.
+    """
+    if views.hold(job) != names.HOLD_ARMED or views.suspended(job):
+        return None
+    deadline = views.hold_deadline(job)
+    if deadline is None:
+        return None
+    record = records.last(views.history(job))
+    reason = (record.ended_by if record else None) or "Evicted"
+    return Command(seq=int(deadline), op="checkpoint", reason=reason, deadline=deadline, then="stop")
+
+
+def progress(job: Object, message: Progress, now: float) -> Annotations:
+    """What to write. Raises RefusedError 409."""
+    require_current(job, message.attempt)
+    shown = {"attempt": message.attempt, "step": message.step, "phase": message.phase, "at": round(now, 3)}
+    change: dict[str, str | None] = {names.ANN_PROGRESS: json.dumps(shown, separators=(",", ":"))}
+    history, record = _current(job, message.attempt)
+    if record is None:
+        return change
+    first = record.first_step if record.first_step is not None else message.first_step
+    moved = first is not None and message.step > first
+    seen = replace(
+        record,
+        first_step=first,
+        first_step_at=record.first_step_at if record.first_step_at is not None else message.first_step_at,
+        last_step=message.step - 1 if moved and record.checkpoint is None else record.last_step,
+        barrier_at=message.barrier_at if message.barrier_at is not None else record.barrier_at,
+    )
+    if seen != record:
+        change.update(records.stored(records.with_last(history, seen)))
+    return change
+
+
+def is_news(job: Object, message: Progress) -> bool:
+    """Whether `message` says something that must not wait for the next regular report."""
+    _, record = _current(job, message.attempt)
+    if record is None:
+        return False
+    first = message.first_step_at is not None and record.first_step_at is None
+    barrier = message.barrier_at is not None and record.barrier_at != message.barrier_at
+    return first or barrier or last_phase(job) != message.phase
+
+
+def last_phase(job: Object) -> str | None:
+    """Phase that the leader of the current attempt reported last."""
+    try:
+        shown = json.loads(annotation(job, names.ANN_PROGRESS) or "{}")
+    except ValueError:
+        return None
+    if not isinstance(shown, dict) or shown.get("attempt") != views.attempt(job):
+        return None
+    phase = shown.get("phase")
+    return phase if isinstance(phase, str) else None
+
+
+def commit(job: Object, message: CommitRequest, now: float) -> Annotations | None:
+    """What to write; None when this very checkpoint stands there already. Raises RefusedError 409 or 400."""
+    require_current(job, message.attempt)
+    new = message.checkpoint
+    if new.attempt != message.attempt:
+        raise RefusedError(400, f"CommitRequest.checkpoint.attempt: {new.attempt} is not the attempt {message.attempt}")
+    known = views.checkpoint(job)
+    if known is not None and known.id == new.id:
+        return None
+    if known is not None and new.generation <= known.generation:
+        raise RefusedError(409, f"generation {new.generation} is not newer than the committed {known.generation}")
+    change: dict[str, str | None] = {names.ANN_CHECKPOINT: to_json(new)}
+    if views.hold(job) is not None:
+        change[names.ANN_HOLD] = names.HOLD_RELEASED
+    history, record = _current(job, message.attempt)
+    if record is not None:
+        note = record.note
+        if note and records.NO_CHECKPOINT in note:
+            note = records.cut(f"{note.split(';')[0]}; a checkpoint was taken within the pods' grace period")
+        done = replace(
+            record,
+            barrier_at=message.barrier_at,
+            committed_at=now,
+            last_step=message.last_step,
+            checkpoint=new.id,
+            note=note,
+        )
+        change.update(records.stored(records.with_last(history, done)))
+    return change
+
+
+def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations | None:
+    """What to write; None when it changes nothing. Raises RefusedError 409."""
+    require_current(job, message.attempt)
+    deadline = views.hold_deadline(job)
+    asked = views.hold(job) == names.HOLD_ARMED and deadline is not None
+    if asked and last_phase(job) == "finished":
+        return None  # training has ended by itself: the hold lasts until the Job is complete, or its deadline
+    history, record = _current(job, message.attempt)
+    change: dict[str, str | None] = {}
+    if asked:
+        change[names.ANN_HOLD] = names.HOLD_RELEASED
+    if record is not None and record.checkpoint is None:
+        within = ""
+        if asked and deadline is not None and record.evicted_at is not None and now >= deadline - 1:
+            within = f" within {deadline - record.evicted_at:.0f} s"
+        text = message.message.rstrip(". ")
+        note = f"{records.NO_CHECKPOINT}{within}: {text}; {records.restart_point(views.checkpoint(job))}"
+        seen = records.noted(record, note)
+        if seen != record:
+            change.update(records.stored(records.with_last(history, seen)))
+    return change or None
+
+
+def progress_age(job: Object, now: float) -> float:
+    """Seconds since the progress annotation was written, infinite without one."""
+    try:
+        return now - float(json.loads(annotation(job, names.ANN_PROGRESS) or "{}")["at"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+

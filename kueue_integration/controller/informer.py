@@ -1,0 +1,112 @@
+"""A local copy of all objects of one kind, kept fresh by list and watch in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ..errors import Gone, KubeError
+from ..k8s import Kube
+from ..resources import Kind, Object
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 240.0
+BACKOFF_MAX_S = 10.0
+_Key = tuple[str, str]
+
+
+class Informer:
+    """`on_change(object, deleted)` runs in the informer's thread, after the copy has changed."""
+
+    def __init__(
+        self, kube: Kube, kind: Kind, on_change: Callable[[Object, bool], None], selector: str | None = None
+    ) -> None:
+        self._kube = kube
+        self.kind = kind
+        self._selector = selector
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._objects: dict[_Key, Object] = {}
+        self._stop = threading.Event()
+        self.synced = threading.Event()
+
+    # --- reading --------------------------------------------------------------------------------------------------
+    def get(self, namespace: str, name: str) -> Object | None:
+        """Callers must not change what they get."""
+        with self._lock:
+            return self._objects.get((namespace, name))
+
+    def all(self) -> Sequence[Object]:
+        with self._lock:
+            return list(self._objects.values())
+
+    # --- running --------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        threading.Thread(target=self._run, name=f"informer-{self.kind.plural}", daemon=True).start()
+
+    def stop(self) -> None:
+        """The thread ends with its current watch; it is a daemon."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        backoff = 0.5
+        while not self._stop.is_set():
+            try:
+                version = self._list()
+                backoff = 0.5
+                while not self._stop.is_set():
+                    version = self._watch(version)
+            except Gone:
+                log.info("watch of %s is too old, listing again", self.kind.plural)
+            except KubeError as error:
+                log.warning("watch of %s: %s; again in %.1f s", self.kind.plural, error, backoff)
+                self._stop.wait(backoff)
+                backoff = min(backoff * 2, BACKOFF_MAX_S)
+            except Exception:
+                # A surprise in one event must not end the thread: everything after it would go unseen.
+                log.exception("informer of %s, listing again in %.1f s", self.kind.plural, backoff)
+                self._stop.wait(backoff)
+                backoff = min(backoff * 2, BACKOFF_MAX_S)
+
+    def _list(self) -> str:
+        items, version = self._kube.list_versioned(self.kind, None, self._selector)
+        fresh = {_key(obj): obj for obj in items}
+        with self._lock:
+            gone = [obj for key, obj in self._objects.items() if key not in fresh]
+            changed = [obj for key, obj in fresh.items() if _version(self._objects.get(key)) != _version(obj)]
+            self._objects = fresh
+        for obj in gone:
+            self._on_change(obj, True)
+        for obj in changed:
+            self._on_change(obj, False)
+        self.synced.set()
+        return version
+
+    def _watch(self, version: str) -> str:
+        started = time.monotonic()
+        for event, obj in self._kube.watch(self.kind, None, self._selector, version, timeout_s=WATCH_S):
+            version = _version(obj) or version
+            if event != "BOOKMARK":
+                deleted = event == "DELETED"
+                with self._lock:
+                    if deleted:
+                        self._objects.pop(_key(obj), None)
+                    else:
+                        self._objects[_key(obj)] = obj
+                self._on_change(obj, deleted)
+            if self._stop.is_set():
+                return version
+        if time.monotonic() - started < 1.0:
+            self._stop.wait(1.0)  # a server that ends every watch at once must not be asked without pause
+        return version
+
+
+def _key(obj: Object) -> _Key:
+    return str(obj["metadata"].get("namespace", "")), str(obj["metadata"]["name"])
+
+
+def _version(obj: Object | None) -> str:
+    return str(((obj or {}).get("metadata") or {}).get("resourceVersion", ""))

@@ -1,0 +1,119 @@
+"""The Lease: who of the replicas acts, and the clock of the hold policy.
+
+The policy lets every suspend through when the Lease is older than its duration. It is renewed only while the worker
+is alive, so a controller that hangs voids the holds just as a dead one does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from copy import deepcopy
+
+from ..errors import Conflict, KubeError
+from ..k8s import Kube
+from ..resources import Object
+from . import clock
+
+log = logging.getLogger(__name__)
+
+
+class LeaseKeeper:
+    """`alive()` says whether the worker has shown life lately; `on_change(leads)` runs in the keeper's thread."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        namespace: str,
+        name: str,
+        identity: str,
+        duration_s: int,
+        renew_s: float,
+        alive: Callable[[], bool],
+        on_change: Callable[[bool], None],
+    ) -> None:
+        self._kube = kube
+        self._namespace, self._name, self._identity = namespace, name, identity
+        self._duration_s, self._renew_s = duration_s, renew_s
+        self._alive, self._on_change = alive, on_change
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._leads = False
+        self._renewed = float("-inf")
+        self._seen: tuple[str, str] = ("", "")
+        self._seen_at = time.monotonic()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this replica may act now. False as soon as another one could have taken over."""
+        return self._leads and time.monotonic() - self._renewed < self._duration_s
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Give the Lease up, so that the next replica need not wait; its time stays: running holds go on."""
+        self._stop.set()
+        self._thread.join(timeout=5)
+        if self.leads:
+            try:
+                lease = self._kube.get_lease(self._namespace, self._name)
+                if (lease.get("spec") or {}).get("holderIdentity") == self._identity:
+                    lease["spec"]["holderIdentity"] = ""
+                    self._kube.update_lease(lease)
+            except KubeError as error:
+                log.warning("lease not given up: %s", error)
+        self._leads = False
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.tick()
+            self._stop.wait(self._renew_s)
+
+    def tick(self) -> None:
+        """One round: renew, take over, or look on."""
+        if not self._alive():
+            log.error("the worker is silent: the lease is not renewed, holds end with it")
+            self._change(self.leads)
+            return
+        try:
+            lease = self._kube.get_lease(self._namespace, self._name)
+            if self._may_take(lease):
+                self._kube.update_lease(self._renewal(lease))
+                self._renewed = time.monotonic()
+                self._change(True)
+            else:
+                self._change(False)
+        except Conflict:
+            self._change(self.leads)  # another replica was faster; the next round sees who
+        except KubeError as error:
+            log.warning("lease: %s", error)
+            self._change(self.leads)
+
+    def _change(self, leads: bool) -> None:
+        if leads != self._leads:
+            self._leads = leads
+            log.info("this replica %s", "acts" if leads else "looks on")
+            self._on_change(leads)
+
+    def _may_take(self, lease: Object) -> bool:
+        """Free, ours, or not renewed for its duration as *we* saw it: clocks of replicas need not agree."""
+        spec = lease.get("spec") or {}
+        holder, renewed = str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or "")
+        if (holder, renewed) != self._seen:
+            self._seen, self._seen_at = (holder, renewed), time.monotonic()
+        if holder in ("", self._identity):
+            return True
+        return time.monotonic() - self._seen_at > float(spec.get("leaseDurationSeconds") or self._duration_s)
+
+    def _renewal(self, lease: Object) -> Object:
+        new = deepcopy(lease)
+        spec = new.setdefault("spec", {})
+        now = clock.to_micro(time.time())
+        if spec.get("holderIdentity") != self._identity:
+            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
+            spec["acquireTime"] = now
+        spec.update(holderIdentity=self._identity, renewTime=now, leaseDurationSeconds=self._duration_s)
+        return new

@@ -1,0 +1,107 @@
+"""The history of a Job: pure updates of its list of AttemptRecord."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
+
+from ..resources import Object, condition, is_true
+from . import clock, views
+
+MAX_RECORDS = 50
+"""The history is an annotation: it has to stay far below the 256 KiB that an object's annotations may have."""
+MAX_NOTE = 400
+NO_CHECKPOINT = "no checkpoint"
+"""Every account of an attempt that ended without one starts with this."""
+
+History = Sequence[AttemptRecord]
+
+
+def stored(history: History) -> dict[str, str | None]:
+    """The annotation that stores `history`, cut to the newest records."""
+    return {names.ANN_HISTORY: to_json(list(history[-MAX_RECORDS:]))}
+
+
+def last(history: History) -> AttemptRecord | None:
+    return history[-1] if history else None
+
+
+def with_last(history: History, record: AttemptRecord) -> list[AttemptRecord]:
+    """`history` with its last record replaced."""
+    return [*history[:-1], record]
+
+
+def cut(note: str) -> str:
+    return note if len(note) <= MAX_NOTE else note[: MAX_NOTE - 3] + "..."
+
+
+def restart_point(checkpoint: CheckpointRef | None) -> str:
+    """Words for where the next attempt starts."""
+    if checkpoint is None:
+        return "restarts from the beginning"
+    return f"restarts from checkpoint {checkpoint.id} (step {checkpoint.step})"
+
+
+def _since(record: AttemptRecord, workload: Object, name: str) -> bool:
+    """Whether condition `name` changed after the record's admission: it is about this attempt, not an earlier one."""
+    changed = clock.transition(condition(workload, name))
+    return changed is not None and changed >= int(record.admitted_at)
+
+
+def evicted(record: AttemptRecord, workload: Object, preemptor: str | None, now: float) -> AttemptRecord:
+    """`record` with the eviction that stands in the Workload's conditions."""
+    found = condition(workload, "Evicted") or {}
+    return replace(
+        record,
+        evicted_at=clock.observed(found, now),
+        ended_by=record.ended_by or str(found.get("reason") or "Evicted"),
+        preempted_by=preemptor,
+    )
+
+
+def observe(
+    record: AttemptRecord, job: Object, workload: Object | None, preemptor: str | None, now: float
+) -> AttemptRecord:
+    """`record` of the current attempt with everything that the objects now say about its end."""
+    if record.finished_at is None:
+        done = views.finished(job)
+        if done is not None:
+            ended = "Finished" if done.get("type") == "Complete" else "Failed"
+            note = record.note
+            if ended == "Failed" and note is None:
+                note = cut(f"{done.get('reason', '')}: {done.get('message', '')}")
+            record = replace(record, ended_by=ended, finished_at=clock.observed(done, now), note=note)
+    if workload is None:
+        return record
+    open_end = record.evicted_at is None and record.finished_at is None
+    if open_end and is_true(workload, "Evicted") and _since(record, workload, "Evicted"):
+        record = evicted(record, workload, preemptor, now)
+    if record.released_at is None:
+        reserved = condition(workload, "QuotaReserved")
+        if reserved is not None and reserved.get("status") == "False" and _since(record, workload, "QuotaReserved"):
+            record = replace(record, released_at=clock.observed(reserved, now))
+    return record
+
+
+def noted(record: AttemptRecord, note: str) -> AttemptRecord:
+    """`record` with `note` added, unless it tells of a missing checkpoint: the first account is closest to the cause."""
+    if record.note and NO_CHECKPOINT in record.note:
+        return record
+    return replace(record, note=cut(f"{record.note}. {note}" if record.note else note))
+
+
+def closed(record: AttemptRecord, workload: Object, preemptor: str | None, now: float) -> AttemptRecord:
+    """`record` of an attempt whose successor is about to start, whatever was missed of its end.
+
+    Kueue keeps the text of an eviction in the condition's message when it turns the condition False.
+    """
+    record = replace(record, released_at=record.released_at or now)
+    if record.ended_by is not None:
+        return record
+    message = str((condition(workload, "Evicted") or {}).get("message", ""))
+    if "Preempted to accommodate" in message and _since(record, workload, "Evicted"):
+        return replace(record, ended_by="Preempted", preempted_by=preemptor)
+    return noted(replace(record, ended_by="Evicted"), message or "how this attempt ended was not seen")

@@ -1,0 +1,212 @@
+"""What the controller reads from Jobs, Workloads and Pods. Pure; raises BadAnnotationError instead of guessing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, MessageError, from_json, list_from_json
+
+from ..resources import Object, annotation, condition, is_true, label
+from . import clock
+from .errors import BadAnnotationError
+
+JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
+INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
+TRACKING_FINALIZER = "batch.kubernetes.io/job-tracking"
+"""On a pod until the Job controller has counted it."""
+_TERMINAL = ("Succeeded", "Failed")
+_PREEMPTOR = re.compile(r"\(UID: ([^,)\s]+)(?:, JobUID: ([^,)\s]+))?")
+
+
+# --- Job ----------------------------------------------------------------------------------------------------------
+def managed(job: Object | None) -> bool:
+    return label(job, names.LABEL_MANAGED) == "true"
+
+
+def suspended(job: Object) -> bool:
+    return bool((job.get("spec") or {}).get("suspend"))
+
+
+def finished(job: Object) -> Mapping[str, Any] | None:
+    """The Job's Complete or Failed condition once it is True."""
+    for name in ("Complete", "Failed"):
+        if is_true(job, name):
+            return condition(job, name)
+    return None
+
+
+def failing(job: Object) -> bool:
+    """Whether the Job controller has decided that the Job ends (a condition that precedes Complete and Failed)."""
+    return any(is_true(job, name) for name in ("FailureTarget", "SuccessCriteriaMet", "Complete", "Failed"))
+
+
+def hold(job: Object) -> str | None:
+    return annotation(job, names.ANN_HOLD)
+
+
+def hold_deadline(job: Object) -> float | None:
+    """Unix seconds. Raises BadAnnotationError."""
+    text = annotation(job, names.ANN_HOLD_DEADLINE)
+    if text is None:
+        return None
+    try:
+        return clock.parse(text)
+    except ValueError as error:
+        raise BadAnnotationError(names.ANN_HOLD_DEADLINE, text, f"not an RFC 3339 time ({error})") from None
+
+
+def _count(job: Object, name: str, default: int) -> int:
+    text = annotation(job, name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit():
+        raise BadAnnotationError(name, text, "not a whole number")
+    return int(text)
+
+
+def attempt(job: Object) -> int:
+    """Current attempt, 0 before the first admission. Raises BadAnnotationError."""
+    return _count(job, names.ANN_ATTEMPT, 0)
+
+
+def parallelism(job: Object) -> int:
+    """Pods that run now when none is missing."""
+    return int((job.get("spec") or {}).get("parallelism", 1))
+
+
+def workers_wanted(job: Object) -> int:
+    """Raises BadAnnotationError."""
+    return _count(job, names.ANN_WORKERS, parallelism(job))
+
+
+def world_size(job: Object, default: int) -> int:
+    """Raises BadAnnotationError."""
+    return _count(job, names.ANN_WORLD_SIZE, default)
+
+
+def budget(job: Object, maximum: float) -> float:
+    """Seconds that Kueue may be held back for a checkpoint. Raises BadAnnotationError."""
+    return min(float(_count(job, names.ANN_BUDGET, int(maximum))), float(maximum))
+
+
+def checkpoint(job: Object) -> CheckpointRef | None:
+    """The committed checkpoint. Raises BadAnnotationError."""
+    text = annotation(job, names.ANN_CHECKPOINT)
+    if not text:
+        return None
+    try:
+        return from_json(CheckpointRef, text)
+    except MessageError as error:
+        raise BadAnnotationError(names.ANN_CHECKPOINT, text, str(error)) from None
+
+
+def history(job: Object) -> list[AttemptRecord]:
+    """Oldest first. Raises BadAnnotationError."""
+    text = annotation(job, names.ANN_HISTORY)
+    if not text:
+        return []
+    try:
+        return list_from_json(AttemptRecord, text)
+    except MessageError as error:
+        raise BadAnnotationError(names.ANN_HISTORY, text, str(error)) from None
+
+
+# --- Pods ---------------------------------------------------------------------------------------------------------
+def can_write(pod: Object) -> bool:
+    """Whether a process of the pod may still be alive. A node that is silent leaves its pods here on purpose."""
+    return (pod.get("status") or {}).get("phase") not in _TERMINAL
+
+
+def phase(pod: Object) -> str:
+    return str((pod.get("status") or {}).get("phase", "Pending"))
+
+
+def pod_index(pod: Object) -> int | None:
+    text = annotation(pod, INDEX_ANNOTATION)
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def created(obj: Object) -> float:
+    return clock.parse(str(obj["metadata"]["creationTimestamp"]))
+
+
+def of_attempt(pods: Iterable[Object], number: int) -> list[Object]:
+    return [p for p in pods if annotation(p, names.ANN_ATTEMPT) == str(number)]
+
+
+# --- Workload -----------------------------------------------------------------------------------------------------
+def check(workload: Object, name: str) -> Mapping[str, Any] | None:
+    """Our admission check's state in the Workload."""
+    for item in (workload.get("status") or {}).get("admissionChecks") or ():
+        if item.get("name") == name:
+            found: Mapping[str, Any] = item
+            return found
+    return None
+
+
+def reservation(workload: Object) -> str | None:
+    """Identity of the quota reservation, None without one."""
+    if not is_true(workload, "QuotaReserved") or not (workload.get("status") or {}).get("admission"):
+        return None
+    reserved = condition(workload, "QuotaReserved") or {}
+    return f"{workload['metadata']['uid']}/{reserved.get('lastTransitionTime', '')}"
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Where a Workload has quota. A training Job has one podset."""
+
+    cluster_queue: str
+    podset: str
+    count: int
+    flavors: Mapping[str, str]
+    """Resource -> ResourceFlavor."""
+    usage: Mapping[str, str]
+    """Resource -> quantity, all pods together."""
+
+    @property
+    def flavor(self) -> str:
+        """The flavor to show: the CPU's, else the first."""
+        return self.flavors.get("cpu") or next(iter(self.flavors.values()), "")
+
+
+def admission(workload: Object) -> Admission | None:
+    """The current reservation, None without one. `count` falls back to the podset's own."""
+    if reservation(workload) is None:
+        return None
+    given = workload["status"]["admission"]
+    assignments: Sequence[Mapping[str, Any]] = given.get("podSetAssignments") or [{}]
+    first = assignments[0]
+    podsets = (workload.get("spec") or {}).get("podSets") or [{}]
+    return Admission(
+        cluster_queue=str(given.get("clusterQueue", "")),
+        podset=str(first.get("name") or podsets[0].get("name", "main")),
+        count=int(first.get("count") or podsets[0].get("count", 1)),
+        flavors={str(k): str(v) for k, v in (first.get("flavors") or {}).items()},
+        usage={str(k): str(v) for k, v in (first.get("resourceUsage") or {}).items()},
+    )
+
+
+def owner_job(workload: Object) -> str | None:
+    """Name of the Job that the Workload stands for, None when its owner is something else."""
+    for owner in workload["metadata"].get("ownerReferences") or ():
+        if owner.get("kind") == "Job" and str(owner.get("apiVersion", "")).startswith("batch/"):
+            return str(owner["name"])
+    return None
+
+
+def preemptor_uids(workload: Object) -> list[str]:
+    """UIDs (Workload's, then its Job's) of who preempted this Workload last, from Kueue's message.
+
+    Kueue keeps the message ("Previously: ...") when the Workload has quota again.
+    """
+    for name in ("Evicted", "Preempted"):
+        found = condition(workload, name) or {}
+        match = _PREEMPTOR.search(str(found.get("message", "")))
+        if match and (name == "Evicted" or found.get("status") == "True"):
+            return [uid for uid in match.groups() if uid]
+    return []
