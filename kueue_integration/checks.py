@@ -90,8 +90,9 @@ def _fence(kube: Kube, queue: str, cluster_queue: str) -> None:
         ours = {names.ADMISSION_CHECK_NAME}
     if not ours & _admission_checks(found["spec"]):
         raise PlatformError(
-            f"ClusterQueue {cluster_queue!r} of queue {queue!r} lacks the admission check {names.ADMISSION_CHECK_NAME!r}, "
-            "which tells pods their attempt and checkpoint; add it to spec.admissionChecksStrategy.admissionChecks"
+            f"ClusterQueue {cluster_queue!r} of queue {queue!r} lacks the admission check "
+            f"{names.ADMISSION_CHECK_NAME!r}, which tells pods their attempt and checkpoint; "
+            "add it to spec.admissionChecksStrategy.admissionChecks"
         )
 
 

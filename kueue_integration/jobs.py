@@ -1,4 +1,4 @@
-"""Submit, find and delete training jobs. A submit does everything or nothing, and the same submit twice makes one Job."""
+"""Submit, find and delete training jobs. A submit does all or nothing, and the same submit twice makes one Job."""
 
 from __future__ import annotations
 
@@ -58,22 +58,16 @@ def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> Submitted:
     else:
         found = adopted
     meta = found["metadata"]
-    if _alive(found):
+    # Adopting completes what a submitter left undone when it died. A Job of another name has its own files.
+    if _alive(found) and meta["name"] == spec.name:
         try:
             for child in children:
-                _ensure_child(
-                    kube, {**child, "metadata": {**child["metadata"], "name": _child_name(child, spec, meta)}}, found
-                )
+                _ensure_child(kube, child, found)
         except BaseException:
             if adopted is None:
                 _drop(kube, found)
             raise
     return Submitted(meta["namespace"], meta["name"], meta["uid"], adopted is not None)
-
-
-def _child_name(child: Mapping[str, Any], spec: TrainSpec, meta: Mapping[str, Any]) -> str:
-    """Name of a child for the Job that was found: an adopted one may have another name than the spec's."""
-    return str(meta["name"]) + str(child["metadata"]["name"]).removeprefix(spec.name)
 
 
 def search(kube: Kube, namespace: str, identity: str) -> list[Object]:

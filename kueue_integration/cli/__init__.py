@@ -1,0 +1,78 @@
+"""`singularityctl`. One module per command, loaded when it is used. No logic of its own: it calls the library.
+
+Exit codes: 0 done; 1 the job failed; 2 bad input; 3 the cluster or the platform is not as it must be.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from ..errors import ConflictError, JobNotFoundError, SingularityError, SpecError
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_PLATFORM = 3
+
+_COMMANDS = {
+    "submit": ("submit:submit", "Submit a training job to a Kueue queue."),
+    "status": ("status:status", "Show jobs, or one job with its attempts and checkpoints."),
+    "logs": ("logs:logs", "Print what the ranks print, across attempts."),
+    "render": ("submit:render", "Print the Kubernetes objects of a job without creating them."),
+    "delete": ("delete:delete", "Delete a job with everything that belongs to it."),
+    "local": ("local:local", "A real Kubernetes with Kueue on this machine: up, down, status."),
+    "demo": ("demo:demo", "Run the demonstration on the local cluster."),
+}
+
+
+class _LazyGroup(click.Group):
+    """Loads a command when it is called: `singularityctl status` need not import what `local` needs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module}.{attribute} is not a click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except SpecError as error:
+            for field, value, text in error.problems:
+                click.echo(f"error: {field} = {value!r}: {text}", err=True)
+            ctx.exit(EXIT_BAD_INPUT)
+        except (ConflictError, JobNotFoundError) as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(EXIT_BAD_INPUT)
+        except SingularityError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(EXIT_PLATFORM)
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="airflow-provider-singularity")
+def main() -> None:
+    """Training jobs on Kueue that can be preempted, moved and resized without losing a step.
+
+    \b
+    Examples:
+      singularityctl submit --name digits --queue training --workers 4 --min-workers 2 \\
+          --workdir ./src --cpu 250m --wait -- python3 train.py --steps 900
+      singularityctl status digits -w
+      singularityctl logs digits --follow --rank 0
+
+    \b
+    Exit codes:
+      0 done   1 the job failed   2 bad input   3 the cluster or the platform is not as it must be
+    """

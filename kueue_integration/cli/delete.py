@@ -1,0 +1,48 @@
+"""`delete`: a job with its pods, Service and files. Its checkpoints stay in the store."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from .. import jobs
+from ..errors import JobNotFoundError
+from ..resources import JOB
+from . import EXIT_FAILED
+from .common import cluster_options, open_cluster
+
+_LOOK_S = 0.5
+
+
+@click.command()
+@click.argument("name")
+@cluster_options
+@click.option("--wait", is_flag=True, help="Return when the job and its pods are gone.")
+@click.option("--timeout", type=float, default=300.0, show_default=True, help="With --wait: seconds to wait.")
+@click.pass_context
+def delete(
+    ctx: click.Context,
+    name: str,
+    kubeconfig: str | None,
+    context: str | None,
+    namespace: str,
+    wait: bool,
+    timeout: float,
+) -> None:
+    """Delete a job with everything that belongs to it; its checkpoints stay in the store.
+
+    \b
+    Example:
+      singularityctl delete digits --wait
+    """
+    kube = open_cluster(kubeconfig, context)
+    if not jobs.delete(kube, namespace, name):
+        raise JobNotFoundError(f"no training job {name!r} in namespace {namespace!r}")
+    deadline = time.monotonic() + timeout
+    while wait and kube.find(JOB, namespace, name) is not None:
+        if time.monotonic() > deadline:
+            click.echo(f"error: job {namespace}/{name} still has pods after {timeout:.0f} s", err=True)
+            ctx.exit(EXIT_FAILED)
+        time.sleep(_LOOK_S)
+    click.echo(f"job {namespace}/{name} {'deleted' if wait else 'is being deleted'}")

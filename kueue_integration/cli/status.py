@@ -1,0 +1,106 @@
+"""`status`: jobs as a table, one job in detail, as JSON, once or at every change."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+import click
+
+from proxy.protocol import names
+
+from .. import status as library
+from ..classify import Phase
+from ..k8s import Kube
+from ..resources import JOB, POD, WORKLOAD, selector
+from . import EXIT_BAD_INPUT, EXIT_FAILED, tables
+from .common import cluster_options, open_cluster
+
+
+@click.command()
+@click.argument("name", required=False)
+@cluster_options
+@click.option("-w", "--watch", is_flag=True, help="Print again at every change until the job has ended.")
+@click.option("-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True)
+@click.pass_context
+def status(
+    ctx: click.Context,
+    name: str | None,
+    kubeconfig: str | None,
+    context: str | None,
+    namespace: str,
+    watch: bool,
+    output: str,
+) -> None:
+    """Show the jobs of a namespace, or one job with its attempts, checkpoints and timings.
+
+    \b
+    Examples:
+      singularityctl status
+      singularityctl status digits -w
+      singularityctl status digits -o json | python3 -m json.tool
+
+    \b
+    Exit codes:
+      0 shown   2 no such job   3 cluster problem   (the fate of the job itself is in the phase)
+    """
+    kube = open_cluster(kubeconfig, context)
+    if name is None:
+        if watch:
+            click.echo("error: --watch needs the NAME of a job", err=True)
+            ctx.exit(EXIT_BAD_INPUT)
+        click.echo(_show_all(list_jobs(kube, namespace), namespace, output))
+        return
+    if not watch:
+        click.echo(_show(library.describe(kube, namespace, name), output))
+        return
+    for number, shown in enumerate(library.follow(kube, namespace, name)):
+        click.echo(("\n" if number and output != "json" else "") + _show(shown, output))
+
+
+def list_jobs(kube: Kube, namespace: str) -> list[library.JobStatus]:
+    """Status of every managed Job of `namespace`, by name; three requests however many there are."""
+    managed = selector({names.LABEL_MANAGED: "true"})
+    pods = kube.list(POD, namespace, managed)
+    workloads = {
+        w["metadata"].get("labels", {}).get(names.KUEUE_JOB_UID_LABEL): w for w in kube.list(WORKLOAD, namespace)
+    }
+    return [
+        library.summarise(
+            job,
+            workloads.get(job["metadata"]["uid"]),
+            [p for p in pods if p["metadata"]["labels"].get(names.LABEL_JOB) == job["metadata"]["name"]],
+        )
+        for job in sorted(kube.list(JOB, namespace, managed), key=lambda job: str(job["metadata"]["name"]))
+    ]
+
+
+def _show(shown: library.JobStatus, output: str) -> str:
+    return library.to_json(shown) if output == "json" else tables.detail(shown, output == "wide")
+
+
+def _show_all(shown: list[library.JobStatus], namespace: str, output: str) -> str:
+    if output == "json":
+        return json.dumps([dataclasses.asdict(one) for one in shown], indent=2)
+    return tables.jobs_table(shown, output == "wide") if shown else f"no training jobs in namespace {namespace}"
+
+
+def wait_until_final(kube: Kube, namespace: str, name: str, timeout_s: float | None, err: bool = False) -> int:
+    """Print a line per change of phase until the job has ended. The exit code that stands for its end."""
+    said = ""
+    try:
+        for shown in library.follow(kube, namespace, name, timeout_s):
+            line = f"{shown.phase}: {shown.message}"
+            if shown.phase == Phase.RUNNING.value:  # its steps change all the time
+                line = (
+                    f"{shown.phase}: attempt {shown.attempt}, {shown.pods} pods on {shown.flavor or 'unknown flavor'}"
+                )
+            if line != said:
+                said = line
+                click.echo(f"{tables.clock(time.time())}  {line}", err=err)
+            if shown.final:
+                return 0 if shown.phase == Phase.SUCCEEDED.value else EXIT_FAILED
+    except TimeoutError as error:
+        click.echo(f"error: {error}", err=True)
+    return EXIT_FAILED

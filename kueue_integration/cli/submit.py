@@ -1,0 +1,200 @@
+"""`submit` and `render`: the options of a TrainSpec, and the local directory that travels with the job."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import yaml
+
+from .. import jobs, platform
+from ..errors import SpecError
+from ..manifests import render as render_objects
+from ..rules import MAX_FILES_BYTES
+from ..spec import TrainSpec, validate
+from .common import cluster_options, open_cluster
+from .status import wait_until_final
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SKIPPED_DIRECTORIES = ("__pycache__", "node_modules", "venv")
+
+_OPTIONS = (
+    click.option("--name", default="", help="Name of the job: a DNS label, at most 52 characters."),
+    click.option("--queue", default="", help="Kueue LocalQueue in the namespace."),
+    click.option("--workers", type=int, default=1, show_default=True, help="Pods wanted."),
+    click.option("--min-workers", type=int, help="Fewest pods the job accepts. Default: all of them."),
+    click.option("--world-size", type=int, help="Ranks, constant for life; a multiple of workers. Default: workers."),
+    click.option("--engine", default="auto", show_default=True, help="Checkpoint engine: auto or process."),
+    click.option(
+        "--workdir",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="Local directory: its text files are shipped and become each rank's working directory.",
+    ),
+    click.option("--store", help="URL of the checkpoint store. Default: the platform's."),
+    click.option("--priority-class", help="Kueue WorkloadPriorityClass."),
+    click.option("--image", help="Training image. Default: the platform's."),
+    click.option("--env", multiple=True, metavar="K=V", help="Environment of the ranks; may be repeated."),
+    click.option("--cpu", help="CPU per worker, for example 500m."),
+    click.option("--memory", help="Memory per worker, for example 2Gi."),
+    click.option("--gpus", type=int, help="NVIDIA GPUs per worker."),
+    click.option("--no-hold", is_flag=True, help="Plain Kueue preemption: checkpoint within the grace period."),
+    click.option("--budget", type=int, default=120, show_default=True, help="Seconds a preemption may be held."),
+    click.option("--grace", type=int, default=90, show_default=True, help="Termination grace of the pods, seconds."),
+    click.option("--identity", help="Owner's identity: submitting twice with the same one makes one job."),
+)
+
+
+def spec_options(function: F) -> F:
+    """The options of a job, and the command after `--`."""
+    function = click.argument("command", nargs=-1, type=click.UNPROCESSED)(function)
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command()
+@spec_options
+@cluster_options
+@click.option("--wait", is_flag=True, help="Stay until the job has ended; exit 1 if it failed.")
+@click.option("--timeout", type=float, help="With --wait: give up after this many seconds (exit 1).")
+@click.option("--dry-run", is_flag=True, help="Do every check, create nothing.")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.pass_context
+def submit(
+    ctx: click.Context,
+    /,
+    kubeconfig: str | None,
+    context: str | None,
+    wait: bool,
+    timeout: float | None,
+    dry_run: bool,
+    output: str,
+    **options: Any,
+) -> None:
+    """Submit a training job. The command is what `torchrun` would be given: one process per rank.
+
+    \b
+    Examples:
+      singularityctl submit --name digits --queue training --workers 4 --min-workers 2 \\
+          --workdir ./src --cpu 250m --wait -- python3 train.py --steps 900
+      singularityctl submit --name big --queue training --workers 8 --gpus 1 \\
+          --image registry.example/train:1 --store gs://bucket/ckpt -- python3 -m mymodel.train
+
+    \b
+    Exit codes:
+      0 submitted (with --wait: succeeded)   1 the job failed   2 bad input   3 cluster or platform problem
+    """
+    spec = build_spec(**options)
+    validate(spec)
+    kube = open_cluster(kubeconfig, context)
+    config = platform.load(kube)
+    if dry_run:
+        jobs.validate_only(kube, spec, config)
+        click.echo(f"job {spec.namespace}/{spec.name} could be submitted; nothing was created")
+        return
+    result = jobs.submit(kube, spec, config)
+    if output == "json":
+        click.echo(json.dumps(dataclasses.asdict(result)))
+    else:
+        verb = "adopted: it was there already" if result.adopted else f"submitted to queue {spec.queue}"
+        pods = f"{spec.workers} workers" + (f" (at least {spec.min_workers})" if spec.min_workers else "")
+        click.echo(f"job {result.namespace}/{result.name} {verb}: {pods}, {spec.ranks} ranks")
+    if wait:
+        ctx.exit(wait_until_final(kube, result.namespace, result.name, timeout, err=output == "json"))
+
+
+@click.command()
+@spec_options
+@cluster_options
+@click.option(
+    "--platform",
+    "platform_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="platform.json to use instead of asking the cluster.",
+)
+def render(kubeconfig: str | None, context: str | None, platform_file: Path | None, **options: Any) -> None:
+    """Print the objects of a job as YAML, exactly as `submit` with the same options would create them.
+
+    \b
+    Example:
+      singularityctl render --name digits --queue training --workers 4 -- python3 train.py
+    """
+    spec = build_spec(**options)
+    validate(spec)
+    if platform_file is not None:
+        config = platform.from_json(platform_file.read_text(encoding="utf-8"))
+    else:
+        config = platform.load(open_cluster(kubeconfig, context))
+    click.echo(yaml.safe_dump_all(render_objects(spec, config), sort_keys=False), nl=False)
+
+
+def build_spec(
+    *,
+    command: tuple[str, ...],
+    workdir: Path | None,
+    env: tuple[str, ...],
+    cpu: str | None,
+    memory: str | None,
+    gpus: int | None,
+    no_hold: bool,
+    budget: int,
+    grace: int,
+    **rest: Any,
+) -> TrainSpec:
+    """A TrainSpec from the options. Raises SpecError for what cannot even be read."""
+    problems: list[tuple[str, object, str]] = []
+    pairs: dict[str, str] = {}
+    for item in env:
+        key, equals, value = item.partition("=")
+        if equals:
+            pairs[key] = value
+        else:
+            problems.append(("env", item, "must be NAME=VALUE"))
+    files = read_directory(workdir, problems) if workdir else {}
+    if problems:
+        raise SpecError(problems)
+    amounts = {"cpu": cpu, "memory": memory, "nvidia.com/gpu": None if gpus is None else str(gpus)}
+    return TrainSpec(
+        command=command,
+        env=pairs,
+        files=files,
+        resources={name: amount for name, amount in amounts.items() if amount is not None},
+        hold=not no_hold,
+        checkpoint_budget_s=budget,
+        grace_period_s=grace,
+        **rest,
+    )
+
+
+def read_directory(root: Path, problems: list[tuple[str, object, str]]) -> dict[str, str]:
+    """Relative path -> text of every file below `root`, without hidden ones and caches; adds to `problems`."""
+    files: dict[str, str] = {}
+    total = 0
+    for folder, directories, names in os.walk(root):
+        directories[:] = sorted(d for d in directories if not d.startswith(".") and d not in SKIPPED_DIRECTORIES)
+        for name in sorted(n for n in names if not n.startswith(".") and not n.endswith(".pyc")):
+            path = Path(folder, name)
+            relative = path.relative_to(root).as_posix()
+            total += path.stat().st_size
+            if total > MAX_FILES_BYTES:  # before reading: somebody may have named their home directory
+                problems.append(
+                    (
+                        "workdir",
+                        str(root),
+                        f"has more than {MAX_FILES_BYTES} bytes; keep large files in the image or a volume",
+                    )
+                )
+                return files
+            try:
+                files[relative] = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                problems.append(("workdir", relative, "is not UTF-8 text; keep binary files in the image or a volume"))
+            except OSError as error:
+                problems.append(("workdir", relative, f"cannot be read: {error.strerror}"))
+    return files
