@@ -28,7 +28,9 @@ class Backend:
 
     def __init__(self, url: str) -> None:
         if not url:
-            raise StoreError("the store URL is empty: set one, for example file:///mnt/checkpoints or gs://bucket/prefix")
+            raise StoreError(
+                "the store URL is empty: set one, for example file:///mnt/checkpoints or gs://bucket/prefix"
+            )
         self.url = url
         try:
             self.fs, root = fsspec.core.url_to_fs(url)

@@ -256,4 +256,3 @@ def _pread(path: Path, offset: int, length: int) -> bytes:
     if len(data) != length:
         raise StoreError(f"image file {path} changed while it was stored: {len(data)} of {length} bytes at {offset}")
     return data
-

@@ -1,0 +1,35 @@
+"""`python -m proxy.sidecar`: configuration from the environment, SIGTERM ends it in order, errors end it with 1."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+from ..errors import ProxyError
+from .config import from_env
+from .sidecar import run
+
+
+async def _main() -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await run(from_env(), stop)
+
+
+def main() -> int:
+    """Exit code: 0 after SIGTERM, 1 with a sentence on stderr when this pod cannot take part."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        asyncio.run(_main())
+    except (ProxyError, OSError) as error:
+        logging.getLogger("proxy.sidecar").error("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

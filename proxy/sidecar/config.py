@@ -1,0 +1,99 @@
+"""The sidecar's environment, read once and checked by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..errors import ConfigError
+from ..protocol import names, page
+from ..protocol.placement import ranks_of
+
+ENV_ROOT: Final = "SINGULARITY_ROOT"
+"""Overrides `names.ROOT`, the directory of all shared paths of the pod."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What this sidecar is and whom it talks to. `mesh_port` is the leader's port."""
+
+    namespace: str
+    job: str
+    pod: str
+    pod_ip: str
+    index: int
+    attempt: int
+    workers: int
+    world_size: int
+    store: str
+    controller_url: str
+    controller_ca: str
+    token_file: Path
+    checkpoint: str = ""
+    root: Path = Path(names.ROOT)
+    mesh_port: int = names.MESH_PORT
+
+    @property
+    def leader(self) -> bool:
+        return self.index == 0
+
+    @property
+    def ranks(self) -> list[int]:
+        """Global ranks of this pod."""
+        return ranks_of(self.index, self.workers, self.world_size)
+
+    @property
+    def run_dir(self) -> Path:
+        return self.root / Path(names.RUN_DIR).relative_to(names.ROOT)
+
+    @property
+    def image_dir(self) -> Path:
+        return self.root / Path(names.IMAGE_DIR).relative_to(names.ROOT)
+
+
+def from_env(env: Mapping[str, str] = os.environ) -> Config:
+    """Read the configuration. Raises ConfigError that names the variable."""
+    config = Config(
+        namespace=_text(env, names.ENV_NAMESPACE),
+        job=_text(env, names.ENV_JOB),
+        pod=_text(env, names.ENV_POD),
+        pod_ip=_text(env, names.ENV_POD_IP),
+        index=_number(env, names.ENV_INDEX, 0),
+        attempt=_number(env, names.ENV_ATTEMPT, 1),
+        workers=_number(env, names.ENV_WORKERS, 1),
+        world_size=_number(env, names.ENV_WORLD_SIZE, 1),
+        store=_text(env, names.ENV_STORE),
+        controller_url=_text(env, names.ENV_CONTROLLER_URL).rstrip("/"),
+        controller_ca=_text(env, names.ENV_CONTROLLER_CA),
+        token_file=Path(_text(env, names.ENV_TOKEN_FILE)),
+        checkpoint=env.get(names.ENV_CHECKPOINT, ""),
+        root=Path(env.get(ENV_ROOT) or names.ROOT),
+    )
+    if config.world_size > page.MAX_WORLD:
+        raise ConfigError(f"{names.ENV_WORLD_SIZE} = {config.world_size}: at most {page.MAX_WORLD} ranks fit the page")
+    try:
+        ranks_of(config.index, config.workers, config.world_size)
+    except ValueError as error:
+        raise ConfigError(f"{names.ENV_INDEX}, {names.ENV_WORKERS}, {names.ENV_WORLD_SIZE}: {error}") from error
+    return config
+
+
+def _text(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name, "")
+    if not value:
+        raise ConfigError(f"{name} is not set: the Job's pod template has to set it")
+    return value
+
+
+def _number(env: Mapping[str, str], name: str, least: int) -> int:
+    text = _text(env, name)
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigError(f"{name} = {text!r}: not a whole number") from None
+    if value < least:
+        raise ConfigError(f"{name} = {value}: at least {least}")
+    return value

@@ -1,0 +1,236 @@
+"""The checkpoint state machine of the leader: pure functions, no clock, no I/O.
+
+    run -> barrier -> save -> commit -> stopped            (then = "stop")
+     ^        |         |        |
+     +--------+---------+--------+  cancelled, or committed with then = "continue"
+
+`observe` is called with everything the leader has heard; it returns the next state and what the shell has to tell
+the controller. `committed`, `cancelled` and `stale` are how the shell answers phase `commit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from ..protocol import page, ratchet
+from ..protocol.ratchet import RankView
+from . import wording
+from .peers import Directive, PodReport
+
+SILENCE_S: Final = 15.0
+"""A pod that was heard before and says nothing for so long while a checkpoint runs is taken for dead."""
+
+Phase = Literal["run", "barrier", "save", "commit", "stopped"]
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """Why, until when (Unix seconds), and what comes after."""
+
+    reason: str
+    started_at: float
+    deadline: float
+    then: Literal["stop", "continue"] = "stop"
+    terminating: bool = False
+    """Some pod was asked to end: all end as soon as the checkpoint is committed."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A pod's last report and when it came (Unix seconds)."""
+
+    report: PodReport
+    at: float
+
+
+@dataclass(frozen=True)
+class State:
+    job: str
+    attempt: int
+    workers: int
+    world_size: int
+    phase: Phase = "run"
+    sequence: int = 0
+    stop_at: int = 0
+    acquired: bool = False
+    """The barrier of the current or last generation was reached: its ranks froze."""
+    barrier_at: float = 0.0
+    trigger: Trigger | None = None
+    exit_now: bool = False
+    asked: frozenset[int] = frozenset()
+    """Pods that were asked to end and are part of the current checkpoint."""
+    answered: frozenset[int] = frozenset()
+    """Pods whose wish for a last checkpoint was tried already; they do not trigger another one."""
+    unsaved: frozenset[int] = frozenset()
+
+    @property
+    def generation(self) -> int:
+        """Of the current or last stop; 0 before the first."""
+        return page.generation(self.attempt, self.sequence) if self.sequence else 0
+
+    @property
+    def checkpoint_id(self) -> str:
+        return f"{self.job[:40].rstrip('-')}-a{self.attempt}-g{self.sequence}"
+
+    @property
+    def active(self) -> bool:
+        """A checkpoint is under way."""
+        return self.phase in ("barrier", "save", "commit")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """For the controller: this checkpoint cannot be had."""
+
+    message: str
+
+
+def directive(state: State) -> Directive:
+    """What all pods have to do in `state`. The shell numbers it."""
+    if state.phase == "stopped":
+        op: Literal["run", "barrier", "save", "stop", "exit"] = "exit" if state.exit_now else "stop"
+    elif state.phase == "commit":
+        op = "save"
+    else:
+        op = state.phase
+    return Directive(
+        op=op,
+        generation=state.generation,
+        stop_at=state.stop_at,
+        acquired=state.acquired,
+        checkpoint_id=state.checkpoint_id if state.sequence else "",
+        deadline=state.trigger.deadline if state.trigger else 0.0,
+        unsaved=sorted(state.unsaved),
+    )
+
+
+def request(state: State, trigger: Trigger) -> State:
+    """A checkpoint is wanted. One that runs already is joined: the earlier deadline and `stop` win."""
+    if state.phase == "stopped":
+        return state
+    if state.trigger is None:
+        return replace(
+            state,
+            phase="barrier",
+            sequence=state.sequence + 1,
+            stop_at=0,
+            acquired=False,
+            barrier_at=0.0,
+            trigger=trigger,
+            asked=frozenset(),
+        )
+    old = state.trigger
+    joined = replace(
+        old,
+        deadline=min(old.deadline, trigger.deadline),
+        then="stop" if "stop" in (old.then, trigger.then) else "continue",
+        terminating=old.terminating or trigger.terminating,
+    )
+    return replace(state, trigger=joined)
+
+
+def observe(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | None]:
+    """Take in what the pods say. At most one failure at a time; phase `commit` is the shell's to end."""
+    state = _terminating(state, heard, now)
+    if state.phase == "barrier":
+        return _barrier(state, heard, now)
+    if state.phase == "save":
+        return _save(state, heard, now)
+    return state, None
+
+
+def committed(state: State) -> State:
+    """The controller has the checkpoint."""
+    assert state.trigger is not None
+    if state.trigger.then == "continue" and not state.trigger.terminating:
+        return replace(state, phase="run", trigger=None)
+    return replace(state, phase="stopped", exit_now=state.trigger.terminating, trigger=None)
+
+
+def stale(state: State) -> State:
+    """This attempt is not the current one: everything ends, nothing more is written."""
+    return replace(state, phase="stopped", exit_now=True, trigger=None)
+
+
+def cancelled(state: State, message: str, exit_terminating: bool = True) -> tuple[State, Failure]:
+    """Give the checkpoint up: the ranks go on. Pods that were asked to end do so now, if `exit_terminating`."""
+    unsaved = state.unsaved | state.asked if exit_terminating else state.unsaved
+    after = replace(state, phase="run", trigger=None, answered=state.answered | state.asked, unsaved=unsaved)
+    return replace(after, asked=frozenset()), Failure(message)
+
+
+def world(state: State, heard: Mapping[int, Heard]) -> list[RankView]:
+    """The view of every rank, in order; a rank not heard of is absent."""
+    views = [RankView(count=0, blocked=0, state=page.STATE_ABSENT)] * state.world_size
+    for item in heard.values():
+        for words in item.report.ranks:
+            if 0 <= words.rank < state.world_size:
+                views[words.rank] = RankView(words.count, words.blocked, words.state)
+    return views
+
+
+def _terminating(state: State, heard: Mapping[int, Heard], now: float) -> State:
+    for index in sorted(heard):
+        deadline = heard[index].report.terminating_at
+        if deadline is None or index in state.answered or index in state.asked or state.phase == "stopped":
+            continue
+        trigger = Trigger(f"pod {index} was asked to end", now, deadline, terminating=True)
+        state = request(state, trigger)
+        state = replace(state, asked=state.asked | {index})
+    return state
+
+
+def _barrier(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | None]:
+    assert state.trigger is not None
+    views = world(state, heard)
+    where = wording.positions(views, state.generation)
+    if not any(item.report.started for item in heard.values()):
+        return cancelled(state, "no rank runs yet in this attempt: nothing new to save")
+    decision = ratchet.decide(views, state.generation, state.stop_at)
+    if decision.finished:
+        return cancelled(state, f"a rank has ended already: {where}", exit_terminating=False)
+    state = replace(state, stop_at=decision.stop_at)
+    if decision.acquired:
+        return replace(state, phase="save", acquired=True, barrier_at=now), None
+    assert state.trigger is not None
+    if now >= state.trigger.deadline:
+        waited = max(0.0, state.trigger.deadline - state.trigger.started_at)
+        return cancelled(state, f"no step boundary within {waited:.0f} s: {where}")
+    silent = _silent(state, heard, now)
+    return cancelled(state, f"{silent}: {where}") if silent else (state, None)
+
+
+def _save(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | None]:
+    assert state.trigger is not None
+    reports = {index: item.report for index, item in heard.items()}
+    failed = [r for r in reports.values() if r.failed == state.generation]
+    if failed:
+        text = "; ".join(f"pod {r.index}: {r.message}" for r in failed)
+        return cancelled(state, f"the barrier was reached at step {state.stop_at}, but saving failed: {text}")
+    pods = range(state.workers)
+    dumping = [i for i in pods if i not in reports or reports[i].dumped != state.generation]
+    uploading = [i for i in pods if i not in dumping and reports[i].uploaded != state.generation]
+    if not dumping and not uploading:
+        return replace(state, phase="commit"), None
+    behind = ", ".join(
+        f"pod {wording.numbers(which)} still {doing}"
+        for which, doing in ((dumping, "dumping"), (uploading, "uploading"))
+        if which
+    )
+    if now >= state.trigger.deadline:
+        waited = max(0.0, state.trigger.deadline - state.barrier_at)
+        text = f"the barrier was reached at step {state.stop_at}, but not saved within {waited:.0f} s: {behind}"
+        return cancelled(state, text)
+    silent = _silent(state, heard, now)
+    return cancelled(state, f"{silent}: {behind}") if silent else (state, None)
+
+
+def _silent(state: State, heard: Mapping[int, Heard], now: float) -> str:
+    assert state.trigger is not None
+    for index, item in sorted(heard.items()):
+        since = now - max(item.at, state.trigger.started_at)
+        if since > SILENCE_S:
+            return f"pod {index} has not been heard for {since:.0f} s"
+    return ""

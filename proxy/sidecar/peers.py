@@ -1,0 +1,68 @@
+"""What sidecars of one attempt say to each other: a follower posts its PodReport, the leader answers a Directive.
+
+    POST /v1/exchange?seen=VERSION&hold=SECONDS   PodReport -> Directive      (leader's MESH_PORT, bearer = peer_key)
+
+Both are states, not events: losing or repeating one changes nothing. The leader holds the answer while the follower
+has seen the current directive already, at most `hold` seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..protocol.manifest import RankImage
+
+
+@dataclass(frozen=True)
+class RankWords:
+    """The page's words of one rank. A rank whose process is gone has STATE_FINISHED here."""
+
+    rank: int
+    count: int
+    blocked: int
+    state: int
+
+
+@dataclass(frozen=True)
+class PodReport:
+    """What a pod has done so far. Generations: 0 = none."""
+
+    index: int
+    ranks: list[RankWords]
+    started: bool = False
+    """The launcher has started or restored the ranks."""
+    first_step_at: float | None = None
+    """Unix seconds at which the last rank of this pod completed its first step of the attempt."""
+    terminating_at: float | None = None
+    """Unix seconds by which a checkpoint must be committed, because this pod was asked to end."""
+    dumped: int = 0
+    uploaded: int = 0
+    """Generation whose images of this pod's ranks are in the store."""
+    bytes_stored: int = 0
+    """New bytes that the upload for `uploaded` wrote."""
+    failed: int = 0
+    message: str = ""
+    """Why `failed` failed."""
+    python: str = ""
+    images: list[RankImage] | None = None
+    """Images of generation `uploaded`; sent until the leader has answered once."""
+
+
+@dataclass(frozen=True)
+class Directive:
+    """What all pods have to do now.
+
+    `run`: no stop is asked for; ranks frozen for `generation` (if `acquired`) go on. `barrier`: stop at `stop_at`.
+    `save`: the barrier is acquired, dump and upload. `stop`: committed, end when asked to. `exit`: end now.
+    """
+
+    op: Literal["run", "barrier", "save", "stop", "exit"]
+    generation: int = 0
+    stop_at: int = 0
+    acquired: bool = False
+    checkpoint_id: str = ""
+    deadline: float = 0.0
+    unsaved: list[int] = field(default_factory=list)
+    """Indices of pods that were asked to end and whose last checkpoint failed: nothing to wait for."""
+    version: int = 0

@@ -1,0 +1,256 @@
+"""What every pod does, leader or not: turns directives into page words and launcher commands, and reports back.
+
+All methods run in the event loop; uploads run in threads. `changed` is set whenever the report has something new that
+the leader should hear at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from ..errors import ProxyError
+from ..protocol import names, page
+from ..protocol.manifest import RankImage
+from ..protocol.messages import LauncherCommand, LauncherEvent
+from ..protocol.ratchet import RankView
+from ..store import Store
+from .barrier_page import BarrierPage
+from .config import Config
+from .peers import Directive, PodReport, RankWords
+
+MARGIN_S: Final = 4.0
+"""Of a pod's grace period, kept back for ending in order after the commit: the launcher gives up 2 s before its end."""
+WATCH_S: Final = 0.02
+log = logging.getLogger(__name__)
+
+
+def resume_port(generation: int) -> int:
+    """MASTER_PORT of ranks that go on in place after stop `generation`: never the one in use before (TIME_WAIT)."""
+    return names.MASTER_PORT + 1 + (generation % page.GENERATIONS_PER_ATTEMPT - 1) % 999
+
+
+class Pod:
+    """One pod of the attempt.
+
+    :param send: hands a command to the launcher
+    :param first_step: number of the first step this attempt runs
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        barrier: BarrierPage,
+        store: Store,
+        send: Callable[[LauncherCommand], Awaitable[None]],
+        leader_ip: str,
+        first_step: int,
+    ) -> None:
+        self._config = config
+        self._page = barrier
+        self._store = store
+        self._send = send
+        self._leader_ip = leader_ip
+        self._first_step = first_step
+        self.changed = asyncio.Event()
+        self._heard = asyncio.Event()
+        self.directive = Directive(op="run")
+        self.started = barrier.adopted and any(v.state != page.STATE_ABSENT for v in barrier.views(config.ranks))
+        """The launcher has started or restored the ranks; true at once beside ranks of a sidecar that is gone."""
+        self._first_step_at: float | None = None
+        self._terminating_at: float | None = None
+        self._ended: set[int] = set()
+        self._saving = self._dumped = self._uploaded = self._failed = self._resumed = 0
+        self._message = self._python = ""
+        self._bytes_stored = 0
+        self._images: list[RankImage] | None = None
+        self._exit_sent = False
+        self._upload: asyncio.Task[None] | None = None
+        self._cancel = threading.Event()
+
+    # --- reporting ------------------------------------------------------------------------------------------------
+    def views(self) -> list[RankView]:
+        """The page's view of this pod's ranks."""
+        return self._page.views(self._config.ranks)
+
+    def report(self) -> PodReport:
+        """Everything the leader has to know."""
+        words = [
+            RankWords(rank, v.count, v.blocked, page.STATE_FINISHED if rank in self._ended else v.state)
+            for rank, v in zip(self._config.ranks, self.views(), strict=True)
+        ]
+        return PodReport(
+            index=self._config.index,
+            ranks=words,
+            started=self.started,
+            first_step_at=self._first_step_at,
+            terminating_at=self._terminating_at,
+            dumped=self._dumped,
+            uploaded=self._uploaded,
+            bytes_stored=self._bytes_stored,
+            failed=self._failed,
+            message=self._message,
+            python=self._python,
+            images=self._images,
+        )
+
+    def delivered(self, report: PodReport) -> None:
+        """The leader has `report`: its images need not be sent again."""
+        if report.images is self._images:
+            self._images = None
+        self._heard.set()
+
+    async def flush(self, limit_s: float) -> None:
+        """Get the newest report to the leader, if that takes no more than `limit_s` seconds."""
+        self._heard.clear()
+        self.changed.set()
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(self._heard.wait(), limit_s)
+
+    async def watch(self) -> None:
+        """Notice what ranks do by themselves: the first step of the attempt, the end of a rank. Never returns."""
+        states: list[int] = []
+        while True:
+            views = self.views()
+            if self._first_step_at is None and all(v.count > self._first_step for v in views):
+                self._first_step_at = time.time()
+                self.changed.set()
+                log.info("first step of this attempt: step %d is complete on all ranks here", self._first_step)
+            now = [v.state for v in views]
+            if now != states and page.STATE_FINISHED in now:
+                self.changed.set()
+            states = now
+            self._withdraw_when_frozen(views)
+            await asyncio.sleep(WATCH_S)
+
+    # --- events of the launcher -------------------------------------------------------------------------------------
+    def on_event(self, event: LauncherEvent) -> None:
+        """Take in an event of this pod's launcher."""
+        log.info("launcher says %s %s", event.kind, event.message or f"generation {event.generation}")
+        if event.kind in ("started", "restored"):
+            self.started = True
+            if event.kind == "restored":
+                self._tidy(self._config.checkpoint)
+        elif event.kind == "dumped" and event.generation == self._saving:
+            self._dumped = event.generation
+            self._upload = asyncio.create_task(self._save(event.generation, self.directive.checkpoint_id))
+        elif event.kind in ("dump_failed", "restore_failed"):
+            self._fail(event.generation or self._saving, event.message or event.kind.replace("_", " "))
+        elif event.kind == "exited":
+            self._ended.add(event.rank)
+        elif event.kind == "terminating" and self._terminating_at is None:
+            self._terminating_at = time.time() + max(0.0, event.grace_s - MARGIN_S)
+        self.changed.set()
+
+    async def _save(self, generation: int, checkpoint: str) -> None:
+        images: list[RankImage] = []
+        stored = 0
+        folder = self._config.image_dir / checkpoint
+        try:
+            for rank in self._config.ranks:
+                path = folder / f"rank-{rank}"
+                put = await asyncio.to_thread(self._store.put_image_dir, path, self._cancel.is_set)
+                images.append(RankImage(rank, put.files))
+                stored += put.bytes_stored
+                self._python = _python_of(path / "rank.json") or self._python
+        except (ProxyError, OSError) as error:
+            self._fail(generation, f"upload: {error}")
+            return
+        self._images, self._bytes_stored, self._uploaded = images, stored, generation
+        self.changed.set()
+
+    def _fail(self, generation: int, message: str) -> None:
+        log.warning("generation %d: %s", generation, message)
+        self._failed, self._message = generation, message
+        self.changed.set()
+
+    # --- directives -------------------------------------------------------------------------------------------------
+    async def apply(self, directive: Directive) -> None:
+        """Do what the leader says. Idempotent; directives may be skipped, never reordered."""
+        if directive.op != self.directive.op or directive.generation != self.directive.generation:
+            step = max(v.count for v in self.views())
+            log.info("%s: generation %d, highest step here %d", directive.op, directive.generation, step)
+        self.directive = directive
+        generation = directive.generation
+        if directive.op == "barrier":
+            self._page.ask(generation, directive.stop_at)
+        elif directive.op == "save":
+            await self._start_saving(directive)
+        elif directive.op == "run":
+            await self._run(directive)
+        terminating = self._terminating_at is not None
+        unsaved = directive.op == "run" and self._config.index in directive.unsaved
+        if directive.op == "exit" or (terminating and (directive.op == "stop" or unsaved)):
+            await self._exit()
+
+    async def _start_saving(self, directive: Directive) -> None:
+        if self._saving == directive.generation:
+            return
+        self._page.acquire(directive.generation, directive.stop_at)
+        self._saving = directive.generation
+        self._cancel = threading.Event()
+        command = LauncherCommand(
+            seq=0,
+            op="dump",
+            generation=directive.generation,
+            checkpoint_id=directive.checkpoint_id,
+            # The images count only once they are committed: until then the ranks must be able to go on.
+            leave_running=True,
+            deadline=directive.deadline,
+        )
+        await self._send(command)
+
+    async def _run(self, directive: Directive) -> None:
+        generation = directive.generation
+        if not directive.acquired:
+            self._page.withdraw()
+        elif generation != self._resumed:
+            # Ranks of other pods may be frozen: even if this pod missed the barrier's end, its ranks have to freeze
+            # and rebuild communication together with them.
+            self._resumed = generation
+            self._page.acquire(generation, directive.stop_at)
+            self._cancel.set()
+            command = LauncherCommand(
+                seq=0,
+                op="resume",
+                generation=generation,
+                checkpoint_id=directive.checkpoint_id,
+                master_addr=self._leader_ip,
+                master_port=resume_port(generation),
+            )
+            await self._send(command)
+            if generation in (self._uploaded, self._failed):
+                self._tidy(directive.checkpoint_id)
+
+    async def _exit(self) -> None:
+        if not self._exit_sent:
+            self._exit_sent = True
+            await self._send(LauncherCommand(seq=0, op="exit", exit_code=names.EXIT_PREEMPTED))
+
+    def _withdraw_when_frozen(self, views: list[RankView]) -> None:
+        """REQUEST may go once nobody needs it to freeze any more: frozen, gone on already, or ended."""
+        if self._page.request and self._page.request == self._page.acquired:
+            stop_at = self.directive.stop_at
+            if all(v.state in (page.STATE_FROZEN, page.STATE_FINISHED) or v.count > stop_at for v in views):
+                self._page.withdraw()
+
+    def _tidy(self, checkpoint: str) -> None:
+        """Images that nobody needs any more take the pod's disk."""
+        if checkpoint:
+            folder = self._config.image_dir / checkpoint
+            asyncio.get_running_loop().run_in_executor(None, lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def _python_of(path: object) -> str:
+    try:
+        with open(str(path), encoding="utf-8") as file:
+            return str(json.load(file).get("python", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""

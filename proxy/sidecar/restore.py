@@ -1,0 +1,50 @@
+"""From a checkpoint reference to images on this pod's disk and a plan for the launcher."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+
+from ..protocol import names
+from ..protocol.messages import CheckpointRef, Plan
+from ..store import Store
+from . import machine_facts
+from .config import Config
+
+log = logging.getLogger(__name__)
+
+
+def fresh_plan(config: Config, leader_ip: str) -> Plan:
+    """Start from the beginning."""
+    return Plan("fresh", config.attempt, config.world_size, config.ranks, leader_ip, names.MASTER_PORT)
+
+
+async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef) -> Plan:
+    """Check the manifest, fetch this pod's images, verified.
+
+    Raises RestoreRefusedError (does not fit), CorruptChunkError (names the chunk), StoreError.
+    """
+    store = Store(ref.url)
+    manifest = await asyncio.to_thread(store.read_manifest, config.namespace, config.job, ref.id)
+    warning = machine_facts.check(manifest, config.world_size, machine_facts.requirements())
+    if warning:
+        log.warning(warning)
+    started = time.monotonic()
+    folder = config.image_dir / ref.id
+    await asyncio.to_thread(shutil.rmtree, folder, True)
+    total = 0
+    for rank in config.ranks:
+        total += await asyncio.to_thread(store.fetch_rank, manifest, rank, folder / f"rank-{rank}")
+    log.info("fetched %d bytes of %s in %.1f s", total, ref.id, time.monotonic() - started)
+    return Plan(
+        mode="restore",
+        attempt=config.attempt,
+        world_size=config.world_size,
+        ranks=config.ranks,
+        master_addr=leader_ip,
+        master_port=names.MASTER_PORT,
+        generation=manifest.generation,
+        checkpoint_id=ref.id,
+    )
