@@ -1,0 +1,99 @@
+"""`up` and `down` of a whole cluster: the interface for people, tests and the demonstration."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import build, cgroups, host, registry, sandbox, status
+from .cache import Progress
+from .clock import Clock
+from .config import STATE_ROOT, ClusterConfig, cache_dir, check_name
+from .locks import locked
+from .start import start
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster.
+
+    :param kubeconfig: of its administrator
+    :param shared: folder that training pods see as /shared
+    :param root: everything of the cluster; `logs` has a file per part, `bin` its programs
+    """
+
+    name: str
+    root: Path
+    kubeconfig: Path
+    shared: Path
+    logs: Path
+    kubectl: Path
+
+
+def up(name: str = "default", progress: Progress = print, *, only: str | None = None) -> Cluster:
+    """Bring the cluster up, or what of it does not run; returns when every part is ready.
+
+    :param only: "cluster" leaves our images and chart out, "images" does nothing else
+    :raises LocalClusterError: the message says which part, and where its log is
+    """
+    check_name(name)
+    host.check_root()
+    clock = Clock(progress)
+    with _cluster_lock(name, clock.say):
+        cache = cache_dir()
+        host.check(cache, clock.say)
+        binaries = build.build_all(cache, clock.say)
+        config = registry.allocate(name)
+        start(config, binaries, cache, clock)
+    clock.say(f"cluster {name} is ready: export KUBECONFIG={config.kubeconfig}")
+    return describe(config)
+
+
+def describe(config: ClusterConfig) -> Cluster:
+    return Cluster(
+        config.name, config.root, config.kubeconfig, config.shared, config.logs, kubectl=config.bin / "kubectl"
+    )
+
+
+def is_up(name: str = "default") -> bool:
+    """Whether every part of the cluster runs and is ready."""
+    rows = status.status(name)
+    return bool(rows) and all(row.pid is not None and row.ready is not False for row in rows or ())
+
+
+def down(name: str = "default", progress: Progress = print) -> None:
+    """End the cluster and remove everything of it, however much of it there is.
+
+    :raises LocalClusterError: something could not be removed
+    """
+    check_name(name)
+    host.check_root()
+    clock = Clock(progress)
+    if registry.find(name) is None:
+        clock.say(f"cluster {name} does not exist")
+        return
+    with _cluster_lock(name, clock.say):
+        config = registry.find(name)
+        if config is not None:
+            sandbox.kill(config)
+            clock.say("all processes have ended")
+            sandbox.remove_link(config)
+            cgroups.remove(config)
+            if config.root.exists():
+                shutil.rmtree(config.root)
+            registry.release(name)
+    registry.remove_empty_root()
+    clock.say(f"cluster {name} is gone")
+
+
+@contextmanager
+def _cluster_lock(name: str, say: Progress) -> Iterator[None]:
+    with locked(
+        STATE_ROOT / f"{name}.lock",
+        timeout=3600,
+        on_wait=lambda: say(f"waiting for another command that works on cluster {name}"),
+    ):
+        yield

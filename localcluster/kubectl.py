@@ -1,0 +1,72 @@
+"""The cluster's own kubectl, as its administrator."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .build import Binaries
+from .config import ClusterConfig
+from .shell import run
+
+FIELD_MANAGER = "singularity-local"
+
+
+def without_proxies(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment for programs that talk to the cluster: a proxy on the way to the internet cannot reach it."""
+    names = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
+    return {key: value for key, value in environ.items() if key.lower() not in names}
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """:param program: path of kubectl"""
+
+    config: ClusterConfig
+    program: str
+
+    def __call__(self, *arguments: str | Path, stdin: str | None = None, timeout: float = 60) -> str:
+        """Standard output.
+
+        :raises CommandError: see `shell.run`
+        """
+        base = [self.program, f"--kubeconfig={self.config.kubeconfig}", f"--cache-dir={self.config.root / 'kubectl'}"]
+        return run([*base, *arguments], stdin=stdin, timeout=timeout, env=without_proxies(), cwd=Path("/"))
+
+    def apply(self, documents: Iterable[Mapping[str, Any]]) -> None:
+        """Server-side apply; ours wins conflicts."""
+        document = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
+        self("apply", "--server-side", "--force-conflicts", *_manager(), "-f", "-", stdin=json.dumps(document))
+
+    def apply_path(self, *arguments: str | Path) -> None:
+        """Server-side apply of files: `-f PATH` or `-k PATH`."""
+        self("apply", "--server-side", "--force-conflicts", *_manager(), *arguments, timeout=120)
+
+    def documents(self, path: Path) -> list[dict[str, Any]]:
+        """The objects of a YAML file, unchanged; the API server has to know their kinds."""
+        return json_stream(self("create", "--dry-run=client", "--validate=false", "-o", "json", "-f", path))
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self(*arguments, "-o", "json"))
+
+
+def json_stream(text: str) -> list[dict[str, Any]]:
+    """The JSON documents that follow each other in `text`."""
+    decoder, found, at = json.JSONDecoder(), [], 0
+    while text[at:].strip():
+        at += len(text[at:]) - len(text[at:].lstrip())
+        document, at = decoder.raw_decode(text, at)
+        found.append(document)
+    return found
+
+
+def _manager() -> Sequence[str]:
+    return ("--field-manager", FIELD_MANAGER)
+
+
+def for_cluster(config: ClusterConfig, binaries: Binaries) -> Kubectl:
+    return Kubectl(config, binaries["kubectl"])

@@ -1,0 +1,112 @@
+"""Stock Kueue as a process: its configuration, custom resources, permissions and webhooks, all from its own module."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .build import Binaries
+from .config import KUEUE_HEALTH_PORT, KUEUE_METRICS_PORT, KUEUE_WEBHOOK_PORT, ClusterConfig
+from .errors import BuildError
+from .pki import KUEUE_ACCOUNT, KUEUE_NAMESPACE
+from .processes import Part
+from .sandbox import Sandbox
+
+CERTIFICATE_DIRECTORY = "/etc/kueue/metrics/certs"
+"""Hard-coded in Kueue's main program (cmd/kueue/main.go, v0.19)."""
+RBAC_FILES = (
+    "service_account.yaml",
+    "role.yaml",
+    "role_binding.yaml",
+    "leader_election_role.yaml",
+    "leader_election_role_binding.yaml",
+    "manager_secrets_role.yaml",
+    "manager_secrets_role_binding.yaml",
+    "metrics_auth_role.yaml",
+    "metrics_auth_role_binding.yaml",
+)
+SYSTEM_NAMESPACES = ("kube-system", KUEUE_NAMESPACE)
+
+
+def configuration(config: ClusterConfig) -> dict[str, Any]:
+    """Kueue's Configuration (config.kueue.x-k8s.io/v1beta2); what is not named here has Kueue's default."""
+    return {
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+        "kind": "Configuration",
+        "namespace": KUEUE_NAMESPACE,
+        "health": {"healthProbeBindAddress": f"{config.address}:{KUEUE_HEALTH_PORT}"},
+        "metrics": {"bindAddress": f"{config.address}:{KUEUE_METRICS_PORT}"},
+        "webhook": {"host": "127.0.0.1", "port": KUEUE_WEBHOOK_PORT, "certDir": CERTIFICATE_DIRECTORY},
+        "leaderElection": {"leaderElect": False},
+        "internalCertManagement": {"enable": False},
+        "clientConnection": {"qps": 300, "burst": 500},
+        "integrations": {"frameworks": ["batch/job"]},
+        # An aggregated API server that would need certificates and a service of its own.
+        "featureGates": {"VisibilityOnDemand": False},
+    }
+
+
+def part(config: ClusterConfig, binaries: Binaries) -> Part:
+    path = config.root / "kueue.json"
+    path.write_text(json.dumps(configuration(config), indent=1))
+    kubeconfig = config.pki / "kueue.kubeconfig"
+    return Part("kueue", [binaries["kueue"], f"--config={path}", f"--kubeconfig={kubeconfig}", "--zap-log-level=2"])
+
+
+def install_certificates(sandbox: Sandbox) -> None:
+    """Put the server certificate where Kueue looks; the sandbox has an /etc of its own."""
+    pki = sandbox.config.pki
+    script = f"""set -e
+mkdir -p {CERTIFICATE_DIRECTORY}
+cp {pki / "kueue-server.crt"} {CERTIFICATE_DIRECTORY}/tls.crt
+cp {pki / "kueue-server.key"} {CERTIFICATE_DIRECTORY}/tls.key
+"""
+    sandbox.run(["sh", "-c", script])
+
+
+def write_kustomization(manifests: Path, target: Path) -> None:
+    """Kueue's permissions under the names that its own installation gives them (prefix, namespace)."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in RBAC_FILES:
+        (target / name).write_bytes((manifests / "rbac" / name).read_bytes())
+    document = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": KUEUE_NAMESPACE,
+        "namePrefix": KUEUE_ACCOUNT.removesuffix("controller-manager"),
+        "resources": list(RBAC_FILES),
+    }
+    (target / "kustomization.yaml").write_text(json.dumps(document, indent=1))
+
+
+def webhooks(documents: Iterable[Mapping[str, Any]], ca: bytes) -> list[dict[str, Any]]:
+    """Kueue's webhook configurations for the frameworks that run here, called by URL instead of through a Service.
+
+    :raises BuildError: the module's manifests have none that we know
+    """
+    found = []
+    for document in documents:
+        kept = [_by_url(hook, ca) for hook in document["webhooks"] if _wanted(hook["clientConfig"]["service"]["path"])]
+        if not kept:
+            raise BuildError(f"Kueue's {document['kind']} has no webhook for batch/job or Kueue's own kinds")
+        name = "kueue-" + document["metadata"]["name"]
+        found.append({**document, "metadata": {"name": name}, "webhooks": kept})
+    return found
+
+
+def _wanted(path: str) -> bool:
+    return "-kueue-x-k8s-io-" in path or path.endswith("-batch-v1-job")
+
+
+def _by_url(hook: Mapping[str, Any], ca: bytes) -> dict[str, Any]:
+    path = hook["clientConfig"]["service"]["path"]
+    url = f"https://127.0.0.1:{KUEUE_WEBHOOK_PORT}{path}"
+    result = {**hook, "clientConfig": {"url": url, "caBundle": base64.b64encode(ca).decode()}}
+    if path.endswith("-batch-v1-job"):
+        # As Kueue's own installation has it (config/components/webhook/kustomization.yaml).
+        expression = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": list(SYSTEM_NAMESPACES)}
+        result["namespaceSelector"] = {"matchExpressions": [expression]}
+    return result

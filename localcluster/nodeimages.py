@@ -1,0 +1,61 @@
+"""Images inside one node's containerd."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import node
+from .config import Node
+from .errors import CommandError
+from .oci import Image, write_archive
+from .sandbox import Sandbox
+
+IMPORT_TIMEOUT = 300.0
+
+
+@dataclass(frozen=True)
+class NodeImages:
+    """:param ctr: path of containerd's client"""
+
+    box: Sandbox
+    member: Node
+    ctr: str
+
+    def _run(self, *arguments: str, timeout: float = 30) -> str:
+        address = str(node.socket(self.box.config, self.member))
+        return self.box.run([self.ctr, "--address", address, "--namespace", "k8s.io", *arguments], timeout=timeout)
+
+    def answers(self) -> bool:
+        try:
+            self._run("version", timeout=10)
+        except CommandError:
+            return False
+        return True
+
+    def manifests(self) -> dict[str, str]:
+        """Image name -> digest of its manifest."""
+        lines = self._run("images", "ls").splitlines()[1:]
+        return {fields[0]: fields[2] for fields in (line.split() for line in lines) if len(fields) > 2}
+
+    def ensure(self, image: Image) -> bool:
+        """Import `image` unless the node has exactly it. True when something was imported.
+
+        :raises CommandError: the import failed
+        """
+        if self.manifests().get(image.name) == image.manifest:
+            return False
+        present = set(self._run("content", "ls", "--quiet").split())
+        try:
+            self._import(image, present)
+        except CommandError:
+            # containerd may have collected a layer between the two calls: then everything has to come.
+            self._import(image, set())
+        return True
+
+    def _import(self, image: Image, present: set[str]) -> None:
+        archive = self.box.config.node_dir(self.member) / "import.tar"
+        try:
+            write_archive(image, archive, present)
+            self._run("images", "import", str(archive), timeout=IMPORT_TIMEOUT)
+        finally:
+            archive.unlink(missing_ok=True)
