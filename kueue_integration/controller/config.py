@@ -73,7 +73,7 @@ def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
     duration = _number(env, "SINGULARITY_LEASE_DURATION_SECONDS", 10, minimum=3)
     renew = _number(env, "SINGULARITY_LEASE_RENEW_SECONDS", 2, minimum=0.1)
     if renew * 2 > duration:
-        raise ConfigError(f"SINGULARITY_LEASE_RENEW_SECONDS = {renew:g}: must be at most half the duration, {duration:g}")
+        raise ConfigError(f"SINGULARITY_LEASE_RENEW_SECONDS = {renew:g}: must be at most half of {duration:g}")
     settings = Settings(
         max_budget_s=_number(env, "SINGULARITY_MAX_BUDGET_SECONDS", 600, minimum=1),
         regrow=_flag(env, "SINGULARITY_REGROW", True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from ..errors import Gone, KubeError
 from ..k8s import Kube
@@ -22,14 +22,21 @@ class Informer:
     """`on_change(object, deleted)` runs in the informer's thread, after the copy has changed."""
 
     def __init__(
-        self, kube: Kube, kind: Kind, on_change: Callable[[Object, bool], None], selector: str | None = None
+        self,
+        kube: Kube,
+        kind: Kind,
+        on_change: Callable[[Object, bool], None],
+        selector: str | None = None,
+        index: Callable[[Object], Hashable] = lambda obj: None,
     ) -> None:
         self._kube = kube
         self.kind = kind
         self._selector = selector
         self._on_change = on_change
+        self._index = index
         self._lock = threading.Lock()
         self._objects: dict[_Key, Object] = {}
+        self._by_index: dict[Hashable, dict[_Key, Object]] = {}
         self._stop = threading.Event()
         self.synced = threading.Event()
 
@@ -42,6 +49,24 @@ class Informer:
     def all(self) -> Sequence[Object]:
         with self._lock:
             return list(self._objects.values())
+
+    def indexed(self, value: Hashable) -> Sequence[Object]:
+        """Objects for which the index function gives `value`."""
+        with self._lock:
+            return list(self._by_index.get(value, {}).values())
+
+    def _remember(self, obj: Object) -> None:
+        self._forget(_key(obj))
+        self._objects[_key(obj)] = obj
+        self._by_index.setdefault(self._index(obj), {})[_key(obj)] = obj
+
+    def _forget(self, key: _Key) -> None:
+        old = self._objects.pop(key, None)
+        if old is not None:
+            bucket = self._by_index[self._index(old)]
+            del bucket[key]
+            if not bucket:
+                del self._by_index[self._index(old)]
 
     # --- running --------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -77,7 +102,10 @@ class Informer:
         with self._lock:
             gone = [obj for key, obj in self._objects.items() if key not in fresh]
             changed = [obj for key, obj in fresh.items() if _version(self._objects.get(key)) != _version(obj)]
-            self._objects = fresh
+            for key in list(self._objects):
+                self._forget(key)
+            for obj in items:
+                self._remember(obj)
         for obj in gone:
             self._on_change(obj, True)
         for obj in changed:
@@ -93,9 +121,9 @@ class Informer:
                 deleted = event == "DELETED"
                 with self._lock:
                     if deleted:
-                        self._objects.pop(_key(obj), None)
+                        self._forget(_key(obj))
                     else:
-                        self._objects[_key(obj)] = obj
+                        self._remember(obj)
                 self._on_change(obj, deleted)
             if self._stop.is_set():
                 return version

@@ -87,7 +87,7 @@ def observe(
 
 
 def noted(record: AttemptRecord, note: str) -> AttemptRecord:
-    """`record` with `note` added, unless it tells of a missing checkpoint: the first account is closest to the cause."""
+    """`record` with `note` added, unless it tells of a missing checkpoint: the first account is the best."""
     if record.note and NO_CHECKPOINT in record.note:
         return record
     return replace(record, note=cut(f"{record.note}. {note}" if record.note else note))

@@ -1,0 +1,274 @@
+"""The HTTPS API of the sidecars (paths and messages: proxy.protocol.messages), and the plain port of the probes.
+
+Every replica answers: all it needs stands in the Job. Calls of the Kubernetes API block, so they run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from proxy.protocol.messages import (
+    CheckpointFailure,
+    Command,
+    CommitRequest,
+    Hello,
+    MessageError,
+    Progress,
+    from_json,
+    to_json,
+)
+
+from ..errors import Conflict, KubeError
+from ..k8s import Kube
+from ..resources import JOB, Object
+from . import identity, inbox, views, writer
+from .actions import Annotations
+from .errors import BadAnnotationError, RefusedError
+from .metrics import Metrics
+from .world import World
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+LONG_POLL_S = 20.0
+PROGRESS_EVERY_S = 2.0
+WRITE_TRIES = 8
+MAX_BODY = 256 * 1024
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Hub:
+    """Wakes the long polls of a Job. `notify` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: dict[tuple[str, str], set[asyncio.Event]] = {}
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def notify(self, namespace: str, job: str) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake, (namespace, job))
+
+    def _wake(self, key: tuple[str, str]) -> None:
+        for event in self._waiting.get(key, ()):
+            event.set()
+
+    async def until(self, namespace: str, job: str, look: Callable[[], T | None], timeout_s: float) -> T | None:
+        """The first non-None result of `look`, called now and after every change; None after `timeout_s` seconds."""
+        event, key = asyncio.Event(), (namespace, job)
+        end = time.monotonic() + timeout_s
+        self._waiting.setdefault(key, set()).add(event)
+        try:
+            while True:
+                event.clear()
+                result = look()
+                left = end - time.monotonic()
+                if result is not None or left <= 0:
+                    return result
+                try:
+                    await asyncio.wait_for(event.wait(), left)
+                except (asyncio.TimeoutError, TimeoutError):
+                    return look()
+        finally:
+            self._waiting[key].discard(event)
+            if not self._waiting[key]:
+                del self._waiting[key]
+
+
+class Api:
+    """`secret` is the key from which the sidecars' shared secrets are derived."""
+
+    def __init__(self, kube: Kube, world: World, hub: Hub, secret: bytes, metrics: Metrics) -> None:
+        self._kube, self._world, self._hub = kube, world, hub
+        self._secret, self._metrics = secret, metrics
+        self._identities = identity.Identities(kube, world)
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
+        app.router.add_post("/v1/hello", self._hello)
+        app.router.add_get("/v1/commands", self._commands)
+        app.router.add_post("/v1/progress", self._progress)
+        app.router.add_post("/v1/commit", self._commit)
+        app.router.add_post("/v1/failure", self._failure)
+        return app
+
+    # --- who and about what -----------------------------------------------------------------------------------------
+    def _job(self, namespace: str, name: str, attempt: int) -> Object:
+        """Our copy of the Job if it is at `attempt`, else the API server's: the copy may be behind. Blocks."""
+        job = self._world.jobs.get(namespace, name)
+        if job is None or views.attempt(job) != attempt:
+            job = self._kube.find(JOB, namespace, name)
+        if job is None:
+            raise RefusedError(404, f"there is no Job {namespace}/{name}")
+        inbox.require_current(job, attempt)
+        return job
+
+    async def _speaker(
+        self, request: web.Request, namespace: str, name: str, attempt: int, leader: bool
+    ) -> tuple[Object, Object]:
+        """(Job, pod) for a request that is allowed. Raises RefusedError, KubeError."""
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise RefusedError(401, "the request has no bearer token")
+
+        def check() -> tuple[Object, Object]:
+            self._identities.speaker(token)  # before anything about any Job is said
+            job = self._job(namespace, name, attempt)
+            pod = self._identities.pod(token, namespace, job)
+            identity.require_attempt(pod, attempt)
+            if leader:
+                identity.require_leader(pod)
+            return job, pod
+
+        return await asyncio.to_thread(check)
+
+    async def _write(
+        self, namespace: str, name: str, change: Callable[[Object], Annotations | None], tries: int = WRITE_TRIES
+    ) -> bool:
+        """Read the Job, compute, write if it has not changed; again if it has. False: there was nothing to write."""
+
+        def attempt() -> bool:
+            for left in reversed(range(tries)):
+                job = self._kube.find(JOB, namespace, name)
+                if job is None:
+                    raise RefusedError(404, f"there is no Job {namespace}/{name}")
+                annotations = change(job)
+                if not annotations:
+                    return False
+                try:
+                    writer.patch_annotations(self._kube, job, annotations)
+                    return True
+                except Conflict:
+                    self._metrics.add("singularity_conflicts_total")
+                    if not left:
+                        raise
+            return False
+
+        return await asyncio.to_thread(attempt)
+
+    # --- handlers -----------------------------------------------------------------------------------------------------
+    async def _hello(self, request: web.Request) -> web.Response:
+        message = from_json(Hello, await request.text())
+        job, _ = await self._speaker(request, message.namespace, message.job, message.attempt, leader=False)
+        pods = self._world.pods_of(message.namespace, message.job)
+        reply = inbox.hello(job, pods, message, self._secret)
+        if reply is None:
+            return _json({"error": "the leader is not known yet, or the attempt has ended: ask again"}, 202)
+        return web.Response(text=to_json(reply), content_type="application/json")
+
+    async def _commands(self, request: web.Request) -> web.Response:
+        query = request.query
+        namespace, name = _needed(query.get("namespace"), "namespace"), _needed(query.get("job"), "job")
+        attempt, after = _number(query.get("attempt"), "attempt"), _number(query.get("after", "0"), "after")
+        job, _ = await self._speaker(request, namespace, name, attempt, leader=True)
+
+        def look() -> Command | None:
+            current = self._world.jobs.get(namespace, name) or job
+            inbox.require_current(current, attempt)
+            command = inbox.command(current)
+            return command if command is not None and command.seq > after else None
+
+        found = await self._hub.until(namespace, name, look, LONG_POLL_S)
+        if found is None:
+            return web.Response(status=204)
+        return web.Response(text=to_json(found), content_type="application/json")
+
+    async def _progress(self, request: web.Request) -> web.Response:
+        message = from_json(Progress, await request.text())
+        job, _ = await self._speaker(request, message.namespace, message.job, message.attempt, leader=True)
+        now = time.time()
+        if inbox.is_news(job, message):
+            await self._write(message.namespace, message.job, lambda j: inbox.progress(j, message, now))
+        elif inbox.progress_age(job, now) >= PROGRESS_EVERY_S:
+            with contextlib.suppress(Conflict):  # the next report is a second away
+                await self._write(message.namespace, message.job, lambda j: inbox.progress(j, message, now), tries=1)
+        return _json({})
+
+    async def _commit(self, request: web.Request) -> web.Response:
+        message = from_json(CommitRequest, await request.text())
+        await self._speaker(request, message.namespace, message.job, message.attempt, leader=True)
+        now = time.time()
+        if await self._write(message.namespace, message.job, lambda j: inbox.commit(j, message, now)):
+            self._metrics.add("singularity_checkpoints_committed_total")
+            new = message.checkpoint
+            about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt, "step": new.step}
+            log.info("checkpoint %s committed", new.id, extra={**about, "bytes": new.bytes})
+        return _json({})
+
+    async def _failure(self, request: web.Request) -> web.Response:
+        message = from_json(CheckpointFailure, await request.text())
+        await self._speaker(request, message.namespace, message.job, message.attempt, leader=True)
+        now = time.time()
+        self._metrics.add("singularity_checkpoint_failures_total")
+        about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt}
+        log.warning("no checkpoint: %s", message.message, extra=about)
+        await self._write(message.namespace, message.job, lambda j: inbox.failure(j, message, now))
+        return _json({})
+
+
+def health_app(ready: Callable[[], str], alive: Callable[[], str], metrics: Metrics) -> web.Application:
+    """`ready` and `alive` return what is wrong, "" when nothing is."""
+
+    def probe(check: Callable[[], str]) -> Handler:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            problem = check()
+            return web.Response(status=503 if problem else 200, text=(problem or "ok") + "\n")
+
+        return answer
+
+    async def numbers(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=metrics.text(), content_type="text/plain")
+
+    app = web.Application()
+    app.router.add_get("/healthz", probe(alive))
+    app.router.add_get("/readyz", probe(ready))
+    app.router.add_get("/metrics", numbers)
+    return app
+
+
+def _json(data: Any, status: int = 200) -> web.Response:
+    return web.json_response(data, status=status)
+
+
+def _needed(value: str | None, name: str) -> str:
+    if not value:
+        raise RefusedError(400, f"query parameter {name} is missing")
+    return value
+
+
+def _number(value: str | None, name: str) -> int:
+    text = _needed(value, name)
+    if not text.isascii() or not text.isdigit():
+        raise RefusedError(400, f"query parameter {name} = {text!r}: not a whole number")
+    return int(text)
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error leaves as {"error": "sentence"}; the client asks again after a 5xx."""
+    try:
+        return await handler(request)
+    except RefusedError as error:
+        return _json({"error": str(error)}, error.status)
+    except MessageError as error:
+        return _json({"error": str(error)}, 400)
+    except BadAnnotationError as error:
+        return _json({"error": str(error)}, 500)
+    except KubeError as error:
+        log.warning("%s: %s", request.path, error)
+        return _json({"error": f"the Kubernetes API did not answer as hoped: {error}"}, 503)
+    except web.HTTPException as error:
+        return _json({"error": error.reason}, error.status)
+    except Exception:
+        log.exception("%s", request.path)
+        return _json({"error": "internal error, see the controller's log"}, 500)

@@ -1,0 +1,105 @@
+"""Which pod is it that talks to us? TokenReview says which, the pod's owner says for which Job it may speak."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.protocol import names
+
+from ..k8s import Kube
+from ..resources import Object, annotation, selector
+from . import views
+from .errors import RefusedError
+from .world import World
+
+POD_NAME = "authentication.kubernetes.io/pod-name"
+POD_UID = "authentication.kubernetes.io/pod-uid"
+CACHE_S = 60.0
+CACHE_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """The pod that a token was made for."""
+
+    namespace: str
+    pod: str
+    uid: str
+
+
+class Identities:
+    """Thread-safe. A reviewed token is believed for a minute: pods report once a second."""
+
+    def __init__(self, kube: Kube, world: World) -> None:
+        self._kube = kube
+        self._world = world
+        self._lock = threading.Lock()
+        self._known: dict[bytes, tuple[float, Speaker]] = {}
+
+    def speaker(self, token: str) -> Speaker:
+        """Raises RefusedError 401, KubeError."""
+        digest = hashlib.sha256(token.encode()).digest()
+        now = time.monotonic()
+        with self._lock:
+            found = self._known.get(digest)
+        if found is not None and found[0] > now:
+            return found[1]
+        speaker = self._review(token)
+        with self._lock:
+            if len(self._known) >= CACHE_MAX:
+                self._known = {key: value for key, value in self._known.items() if value[0] > now}
+            if len(self._known) < CACHE_MAX:
+                self._known[digest] = (now + CACHE_S, speaker)
+        return speaker
+
+    def _review(self, token: str) -> Speaker:
+        status = self._kube.review_token(token, [names.TOKEN_AUDIENCE])
+        if not status.get("authenticated") or names.TOKEN_AUDIENCE not in (status.get("audiences") or ()):
+            raise RefusedError(401, f"the bearer token is not valid for audience {names.TOKEN_AUDIENCE}")
+        user = status.get("user") or {}
+        extra = user.get("extra") or {}
+        parts = str(user.get("username", "")).split(":")
+        pod, uid = (extra.get(POD_NAME) or [""])[0], (extra.get(POD_UID) or [""])[0]
+        if parts[:2] != ["system", "serviceaccount"] or len(parts) != 4 or not pod or not uid:
+            raise RefusedError(401, "the bearer token is not bound to a pod: use the projected service account token")
+        return Speaker(parts[2], pod, uid)
+
+    def pod(self, token: str, namespace: str, job: Object) -> Object:
+        """The pod of `job` that owns `token`. Raises RefusedError 401 or 403, KubeError."""
+        speaker = self.speaker(token)
+        name = str(job["metadata"]["name"])
+        found = None
+        if speaker.namespace == namespace:
+            found = _own(self._world.pods_of(namespace, name), speaker, job)
+            if found is None:  # our copy may not have a pod that has just started
+                found = _own(self._kube.list_pods(namespace, selector({views.JOB_NAME_LABEL: name})), speaker, job)
+        if found is not None:
+            return found
+        raise RefusedError(403, f"pod {speaker.namespace}/{speaker.pod} is not a pod of Job {namespace}/{name}")
+
+
+def _own(pods: Sequence[Object], speaker: Speaker, job: Object) -> Object | None:
+    """The speaker's pod if the Job owns it. Labels are not enough: whoever makes a pod chooses them."""
+    for pod in pods:
+        meta = pod["metadata"]
+        owners = [owner.get("uid") for owner in meta.get("ownerReferences") or ()]
+        if (meta["name"], meta["uid"]) == (speaker.pod, speaker.uid) and job["metadata"]["uid"] in owners:
+            return pod
+    return None
+
+
+def require_attempt(pod: Object, attempt: int) -> None:
+    """Raises RefusedError 403: a pod speaks for the attempt that it was started for, and for no other."""
+    own = annotation(pod, names.ANN_ATTEMPT)
+    if own != str(attempt):
+        raise RefusedError(403, f"pod {pod['metadata']['name']} was started for attempt {own}, not for {attempt}")
+
+
+def require_leader(pod: Object) -> None:
+    """Raises RefusedError 403."""
+    if views.pod_index(pod) != 0:
+        raise RefusedError(403, f"pod {pod['metadata']['name']} is not the leader (completion index 0)")

@@ -1,0 +1,270 @@
+"""The worker: takes a key, looks, decides, acts. One thread; only the replica that holds the Lease acts."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from proxy.protocol import names
+
+from ..errors import Conflict, KubeError
+from ..k8s import Kube
+from ..resources import ADMISSION_CHECK, JOB, WORKLOAD, Object, condition, label, selector
+from . import clock, fence, planner, views, writer
+from .actions import Decision, RecordHistory, Wait
+from .decide import decide
+from .hold import Settings
+from .metrics import Metrics
+from .workqueue import WorkQueue
+from .world import World
+
+log = logging.getLogger(__name__)
+
+RESYNC_S = 30.0
+PLAN_DELAY_S = 0.3
+"""Quota changes come in bursts; one plan for a burst."""
+BACKOFF_MAX_S = 30.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """`kind`: job, workload (one without a Job), plan or check."""
+
+    kind: str
+    namespace: str = ""
+    name: str = ""
+
+
+class Reconciler:
+    """`notify(namespace, job)` is called, from informer threads, for every change of a managed Job or its pods."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        settings: Settings,
+        metrics: Metrics,
+        notify: Callable[[str, str], None] = lambda namespace, job: None,
+    ) -> None:
+        self._kube = kube
+        self._settings = settings
+        self._metrics = metrics
+        self._notify = notify
+        self.queue: WorkQueue[Task] = WorkQueue()
+        self.world = World(kube, self._on_job, self._on_workload, self._on_pod, self._on_queue)
+        self._failures: dict[Task, int] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+        self._beat = time.monotonic()
+        self.leads: Callable[[], bool] = lambda: False
+
+    # --- life -----------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        self.world.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self.world.stop()
+        self._thread.join(timeout=10)
+
+    def silent_for(self) -> float:
+        """Seconds since the worker last showed life."""
+        return time.monotonic() - self._beat
+
+    def everything(self) -> None:
+        """Look at every object again: after taking over, and now and then."""
+        for workload in self.world.workloads.all():
+            self._on_workload(workload, False)
+        for job in self.world.jobs.all():
+            self._on_job(job, False)
+        self.queue.add(Task("check"))
+        self.queue.add(Task("plan"), PLAN_DELAY_S)
+
+    # --- events -----------------------------------------------------------------------------------------------------
+    def _on_job(self, job: Object, deleted: bool) -> None:
+        namespace, name = str(job["metadata"]["namespace"]), str(job["metadata"]["name"])
+        self.queue.add(Task("job", namespace, name))
+        self.queue.add(Task("plan"), PLAN_DELAY_S)
+        self._notify(namespace, name)
+
+    def _on_workload(self, workload: Object, deleted: bool) -> None:
+        namespace, owner = str(workload["metadata"]["namespace"]), views.owner_job(workload)
+        if owner is not None:
+            self.queue.add(Task("job", namespace, owner))
+        elif fence.asks(workload, self._settings.check_name):
+            self.queue.add(Task("workload", namespace, str(workload["metadata"]["name"])))
+        self.queue.add(Task("plan"), PLAN_DELAY_S)
+
+    def _on_pod(self, pod: Object, deleted: bool) -> None:
+        name = label(pod, views.JOB_NAME_LABEL)
+        if name:
+            namespace = str(pod["metadata"]["namespace"])
+            self.queue.add(Task("job", namespace, name))
+            self._notify(namespace, name)
+
+    def _on_queue(self, queue: Object, deleted: bool) -> None:
+        self.queue.add(Task("plan"), PLAN_DELAY_S)
+
+    # --- loop -------------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        resync = time.monotonic() + RESYNC_S
+        while not self._stop.is_set():
+            self._beat = time.monotonic()
+            task = self.queue.get(timeout_s=1.0)
+            self._metrics.set("singularity_queue_depth", len(self.queue))
+            if not self.leads():
+                continue  # whoever takes over looks at everything
+            if time.monotonic() >= resync:
+                resync = time.monotonic() + RESYNC_S
+                self.everything()
+            if task is not None:
+                self.handle(task)
+
+    def handle(self, task: Task) -> None:
+        """Do `task`; what goes wrong is logged and done again later. Never raises."""
+        try:
+            if task.kind == "job":
+                self._job(task)
+            elif task.kind == "workload":
+                self._ownerless(task)
+            elif task.kind == "plan":
+                self._plan()
+            else:
+                self._check()
+            self._failures.pop(task, None)
+        except Conflict:
+            self._metrics.add("singularity_conflicts_total")
+            self.queue.add(task, 0.05)
+        except Exception as error:
+            self._metrics.add("singularity_errors_total")
+            count = self._failures[task] = self._failures.get(task, 0) + 1
+            delay = min(0.5 * 2 ** (count - 1), BACKOFF_MAX_S)
+            if isinstance(error, KubeError):
+                log.warning("%s %s/%s: %s; again in %.1f s", task.kind, task.namespace, task.name, error, delay)
+            else:
+                log.exception("%s %s/%s: again in %.1f s", task.kind, task.namespace, task.name, delay)
+            self.queue.add(task, delay)
+
+    # --- one Job ----------------------------------------------------------------------------------------------------
+    def _job(self, task: Task) -> None:
+        namespace, name = task.namespace, task.name
+        workload = self.world.workload_of(namespace, name)
+        job = self.world.jobs.get(namespace, name)
+        if job is None:
+            if workload is None or not fence.asks(workload, self._settings.check_name):
+                return
+            # Not a managed Job, or one that our copy does not have yet: only the API server can tell.
+            job = self._kube.find(JOB, namespace, name)
+            if job is None:
+                return
+        first = self._decide(job, workload, self.world.pods_of(namespace, name))
+        if first.wake_at is not None:
+            self.queue.add(task, first.wake_at - time.time())
+        if first.action is None or (isinstance(first.action, Wait) and self._said(workload, first.action)):
+            return
+        # Copies may be old, so what is done is decided on fresh reads. A record of what was seen stays one of what was
+        # seen. Pods come before the Job: a pod that has failed is counted before the Job says what that means.
+        if isinstance(first.action, RecordHistory):
+            fresh_workload, pods = workload, self.world.pods_of(namespace, name)
+        else:
+            pods = self._kube.list_pods(namespace, selector({views.JOB_NAME_LABEL: name}))
+            assert workload is not None  # every other action is about the Workload
+            fresh_workload = self._kube.find(WORKLOAD, namespace, workload["metadata"]["name"])
+        job = self._kube.find(JOB, namespace, name)
+        if job is None:
+            return
+        decision = self._decide(job, fresh_workload, pods)
+        action = decision.action
+        if decision.wake_at is not None:
+            self.queue.add(task, decision.wake_at - time.time())
+        if action is None or (isinstance(action, Wait) and self._said(fresh_workload, action)):
+            return
+        writer.perform(
+            self._kube, action, job, fresh_workload, self._settings.check_name, self._metrics, time.time()
+        )
+
+    def _decide(self, job: Object, workload: Object | None, pods: Sequence[Object]) -> Decision:
+        return decide(job, workload, pods, time.time(), self._settings, self.world.name_of)
+
+    def _said(self, workload: Object | None, action: Wait) -> bool:
+        state = views.check(workload, self._settings.check_name) if workload else None
+        return state is not None and state.get("message") == action.message
+
+    def _ownerless(self, task: Task) -> None:
+        """A Workload of something that is no Job waits at our fence because its queue names our check."""
+        workload = self._kube.find(WORKLOAD, task.namespace, task.name)
+        if workload is None or views.owner_job(workload) or not fence.asks(workload, self._settings.check_name):
+            return
+        action = fence.decide({"metadata": workload["metadata"]}, workload, (), None, time.time()).action
+        assert action is not None
+        writer.perform(
+            self._kube, action, workload, workload, self._settings.check_name, self._metrics, time.time()
+        )
+
+    # --- regrowth -----------------------------------------------------------------------------------------------------
+    def _plan(self) -> None:
+        if not self._settings.regrow:
+            return
+        by_queue: dict[str, list[planner.Candidate]] = {}
+        for candidate in self.world.candidates():
+            given = views.admission(candidate.workload)
+            if given is not None:
+                by_queue.setdefault(given.cluster_queue, []).append(candidate)
+        now = time.time()
+        moved: set[str] = set()
+        for name, candidates in sorted(by_queue.items()):
+            queues = self.world.queues_around(name)
+            if queues is None or moved & {str(q["metadata"]["name"]) for q in queues.cohort}:
+                continue
+            plan = planner.plan(queues, candidates, now, self._settings.regrow_min_run_s)
+            if plan.wake_at is not None:
+                self.queue.add(Task("plan"), plan.wake_at - now)
+            if plan.candidate is None or plan.action is None:
+                continue
+            moved.add(name)
+            chosen = plan.candidate
+            # Written with the versions that were planned with: if either object has changed, the plan is void.
+            writer.perform(
+                self._kube,
+                plan.action,
+                chosen.job,
+                chosen.workload,
+                self._settings.check_name,
+                self._metrics,
+                now,
+            )
+
+    # --- the AdmissionCheck object ----------------------------------------------------------------------------------
+    def _check(self) -> None:
+        """Kueue keeps a ClusterQueue inactive until its checks say that somebody answers them."""
+        check = self._kube.find(ADMISSION_CHECK, None, self._settings.check_name)
+        if check is None:
+            log.warning("no AdmissionCheck %s: the chart is not completely installed", self._settings.check_name)
+            return
+        controller = (check.get("spec") or {}).get("controllerName")
+        if controller != names.ADMISSION_CHECK_CONTROLLER:
+            log.error("AdmissionCheck %s belongs to %s, left alone", self._settings.check_name, controller)
+            return
+        active = condition(check, "Active")
+        if active is not None and active.get("status") == "True":
+            return
+        new = {
+            "type": "Active",
+            "status": "True",
+            "reason": "Active",
+            "message": "the controller answers",
+            "lastTransitionTime": clock.to_whole(time.time()),
+            "observedGeneration": check["metadata"].get("generation", 1),
+        }
+        self._kube.patch(
+            ADMISSION_CHECK,
+            None,
+            self._settings.check_name,
+            {"status": {"conditions": [new]}},
+            resource_version=check["metadata"]["resourceVersion"],
+            subresource="status",
+        )
+        log.info("AdmissionCheck %s is active", self._settings.check_name)

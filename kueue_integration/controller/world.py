@@ -1,0 +1,135 @@
+"""The controller's copies of the cluster's objects, with the questions that are asked of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from proxy.protocol import names
+
+from ..k8s import Kube
+from ..resources import CLUSTER_QUEUE, JOB, LOCAL_QUEUE, POD, WORKLOAD, Object, is_true, label
+from . import planner, quota, views
+from .errors import BadAnnotationError
+from .informer import Informer
+
+Changed = Callable[[Object, bool], None]
+_MANAGED = f"{names.LABEL_MANAGED}=true"
+
+
+def _ignore(obj: Object, deleted: bool) -> None:
+    return None
+
+
+def _owner(workload: Object) -> tuple[str, str | None]:
+    return str(workload["metadata"]["namespace"]), views.owner_job(workload)
+
+
+def _pod_owner(pod: Object) -> tuple[str, str | None]:
+    return str(pod["metadata"]["namespace"]), label(pod, views.JOB_NAME_LABEL)
+
+
+class World:
+    """Jobs and Pods: the managed ones only. Everything read here may be a moment old."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        on_job: Changed = _ignore,
+        on_workload: Changed = _ignore,
+        on_pod: Changed = _ignore,
+        on_queue: Changed = _ignore,
+    ) -> None:
+        self.jobs = Informer(kube, JOB, on_job, selector=_MANAGED)
+        self.pods = Informer(kube, POD, on_pod, selector=_MANAGED, index=_pod_owner)
+        self.workloads = Informer(kube, WORKLOAD, on_workload, index=_owner)
+        self.cluster_queues = Informer(kube, CLUSTER_QUEUE, on_queue)
+        self.local_queues = Informer(kube, LOCAL_QUEUE, on_queue)
+        self._informers = (self.jobs, self.pods, self.workloads, self.cluster_queues, self.local_queues)
+
+    def start(self) -> None:
+        for informer in self._informers:
+            informer.start()
+
+    def stop(self) -> None:
+        for informer in self._informers:
+            informer.stop()
+
+    @property
+    def synced(self) -> bool:
+        return all(informer.synced.is_set() for informer in self._informers)
+
+    def wait_synced(self, timeout_s: float) -> bool:
+        """Whether every kind has been listed within `timeout_s` seconds."""
+        end = time.monotonic() + timeout_s
+        return all(informer.synced.wait(max(0.0, end - time.monotonic())) for informer in self._informers)
+
+    def workload_of(self, namespace: str, job: str) -> Object | None:
+        """The Job's Workload; the youngest when an old one is on its way out."""
+        found = self.workloads.indexed((namespace, job))
+        alive = [w for w in found if not w["metadata"].get("deletionTimestamp")]
+        return max(alive or found, key=views.created, default=None)
+
+    def pods_of(self, namespace: str, job: str) -> Sequence[Object]:
+        return self.pods.indexed((namespace, job))
+
+    def name_of(self, uid: str) -> str | None:
+        """Name of the Workload with this UID, or of the one of the Job with this UID."""
+        for workload in self.workloads.all():
+            if uid in (workload["metadata"].get("uid"), label(workload, names.KUEUE_JOB_UID_LABEL)):
+                return str(workload["metadata"]["name"])
+        return None
+
+    # --- quota --------------------------------------------------------------------------------------------------------
+    def candidates(self) -> list[planner.Candidate]:
+        """Managed Jobs that run with quota."""
+        found = []
+        for job in self.jobs.all():
+            namespace, name = str(job["metadata"]["namespace"]), str(job["metadata"]["name"])
+            workload = self.workload_of(namespace, name)
+            if workload is None or views.suspended(job) or views.failing(job) or not is_true(workload, "Admitted"):
+                continue
+            if is_true(workload, "Evicted") or is_true(workload, "Finished"):
+                continue
+            try:
+                history = views.history(job)
+                views.workers_wanted(job)
+            except BadAnnotationError:
+                continue
+            found.append(planner.Candidate(job, workload, self.pods_of(namespace, name), history))
+        return found
+
+    def queues_around(self, cluster_queue: str) -> quota.Queues | None:
+        """None if there is no such ClusterQueue."""
+        queue = self.cluster_queues.get("", cluster_queue)
+        if queue is None:
+            return None
+        cohort = [queue]
+        if _cohort(queue):
+            cohort = [q for q in self.cluster_queues.all() if _cohort(q) == _cohort(queue)]
+        members = {str(q["metadata"]["name"]) for q in cohort}
+        reserved, pending = [], []
+        for workload in self.workloads.all():
+            if is_true(workload, "Finished"):
+                continue
+            given = views.admission(workload)
+            if given is not None:
+                if given.cluster_queue in members:
+                    reserved.append(workload)
+            elif self._waits(workload) and self._queue_of(workload) in members:
+                pending.append(workload)
+        return quota.Queues(queue, cohort, reserved, pending)
+
+    @staticmethod
+    def _waits(workload: Object) -> bool:
+        return (workload.get("spec") or {}).get("active", True) and not workload["metadata"].get("deletionTimestamp")
+
+    def _queue_of(self, workload: Object) -> str | None:
+        name = (workload.get("spec") or {}).get("queueName") or ""
+        local = self.local_queues.get(str(workload["metadata"]["namespace"]), name)
+        return str(((local or {}).get("spec") or {}).get("clusterQueue")) if local else None
+
+
+def _cohort(queue: Object) -> str:
+    spec = queue.get("spec") or {}
+    return str(spec.get("cohortName") or spec.get("cohort") or "")

@@ -1,0 +1,89 @@
+"""Carries an Action out: the Job first, then the Workload, each with the version that the decision was made on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ..k8s import Kube
+from ..resources import Object
+from . import clock, views
+from .actions import Action, Annotations, AnswerReady, ReleaseHold, RequestReadmission, StartCheckpoint, Wait
+from .metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+def patch_annotations(kube: Kube, job: Object, change: Annotations) -> Object:
+    """Write annotations of the Job if it is still as `job` shows it. Raises Conflict, KubeError."""
+    meta = job["metadata"]
+    body = {"metadata": {"annotations": dict(change)}}
+    return kube.patch_job(meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
+
+
+def perform(
+    kube: Kube, action: Action, job: Object, workload: Object | None, check_name: str, metrics: Metrics, now: float
+) -> None:
+    """Raises Conflict when the objects have changed since the decision: decide again. Raises KubeError."""
+    if action.job_annotations:
+        patch_annotations(kube, job, action.job_annotations)
+    if workload is not None and isinstance(action, (AnswerReady, Wait, RequestReadmission)):
+        _patch_check(kube, workload, check_name, _check_change(action, workload, now))
+    _tell(action, job, metrics)
+
+
+def _check_change(action: Action, workload: Object, now: float) -> Mapping[str, Any]:
+    """The fields of our admission check that `action` changes."""
+    if isinstance(action, Wait):
+        return {"message": action.message}
+    if isinstance(action, AnswerReady):
+        podsets = [podset["name"] for podset in (workload.get("spec") or {}).get("podSets") or ()]
+        change: dict[str, Any] = {"state": "Ready", "message": action.message}
+        if action.pod_annotations:
+            change["podSetUpdates"] = [{"name": n, "annotations": dict(action.pod_annotations)} for n in podsets]
+        return {**change, "lastTransitionTime": clock.to_whole(now)}
+    assert isinstance(action, RequestReadmission)
+    return {
+        "state": "Retry",
+        "message": action.message,
+        "requeueAfterSeconds": 1,
+        "lastTransitionTime": clock.to_whole(now),
+    }
+
+
+def _patch_check(kube: Kube, workload: Object, check_name: str, change: Mapping[str, Any]) -> None:
+    # A merge patch replaces lists: other controllers' checks are sent back as they were, and the version guards them.
+    checks = [dict(item) for item in workload["status"].get("admissionChecks") or ()]
+    changed = [{**item, **change} if item.get("name") == check_name else item for item in checks]
+    meta = workload["metadata"]
+    kube.patch_workload_status(
+        meta["namespace"],
+        meta["name"],
+        {"status": {"admissionChecks": changed}},
+        resource_version=meta["resourceVersion"],
+    )
+
+
+def _tell(action: Action, job: Object, metrics: Metrics) -> None:
+    meta = job["metadata"]
+    fields: dict[str, object] = {"job": f"{meta['namespace']}/{meta['name']}"}
+    if isinstance(action, AnswerReady):
+        metrics.add("singularity_fence_answers_total")
+        log.info("fence: %s", action.message, extra={**fields, **dict(action.pod_annotations)})
+    elif isinstance(action, Wait):
+        log.info("fence: %s", action.message, extra=fields)
+    elif isinstance(action, StartCheckpoint):
+        metrics.add("singularity_checkpoints_requested_total")
+        fields.update(reason=action.reason, preemptor=action.preemptor, deadline=clock.to_text(action.deadline))
+        log.info("hold: checkpoint asked for", extra=fields)
+    elif isinstance(action, ReleaseHold):
+        metrics.add("singularity_holds_released_total", action.why)
+        log.warning("hold released: %s", action.message, extra=fields)
+    elif isinstance(action, RequestReadmission):
+        cause = "regrow" if action.message.startswith("quota") else "broken"
+        metrics.add("singularity_readmissions_total", cause)
+        log.info("readmission: %s", action.message, extra=fields)
+    else:
+        record = views.history(job)[-1]
+        log.debug("history of attempt %d updated", record.attempt, extra=fields)
