@@ -67,6 +67,7 @@ _STORE_METHODS = [
     "list_keys",
     "has_extended_api",
 ]
+_C10D = "torch._C._distributed_c10d"
 SWAPPED = ("GLOO", "NCCL")
 MIN_STORE_TIMEOUT = datetime.timedelta(seconds=300)
 """Other pods may still be downloading their images when this rank is ready to meet them."""
@@ -206,7 +207,7 @@ def install(module: ModuleType) -> None:
     """Put the replaceable parts under `module`, which is torch.distributed.distributed_c10d."""
     if not hasattr(module, "ProcessGroup"):  # a torch built without distributed: nothing to replace
         return
-    c10d = sys.modules["torch._C._distributed_c10d"]
+    c10d: Any = sys.modules[_C10D]
     proxy_store = make_store_class(c10d.Store)
     swap_backend = make_backend_class(c10d.Backend)
     patch_work(c10d.Work)
@@ -300,11 +301,11 @@ def drop() -> None:
         store.drop()
 
 
-def rebuild(module: Any, generation: int, rank: int, address: str, port: int) -> None:
+def rebuild(generation: int, rank: int, address: str, port: int) -> None:
     """Meet the other ranks at `address:port` and make every backend again, in the order of their creation."""
     with fork.communication():
         for store in stores:
-            store.rebuild(module.TCPStore, rank, address, port)
+            store.rebuild(sys.modules[_C10D].TCPStore, rank, address, port)
     for backend in backends:
         backend.rebuild(generation)
     if backends or stores:

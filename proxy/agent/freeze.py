@@ -72,7 +72,7 @@ def _resume(boundary: Boundary, generation: int, order: dict[str, Any]) -> None:
     os.environ.update({str(k): str(v) for k, v in order.get("env", {}).items()})
     os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
     if comm.stores or comm.backends:
-        comm.rebuild(sys.modules["torch.distributed.distributed_c10d"], generation, boundary.rank, address, port)
+        comm.rebuild(generation, boundary.rank, address, port)
     try:
         boundary.open()
     except (OSError, ValueError) as error:

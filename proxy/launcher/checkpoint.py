@@ -86,7 +86,8 @@ def _dump_rank(slot: Slot, paths: Paths, tool: criu.Criu, checkpoint_id: str, de
         raise DumpError(f"rank {slot.rank}: CRIU dump {problem}. {' | '.join(lines)}")
     sizes = [image.WrittenFile(str(path), path.stat().st_size) for path in written if path.exists()]
     log_size = paths.log(slot.rank).stat().st_size
-    image.pack(work, images)
+    image.pack(work, images / image.WORK_TAR)
+    image.pack(slot.shm, images / image.SHM_TAR)
     image.write_record(images, image.RankRecord(slot.rank, slot.root, step, log_size, sizes))
 
 
@@ -113,5 +114,7 @@ def resume(slots: Slots, paths: Paths, generation: int, address: str, port: int,
         (paths.control(rank) / f"frozen-{generation}.json").unlink(missing_ok=True)
         write_resume(paths, rank, generation, address, port, env)
         with contextlib.suppress(SlotError, OSError):
+            for path in slot.shm.glob("link_remap.*"):  # CRIU's, of a dump that nobody restored here
+                path.unlink(missing_ok=True)
             for pid in scan.processes(slot.init):
                 os.kill(pid, signal.SIGCONT)

@@ -41,10 +41,13 @@ class Criu:
         return cls((found,))
 
     def dump(self, root: int, images: Path, work: Path) -> list[str]:
-        """Dump and leave everything stopped: it can go on if the checkpoint comes to nothing, and cannot run ahead."""
+        """Dump and leave everything stopped: it can go on if the checkpoint comes to nothing, and cannot run ahead.
+
+        `--link-remap`: a named semaphore is mapped under a temporary name that glibc has unlinked since.
+        """
         return [
             *self.command, "dump", "-t", str(root), "-D", str(images), "-W", str(work), "-o", DUMP_LOG, *_COMMON,
-            "--ghost-limit", "512M", "--leave-stopped",
+            "--ghost-limit", "512M", "--link-remap", "--leave-stopped",
         ]  # fmt: skip
 
     def restore(self, images: Path, work: Path) -> list[str]:

@@ -1,10 +1,9 @@
-"""What travels beside CRIU's images: the rank's work directory, and what the launcher must know to restore it."""
+"""What travels beside CRIU's images: work directory, /dev/shm, and what the launcher must know to restore the rank."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import tarfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from ..protocol.messages import MessageError, from_json
 from .errors import RestoreError
 
 WORK_TAR = "work.tar"
+SHM_TAR = "shm.tar"
 RECORD = "rank.json"
 
 
@@ -48,21 +48,21 @@ def read_record(folder: Path) -> RankRecord:
         raise RestoreError(f"{folder / RECORD} cannot be used: {error}; the image is incomplete") from None
 
 
-def pack(work: Path, folder: Path) -> None:
-    """The work directory as a tar. Sockets are left out: CRIU binds them again."""
-    with tarfile.open(folder / WORK_TAR, "w") as tar:
-        tar.add(work, arcname=".")
+def pack(folder: Path, archive: Path) -> None:
+    """Everything in `folder` as a tar. Sockets are left out: CRIU binds them again."""
+    with tarfile.open(archive, "w") as tar:
+        tar.add(folder, arcname=".")
 
 
-def unpack(folder: Path, work: Path) -> None:
-    """The work directory exactly as it was: links and permissions are the user's own. Raises RestoreError."""
-    work.mkdir(parents=True, exist_ok=True)
+def unpack(archive: Path, folder: Path) -> None:
+    """The folder exactly as it was: links and permissions are the user's own. Raises RestoreError."""
+    folder.mkdir(parents=True, exist_ok=True)
     trusted: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
     try:
-        with tarfile.open(folder / WORK_TAR) as tar:
-            tar.extractall(work, **trusted)  # noqa: S202 - our own archive, its digest is checked by the sidecar
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, **trusted)  # noqa: S202 - our own archive, its digest is checked by the sidecar
     except (OSError, tarfile.TarError) as error:
-        raise RestoreError(f"{folder / WORK_TAR} cannot be unpacked: {error}") from None
+        raise RestoreError(f"{archive} cannot be unpacked: {error}") from None
 
 
 def rewind(record: RankRecord) -> list[str]:
@@ -86,8 +86,3 @@ def rewind(record: RankRecord) -> list[str]:
         elif size < file.size:
             done.append(f"{path}: has {size} bytes, had {file.size} at the checkpoint; somebody else changed it")
     return done
-
-
-def python_version() -> str:
-    """Version of the interpreter in this image."""
-    return ".".join(map(str, sys.version_info[:3]))

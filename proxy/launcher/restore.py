@@ -34,6 +34,7 @@ def restore(plan: Plan, paths: Paths, tool: criu.Criu, env: Mapping[str, str], s
         for rank in plan.ranks:
             slots[rank] = Slot(rank)
             slots[rank].adopt(records[rank].root)
+            image.unpack(paths.image(plan.checkpoint_id, rank) / image.SHM_TAR, slots[rank].shm)
         _restore_all(plan, paths, tool, slots)
         ids = {
             rank: checkpoint.write_resume(paths, rank, plan.generation, plan.master_addr, plan.master_port, env)
@@ -57,7 +58,7 @@ def _unpack(plan: Plan, paths: Paths, rank: int, say: Say) -> image.RankRecord:
     record = image.read_record(folder)
     if record.rank != rank:
         raise RestoreError(f"{folder} holds the image of rank {record.rank}, wanted rank {rank}")
-    image.unpack(folder, paths.work(rank))
+    image.unpack(folder / image.WORK_TAR, paths.work(rank))
     for line in image.rewind(record):
         say(f"rank {rank}: {line}")
     control = paths.control(rank)

@@ -59,6 +59,11 @@ class Slot:
         """Send a signal to the rank's first process."""
         self._ask({"signal": int(number)})
 
+    @property
+    def shm(self) -> Path:
+        """The slot's own /dev/shm, seen from here."""
+        return Path(f"/proc/{self.init}/root/dev/shm")
+
     def inside(self, argv: Sequence[str]) -> list[str]:
         """argv that runs `argv` inside the slot."""
         return ["nsenter", "-t", str(self.init), "-m", "-p", *argv]

@@ -20,7 +20,7 @@ import sys
 import traceback
 from typing import Any
 
-from . import masks
+from . import mounts
 
 FIRST_PID = 1000
 """PID of a rank's root at a fresh start: above every helper that a restore slot runs before CRIU needs the PIDs."""
@@ -130,7 +130,8 @@ def main() -> int:
     signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     init = Init()
-    masks.apply()
+    mounts.mask_proc()
+    mounts.private_shm()
     _say({"ready": os.getpid()})
     pending = b""
     while True:

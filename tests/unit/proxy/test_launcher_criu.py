@@ -1,0 +1,140 @@
+"""The process engine for real: containers, CRIU, torch. Two ranks move 2 pods -> 1 pod -> 2 pods, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_sidecar import Coordinator
+from pod_harness import Pod
+
+from proxy.protocol import messages, page
+
+pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
+
+STEPS = 240
+HERE = Path(__file__).parent
+ENV = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+Make = Callable[..., Pod]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def fresh(ranks: list[int], port: int, world: int = 2) -> messages.Plan:
+    return messages.Plan("fresh", 1, world, ranks, "127.0.0.1", port)
+
+
+def restored(ranks: list[int], port: int, generation: int, checkpoint: str, attempt: int) -> messages.Plan:
+    return messages.Plan("restore", attempt, 2, ranks, "127.0.0.1", port, generation, checkpoint)
+
+
+def losses(pods: dict[int, Pod]) -> dict[int, str]:
+    return {rank: (pod.work(rank) / "cwd/losses").read_text() for rank, pod in pods.items()}
+
+
+def everyone_alive(pods: list[Pod]) -> Callable[[], bool]:
+    return lambda: all(pod.alive() for pod in pods)
+
+
+def stop_and_dump(pods: dict[int, Pod], generation: int, checkpoint: str, step: int) -> int:
+    """Barrier after at least `step` steps, dump everywhere; the step is returned."""
+    coordinator = Coordinator({rank: pod.sidecar for rank, pod in pods.items()})
+    everyone = list(dict.fromkeys(pods.values()))
+    try:
+        coordinator.wait_count(step, alive=everyone_alive(everyone))
+        stopped = coordinator.acquire(generation)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n" + "\n".join(f"--- {p.name}\n{p.log()}" for p in everyone)) from None
+    skip = {pod.name: len(pod.sidecar.events) for pod in everyone}
+    for pod in everyone:
+        pod.sidecar.command("dump", generation=generation, checkpoint_id=checkpoint)
+    for pod in everyone:
+        event = pod.wait_event("dumped", "dump_failed", skip=skip[pod.name])
+        assert event.kind == "dumped", f"{event.message}\n{pod.log()}"
+    return stopped
+
+
+def end(pods: list[Pod]) -> None:
+    """The pods are deleted after the commit."""
+    for pod in pods:
+        pod.terminate()
+        pod.wait_event("terminating")
+        pod.sidecar.command("exit")
+        assert pod.wait() == 143, pod.log()
+
+
+@pytest.fixture
+def pod(make_pod: Make, rootfs: Path, torch_env: Path) -> Make:
+    def make(name: str, plan: messages.Plan, workers: int = 2, **more: object) -> Pod:
+        made = make_pod(
+            name, rootfs=rootfs, torch=torch_env, plan=plan, env=ENV,
+            command=["python3", "train_ddp.py", str(STEPS), str(workers)], **more,
+        )  # fmt: skip
+        shutil.copy(HERE / "train_ddp.py", made.volumes / "source/train_ddp.py")
+        return made
+
+    return make
+
+
+def uninterrupted(pod: Make) -> dict[int, str]:
+    port = free_port()
+    alone = pod("reference", fresh([0, 1], port)).start()
+    assert alone.wait(300) == 0, alone.log()
+    assert [event.code for event in alone.sidecar.events if event.kind == "exited"] == [0, 0]
+    return losses({0: alone, 1: alone})
+
+
+def test_two_pods_one_pod_two_pods(pod: Make) -> None:
+    reference = uninterrupted(pod)
+    assert reference[0].count("\n") > STEPS
+    assert reference[0] != reference[1]
+
+    port = free_port()
+    first = {rank: pod(f"first-{rank}", fresh([rank], port)).start() for rank in (0, 1)}
+    generation = page.generation(1, 1)
+    step = stop_and_dump(first, generation, "c1", 60)
+    assert 60 <= step < STEPS
+    end(list(first.values()))
+
+    one = pod("second", restored([0, 1], free_port(), generation, "c1", 2))
+    for rank in (0, 1):
+        one.bring(first[rank], "c1", rank)
+    one.start().wait_event("restored")
+    assert one.sidecar.page.rank(0).count >= step
+    second = page.generation(2, 1)
+    later = stop_and_dump({0: one, 1: one}, second, "c2", step + 60)
+    assert step + 60 <= later < STEPS
+    end([one])
+
+    port = free_port()
+    last = {rank: pod(f"third-{rank}", restored([rank], port, second, "c2", 3)) for rank in (0, 1)}
+    for rank, target in last.items():
+        target.bring(one, "c2", rank)
+        target.start()
+    for rank, target in last.items():
+        assert target.wait(300) == 0, target.log()
+        assert [e.kind for e in target.sidecar.events] == ["restored", "exited"]
+        assert f"[rank {rank}] done" in target.log()
+        assert f"port {port}" in target.log()
+        assert "step 50 " not in target.log()  # shown by the first pod, not again
+    assert losses(last) == reference
+
+
+def test_dump_in_place_and_go_on(pod: Make) -> None:
+    """A periodic checkpoint, and one that is cancelled after the dump: the ranks go on where they are."""
+    reference = uninterrupted(pod)
+    one = pod("pod", fresh([0, 1], free_port())).start()
+    for sequence, step in ((1, 40), (2, 120)):
+        generation = page.generation(1, sequence)
+        stop_and_dump({0: one, 1: one}, generation, f"c{sequence}", step)
+        one.sidecar.page.publish(0, 0, generation)
+        one.sidecar.command("resume", generation=generation, master_addr="127.0.0.1", master_port=free_port())
+    assert one.wait(300) == 0, one.log()
+    assert losses({0: one, 1: one}) == reference
