@@ -1,7 +1,7 @@
 """A real Airflow on this machine: api-server, scheduler, dag-processor and triggerer as four processes of their own.
 
-Everything it writes lies in its home folder. Its processes are recognised by `AIRFLOW_HOME` in their environment, so
-that they can be stopped by whoever knows the folder, also after the process that started them was killed.
+Everything it writes lies in its home folder, the numbers of its processes too, so that they can be stopped by whoever
+knows the folder, also after the process that started them was killed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+
+from localcluster.procfs import HOST_PROC, ProcessId, identify
 
 from .errors import AirflowApiError, AirflowStartError, StoryTimeoutError
 from .rest import AirflowApi
@@ -84,6 +86,9 @@ class Airflow:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        process = identify(HOST_PROC, self._processes[part].pid)
+        if process is not None:
+            (self.home / f"{part}.pid").write_text(f"{process.pid} {process.started}")
 
     def kill_part(self, part: str) -> None:
         """kill -9 of one process and of everything it started, as a crash of its machine would be."""
@@ -184,23 +189,40 @@ def tail(path: Path, lines: int = 30) -> str:
 
 
 def processes_of(home: Path) -> list[int]:
-    """Pids of all processes whose environment has this AIRFLOW_HOME."""
-    wanted = f"AIRFLOW_HOME={home}".encode()
+    """Pids of everything that was started by the installation in `home` and still runs.
+
+    Each part leads a session of its own; the kernel does not give a number to another process while a session has it.
+    """
+    sessions = {record.pid for record in _records(home) if identify(HOST_PROC, record.pid) in (record, None)}
+    return [pid for pid, session in _sessions() if session in sessions]
+
+
+def _records(home: Path) -> list[ProcessId]:
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:  # it ended meanwhile, or is a zombie
-            continue
+    for path in home.glob("*.pid"):
+        pid, _, started = path.read_text().partition(" ")
+        found.append(ProcessId(int(pid), int(started)))
     return found
 
 
+def _sessions() -> Iterator[tuple[int, int]]:
+    """(pid, session) of every process that has not ended; proc_pid_stat(5)."""
+    for entry in HOST_PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            text = (entry / "stat").read_text()
+        except OSError:  # it ended meanwhile
+            continue
+        state, _parent, _group, session = text[text.rindex(")") + 2 :].split()[:4]
+        if state not in "ZX":
+            yield int(entry.name), int(session)
+
+
 def stop(home: Path) -> None:
-    """Stop everything that runs with this home: SIGTERM first, SIGKILL to what is left after STOP_TIMEOUT_S seconds."""
-    _signal(processes_of(home), signal.SIGTERM)
+    """Stop everything that runs with this home: SIGTERM to the parts, SIGKILL to what is left after STOP_TIMEOUT_S."""
+    leaders = {record.pid for record in _records(home)}
+    _signal([pid for pid in processes_of(home) if pid in leaders], signal.SIGTERM)
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while (left := processes_of(home)) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -10,6 +10,7 @@ from typing import TypeVar
 from kueue_integration.k8s import Kube, connect
 from kueue_integration.platform import PlatformConfig, load
 from localcluster import cluster as local
+from localcluster import registry, sandbox
 
 from .airflow import Airflow
 from .evidence import collect, show
@@ -30,13 +31,16 @@ class Stage:
         self._dags = dags
         self._cluster: local.Cluster | None = None
         self._was_up = False
+        self._started = False
         self._airflow: Airflow | None = None
         self._kube: Kube | None = None
         self._platform: PlatformConfig | None = None
 
     def up(self) -> None:
         """Cluster first (idempotent), then a fresh Airflow. Raises LocalClusterError."""
-        self._was_up = local.is_up(self.name)
+        known = registry.find(self.name)
+        self._was_up = known is not None and sandbox.find(known) is not None
+        self._started = True
         self._cluster = local.up(self.name, progress=self.say)
         self._kube = connect(str(self._cluster.kubeconfig))
         self._platform = load(self._kube)
@@ -81,8 +85,8 @@ class Stage:
 
     def save_evidence(self, target: Path) -> None:
         """Copy the logs of everything that is up to `target` and print the useful ends."""
-        logs = self._cluster.logs if self._cluster else None
-        collect(self._kube, self._airflow, NAMESPACE, logs, target)
+        known = registry.find(self.name)
+        collect(self._kube, self._airflow, NAMESPACE, known.logs if known else None, target)
         show(target, self.say)
 
     def stop_airflow(self) -> None:
@@ -97,9 +101,8 @@ class Stage:
                 self.say(f"{self.where()}\nit stays up; stop it with: singularityctl local down --name {self.name}")
             return
         self.stop_airflow()
-        if self._cluster is not None and not self._was_up:
-            self.say(f"taking down cluster {self.name}")
-            local.down(self.name)
+        if self._started and not self._was_up:
+            local.down(self.name, progress=self.say)
         self._cluster = None
 
 

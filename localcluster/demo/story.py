@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kueue_integration.k8s import Kube
 from kueue_integration.resources import JOB
@@ -14,10 +15,17 @@ from .follow import ENDED, Follower, running_pods, runs
 from .model import Expectation, StoryRecord
 from .wait import wait_for
 
-STEPS_BEFORE = 150
-"""Steps on the first flavor before the high-priority job arrives."""
-STEPS_MOVED = 100
-"""Steps on the other flavor before that job ends."""
+
+@dataclass(frozen=True)
+class Pace:
+    """When the story goes on, in steps of the training."""
+
+    before: int = 150
+    """Steps on the first flavor before the high-priority job arrives."""
+    moved: int = 100
+    """Steps on the other flavor before that job ends."""
+
+
 START_TIMEOUT_S = 180.0
 MOVE_TIMEOUT_S = 180.0
 FINISH_TIMEOUT_S = 420.0
@@ -28,20 +36,26 @@ CPU_PER_POD = "250m"
 
 
 def drive(
-    kube: Kube, namespace: str, follower: Follower, expect: Expectation, image: str, say: Callable[[str], None]
+    kube: Kube,
+    namespace: str,
+    follower: Follower,
+    expect: Expectation,
+    image: str,
+    say: Callable[[str], None],
+    pace: Pace = Pace(),
 ) -> JobStatus:
     """Preempt, move, grow back, finish. Returns the last status; raises StoryError when it goes another way."""
     follower.until(
-        lambda s: runs(s, expect.flavor, expect.workers, STEPS_BEFORE),
-        f"{STEPS_BEFORE} steps done by {expect.workers} pods on {expect.flavor}",
+        lambda s: runs(s, expect.flavor, expect.workers, pace.before),
+        f"{pace.before} steps done by {expect.workers} pods on {expect.flavor}",
         START_TIMEOUT_S,
     )
     say(f"--> high-priority job {expect.intruder} arrives and wants all of {expect.flavor}")
     kube.create(intruder(expect.intruder, namespace, QUEUE, image, expect.workers, CPU_PER_POD))
     try:
         follower.until(
-            lambda s: runs(s, expect.other_flavor, expect.min_workers, STEPS_MOVED),
-            f"{STEPS_MOVED} more steps done by {expect.min_workers} pods on {expect.other_flavor}",
+            lambda s: runs(s, expect.other_flavor, expect.min_workers, pace.moved),
+            f"{pace.moved} more steps done by {expect.min_workers} pods on {expect.other_flavor}",
             MOVE_TIMEOUT_S,
         )
         wait_for(

@@ -1,0 +1,79 @@
+"""One real cluster (named `test`, nobody's own is touched) and one real Airflow for all end-to-end tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dag_run import Run
+
+from localcluster.demo.follow import managed_jobs
+from localcluster.demo.stage import CHECKOUT, DAGS, NAMESPACE, Stage
+from localcluster.demo.story import remove
+
+CLUSTER = "test"
+EVIDENCE = CHECKOUT / "build" / "e2e"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _needs_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("the end-to-end tests start a cluster on this machine and need root")
+
+
+@pytest.fixture(scope="session")
+def stage(say: Callable[[str], None], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Cluster and Airflow with the examples' DAGs and those of the tests; both are gone at the end."""
+    dags = tmp_path_factory.mktemp("airflow") / "dags"
+    shutil.copytree(DAGS, dags, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(__file__).parent / "dags", dags, dirs_exist_ok=True)
+    shutil.rmtree(EVIDENCE, ignore_errors=True)
+    made = Stage(CLUSTER, say, dags)
+    try:
+        made.up()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(autouse=True)
+def _evidence(request: pytest.FixtureRequest, say: Callable[[str], None]) -> Iterator[None]:
+    """Save every part's log when a test fails; leave no Job of the test behind."""
+    yield
+    if "stage" not in request.fixturenames:
+        return
+    stage: Stage = request.getfixturevalue("stage")
+    call = getattr(request.node, "report_call", None)
+    if call is not None and call.failed:
+        stage.save_evidence(EVIDENCE / request.node.name)
+    for name in managed_jobs(stage.kube, NAMESPACE).values():
+        remove(stage.kube, NAMESPACE, name)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    setattr(item, f"report_{report.when}", report)
+
+
+@pytest.fixture(scope="session")
+def digits(stage: Stage) -> str:
+    """Path, as the pods see it, of the handwritten digits."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    folder = stage.cluster.shared / "e2e"
+    folder.mkdir(exist_ok=True)
+    images = (data.images / 16.0).astype(np.float32)
+    np.savez(folder / "digits.npz", x_train=images, y_train=data.target.astype(np.int64))
+    return "/shared/e2e/digits.npz"
+
+
+@pytest.fixture
+def start_run(stage: Stage, say: Callable[[str], None]) -> Callable[[str], Run]:
+    return lambda dag_id: Run(stage, dag_id, say)

@@ -1,0 +1,56 @@
+"""DAGs of the end-to-end tests: tasks that the tests interrupt in known ways."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+from airflow.sdk import DAG
+
+from airflow_provider.operators import SingularityTrainOperator
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "no_boundary.py")
+COMMON: dict[str, Any] = {"queue": "training", "priority_class": "low", "script": SCRIPT}
+
+
+class KilledAfterSubmitOperator(SingularityTrainOperator):
+    """Its worker is killed by SIGKILL once, after the Job was made and before the task is deferred."""
+
+    def defer(self, **kwargs: Any) -> NoReturn:
+        marker = Path(os.environ["AIRFLOW_HOME"], "worker-was-killed")
+        if not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().defer(**kwargs)
+        raise AssertionError("defer raises")
+
+
+with DAG("deadline", schedule=None, catchup=False):
+    # Four pods fill flavor ondemand and do not fit on spot: after the eviction the job waits until the quota is free.
+    SingularityTrainOperator(
+        task_id="train",
+        workers=4,
+        resources={"cpu": "250m"},
+        checkpoint_budget_s=10,
+        script_args=["--seconds", "25"],
+        **COMMON,
+    )
+
+with DAG("killed_worker", schedule=None, catchup=False):
+    KilledAfterSubmitOperator(
+        task_id="train",
+        workers=1,
+        resources={"cpu": "250m"},
+        retries=1,
+        retry_delay=timedelta(seconds=1),
+        script_args=["--seconds", "15"],
+        **COMMON,
+    )
+
+with DAG("cleared", schedule=None, catchup=False):
+    SingularityTrainOperator(
+        task_id="train", workers=1, resources={"cpu": "250m"}, script_args=["--seconds", "30"], **COMMON
+    )
