@@ -32,4 +32,5 @@ def setup(level: str) -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    for name in ("aiohttp.access", "urllib3", "asyncio"):
+        logging.getLogger(name).setLevel(logging.WARNING)
