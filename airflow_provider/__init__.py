@@ -1,0 +1,31 @@
+"""Airflow provider: operators, triggers and what they need in workers and triggerers.
+
+Turns a task into a `TrainSpec`, waits for the Job, tells its story. Never imports torch; talks to the cluster only
+through `kueue_integration` and the ordinary `kubernetes` connection. How a checkpoint is taken is not known here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+PACKAGE = "airflow-provider-singularity"
+VERSION = "0.1.0"
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Entry point `apache_airflow_provider`; valid against `airflow/provider_info.schema.json`."""
+    return {
+        "package-name": PACKAGE,
+        "name": "Singularity",
+        "description": "Training steps on Kueue that can be preempted, moved and resized without losing a step",
+        "versions": [VERSION],
+        "integrations": [
+            {
+                "integration-name": "Singularity",
+                "external-doc-url": "https://kueue.sigs.k8s.io/",
+                "tags": ["software"],
+            }
+        ],
+        "operators": [{"integration-name": "Singularity", "python-modules": ["airflow_provider.operators"]}],
+        "triggers": [{"integration-name": "Singularity", "python-modules": ["airflow_provider.triggers"]}],
+    }

@@ -1,0 +1,33 @@
+"""Every error that this package raises on purpose. All are AirflowExceptions: Airflow's retry rules apply to them."""
+
+from __future__ import annotations
+
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+
+class SingularityProviderError(AirflowException):  # type: ignore[misc]
+    """Base class. The message is a sentence that says what happened and what to do."""
+
+
+class TrainingFailedError(SingularityProviderError):
+    """The Job failed: the program ended with an error, or its pods died too often. A retry starts a new Job."""
+
+
+class TrainingDeletedError(SingularityProviderError):
+    """Somebody deleted the Job while the task waited for it. A retry starts a new Job."""
+
+
+class TrainingTimeoutError(SingularityProviderError):
+    """`execution_timeout` passed; the Job was deleted."""
+
+
+class KilledError(SingularityProviderError):
+    """A user acted on the task while it was being submitted; the Job was deleted."""
+
+
+class ClusterUnreachableError(SingularityProviderError):
+    """The Kubernetes API gave no answer for longer than the operator's `api_outage_tolerance`."""
+
+
+class InvalidTrainingError(AirflowFailException, SingularityProviderError):  # type: ignore[misc]
+    """What the DAG asks for cannot work as written. Never retried: the same input fails the same way."""

@@ -1,0 +1,176 @@
+"""Whose Job is it, and is it still the one this task instance wants? Pure functions.
+
+A task instance owns its Jobs by a label that all its tries share. Each Job carries, as an annotation, the *generation*
+it stands for: a new generation starts when a user clears the task or when a retry follows a real failure, never because
+a worker or a triggerer died. The cluster is asked first; Airflow's own record is a second source for what the cluster
+has already forgotten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from kueue_integration.resources import annotation, is_true
+from proxy.protocol import names
+
+DOMAIN = f"airflow.{names.DOMAIN}"
+LABEL_OWNER = f"{DOMAIN}/owner"
+"""Hash of dag, run, task and map index: shared by all tries and generations."""
+ANN_TASK = f"{DOMAIN}/task"
+"""JSON of `Claim`: which task instance, which generation."""
+MAX_JOB_NAME = 52
+_HASH_CHARS = 10
+
+
+@dataclass(frozen=True)
+class TaskKey:
+    """A task instance over all its tries."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+
+    @property
+    def owner(self) -> str:
+        """Label value, the same for all generations."""
+        return _digest(asdict(self))
+
+
+@dataclass(frozen=True)
+class Try:
+    """What tells a cleared task from a retried one.
+
+    `max_tries` grows with every clear of a task that does not run; a task that is cleared while it runs only shows in
+    `clear_number`, which counts the clears of the whole DAG run.
+    """
+
+    try_number: int
+    max_tries: int
+    clear_number: int
+
+    def cleared_since(self, earlier: Try) -> bool:
+        """Whether a user cleared the task between `earlier` and this try."""
+        if self.max_tries != earlier.max_tries:
+            return True
+        return self.clear_number != earlier.clear_number and self.try_number != earlier.try_number
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One generation of a task instance's Job, as written on the Job and in Airflow's task state store."""
+
+    key: TaskKey
+    generation: int
+    made_by: Try
+    namespace: str
+    name: str
+    uid: str | None = None
+    """None until the API server has answered the create."""
+
+    @property
+    def identity(self) -> str:
+        """Label value that the platform adopts a Job by."""
+        return _identity(self.key, self.generation)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(data: object) -> Claim | None:
+        """A claim as `to_dict` wrote it; None for anything else: both places it is kept in can be edited by people."""
+        if not isinstance(data, Mapping):
+            return None
+        try:
+            claim = Claim(
+                key=TaskKey(**data["key"]),
+                generation=int(data["generation"]),
+                made_by=Try(**{name: int(value) for name, value in data["made_by"].items()}),
+                namespace=str(data["namespace"]),
+                name=str(data["name"]),
+                uid=None if data.get("uid") is None else str(data["uid"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+        return claim
+
+    @staticmethod
+    def of_job(job: Mapping[str, Any]) -> Claim | None:
+        """The claim on `job`, with the Job's uid; None if it carries none."""
+        try:
+            claim = Claim.from_dict(json.loads(annotation(job, ANN_TASK) or ""))
+        except ValueError:
+            return None
+        return None if claim is None else replace(claim, uid=job["metadata"]["uid"])
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`adopt` the Job of `claim` as it is, or create one for it; in both cases first delete `remove` (name, uid)."""
+
+    claim: Claim
+    adopt: bool
+    remove: tuple[tuple[str, str], ...]
+    why: str
+
+
+def job_name(prefix: str, key: TaskKey, generation: int) -> str:
+    """Deterministic name of a Job: a readable prefix and a hash, a DNS label of at most 52 characters."""
+    slug = re.sub(r"[^a-z0-9]+", "-", prefix.lower()).strip("-")
+    if not slug or not slug[0].isalpha():
+        slug = f"t-{slug}".strip("-")
+    slug = slug[: MAX_JOB_NAME - _HASH_CHARS - 1].rstrip("-")
+    return f"{slug}-{_identity(key, generation)[:_HASH_CHARS]}"
+
+
+def decide(
+    key: TaskKey, now: Try, namespace: str, prefix: str, jobs: Sequence[Mapping[str, Any]], record: Claim | None
+) -> Decision:
+    """What a starting try has to do. `jobs`: those with this owner's label; `record`: what Airflow remembers."""
+
+    def fresh(generation: int, why: str) -> Decision:
+        claim = Claim(key, generation, now, namespace, job_name(prefix, key, generation))
+        return Decision(claim, False, _unfinished(jobs, keep=None), why)
+
+    claims = {job["metadata"]["uid"]: Claim.of_job(job) for job in jobs}
+    known = [(claim, job) for job in jobs if (claim := claims[job["metadata"]["uid"]]) is not None]
+    if record is not None and record.key != key:
+        record = None
+    highest = max([claim.generation for claim, _ in known] + ([record.generation] if record else []), default=-1)
+    if not known:
+        if record is None:
+            return fresh(0, "first submission")
+        if record.uid is None and not now.cleared_since(record.made_by):
+            return fresh(record.generation, "an earlier try was interrupted before it created the Job")
+        return fresh(highest + 1, f"Job {record.name} of an earlier try is gone")
+    latest, job = max(known, key=lambda pair: pair[0].generation)
+    if now.cleared_since(latest.made_by):
+        return fresh(highest + 1, f"the task was cleared: Job {latest.name} no longer counts")
+    if job["metadata"].get("deletionTimestamp"):
+        return fresh(highest + 1, f"Job {latest.name} of an earlier try is being deleted")
+    if is_true(job, "Failed"):
+        return fresh(highest + 1, f"Job {latest.name} of an earlier try failed")
+    state = "has finished" if is_true(job, "Complete") else "is alive"
+    return Decision(latest, True, _unfinished(jobs, keep=latest.uid), f"Job {latest.name} {state}: adopted")
+
+
+def _unfinished(jobs: Sequence[Mapping[str, Any]], keep: str | None) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (job["metadata"]["name"], job["metadata"]["uid"])
+        for job in jobs
+        if job["metadata"]["uid"] != keep and not is_true(job, "Complete") and not is_true(job, "Failed")
+    )
+
+
+def _identity(key: TaskKey, generation: int) -> str:
+    return _digest({**asdict(key), "generation": generation})
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    """63 characters at most, lower-case hex: a label value and, cut, part of a DNS label."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:40]

@@ -1,0 +1,248 @@
+"""One watch of Jobs and Workloads per (connection, namespace) in a triggerer, shared by all its triggers.
+
+A thousand deferred tasks cost two API connections and no polling. The informer never fails its subscribers: an
+unreachable API server only means that nothing new is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from kueue_integration.resources import JOB, WORKLOAD, Kind, Object, label
+from proxy.protocol import names
+
+from .cluster import ApiError, AsyncCluster, connect_async
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 300
+"""A watch is ended by the server after about this time and goes on where it was; jitter keeps many of them apart."""
+BACKOFF_FIRST_S = 0.5
+BACKOFF_MAX_S = 30.0
+
+_Key = tuple[int, str, str]
+_informers: dict[_Key, Informer] = {}
+
+
+@dataclass
+class Subscription:
+    """One trigger's view on one Job."""
+
+    informer: Informer
+    name: str
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def synced(self) -> bool:
+        """Whether Jobs and Workloads have been listed at least once."""
+        return self.informer.synced
+
+    @property
+    def trouble(self) -> str:
+        """Why the API server cannot be followed right now; "" when it can."""
+        return self.informer.trouble
+
+    @property
+    def job(self) -> Object | None:
+        return self.informer.jobs.get(self.name)
+
+    @property
+    def workload(self) -> Object | None:
+        """The Workload of the Job's current uid."""
+        job = self.job
+        return self.informer.workloads.get(job["metadata"]["uid"]) if job else None
+
+    def notify(self) -> None:
+        self._changed.set()
+
+    async def changed(self, timeout_s: float) -> bool:
+        """Wait for a change since the last call; False if there was none within `timeout_s` seconds."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        finally:
+            self._changed.clear()
+        return True
+
+
+class Informer:
+    """Cache of one namespace. Lives in one event loop and is touched from there only."""
+
+    def __init__(self, conn_id: str, namespace: str) -> None:
+        self.conn_id, self.namespace = conn_id, namespace
+        self.jobs: dict[str, Object] = {}
+        self.workloads: dict[str, Object] = {}
+        """By the uid of their Job."""
+        self.trouble = ""
+        self._by_name: dict[str, list[Subscription]] = {}
+        self._synced: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def synced(self) -> bool:
+        return len(self._synced) == 2
+
+    def start(self) -> None:
+        # An empty context: the log lines of the shared watch belong to no task instance.
+        self._task = asyncio.get_running_loop().create_task(self._run(), context=contextvars.Context())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def add(self, subscription: Subscription) -> None:
+        self._by_name.setdefault(subscription.name, []).append(subscription)
+
+    def remove(self, subscription: Subscription) -> None:
+        left = [s for s in self._by_name.get(subscription.name, []) if s is not subscription]
+        if left:
+            self._by_name[subscription.name] = left
+        else:
+            self._by_name.pop(subscription.name, None)
+
+    @property
+    def idle(self) -> bool:
+        return not self._by_name
+
+    async def _run(self) -> None:
+        backoff = BACKOFF_FIRST_S
+        while True:
+            started = asyncio.get_running_loop().time()
+            try:
+                async with connect_async(self.conn_id) as cluster:
+                    await self._follow_both(cluster)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                # Whatever it is (no connection of that id yet, expired credentials, API server down): tasks wait on.
+                if asyncio.get_running_loop().time() - started > BACKOFF_MAX_S:
+                    backoff = BACKOFF_FIRST_S
+                self._report(error)
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.5))  # noqa: S311
+            backoff = min(2 * backoff, BACKOFF_MAX_S)
+
+    async def _follow_both(self, cluster: AsyncCluster) -> None:
+        """Ends with the first error of either watch."""
+        managed = f"{names.LABEL_MANAGED}=true"
+        tasks = [
+            asyncio.create_task(self._follow(cluster, JOB, managed)),
+            asyncio.create_task(self._follow(cluster, WORKLOAD, names.KUEUE_JOB_UID_LABEL)),
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, cluster: AsyncCluster, kind: Kind, selector: str) -> None:
+        while True:
+            items, version = await cluster.list(kind, self.namespace, selector)
+            self._replace(kind, items)
+            try:
+                await self._watch(cluster, kind, selector, version)
+            except ApiError as error:
+                if error.status != 410:
+                    raise
+                log.info("watch of %s in %s is too old, listing again", kind.plural, self.namespace)
+                await asyncio.sleep(random.uniform(0.0, 1.0))  # noqa: S311
+
+    async def _watch(self, cluster: AsyncCluster, kind: Kind, selector: str, version: str) -> None:
+        """Follow from `version` over as many connections as it takes. Raises when the watch cannot go on."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            timeout_s = int(WATCH_S * random.uniform(0.8, 1.2))  # noqa: S311
+            async for event, obj in cluster.watch(kind, self.namespace, selector, version, timeout_s):
+                version = str(obj["metadata"].get("resourceVersion") or version)
+                if event != "BOOKMARK":
+                    self._apply(kind, event, obj)
+            if loop.time() - began < 1.0:  # a server that hangs up at once must not be asked a thousand times a second
+                await asyncio.sleep(random.uniform(0.5, 1.5))  # noqa: S311
+
+    def _replace(self, kind: Kind, items: list[Object]) -> None:
+        if kind is JOB:
+            self.jobs = {item["metadata"]["name"]: item for item in items}
+        else:
+            self.workloads = {}
+            for item in items:
+                self._put_workload(item)
+        self._synced.add(kind.name)
+        if self.trouble:
+            log.info("connection %s, namespace %s: following again", self.conn_id, self.namespace)
+        self.trouble = ""
+        self._notify_all()
+
+    def _apply(self, kind: Kind, event: str, obj: Object) -> None:
+        if kind is JOB:
+            name = obj["metadata"]["name"]
+            if event == "DELETED":
+                self.jobs.pop(name, None)
+            else:
+                self.jobs[name] = obj
+            self._notify(name)
+            return
+        uid = label(obj, names.KUEUE_JOB_UID_LABEL) or ""
+        held = self.workloads.get(uid)
+        if event != "DELETED":
+            self._put_workload(obj)
+        elif held is not None and held["metadata"]["uid"] == obj["metadata"]["uid"]:
+            del self.workloads[uid]
+        for owner in obj["metadata"].get("ownerReferences") or ():
+            self._notify(owner["name"])
+
+    def _put_workload(self, obj: Object) -> None:
+        self.workloads[label(obj, names.KUEUE_JOB_UID_LABEL) or ""] = obj
+
+    def _notify(self, name: str) -> None:
+        for subscription in self._by_name.get(name, ()):
+            subscription.notify()
+
+    def _notify_all(self) -> None:
+        for name in list(self._by_name):
+            self._notify(name)
+
+    def _report(self, error: BaseException) -> None:
+        text = f"{type(error).__name__}: {error}"
+        if not self.trouble:
+            expected = isinstance(error, ApiError | aiohttp.ClientError | TimeoutError | OSError)
+            log.warning(
+                "connection %s, namespace %s: cannot follow, asking again: %s",
+                self.conn_id,
+                self.namespace,
+                text,
+                exc_info=None if expected else error,
+            )
+        self.trouble = text
+        self._notify_all()
+
+
+@asynccontextmanager
+async def subscribe(conn_id: str, namespace: str, name: str) -> AsyncIterator[Subscription]:
+    """The shared view on Job `name`. The first subscriber of a (connection, namespace) starts the watch, the last one
+    ends it."""
+    key = (id(asyncio.get_running_loop()), conn_id, namespace)
+    informer = _informers.get(key)
+    if informer is None:
+        informer = _informers[key] = Informer(conn_id, namespace)
+        informer.start()
+    subscription = Subscription(informer, name)
+    subscription.notify()  # what is known already counts as the first change
+    informer.add(subscription)
+    try:
+        yield subscription
+    finally:
+        informer.remove(subscription)
+        if informer.idle and _informers.get(key) is informer:
+            del _informers[key]
+            await informer.stop()

@@ -1,0 +1,99 @@
+"""Two looks at a job -> what a user should read in the task log. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from kueue_integration.status import JobStatus
+from proxy.protocol.messages import AttemptRecord
+
+QUIET_PHASES = frozenset(("Running", "Restoring", "Checkpointing", "Succeeded"))
+"""Told better by the attempts than by the phase."""
+
+
+def narrate(before: JobStatus | None, now: JobStatus) -> list[str]:
+    """Sentences for everything that is new in `now`, oldest first; `before` None: everything."""
+    lines: list[str] = []
+    known = {record.attempt: record for record in before.attempts} if before else {}
+    for position, record in enumerate(now.attempts):
+        previous = now.attempts[position - 1] if position else None
+        lines += _attempt(known.get(record.attempt), record, previous, now)
+    turned = before is None or (before.phase, before.reason) != (now.phase, now.reason)
+    if turned and now.phase not in QUIET_PHASES:
+        lines.append(f"{now.phase}: {now.message}")
+    return lines
+
+
+def progress(now: JobStatus) -> str:
+    """One line on how far a running job is."""
+    return f"Attempt {now.attempt}: {now.step} steps done on {now.flavor} with {_count(now.pods, 'pod')}"
+
+
+def _attempt(
+    old: AttemptRecord | None, new: AttemptRecord, previous: AttemptRecord | None, status: JobStatus
+) -> Iterator[str]:
+    who = f"Attempt {new.attempt}"
+    if old is None:
+        wait = "" if new.queued_at is None else f" after {_seconds(new.admitted_at - new.queued_at)} in the queue"
+        yield (
+            f"{who}: admitted on flavor {new.flavor} with {_count(new.pods, 'pod')} "
+            f"({_count(new.ranks, 'rank')}){wait}; {_start(new, status)}"
+        )
+    if _newly(old, new, "first_step_at"):
+        took = _seconds(new.first_step_at - new.admitted_at) if new.first_step_at is not None else "?"
+        yield f"{who}: first step is {new.first_step}, completed {took} after admission{_lost(previous, new)}"
+    if _newly(old, new, "evicted_at"):
+        yield f"{who}: {_evicted(new)}"
+    if _newly(old, new, "barrier_at"):
+        at = "" if new.last_step is None else f" after step {new.last_step}"
+        yield f"{who}: all {new.ranks} ranks stopped{at}{_after(new.evicted_at, new.barrier_at)}"
+    if _newly(old, new, "committed_at"):
+        safe = "" if new.last_step is None else f": steps 0 to {new.last_step} are safe"
+        yield f"{who}: checkpoint {new.checkpoint} is committed{safe}{_after(new.barrier_at, new.committed_at)}"
+    if _newly(old, new, "note"):
+        yield f"{who}: {new.note}"
+    if _newly(old, new, "released_at"):
+        yield f"{who}: its quota is free for others{_after(new.committed_at, new.released_at)}"
+    if _newly(old, new, "finished_at"):
+        last = "" if new.last_step is None else f", last step {new.last_step}"
+        yield f"{who}: {'finished' if new.ended_by == 'Finished' else 'failed'}{last}"
+
+
+def _newly(old: AttemptRecord | None, new: AttemptRecord, field: str) -> bool:
+    value = getattr(new, field)
+    return value is not None and (old is None or getattr(old, field) != value)
+
+
+def _start(record: AttemptRecord, status: JobStatus) -> str:
+    if not record.restored_from:
+        return "starts from the beginning"
+    steps: Mapping[str, int] = {str(c["id"]): int(c["step"]) for c in status.checkpoints if "step" in c}
+    step = steps.get(record.restored_from)
+    at = "" if step is None else f" at step {step}"
+    return f"goes on{at} from checkpoint {record.restored_from}"
+
+
+def _evicted(record: AttemptRecord) -> str:
+    if record.preempted_by:
+        return f"preempted by {record.preempted_by}; keeps running until its checkpoint is safe"
+    reason = record.ended_by or "Evicted"
+    return f"evicted by Kueue ({reason}); a checkpoint is asked for"
+
+
+def _lost(previous: AttemptRecord | None, record: AttemptRecord) -> str:
+    if previous is None or previous.last_step is None or record.first_step is None:
+        return ""
+    lost = previous.last_step + 1 - record.first_step
+    return f", {_count(lost, 'step')} lost and run again" if lost > 0 else ", no step lost"
+
+
+def _after(start: float | None, end: float | None) -> str:
+    return "" if start is None or end is None else f", {_seconds(end - start)} later"
+
+
+def _seconds(value: float) -> str:
+    return f"{max(0.0, value):.1f} s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,325 @@
+"""`SingularityTrainOperator`: one training job on Kueue as one Airflow task."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from airflow.sdk import BaseOperator, timezone
+from airflow.sdk.exceptions import AirflowRescheduleException
+
+from kueue_integration import jobs
+from kueue_integration.errors import KubeError, SingularityError, SpecError
+from kueue_integration.k8s import Kube
+from kueue_integration.resources import JOB, is_true
+from kueue_integration.status import summarise
+
+from . import cluster, compat, submission
+from .exceptions import (
+    ClusterUnreachableError,
+    InvalidTrainingError,
+    KilledError,
+    SingularityProviderError,
+    TrainingDeletedError,
+    TrainingFailedError,
+    TrainingTimeoutError,
+)
+from .identity import Claim, Decision, TaskKey, Try, decide
+from .lineage import document, headline
+from .triggers import USER_STATES, SingularityJobTrigger
+
+DeletionPolicy = Literal["never", "on_success", "always"]
+STORE_KEY = "singularity_job"
+OUTAGE_KEY = "singularity_api_outage_since"
+RETRY_AFTER_S = 30.0
+REMOVE_WAIT_S = 60.0
+
+
+class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
+    """Train on Kueue-managed Kubernetes; preemption, migration and resizing do not end the task nor cost a retry.
+
+    The task submits one Indexed Job and defers; a worker slot is held only for the seconds of submitting and ending.
+    A worker, scheduler or triggerer that dies never makes a second Job: the next try adopts the one that is there. A
+    clear, or a retry after a failure of the training itself, starts a new one; a clear, mark failed or mark success
+    deletes the one that runs.
+
+    Results are the XComs `job` (`{"namespace", "name", "uid"}`) and `lineage` (attempts, checkpoints, timings; kept
+    current while the task is deferred).
+
+    :param queue_name: Kueue LocalQueue in `namespace` (templated). Airflow's own `queue` stays the worker's queue
+    :param command: argv of the program, one process per rank, without torchrun (templated)
+    :param script: instead of `command`: path of a Python file, relative to the DAG file, that is shipped with the job
+        and run as `python3 <script> <script_args>` (templated)
+    :param script_args: arguments of `script` (templated)
+    :param name: readable beginning of the Job's name, default the task id; a hash of the task instance is appended
+        (templated)
+    :param namespace: default: the connection's, else `default` (templated)
+    :param workers: pods wanted (templated)
+    :param min_workers: fewest pods to run with, default `workers` (templated)
+    :param world_size: ranks, constant over the life of the job, default `workers` (templated)
+    :param image: training image, default the platform's (templated)
+    :param priority_class: Kueue WorkloadPriorityClass (templated)
+    :param pod_resources: per pod, `{"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}` (templated)
+    :param env: environment of every rank (templated)
+    :param files: relative path -> text, copied into each rank's working directory (templated)
+    :param workdir: directory in the image to start in (templated)
+    :param store: fsspec URL of the checkpoint store, default the platform's (templated)
+    :param engine: `auto` or `process`
+    :param checkpoint_budget_s: how long a preemption may be held for a checkpoint, seconds (templated)
+    :param grace_period_s: grace period of the pods, seconds (templated)
+    :param hold: cooperative preemption; False: plain Kueue, the checkpoint has to fit the grace period
+    :param volumes, volume_mounts: added to the pods, as in a Pod manifest (templated)
+    :param labels, annotations: added to Job and pods (templated)
+    :param kubernetes_conn_id: Airflow connection of type `kubernetes`
+    :param deletion_policy: whether the ended Job is deleted: `never`, `on_success`, `always`
+    :param api_outage_tolerance: how long an unreachable Kubernetes API is ridden out without using a retry
+    """
+
+    template_fields: Sequence[str] = (
+        "queue_name", "command", "script", "script_args", "name", "namespace", "workers", "min_workers", "world_size",
+        "image", "priority_class", "pod_resources", "env", "files", "workdir", "store", "checkpoint_budget_s",
+        "grace_period_s", "volumes", "volume_mounts", "labels", "annotations", "kubernetes_conn_id",
+    )  # fmt: skip
+    template_fields_renderers = {"pod_resources": "json", "env": "json", "files": "json", "command": "json"}  # noqa: RUF012
+    ui_color = "#d5e8d4"
+
+    def __init__(
+        self,
+        *,
+        queue_name: str,
+        command: Sequence[str] | None = None,
+        script: str | None = None,
+        script_args: Sequence[str] = (),
+        name: str | None = None,
+        namespace: str | None = None,
+        workers: int | str = 1,
+        min_workers: int | str | None = None,
+        world_size: int | str | None = None,
+        image: str | None = None,
+        priority_class: str | None = None,
+        pod_resources: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        files: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+        store: str | None = None,
+        engine: str = "auto",
+        checkpoint_budget_s: int | str = 120,
+        grace_period_s: int | str = 90,
+        hold: bool = True,
+        volumes: Sequence[Mapping[str, Any]] = (),
+        volume_mounts: Sequence[Mapping[str, Any]] = (),
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        kubernetes_conn_id: str = "kubernetes_default",
+        deletion_policy: DeletionPolicy = "never",
+        api_outage_tolerance: datetime.timedelta = datetime.timedelta(hours=1),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.queue_name = queue_name
+        self.command = command
+        self.script = script
+        self.script_args = script_args
+        self.name = name
+        self.namespace = namespace
+        self.workers = workers
+        self.min_workers = min_workers
+        self.world_size = world_size
+        self.image = image
+        self.priority_class = priority_class
+        self.pod_resources = pod_resources
+        self.env = env
+        self.files = files
+        self.workdir = workdir
+        self.store = store
+        self.engine = engine
+        self.checkpoint_budget_s = checkpoint_budget_s
+        self.grace_period_s = grace_period_s
+        self.hold = hold
+        self.volumes = volumes
+        self.volume_mounts = volume_mounts
+        self.labels = labels
+        self.annotations = annotations
+        self.kubernetes_conn_id = kubernetes_conn_id
+        self.deletion_policy = deletion_policy
+        self.api_outage_tolerance = api_outage_tolerance
+        self._kill_requested = False
+        if deletion_policy not in get_args(DeletionPolicy):
+            raise ValueError(
+                f"deletion_policy = {deletion_policy!r}: must be one of {', '.join(get_args(DeletionPolicy))}"
+            )
+        if command is None and script is None:
+            raise ValueError("command = None: give command or script")
+        if command is not None and script is not None:
+            raise ValueError(f"script = {script!r}: give either command or script, not both")
+
+    # --- first part: submit, then defer ---------------------------------------------------------------------------
+    def execute(self, context: Any) -> None:
+        """Create or adopt the Job and defer. Raises InvalidTrainingError (never retried), SingularityProviderError."""
+        try:
+            claim = self._place(context)
+        except SpecError as error:
+            lines = "".join(f"\n  {field} = {value!r}: {text}" for field, value, text in error.problems)
+            raise InvalidTrainingError(f"The training job was refused before anything was created:{lines}") from None
+        except KubeError as error:
+            if error.transient:
+                self._ride_out(context, error)
+            raise SingularityProviderError(str(error)) from error
+        except SingularityError as error:
+            raise SingularityProviderError(str(error)) from error
+        if claim is None:
+            return
+        limit = self.execution_timeout
+        self.defer(
+            trigger=SingularityJobTrigger(
+                conn_id=self.kubernetes_conn_id,
+                namespace=claim.namespace,
+                name=claim.name,
+                uid=str(claim.uid),
+                # Airflow does not enforce execution_timeout while a task is deferred.
+                deadline=None if limit is None else time.time() + limit.total_seconds(),
+            ),
+            method_name="execute_complete",
+        )
+
+    def _place(self, context: Any) -> Claim | None:
+        """The claim on a Job that is there to be waited for; None when an adopted one has succeeded already."""
+        ti = context["ti"]
+        key = TaskKey(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index)
+        now = Try(ti.try_number, ti.max_tries, compat.clear_number(context))
+        kube, default_namespace = cluster.connect(self.kubernetes_conn_id)
+        namespace = self.namespace or default_namespace
+        store = context.get("task_state_store")
+        record = None if store is None else Claim.from_dict(store.get(STORE_KEY))
+        decision = decide(
+            key, now, namespace, self.name or self.task_id, submission.owned_jobs(kube, namespace, key), record
+        )
+        self.log.info("%s", decision.why[0].upper() + decision.why[1:])
+        spec = None if decision.adopt else submission.build_spec(self, decision.claim, self._dag_file())
+        self._make_room(kube, decision, record)
+        claim = decision.claim
+        if spec is not None:
+            self._remember(store, claim)
+            done = submission.submit(kube, spec)
+            claim = Claim(claim.key, claim.generation, claim.made_by, done.namespace, done.name, done.uid)
+            size = (
+                f"{spec.workers} pods"
+                if spec.fewest_workers == spec.workers
+                else (f"{spec.fewest_workers} to {spec.workers} pods")
+            )
+            self.log.info(
+                "Job %s/%s submitted to queue %s: %s, %s ranks",
+                claim.namespace,
+                claim.name,
+                spec.queue,
+                size,
+                spec.ranks,
+            )
+        self._remember(store, claim)
+        if store is not None:
+            store.delete(OUTAGE_KEY)
+        if self._kill_requested:
+            self._honour_kill(kube, ti, claim)
+        job = kube.find(JOB, claim.namespace, claim.name) if decision.adopt else None
+        if job is not None and is_true(job, "Complete"):
+            lineage = document(summarise(job, kube.get_workload_for_job(job), ()))
+            reference = {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid}
+            event = {"status": "success", "message": "finished already", "job": reference, "lineage": lineage}
+            self.execute_complete(context, event)
+            return None
+        return claim
+
+    def _make_room(self, kube: Kube, decision: Decision, record: Claim | None) -> None:
+        """Delete what this try replaces, and come back later if that takes long."""
+        for name, _ in decision.remove:
+            self.log.info("Deleting Job %s, which this try replaces, and waiting for its pods to end", name)
+        namespace = decision.claim.namespace
+        left = submission.remove(kube, namespace, decision.remove, REMOVE_WAIT_S, lambda: self._kill_requested)
+        if record is not None and record.uid and record.namespace != namespace:  # the DAG was changed between two tries
+            other = ((record.name, record.uid),)
+            left += submission.remove(kube, record.namespace, other, REMOVE_WAIT_S, lambda: self._kill_requested)
+        if left:
+            self.log.info("Still ending: %s; trying again in %.0f s", ", ".join(left), RETRY_AFTER_S)
+            raise AirflowRescheduleException(timezone.utcnow() + datetime.timedelta(seconds=RETRY_AFTER_S))
+
+    def _remember(self, store: Any, claim: Claim) -> None:
+        if store is not None:
+            store.set(STORE_KEY, claim.to_dict())
+
+    def _ride_out(self, context: Any, error: KubeError) -> None:
+        """Raise AirflowRescheduleException, which uses no retry, unless the outage has lasted too long."""
+        store = context.get("task_state_store")
+        if store is None:
+            return
+        since = float(store.get(OUTAGE_KEY) or time.time())
+        if time.time() - since > self.api_outage_tolerance.total_seconds():
+            store.delete(OUTAGE_KEY)
+            raise ClusterUnreachableError(
+                f"The Kubernetes API has not answered for {self.api_outage_tolerance}: {error}"
+            ) from error
+        store.set(OUTAGE_KEY, since)
+        self.log.warning("The Kubernetes API does not answer, trying again in %.0f s: %s", RETRY_AFTER_S, error)
+        raise AirflowRescheduleException(timezone.utcnow() + datetime.timedelta(seconds=RETRY_AFTER_S)) from error
+
+    def _dag_file(self) -> str | None:
+        dag = self.get_dag()
+        return None if dag is None else dag.fileloc
+
+    # --- kill -----------------------------------------------------------------------------------------------------
+    def on_kill(self) -> None:
+        """SIGTERM. It may come from a user or from a worker that is being drained, and this runs inside a signal
+        handler, where Airflow cannot be asked: note it; `execute`, which goes on after this, asks."""
+        self._kill_requested = True
+
+    def _honour_kill(self, kube: Kube, ti: Any, claim: Claim) -> None:
+        state = compat.task_state(ti)
+        if state is not None and state != "restarting" and state not in USER_STATES:
+            self.log.info("The worker is being stopped, the task is %s: Job %s goes on", state, claim.name)
+            return
+        jobs.delete(kube, claim.namespace, claim.name, uid=claim.uid)
+        raise KilledError(
+            f"The task was ended by a user (state {state}) while it was submitted: Job {claim.name} is deleted"
+        )
+
+    # --- second part: after the trigger's event ---------------------------------------------------------------------
+    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> None:
+        """Report what became of the Job. Raises TrainingFailedError, TrainingDeletedError, TrainingTimeoutError."""
+        job, outcome, message = event["job"], event["status"], event["message"]
+        where = f"Job {job['namespace']}/{job['name']}"
+        self._push(context, job, event["lineage"])
+        self._clean_up(job, outcome)
+        if outcome == "success":
+            self.log.info("%s succeeded: %s", where, message)
+        elif outcome == "timeout":
+            raise TrainingTimeoutError(f"{where} ran out of time: {message}; the Job is deleted")
+        elif outcome == "deleted":
+            raise TrainingDeletedError(f"{where} was deleted while the task waited for it: {message}")
+        else:
+            raise TrainingFailedError(f"{where} failed: {message}")
+
+    def _push(self, context: Any, job: Mapping[str, Any], lineage: Mapping[str, Any] | None) -> None:
+        context["ti"].xcom_push(key="job", value=dict(job))
+        if lineage is not None:
+            context["ti"].xcom_push(key="lineage", value=dict(lineage))
+            self.log.info("%s", headline(lineage))
+
+    def _clean_up(self, job: Mapping[str, Any], outcome: str) -> None:
+        """Show the last output and delete what must go. The outcome stands already: trouble here is only told."""
+        namespace, name, uid = job["namespace"], job["name"], job["uid"]
+        ended = outcome in ("success", "failed")
+        unwanted = self.deletion_policy == "always" or (self.deletion_policy == "on_success" and outcome == "success")
+        try:
+            kube, _ = cluster.connect(self.kubernetes_conn_id)
+            if ended:
+                for line in submission.log_tails(kube, namespace, name, failed=outcome == "failed"):
+                    self.log.info("%s", line)
+            if outcome == "timeout" or (ended and unwanted):
+                jobs.delete(kube, namespace, name, uid=uid)
+        except Exception as error:
+            self.log.warning(
+                "Job %s/%s could not be looked after (%s: %s); if it is still there and not wanted: "
+                "singularityctl delete %s --namespace %s",
+                namespace, name, type(error).__name__, error, name, namespace,
+            )  # fmt: skip

@@ -1,0 +1,143 @@
+"""From an operator's parameters to a Job in the cluster: what a worker does before the task defers. Blocking."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kueue_integration import jobs, platform
+from kueue_integration.errors import KubeError, SpecError
+from kueue_integration.k8s import Kube
+from kueue_integration.resources import JOB, Object, label, selector
+from kueue_integration.spec import TrainSpec, from_mapping
+from proxy.protocol import names
+
+from .identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey
+
+SPEC_FIELDS: Mapping[str, str] = {
+    "queue_name": "queue", "pod_resources": "resources", "workers": "workers", "min_workers": "min_workers",
+    "world_size": "world_size", "image": "image", "priority_class": "priority_class", "env": "env",
+    "workdir": "workdir", "store": "store", "engine": "engine", "checkpoint_budget_s": "checkpoint_budget_s",
+    "grace_period_s": "grace_period_s", "hold": "hold", "volumes": "volumes", "volume_mounts": "volume_mounts",
+}  # fmt: skip
+"""Operator parameter -> field of TrainSpec, for those that are passed on as they are."""
+GONE_POLL_S = 0.5
+
+
+def owned_jobs(kube: Kube, namespace: str, key: TaskKey) -> list[Object]:
+    """All Jobs of this task instance, of every generation."""
+    return kube.list(JOB, namespace, selector({names.LABEL_MANAGED: "true", LABEL_OWNER: key.owner}))
+
+
+def build_spec(operator: Any, claim: Claim, dag_file: str | None) -> TrainSpec:
+    """The TrainSpec of `operator`'s rendered parameters. Raises SpecError that names the operator's parameters."""
+    files = dict(operator.files or {})
+    command = operator.command
+    if operator.script is not None:
+        path = script_path(operator.script, dag_file)
+        files[path.name] = _read(operator.script, path)
+        command = ["python3", path.name, *[str(word) for word in operator.script_args]]
+    values: dict[str, Any] = {
+        field: getattr(operator, parameter)
+        for parameter, field in SPEC_FIELDS.items()
+        if getattr(operator, parameter) is not None
+    }
+    values |= {
+        "name": claim.name,
+        "namespace": claim.namespace,
+        "command": command,
+        "files": files,
+        "identity": claim.identity,
+        "labels": {**(operator.labels or {}), LABEL_OWNER: claim.key.owner},
+        "annotations": {**(operator.annotations or {}), ANN_TASK: json.dumps(claim.to_dict(), sort_keys=True)},
+    }
+    try:
+        return from_mapping(values)
+    except SpecError as error:
+        raise in_operator_words(error) from None
+
+
+def in_operator_words(error: SpecError) -> SpecError:
+    """The same problems under the names that the DAG's author wrote."""
+    parameters = {field: parameter for parameter, field in SPEC_FIELDS.items()}
+
+    def rename(field: str) -> str:
+        base, bracket, rest = field.partition("[")
+        return parameters.get(base, base) + bracket + rest
+
+    return SpecError([(rename(field), value, text) for field, value, text in error.problems])
+
+
+def script_path(script: str, dag_file: str | None) -> Path:
+    """Where `script` lies: relative paths start at the folder of the DAG file."""
+    return Path(dag_file).parent / script if dag_file else Path(script)
+
+
+def _read(script: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fix = f"cannot be read as text at {path} ({error}); give a path relative to the DAG file"
+        raise SpecError([("script", script, fix)]) from None
+
+
+def submit(kube: Kube, spec: TrainSpec) -> jobs.Submitted:
+    """Create or adopt. Raises SpecError in the operator's words, PlatformError, ConflictError, KubeError."""
+    try:
+        return jobs.submit(kube, spec, platform.load(kube))
+    except SpecError as error:
+        raise in_operator_words(error) from None
+
+
+def remove(
+    kube: Kube, namespace: str, doomed: tuple[tuple[str, str], ...], timeout_s: float, stop: Callable[[], bool]
+) -> list[str]:
+    """Delete these (name, uid) with their pods and wait until they are gone; names of those that still are there.
+
+    Nothing may be submitted before: two generations of a job would write to the same places.
+    """
+    for name, uid in doomed:
+        jobs.delete(kube, namespace, name, uid=uid)
+    deadline = time.monotonic() + timeout_s
+    left = [*doomed]
+    while left:
+        left = [(name, uid) for name, uid in left if _there(kube, namespace, name, uid)]
+        if not left or stop() or time.monotonic() >= deadline:
+            break
+        time.sleep(GONE_POLL_S)
+    return [name for name, _ in left]
+
+
+def _there(kube: Kube, namespace: str, name: str, uid: str) -> bool:
+    job = kube.find(JOB, namespace, name)
+    return job is not None and job["metadata"]["uid"] == uid
+
+
+def log_tails(kube: Kube, namespace: str, name: str, failed: bool, lines: int = 30) -> Iterator[str]:
+    """The last output of rank 0's pod, or of the pods that failed. What cannot be had is said, never raised."""
+    try:
+        for pod in kube.list_pods(namespace, selector({names.LABEL_JOB: name})):
+            code = _exit_code(pod)
+            wanted = code not in (None, 0, names.EXIT_PREEMPTED) if failed else _index(pod) == "0" and code == 0
+            if wanted:
+                yield f"--- last lines of {pod['metadata']['name']}, exit code {code}"
+                yield from kube.pod_logs(
+                    namespace, pod["metadata"]["name"], names.CONTAINER_TRAIN, tail=lines, timeout_s=10.0
+                )
+    except KubeError as error:
+        yield f"--- no output of the pods to be had: {error}"
+
+
+def _exit_code(pod: Mapping[str, Any]) -> int | None:
+    for status in (pod.get("status") or {}).get("containerStatuses") or ():
+        if status.get("name") == names.CONTAINER_TRAIN:
+            terminated = (status.get("state") or {}).get("terminated") or {}
+            return terminated.get("exitCode")
+    return None
+
+
+def _index(pod: Mapping[str, Any]) -> str | None:
+    return label(pod, "batch.kubernetes.io/job-completion-index")

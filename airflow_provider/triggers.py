@@ -1,0 +1,217 @@
+"""`SingularityJobTrigger`: waits for one training Job and tells its story in the task log meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+
+from kueue_integration.classify import Phase
+from kueue_integration.resources import JOB
+from kueue_integration.status import JobStatus, summarise
+
+from . import compat
+from .cluster import ApiError, connect_async
+from .informer import Subscription, subscribe
+from .lineage import document
+from .narrate import narrate, progress
+
+SETTLE_S = 5.0
+"""How long a finished job's last history record is waited for: Kubernetes says Complete before our controller does."""
+PROGRESS_EVERY_S = 30.0
+TROUBLE_AFTER_S = 30.0
+KILL_TIMEOUT_S = 25.0
+"""Below Airflow's `[triggerer] on_kill_timeout` (30 s)."""
+USER_STATES = frozenset(("failed", "success", "skipped", "removed", "upstream_failed"))
+"""States that a deferred task reaches only by somebody's decision. A cleared task is left to its next try, which
+deletes what it replaces; `deferred` means that the trigger was only handed to another triggerer."""
+
+
+class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
+    """Fires once, when the Job has succeeded, failed, or been deleted, or when `deadline` passes.
+
+    The event is `{"status": "success" | "failed" | "deleted" | "timeout", "message", "job", "lineage"}`; `lineage` is
+    the document of `airflow_provider.lineage`, None when the Job was never seen. An API server that does not answer
+    only delays the event.
+
+    :param conn_id: Airflow connection of type `kubernetes`
+    :param namespace: namespace of the Job
+    :param name: name of the Job
+    :param uid: uid of the Job: another Job of that name is not ours
+    :param deadline: Unix seconds, None for no limit
+    """
+
+    def __init__(self, conn_id: str, namespace: str, name: str, uid: str, deadline: float | None = None) -> None:
+        super().__init__()
+        self.conn_id = conn_id
+        self.namespace = namespace
+        self.name = name
+        self.uid = uid
+        self.deadline = deadline
+        self._fired = False
+        self._shown: JobStatus | None = None
+        self._progress_at = 0.0
+        self._published: object = None
+        self._publishing: asyncio.Task[None] | None = None
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{__name__}.SingularityJobTrigger", {
+            "conn_id": self.conn_id,
+            "namespace": self.namespace,
+            "name": self.name,
+            "uid": self.uid,
+            "deadline": self.deadline,
+        }
+
+    async def run(self) -> AsyncIterator[compat.TriggerEvent]:
+        async with subscribe(self.conn_id, self.namespace, self.name) as view:
+            event = await self._wait(view)
+        await self._published_all()
+        self._fired = True
+        yield compat.TriggerEvent(event)
+
+    async def _wait(self, view: Subscription) -> dict[str, Any]:
+        ended_at: float | None = None
+        trouble_at: float | None = None
+        while True:
+            await view.changed(self._patience(ended_at))
+            if self.deadline is not None and time.time() >= self.deadline and ended_at is None:
+                return self._event("timeout", "execution_timeout has passed")
+            trouble_at = self._tell_trouble(view, trouble_at)
+            if not view.synced:
+                continue
+            job = view.job
+            if job is None or job["metadata"]["uid"] != self.uid:
+                if await self._gone():
+                    return self._event("deleted", f"Job {self.name} was deleted")
+                continue
+            status = summarise(job, view.workload, ())
+            self._tell(status)
+            self._publish(status)
+            phase = Phase(status.phase)
+            if phase is Phase.DELETED:
+                return self._event("deleted", f"Job {self.name} was deleted")
+            if not phase.final:
+                continue
+            ended_at = ended_at or time.monotonic()
+            settled = not status.attempts or status.attempts[-1].finished_at is not None
+            if settled or time.monotonic() - ended_at >= SETTLE_S:
+                return self._event("success" if phase is Phase.SUCCEEDED else "failed", _outcome(status))
+
+    def _patience(self, ended_at: float | None) -> float:
+        """Seconds to wait for a change before looking at the clock."""
+        if ended_at is not None:
+            return max(0.05, SETTLE_S - (time.monotonic() - ended_at))
+        if self.deadline is None:
+            return PROGRESS_EVERY_S
+        return min(PROGRESS_EVERY_S, max(0.05, self.deadline - time.time()))
+
+    def _tell(self, status: JobStatus) -> None:
+        for line in narrate(self._shown, status):
+            self.log.info("%s", line)
+            self._progress_at = time.monotonic()
+        moved = self._shown is not None and status.step > self._shown.step
+        if status.phase == Phase.RUNNING.value and time.monotonic() - self._progress_at >= PROGRESS_EVERY_S and moved:
+            self.log.info("%s", progress(status))
+            self._progress_at = time.monotonic()
+        self._shown = status
+
+    def _tell_trouble(self, view: Subscription, since: float | None) -> float | None:
+        if not view.trouble:
+            if since is not None and since < 0:
+                self.log.info("The Kubernetes API answers again")
+            return None
+        if since is None:
+            return time.monotonic()
+        if since >= 0 and time.monotonic() - since >= TROUBLE_AFTER_S:
+            self.log.warning("The Kubernetes API does not answer, waiting on: %s", view.trouble)
+            return -1.0
+        return since
+
+    def _publish(self, status: JobStatus) -> None:
+        """Keep the XCom `lineage` current; one write at a time, and none when only the step has moved."""
+        mark = (status.phase, status.reason, status.attempts)
+        if mark == self._published or self.task_instance is None:
+            return
+        if self._publishing is not None and not self._publishing.done():
+            return  # the next change writes it; the final document comes with the event
+        self._published = mark
+        self._publishing = asyncio.create_task(self._write_xcom(document(status)))
+
+    async def _write_xcom(self, value: dict[str, Any]) -> None:
+        try:
+            await asyncio.wait_for(compat.set_xcom(self.task_instance, "lineage", value), 60)
+        except Exception as error:  # a convenience: `dag.test()` has no channel for it, and the event carries it too
+            self.log.debug("XCom lineage not updated: %s", error)
+
+    async def _gone(self) -> bool:
+        """Ask the API server itself: the shared cache may be older than the Job."""
+        try:
+            async with connect_async(self.conn_id) as cluster:
+                job = await cluster.find(JOB, self.namespace, self.name)
+        except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            self.log.info("Job %s is not in sight and cannot be asked for, waiting on: %s", self.name, error)
+            return False
+        return job is None or job["metadata"]["uid"] != self.uid
+
+    def _event(self, status: str, message: str) -> dict[str, Any]:
+        lineage = None if self._shown is None else document(self._shown)
+        job = {"namespace": self.namespace, "name": self.name, "uid": self.uid}
+        return {"status": status, "message": message, "job": job, "lineage": lineage}
+
+    async def _published_all(self) -> None:
+        """An older document must not arrive after the final one, which the worker writes."""
+        if self._publishing is not None:
+            await asyncio.wait([self._publishing], timeout=SETTLE_S)
+
+    async def on_kill(self) -> None:
+        """Delete the Job if, and only if, a user has decided about the task.
+
+        Airflow 3.3 also calls this when a triggerer that hung for a while finds its triggers handed to another one.
+        """
+        if self._fired:
+            return
+        try:
+            async with asyncio.timeout(KILL_TIMEOUT_S):
+                await self._kill()
+        except Exception as error:
+            self.log.error(
+                "Could not find out whether Job %s has to go, so it stays (%s: %s). If it is not wanted: "
+                "singularityctl delete %s --namespace %s",
+                self.name, type(error).__name__, error, self.name, self.namespace,
+            )  # fmt: skip
+
+    async def _kill(self) -> None:
+        state = await self._persistently(lambda: compat.task_state_from_trigger(self.task_instance))
+        if state not in USER_STATES:
+            self.log.info("Task state is %s, not ended by a user: Job %s goes on", state, self.name)
+            return
+
+        async def delete() -> bool:
+            async with connect_async(self.conn_id) as cluster:
+                return await cluster.delete_unfinished_job(self.namespace, self.name, self.uid)
+
+        if await self._persistently(delete):
+            self.log.info("The task was marked %s by a user: Job %s (uid %s) is deleted", state, self.name, self.uid)
+        else:
+            self.log.info("The task was marked %s by a user; Job %s had ended already", state, self.name)
+
+    async def _persistently(self, action: Any) -> Any:
+        """Try again after errors that may pass; the caller bounds the time."""
+        while True:
+            try:
+                return await action()
+            except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
+                if isinstance(error, ApiError) and error.status < 500 and error.status != 429:
+                    raise
+                self.log.info("Asking again: %s", error)
+                await asyncio.sleep(1.0)
+
+
+def _outcome(status: JobStatus) -> str:
+    last = status.attempts[-1] if status.attempts else None
+    note = f"; {last.note}" if last and last.note and last.note not in status.message else ""
+    return f"{status.message}{note}"
