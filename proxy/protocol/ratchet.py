@@ -1,10 +1,17 @@
 """The barrier as a pure function: where must the ranks stop, and have they all stopped there?
 
-    stop_at = max(counters) + 1; a rank blocks at a boundary while its counter >= stop_at; a rank seen beyond stop_at
-    makes it grow; acquired when every rank is blocked at the same counter, which is stop_at.
+    stop_at >= counter + 1 of every rank that is not blocked, and >= counter of every rank that is
+    a rank blocks at a boundary while its counter >= stop_at
+    acquired when every rank is blocked at the same counter, which is stop_at
 
-No atomic announcement and no lockstep is assumed. A rank blocked at counter c has issued every collective of steps
-<= c, and stop_at >= max(counters), so nobody waits for a blocked rank: no deadlock. stop_at only grows.
+No atomic announcement and no lockstep is assumed; views may be old. stop_at only grows.
+
+No deadlock: a rank blocked at counter c has issued every collective of its first c steps, and its bound is the highest
+stop_at it has seen. A rank that is not blocked at counter c may have passed that boundary before the request reached
+its page, and be inside step c + 1, whose collectives need everybody: so everybody must be allowed up to c + 1, even if
+c is stop_at already. (The rule `stop_at = max(counters)` lacks exactly this and deadlocks across pods, where a request
+reaches one page later than another; the model check in the tests shows both.) A rank seen in the instant between
+counting and blocking costs one more step, nothing else.
 """
 
 from __future__ import annotations
@@ -42,9 +49,7 @@ def decide(ranks: Sequence[RankView], generation: int, stop_at: int) -> Decision
     """
     if any(r.state == page.STATE_FINISHED for r in ranks):
         return Decision(stop_at=stop_at, finished=True)
-    top = max((r.count for r in ranks), default=0)
-    target = top + 1 if stop_at == 0 else max(stop_at, top)
-    everyone = all(
-        r.blocked == generation and r.count == target and r.state == page.STATE_RUNNING for r in ranks
-    )
+    needed = max((r.count if r.blocked == generation else r.count + 1 for r in ranks), default=0)
+    target = max(stop_at, needed)
+    everyone = all(r.blocked == generation and r.count == target and r.state == page.STATE_RUNNING for r in ranks)
     return Decision(stop_at=target, acquired=bool(ranks) and everyone)
