@@ -12,13 +12,15 @@ BIN := $(VENV)/bin
 # Keyed on the content: a checkout that only touches the file's date does not install again.
 STAMP := $(VENV)/.installed-$(shell sha256sum pyproject.toml | cut -c1-12)
 
+APT := apt-get -y -q -o DPkg::Lock::Timeout=300
+
 # uv reads SSL_CERT_FILE only, while machines behind an inspecting proxy usually set one of the other two.
 CA_BUNDLE := $(firstword $(SSL_CERT_FILE) $(PIP_CERT) $(REQUESTS_CA_BUNDLE) $(wildcard /etc/ssl/certs/ca-certificates.crt))
 ifneq ($(CA_BUNDLE),)
 export SSL_CERT_FILE := $(CA_BUNDLE)
 endif
 
-.PHONY: help demo test test-unit test-e2e test-full test-gpu verify lint types imports bench clean preflight parts ready
+.PHONY: help demo test test-unit test-e2e test-full test-gpu verify lint types imports bench clean preflight parts python ready
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -28,10 +30,10 @@ demo: ready ## the whole story on this machine: build/demo/{report.json,timeline
 
 test: ready ## verify, then unit and end-to-end tests (starts its own cluster and Airflow)
 	@$(MAKE) --no-print-directory verify
-	$(BIN)/pytest tests/unit tests/e2e
+	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest tests/unit tests/e2e
 
-test-unit: $(STAMP) ## unit tests only
-	$(BIN)/pytest tests/unit
+test-unit: ready ## unit tests only
+	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest tests/unit
 
 test-e2e: ready ## end-to-end tests only
 	$(BIN)/pytest tests/e2e
@@ -65,22 +67,24 @@ clean: ## remove build outputs and the virtual environment; clusters and the cac
 preflight:
 	@[ "$$(id -u)" = 0 ] || { echo "make: a real cluster needs root on this machine; run as root (sudo -E make ...)" >&2; exit 1; }
 
-# Go compiles while Python packages download: the two longest parts of a cold start overlap.
-ready: preflight
-	@+$(MAKE) --no-print-directory -j2 $(STAMP) parts
-
-parts: preflight
-	@$(PYTHON) -m localcluster.build
-
-$(STAMP): pyproject.toml
+python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "make: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  command -v apt-get >/dev/null || { echo "make: Python's venv module is missing; install it (Debian: python3-venv)" >&2; exit 1; }; \
 	  echo "Python's venv module is missing: installing Debian's python3-venv"; \
-	  apt-get install -y -q python3-venv || { apt-get update -q && apt-get install -y -q python3-venv; }; }
+	  $(APT) install python3-venv || { $(APT) update && $(APT) install python3-venv; }; }
+
+# Go compiles while Python packages download: the longest parts of a cold start overlap.
+ready: preflight python
+	@+$(MAKE) --no-print-directory -j2 $(STAMP) parts
+
+parts: preflight
+	@$(PYTHON) -m localcluster.prepare
+
+$(STAMP): pyproject.toml | python
 	@echo "Python packages into $(VENV) (first time: one to three minutes)"
-	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install -q --upgrade uv
 	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip install -q -e ".[airflow,kueue,proxy,dev]" scikit-learn
 	@rm -f $(VENV)/.installed-*
