@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import build, cgroups, host, registry, sandbox, status
+from . import build, cgroups, host, images, registry, rootfs, sandbox, status
+from .build import Binaries
 from .cache import Progress
+from .chart import Chart
 from .clock import Clock
-from .config import STATE_ROOT, ClusterConfig, cache_dir, check_name
+from .config import NODES, STATE_ROOT, ClusterConfig, Node, cache_dir, check_name
+from .errors import NotReadyError
+from .kubectl import for_cluster
 from .locks import locked
+from .nodeimages import NodeImages
+from .oci import Image
 from .start import start
 
 
@@ -36,7 +43,7 @@ class Cluster:
 def up(name: str = "default", progress: Progress = print, *, only: str | None = None) -> Cluster:
     """Bring the cluster up, or what of it does not run; returns when every part is ready.
 
-    :param only: "cluster" leaves our images and chart out, "images" does nothing else
+    :param only: "cluster" leaves our images and chart out; "images" does nothing else, on a cluster that runs
     :raises LocalClusterError: the message says which part, and where its log is
     """
     check_name(name)
@@ -47,9 +54,37 @@ def up(name: str = "default", progress: Progress = print, *, only: str | None = 
         host.check(cache, clock.say)
         binaries = build.build_all(cache, clock.say)
         config = registry.allocate(name)
-        start(config, binaries, cache, clock)
+        if only == "cluster" or not images.available():
+            start(config, binaries, cache, clock)
+        else:
+            _with_product(config, binaries, cache, clock, start_first=only != "images")
     clock.say(f"cluster {name} is ready: export KUBECONFIG={config.kubeconfig}")
     return describe(config)
+
+
+def _with_product(config: ClusterConfig, binaries: Binaries, cache: Path, clock: Clock, *, start_first: bool) -> None:
+    """The cluster with our images and chart in it; images are built while the cluster starts."""
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        building = pool.submit(images.build_all, cache, clock.say)
+        if start_first:
+            start(config, binaries, cache, clock)
+        box = sandbox.find(config)
+        if box is None:
+            raise NotReadyError(f"cluster {config.name} does not run: `singularityctl local up --name {config.name}`")
+        torch = rootfs.torch(cache, clock.say)
+        made = building.result()
+        imports = [pool.submit(_import, box, member, binaries, made) for member in NODES]
+        count = sum(job.result() for job in imports)
+    if count:
+        clock.say(f"imported {count} images into {len(NODES)} nodes")
+    chart = Chart(config, binaries, for_cluster(config, binaries), torch)
+    changed = chart.install(made, clock)
+    clock.say(f"the controller is {'rolled out' if changed else 'ready'}")
+
+
+def _import(box: sandbox.Sandbox, member: Node, binaries: Binaries, made: Mapping[str, Image]) -> int:
+    node = NodeImages(box, member, binaries["ctr"])
+    return sum(node.ensure(image) for image in made.values())
 
 
 def describe(config: ClusterConfig) -> Cluster:

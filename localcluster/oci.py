@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+REFERENCE = "org.opencontainers.image.ref.name"
 LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
 
 
@@ -39,11 +40,40 @@ class Image:
         return [self.manifest, document["config"]["digest"], *(layer["digest"] for layer in document["layers"])]
 
 
-def find_image(layout: Path, name: str) -> Image:
-    """The image of an OCI layout folder that holds exactly one."""
-    index = json.loads((layout / "index.json").read_bytes())
-    (descriptor,) = index["manifests"]
-    return Image(name, layout, descriptor["digest"])
+def find_image(layout: Path, name: str, reference: str = "") -> Image:
+    """The image that an OCI layout folder holds under `reference`.
+
+    :raises KeyError: none
+    """
+    for descriptor in _read_index(layout)["manifests"]:
+        if descriptor.get("annotations", {}).get(REFERENCE, "") == reference:
+            return Image(name, layout, descriptor["digest"])
+    raise KeyError(reference)
+
+
+def prune(layout: Path, names: Iterable[str], keep: int) -> None:
+    """Keep the newest `keep` references `NAME-...` of each name, drop the others and every blob that nothing uses."""
+    index = _read_index(layout)
+    kept: list[dict[str, Any]] = []
+    for name in names:
+        own = [entry for entry in index["manifests"] if entry["annotations"][REFERENCE].startswith(f"{name}-")]
+        own.sort(key=lambda entry: Image("", layout, entry["digest"]).blob(entry["digest"]).stat().st_mtime)
+        kept += own[-keep:]
+    used = {digest for entry in kept for digest in Image("", layout, entry["digest"]).blobs()}
+    draft = layout / "index.tmp"
+    draft.write_text(json.dumps({**index, "manifests": kept}))
+    draft.rename(layout / "index.json")
+    for blob in (layout / "blobs" / "sha256").iterdir():
+        if f"sha256:{blob.name}" not in used:
+            blob.unlink()
+
+
+def _read_index(layout: Path) -> dict[str, Any]:
+    try:
+        index: dict[str, Any] = json.loads((layout / "index.json").read_bytes())
+    except FileNotFoundError:
+        return {"schemaVersion": 2, "manifests": []}
+    return index
 
 
 def write_archive(image: Image, target: Path, present: Collection[str] = ()) -> None:
@@ -97,7 +127,7 @@ def _index(name: str, digest: str, size: int) -> bytes:
         "mediaType": MANIFEST_TYPE,
         "digest": digest,
         "size": size,
-        "annotations": {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]},
+        "annotations": {"io.containerd.image.name": name, REFERENCE: name.rpartition(":")[2]},
     }
     return json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [descriptor]}).encode()
 

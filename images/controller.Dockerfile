@@ -1,0 +1,23 @@
+# The controller image. Build from the checkout's root: docker build -f images/controller.Dockerfile -t singularity-controller .
+ARG BASE=debian:forky-slim
+FROM ${BASE}
+
+RUN python3 -c "import ensurepip" \
+    || { apt-get update && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
+         && rm -rf /var/lib/apt/lists/*; }
+
+ARG PIP_CERT
+ARG PIP_INDEX_URL
+ARG HTTPS_PROXY
+COPY pyproject.toml images/install-extra /opt/singularity/build/
+RUN /opt/singularity/build/install-extra kueue
+
+COPY kueue_integration /opt/singularity/app/kueue_integration
+COPY proxy/__init__.py /opt/singularity/app/proxy/
+COPY proxy/protocol /opt/singularity/app/proxy/protocol
+RUN /opt/singularity/venv/bin/python -m compileall -q /opt/singularity/app
+
+ENV PYTHONPATH=/opt/singularity/app PYTHONUNBUFFERED=1
+USER 65532:65532
+ENTRYPOINT []
+CMD ["/opt/singularity/venv/bin/python", "-m", "kueue_integration.controller"]

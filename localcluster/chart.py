@@ -1,0 +1,89 @@
+"""Our Helm chart on a local cluster: values that fit it, and an upgrade only when something has changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .build import Binaries
+from .cache import digest, tree_digest
+from .clock import Clock
+from .config import ClusterConfig
+from .images import AGENT, CHECKOUT, CONTROLLER, TRAIN
+from .kubectl import Kubectl, without_proxies
+from .oci import Image
+from .pki import KUEUE_USER
+from .shell import run
+
+CHART = CHECKOUT / "charts" / "singularity"
+RELEASE = "singularity"
+NAMESPACE = "singularity-system"
+DEPLOYMENT = "singularity-controller"
+TIMEOUT = 180
+SHARED_MOUNT = "/shared"
+TORCH_MOUNT = "/opt/torch"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """:param torch: host's folder with the torch environment"""
+
+    config: ClusterConfig
+    binaries: Binaries
+    kubectl: Kubectl
+    torch: Path
+
+    def install(self, images: Mapping[str, Image], clock: Clock) -> bool:
+        """Install or upgrade the release and wait for the controller. False when nothing had changed.
+
+        :raises CommandError: helm failed, or the controller did not become ready
+        """
+        values = local_values(self.config, self.torch, images)
+        text = json.dumps(values, indent=1)
+        marker = self.config.root / "chart-applied"
+        key = digest([text, tree_digest(CHART, [CHART])])
+        wait = ("rollout", "status", f"deployment/{DEPLOYMENT}", "-n", NAMESPACE, f"--timeout={TIMEOUT}s")
+        if marker.exists() and marker.read_text() == key:
+            self.kubectl(*wait, timeout=TIMEOUT + 10)
+            return False
+        path = self.config.root / "values.json"
+        path.write_text(text)
+        clock.say("installing the Helm chart")
+        self.helm("upgrade", "--install", RELEASE, str(CHART), "--create-namespace", "--values", str(path), "--wait")
+        marker.write_text(key)
+        return True
+
+    def helm(self, *arguments: str) -> str:
+        """:raises CommandError: see `shell.run`"""
+        home = self.config.root / "helm"
+        places = {f"HELM_{kind}_HOME": str(home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
+        options = [f"--kubeconfig={self.config.kubeconfig}", f"--namespace={NAMESPACE}", f"--timeout={TIMEOUT}s"]
+        env = {**without_proxies(), **places}
+        return run([self.binaries["helm"], *arguments, *options], env=env, timeout=TIMEOUT + 30)
+
+
+def local_values(config: ClusterConfig, torch: Path, images: Mapping[str, Image]) -> dict[str, Any]:
+    """The chart's values for this cluster. Pure."""
+    return {
+        "images": {"agent": AGENT.tag, "controller": CONTROLLER.tag, "train": TRAIN.tag},
+        # Tags never change here: the image's digest on the pods makes Helm roll a rebuilt controller out.
+        "controller": {"podAnnotations": {"singularity.dev/image": images[CONTROLLER.name].manifest}},
+        "imagePullPolicy": "IfNotPresent",
+        "kueue": {"username": KUEUE_USER},
+        "store": {"url": f"file://{SHARED_MOUNT}/checkpoints"},
+        "pods": {
+            "volumes": [
+                {"name": "shared", "hostPath": {"path": str(config.shared), "type": "Directory"}},
+                {"name": "torch", "hostPath": {"path": str(torch), "type": "Directory"}},
+            ],
+            "volumeMounts": [
+                {"name": "shared", "mountPath": SHARED_MOUNT},
+                {"name": "torch", "mountPath": TORCH_MOUNT, "readOnly": True},
+            ],
+            "env": {"PYTHONPATH": TORCH_MOUNT, "OMP_NUM_THREADS": "1"},
+        },
+        "sampleQueues": {"enabled": True},
+    }

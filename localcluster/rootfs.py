@@ -1,0 +1,101 @@
+"""The two big folders that pods are made of: a Debian root file system and an environment with torch.
+
+Both are made from public sources into the cache; a change of the recipe makes a new one beside the old.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from .cache import Progress, digest, made_once
+from .shell import run_logged
+
+SUITE = "forky"
+"""The first Debian release whose CRIU (4.2) can do what the process engine needs."""
+MIRROR = "http://deb.debian.org/debian"
+PACKAGES = ("criu", "python3", "python3-venv", "ca-certificates")
+SCRIPTS = Path("/usr/share/debootstrap/scripts")
+
+TORCH_PACKAGES = ("torch==2.15.0", "numpy")
+TORCH_PYTHON = "3.14"
+"""The suite's Python."""
+TORCH_PLATFORM = "x86_64-manylinux_2_28"
+UV = "uv>=0.9"
+
+
+def debian(cache: Path, progress: Progress) -> Path:
+    """Root file system with CRIU, Python and venv: base of the images, and a place to run CRIU tests in.
+
+    :raises CommandError: debootstrap failed; the message names its log
+    """
+    key = digest([SUITE, MIRROR, *PACKAGES])
+    log = cache / "logs" / "debootstrap.log"
+
+    def make(draft: Path) -> None:
+        # A debootstrap older than the suite has no script for it; all of them are the one for sid.
+        script: list[str | Path] = [] if (SCRIPTS / SUITE).exists() else [SCRIPTS / "sid"]
+        command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, draft, MIRROR, *script]
+        # debootstrap mounts /proc in there: in a mount namespace of its own nothing stays mounted if it is killed.
+        run_logged(["unshare", "--mount", "--propagation", "private", *command], log, timeout=1800)
+        for archive in (draft / "var/cache/apt/archives").glob("*.deb"):
+            archive.unlink()
+
+    what = f"a Debian {SUITE} root file system (about 1 minute)"
+    return made_once(cache / "rootfs" / f"{SUITE}-{key}", make, what=what, progress=progress)
+
+
+def torch(cache: Path, progress: Progress) -> Path:
+    """Folder of site-packages with torch for the root file system's Python, 5 GB; not bound to where it lies.
+
+    :raises CommandError: uv failed; the message names its log
+    """
+    key = digest([TORCH_PYTHON, TORCH_PLATFORM, *TORCH_PACKAGES])
+    log = cache / "logs" / "torch.log"
+
+    def make(draft: Path) -> None:
+        uv = _uv(cache, progress)
+        target: list[str | Path] = [
+            "--python-version",
+            TORCH_PYTHON,
+            "--python-platform",
+            TORCH_PLATFORM,
+            "--target",
+            draft,
+        ]
+        command = [uv, "pip", "install", "--only-binary", ":all:", *target, *TORCH_PACKAGES]
+        run_logged(command, log, env=_uv_environment(os.environ), timeout=3600)
+
+    what = f"an environment with {TORCH_PACKAGES[0]} (5 GB, about 1 minute and the download)"
+    return made_once(cache / "torch" / f"{TORCH_PYTHON}-{key}", make, what=what, progress=progress)
+
+
+def _uv(cache: Path, progress: Progress) -> Path:
+    """uv installs for a Python that is not here, which pip does only half; it comes from PyPI."""
+
+    def make(draft: Path) -> None:
+        log = cache / "logs" / "uv.log"
+        run_logged([sys.executable, "-m", "venv", draft / "venv"], log, timeout=120)
+        pip: list[str | Path] = [
+            draft / "venv/bin/python",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+        ]
+        run_logged([*pip, UV], log, timeout=600)
+
+    # uv is one native program: that the rename breaks the environment around it does not matter.
+    return made_once(cache / "tools" / f"uv-{digest([UV])}", make, what="uv", progress=progress) / "venv/bin/uv"
+
+
+def _uv_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """uv brings its own certificates; behind an intercepting proxy it needs the machine's, as pip has them."""
+    bundle = Path("/etc/ssl/certs/ca-certificates.crt")
+    result = dict(environ)
+    if bundle.exists():
+        result.setdefault("SSL_CERT_FILE", str(bundle))
+    return result
