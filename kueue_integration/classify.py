@@ -90,6 +90,11 @@ _EVICTED_WORDS = {
     "DeactivatedDueToRequeuingLimitExceeded": "was deactivated: evicted too often",
     "DeactivatedDueToMaximumExecutionTimeExceeded": "was deactivated: its execution time is over",
 }
+_CHECKPOINT_WORDS = {
+    "barrier": "stops its ranks at one step",
+    "dumping": "freezes its ranks",
+    "uploading": "stores the checkpoint",
+}
 _PREEMPTOR = re.compile(r"workload \(UID: ([^,)\s]+)(?:, JobUID: ([^,)\s]*))?")
 
 
@@ -153,7 +158,9 @@ def _evicted(workload: _Obj, job: _Obj, past: Sequence[AttemptRecord]) -> Classi
     if last and last.note:
         state = last.note
     if not done and _has_pods(job):
-        return Classified(Phase.CHECKPOINTING, reason, f"{words}; writes a checkpoint")
+        seen = records.progress(job)
+        doing = _CHECKPOINT_WORDS.get(seen.phase if seen and seen.attempt == attempt else "", "writes a checkpoint")
+        return Classified(Phase.CHECKPOINTING, reason, f"{words}; {doing}")
     if workload.get("spec", {}).get("active") is False:
         return Classified(Phase.SUSPENDED, reason, f"{words}; {state}")
     return Classified(Phase.PREEMPTED, reason, f"{words}; {state}; waits for quota")

@@ -7,6 +7,7 @@ through the Downward API.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from proxy.protocol import names
@@ -29,7 +30,9 @@ def render(spec: TrainSpec, platform: PlatformConfig) -> list[dict[str, Any]]:
     objects = [_service(spec), job(spec, platform)]
     if spec.files:
         objects.insert(0, _config_map(spec))
-    return objects
+    # Through JSON: plain data that shares nothing with the caller's spec and platform.
+    plain: list[dict[str, Any]] = json.loads(json.dumps(objects))
+    return plain
 
 
 def own_labels(spec: TrainSpec) -> dict[str, str]:

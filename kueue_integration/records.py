@@ -5,23 +5,29 @@ These annotations are ours, but anybody who may edit the Job may spoil them: rea
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, MessageError, from_json, list_from_json
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, MessageError, decode, from_json, list_from_json
 
 from .resources import annotation
 
 
 @dataclass(frozen=True)
 class ProgressNote:
-    """The progress annotation: `step` boundaries passed in `attempt`, seen `at` (Unix seconds)."""
+    """The progress annotation: `step` boundaries passed in `attempt`, seen `at` (Unix seconds).
+
+    `phase` is what the leader was doing, as in `proxy.protocol.messages.Progress`.
+    """
 
     attempt: int
     step: int
     at: float
+    phase: str = ""
 
 
 def history(job: Mapping[str, Any] | None) -> list[AttemptRecord]:
@@ -46,8 +52,10 @@ def progress(job: Mapping[str, Any] | None) -> ProgressNote | None:
     """The last progress note of `job`."""
     text = annotation(job, names.ANN_PROGRESS)
     try:
-        return from_json(ProgressNote, text) if text else None
-    except MessageError:
+        data = json.loads(text) if text else None
+        known = {field.name for field in dataclasses.fields(ProgressNote)}
+        return decode(ProgressNote, {k: v for k, v in data.items() if k in known}) if isinstance(data, dict) else None
+    except (ValueError, MessageError):
         return None
 
 

@@ -1,0 +1,131 @@
+"""Objects that the tests of this folder share: a platform, a spec, and Jobs and Workloads as Kueue leaves them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from kueue_integration.fake import FakeKube
+from kueue_integration.platform import PlatformConfig
+from kueue_integration.spec import TrainSpec
+from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord, CheckpointRef
+
+PLATFORM = PlatformConfig(
+    agent_image="example/agent:1",
+    controller_url="https://singularity-controller.singularity-system.svc:443",
+    controller_ca="-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n",
+    train_image="example/train:1",
+    store="file:///shared/checkpoints",
+    volumes=(
+        {"name": "shared", "hostPath": {"path": "/srv/shared"}},
+        {"name": "torch", "hostPath": {"path": "/srv/t"}},
+    ),
+    volume_mounts=(
+        {"name": "shared", "mountPath": "/shared"},
+        {"name": "torch", "mountPath": "/opt/torch", "readOnly": True},
+    ),
+    env={"PYTHONPATH": "/opt/torch", "OMP_NUM_THREADS": "1"},
+)
+
+
+def spec(**changes: Any) -> TrainSpec:
+    """A valid spec with `changes`."""
+    values: dict[str, Any] = {
+        "name": "digits",
+        "queue": "training",
+        "command": ["python3", "train.py", "--steps", "900"],
+        "workers": 4,
+        "min_workers": 2,
+        "resources": {"cpu": "250m", "memory": "1Gi"},
+        "files": {"train.py": "print('hello')\n", "lib/model.py": "WIDTH = 8\n"},
+        "priority_class": "low",
+        "identity": "abc123",
+    }
+    return TrainSpec(**{**values, **changes})
+
+
+def cluster(*extra: Mapping[str, Any]) -> FakeKube:
+    """An API server with queue, fence and priority classes, as the chart's samples make them."""
+    kueue = f"{names.KUEUE_GROUP}/{names.KUEUE_VERSION}"
+    fence = {"admissionChecks": [{"name": names.ADMISSION_CHECK_NAME}]}
+    return FakeKube(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}},
+        {
+            "apiVersion": kueue, "kind": "LocalQueue", "metadata": {"name": "training", "namespace": "default"},
+            "spec": {"clusterQueue": "training"},
+        },
+        {
+            "apiVersion": kueue, "kind": "ClusterQueue", "metadata": {"name": "training"},
+            "spec": {"admissionChecksStrategy": fence},
+        },
+        {
+            "apiVersion": kueue, "kind": "AdmissionCheck", "metadata": {"name": names.ADMISSION_CHECK_NAME},
+            "spec": {"controllerName": names.ADMISSION_CHECK_CONTROLLER},
+        },
+        {"apiVersion": kueue, "kind": "WorkloadPriorityClass", "metadata": {"name": "low"}, "value": 10},
+        {"apiVersion": kueue, "kind": "WorkloadPriorityClass", "metadata": {"name": "high"}, "value": 1000},
+        *extra,
+    )  # fmt: skip
+
+
+def conditions(*items: tuple[Any, ...]) -> list[dict[str, Any]]:
+    """`(type, status[, reason[, message]])` as conditions."""
+    keys = ("type", "status", "reason", "message")
+    return [dict(zip(keys, item, strict=False)) for item in items]
+
+
+def workload(*items: tuple[Any, ...], **status: Any) -> dict[str, Any]:
+    """A Workload with these conditions."""
+    return {
+        "apiVersion": f"{names.KUEUE_GROUP}/{names.KUEUE_VERSION}",
+        "kind": "Workload",
+        "metadata": {"name": "job-digits-1a2b3", "namespace": "default", "labels": {names.KUEUE_JOB_UID_LABEL: "u-1"}},
+        "spec": {"active": True},
+        "status": {"conditions": conditions(*items), **status},
+    }
+
+
+def job(
+    *items: tuple[Any, ...],
+    suspend: bool = False,
+    history: list[AttemptRecord] | None = None,
+    checkpoint: CheckpointRef | None = None,
+    annotations: Mapping[str, str] | None = None,
+    **status: Any,
+) -> dict[str, Any]:
+    """A managed Job with these conditions and records."""
+    notes = {names.ANN_WORKERS: "4", names.ANN_MIN_WORKERS: "2", names.ANN_WORLD_SIZE: "4", names.ANN_HOLD: "armed"}
+    if history is not None:
+        notes[names.ANN_HISTORY] = json.dumps([asdict(record) for record in history])
+        notes[names.ANN_ATTEMPT] = str(history[-1].attempt)
+    if checkpoint is not None:
+        notes[names.ANN_CHECKPOINT] = json.dumps(asdict(checkpoint))
+    labels = {names.LABEL_MANAGED: "true", names.LABEL_JOB: "digits", names.KUEUE_QUEUE_LABEL: "training"}
+    meta = {"name": "digits", "namespace": "default", "uid": "u-1", "labels": labels}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {**meta, "annotations": {**notes, **(annotations or {})}},
+        "spec": {"suspend": suspend, "parallelism": 4},
+        "status": {"conditions": conditions(*items), **status},
+    }
+
+
+def attempt(number: int = 1, **changes: Any) -> AttemptRecord:
+    """An attempt on 4 ondemand pods."""
+    values: dict[str, Any] = {
+        "attempt": number, "reservation": f"r{number}", "flavor": "ondemand", "pods": 4, "ranks": 4,
+        "admitted_at": 100.0 * number,
+    }  # fmt: skip
+    return AttemptRecord(**{**values, **changes})
+
+
+def saved(number: int = 1, step: int = 61) -> CheckpointRef:
+    """A committed checkpoint of attempt `number`."""
+    return CheckpointRef(
+        id=f"digits-a{number}-g1", generation=number * 1_000_000 + 1, attempt=number, step=step, world_size=4,
+        url="file:///shared/checkpoints", bytes=4_000_000, bytes_stored=1_500_000, created_at=150.0,
+    )  # fmt: skip

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from kueue_samples import attempt, job, saved, workload
+
+from kueue_integration.classify import Phase, classify, preemptor_uids
+from proxy.protocol import names
+
+RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
+ADMITTED = ("Admitted", "True", "Admitted", "")
+RUNS = attempt(first_step=0, first_step_at=101.0)
+
+
+def waiting(reason: str) -> tuple[str, str, str, str]:
+    return ("QuotaReserved", "False", reason, "couldn't assign flavors")
+
+
+def evicted(reason: str = "Preempted") -> tuple[str, str, str, str]:
+    return ("Evicted", "True", reason, "Kueue's words")
+
+
+def progress(number: int, step: int, **more: Any) -> dict[str, str]:
+    return {names.ANN_PROGRESS: json.dumps({"attempt": number, "step": step, "at": 1.0, **more})}
+
+
+CASES = [
+    ("no job", None, None, Phase.DELETED, "does not exist"),
+    ("no workload", None, job(suspend=True), Phase.SUBMITTED, "not made a Workload"),
+    ("complete", workload(RESERVED), job(("Complete", "True")), Phase.SUCCEEDED, "finished"),
+    ("failed", workload(RESERVED), job(("Failed", "True", "PodFailurePolicy", "exit 1")), Phase.FAILED, "exit 1"),
+    ("complete counts over a late eviction", workload(evicted()), job(("Complete", "True")), Phase.SUCCEEDED, ""),
+    ("condition False is no condition", workload(waiting("Pending")), job(("Failed", "False")), Phase.QUEUED, "quota"),
+    ("fence", workload(RESERVED, ("Admitted", "False"), admissionChecks=[
+        {"name": "singularity-fence", "state": "Pending", "message": "2 pods of attempt 1 are still there"}]),
+        job(suspend=True, history=[RUNS]), Phase.ADMITTED, "2 pods of attempt 1"),
+    ("starting", workload(RESERVED, ADMITTED), job(history=[attempt()], ready=1), Phase.STARTING, "1 of 4"),
+    ("up without a step", workload(RESERVED, ADMITTED), job(history=[attempt()], ready=4), Phase.RUNNING, "no step"),
+    ("running", workload(RESERVED, ADMITTED), job(history=[RUNS], annotations=progress(1, 17)), Phase.RUNNING,
+     "on ondemand, 17 steps"),
+    ("restoring", workload(RESERVED, ADMITTED),
+     job(history=[RUNS, attempt(2, restored_from="digits-a1-g1")], ready=4, annotations=progress(1, 61)),
+     Phase.RESTORING, "digits-a1-g1"),
+    ("checkpointing", workload(RESERVED, evicted()), job(history=[RUNS], active=4), Phase.CHECKPOINTING, "preempted"),
+    ("at the barrier", workload(RESERVED, evicted()),
+     job(history=[RUNS], annotations=progress(1, 17, phase="barrier")), Phase.CHECKPOINTING, "at one step"),
+    ("committed", workload(RESERVED, evicted()),
+     job(history=[RUNS], checkpoint=saved(), annotations={names.ANN_HOLD: "released"}), Phase.PREEMPTED, "step 61"),
+    ("an old checkpoint is not this attempt's", workload(RESERVED, evicted()),
+     job(history=[RUNS, attempt(2)], checkpoint=saved(1)), Phase.CHECKPOINTING, "writes a checkpoint"),
+    ("hold off: pods still end", workload(evicted(), waiting("Pending")),
+     job(suspend=True, history=[RUNS], terminating=2), Phase.CHECKPOINTING, ""),
+    ("hold off: pods have gone", workload(evicted(), waiting("Pending")),
+     job(suspend=True, history=[RUNS]), Phase.PREEMPTED, "no checkpoint of this attempt"),
+    ("given up", workload(RESERVED, evicted()),
+     job(history=[attempt(note="no checkpoint within 30 s; restarts from the beginning")],
+         annotations={names.ANN_HOLD: "released"}), Phase.PREEMPTED, "no checkpoint within 30 s"),
+    ("who did it", workload(RESERVED, evicted()), job(history=[attempt(preempted_by="job-big-1")], active=4),
+     Phase.CHECKPOINTING, "was preempted by job-big-1"),
+    ("regrowth says why", workload(RESERVED, evicted("AdmissionCheck")), job(history=[RUNS], active=2),
+     Phase.CHECKPOINTING, "Kueue's words"),
+    ("deactivated", workload(evicted("Deactivated")) | {"spec": {"active": False}}, job(suspend=True),
+     Phase.SUSPENDED, "deactivated"),
+    ("deactivated in the queue", workload(waiting("Pending")) | {"spec": {"active": False}}, job(suspend=True),
+     Phase.SUSPENDED, "deactivated"),
+    ("waits again after the eviction was forgotten", workload(waiting("Pending"), ("Evicted", "False")),
+     job(suspend=True, history=[RUNS]), Phase.PREEMPTED, "quota"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("work", "its_job", "phase", "words"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_phase(work: Any, its_job: Any, phase: Phase, words: str) -> None:
+    found = classify(work, its_job)
+    assert (found.phase, words in found.message) == (phase, True), found
+    assert found.reason and found.message
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["Pending", "Inadmissible", "Waiting", "WaitingForQuota", "ExceedsMaxQuota", "NoMatchingFlavor",
+     "TopologyPlacementFailed", "WaitingForPreemptedWorkloads", "Misconfigured", "Suspended", "PendingEvaluation",
+     "WaitingForPodsReady", "AdmissionGated", "OnHold", "SomethingOfKueue1.0"],
+)  # fmt: skip
+def test_every_reason_to_wait_is_queued_and_keeps_kueues_message(reason: str) -> None:
+    found = classify(workload(waiting(reason)), job(suspend=True))
+    assert (found.phase, found.reason) == (Phase.QUEUED, reason)
+    assert "couldn't assign flavors" in found.message
+
+
+@pytest.mark.parametrize(
+    "reason", ["Preempted", "PodsReadyTimeout", "ClusterQueueStopped", "NodeFailures", "NewInKueue2"]
+)
+def test_every_reason_to_evict_ends_in_preempted(reason: str) -> None:
+    found = classify(workload(waiting("Pending"), evicted(reason)), job(suspend=True, history=[RUNS]))
+    assert (found.phase, found.reason) == (Phase.PREEMPTED, reason)
+
+
+def test_no_conditions_at_all_is_queued() -> None:
+    assert classify(workload(), job(suspend=True)).phase is Phase.QUEUED
+
+
+def test_spoiled_annotations_do_not_hide_the_phase() -> None:
+    spoiled = dict.fromkeys(
+        (names.ANN_HISTORY, names.ANN_PROGRESS, names.ANN_CHECKPOINT, names.ANN_ATTEMPT), "{not json"
+    )
+    assert classify(workload(RESERVED, ADMITTED), job(annotations=spoiled, ready=4)).phase is Phase.RUNNING
+
+
+def test_why_a_pod_does_not_start() -> None:
+    pod = {
+        "metadata": {"name": "digits-0-abcde"},
+        "status": {
+            "containerStatuses": [
+                {"name": "train", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}
+            ]
+        },
+    }
+    found = classify(workload(RESERVED, ADMITTED), job(history=[attempt()]), [pod])
+    assert (found.phase, found.reason) == (Phase.STARTING, "ImagePullBackOff")
+    assert "digits-0-abcde" in found.message
+
+
+@pytest.mark.parametrize(
+    ("message", "uids"),
+    [
+        ("Preempted to accommodate a workload (UID: w-1, JobUID: j-1) due to prioritization in the ClusterQueue; "
+         "preemptor path: /training", ("w-1", "j-1")),
+        ("Preempted to accommodate a workload (UID: w-1, JobUID: UNKNOWN) due to reclamation", ("w-1", "")),
+        ("Preempted to accommodate a workload (UID: w-1) due to prioritization", ("w-1", "")),
+        ("something else", ("", "")),
+    ],
+)  # fmt: skip
+def test_preemptor(message: str, uids: tuple[str, str]) -> None:
+    assert preemptor_uids(workload(("Preempted", "True", "InClusterQueue", message))) == uids
+    assert preemptor_uids(None) == ("", "")
+
+
+def test_only_three_phases_are_final() -> None:
+    assert [p for p in Phase if p.final] == [Phase.SUCCEEDED, Phase.FAILED, Phase.DELETED]
+    assert str(Phase.RUNNING) == "Running"

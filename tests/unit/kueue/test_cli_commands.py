@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from kueue_samples import PLATFORM, attempt, cluster, job, saved, workload
+
+from kueue_integration import cli, platform
+from kueue_integration.cli import common, delete, logs, status, submit, tables
+from kueue_integration.errors import Unreachable
+from kueue_integration.fake import FakeKube
+from kueue_integration.resources import CONFIG_MAP, JOB, SERVICE
+from kueue_integration.status import summarise
+from proxy.protocol import names
+
+CHART = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "singularity-platform", "namespace": "singularity-system"},
+    "data": {"platform.json": platform.to_json(PLATFORM)},
+}
+GOOD = ["submit", "--name", "digits", "--queue", "training", "--workers", "4", "--min-workers", "2", "--cpu", "250m"]
+COMMAND = ["--", "python3", "train.py", "--steps", "9"]
+
+
+@pytest.fixture
+def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
+    fake = cluster(CHART)
+    for module in (common, submit, status, delete, logs):
+        monkeypatch.setattr(module, "open_cluster", lambda kubeconfig, context: fake)
+    return fake
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.main, list(arguments))
+
+
+def test_help_of_every_command_has_its_exit_codes_or_an_example() -> None:
+    assert run("--help").exit_code == 0
+    for name in ("submit", "status", "logs", "render", "delete"):
+        shown = run(name, "--help")
+        assert shown.exit_code == 0 and "Example" in shown.output, name
+        assert max(map(len, shown.output.splitlines())) <= 105
+
+
+def test_submit_creates_the_job(kube: FakeKube) -> None:
+    done = run(*GOOD, "--env", "A=b=c", "--gpus", "1", "--priority-class", "low", "--budget", "30", *COMMAND)
+    assert done.exit_code == 0, done.output
+    assert done.output == "job default/digits submitted to queue training: 4 workers (at least 2), 4 ranks\n"
+    made = kube.get_job("default", "digits")
+    assert made["metadata"]["annotations"][names.ANN_BUDGET] == "30"
+    (train,) = made["spec"]["template"]["spec"]["containers"]
+    env = {item["name"]: item.get("value") for item in train["env"]}
+    assert json.loads(env[names.ENV_COMMAND]) == ["python3", "train.py", "--steps", "9"] and env["A"] == "b=c"
+    assert train["resources"]["requests"] == {"cpu": "250m", "nvidia.com/gpu": "1"}
+
+
+def test_submit_json(kube: FakeKube) -> None:
+    done = run(*GOOD, "--identity", "me", "-o", "json", *COMMAND)
+    assert json.loads(done.output)["adopted"] is False
+    assert json.loads(run(*GOOD, "--identity", "me", "-o", "json", *COMMAND).output)["adopted"] is True
+
+
+def test_no_hold(kube: FakeKube) -> None:
+    run(*GOOD, "--no-hold", "--grace", "40", *COMMAND)
+    made = kube.get_job("default", "digits")
+    assert names.ANN_HOLD not in made["metadata"]["annotations"]
+    assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 40
+
+
+def test_workdir_ships_text_files(kube: FakeKube, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('é')\n")
+    (tmp_path / "pkg" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "pkg" / "a.py").write_text("")
+    (tmp_path / "pkg" / "__pycache__" / "a.pyc").write_bytes(b"\xff")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "config").write_bytes(b"\xff")
+    assert run(*GOOD, "--workdir", str(tmp_path), *COMMAND).exit_code == 0
+    assert sorted(kube.get(CONFIG_MAP, "default", "digits-files")["data"].values()) == ["", "print('é')\n"]
+
+
+def test_workdir_with_what_cannot_be_shipped(kube: FakeKube, tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"\xff\xfe")
+    refused = run(*GOOD, "--workdir", str(tmp_path), *COMMAND)
+    assert refused.exit_code == 2 and "workdir = 'weights.bin': is not UTF-8 text" in refused.output
+    (tmp_path / "weights.bin").write_bytes(b"a" * 900_001)
+    refused = run(*GOOD, "--workdir", str(tmp_path), *COMMAND)
+    assert refused.exit_code == 2 and "900000 bytes" in refused.output
+    assert kube.find(JOB, "default", "digits") is None
+
+
+def test_bad_input_is_listed_one_per_line_before_a_cluster_is_asked() -> None:
+    refused = run("submit", "--name", "A", "--workers", "0")
+    assert refused.exit_code == 2
+    assert [line.split(" ")[1] for line in refused.output.splitlines()] == ["name", "queue", "command", "workers"]
+    assert all(line.startswith("error: ") for line in refused.output.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--queue", "nope"], "queue = 'nope': is not a LocalQueue"),
+        (["--min-workers", "5"], "min_workers = 5"),
+        (["--world-size", "6"], "world_size = 6"),
+        (["--env", "A"], "env = 'A': must be NAME=VALUE"),
+        (["--store", "ftp://x"], "store = 'ftp://x'"),
+        (["--engine", "state"], "engine = 'state'"),
+    ],
+)
+def test_bad_input_exits_2_and_creates_nothing(kube: FakeKube, arguments: list[str], words: str) -> None:
+    refused = run(*GOOD, *arguments, *COMMAND)
+    assert refused.exit_code == 2 and words in refused.output
+    assert kube.find(JOB, "default", "digits") is None
+
+
+def test_a_name_that_is_taken_exits_2(kube: FakeKube) -> None:
+    run(*GOOD, *COMMAND)
+    again = run(*GOOD, *COMMAND)
+    assert again.exit_code == 2 and "exists already" in again.output
+
+
+def test_platform_problems_exit_3(kube: FakeKube) -> None:
+    kube.delete(CONFIG_MAP, "singularity-system", "singularity-platform")
+    refused = run(*GOOD, *COMMAND)
+    assert refused.exit_code == 3 and "chart is not installed" in refused.output
+    kube.fail_next("get", JOB, Unreachable("no answer"))
+    assert run("status", "digits").exit_code == 3
+
+
+def test_dry_run_creates_nothing(kube: FakeKube) -> None:
+    done = run(*GOOD, "--dry-run", *COMMAND)
+    assert done.exit_code == 0 and "nothing was created" in done.output
+    assert kube.find(JOB, "default", "digits") is None
+
+
+@pytest.mark.parametrize(("end", "code"), [("Complete", 0), ("Failed", 1)])
+def test_wait_exits_as_the_job_ended(kube: FakeKube, monkeypatch: pytest.MonkeyPatch, end: str, code: int) -> None:
+    create = kube.create
+
+    def and_end(obj: Any, dry_run: bool = False) -> Any:
+        made = create(obj, dry_run)
+        if obj["kind"] == "Service":  # the last but one thing a submit does
+            kube.set_status(JOB, "default", "digits", {"conditions": [{"type": end, "status": "True", "message": "m"}]})
+        return made
+
+    monkeypatch.setattr(kube, "create", and_end)
+    done = run(*GOOD, "--wait", "--timeout", "20", *COMMAND)
+    assert done.exit_code == code, done.output
+
+
+def test_wait_gives_up(kube: FakeKube) -> None:
+    done = run(*GOOD, "--wait", "--timeout", "0", *COMMAND)
+    assert done.exit_code == 1 and "still Submitted" in done.output
+
+
+def test_render_is_what_submit_creates(kube: FakeKube, tmp_path: Path) -> None:
+    shown = list(yaml.safe_load_all(run("render", *GOOD[1:], *COMMAND).output))
+    offline = tmp_path / "platform.json"
+    offline.write_text(platform.to_json(PLATFORM))
+    assert list(yaml.safe_load_all(run("render", "--platform", str(offline), *GOOD[1:], *COMMAND).output)) == shown
+    run(*GOOD, *COMMAND)
+    made = kube.get_job("default", "digits")
+    assert shown[-1]["spec"] == made["spec"] and shown[-1]["metadata"]["annotations"] == made["metadata"]["annotations"]
+    assert shown[0]["spec"] == kube.get(SERVICE, "default", "digits")["spec"]
+
+
+def story() -> tuple[dict[str, Any], dict[str, Any]]:
+    past = [
+        attempt(1, first_step=0, first_step_at=103.0, last_step=60, released_at=160.0,
+                ended_by="Preempted", preempted_by="job-big-" + "x" * 40, checkpoint="digits-a1-g1", note="no checkpoint within 30 s"),
+        attempt(2, flavor="spot", pods=2, first_step=61, first_step_at=201.0),
+    ]  # fmt: skip
+    reserved = (("QuotaReserved", "True", "QuotaReserved", ""), ("Admitted", "True", "Admitted", ""))
+    return job(history=past, checkpoint=saved()), workload(*reserved)
+
+
+def test_status_of_one_job(kube: FakeKube) -> None:
+    for obj in story():
+        kube.put(obj)
+    shown = run("status", "digits")
+    assert shown.exit_code == 0
+    for words in (
+        "Running",
+        "4 workers (at least 2), 4 ranks",
+        "digits-a1-g1 at step 61",
+        "0-60",
+        "no checkpoint within",
+    ):
+        assert words in shown.output
+    assert json.loads(run("status", "digits", "-o", "json").output)["attempts"][1]["flavor"] == "spot"
+    assert "x" * 40 in run("status", "digits", "-o", "wide").output
+
+
+def test_tables_fit(kube: FakeKube) -> None:
+    its_job, its_workload = story()
+    for obj in (its_job, its_workload):
+        kube.put(obj)
+    long = {**its_job, "metadata": {**its_job["metadata"], "name": "n" * 52, "uid": "u-2"}}
+    kube.put(long)
+    for shown in (run("status"), run("status", "digits")):
+        assert max(map(len, shown.output.splitlines())) <= tables.WIDTH
+    assert "n" * 52 in run("status", "-o", "wide").output
+    assert len(json.loads(run("status", "-o", "json").output)) == 2
+
+
+def test_status_of_nothing(kube: FakeKube) -> None:
+    assert run("status").output == "no training jobs in namespace default\n"
+    missing = run("status", "nobody")
+    assert missing.exit_code == 2 and "no training job 'nobody'" in missing.output
+    assert run("status", "-w").exit_code == 2
+
+
+def test_status_watch_ends_with_the_job(kube: FakeKube) -> None:
+    its_job, its_workload = story()
+    its_job["status"]["conditions"] = [{"type": "Complete", "status": "True"}]
+    kube.put(its_job)
+    kube.put(its_workload)
+    assert "Succeeded" in run("status", "digits", "-w").output
+
+
+def pod(name: str, uid: str, started: bool = True) -> dict[str, Any]:
+    meta = {"name": name, "namespace": "default", "uid": uid, "labels": {names.LABEL_JOB: "digits"}}
+    state = {"running": {}} if started else {"waiting": {"reason": "PodInitializing"}}
+    statuses = {"containerStatuses": [{"name": "train", "state": state}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "status": statuses}
+
+
+def test_logs_of_all_pods_and_of_one_rank(kube: FakeKube) -> None:
+    kube.put(story()[0])
+    for number, lines in enumerate((["launcher up", "[rank 0] step 1"], ["[rank 1] step 1", "[rank 10] x"])):
+        kube.put(pod(f"digits-{number}", f"p{number}"))
+        kube.logs["default", f"digits-{number}", "train"] = lines
+    kube.put(pod("digits-2", "p2", started=False))
+    assert run("logs", "digits").output.splitlines() == [
+        "launcher up",
+        "[rank 0] step 1",
+        "[rank 1] step 1",
+        "[rank 10] x",
+    ]
+    assert run("logs", "digits", "--rank", "1").output == "[rank 1] step 1\n"
+    assert run("logs", "nobody").exit_code == 2
+
+
+def test_logs_follow_goes_on_until_the_job_has_ended(kube: FakeKube) -> None:
+    its_job = story()[0]
+    kube.put(its_job)
+    kube.put(pod("digits-0-old", "p0"))
+    kube.logs["default", "digits-0-old", "train"] = ["[rank 0] step 1"]
+
+    def second_attempt(namespace: str, name: str, *rest: Any, **more: Any) -> Any:
+        if name == "digits-0-old":  # while it is read, the pod is replaced and the job ends
+            kube.put(pod("digits-0-new", "p1"))
+            kube.logs["default", "digits-0-new", "train"] = ["[rank 0] step 2"]
+            kube.set_status(JOB, "default", "digits", {"conditions": [{"type": "Complete", "status": "True"}]})
+        return iter(kube.logs[namespace, name, "train"])
+
+    kube.pod_logs = second_attempt  # type: ignore[method-assign]
+    assert run("logs", "digits", "--follow").output.splitlines() == ["[rank 0] step 1", "[rank 0] step 2"]
+
+
+def test_delete(kube: FakeKube) -> None:
+    run(*GOOD, *COMMAND)
+    assert run("delete", "digits", "--wait").output == "job default/digits deleted\n"
+    assert kube.find(JOB, "default", "digits") is None and kube.find(SERVICE, "default", "digits") is None
+    assert run("delete", "digits").exit_code == 2
+
+
+def test_durations_and_steps() -> None:
+    assert tables.steps(attempt()) == "-" and tables.steps(attempt(first_step=3)) == "3-"
+    assert tables.seconds(attempt(released_at=112.25)) == "12.2 s" and tables.seconds(attempt()) is None
+    assert "Attempt" not in tables.detail(summarise(job(suspend=True), None, []))

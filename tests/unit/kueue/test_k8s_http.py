@@ -1,0 +1,164 @@
+"""`ApiKube` against a real HTTP server that answers as told: errors, broken connections, half lines."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from kueue_integration.errors import (
+    AlreadyExists,
+    Conflict,
+    Forbidden,
+    Gone,
+    Invalid,
+    KubeError,
+    NotFound,
+    PlatformError,
+    Unreachable,
+)
+from kueue_integration.k8s import ApiKube, connect
+from kueue_integration.resources import CONFIG_MAP, JOB
+
+
+class Server:
+    """Answers every request with `status` and `chunks`; keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.chunks: list[bytes] = [b"{}"]
+        self.cut = False
+        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                outer.asked.append((self.command, self.path, dict(self.headers), body))
+                self.send_response(outer.status)
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                for chunk in outer.chunks:
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+                    self.wfile.flush()
+                if outer.cut:
+                    self.close_connection = True
+                else:
+                    self.wfile.write(b"0\r\n\r\n")
+
+            do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = answer
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    thread = threading.Thread(target=made.http.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield made
+    made.http.shutdown()
+    thread.join(timeout=10)
+    made.http.server_close()
+
+
+def kube(url: str) -> ApiKube:
+    configuration = client.Configuration(host=url)
+    configuration.api_key = {"authorization": "Bearer secret"}
+    return ApiKube(client.ApiClient(configuration))
+
+
+def status(code: int, reason: str, message: str) -> bytes:
+    return json.dumps({"kind": "Status", "code": code, "reason": reason, "message": message}).encode()
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "error", "transient"),
+    [
+        (400, "BadRequest", Invalid, False),
+        (401, "Unauthorized", Forbidden, False),
+        (403, "Forbidden", Forbidden, False),
+        (404, "NotFound", NotFound, False),
+        (409, "Conflict", Conflict, False),
+        (409, "AlreadyExists", AlreadyExists, False),
+        (410, "Expired", Gone, False),
+        (422, "Invalid", Invalid, False),
+        (429, "TooManyRequests", KubeError, True),
+        (500, "InternalError", KubeError, True),
+        (503, "ServiceUnavailable", KubeError, True),
+    ],
+)
+def test_each_refusal_has_its_error(server: Server, code: int, reason: str, error: type, transient: bool) -> None:
+    server.status, server.chunks = code, [status(code, reason, "because of x")]
+    with pytest.raises(KubeError, match="GET /apis/batch/v1/namespaces/n/jobs/j: because of x") as raised:
+        kube(server.url).get_job("n", "j")
+    assert type(raised.value) is error
+    assert (raised.value.status, raised.value.reason, raised.value.transient) == (code, reason, transient)
+
+
+def test_a_proxy_that_answers_html(server: Server) -> None:
+    server.status, server.chunks = 502, [b"<html>Bad Gateway</html>"]
+    with pytest.raises(KubeError, match="Bad Gateway"):
+        kube(server.url).get_job("n", "j")
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(Unreachable, match="no answer") as raised:
+        kube("http://127.0.0.1:1").get_job("n", "j")
+    assert raised.value.transient
+
+
+def test_what_is_sent(server: Server) -> None:
+    api = kube(server.url)
+    api.patch_job("n", "j", {"metadata": {"annotations": {"a": "b"}}}, resource_version="7")
+    api.delete(JOB, "n", "j", uid="u", propagation="Foreground")
+    (patch, path, headers, body), (verb, _, _, options) = server.asked
+    assert (patch, path) == ("PATCH", "/apis/batch/v1/namespaces/n/jobs/j")
+    assert headers["Content-Type"] == "application/merge-patch+json" and headers["authorization"] == "Bearer secret"
+    assert json.loads(body) == {"metadata": {"annotations": {"a": "b"}, "resourceVersion": "7"}}
+    sent = json.loads(options)
+    assert (verb, sent["propagationPolicy"], sent["preconditions"]) == ("DELETE", "Foreground", {"uid": "u"})
+
+
+def test_a_name_cannot_leave_its_path(server: Server) -> None:
+    kube(server.url).get(CONFIG_MAP, "n", "../../secrets/x")
+    assert server.asked[0][1] == "/api/v1/namespaces/n/configmaps/..%2F..%2Fsecrets%2Fx"
+
+
+def test_a_watch_joins_lines_that_come_in_pieces(server: Server) -> None:
+    line = json.dumps({"type": "ADDED", "object": {"metadata": {"name": "é"}}}, ensure_ascii=False).encode() + b"\n"
+    server.chunks = [line[:10], line[10:30], line[30:] + line]
+    events = list(kube(server.url).watch(CONFIG_MAP, "n", "a=b", "5", timeout_s=3))
+    assert [(e, o["metadata"]["name"]) for e, o in events] == [("ADDED", "é")] * 2
+    assert "labelSelector=a%3Db" in server.asked[0][1] and "resourceVersion=5" in server.asked[0][1]
+
+
+def test_an_error_inside_a_watch(server: Server) -> None:
+    server.chunks = [b'{"type": "ERROR", "object": ' + status(410, "Expired", "too old resource version") + b"}\n"]
+    with pytest.raises(Gone, match="too old"):
+        list(kube(server.url).watch(CONFIG_MAP, "n"))
+
+
+def test_a_stream_that_breaks_off(server: Server) -> None:
+    server.chunks, server.cut = [b"line 1\nline 2\n"], True
+    lines = kube(server.url).pod_logs("n", "p", "train", follow=True)
+    assert [next(lines), next(lines)] == ["line 1", "line 2"]
+    with pytest.raises(Unreachable, match="broke off"):
+        next(lines)
+
+
+def test_no_kubeconfig_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(PlatformError, match="export KUBECONFIG"):
+        connect(str(tmp_path / "nothing"))

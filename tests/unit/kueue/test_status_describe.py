@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from kueue_samples import attempt, job, saved, workload
+
+from kueue_integration.errors import Forbidden, JobNotFoundError, Unreachable
+from kueue_integration.fake import FakeKube
+from kueue_integration.resources import JOB
+from kueue_integration.status import describe, follow, steps_lost, summarise, timings, to_json
+from proxy.protocol import names
+
+RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
+ADMITTED = ("Admitted", "True", "Admitted", "")
+
+FIRST = attempt(
+    1, queued_at=90.0, first_step=0, first_step_at=103.5, last_step=60, ended_by="Preempted", preempted_by="job-big-1",
+    evicted_at=140.0, barrier_at=140.25, committed_at=142.0, released_at=142.5, checkpoint="digits-a1-g1",
+)  # fmt: skip
+SECOND = attempt(
+    2, flavor="spot", pods=2, restored_from="digits-a1-g1", first_step=61, first_step_at=203.0, last_step=99
+)
+
+
+def running() -> dict[str, Any]:
+    progress = {names.ANN_PROGRESS: json.dumps({"attempt": 2, "step": 100, "phase": "running", "at": 1.0})}
+    return job(history=[FIRST, SECOND], checkpoint=saved(), annotations=progress, ready=2)
+
+
+def test_a_job_in_its_second_attempt() -> None:
+    found = summarise(running(), workload(RESERVED, ADMITTED), [])
+    assert (found.phase, found.attempt, found.pods, found.flavor, found.step) == ("Running", 2, 2, "spot", 100)
+    assert (found.workers, found.min_workers, found.world_size, found.hold) == (4, 2, 4, "armed")
+    assert found.attempts == [FIRST, SECOND]
+    assert found.checkpoints == [
+        {
+            "id": "digits-a1-g1", "attempt": 1, "step": 61, "committed_at": 142.0, "bytes": 4_000_000,
+            "bytes_stored": 1_500_000, "url": "file:///shared/checkpoints",
+        }
+    ]  # fmt: skip
+    assert found.timings_s == {
+        "queued_to_admitted": [10.0],
+        "admitted_to_first_step": [3.5, 3.0],
+        "evicted_to_barrier": [0.25],
+        "barrier_to_committed": [1.75],
+        "committed_to_quota_released": [0.5],
+    }
+    assert found.steps_lost == 0 and not found.final
+
+
+def test_between_attempts_there_are_no_pods() -> None:
+    evicted = workload(("Evicted", "True", "Preempted", ""), ("QuotaReserved", "False", "Pending", ""))
+    found = summarise(job(suspend=True, history=[FIRST], checkpoint=saved()), evicted, [])
+    assert (found.phase, found.pods, found.flavor, found.step) == ("Preempted", 0, "", 61)
+
+
+def test_json_has_what_outside_tests_read() -> None:
+    shown = json.loads(to_json(summarise(running(), workload(RESERVED, ADMITTED), [])))
+    first = shown["attempts"][0]
+    wanted = {
+        "attempt": 1, "flavor": "ondemand", "pods": 4, "ranks": 4, "first_step": 0, "last_step": 60,
+        "ended_by": "Preempted", "preempted_by": "job-big-1",
+    }  # fmt: skip
+    assert wanted.items() <= first.items()
+    assert {"phase", "checkpoints", "timings_s", "uid", "message"} <= set(shown)
+
+
+@pytest.mark.parametrize(
+    ("last", "first", "lost"), [(60, 61, 0), (60, 51, 10), (60, 0, 61), (None, 0, 0), (60, None, 0)]
+)
+def test_steps_that_were_run_twice(last: int | None, first: int | None, lost: int) -> None:
+    assert steps_lost([attempt(1, first_step=0, last_step=last), attempt(2, first_step=first)]) == lost
+
+
+def test_no_timing_without_both_ends() -> None:
+    assert timings([attempt(1, evicted_at=5.0)])["evicted_to_barrier"] == []
+
+
+def test_a_plain_job_of_somebody_is_not_described() -> None:
+    kube = FakeKube({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "digits", "namespace": "default"}})
+    for name in ("digits", "nobody"):
+        with pytest.raises(JobNotFoundError, match=name):
+            describe(kube, "default", name)
+
+
+def test_describe_finds_the_workload_by_the_jobs_uid() -> None:
+    kube = FakeKube(running(), workload(RESERVED, ADMITTED))
+    found = describe(kube, "default", "digits")
+    assert (found.phase, found.workload) == ("Running", "job-digits-1a2b3")
+
+
+def test_follow_shows_every_change_until_the_end() -> None:
+    kube = FakeKube(running(), workload(RESERVED, ADMITTED))
+    seen = []
+    for status in follow(kube, "default", "digits", timeout_s=30):
+        seen.append(status.phase)
+        if status.phase == "Running":
+            kube.set_status(JOB, "default", "digits", {"conditions": [{"type": "Complete", "status": "True"}]})
+    assert seen == ["Running", "Succeeded"]
+
+
+def test_follow_is_woken_by_a_change() -> None:
+    kube = FakeKube(running(), workload(RESERVED, ADMITTED))
+    statuses = follow(kube, "default", "digits", timeout_s=30)
+    assert next(statuses).phase == "Running"
+    done = {"conditions": [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy", "message": "exit 1"}]}
+    timer = threading.Timer(0.2, kube.set_status, (JOB, "default", "digits", done))
+    timer.start()
+    found = next(statuses)
+    timer.join(timeout=10)
+    assert (found.phase, found.reason, found.message) == ("Failed", "PodFailurePolicy", "exit 1")
+
+
+def test_follow_ends_when_the_job_is_deleted() -> None:
+    kube = FakeKube(running(), workload(RESERVED, ADMITTED))
+    statuses = follow(kube, "default", "digits", timeout_s=30)
+    next(statuses)
+    kube.delete(JOB, "default", "digits")
+    assert [s.phase for s in statuses] == ["Deleted"]
+
+
+def test_follow_rides_out_a_lost_api_server() -> None:
+    kube = FakeKube(running(), workload(RESERVED, ADMITTED))
+    statuses = follow(kube, "default", "digits", timeout_s=30)
+    next(statuses)
+    kube.fail_next("get", JOB, Unreachable("restarting"))
+    kube.set_status(JOB, "default", "digits", {"conditions": [{"type": "Complete", "status": "True"}]})
+    assert next(statuses).phase == "Succeeded"
+
+
+def test_follow_does_not_ride_out_a_lost_permission() -> None:
+    kube = FakeKube(running(), workload(RESERVED, ADMITTED))
+    statuses = follow(kube, "default", "digits", timeout_s=30)
+    next(statuses)
+    kube.fail_next("get", JOB, Forbidden("no", 403))
+    kube.patch_job("default", "digits", {"metadata": {"annotations": {"x": "y"}}})
+    with pytest.raises(Forbidden):
+        next(statuses)
+
+
+def test_follow_gives_up_at_its_timeout() -> None:
+    kube = FakeKube(running(), workload(RESERVED, ADMITTED))
+    with pytest.raises(TimeoutError, match="still Running after 0 s"):
+        list(follow(kube, "default", "digits", timeout_s=0.0))
