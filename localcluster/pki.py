@@ -73,6 +73,8 @@ def create(config: ClusterConfig) -> None:
         [
             *base,
             *("-subj", "/CN=singularity-local-ca", "-addext", "basicConstraints=critical,CA:TRUE"),
+            # Python 3.13 and later check as strictly as RFC 5280 says: a CA without key usage is refused.
+            *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
             *("-keyout", directory / "ca.key", "-out", directory / "ca.crt"),
         ]
     )
