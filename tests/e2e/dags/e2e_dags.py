@@ -13,7 +13,7 @@ from airflow.sdk import DAG
 from airflow_provider.operators import SingularityTrainOperator
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "no_boundary.py")
-COMMON: dict[str, Any] = {"queue": "training", "priority_class": "low", "script": SCRIPT}
+COMMON: dict[str, Any] = {"queue_name": "training", "priority_class": "low", "script": SCRIPT}
 
 
 class KilledAfterSubmitOperator(SingularityTrainOperator):
@@ -33,7 +33,7 @@ with DAG("deadline", schedule=None, catchup=False):
     SingularityTrainOperator(
         task_id="train",
         workers=4,
-        resources={"cpu": "250m"},
+        pod_resources={"cpu": "250m"},
         checkpoint_budget_s=10,
         script_args=["--seconds", "25"],
         **COMMON,
@@ -43,7 +43,7 @@ with DAG("killed_worker", schedule=None, catchup=False):
     KilledAfterSubmitOperator(
         task_id="train",
         workers=1,
-        resources={"cpu": "250m"},
+        pod_resources={"cpu": "250m"},
         retries=1,
         retry_delay=timedelta(seconds=1),
         script_args=["--seconds", "15"],
@@ -52,5 +52,5 @@ with DAG("killed_worker", schedule=None, catchup=False):
 
 with DAG("cleared", schedule=None, catchup=False):
     SingularityTrainOperator(
-        task_id="train", workers=1, resources={"cpu": "250m"}, script_args=["--seconds", "30"], **COMMON
+        task_id="train", workers=1, pod_resources={"cpu": "250m"}, script_args=["--seconds", "30"], **COMMON
     )
