@@ -2,7 +2,7 @@
 
 Files, all written atomically, all in RUN_DIR/rank-<r>:
 
-    frozen-<generation>.json    agent     {"pid", "step", "sockets", "threads"}: ready to be dumped
+    frozen-<generation>.json    agent     {"pid", "step", "sockets", "threads", "python"}: ready to be dumped
     resume-<generation>.json    launcher  {"restore_id", "master_addr", "master_port", "env"}: go on
     resumed-<generation>.json   agent     {"restore_id", "seconds"}: communication is rebuilt
 """
@@ -46,6 +46,7 @@ def freeze(boundary: Boundary, generation: int) -> None:
         "pid": os.getpid(),
         "step": boundary.count,
         "sockets": fork.tcp_sockets(),
+        "python": ".".join(map(str, sys.version_info[:3])),
         "threads": len(list(Path("/proc/self/task").iterdir())),
     }
     frozen = boundary.rank_dir / f"frozen-{generation}.json"

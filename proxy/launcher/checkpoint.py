@@ -32,8 +32,7 @@ def dump(slots: Slots, paths: Paths, tool: criu.Criu, generation: int, checkpoin
     _check(slots)
     with ThreadPoolExecutor(len(slots)) as pool:
         jobs = [
-            pool.submit(_dump_rank, slots[rank], paths, tool, checkpoint_id, deadline, int(frozen[rank]["step"]))
-            for rank in slots
+            pool.submit(_dump_rank, slots[rank], paths, tool, checkpoint_id, deadline, frozen[rank]) for rank in slots
         ]
     problems = [str(error) for job in jobs if (error := job.exception()) is not None]
     if problems:
@@ -69,7 +68,9 @@ def _check(slots: Slots) -> None:
         )
 
 
-def _dump_rank(slot: Slot, paths: Paths, tool: criu.Criu, checkpoint_id: str, deadline: float, step: int) -> None:
+def _dump_rank(
+    slot: Slot, paths: Paths, tool: criu.Criu, checkpoint_id: str, deadline: float, frozen: dict[str, Any]
+) -> None:
     images, logs = paths.image(checkpoint_id, slot.rank), paths.criu_work(checkpoint_id, slot.rank)
     for folder in (images, logs):
         shutil.rmtree(folder, ignore_errors=True)
@@ -88,7 +89,8 @@ def _dump_rank(slot: Slot, paths: Paths, tool: criu.Criu, checkpoint_id: str, de
     log_size = paths.log(slot.rank).stat().st_size
     image.pack(work, images / image.WORK_TAR)
     image.pack(slot.shm, images / image.SHM_TAR)
-    image.write_record(images, image.RankRecord(slot.rank, slot.root, step, log_size, sizes))
+    record = image.RankRecord(slot.rank, slot.root, int(frozen["step"]), str(frozen["python"]), log_size, sizes)
+    image.write_record(images, record)
 
 
 def write_resume(paths: Paths, rank: int, generation: int, address: str, port: int, env: Mapping[str, str]) -> str:

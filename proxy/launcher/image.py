@@ -31,6 +31,8 @@ class RankRecord:
     root: int
     """PID of the rank's first process, in its slot."""
     step: int
+    python: str
+    """Version of the interpreter that runs the rank, e.g. "3.14.0"."""
     log_size: int
     """Bytes of stdout.log that were shown by the pod that dumped."""
     written: list[WrittenFile] = field(default_factory=list)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pod_harness import Pod, install_agent
+from pod_harness import Pod, collect_criu, install_agent
 
 
 @pytest.fixture
@@ -28,7 +28,15 @@ def _folder(variable: str, wants: str) -> Path:
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
+def criu_bundle(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """AGENT_DIR/criu of a pod."""
+    target = tmp_path_factory.mktemp("agent") / "criu"
+    collect_criu(rootfs, target)
+    return target
+
+
+@pytest.fixture(scope="session")
 def rootfs() -> Path:
     """Root file system with Python and CRIU >= 4.2."""
     if os.geteuid() != 0:
@@ -36,7 +44,7 @@ def rootfs() -> Path:
     return _folder("SINGULARITY_TEST_ROOTFS", "the training root file system of the local cluster's cache")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def torch_env() -> Path:
     """Folder with torch for the Python of `rootfs`."""
     return _folder("SINGULARITY_TEST_TORCH", "the torch environment of the local cluster's cache")

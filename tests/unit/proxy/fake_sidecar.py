@@ -38,7 +38,9 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         sidecar = self.server.sidecar
         if url.path == "/v1/plan":
-            if sidecar.plan is None:
+            if sidecar.refuse:
+                self._answer(422, json.dumps({"error": sidecar.refuse}))
+            elif sidecar.plan is None:
                 self._answer(425, json.dumps({"error": "not ready"}))
             else:
                 self._answer(200, messages.to_json(sidecar.plan))
@@ -95,6 +97,7 @@ class FakeSidecar:
         run_dir.mkdir(parents=True, exist_ok=True)
         self.page = Page(run_dir, world_size)
         self.plan = plan
+        self.refuse = ""
         self.events: list[messages.LauncherEvent] = []
         self._commands: list[messages.LauncherCommand] = []
         self._changed = threading.Condition()

@@ -56,6 +56,15 @@ def install_agent(lib: Path) -> None:
     shutil.copy(REPOSITORY / "proxy/agent/sitecustomize.py", lib / "sitecustomize.py")
 
 
+def collect_criu(rootfs: Path, target: Path) -> None:
+    """CRIU with its libraries, by the script that puts them into the agent image."""
+    script = REPOSITORY / "images/collect-criu"
+    mounts = 'mount --make-rprivate /; mount --bind "$1" "$0/mnt"; chroot "$0" sh -s /mnt'
+    target.mkdir(parents=True)
+    with script.open("rb") as text:
+        subprocess.run(["unshare", "--mount", "sh", "-ec", mounts, str(rootfs), str(target)], stdin=text, check=True)
+
+
 class Pod:
     """One container with its sidecar. Volumes lie in `folder/singularity`."""
 
@@ -68,6 +77,7 @@ class Pod:
         command: list[str],
         env: dict[str, str] | None = None,
         shared: Path | None = None,
+        criu: Path | None = None,
     ) -> None:
         self.folder = folder
         self.name = folder.name
@@ -75,6 +85,8 @@ class Pod:
             (folder / name).mkdir(parents=True, exist_ok=True)
         install_agent(folder / "singularity/agent/lib")
         self.volumes = folder / "singularity"
+        if criu is not None:
+            shutil.copytree(criu, self.volumes / "agent/criu")
         self._rootfs, self._torch, self._shared = rootfs, torch, shared
         self._env = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",

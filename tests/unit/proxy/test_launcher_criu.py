@@ -71,10 +71,10 @@ def end(pods: list[Pod]) -> None:
 
 
 @pytest.fixture
-def pod(make_pod: Make, rootfs: Path, torch_env: Path) -> Make:
+def pod(make_pod: Make, rootfs: Path, torch_env: Path, criu_bundle: Path) -> Make:
     def make(name: str, plan: messages.Plan, workers: int = 2, **more: object) -> Pod:
         made = make_pod(
-            name, rootfs=rootfs, torch=torch_env, plan=plan, env=ENV,
+            name, rootfs=rootfs, torch=torch_env, plan=plan, env=ENV, criu=criu_bundle,
             command=["python3", "train_ddp.py", str(STEPS), str(workers)], **more,
         )  # fmt: skip
         shutil.copy(HERE / "train_ddp.py", made.volumes / "source/train_ddp.py")

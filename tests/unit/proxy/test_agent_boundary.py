@@ -1,0 +1,173 @@
+"""The rank's side of the barrier: real page, real ratchet, ranks as threads that step at different speeds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_sidecar import Page
+
+from proxy.agent.boundary import Boundary
+from proxy.protocol import page, ratchet
+
+SKEW = 2
+"""Collectives keep the ranks of one job about so many steps together."""
+
+
+class Rank(threading.Thread):
+    """Steps until told to end, not far ahead of its `peers`; records where it froze."""
+
+    def __init__(self, run_dir: Path, rank: int, pause: float = 0.0) -> None:
+        super().__init__(daemon=True)
+        self.peers: list[Rank] = []
+        (run_dir / f"rank-{rank}").mkdir()
+        self.frozen: list[tuple[int, int]] = []
+        self.go_on = threading.Event()
+        self.end = threading.Event()
+        self.boundary = Boundary(run_dir / f"rank-{rank}", rank, self._freeze)
+        self.boundary.open()
+        self._pause = pause
+
+    def _freeze(self, boundary: Boundary, generation: int) -> None:
+        self.frozen.append((generation, boundary.count))
+        assert self.go_on.wait(20)
+
+    def run(self) -> None:
+        while not self.end.wait(self._pause):
+            if self.boundary.count <= min((p.boundary.count for p in self.peers), default=self.boundary.count) + SKEW:
+                self.boundary.step()
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.002)
+
+
+def drive(shared: Page, world: int, generation: int) -> int:
+    stop_at = 0
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        decision = ratchet.decide([shared.rank(r) for r in range(world)], generation, stop_at)
+        stop_at = decision.stop_at
+        shared.publish(generation, stop_at, generation if decision.acquired else 0)
+        if decision.acquired:
+            return stop_at
+        time.sleep(0.001)
+    raise AssertionError("no barrier")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Page:
+    return Page(tmp_path, 3)
+
+
+def test_all_ranks_stop_at_the_same_step(tmp_path: Path, shared: Page) -> None:
+    ranks = [Rank(tmp_path, rank, pause) for rank, pause in enumerate((0.0, 0.001, 0.004))]
+    for rank in ranks:
+        rank.peers = ranks
+    for rank in ranks:
+        rank.start()
+    for sequence in (1, 2, 3):
+        generation = page.generation(1, sequence)
+        floor = max(shared.rank(r).count for r in range(3))
+        step = drive(shared, 3, generation)
+        assert step > floor
+        until(lambda n=sequence: all(len(r.frozen) == n for r in ranks), "every rank froze")  # type: ignore[misc]
+        assert [r.frozen[-1] for r in ranks] == [(generation, step)] * 3
+        for rank in ranks:
+            rank.go_on.set()
+        until(lambda s=step: min(shared.rank(r).count for r in range(3)) > s, "they go on")  # type: ignore[misc]
+        for rank in ranks:
+            rank.go_on.clear()
+    for rank in ranks:
+        rank.end.set()
+        rank.join(20)
+        assert not rank.is_alive()
+
+
+def test_a_cancelled_barrier_lets_go(tmp_path: Path, shared: Page) -> None:
+    rank = Rank(tmp_path, 0)
+    shared.publish(7, 5, 0)
+    rank.start()
+    until(lambda: shared.rank(0) == ratchet.RankView(5, 7, page.STATE_RUNNING), "blocked at step 5 for generation 7")
+    shared.publish(0, 5, 0)
+    until(lambda: shared.rank(0).count > 5 and shared.rank(0).blocked == 0, "it goes on")
+    rank.end.set()
+    rank.join(20)
+    assert rank.frozen == []
+
+
+def test_a_bound_that_grows_lets_go_up_to_it(tmp_path: Path, shared: Page) -> None:
+    rank = Rank(tmp_path, 0)
+    shared.publish(7, 5, 0)
+    rank.start()
+    until(lambda: shared.rank(0).blocked == 7, "blocked")
+    shared.publish(7, 9, 0)
+    until(lambda: shared.rank(0) == ratchet.RankView(9, 7, page.STATE_RUNNING), "blocked at 9")
+    rank.end.set()
+    shared.publish(0, 0, 0)
+    rank.join(20)
+
+
+def test_whoever_waited_when_it_was_acquired_freezes_even_if_cancelled_at_once(tmp_path: Path, shared: Page) -> None:
+    rank = Rank(tmp_path, 0)
+    shared.publish(7, 5, 0)
+    rank.start()
+    until(lambda: shared.rank(0).blocked == 7, "blocked")
+    shared.publish(0, 5, 7)
+    until(lambda: rank.frozen == [(7, 5)], "frozen")
+    rank.end.set()
+    rank.go_on.set()
+    rank.join(20)
+
+
+def test_a_generation_it_came_back_from_is_ignored(tmp_path: Path, shared: Page) -> None:
+    rank = Rank(tmp_path, 0)
+    rank.go_on.set()
+    rank.boundary.done = 7
+    shared.publish(7, 1, 7)
+    for _ in range(10):
+        rank.boundary.step()
+    assert rank.frozen == []
+    assert shared.rank(0).count == 10
+
+
+def test_steps_without_a_page_are_counted(tmp_path: Path, shared: Page) -> None:
+    rank = Rank(tmp_path, 0)
+    rank.boundary.close(page.STATE_FROZEN)
+    assert shared.rank(0).state == page.STATE_FROZEN
+    rank.boundary.step()
+    rank.boundary.open()
+    assert shared.rank(0).count == 1
+
+
+def test_another_living_process_is_the_rank(tmp_path: Path, shared: Page) -> None:
+    (tmp_path / "rank-1").mkdir()
+    with subprocess.Popen(["sleep", "60"]) as other:
+        shared.words[page.rank_word(1, page.R_PID)] = other.pid
+        boundary = Boundary(tmp_path / "rank-1", 1, lambda *_: None)
+        with pytest.raises(ValueError, match=f"process {other.pid} is rank 1 already"):
+            boundary.open()
+        other.kill()
+        other.wait()
+        boundary.open()
+    assert shared.words[page.rank_word(1, page.R_PID)] == os.getpid()
+
+
+def test_a_page_of_another_layout_is_refused(tmp_path: Path, shared: Page) -> None:
+    shared.words[page.W_VERSION] = 2
+    with pytest.raises(ValueError, match="version 2, wanted 1"):
+        Boundary(tmp_path / "rank-0", 0, lambda *_: None).open()
+
+
+@pytest.mark.parametrize("rank", [-1, page.MAX_WORLD])
+def test_a_rank_beyond_the_page_is_refused(tmp_path: Path, rank: int) -> None:
+    with pytest.raises(ValueError, match=f"RANK = {rank}"):
+        Boundary(tmp_path, rank, lambda *_: None)

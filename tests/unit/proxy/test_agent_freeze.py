@@ -1,0 +1,82 @@
+"""What a rank leaves behind when it freezes, and what it takes up again, without torch in the process."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from fake_sidecar import Page
+
+from proxy.agent import freeze
+from proxy.agent.boundary import Boundary
+from proxy.launcher import checkpoint
+from proxy.launcher.paths import Paths
+from proxy.protocol import page
+
+
+def wait_for(path: Path) -> dict[str, object]:
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.005)
+    return dict(json.loads(path.read_text()))
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Boundary:
+    (tmp_path / "run/rank-1").mkdir(parents=True)
+    Page(tmp_path / "run", 2)
+    boundary = Boundary(tmp_path / "run/rank-1", 1, freeze.freeze)
+    boundary.open()
+    for _ in range(41):
+        boundary.step()
+    return boundary
+
+
+def test_freeze_and_resume_in_a_pod_with_a_new_page(
+    tmp_path: Path, rank: Boundary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setenv("SINGULARITY_POD", "old")
+    thread = threading.Thread(target=freeze.freeze, args=(rank, 1_000_001), daemon=True)
+    thread.start()
+    report = wait_for(rank.rank_dir / "frozen-1000001.json")
+    assert (report["pid"], report["step"]) == (os.getpid(), 41)
+    assert isinstance(report["threads"], int)
+
+    new = Page(tmp_path / "run", 2)  # another pod: the same path, another file content
+    restore_id = checkpoint.write_resume(Paths(tmp_path), 1, 1_000_001, "10.0.0.9", 29601, {"SINGULARITY_POD": "new"})
+    thread.join(20)
+    assert not thread.is_alive()
+    answer = wait_for(rank.rank_dir / "resumed-1000001.json")
+    assert answer["restore_id"] == restore_id
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("10.0.0.9", "29601")
+    assert os.environ["SINGULARITY_POD"] == "new"
+    assert (new.rank(1).count, new.rank(1).state) == (41, page.STATE_RUNNING)
+    assert not (rank.rank_dir / "resume-1000001.json").exists()
+
+
+def test_an_order_for_another_generation_is_not_obeyed(tmp_path: Path, rank: Boundary) -> None:
+    checkpoint.write_resume(Paths(tmp_path), 1, 1_000_001, "10.0.0.9", 29601, {})
+    thread = threading.Thread(target=freeze.freeze, args=(rank, 1_000_002), daemon=True)
+    thread.start()
+    wait_for(rank.rank_dir / "frozen-1000002.json")
+    thread.join(0.1)
+    assert thread.is_alive()
+    checkpoint.write_resume(Paths(tmp_path), 1, 1_000_002, "10.0.0.9", 29601, {})
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_without_a_page_training_goes_on(tmp_path: Path, rank: Boundary, capfd: pytest.CaptureFixture[str]) -> None:
+    checkpoint.write_resume(Paths(tmp_path), 1, 5, "10.0.0.9", 29601, {})
+    (tmp_path / "run/page").unlink()
+    freeze.freeze(rank, 5)
+    rank.step()
+    assert rank.count == 42
+    assert "training goes on, but this rank can no longer be checkpointed" in capfd.readouterr().err

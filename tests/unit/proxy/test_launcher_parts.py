@@ -1,0 +1,370 @@
+"""The launcher's parts that need neither root nor CRIU."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_sidecar import FakeSidecar
+
+from proxy.launcher import checkpoint, criu, image, rankenv, reap, scan, slotinit, verdict
+from proxy.launcher.client import SidecarClient
+from proxy.launcher.errors import CommandError, LauncherError, RestoreError, SidecarError
+from proxy.launcher.paths import Paths
+from proxy.launcher.tail import LONGEST, Tail
+from proxy.protocol import names
+from proxy.protocol.messages import LauncherEvent, Plan
+
+PLAN = Plan("fresh", 1, 4, [2, 3], "10.0.0.1", 29500)
+
+
+# --- command and environment ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("text", ["", "python3 x.py", "[]", "{}", "[1]", '["a", null]'])
+def test_a_command_that_is_no_list_of_strings_is_refused(text: str) -> None:
+    with pytest.raises(CommandError, match="SINGULARITY_COMMAND"):
+        rankenv.parse_command(text)
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("python3 -I x.py", "I"),
+        ("/usr/bin/python3.12 -u -E x.py", "E"),
+        ("python -uS x.py", "S"),
+        ("python3 -W error -I x.py", "I"),
+        ("python3 -X dev -Werror -S -m mod", "S"),
+    ],
+)
+def test_isolated_interpreters_are_refused(command: str, flag: str) -> None:
+    with pytest.raises(CommandError, match=f"start the program without -{flag}"):
+        rankenv.check_command(command.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 x.py -I",
+        "python3 -m mod -E",
+        "python3 -c pass -S",
+        "bash -E x",
+        "python3 -W I x.py",
+        "python3 --help -I",
+    ],
+)
+def test_other_commands_pass(command: str) -> None:
+    rankenv.check_command(command.split())
+
+
+def test_environment_of_a_rank() -> None:
+    base = {"PYTHONPATH": "/singularity/agent/lib:/opt/torch", "HOME": "/root", names.ENV_INDEX: "1", "RANK": "9"}
+    env = rankenv.environment({**base, names.ENV_COMMAND: "[]"}, PLAN, 3, Paths(Path(names.ROOT)))
+    wanted = {
+        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
+        "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "PYTHONPATH": "/singularity/agent/lib:/opt/torch",
+        "TMPDIR": "/singularity/work/rank-3/tmp", "PYTHONUNBUFFERED": "1", "HOME": "/root", "OMP_NUM_THREADS": "1",
+        "SINGULARITY_RANK_DIR": "/singularity/run/rank-3",
+    }  # fmt: skip
+    assert {k: env.get(k) for k in wanted} == wanted
+    assert names.ENV_COMMAND not in env
+
+
+def test_a_users_thread_count_is_kept() -> None:
+    env = rankenv.environment({"OMP_NUM_THREADS": "4"}, PLAN, 2, Paths(Path("/x")))
+    assert env["OMP_NUM_THREADS"] == "4"
+
+
+def test_a_restored_rank_learns_its_pod_but_keeps_its_control_directory() -> None:
+    env = {"SINGULARITY_POD": "p", names.ENV_RANK_DIR: "x", names.ENV_COMMAND: "[]", "PATH": "/bin"}
+    assert rankenv.pod_values(env) == {"SINGULARITY_POD": "p"}
+
+
+def test_configmap_files_are_copied_not_linked(tmp_path: Path) -> None:
+    paths = Paths(tmp_path)
+    data = paths.source / "..2026_01_01_00_00_00.1"
+    (data / "pkg").mkdir(parents=True)
+    (data / "train.py").write_text("x")
+    (data / "pkg/mod.py").write_text("y")
+    (paths.source / "..data").symlink_to(data.name)
+    (paths.source / "train.py").symlink_to("..data/train.py")
+    (paths.source / "pkg").symlink_to("..data/pkg")
+    cwd = rankenv.prepare(paths, 0, "")
+    assert cwd == tmp_path / "work/rank-0/cwd"
+    assert {str(p.relative_to(cwd)) for p in cwd.rglob("*")} == {"train.py", "pkg", "pkg/mod.py"}
+    assert not any(p.is_symlink() for p in cwd.rglob("*"))
+    assert (tmp_path / "work/rank-0/tmp").is_dir()
+    assert (tmp_path / "run/rank-0").is_dir()
+
+
+def test_a_workdir_of_the_image(tmp_path: Path) -> None:
+    assert rankenv.prepare(Paths(tmp_path), 0, "/usr") == Path("/usr")
+    with pytest.raises(CommandError, match="SINGULARITY_WORKDIR = '/no/such'"):
+        rankenv.prepare(Paths(tmp_path), 0, "/no/such")
+
+
+def test_paths_hang_below_one_root() -> None:
+    assert Paths.from_env({}).image("c", 1) == Path("/singularity/images/c/rank-1")
+    assert Paths.from_env({"SINGULARITY_ROOT": "/t"}).log(0) == Path("/t/work/rank-0/stdout.log")
+
+
+# --- logs -------------------------------------------------------------------------------------------------------------
+def test_tail_prefixes_whole_lines_and_the_rest_at_the_end(tmp_path: Path) -> None:
+    out, path = io.BytesIO(), tmp_path / "log"
+    tail = Tail(path, "[rank 1] ", out)
+    assert tail.pump() == 0
+    path.write_bytes(b"one\ntwo")
+    tail.pump()
+    assert out.getvalue() == b"[rank 1] one\n"
+    with path.open("ab") as file:
+        file.write(b"!\n\nlast")
+    tail.pump()
+    tail.pump(final=True)
+    assert out.getvalue() == b"[rank 1] one\n[rank 1] two!\n[rank 1] \n[rank 1] last\n"
+    assert tail.position == path.stat().st_size
+
+
+def test_tail_begins_where_an_earlier_pod_ended(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"old\nnew\n")
+    out = io.BytesIO()
+    Tail(tmp_path / "log", "", out, position=4).pump(final=True)
+    assert out.getvalue() == b"new\n"
+
+
+def test_tail_passes_on_endless_lines(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    (tmp_path / "log").write_bytes(b"x" * (LONGEST + 1))
+    Tail(tmp_path / "log", "", out).pump()
+    assert out.getvalue() == b"x" * (LONGEST + 1) + b"\n"
+
+
+# --- exit codes -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("codes", "wanted"),
+    [({}, None), ({1: 0}, None), ({0: 0, 1: 0}, 0), ({1: 7, 0: 3}, 7), ({0: 0, 1: 139}, 139), ({0: 143, 1: 0}, 1)],
+)
+def test_exit_code(codes: dict[int, int], wanted: int | None) -> None:
+    assert verdict.exit_code(codes, 2) == wanted
+
+
+@pytest.mark.parametrize(
+    ("failed_for", "sent", "wanted"),
+    [
+        (None, False, None),
+        (1, False, None),
+        (5, False, "TERM"),
+        (6, True, None),
+        (10, True, "KILL"),
+        (10, False, "KILL"),
+    ],
+)
+def test_what_the_others_get_after_a_failure(failed_for: float | None, sent: bool, wanted: str | None) -> None:
+    assert verdict.stop_signal(failed_for, sent) == wanted
+
+
+# --- slot init --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"no", "Expecting value"),
+        (b"[]", "expected a JSON object, got list"),
+        (b"{}", "exactly one of run, adopt, hold, signal"),
+        (b'{"hold": true, "signal": 1}', "exactly one of"),
+        (b'{"hold": 1}', "hold = 1: expected bool"),
+        (b'{"adopt": true}', "adopt = True: expected int"),
+        (b'{"run": ["x"], "env": {}, "cwd": "/"}', "run: log = None: expected str"),
+    ],
+)
+def test_bad_orders_are_named(line: bytes, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        slotinit.parse(line)
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+def record(**changes: object) -> image.RankRecord:
+    fields: dict[str, object] = {"rank": 1, "root": 1000, "step": 7, "python": "3.14.0", "log_size": 10}
+    return image.RankRecord(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_a_record_comes_back(tmp_path: Path) -> None:
+    wanted = record(written=[image.WrittenFile("/data/out", 5)])
+    image.write_record(tmp_path, wanted)
+    assert image.read_record(tmp_path) == wanted
+
+
+@pytest.mark.parametrize("text", [None, "{", '{"rank": 1}', '{"rank": "1"}'])
+def test_a_broken_record_is_named(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / image.RECORD).write_text(text)
+    with pytest.raises(RestoreError, match="the image is incomplete"):
+        image.read_record(tmp_path)
+
+
+def test_folders_travel_with_links_and_permissions_without_sockets(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    (work / "tmp").mkdir(parents=True)
+    (work / "run.sh").write_text("x")
+    (work / "run.sh").chmod(0o750)
+    (work / "latest").symlink_to("/data/elsewhere")
+    os.link(work / "run.sh", work / "same")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(work / "tmp/s"))
+        image.pack(work, tmp_path / "work.tar")
+    image.unpack(tmp_path / "work.tar", tmp_path / "new")
+    assert (tmp_path / "new/run.sh").stat().st_mode & 0o777 == 0o750
+    assert (tmp_path / "new/latest").readlink() == Path("/data/elsewhere")
+    assert (tmp_path / "new/same").samefile(tmp_path / "new/run.sh")
+    assert not (tmp_path / "new/tmp/s").exists()
+
+
+def test_a_broken_archive_is_named(tmp_path: Path) -> None:
+    (tmp_path / "work.tar").write_bytes(b"x" * 2000)
+    with pytest.raises(RestoreError, match=r"work\.tar cannot be unpacked"):
+        image.unpack(tmp_path / "work.tar", tmp_path / "new")
+
+
+def test_files_outside_go_back_to_their_size(tmp_path: Path) -> None:
+    grown, same, less = (tmp_path / n for n in ("grown", "same", "less"))
+    for path, size in ((grown, 9), (same, 5), (less, 2)):
+        path.write_bytes(b"x" * size)
+    said = image.rewind(record(written=[image.WrittenFile(str(p), 5) for p in (grown, same, less)]))
+    assert [p.stat().st_size for p in (grown, same, less)] == [5, 5, 2]
+    assert len(said) == 2
+    assert "cut from 9 to 5 bytes" in said[0]
+    with pytest.raises(RestoreError, match="had /no/such open for writing, which is not in this pod"):
+        image.rewind(record(written=[image.WrittenFile("/no/such", 5)]))
+
+
+# --- /proc ------------------------------------------------------------------------------------------------------------
+def test_sockets_and_files_of_a_process_are_found(tmp_path: Path) -> None:
+    projected = tmp_path / "..2026_11_20_21_00_00.123"
+    projected.mkdir()
+    (projected / "token").write_text("t")
+    code = (
+        "import socket, sys\n"
+        "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname())\n"
+        "keep = [open(p, m) for p, m in zip(sys.argv[1:5], 'rwaw')]; gone = open(sys.argv[4] + 'x', 'w')\n"
+        "import os; os.unlink(gone.name)\n"
+        "print(s.getsockname()[1], flush=True); sys.stdin.read()\n"
+    )
+    inside = tmp_path / "work"
+    inside.mkdir()
+    files = [projected / "token", tmp_path / "out", tmp_path / "log", inside / "mine"]
+    argv = [sys.executable, "-c", code, *map(str, files)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = process.stdout.readline().strip()
+        sockets = scan.tcp_sockets([process.pid])
+        assert len(sockets) == 2
+        assert any(f"listens on 127.0.0.1:{port}" in text for text in sockets)
+        assert any(f"to 127.0.0.1:{port}" in text for text in sockets)
+        assert f"(pid {process.pid})" in sockets[0]
+        assert [str(files[0]) in text for text in scan.projected_files([process.pid])] == [True]
+        assert scan.written_files([process.pid], inside) == sorted([tmp_path / "out", tmp_path / "log"])
+        assert process.pid in scan.processes(os.getpid())
+        process.communicate("")
+    assert scan.tcp_sockets([process.pid]) == []
+    assert process.pid not in scan.processes(os.getpid())
+
+
+def test_only_orphans_are_reaped() -> None:
+    """As pid 1 would: a child of ours is left to its owner, a grandchild whose parent died is collected."""
+    code = (
+        "import ctypes, os, subprocess, sys, time\n"
+        "from proxy.launcher import reap\n"
+        "assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0\n"  # subreaper
+        "own = reap.spawn(['sh', '-c', 'exit 7'])\n"
+        "parent = reap.spawn(['sh', '-c', 'sleep 0.2 & echo $!'], stdout=subprocess.PIPE)\n"
+        "orphan = int(parent.stdout.read()); parent.wait(); reap.forget(parent)\n"
+        "end = time.monotonic() + 20; got = []\n"
+        "own.wait(); reap.forget(own)\n"
+        "while orphan not in got and time.monotonic() < end:\n"
+        "    got += reap.orphans(); time.sleep(0.01)\n"
+        "print(orphan in got, own.returncode)\n"
+    )
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(root)}, text=True, capture_output=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["True", "7"]
+    assert reap.orphans() == []
+
+
+# --- CRIU -------------------------------------------------------------------------------------------------------------
+def test_the_agents_criu_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LauncherError, match="was the agent installed"):
+        criu.Criu.find(tmp_path / "criu")
+    own = tmp_path / "criu/criu"
+    own.parent.mkdir()
+    for name in ("criu", "ld-linux-x86-64.so.2"):
+        (own.parent / name).write_text("")
+    command = criu.Criu.find(own.parent).command
+    assert command == (str(own.parent / "ld-linux-x86-64.so.2"), "--library-path", str(own.parent / "lib"), str(own))
+
+
+def test_a_dump_leaves_the_rank_stopped() -> None:
+    argv = criu.Criu(("criu",)).dump(1000, Path("/i"), Path("/w"))
+    assert "--leave-stopped" in argv
+    assert argv[argv.index("-t") + 1] == "1000"
+
+
+def test_error_lines_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "dump.log"
+    log.write_text("(0.1) Error (tun: x)\n(0.2) Warn\n(0.3) Error (criu/x.c:1): bad\n(0.4) Error rlimit: y\n")
+    assert criu.errors(log) == ["(0.3) Error (criu/x.c:1): bad"]
+    assert criu.errors(tmp_path / "none")[0].startswith("no log")
+
+
+# --- control files ----------------------------------------------------------------------------------------------------
+def test_orders_to_resume_are_unique_and_cleared(tmp_path: Path) -> None:
+    paths = Paths(tmp_path)
+    paths.control(0).mkdir(parents=True)
+    ids = {checkpoint.write_resume(paths, 0, 5, "10.0.0.1", 29501, {"A": "b"}) for _ in range(3)}
+    assert len(ids) == 3
+    order = json.loads((paths.control(0) / "resume-5.json").read_text())
+    assert order.pop("restore_id") in ids
+    assert order == {"master_addr": "10.0.0.1", "master_port": 29501, "env": {"A": "b"}}
+    checkpoint.clear_control(paths.control(0))
+    assert list(paths.control(0).iterdir()) == []
+
+
+# --- sidecar ----------------------------------------------------------------------------------------------------------
+def test_talking_to_the_sidecar(tmp_path: Path) -> None:
+    sidecar = FakeSidecar(tmp_path, 4)
+    client = SidecarClient(tmp_path / "sidecar.sock", reach_s=5)
+    try:
+        sidecar.plan = PLAN
+        assert client.plan() == PLAN
+        sidecar.command("resume", generation=3)
+        command = client.next_command(0)
+        assert command is not None
+        assert (command.seq, command.op, command.generation) == (1, "resume", 3)
+        assert client.next_command(1) is None
+        client.post(LauncherEvent("exited", rank=2, code=3))
+        assert sidecar.events == [LauncherEvent("exited", rank=2, code=3)]
+    finally:
+        sidecar.close()
+
+
+def test_a_sidecar_that_is_not_there(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(SidecarError, match=r"cannot be reached .* see the log of container device-proxy"):
+        SidecarClient(tmp_path / "sidecar.sock", reach_s=0.3).plan()
+    assert time.monotonic() - began < 20
+
+
+def test_a_sidecar_that_refuses(tmp_path: Path) -> None:
+    sidecar = FakeSidecar(tmp_path, 4)
+    sidecar.refuse = "the checkpoint was made for 8 ranks"
+    try:
+        with pytest.raises(SidecarError, match=r"\(422\): the checkpoint was made for 8 ranks"):
+            SidecarClient(tmp_path / "sidecar.sock").plan()
+    finally:
+        sidecar.close()
