@@ -73,8 +73,9 @@ def create(config: ClusterConfig) -> None:
         [
             *base,
             *("-subj", "/CN=singularity-local-ca", "-addext", "basicConstraints=critical,CA:TRUE"),
-            # Python 3.13 and later check as strictly as RFC 5280 says: a CA without key usage is refused.
-            *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
+            # Python 3.13 and newer refuse a chain without key usage and key identifiers (VERIFY_X509_STRICT).
+            *("-addext", "keyUsage=critical,digitalSignature,keyCertSign,cRLSign"),
+            *("-addext", "subjectKeyIdentifier=hash"),
             *("-keyout", directory / "ca.key", "-out", directory / "ca.crt"),
         ]
     )
@@ -86,7 +87,8 @@ def create(config: ClusterConfig) -> None:
                 *base,
                 *signer,
                 *("-subj", certificate.subject, "-addext", f"subjectAltName={','.join(names)}"),
-                *("-addext", "basicConstraints=critical,CA:FALSE"),
+                *("-addext", "basicConstraints=critical,CA:FALSE", "-addext", "keyUsage=critical,digitalSignature"),
+                *("-addext", "subjectKeyIdentifier=hash", "-addext", "authorityKeyIdentifier=keyid"),
                 *("-addext", "extendedKeyUsage=serverAuth,clientAuth"),
                 *("-keyout", directory / f"{certificate.name}.key", "-out", directory / f"{certificate.name}.crt"),
             ]
