@@ -20,7 +20,7 @@ from .lease import LeaseKeeper
 from .metrics import Metrics
 from .reconciler import Reconciler
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("controller")
 
 STUCK_S = 60.0
 """A worker that is silent for longer makes the liveness probe fail."""

@@ -197,8 +197,7 @@ class Api:
     async def _commit(self, request: web.Request) -> web.Response:
         message = from_json(CommitRequest, await request.text())
         await self._speaker(request, message.namespace, message.job, message.attempt, leader=True)
-        now = time.time()
-        if await self._write(message.namespace, message.job, lambda j: inbox.commit(j, message, now)):
+        if await self._write(message.namespace, message.job, lambda j: inbox.commit(j, message, time.time())):
             self._metrics.add("singularity_checkpoints_committed_total")
             new = message.checkpoint
             about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt, "step": new.step}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef
 
-from ..resources import Object, condition, is_true
-from . import clock, records, views
+from ..resources import Object, is_true
+from . import records, views
 from .actions import AnswerReady, Decision, Wait
 from .errors import BadAnnotationError
 
@@ -57,6 +57,9 @@ def _answer(job: Object, workload: Object, preemptor: str | None, now: float) ->
         number = before.attempt  # we died between the Job's patch and the Workload's: same reservation, same attempt
     else:
         number = max(views.attempt(job), before.attempt if before else 0) + 1
+        if before is not None:
+            before = records.closed(before, workload, preemptor, now)
+            history = records.with_last(history, before)
         record = AttemptRecord(
             attempt=number,
             reservation=reservation,
@@ -67,9 +70,6 @@ def _answer(job: Object, workload: Object, preemptor: str | None, now: float) ->
             queued_at=_queued_at(workload, before),
             restored_from=checkpoint.id if checkpoint else None,
         )
-        if before is not None:
-            before = records.closed(before, workload, preemptor, now)
-            history = records.with_last(history, before)
         change = {names.ANN_ATTEMPT: str(number), names.ANN_HOLD_DEADLINE: None}
         if views.hold(job) is not None:
             change[names.ANN_HOLD] = names.HOLD_ARMED
@@ -96,10 +96,6 @@ def _untouched(record: AttemptRecord) -> bool:
     return record.evicted_at is None and record.first_step is None and record.committed_at is None
 
 
-def _queued_at(workload: Object, before: AttemptRecord | None) -> float:
-    if before is not None and before.released_at is not None:
-        return before.released_at
-    requeued = clock.transition(condition(workload, "Requeued"))
-    if before is not None and requeued is not None:
-        return requeued
-    return views.created(workload)
+def _queued_at(workload: Object, before: AttemptRecord | None) -> float | None:
+    """Since when the attempt waited for quota; None when that was not seen."""
+    return before.released_at if before is not None else views.created(workload)

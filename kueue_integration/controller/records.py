@@ -98,7 +98,9 @@ def closed(record: AttemptRecord, workload: Object, preemptor: str | None, now: 
 
     Kueue keeps the text of an eviction in the condition's message when it turns the condition False.
     """
-    record = replace(record, released_at=record.released_at or now)
+    if record.evicted_at is not None and record.released_at is None:
+        # We saw the eviction, so release and new reservation were one moment. Else it is not known, and not made up.
+        record = replace(record, released_at=clock.observed(condition(workload, "QuotaReserved"), now))
     if record.ended_by is not None:
         return record
     message = str((condition(workload, "Evicted") or {}).get("message", ""))

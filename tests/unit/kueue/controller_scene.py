@@ -1,0 +1,198 @@
+"""Objects as the API server would show them, for the controller's tests. `at(n)` is n seconds after a fixed moment."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kueue_integration.controller import clock
+from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
+
+T0 = 1_800_000_000.0
+NS = "team"
+CHECK = names.ADMISSION_CHECK_NAME
+JOB_UID = "11111111-aaaa-bbbb-cccc-000000000001"
+WL_UID = "22222222-aaaa-bbbb-cccc-000000000001"
+PREEMPTED = "Preempted to accommodate a workload (UID: 99-wl, JobUID: 99-job) due to prioritization in the ClusterQueue"
+
+
+def at(seconds: float) -> str:
+    return clock.to_whole(T0 + seconds)
+
+
+def job(
+    name: str = "train",
+    *,
+    annotations: dict[str, str] | None = None,
+    managed: bool = True,
+    suspend: bool = True,
+    parallelism: int = 2,
+    conditions: list[dict[str, Any]] | None = None,
+    uid: str = JOB_UID,
+) -> dict[str, Any]:
+    labels = {names.KUEUE_QUEUE_LABEL: "q", **({names.LABEL_MANAGED: "true"} if managed else {})}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": name,
+            "namespace": NS,
+            "uid": uid,
+            "resourceVersion": "7",
+            "creationTimestamp": at(0),
+            "labels": labels,
+            "annotations": dict(annotations or {}),
+        },
+        "spec": {"suspend": suspend, "parallelism": parallelism, "completions": parallelism},
+        "status": {"conditions": conditions or []},
+    }
+
+
+def condition(type_: str, status: bool, seconds: float, reason: str = "", message: str = "") -> dict[str, Any]:
+    return {
+        "type": type_,
+        "status": "True" if status else "False",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": at(seconds),
+    }
+
+
+def workload(
+    name: str = "job-train-1",
+    *,
+    reserved_at: float | None = 10,
+    state: str | None = "Pending",
+    evicted: tuple[str, str, float] | None = None,
+    admitted: bool = False,
+    count: int = 2,
+    wanted: int = 2,
+    flavor: str = "ondemand",
+    cpu: str = "500m",
+    queue: str = "training",
+    priority: int = 10,
+    owner: str | None = "train",
+    uid: str = WL_UID,
+    job_uid: str = JOB_UID,
+    extra_conditions: list[dict[str, Any]] | None = None,
+    other_checks: list[dict[str, Any]] | None = None,
+    request: str = "250m",
+    created: float = 0,
+) -> dict[str, Any]:
+    conditions = list(extra_conditions or [])
+    status: dict[str, Any] = {}
+    if reserved_at is not None:
+        conditions.append(condition("QuotaReserved", True, reserved_at, "QuotaReserved"))
+        status["admission"] = {
+            "clusterQueue": queue,
+            "podSetAssignments": [
+                {"name": "main", "count": count, "flavors": {"cpu": flavor}, "resourceUsage": {"cpu": cpu}}
+            ],
+        }
+    if evicted is not None:
+        conditions.append(condition("Evicted", True, evicted[2], evicted[0], evicted[1]))
+    if admitted:
+        conditions.append(condition("Admitted", True, (reserved_at or 0) + 1, "Admitted"))
+    if state is not None:
+        ours = {"name": CHECK, "state": state, "message": "", "lastTransitionTime": at(reserved_at or 0)}
+        status["admissionChecks"] = [*(other_checks or []), ours]
+    status["conditions"] = conditions
+    owners = [{"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": job_uid}] if owner else []
+    container = {"name": "train", "resources": {"requests": {"cpu": request}}}
+    return {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "Workload",
+        "metadata": {
+            "name": name,
+            "namespace": NS,
+            "uid": uid,
+            "resourceVersion": "9",
+            "creationTimestamp": at(created),
+            "labels": {names.KUEUE_JOB_UID_LABEL: job_uid},
+            "ownerReferences": owners,
+        },
+        "spec": {
+            "queueName": "q",
+            "priority": priority,
+            "podSets": [{"name": "main", "count": wanted, "template": {"spec": {"containers": [container]}}}],
+        },
+        "status": status,
+    }
+
+
+def pod(
+    index: int,
+    *,
+    attempt: int = 1,
+    phase: str = "Running",
+    job_name: str = "train",
+    deleting: bool = False,
+    created: float = 11,
+    tracked: bool = False,
+    ip: str = "",
+) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        "name": f"{job_name}-{index}-a{attempt}",
+        "namespace": NS,
+        "uid": f"pod-{job_name}-{index}-{attempt}",
+        "resourceVersion": "3",
+        "creationTimestamp": at(created),
+        "labels": {names.LABEL_MANAGED: "true", "batch.kubernetes.io/job-name": job_name},
+        "annotations": {
+            names.ANN_ATTEMPT: str(attempt),
+            "batch.kubernetes.io/job-completion-index": str(index),
+        },
+        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": job_name, "uid": JOB_UID}],
+    }
+    if deleting:
+        meta["deletionTimestamp"] = at(created + 1)
+    if tracked:
+        meta["finalizers"] = ["batch.kubernetes.io/job-tracking"]
+    status: dict[str, Any] = {"phase": phase}
+    if ip:
+        status["podIP"] = ip
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}, "status": status}
+
+
+def record(attempt: int = 1, **fields: Any) -> AttemptRecord:
+    base: dict[str, Any] = {
+        "attempt": attempt,
+        "reservation": f"{WL_UID}/{at(10)}",
+        "flavor": "ondemand",
+        "pods": 2,
+        "ranks": 2,
+        "admitted_at": T0 + 10,
+    }
+    return AttemptRecord(**{**base, **fields})
+
+
+def history(*records: AttemptRecord) -> dict[str, str]:
+    """The annotations that go with a history."""
+    return {
+        names.ANN_HISTORY: to_json(list(records)),
+        names.ANN_ATTEMPT: str(records[-1].attempt),
+    }
+
+
+def checkpoint(attempt: int = 1, sequence: int = 1, step: int = 100) -> CheckpointRef:
+    return CheckpointRef(
+        id=f"train-a{attempt}-g{sequence}",
+        generation=attempt * 1_000_000 + sequence,
+        attempt=attempt,
+        step=step,
+        world_size=2,
+        url="file:///shared/checkpoints",
+        bytes=1000,
+        bytes_stored=500,
+        created_at=T0 + 50,
+    )
+
+
+def stored(job_annotations: Any) -> list[AttemptRecord]:
+    """The history that an action writes."""
+    return [AttemptRecord(**item) for item in json.loads(job_annotations[names.ANN_HISTORY])]
+
+
+def nobody(uid: str) -> str | None:
+    return None

@@ -1,0 +1,132 @@
+"""What else one look at a Job can lead to: the history, and attempts that broke without Kueue."""
+
+from __future__ import annotations
+
+import controller_scene as scene
+import pytest
+from controller_scene import T0, at
+
+from kueue_integration.controller.actions import RecordHistory, RequestReadmission
+from kueue_integration.controller.decide import decide
+from kueue_integration.controller.hold import Settings
+from proxy.protocol import names
+
+NOW = T0 + 100
+
+
+def look(job, workload, pods=(), now=NOW):
+    return decide(job, workload, list(pods), now, Settings(), scene.nobody)
+
+
+def running(record=None, **annotations):
+    record = record or scene.record(first_step=0, first_step_at=T0 + 20)
+    return scene.job(suspend=False, annotations={names.ANN_HOLD: "armed", **scene.history(record), **annotations})
+
+
+ADMITTED = scene.workload(state="Ready", admitted=True)
+PODS = [scene.pod(0), scene.pod(1)]
+
+
+def test_a_job_that_runs_well_is_left_alone():
+    assert look(running(), ADMITTED, PODS).action is None
+
+
+def test_the_release_of_quota_is_recorded_with_kueues_second():
+    ended = scene.record(evicted_at=T0 + 30, ended_by="Preempted", committed_at=T0 + 32)
+    job = scene.job(annotations=scene.history(ended))
+    released = [scene.condition("QuotaReserved", False, 33), scene.condition("Evicted", True, 30, "Preempted")]
+    action = look(job, scene.workload(reserved_at=None, extra_conditions=released), now=T0 + 33.4).action
+    assert isinstance(action, RecordHistory)
+    assert scene.stored(action.job_annotations)[0].released_at == T0 + 33.4
+    # seen much later: the second it happened in, not the time of the look
+    late = look(job, scene.workload(reserved_at=None, extra_conditions=released), now=T0 + 90).action
+    assert isinstance(late, RecordHistory)
+    assert T0 + 33 <= scene.stored(late.job_annotations)[0].released_at < T0 + 34
+
+
+@pytest.mark.parametrize(("type_", "ended"), [("Complete", "Finished"), ("Failed", "Failed")])
+def test_the_end_of_the_job_is_recorded_once(type_, ended):
+    job = running()
+    job["status"]["conditions"] = [scene.condition(type_, True, 50, "BackoffLimitExceeded", "too many failures")]
+    action = look(job, ADMITTED).action
+    assert isinstance(action, RecordHistory)
+    (record,) = scene.stored(action.job_annotations)
+    assert record.ended_by == ended
+    assert T0 + 50 <= record.finished_at < T0 + 51
+    assert record.note == ("BackoffLimitExceeded: too many failures" if ended == "Failed" else None)
+    job["metadata"]["annotations"].update(action.job_annotations)
+    assert look(job, ADMITTED).action is None
+
+
+def test_a_job_that_completes_while_it_is_evicted_has_finished():
+    job = running(scene.record(evicted_at=T0 + 40, ended_by="Preempted"))
+    job["status"]["conditions"] = [scene.condition("Complete", True, 50)]
+    workload = scene.workload(evicted=("Preempted", scene.PREEMPTED, 40.0), admitted=True)
+    action = look(job, workload, PODS).action
+    assert isinstance(action, RecordHistory)
+    assert scene.stored(action.job_annotations)[0].ended_by == "Finished"
+
+
+def test_pods_that_stopped_with_a_checkpoint_are_readmitted():
+    """kubectl delete pod, a node drain: SIGTERM, checkpoint, exit; Kueue knows nothing of it."""
+    record = scene.record(first_step=0, first_step_at=T0 + 20, checkpoint="train-a1-g1", committed_at=T0 + 60)
+    action = look(running(record), ADMITTED, PODS).action
+    assert isinstance(action, RequestReadmission)
+    assert "train-a1-g1" in action.message
+    assert action.job_annotations[names.ANN_HOLD] == "released"
+    assert scene.stored(action.job_annotations)[0].ended_by == "Deleted"
+
+
+def test_a_lost_pod_breaks_the_attempt_once_the_job_controller_has_counted_it():
+    lost = scene.pod(1, phase="Failed", tracked=True)
+    assert look(running(), ADMITTED, [scene.pod(0), lost]).action is None
+    counted = scene.pod(1, phase="Failed")
+    action = look(running(), ADMITTED, [scene.pod(0), counted]).action
+    assert isinstance(action, RequestReadmission)
+    assert counted["metadata"]["name"] in action.message
+
+
+def test_a_lost_pod_of_a_job_that_is_failing_changes_nothing():
+    job = running()
+    job["status"]["conditions"] = [scene.condition("FailureTarget", True, 50)]
+    assert look(job, ADMITTED, [scene.pod(0), scene.pod(1, phase="Failed")]).action is None
+
+
+def test_failed_pods_of_an_earlier_attempt_do_not_break_this_one():
+    record = scene.record(2, first_step=9, first_step_at=T0 + 20)
+    pods = [scene.pod(0, attempt=1, phase="Failed"), scene.pod(0, attempt=2), scene.pod(1, attempt=2)]
+    assert look(running(record), ADMITTED, pods).action is None
+
+
+def test_a_replacement_pod_breaks_the_attempt():
+    action = look(running(), ADMITTED, [scene.pod(0), scene.pod(1, created=60)]).action
+    assert isinstance(action, RequestReadmission)
+    assert "replaces" in action.message
+
+
+def test_pods_that_start_before_the_first_step_are_no_replacements():
+    assert look(running(scene.record()), ADMITTED, [scene.pod(0), scene.pod(1, created=60)]).action is None
+
+
+@pytest.mark.parametrize("state", ["Retry", "Pending"])
+def test_readmission_is_asked_for_once(state):
+    record = scene.record(checkpoint="train-a1-g1", committed_at=T0 + 60, ended_by="Deleted", note="said")
+    action = look(running(record), scene.workload(state=state, admitted=True), PODS).action
+    assert not isinstance(action, RequestReadmission)
+
+
+def test_a_job_that_is_being_deleted_is_left_alone():
+    job = running(scene.record(checkpoint="train-a1-g1", committed_at=T0 + 60))
+    job["metadata"]["deletionTimestamp"] = at(70)
+    assert look(job, ADMITTED, PODS).action is None
+
+
+def test_a_job_that_is_not_ours_is_left_alone():
+    job = scene.job(managed=False, suspend=False, annotations=scene.history(scene.record(checkpoint="x")))
+    assert look(job, ADMITTED, PODS).action is None
+
+
+def test_garbage_in_annotations_never_raises():
+    for name in (names.ANN_HISTORY, names.ANN_ATTEMPT, names.ANN_CHECKPOINT, names.ANN_HOLD_DEADLINE):
+        for workload in (None, ADMITTED, scene.workload(evicted=("Preempted", "", 30.0))):
+            look(running(**{name: "\x00{"}), workload, PODS)

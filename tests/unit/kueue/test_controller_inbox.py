@@ -1,0 +1,229 @@
+"""What messages of the pods do to a Job, without any server."""
+
+from __future__ import annotations
+
+import controller_scene as scene
+import pytest
+from controller_scene import T0
+
+from kueue_integration.controller import clock, inbox
+from kueue_integration.controller.errors import RefusedError
+from proxy.protocol import names
+from proxy.protocol.messages import (
+    CheckpointFailure,
+    CheckpointRef,
+    CommitRequest,
+    Hello,
+    Progress,
+    from_json,
+    to_json,
+)
+
+NOW = T0 + 50
+
+
+def job(record=None, **annotations):
+    record = record or scene.record(evicted_at=T0 + 30, ended_by="Preempted")
+    base = {names.ANN_HOLD: "armed", names.ANN_HOLD_DEADLINE: clock.to_text(T0 + 60)}
+    return scene.job(suspend=False, annotations={**base, **scene.history(record), **annotations})
+
+
+def commit_of(ref: CheckpointRef, attempt: int = 1) -> CommitRequest:
+    return CommitRequest(scene.NS, "train", attempt, ref, barrier_at=T0 + 45, last_step=99)
+
+
+def progress_of(attempt=1, phase="running", **fields) -> Progress:
+    return Progress(scene.NS, "train", attempt, phase, **{"step": 12, **fields})
+
+
+HELLO = Hello(scene.NS, "train", 1, 1, "train-1", "10.0.0.2")
+
+
+# --- hello --------------------------------------------------------------------------------------------------------
+def test_hello_tells_the_leader_the_key_and_the_checkpoint():
+    current = job(scene.record(), **{names.ANN_CHECKPOINT: to_json(scene.checkpoint())})
+    reply = inbox.hello(current, [scene.pod(1, ip="10.0.0.2"), scene.pod(0, ip="10.0.0.1")], HELLO, b"secret")
+    assert reply is not None
+    assert (reply.leader_ip, reply.checkpoint) == ("10.0.0.1", scene.checkpoint())
+    assert reply.peer_key == inbox.peer_key(b"secret", scene.JOB_UID, 1)
+
+
+def test_the_key_differs_by_job_attempt_and_secret():
+    keys = {inbox.peer_key(s, uid, n) for s in (b"a", b"b") for uid in ("u", "v") for n in (1, 2)}
+    assert len(keys) == 8
+
+
+@pytest.mark.parametrize(
+    "leader",
+    [
+        None,
+        scene.pod(0),
+        scene.pod(0, ip="10.0.0.1", phase="Failed"),
+        scene.pod(0, ip="10.0.0.1", deleting=True),
+        scene.pod(0, ip="10.0.0.1", attempt=2),
+    ],
+)
+def test_hello_has_to_be_repeated_while_the_leader_is_not_known(leader):
+    assert inbox.hello(job(scene.record()), [leader] if leader else [], HELLO, b"s") is None
+
+
+def test_a_replacement_pod_of_an_attempt_that_has_ended_waits():
+    ended = job(scene.record(checkpoint="train-a1-g1", committed_at=T0 + 40))
+    assert inbox.hello(ended, [scene.pod(0, ip="10.0.0.1")], HELLO, b"s") is None
+
+
+@pytest.mark.parametrize("current", [0, 2])
+def test_a_stale_attempt_is_refused(current):
+    other = job(scene.record(), **{names.ANN_ATTEMPT: str(current)})
+    for call in (
+        lambda: inbox.hello(other, [], HELLO, b"s"),
+        lambda: inbox.progress(other, progress_of(), NOW),
+        lambda: inbox.commit(other, commit_of(scene.checkpoint()), NOW),
+        lambda: inbox.failure(other, CheckpointFailure(scene.NS, "train", 1, "x"), NOW),
+    ):
+        with pytest.raises(RefusedError, match=f"attempt 1 is not current, the job is at {current}") as caught:
+            call()
+        assert caught.value.status == 409
+
+
+# --- command ------------------------------------------------------------------------------------------------------
+def test_the_command_follows_from_the_annotations_alone():
+    command = inbox.command(job())
+    assert command is not None
+    assert (command.op, command.then, command.reason, command.deadline) == ("checkpoint", "stop", "Preempted", T0 + 60)
+    assert inbox.command(job()) == command  # a restarted controller says the same, so nothing is asked twice
+
+
+@pytest.mark.parametrize("change", [{names.ANN_HOLD: "released"}, {names.ANN_HOLD_DEADLINE: None}, {"suspend": "yes"}])
+def test_without_an_armed_hold_and_a_deadline_there_is_no_command(change):
+    current = job()
+    if "suspend" in change:
+        current["spec"]["suspend"] = True
+    else:
+        for name, value in change.items():
+            current["metadata"]["annotations"].pop(name)
+            if value:
+                current["metadata"]["annotations"][name] = value
+    assert inbox.command(current) is None
+
+
+def test_a_later_request_has_a_later_number():
+    first, second = inbox.command(job()), inbox.command(job(**{names.ANN_HOLD_DEADLINE: clock.to_text(T0 + 75)}))
+    assert first is not None and second is not None
+    assert second.seq > first.seq > 0
+
+
+# --- progress -------------------------------------------------------------------------------------------------------
+def test_progress_fills_the_record():
+    current = job(scene.record())
+    message = progress_of(first_step=5, first_step_at=T0 + 21)
+    assert inbox.is_news(current, message)
+    change = inbox.progress(current, message, NOW)
+    (record,) = scene.stored(change)
+    assert (record.first_step, record.first_step_at, record.last_step) == (5, T0 + 21, 11)
+    current["metadata"]["annotations"].update(change)
+    again = progress_of(first_step=5, first_step_at=T0 + 21, step=13)
+    assert not inbox.is_news(current, again)
+    assert inbox.progress_age(current, NOW + 1.5) == pytest.approx(1.5)
+    assert inbox.is_news(current, progress_of(phase="barrier", step=13))
+    assert inbox.is_news(current, progress_of(step=13, barrier_at=T0 + 49))
+
+
+def test_no_step_is_not_a_completed_step():
+    (record,) = scene.stored(inbox.progress(job(scene.record()), progress_of(first_step=5, step=5), NOW))
+    assert (record.first_step, record.last_step) == (5, None)
+
+
+def test_progress_after_the_commit_does_not_move_the_last_step():
+    ended = job(scene.record(checkpoint="train-a1-g1", last_step=99, first_step=0))
+    change = inbox.progress(ended, progress_of(step=120, phase="uploading"), NOW)
+    assert names.ANN_HISTORY not in change
+
+
+def test_phase_of_another_attempt_is_not_this_ones():
+    current = job(scene.record(2), **{names.ANN_PROGRESS: '{"attempt": 1, "phase": "finished"}'})
+    assert inbox.last_phase(current) is None
+    assert inbox.last_phase(job(**{names.ANN_PROGRESS: "["})) is None
+
+
+# --- commit ---------------------------------------------------------------------------------------------------------
+def test_a_commit_is_one_change_of_checkpoint_hold_and_history():
+    change = inbox.commit(job(), commit_of(scene.checkpoint()), NOW)
+    assert change is not None
+    assert from_json(CheckpointRef, change[names.ANN_CHECKPOINT]) == scene.checkpoint()
+    assert change[names.ANN_HOLD] == "released"
+    (record,) = scene.stored(change)
+    assert (record.barrier_at, record.committed_at, record.last_step) == (T0 + 45, NOW, 99)
+    assert (record.checkpoint, record.ended_by) == ("train-a1-g1", "Preempted")
+
+
+def test_the_same_commit_twice_writes_once():
+    current = job()
+    current["metadata"]["annotations"].update(inbox.commit(current, commit_of(scene.checkpoint()), NOW))
+    assert inbox.commit(current, commit_of(scene.checkpoint()), NOW + 1) is None
+
+
+def test_an_older_checkpoint_never_replaces_a_newer_one():
+    current = job(**{names.ANN_CHECKPOINT: to_json(scene.checkpoint(sequence=2))})
+    with pytest.raises(RefusedError, match="not newer") as caught:
+        inbox.commit(current, commit_of(scene.checkpoint(sequence=1)), NOW)
+    assert caught.value.status == 409
+
+
+def test_a_checkpoint_of_another_attempt_is_refused():
+    with pytest.raises(RefusedError, match=r"CommitRequest\.checkpoint\.attempt"):
+        inbox.commit(job(), commit_of(scene.checkpoint(attempt=2)), NOW)
+
+
+def test_without_a_hold_a_commit_in_the_grace_period_counts_too():
+    current = job()
+    current["spec"]["suspend"] = True
+    del current["metadata"]["annotations"][names.ANN_HOLD]
+    change = inbox.commit(current, commit_of(scene.checkpoint()), NOW)
+    assert change is not None
+    assert names.ANN_HOLD not in change
+    assert names.ANN_CHECKPOINT in change
+
+
+def test_a_commit_after_the_deadline_is_taken_and_said():
+    late = scene.record(evicted_at=T0 + 30, ended_by="Preempted", note="no checkpoint within 30 s: x; restarts from y")
+    change = inbox.commit(job(late, **{names.ANN_HOLD: "released"}), commit_of(scene.checkpoint()), NOW)
+    (record,) = scene.stored(change)
+    assert record.note == "no checkpoint within 30 s: x; a checkpoint was taken within the pods' grace period"
+
+
+# --- failure --------------------------------------------------------------------------------------------------------
+def failure_of(text="no step boundary within 30 s: ranks 0,1 at step 17"):
+    return CheckpointFailure(scene.NS, "train", 1, text, step=17)
+
+
+def test_a_failure_releases_the_hold_and_says_why():
+    change = inbox.failure(job(), failure_of("rank 1 could not be dumped."), NOW)
+    assert change is not None
+    assert change[names.ANN_HOLD] == "released"
+    (record,) = scene.stored(change)
+    assert record.note == "no checkpoint: rank 1 could not be dumped; restarts from the beginning"
+
+
+def test_a_failure_at_the_deadline_says_how_long_was_waited():
+    (record,) = scene.stored(inbox.failure(job(), failure_of(), T0 + 59.5))
+    assert record.note is not None
+    assert record.note.startswith("no checkpoint within 30 s: no step boundary")
+
+
+def test_the_first_account_of_a_missing_checkpoint_stays():
+    told = scene.record(evicted_at=T0 + 30, note="no checkpoint within 30 s: told")
+    assert inbox.failure(job(told, **{names.ANN_HOLD: "released"}), failure_of(), NOW) is None
+
+
+def test_training_that_has_just_finished_keeps_its_hold():
+    done = job(**{names.ANN_PROGRESS: '{"attempt": 1, "step": 100, "phase": "finished", "at": 1}'})
+    assert inbox.failure(done, failure_of("rank 0 has finished"), NOW) is None
+
+
+def test_a_failure_nobody_asked_for_releases_nothing():
+    current = job(scene.record())
+    del current["metadata"]["annotations"][names.ANN_HOLD_DEADLINE]
+    change = inbox.failure(current, failure_of(), NOW)
+    assert change is not None
+    assert names.ANN_HOLD not in change

@@ -1,0 +1,168 @@
+"""The fence: when an attempt may start, which number it gets, and what its pods are told."""
+
+from __future__ import annotations
+
+import controller_scene as scene
+import pytest
+from controller_scene import T0, at
+
+from kueue_integration.controller.actions import AnswerReady, Wait
+from kueue_integration.controller.decide import decide
+from kueue_integration.controller.hold import Settings
+from proxy.protocol import names
+from proxy.protocol.messages import to_json
+
+NOW = T0 + 12
+
+
+def look(job, workload, pods=()):
+    return decide(job, workload, list(pods), NOW, Settings(), scene.nobody)
+
+
+def test_the_first_attempt_starts_with_number_one_and_no_checkpoint():
+    job = scene.job(annotations={names.ANN_HOLD: "armed", names.ANN_WORLD_SIZE: "4"})
+    action = look(job, scene.workload()).action
+    assert isinstance(action, AnswerReady)
+    assert action.pod_annotations == {
+        names.ANN_ATTEMPT: "1",
+        names.ANN_CHECKPOINT: "",
+        names.ANN_WORKERS: "2",
+        names.ANN_FLAVOR: "ondemand",
+    }
+    assert action.job_annotations[names.ANN_ATTEMPT] == "1"
+    assert action.job_annotations[names.ANN_HOLD] == "armed"
+    assert action.job_annotations[names.ANN_HOLD_DEADLINE] is None
+    (record,) = scene.stored(action.job_annotations)
+    assert (record.attempt, record.pods, record.ranks, record.flavor) == (1, 2, 4, "ondemand")
+    assert (record.admitted_at, record.queued_at, record.ended_by) == (NOW, T0, None)
+
+
+def test_a_job_that_is_not_managed_starts_at_once_and_untouched():
+    action = look(scene.job(managed=False), scene.workload(), [scene.pod(0)]).action
+    assert isinstance(action, AnswerReady)
+    assert (action.job_annotations, action.pod_annotations) == ({}, {})
+
+
+def test_nobody_is_answered_while_evicted_is_true():
+    """Kueue resets the check to Pending while the old admission still stands: an answer would carry the old count."""
+    evicted = ("Preempted", scene.PREEMPTED, 30.0)
+    job = scene.job(annotations=scene.history(scene.record(evicted_at=T0 + 30, ended_by="Preempted")))
+    decision = look(job, scene.workload(evicted=evicted, count=4))
+    assert not isinstance(decision.action, (AnswerReady, Wait))
+    # Quota again, elsewhere and less of it: count and flavor are those of the new reservation.
+    action = look(job, scene.workload(reserved_at=33, count=1, flavor="spot")).action
+    assert isinstance(action, AnswerReady)
+    assert action.pod_annotations[names.ANN_WORKERS] == "1"
+    assert action.pod_annotations[names.ANN_FLAVOR] == "spot"
+    assert action.attempt == 2
+
+
+@pytest.mark.parametrize("change", ["no quota", "ready already", "finished", "deleted", "no check of ours"])
+def test_only_a_pending_check_of_a_live_workload_with_quota_is_answered(change):
+    workload = scene.workload(
+        reserved_at=None if change == "no quota" else 10,
+        state={"ready already": "Ready", "no check of ours": None}.get(change, "Pending"),
+        extra_conditions=[scene.condition("Finished", True, 11)] if change == "finished" else None,
+    )
+    if change == "deleted":
+        workload["metadata"]["deletionTimestamp"] = at(11)
+    assert not isinstance(look(scene.job(), workload).action, (AnswerReady, Wait))
+
+
+@pytest.mark.parametrize(
+    ("pod", "blocks"),
+    [
+        (scene.pod(0, phase="Running"), True),
+        (scene.pod(0, phase="Running", deleting=True), True),
+        (scene.pod(0, phase="Pending"), True),
+        (scene.pod(0, phase="Unknown"), True),
+        (scene.pod(0, phase="Failed"), False),
+        (scene.pod(0, phase="Failed", deleting=True), False),
+        (scene.pod(0, phase="Succeeded"), False),
+    ],
+)
+def test_an_attempt_starts_only_when_no_earlier_pod_can_write(pod, blocks):
+    job = scene.job(annotations=scene.history(scene.record(evicted_at=T0 + 11, ended_by="Preempted")))
+    action = look(job, scene.workload(reserved_at=12), [pod]).action
+    if blocks:
+        assert isinstance(action, Wait)
+        assert pod["metadata"]["name"] in action.message
+    else:
+        assert isinstance(action, AnswerReady)
+
+
+def test_a_job_that_still_runs_is_not_answered():
+    assert isinstance(look(scene.job(suspend=False), scene.workload()).action, Wait)
+
+
+def test_after_a_crash_between_the_two_patches_the_same_attempt_is_answered():
+    first = look(scene.job(), scene.workload()).action
+    assert isinstance(first, AnswerReady)
+    written = {k: v for k, v in first.job_annotations.items() if v is not None}
+    again = look(scene.job(annotations=written), scene.workload()).action
+    assert isinstance(again, AnswerReady)
+    assert again.job_annotations == {}
+    assert again.pod_annotations == first.pod_annotations
+
+
+def test_a_second_reservation_in_the_same_second_is_a_new_attempt():
+    ran = scene.record(first_step=0, evicted_at=T0 + 10.5, ended_by="Preempted")
+    action = look(scene.job(annotations=scene.history(ran)), scene.workload()).action
+    assert isinstance(action, AnswerReady)
+    assert action.attempt == 2
+
+
+def test_the_next_attempt_continues_from_the_committed_checkpoint():
+    ended = scene.record(ended_by="Preempted", evicted_at=T0 + 20, committed_at=T0 + 22, released_at=T0 + 23)
+    annotations = {**scene.history(ended), names.ANN_CHECKPOINT: to_json(scene.checkpoint())}
+    action = look(scene.job(annotations=annotations), scene.workload(reserved_at=40)).action
+    assert isinstance(action, AnswerReady)
+    assert action.pod_annotations[names.ANN_CHECKPOINT] == "train-a1-g1"
+    before, new = scene.stored(action.job_annotations)
+    assert (new.attempt, new.restored_from, new.queued_at) == (2, "train-a1-g1", T0 + 23)
+    assert before == ended
+    assert names.ANN_HOLD not in action.job_annotations  # this job never wanted the hold
+
+
+def test_attempts_only_grow_even_when_the_history_was_lost():
+    action = look(scene.job(annotations={names.ANN_ATTEMPT: "7"}), scene.workload()).action
+    assert isinstance(action, AnswerReady)
+    assert action.attempt == 8
+
+
+def test_an_eviction_that_nobody_saw_is_read_from_what_kueue_kept():
+    previously = scene.condition("Evicted", False, 33, "QuotaReserved", "Previously: " + scene.PREEMPTED)
+    job = scene.job(annotations=scene.history(scene.record()))
+    workload = scene.workload(reserved_at=33, extra_conditions=[previously])
+    action = decide(job, workload, [], NOW, Settings(), {"99-wl": "job-big"}.get).action
+    assert isinstance(action, AnswerReady)
+    before, new = scene.stored(action.job_annotations)
+    assert (before.ended_by, before.preempted_by) == ("Preempted", "job-big")
+    assert (before.evicted_at, before.released_at, new.queued_at) == (None, None, None)  # not seen, not made up
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (names.ANN_CHECKPOINT, "{"),
+        (names.ANN_CHECKPOINT, '{"id": "x"}'),
+        (names.ANN_HISTORY, "[1]"),
+        (names.ANN_ATTEMPT, "two"),
+        (names.ANN_WORLD_SIZE, "-4"),
+    ],
+)
+def test_an_unreadable_annotation_stops_the_attempt_and_is_named(name, value):
+    action = look(scene.job(annotations={name: value}), scene.workload()).action
+    assert isinstance(action, Wait)
+    assert name in action.message
+    assert value in action.message
+
+
+def test_the_history_is_bounded():
+    many = [scene.record(n, ended_by="Preempted", evicted_at=T0 + n, reservation=str(n)) for n in range(1, 61)]
+    action = look(scene.job(annotations=scene.history(*many)), scene.workload()).action
+    assert isinstance(action, AnswerReady)
+    kept = scene.stored(action.job_annotations)
+    assert (len(kept), kept[0].attempt, kept[-1].attempt) == (50, 12, 61)
+
+

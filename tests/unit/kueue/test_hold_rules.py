@@ -1,0 +1,179 @@
+"""The hold: every way in, every way out."""
+
+from __future__ import annotations
+
+import controller_scene as scene
+import pytest
+from controller_scene import T0
+
+from kueue_integration.controller import clock
+from kueue_integration.controller.actions import RecordHistory, ReleaseHold, StartCheckpoint
+from kueue_integration.controller.decide import decide
+from kueue_integration.controller.hold import Settings
+from proxy.protocol import names
+from proxy.protocol.messages import to_json
+
+EVICTED = ("Preempted", scene.PREEMPTED, 30.0)
+NAMES = {"99-wl": "job-big"}
+
+
+def held(**annotations: str):
+    base = {names.ANN_HOLD: "armed", names.ANN_BUDGET: "30", **scene.history(scene.record())}
+    return scene.job(suspend=False, annotations={**base, **annotations})
+
+
+def look(job, workload=None, pods=None, now=T0 + 30.5, settings=None, named=NAMES):
+    workload = workload or scene.workload(evicted=EVICTED, admitted=True)
+    pods = [scene.pod(0), scene.pod(1)] if pods is None else pods
+    return decide(job, workload, pods, now, settings or Settings(), named.get)
+
+
+def test_an_eviction_starts_a_checkpoint_with_a_deadline():
+    decision = look(held())
+    action = decision.action
+    assert isinstance(action, StartCheckpoint)
+    assert action.deadline == T0 + 60.5 == decision.wake_at
+    assert clock.parse(str(action.job_annotations[names.ANN_HOLD_DEADLINE])) == T0 + 60.5
+    assert names.ANN_HOLD not in action.job_annotations  # still armed
+    (record,) = scene.stored(action.job_annotations)
+    assert (record.ended_by, record.preempted_by, record.evicted_at) == ("Preempted", "job-big", T0 + 30.5)
+
+
+def test_the_platforms_limit_cuts_the_jobs_budget():
+    action = look(held(), settings=Settings(max_budget_s=5)).action
+    assert isinstance(action, StartCheckpoint)
+    assert action.deadline == T0 + 35.5
+
+
+def test_without_a_budget_of_its_own_a_job_gets_the_platforms():
+    job = held()
+    del job["metadata"]["annotations"][names.ANN_BUDGET]
+    action = look(job, settings=Settings(max_budget_s=77)).action
+    assert isinstance(action, StartCheckpoint)
+    assert action.deadline == T0 + 107.5
+
+
+@pytest.mark.parametrize(
+    ("known", "shown"),
+    [({"99-wl": "job-big"}, "job-big"), ({"99-job": "job-big"}, "job-big"), ({}, "99-wl")],
+)
+def test_the_preemptor_is_named_by_workload_or_job_uid(known, shown):
+    action = look(held(), named=known).action
+    assert isinstance(action, StartCheckpoint)
+    assert action.preemptor == shown
+
+
+@pytest.mark.parametrize(
+    ("pods", "why"),
+    [
+        ([], "no pod"),
+        ([scene.pod(0, phase="Failed"), scene.pod(1, phase="Failed")], "no pod"),
+        ([scene.pod(0), scene.pod(1, phase="Pending")], "only 1 of 2"),
+        ([scene.pod(0)], "only 1 of 2"),
+    ],
+)
+def test_without_all_pods_running_the_hold_ends_at_once(pods, why):
+    action = look(held(), pods=pods).action
+    assert isinstance(action, ReleaseHold)
+    assert action.job_annotations[names.ANN_HOLD] == "released"
+    assert why in action.message
+    (record,) = scene.stored(action.job_annotations)
+    assert record.evicted_at is not None
+    assert record.note == action.message
+
+
+def test_a_pod_that_has_finished_does_not_end_the_hold():
+    """The job is about to complete: suspending it now would repeat everything since its last checkpoint."""
+    assert isinstance(look(held(), pods=[scene.pod(0), scene.pod(1, phase="Succeeded")]).action, StartCheckpoint)
+
+
+def waiting(seconds: float, **annotations: str):
+    record = scene.record(evicted_at=T0 + 30, ended_by="Preempted")
+    deadline = {names.ANN_HOLD_DEADLINE: clock.to_text(T0 + seconds), **scene.history(record)}
+    return held(**{**deadline, **annotations})
+
+
+def test_until_the_deadline_nothing_is_done():
+    decision = look(waiting(60), now=T0 + 59.9)
+    assert decision.action is None
+    assert decision.wake_at == T0 + 60
+
+
+def test_at_the_deadline_the_hold_ends_and_the_history_says_why():
+    action = look(waiting(60), now=T0 + 60).action
+    assert isinstance(action, ReleaseHold)
+    assert (action.why, action.job_annotations[names.ANN_HOLD]) == ("deadline", "released")
+    (record,) = scene.stored(action.job_annotations)
+    expected = "no checkpoint within 30 s: no step boundary was reached; restarts from the beginning"
+    assert record.note == expected
+
+
+def test_the_note_names_the_checkpoint_that_is_left():
+    job = waiting(60, **{names.ANN_CHECKPOINT: to_json(scene.checkpoint(step=80))})
+    action = look(job, now=T0 + 61).action
+    assert isinstance(action, ReleaseHold)
+    assert action.message.endswith("restarts from checkpoint train-a1-g1 (step 80)")
+
+
+def test_a_barrier_that_was_reached_is_not_called_missing():
+    record = scene.record(evicted_at=T0 + 30, ended_by="Preempted", barrier_at=T0 + 31)
+    action = look(waiting(60, **scene.history(record)), now=T0 + 61).action
+    assert isinstance(action, ReleaseHold)
+    assert "no step boundary" not in action.message
+    assert "not written in time" in action.message
+
+
+def test_pods_that_vanish_while_waiting_end_the_hold():
+    action = look(waiting(60), pods=[], now=T0 + 40).action
+    assert isinstance(action, ReleaseHold)
+    assert action.why == "no-pods"
+
+
+def test_a_pod_that_fails_while_others_run_leaves_it_to_the_sidecars():
+    decision = look(waiting(60), pods=[scene.pod(0), scene.pod(1, phase="Failed")], now=T0 + 40)
+    assert decision.action is None
+
+
+@pytest.mark.parametrize("name", [names.ANN_HOLD_DEADLINE, names.ANN_HISTORY, names.ANN_CHECKPOINT, names.ANN_BUDGET])
+def test_what_cannot_be_read_never_holds_kueue_back(name):
+    action = look(held(**{name: "nonsense"})).action
+    assert isinstance(action, ReleaseHold)
+    assert action.job_annotations == {names.ANN_HOLD: "released"}
+    assert name in action.message
+
+
+@pytest.mark.parametrize("state", ["released", None])
+def test_without_the_hold_an_eviction_is_only_recorded(state):
+    job = held(**({names.ANN_HOLD: state} if state else {}))
+    if state is None:
+        del job["metadata"]["annotations"][names.ANN_HOLD]
+    action = look(job).action
+    assert isinstance(action, RecordHistory)
+    assert set(action.job_annotations) == {names.ANN_HISTORY}
+    (record,) = scene.stored(action.job_annotations)
+    assert (record.ended_by, record.preempted_by) == ("Preempted", "job-big")
+
+
+def test_a_suspended_or_finished_job_is_not_held():
+    for job in (scene.job(suspend=True, annotations=held()["metadata"]["annotations"]), held()):
+        if not job["spec"]["suspend"]:
+            job["status"]["conditions"] = [scene.condition("Complete", True, 31)]
+        assert not isinstance(look(job).action, (StartCheckpoint, ReleaseHold))
+
+
+def test_an_old_eviction_is_not_taken_for_one_of_this_attempt():
+    """Evicted stays True until the next reservation; a record made after it must not inherit it."""
+    late = scene.record(2, admitted_at=T0 + 50)
+    job = scene.job(suspend=True, annotations=scene.history(late))
+    decision = look(job, scene.workload(evicted=EVICTED, reserved_at=None), pods=[], now=T0 + 55)
+    assert decision.action is None
+
+
+def test_a_job_without_history_is_held_and_released_all_the_same():
+    job = held()
+    del job["metadata"]["annotations"][names.ANN_HISTORY]
+    assert isinstance(look(job).action, StartCheckpoint)
+    job["metadata"]["annotations"][names.ANN_HOLD_DEADLINE] = clock.to_text(T0 + 60)
+    action = look(job, now=T0 + 61).action
+    assert isinstance(action, ReleaseHold)
+    assert action.job_annotations == {names.ANN_HOLD: "released"}

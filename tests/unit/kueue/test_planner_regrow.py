@@ -1,0 +1,200 @@
+"""Regrowth: when moving a job back is worth an eviction, and when it would only thrash."""
+
+from __future__ import annotations
+
+import copy
+
+import controller_scene as scene
+import pytest
+from controller_scene import T0
+
+from kueue_integration.controller import planner, quota
+from kueue_integration.controller.planner import Candidate, plan
+from proxy.protocol import names
+
+FLAVORS = (("ondemand", "1"), ("spot", "500m"))
+
+
+def queue(name="training", flavors=FLAVORS, reserved=None, cohort=None):
+    spec = {
+        "resourceGroups": [
+            {
+                "coveredResources": ["cpu"],
+                "flavors": [{"name": f, "resources": [{"name": "cpu", "nominalQuota": q}]} for f, q in flavors],
+            }
+        ]
+    }
+    if cohort:
+        spec["cohortName"] = cohort
+    status = {}
+    if reserved:
+        status["flavorsReservation"] = [
+            {"name": f, "resources": [{"name": "cpu", "total": total}]} for f, total in reserved.items()
+        ]
+    return {"metadata": {"name": name}, "spec": spec, "status": status}
+
+
+def shrunk(*, count=2, flavor="spot", wanted=4, name="train", uid=None, priority=10, created=0, history=None):
+    """A job that runs with `count` of `wanted` workers of 250m since second 20."""
+    record = scene.record(first_step=5, first_step_at=T0 + 20, flavor=flavor, pods=count)
+    records = [*(history or []), record]
+    job = scene.job(name, suspend=False, annotations={names.ANN_WORKERS: str(wanted), names.ANN_HOLD: "armed"})
+    workload = scene.workload(
+        f"job-{name}", state="Ready", admitted=True, count=count, flavor=flavor, cpu=f"{250 * count}m", owner=name,
+        uid=uid or f"uid-{name}", priority=priority, created=created,
+    )  # fmt: skip
+    pods = [scene.pod(i, job_name=name) for i in range(count)]
+    return Candidate(job, workload, pods, records)
+
+
+def look(candidates, *, others=(), pending=(), of=None, now=T0 + 100, min_run=10.0, cohort=None):
+    of = of or queue()
+    reserved = [c.workload for c in candidates] + list(others)
+    return plan(quota.Queues(of, cohort or [of], reserved, list(pending)), candidates, now, min_run)
+
+
+def big(state="reserved", cpu="1", priority=1000, request="250m", wanted=4, flavor="ondemand", queue_name="training"):
+    reserved = 5 if state == "reserved" else None
+    return scene.workload(
+        "job-big", reserved_at=reserved, state=None, cpu=cpu, count=wanted, wanted=wanted, flavor=flavor,
+        priority=priority, owner="big", uid="uid-big", request=request, queue=queue_name,
+    )  # fmt: skip
+
+
+def test_free_quota_on_the_first_flavor_brings_a_small_job_back():
+    result = look([shrunk()])
+    assert result.action is not None
+    assert result.action.message == "quota is free again: 2 -> 4 workers on ondemand"
+    record = scene.stored(result.action.job_annotations)[-1]
+    assert record.note == result.action.message
+    assert names.ANN_HOLD not in result.action.job_annotations  # same hold, same barrier as for any eviction
+
+
+def test_a_full_job_on_a_later_flavor_moves_to_the_earlier_one():
+    result = look([shrunk(count=2, wanted=2)])
+    assert result.action is not None
+    assert "2 -> 2 workers on ondemand" in result.action.message
+
+
+def test_its_own_quota_counts_when_it_grows_in_place():
+    of = queue(flavors=(("ondemand", "1"),))
+    result = look([shrunk(flavor="ondemand")], of=of)
+    assert result.action is not None
+    assert "2 -> 4 workers on ondemand" in result.action.message
+
+
+def test_a_job_that_has_what_it_wants_stays():
+    assert look([shrunk(count=4, flavor="ondemand")]).action is None
+
+
+def test_it_never_moves_to_a_later_flavor():
+    of = queue(flavors=(("ondemand", "500m"), ("spot", "4")))
+    assert look([shrunk(flavor="ondemand")], of=of).action is None
+
+
+def test_quota_in_use_is_not_free():
+    assert look([shrunk()], others=[big()]).action is None
+
+
+def test_what_kueue_reports_counts_even_if_the_workload_was_not_seen_yet():
+    assert look([shrunk()], of=queue(reserved={"ondemand": "300m", "spot": "500m"})).action is None
+
+
+def test_nothing_moves_while_an_eviction_is_under_way():
+    leaving = big()
+    leaving["status"]["conditions"].append(scene.condition("Evicted", True, 90, "Preempted"))
+    assert look([shrunk()], others=[leaving]).action is None
+
+
+def test_a_job_moves_only_after_it_has_trained_for_a_while():
+    early = look([shrunk()], now=T0 + 25)
+    assert early.action is None
+    assert early.wake_at == T0 + 30
+    assert look([shrunk()], now=T0 + 30).action is not None
+
+
+@pytest.mark.parametrize("case", ["no step yet", "a pod is missing", "a pod is leaving", "evicted before"])
+def test_a_job_that_is_not_training_is_not_moved(case):
+    candidate = shrunk()
+    pods, history = [copy.deepcopy(p) for p in candidate.pods], list(candidate.history)
+    if case == "no step yet":
+        history = [scene.record(flavor="spot", pods=2)]
+    elif case == "a pod is missing":
+        pods = pods[:1]
+    elif case == "a pod is leaving":
+        pods[0]["metadata"]["deletionTimestamp"] = scene.at(99)
+    else:
+        history = [scene.record(flavor="spot", pods=2, first_step_at=T0 + 20, ended_by="Preempted")]
+    assert look([Candidate(candidate.job, candidate.workload, pods, history)]).action is None
+
+
+def test_whoever_waits_with_at_least_the_same_priority_goes_first():
+    for priority in (10, 1000):
+        assert look([shrunk()], pending=[big("pending", priority=priority)]).action is None
+
+
+def test_one_of_lower_priority_would_slip_in_during_the_move():
+    assert look([shrunk()], pending=[big("pending", priority=1, wanted=1)]).action is None
+
+
+def test_one_of_lower_priority_that_would_not_fit_even_then_does_not_block():
+    candidates = [shrunk(wanted=3)]
+    other = scene.workload("job-o", reserved_at=5, state=None, cpu="250m", count=1, flavor="ondemand", uid="uid-o")
+    waiting = big("pending", priority=1, wanted=4)
+    assert look(candidates, others=[other], pending=[waiting]).action is not None
+
+
+def test_one_that_can_never_fit_does_not_keep_everybody_small():
+    assert look([shrunk()], pending=[big("pending", wanted=40)]).action is not None
+
+
+def test_two_small_jobs_do_not_count_the_same_quota_twice():
+    first = shrunk(name="a", count=1, wanted=4, priority=10, created=5)
+    second = shrunk(name="b", count=1, wanted=4, priority=100, created=9)
+    result = look([first, second])
+    assert result.candidate is second  # the higher priority first, and only that one
+    older = look([first, shrunk(name="b", count=1, wanted=4, priority=10, created=9)])
+    assert older.candidate is first
+
+
+def moved(number):
+    return scene.record(number, flavor="spot", pods=2, note=f"{planner.NOTE}: 2 -> 4 workers on ondemand")
+
+
+@pytest.mark.parametrize(("vain", "wait"), [(0, 10), (1, 60), (2, 120), (3, 240), (20, 3600)])
+def test_moves_in_vain_make_the_next_one_wait_longer(vain, wait):
+    """A node selector of the job, say, that quotas know nothing of: it comes back where it was, again and again."""
+    candidate = shrunk(history=[moved(n + 1) for n in range(vain)])
+    early = look([candidate], now=T0 + 20 + wait - 0.5)
+    assert (early.action, early.wake_at) == (None, T0 + 20 + wait)
+    assert look([candidate], now=T0 + 20 + wait).action is not None
+
+
+def test_a_move_that_helped_is_not_held_against_the_next():
+    grown = scene.record(2, flavor="ondemand", pods=4, ended_by="Preempted")
+    candidate = shrunk(history=[moved(1), grown])
+    assert look([candidate], now=T0 + 31).action is not None
+
+
+def test_quota_that_the_cohort_has_lent_out_is_not_free():
+    here, there = queue(cohort="c"), queue("other", flavors=(("ondemand", "0"),), cohort="c")
+    borrower = big(queue_name="other")
+    assert look([shrunk()], others=[borrower], of=here, cohort=[here, there]).action is None
+    assert look([shrunk()], of=here, cohort=[here, there]).action is not None
+
+
+def test_several_resource_groups_all_have_to_fit():
+    of = queue()
+    of["spec"]["resourceGroups"].append(
+        {
+            "coveredResources": ["nvidia.com/gpu"],
+            "flavors": [{"name": "h200", "resources": [{"name": "nvidia.com/gpu", "nominalQuota": 2}]}],
+        }
+    )
+    candidate = shrunk()
+    given = candidate.workload["status"]["admission"]["podSetAssignments"][0]
+    given["flavors"]["nvidia.com/gpu"] = "h200"
+    given["resourceUsage"]["nvidia.com/gpu"] = "2"
+    assert look([candidate], of=of).action is None  # 4 workers want 4 GPUs, the quota is 2
+    of["spec"]["resourceGroups"][1]["flavors"][0]["resources"][0]["nominalQuota"] = "4"
+    assert look([candidate], of=of).action is not None
