@@ -1,0 +1,26 @@
+"""Airflow without a database: its home is set before anything imports it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+# Before anything imports airflow: it reads its configuration once.
+os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="airflow-home-"))
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp.test_utils import TestServer
+from airflow_fakes import CONN_ID, ApiServer, connection
+
+
+@pytest.fixture
+async def api(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
+    """A running API server behind the Airflow connection CONN_ID."""
+    server = ApiServer()
+    async with TestServer(server.app()) as running:
+        monkeypatch.setenv(f"AIRFLOW_CONN_{CONN_ID.upper()}", connection(str(running.make_url(""))))
+        yield server
+        server.drop()

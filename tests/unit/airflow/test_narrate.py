@@ -1,0 +1,79 @@
+"""What a user reads in the task log: nothing twice, nothing missed, plain words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from airflow_fakes import ADMITTED, WAITING, make_attempt, make_job, make_workload
+
+from airflow_provider.lineage import MAX_BYTES, document, headline
+from airflow_provider.narrate import narrate
+from kueue_integration.status import JobStatus, summarise
+from proxy.protocol.messages import AttemptRecord
+
+
+def status(*attempts: AttemptRecord, waiting: bool = False, **job: Any) -> JobStatus:
+    made = make_job(attempts=list(attempts), **job)
+    return summarise(made, make_workload(made, *(WAITING if waiting else ADMITTED)), ())
+
+
+def test_nothing_new_says_nothing() -> None:
+    looks = [status(make_attempt(1, first_step=0, first_step_at=1001.0), step=step) for step in (1, 2)]
+    assert narrate(looks[0], looks[0]) == []
+    assert narrate(looks[0], looks[1]) == []
+
+
+def test_a_watcher_that_starts_late_tells_the_same_as_one_that_saw_it_all() -> None:
+    looks = [
+        status(make_attempt(1)),
+        status(make_attempt(1, first_step=0, first_step_at=1001.0)),
+        status(make_attempt(1, first_step=0, first_step_at=1001.0, evicted_at=1005.0, ended_by="Preempted")),
+        status(
+            make_attempt(1, first_step=0, first_step_at=1001.0, evicted_at=1005.0, ended_by="Preempted", last_step=9),
+            make_attempt(2, admitted_at=1010.0),
+        ),
+    ]
+    live: list[str] = []
+    for before, now in zip([None, *looks], looks, strict=False):
+        live += [line for line in narrate(before, now) if line.startswith("Attempt")]
+    late = [line for line in narrate(None, looks[-1]) if line.startswith("Attempt")]
+    assert late == live
+    assert len(live) == 4
+
+
+@pytest.mark.parametrize(
+    ("first_step", "words"), [(10, "no step lost"), (8, "2 steps lost and run again"), (9, "1 step lost and run again")]
+)
+def test_lost_steps_are_counted(first_step: int, words: str) -> None:
+    before = make_attempt(1, first_step=0, last_step=9, evicted_at=1005.0, ended_by="Preempted")
+    again = make_attempt(2, restored_from="c1", first_step=first_step, first_step_at=1020.0)
+    assert words in " ".join(narrate(status(before), status(before, again)))
+
+
+def test_waiting_says_why() -> None:
+    (line,) = narrate(None, status(waiting=True, suspend=True))
+    assert line.startswith("Queued: waits for quota")
+    assert "insufficient quota" in line
+
+
+def test_an_eviction_that_is_no_preemption_names_kueues_reason() -> None:
+    line = " ".join(
+        narrate(status(make_attempt(1)), status(make_attempt(1, evicted_at=1005.0, ended_by="NodeFailures")))
+    )
+    assert "evicted by Kueue (NodeFailures)" in line
+
+
+def test_the_document_is_json_and_counts() -> None:
+    found = document(status(make_attempt(1, evicted_at=1.0), make_attempt(2)))
+    assert json.loads(json.dumps(found)) == found
+    assert headline(found) == "2 attempts, 1 evictions, 0 steps lost, 0 checkpoints"
+
+
+def test_the_document_is_bounded_and_keeps_the_newest() -> None:
+    attempts = [make_attempt(number, note="x" * 4000, checkpoint=f"c{number}") for number in range(1, 51)]
+    found = document(status(*attempts))
+    assert len(json.dumps(found)) <= MAX_BYTES
+    assert found["attempts"][-1]["attempt"] == 50
+    assert found["attempts_omitted"] + len(found["attempts"]) == 50

@@ -1,0 +1,450 @@
+"""The operator's worker side: what it refuses, submits, adopts and replaces; what it makes of the trigger's event."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException, TaskDeferred
+from airflow_fakes import make_attempt
+
+from airflow_provider import cluster, compat, operators, submission
+from airflow_provider.exceptions import (
+    ClusterUnreachableError,
+    InvalidTrainingError,
+    KilledError,
+    SingularityProviderError,
+    TrainingDeletedError,
+    TrainingFailedError,
+    TrainingTimeoutError,
+)
+from airflow_provider.operators import OUTAGE_KEY, STORE_KEY, SingularityTrainOperator
+from kueue_integration.errors import Unreachable
+from kueue_integration.fake import FakeKube
+from kueue_integration.platform import PlatformConfig, to_json
+from kueue_integration.resources import CONFIG_MAP, JOB, PRIORITY_CLASS, SERVICE
+from proxy.protocol import names
+from proxy.protocol.messages import to_json as record_json
+
+NAMESPACE = "team-a"
+
+
+class Store(dict[str, Any]):
+    """`context["task_state_store"]` as far as the operator uses it."""
+
+    def set(self, key: str, value: object) -> None:
+        self[key] = value
+
+    def delete(self, key: str) -> None:
+        self.pop(key, None)
+
+
+class Airflow:
+    """One task instance: `context` makes what a worker process would be given."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.xcoms: dict[str, Any] = {}
+        self.try_number, self.max_tries, self.clear_number = 1, 1, 0
+
+    def retry(self) -> None:
+        self.try_number += 1
+        self.xcoms.clear()
+
+    def clear(self) -> None:
+        self.retry()
+        self.max_tries += 1
+        self.clear_number += 1
+
+    def context(self) -> dict[str, Any]:
+        ti = SimpleNamespace(
+            dag_id="dag", run_id="run", task_id="train", map_index=-1, try_number=self.try_number,
+            max_tries=self.max_tries, xcom_push=lambda key, value: self.xcoms.__setitem__(key, value),
+        )  # fmt: skip
+        return {"ti": ti, "dag_run": SimpleNamespace(clear_number=self.clear_number), "task_state_store": self.store}
+
+
+@pytest.fixture
+def airflow() -> Airflow:
+    return Airflow()
+
+
+@pytest.fixture
+def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
+    """A cluster with the chart and one queue, behind every connection id."""
+    config = PlatformConfig("agent:1", "https://c", "PEM", train_image="train:1", store="file:///shared/checkpoints")
+    mounts = {
+        "volumes": ({"name": "shared", "emptyDir": {}},),
+        "volume_mounts": ({"name": "shared", "mountPath": "/shared"},),
+    }
+    import dataclasses
+
+    text = to_json(dataclasses.replace(config, **mounts))
+    fake = FakeKube(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": names.PLATFORM_CONFIGMAP, "namespace": names.SYSTEM_NAMESPACE},
+            "data": {"platform.json": text},
+        },
+        {
+            "apiVersion": "kueue.x-k8s.io/v1beta2",
+            "kind": "LocalQueue",
+            "metadata": {"name": "training", "namespace": NAMESPACE},
+            "spec": {"clusterQueue": "training"},
+        },
+        {
+            "apiVersion": "kueue.x-k8s.io/v1beta2",
+            "kind": "ClusterQueue",
+            "metadata": {"name": "training"},
+            "spec": {"admissionChecksStrategy": {"admissionChecks": [{"name": names.ADMISSION_CHECK_NAME}]}},
+        },
+        {
+            "apiVersion": "kueue.x-k8s.io/v1beta2",
+            "kind": "AdmissionCheck",
+            "metadata": {"name": names.ADMISSION_CHECK_NAME},
+            "spec": {"controllerName": names.ADMISSION_CHECK_CONTROLLER},
+            "status": {"conditions": [{"type": "Active", "status": "True"}]},
+        },
+    )
+    monkeypatch.setattr(cluster, "connect", lambda conn_id: (fake, "default"))
+    return fake
+
+
+def operator(**changes: Any) -> SingularityTrainOperator:
+    values = {"task_id": "train", "queue_name": "training", "namespace": NAMESPACE, "command": ["python3", "train.py"]}
+    return SingularityTrainOperator(**{**values, **changes})
+
+
+def submit(airflow: Airflow, op: SingularityTrainOperator | None = None) -> TaskDeferred:
+    with pytest.raises(TaskDeferred) as caught:
+        (op or operator()).execute(airflow.context())
+    return caught.value
+
+
+def job_of(kube: FakeKube) -> dict[str, Any]:
+    (job,) = kube.list(JOB, NAMESPACE)
+    return job
+
+
+def end(kube: FakeKube, job: dict[str, Any], how: str) -> None:
+    status = {"conditions": [{"type": how, "status": "True", "reason": how, "message": "exit code 3"}]}
+    kube.set_status(JOB, NAMESPACE, job["metadata"]["name"], status)
+
+
+# --- submit -----------------------------------------------------------------------------------------------------------
+def test_submits_one_job_and_defers_to_it(kube: FakeKube, airflow: Airflow) -> None:
+    deferred = submit(airflow, operator(workers=4, min_workers="2", pod_resources={"cpu": "250m"}, env={"A": "b"}))
+    job = job_of(kube)
+    _, kwargs = deferred.trigger.serialize()
+    assert kwargs == {
+        "conn_id": "kubernetes_default", "namespace": NAMESPACE, "name": job["metadata"]["name"],
+        "uid": job["metadata"]["uid"], "deadline": None,
+    }  # fmt: skip
+    assert deferred.method_name == "execute_complete"
+    assert job["metadata"]["labels"][names.KUEUE_QUEUE_LABEL] == "training"
+    assert job["metadata"]["annotations"][names.ANN_MIN_WORKERS] == "2"
+    assert airflow.store[STORE_KEY]["uid"] == job["metadata"]["uid"]
+
+
+def test_the_record_stands_before_the_job_does(
+    kube: FakeKube, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that dies at any point leaves either no Job, or one that the next try finds."""
+
+    def die(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submission, "submit", die)
+    with pytest.raises(KeyboardInterrupt):
+        operator().execute(airflow.context())
+    assert airflow.store[STORE_KEY]["uid"] is None
+    monkeypatch.undo()
+    monkeypatch.setattr(cluster, "connect", lambda conn_id: (kube, "default"))
+    name = airflow.store[STORE_KEY]["name"]
+    airflow.retry()
+    submit(airflow)
+    assert job_of(kube)["metadata"]["name"] == name
+
+
+def test_the_script_is_shipped(kube: FakeKube, airflow: Airflow, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('{{ not a template }}')\n")
+    op = operator(command=None, script="train.py", script_args=["--steps", 5])
+    op._dag_file = lambda: str(tmp_path / "dag.py")
+    submit(airflow, op)
+    (files,) = [c for c in kube.list(CONFIG_MAP, NAMESPACE) if c.get("immutable")]
+    assert list(files["data"].values()) == ["print('{{ not a template }}')\n"]
+    env = {
+        e["name"]: e.get("value")
+        for c in job_of(kube)["spec"]["template"]["spec"]["containers"]
+        if c["name"] == names.CONTAINER_TRAIN
+        for e in c["env"]
+    }
+    assert env[names.ENV_COMMAND] == '["python3", "train.py", "--steps", "5"]'
+
+
+def test_execution_timeout_becomes_the_triggers_deadline(kube: FakeKube, airflow: Airflow) -> None:
+    before = time.time()
+    deferred = submit(airflow, operator(execution_timeout=datetime.timedelta(hours=2)))
+    assert before + 7200 <= deferred.trigger.deadline <= time.time() + 7200
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"queue_name": ""}, "queue_name"),
+        ({"queue_name": "nope"}, "queue_name"),
+        ({"workers": 0}, "workers"),
+        ({"workers": "many"}, "workers"),
+        ({"workers": 2, "min_workers": 3}, "min_workers"),
+        ({"workers": 2, "world_size": 3}, "world_size"),
+        ({"command": []}, "command"),
+        ({"command": None, "script": "absent.py"}, "script"),
+        ({"pod_resources": {"cpu": "lots"}}, "pod_resources['cpu']"),
+        ({"store": "ftp://x"}, "store"),
+        ({"store": "file:///tmp/x"}, "store"),
+        ({"priority_class": "nope"}, "priority_class"),
+        ({"env": {"RANK": "1"}}, "env['RANK']"),
+    ],
+)
+def test_bad_input_is_refused_by_parameter_before_anything_exists(
+    kube: FakeKube, airflow: Airflow, changes: dict[str, Any], field: str
+) -> None:
+    kube.put({"apiVersion": PRIORITY_CLASS.api_version, "kind": PRIORITY_CLASS.name, "metadata": {"name": "low"}})
+    with pytest.raises(InvalidTrainingError) as caught:
+        operator(**changes).execute(airflow.context())
+    assert isinstance(caught.value, AirflowFailException)  # a retry would fail the same way
+    assert f"\n  {field} = " in str(caught.value)
+    assert not kube.list(JOB, NAMESPACE) and not kube.list(SERVICE, NAMESPACE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"command": None}, "give command or script"),
+        ({"script": "x.py"}, "either command or script"),
+        ({"deletion_policy": "sometimes"}, "deletion_policy = 'sometimes': must be one of never, on_success, always"),
+    ],
+)
+def test_what_cannot_be_meant_fails_when_the_dag_is_parsed(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        operator(**changes)
+
+
+def test_a_missing_chart_is_an_error_that_a_retry_may_cure(kube: FakeKube, airflow: Airflow) -> None:
+    kube.delete(CONFIG_MAP, names.SYSTEM_NAMESPACE, names.PLATFORM_CONFIGMAP)
+    with pytest.raises(SingularityProviderError, match="chart is not installed") as caught:
+        operator().execute(airflow.context())
+    assert not isinstance(caught.value, AirflowFailException)
+
+
+# --- outages ----------------------------------------------------------------------------------------------------------
+def test_an_outage_uses_no_retry(kube: FakeKube, airflow: Airflow) -> None:
+    kube.fail_next("list", JOB, Unreachable("no answer"))
+    with pytest.raises(AirflowRescheduleException):
+        operator().execute(airflow.context())
+    assert OUTAGE_KEY in airflow.store
+    submit(airflow)
+    assert OUTAGE_KEY not in airflow.store
+
+
+def test_an_outage_that_does_not_end_is_an_error(kube: FakeKube, airflow: Airflow) -> None:
+    airflow.store[OUTAGE_KEY] = time.time() - 7200
+    kube.fail_next("list", JOB, Unreachable("no answer"))
+    with pytest.raises(ClusterUnreachableError, match="has not answered for 1:00:00"):
+        operator().execute(airflow.context())
+
+
+# --- one Job, whatever happens ----------------------------------------------------------------------------------------
+def test_a_lost_worker_adopts(kube: FakeKube, airflow: Airflow) -> None:
+    first = submit(airflow).trigger
+    airflow.retry()
+    second = submit(airflow).trigger
+    assert second.serialize() == first.serialize()
+    job_of(kube)
+
+
+def test_a_lost_worker_and_a_lost_store_adopt(kube: FakeKube, airflow: Airflow) -> None:
+    first = submit(airflow).trigger
+    airflow.retry()
+    airflow.store.clear()
+    assert submit(airflow).trigger.uid == first.uid
+
+
+def test_a_job_that_finished_unwatched_is_the_result(kube: FakeKube, airflow: Airflow) -> None:
+    submit(airflow)
+    end(kube, job_of(kube), "Complete")
+    airflow.retry()
+    operator().execute(airflow.context())  # does not defer
+    assert airflow.xcoms["job"]["uid"] == job_of(kube)["metadata"]["uid"]
+    assert airflow.xcoms["lineage"]["phase"] == "Succeeded"
+
+
+def test_a_retry_after_a_failure_starts_anew(kube: FakeKube, airflow: Airflow) -> None:
+    first = submit(airflow).trigger
+    end(kube, job_of(kube), "Failed")
+    airflow.retry()
+    second = submit(airflow).trigger
+    assert second.name != first.name
+    assert len(kube.list(JOB, NAMESPACE)) == 2  # the failed one stays to be looked at
+
+
+def test_a_clear_replaces_the_running_job(kube: FakeKube, airflow: Airflow) -> None:
+    first = submit(airflow).trigger
+    airflow.clear()
+    second = submit(airflow).trigger
+    assert second.uid != first.uid
+    assert job_of(kube)["metadata"]["uid"] == second.uid
+
+
+def test_a_clear_after_success_runs_again(kube: FakeKube, airflow: Airflow) -> None:
+    first = submit(airflow).trigger
+    end(kube, job_of(kube), "Complete")
+    airflow.clear()
+    assert submit(airflow).trigger.uid != first.uid
+
+
+def test_a_clear_waits_for_the_old_pods_and_comes_back(
+    kube: FakeKube, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(airflow)
+    monkeypatch.setattr(operators, "REMOVE_WAIT_S", 0.0)
+    monkeypatch.setattr(kube, "delete", lambda *args, **kwargs: None)  # pods that take their time
+    airflow.clear()
+    with pytest.raises(AirflowRescheduleException):
+        operator().execute(airflow.context())
+    assert len(kube.list(JOB, NAMESPACE)) == 1
+
+
+def test_a_changed_namespace_does_not_leave_the_old_job_behind(kube: FakeKube, airflow: Airflow) -> None:
+    submit(airflow)
+    kube.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-b"}})
+    queue = {"name": "training", "namespace": "team-b"}
+    kube.put(
+        {
+            "apiVersion": "kueue.x-k8s.io/v1beta2",
+            "kind": "LocalQueue",
+            "metadata": queue,
+            "spec": {"clusterQueue": "training"},
+        }
+    )
+    airflow.clear()
+    submit(airflow, operator(namespace="team-b"))
+    assert not kube.list(JOB, NAMESPACE)
+    assert len(kube.list(JOB, "team-b")) == 1
+
+
+# --- kill while submitting --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("state", "deleted"), [("failed", True), ("success", True), ("restarting", True), (None, True), ("running", False)]
+)
+def test_sigterm_while_submitting(
+    kube: FakeKube, airflow: Airflow, monkeypatch: pytest.MonkeyPatch, state: str | None, deleted: bool
+) -> None:
+    monkeypatch.setattr(compat, "task_state", lambda ti: state)
+    op = operator()
+    op.on_kill()
+    if deleted:
+        with pytest.raises(KilledError, match="ended by a user"):
+            op.execute(airflow.context())
+    else:  # the worker is drained; the task has to go on
+        submit(airflow, op)
+    assert (not kube.list(JOB, NAMESPACE)) is deleted
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+def event_for(kube: FakeKube, status: str, message: str = "exit code 3") -> dict[str, Any]:
+    from airflow_provider.lineage import document
+    from kueue_integration.status import summarise
+
+    job = job_of(kube)
+    history = record_json([make_attempt(1, last_step=9, ended_by="Finished", finished_at=1009.0)])
+    job["metadata"]["annotations"][names.ANN_HISTORY] = history
+    reference = {key: job["metadata"][key] for key in ("namespace", "name", "uid")}
+    lineage = document(summarise(job, None, ()))
+    return {"status": status, "message": message, "job": reference, "lineage": lineage}
+
+
+@pytest.mark.parametrize(
+    ("status", "policy", "error", "left"),
+    [
+        ("success", "never", None, 1),
+        ("success", "on_success", None, 0),
+        ("success", "always", None, 0),
+        ("failed", "never", TrainingFailedError, 1),
+        ("failed", "on_success", TrainingFailedError, 1),
+        ("failed", "always", TrainingFailedError, 0),
+        ("timeout", "never", TrainingTimeoutError, 0),
+        ("deleted", "never", TrainingDeletedError, 1),
+    ],
+)
+def test_the_end(
+    kube: FakeKube, airflow: Airflow, status: str, policy: Any, error: type[Exception] | None, left: int
+) -> None:
+    op = operator(deletion_policy=policy)
+    submit(airflow, op)
+    event = event_for(kube, status)
+    if error is None:
+        op.execute_complete(airflow.context(), event)
+    else:
+        with pytest.raises(error, match="exit code 3"):
+            op.execute_complete(airflow.context(), event)
+    assert airflow.xcoms["lineage"]["attempts"][0]["last_step"] == 9
+    assert airflow.xcoms["job"] == event["job"]
+    assert len(kube.list(JOB, NAMESPACE)) == left
+
+
+def test_a_success_stays_one_when_the_cluster_cannot_be_reached(
+    kube: FakeKube, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(airflow)
+    event = event_for(kube, "success")
+
+    def down(conn_id: str) -> None:
+        raise Unreachable("no answer")
+
+    monkeypatch.setattr(cluster, "connect", down)
+    operator(deletion_policy="always").execute_complete(airflow.context(), event)
+    assert airflow.xcoms["job"] == event["job"]
+
+
+def test_the_output_of_the_failed_pod_is_in_the_task_log(kube: FakeKube, airflow: Airflow) -> None:
+    submit(airflow)
+    event = event_for(kube, "failed")
+    for index, code in ((0, 143), (1, 3)):
+        name = f"pod-{index}"
+        labels = {names.LABEL_JOB: event["job"]["name"], "batch.kubernetes.io/job-completion-index": str(index)}
+        terminated = {"name": names.CONTAINER_TRAIN, "state": {"terminated": {"exitCode": code}}}
+        kube.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels},
+                "status": {"containerStatuses": [terminated]},
+            }
+        )
+        kube.logs[(NAMESPACE, name, names.CONTAINER_TRAIN)] = [f"output of {name}"]
+    found = list(submission.log_tails(kube, NAMESPACE, event["job"]["name"], failed=True))
+    assert found == ["--- last lines of pod-1, exit code 3", "output of pod-1"]
+
+
+# --- templates --------------------------------------------------------------------------------------------------------
+def test_every_parameter_of_the_spec_can_be_templated_or_is_listed_as_fixed() -> None:
+    import dataclasses
+
+    from kueue_integration.spec import TrainSpec
+
+    fixed = {"engine", "hold", "identity"}
+    translated = {"queue": "queue_name", "resources": "pod_resources"}
+    fields = {translated.get(f.name, f.name) for f in dataclasses.fields(TrainSpec)}
+    assert fields - fixed <= set(SingularityTrainOperator.template_fields)
+
+
+def test_airflows_own_queue_is_left_alone() -> None:
+    assert operator().queue != "training"
+    assert operator(queue="gpu-workers").queue == "gpu-workers"
