@@ -155,6 +155,10 @@ class Pod:
         except AssertionError as error:
             raise AssertionError(f"{error}\n--- {self.name} ---\n{self.log()}") from None
 
+    def wait_event_after_end(self, kind: str) -> messages.LauncherEvent:
+        """The launcher has ended: what it said before."""
+        return next(event for event in self.sidecar.events if event.kind == kind)
+
     def log(self) -> str:
         return self.output.read_text(errors="replace")
 

@@ -1,0 +1,291 @@
+"""The launcher as pid 1 of a container, with programs that need no torch: they freeze by the agent's file contract."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pod_harness import Pod
+
+from proxy.protocol import messages, names
+
+pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
+Make = Callable[..., Pod]
+
+COUNTER = """
+import json, os, sys, time
+# A rank as the launcher sees one: freezes for generation 5 when told to, goes on when told to.
+control = os.environ["SINGULARITY_RANK_DIR"]
+log = open(sys.argv[1], "a", buffering=1)
+exec(sys.argv[2])
+n = 0
+while not os.path.exists("end"):
+    n += 1
+    log.write(f"{n}\\n")
+    if n % 100 == 0:
+        print(n, flush=True)
+    if os.path.exists("freeze"):
+        os.rename("freeze", "frozen")
+        with open(control + "/tmp", "w") as f:
+            json.dump({"step": n, "python": "3"}, f)
+        os.rename(control + "/tmp", control + "/frozen-5.json")
+        while not os.path.exists(control + "/resume-5.json"):
+            time.sleep(0.01)
+        order = json.load(open(control + "/resume-5.json"))
+        with open(control + "/tmp", "w") as f:
+            json.dump({"restore_id": order["restore_id"]}, f)
+        os.rename(control + "/tmp", control + "/resumed-5.json")
+    time.sleep(0.001)
+log.write(f"end {order['env'].get('SINGULARITY_POD')}\\n")
+"""
+
+
+def fresh(ranks: list[int], world: int) -> messages.Plan:
+    return messages.Plan("fresh", 1, world, ranks, "127.0.0.1", 29500)
+
+
+def restore(ranks: list[int], world: int) -> messages.Plan:
+    return messages.Plan("restore", 2, world, ranks, "127.0.0.1", 29501, 5, "c")
+
+
+def until(condition: Callable[[], object], what: str, pod: Pod) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}\n{pod.log()}"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Make:
+    def make(
+        name: str,
+        plan: messages.Plan,
+        command: list[str],
+        before: Callable[[Pod], object] = lambda _: None,
+        **more: object,
+    ) -> Pod:
+        made = make_pod(name, rootfs=rootfs, torch=None, plan=plan, command=command, criu=criu_bundle, **more)
+        (made.volumes / "source/count.py").write_text(COUNTER)
+        before(made)
+        return made.start()
+
+    return make
+
+
+def counter(where: str = "numbers", extra: str = "0") -> list[str]:
+    assert " " not in extra
+    return ["python3", "count.py", where, extra]
+
+
+def dump(pod: Pod, ranks: list[int]) -> messages.LauncherEvent:
+    pod.wait_event("started", "restored")
+    for rank in ranks:
+        until(lambda r=rank: (pod.work(r) / "cwd/numbers").exists(), "counting", pod)  # type: ignore[misc]
+        (pod.work(rank) / "cwd/freeze").touch()
+    pod.sidecar.command("dump", generation=5, checkpoint_id="c", deadline=time.time() + 60)
+    return pod.wait_event("dumped", "dump_failed")
+
+
+def numbers(path: Path) -> list[int]:
+    return [int(word) for word in path.read_text().split("\n") if word.isdigit()]
+
+
+# --- exit codes -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit $RANK", 1), ("exit 0", 0), ("kill -9 $$", 137), ("kill -TERM $$", 1), ("exit $((7+RANK))", None)],
+)
+def test_exit_code_of_the_ranks(run: Make, script: str, code: int | None) -> None:
+    pod = run("pod", fresh([0, 1], 2), ["sh", "-c", script.replace(" ", "\t")])
+    got = pod.wait()
+    assert got == code if code is not None else got in (7, 8), pod.log()
+    ended = [event for event in pod.sidecar.events if event.kind == "exited"]
+    assert sorted(event.rank for event in ended) == [0, 1]
+
+
+def test_a_failure_takes_the_others_along(run: Make) -> None:
+    script = "[ $RANK = 0 ] && exit 3; trap 'echo asked; exit 0' TERM; while :; do sleep 0.1; done"
+    began = time.monotonic()
+    pod = run("pod", fresh([0, 1], 2), ["sh", "-c", script.replace(" ", "\t")])
+    assert pod.wait() == 3, pod.log()
+    assert time.monotonic() - began > 5
+    assert "[rank 1] asked" in pod.log()
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(run: Make) -> None:
+    script = "[ $RANK = 0 ] && exit 3; trap '' TERM; while :; do sleep 0.1; done"
+    pod = run("pod", fresh([0, 1], 2), ["sh", "-c", script.replace(" ", "\t")])
+    assert pod.wait() == 3, pod.log()
+    assert [e.code for e in pod.sidecar.events if e.rank == 1 and e.kind == "exited"] == [137]
+
+
+def test_a_command_that_is_not_there(run: Make) -> None:
+    pod = run("pod", fresh([0], 1), ["no-such-program"])
+    assert pod.wait() == 127
+    assert "no-such-program" in pod.log()
+
+
+def test_an_isolated_interpreter_is_refused(run: Make) -> None:
+    pod = run("pod", fresh([0], 1), ["python3", "-I", "x.py"])
+    assert pod.wait() == 2
+    assert "start the program without -I" in pod.log()
+
+
+# --- SIGTERM ----------------------------------------------------------------------------------------------------------
+def test_sigterm_waits_for_the_sidecar(run: Make) -> None:
+    pod = run("pod", fresh([0], 1), counter(), env={names.ENV_GRACE: "60"})
+    pod.wait_event("started")
+    pod.terminate()
+    assert 55 < pod.wait_event("terminating").grace_s <= 60
+    pod.sidecar.command("exit")
+    assert pod.wait() == 143
+
+
+def test_sigterm_without_an_answer_ends_within_the_grace_period(run: Make) -> None:
+    pod = run("pod", fresh([0], 1), counter(), env={names.ENV_GRACE: "4"})
+    pod.wait_event("started")
+    pod.terminate()
+    began = time.monotonic()
+    assert pod.wait() == 143
+    assert time.monotonic() - began < 4
+    assert "the grace period is over" in pod.log()
+
+
+def test_a_plan_that_is_refused(run: Make) -> None:
+    pod = run("pod", fresh([0], 1), counter(), before=lambda p: setattr(p.sidecar, "refuse", "no"))
+    assert pod.wait() == names.EXIT_PROTOCOL
+    assert "refuses to give a plan (422): no" in pod.log()
+
+
+# --- what a rank may do -----------------------------------------------------------------------------------------------
+def test_a_rank_has_no_added_capabilities_and_a_masked_proc(run: Make) -> None:
+    script = """
+grep CapEff /proc/self/status
+echo x > /proc/sys/kernel/core_pattern && echo WRITTEN
+[ -s /proc/kcore ] && echo KCORE
+mount -t tmpfs x /mnt && echo MOUNTED
+echo pid $$ $(ls /proc | grep -c '^[0-9]*$')
+ls /dev/shm
+echo $TMPDIR $PWD
+"""
+    pod = run("pod", fresh([0], 1), ["sh", "-c", script.replace(" ", "\t")])
+    pod.wait()
+    lines = [line.removeprefix("[rank 0] ") for line in pod.log().splitlines() if line.startswith("[rank 0]")]
+    effective = int(next(line.split()[1] for line in lines if line.startswith("CapEff")), 16)
+    for capability in (12, 19, 21, 25):  # NET_ADMIN, SYS_PTRACE, SYS_ADMIN, SYS_TIME
+        assert not effective & 1 << capability, lines
+    assert not {"WRITTEN", "KCORE", "MOUNTED"} & set(lines), lines
+    assert any(line.startswith("pid 1000 ") for line in lines), lines
+    assert "/singularity/work/rank-0/tmp /singularity/work/rank-0/cwd" in lines
+
+
+# --- dump and restore -------------------------------------------------------------------------------------------------
+def test_two_ranks_move_into_a_new_pod_without_a_gap(run: Make) -> None:
+    old = run("old", fresh([0, 1], 2), counter())
+    assert dump(old, [0, 1]).kind == "dumped", old.log()
+    at = [numbers(old.work(rank) / "cwd/numbers")[-1] for rank in (0, 1)]
+    shown = old.log()
+    old.terminate()
+    old.wait_event("terminating")
+    old.sidecar.command("exit")
+    assert old.wait() == 143
+    new = run("new", restore([0, 1], 2), counter(), before=lambda p: [p.bring(old, "c", rank) for rank in (0, 1)])
+    new.wait_event("restored")
+    for rank in (0, 1):
+        path = new.work(rank) / "cwd/numbers"
+        until(lambda p=path, a=at[rank]: numbers(p)[-1] > a + 200, "it counts on", new)  # type: ignore[misc]
+        (new.work(rank) / "cwd/end").touch()
+    assert new.wait() == 0, new.log()
+    for rank in (0, 1):
+        text = new.work(rank) / "cwd/numbers"
+        got = numbers(text)
+        assert got == list(range(1, len(got) + 1))
+        assert text.read_text().endswith("end new\n")
+        printed = [line for pod_log in (shown, new.log()) for line in pod_log.splitlines() if f"[rank {rank}]" in line]
+        assert len(printed) == len(set(printed)) == len(got) // 100
+
+
+def test_after_a_dump_the_rank_stands_still_until_it_is_told_to_go_on(run: Make) -> None:
+    pod = run("pod", fresh([0], 1), counter())
+    assert dump(pod, [0]).kind == "dumped", pod.log()
+    path = pod.work(0) / "cwd/numbers"
+    record = json.loads((pod.image("c", 0) / "rank.json").read_text())
+    assert (record["rank"], record["root"], record["step"]) == (0, 1000, numbers(path)[-1])
+    states = {line.split()[2] for line in _stats(pod)}
+    assert states == {"T"}
+    pod.sidecar.command("resume", generation=5)
+    until(lambda: numbers(path)[-1] > record["step"] + 10, "it counts on", pod)
+    (path.parent / "end").touch()
+    assert pod.wait() == 0
+    assert numbers(path) == list(range(1, len(numbers(path)) + 1))
+
+
+def _stats(pod: Pod) -> list[str]:
+    """/proc/<pid>/stat of the processes that run count.py in the pod."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+                if f"SINGULARITY_POD={pod.name}".encode() in environment and b"SINGULARITY_RANK_DIR=" in environment:
+                    found.append((entry / "stat").read_text())
+            except OSError:
+                continue
+    return found
+
+
+def test_an_open_connection_is_named_and_the_rank_goes_on(run: Make) -> None:
+    code = "import\tsocket;s=socket.create_server(('127.0.0.1',0))"
+    pod = run("pod", fresh([0], 1), counter(extra=code))
+    event = dump(pod, [0])
+    assert event.kind == "dump_failed"
+    assert "rank 0: python3 count.py" in event.message
+    assert "listens on 127.0.0.1:" in event.message
+    path = pod.work(0) / "cwd/numbers"
+    at = numbers(path)[-1]
+    pod.sidecar.command("resume", generation=5)
+    until(lambda: numbers(path)[-1] > at, "it counts on", pod)
+
+
+def test_a_rank_that_never_freezes_fails_the_dump_at_its_deadline(run: Make) -> None:
+    pod = run("pod", fresh([0], 1), counter())
+    pod.wait_event("started")
+    pod.sidecar.command("dump", generation=5, checkpoint_id="c", deadline=time.time() + 0.5)
+    assert "did not freeze for generation 5" in pod.wait_event("dump_failed").message
+
+
+def test_a_file_outside_goes_back_to_its_size_at_the_dump(run: Make, tmp_path: Path) -> None:
+    shared = tmp_path / "volume"
+    shared.mkdir()
+    old = run("old", fresh([0], 1), counter(extra="keep=open('/shared/out','a',1);keep.write('kept\\n')"), shared=shared)
+    assert dump(old, [0]).kind == "dumped", old.log()
+    old.delete()
+    with (shared / "out").open("a") as file:
+        file.write("written after the checkpoint\n")
+    new = run("new", restore([0], 1), counter(), shared=shared, before=lambda p: p.bring(old, "c", 0))
+    new.wait_event("restored")
+    assert (shared / "out").read_text() == "kept\n"
+    assert "/shared/out: cut from 34 to 5 bytes" in new.log()
+
+
+def test_an_image_that_is_not_there_ends_with_its_own_code(run: Make) -> None:
+    pod = run("pod", restore([0], 1), counter())
+    assert pod.wait() == names.EXIT_RESTORE_FAILED
+    assert "the image is incomplete" in pod.wait_event_after_end("restore_failed").message
+
+
+def test_a_damaged_image_ends_with_crius_own_words(run: Make) -> None:
+    old = run("old", fresh([0], 1), counter())
+    assert dump(old, [0]).kind == "dumped", old.log()
+    old.delete()
+
+    def damage(pod: Pod) -> None:
+        pod.bring(old, "c", 0)
+        next(pod.image("c", 0).glob("core-*.img")).write_bytes(b"nothing")
+
+    pod = run("pod", restore([0], 1), counter(), before=damage)
+    assert pod.wait() == names.EXIT_RESTORE_FAILED, pod.log()
+    assert "rank 0: CRIU restore ended with" in pod.wait_event_after_end("restore_failed").message
