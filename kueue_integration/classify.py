@@ -193,18 +193,22 @@ def _admitted(job: _Obj, past: Sequence[AttemptRecord], pods: Sequence[_Obj]) ->
     ready = int((job.get("status") or {}).get("ready") or 0)
     where = f" on {last.flavor}" if last and last.flavor else ""
     seen = records.progress(job)
-    stepping = bool(last and (last.first_step_at is not None or (seen and seen.attempt == last.attempt)))
-    if stepping and last and last.first_step_at is not None:
-        step = seen.step if seen and seen.attempt == last.attempt else last.first_step
+    now = seen if seen and last and seen.attempt == last.attempt else None
+    if last and last.first_step_at is not None:
+        step = now.step if now else last.first_step
         return Classified(Phase.RUNNING, "Running", f"runs with {wanted} workers{where}, {step} steps done")
+    if now and now.phase in ("running", "finished"):
+        return Classified(Phase.RUNNING, "NoStepYet", f"runs with {wanted} workers{where}, no step seen yet")
+    phase = Phase.RESTORING if restoring else Phase.STARTING
     trouble = _trouble(pods)
     if trouble:
-        return Classified(Phase.RESTORING if restoring else Phase.STARTING, trouble[0], trouble[1])
+        return Classified(phase, *trouble)
+    up = f"{ready} of {wanted} workers are up{where}"
     if restoring and last:
-        return Classified(Phase.RESTORING, "Restoring", f"goes on from {last.restored_from}: {ready} of {wanted} up")
-    if ready >= wanted or stepping:
-        return Classified(Phase.RUNNING, "NoStepYet", f"runs with {wanted} workers{where}, no step seen yet")
-    return Classified(Phase.STARTING, "PodsStarting", f"{ready} of {wanted} workers are up{where}")
+        return Classified(phase, "Restoring", f"goes on from {last.restored_from}: {up}")
+    if ready < wanted:
+        return Classified(phase, "PodsStarting", up)
+    return Classified(phase, "RanksStarting", f"{up}, their ranks have not started yet")
 
 
 def _trouble(pods: Sequence[_Obj]) -> tuple[str, str] | None:

@@ -45,7 +45,7 @@ def attempts_table(attempts: Sequence[AttemptRecord], wide: bool = False) -> str
 
 def steps(record: AttemptRecord) -> str:
     """`first-last` of an attempt."""
-    if record.first_step is None:
+    if record.first_step is None or (record.last_step is None and record.ended_by):
         return "-"
     return f"{record.first_step}-{'' if record.last_step is None else record.last_step}"
 

@@ -37,7 +37,12 @@ CASES = [
         {"name": "singularity-fence", "state": "Pending", "message": "2 pods of attempt 1 are still there"}]),
         job(suspend=True, history=[RUNS]), Phase.ADMITTED, "2 pods of attempt 1"),
     ("starting", workload(RESERVED, ADMITTED), job(history=[attempt()], ready=1), Phase.STARTING, "1 of 4"),
-    ("up without a step", workload(RESERVED, ADMITTED), job(history=[attempt()], ready=4), Phase.RUNNING, "no step"),
+    ("up, ranks not yet", workload(RESERVED, ADMITTED), job(history=[attempt()], ready=4), Phase.STARTING,
+     "have not started yet"),
+    ("ranks run, no step yet", workload(RESERVED, ADMITTED),
+     job(history=[attempt()], ready=4, annotations=progress(1, 0, phase="running")), Phase.RUNNING, "no step seen"),
+    ("progress of the former attempt counts for nothing", workload(RESERVED, ADMITTED),
+     job(history=[RUNS, attempt(2)], ready=4, annotations=progress(1, 9, phase="running")), Phase.STARTING, "4 of 4"),
     ("running", workload(RESERVED, ADMITTED), job(history=[RUNS], annotations=progress(1, 17)), Phase.RUNNING,
      "on ondemand, 17 steps"),
     ("restoring", workload(RESERVED, ADMITTED),
@@ -105,7 +110,7 @@ def test_spoiled_annotations_do_not_hide_the_phase() -> None:
     spoiled = dict.fromkeys(
         (names.ANN_HISTORY, names.ANN_PROGRESS, names.ANN_CHECKPOINT, names.ANN_ATTEMPT), "{not json"
     )
-    assert classify(workload(RESERVED, ADMITTED), job(annotations=spoiled, ready=4)).phase is Phase.RUNNING
+    assert classify(workload(RESERVED, ADMITTED), job(annotations=spoiled, ready=4)).phase is Phase.STARTING
 
 
 def test_why_a_pod_does_not_start() -> None:

@@ -171,7 +171,8 @@ def test_render_is_what_submit_creates(kube: FakeKube, tmp_path: Path) -> None:
 def story() -> tuple[dict[str, Any], dict[str, Any]]:
     past = [
         attempt(1, first_step=0, first_step_at=103.0, last_step=60, released_at=160.0,
-                ended_by="Preempted", preempted_by="job-big-" + "x" * 40, checkpoint="digits-a1-g1", note="no checkpoint within 30 s"),
+                ended_by="Preempted", preempted_by="job-big-" + "x" * 40,
+                checkpoint="digits-a1-g1", note="no checkpoint within 30 s"),
         attempt(2, flavor="spot", pods=2, first_step=61, first_step_at=201.0),
     ]  # fmt: skip
     reserved = (("QuotaReserved", "True", "QuotaReserved", ""), ("Admitted", "True", "Admitted", ""))
@@ -258,7 +259,7 @@ def test_logs_follow_goes_on_until_the_job_has_ended(kube: FakeKube) -> None:
             kube.set_status(JOB, "default", "digits", {"conditions": [{"type": "Complete", "status": "True"}]})
         return iter(kube.logs[namespace, name, "train"])
 
-    kube.pod_logs = second_attempt  # type: ignore[method-assign]
+    kube.pod_logs = second_attempt  # type: ignore[method-assign,assignment]
     assert run("logs", "digits", "--follow").output.splitlines() == ["[rank 0] step 1", "[rank 0] step 2"]
 
 
@@ -270,6 +271,7 @@ def test_delete(kube: FakeKube) -> None:
 
 
 def test_durations_and_steps() -> None:
-    assert tables.steps(attempt()) == "-" and tables.steps(attempt(first_step=3)) == "3-"
+    assert tables.steps(attempt()) == "-" == tables.steps(attempt(first_step=0, ended_by="Finished"))
+    assert tables.steps(attempt(first_step=3)) == "3-"
     assert tables.seconds(attempt(released_at=112.25)) == "12.2 s" and tables.seconds(attempt()) is None
     assert "Attempt" not in tables.detail(summarise(job(suspend=True), None, []))
