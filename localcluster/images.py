@@ -17,7 +17,7 @@ from . import rootfs
 from .cache import Progress, tree_digest
 from .errors import BuildError, CommandError
 from .locks import locked
-from .oci import Image, find_image, prune
+from .oci import Image, ImageStore
 from .shell import run, run_logged
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -68,21 +68,30 @@ def build_all(cache: Path, progress: Progress, checkout: Path = CHECKOUT) -> dic
     """
     base = rootfs.debian(cache, progress)
     folder = cache / "images"
-    layout = folder / "oci"
+    store = ImageStore(folder / "store")
     with locked(folder / ".images.lock", timeout=3600, on_wait=lambda: progress("waiting for another image build")):
-        images = {}
-        for recipe in RECIPES:
-            key = image_key(recipe, base.name, checkout)
-            reference = f"{recipe.name}-{key}"
-            try:
-                images[recipe.name] = find_image(layout, recipe.tag, reference)
-                continue
-            except KeyError:
-                progress(f"building image {recipe.tag}")
-            _build(recipe, base, cache, layout, reference, checkout)
-            images[recipe.name] = find_image(layout, recipe.tag, reference)
-        prune(layout, [recipe.name for recipe in RECIPES], KEPT_VERSIONS)
+        images = {recipe.name: _image(recipe, base, cache, store, checkout, progress) for recipe in RECIPES}
+        store.prune([recipe.name for recipe in RECIPES], KEPT_VERSIONS)
     return images
+
+
+def _image(recipe: Recipe, base: Path, cache: Path, store: ImageStore, checkout: Path, progress: Progress) -> Image:
+    reference = f"{recipe.name}-{image_key(recipe, base.name, checkout)}"
+    image = store.find(reference, recipe.tag)
+    if image is not None:
+        return image
+    progress(f"building image {recipe.tag}")
+    pushed = cache / "images" / f".{recipe.name}.push"
+    shutil.rmtree(pushed, ignore_errors=True)
+    try:
+        _build(recipe, base, cache, pushed, checkout)
+        store.adopt(reference, pushed)
+    finally:
+        shutil.rmtree(pushed, ignore_errors=True)
+    image = store.find(reference, recipe.tag)
+    if image is None:
+        raise BuildError(f"image {recipe.tag} was built and is not in {cache / 'images'}")
+    return image
 
 
 def image_key(recipe: Recipe, base: str, checkout: Path) -> str:
@@ -97,7 +106,7 @@ def image_key(recipe: Recipe, base: str, checkout: Path) -> str:
     return tree_digest(checkout, paths, base)
 
 
-def _build(recipe: Recipe, base: Path, cache: Path, layout: Path, reference: str, checkout: Path) -> None:
+def _build(recipe: Recipe, base: Path, cache: Path, target: Path, checkout: Path) -> None:
     tool = Buildah(cache)
     base_tag = tool.base(base)
     log = cache / "logs" / f"image-{recipe.name}.log"
@@ -112,7 +121,10 @@ def _build(recipe: Recipe, base: Path, cache: Path, layout: Path, reference: str
     command = ["build", *options, "--file", str(checkout / recipe.dockerfile), "--tag", recipe.tag, str(checkout)]
     try:
         tool.logged(command, log)
-        tool.logged(["push", "--disable-compression", recipe.tag, f"oci:{layout}:{reference}"], log)
+        # The `dir` transport keeps layers as they are; `oci` would compress hundreds of megabytes each time.
+        tool.logged(["push", "--disable-compression", recipe.tag, f"dir:{target}"], log)
+        # What the tag named before, unless its layers serve as a cache for the next build.
+        tool.run("rmi", "--prune", "--force")
     except CommandError as error:
         raise BuildError(f"image {recipe.tag} could not be built: {error}") from error
 

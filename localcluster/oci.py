@@ -1,4 +1,4 @@
-"""OCI image layouts and archives (image-spec 1.1): the pod sandbox image, and archives with only the missing blobs."""
+"""Container images on disk (OCI image-spec 1.1): a folder of blobs with named versions, and archives for containerd."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
-REFERENCE = "org.opencontainers.image.ref.name"
 LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
 
 
@@ -25,14 +24,19 @@ def sha256(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Image:
-    """One image on disk: its manifest's digest and where its blobs are (`blobs/sha256/HEX`)."""
+    """One image.
+
+    :param name: as containers name it, with its tag
+    :param folder: holds its blobs, each in a file named by the hex digits of its digest
+    :param manifest: digest of its manifest
+    """
 
     name: str
-    layout: Path
+    folder: Path
     manifest: str
 
     def blob(self, digest: str) -> Path:
-        return self.layout / "blobs" / "sha256" / digest.removeprefix("sha256:")
+        return self.folder / digest.removeprefix("sha256:")
 
     def blobs(self) -> list[str]:
         """Digests of the manifest, the configuration and the layers."""
@@ -40,40 +44,77 @@ class Image:
         return [self.manifest, document["config"]["digest"], *(layer["digest"] for layer in document["layers"])]
 
 
-def find_image(layout: Path, name: str, reference: str = "") -> Image:
-    """The image that an OCI layout folder holds under `reference`.
+class ImageStore:
+    """A folder of images that share blobs. A reference names one version of one image. Callers lock."""
 
-    :raises KeyError: none
-    """
-    for descriptor in _read_index(layout)["manifests"]:
-        if descriptor.get("annotations", {}).get(REFERENCE, "") == reference:
-            return Image(name, layout, descriptor["digest"])
-    raise KeyError(reference)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._blobs = folder / "blobs"
 
+    def find(self, reference: str, name: str) -> Image | None:
+        """The image under `reference`, to be called `name`."""
+        manifest = self._references().get(reference)
+        return None if manifest is None else Image(name, self._blobs, manifest)
 
-def prune(layout: Path, names: Iterable[str], keep: int) -> None:
-    """Keep the newest `keep` references `NAME-...` of each name, drop the others and every blob that nothing uses."""
-    index = _read_index(layout)
-    kept: list[dict[str, Any]] = []
-    for name in names:
-        own = [entry for entry in index["manifests"] if entry["annotations"][REFERENCE].startswith(f"{name}-")]
-        own.sort(key=lambda entry: Image("", layout, entry["digest"]).blob(entry["digest"]).stat().st_mtime)
-        kept += own[-keep:]
-    used = {digest for entry in kept for digest in Image("", layout, entry["digest"]).blobs()}
-    draft = layout / "index.tmp"
-    draft.write_text(json.dumps({**index, "manifests": kept}))
-    draft.rename(layout / "index.json")
-    for blob in (layout / "blobs" / "sha256").iterdir():
-        if f"sha256:{blob.name}" not in used:
-            blob.unlink()
+    def adopt(self, reference: str, source: Path) -> None:
+        """Take the blobs over from `source`, which a push to containers/image's `dir:` transport has filled."""
+        self._blobs.mkdir(parents=True, exist_ok=True)
+        manifest = (source / "manifest.json").read_bytes()
+        for entry in source.iterdir():
+            if len(entry.name) == hashlib.sha256().digest_size * 2 and not (self._blobs / entry.name).exists():
+                entry.rename(self._blobs / entry.name)
+        self._name(reference, self._store(manifest)["digest"])
 
+    def add(self, reference: str, layer: bytes, configuration: Mapping[str, Any]) -> None:
+        """An image of one uncompressed layer."""
+        self._blobs.mkdir(parents=True, exist_ok=True)
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "config": {"mediaType": CONFIG_TYPE, **self._store(json.dumps(configuration).encode())},
+            "layers": [{"mediaType": LAYER_TYPE, **self._store(layer)}],
+        }
+        self._name(reference, self._store(json.dumps(manifest).encode())["digest"])
 
-def _read_index(layout: Path) -> dict[str, Any]:
-    try:
-        index: dict[str, Any] = json.loads((layout / "index.json").read_bytes())
-    except FileNotFoundError:
-        return {"schemaVersion": 2, "manifests": []}
-    return index
+    def prune(self, names: Iterable[str], keep: int) -> None:
+        """Keep the last `keep` references `NAME-...` of each name; drop the others and every blob that nothing uses."""
+        known = self._references()
+        kept: dict[str, str] = {}
+        for name in names:
+            own = [reference for reference in known if reference.startswith(f"{name}-")]
+            kept |= {reference: known[reference] for reference in own[-keep:]}
+        self._write(kept)
+        used = {digest for manifest in kept.values() for digest in Image("", self._blobs, manifest).blobs()}
+        for blob in self._blobs.iterdir():
+            if f"sha256:{blob.name}" not in used:
+                blob.unlink()
+
+    def _store(self, data: bytes) -> dict[str, Any]:
+        digest = sha256(data)
+        path = self._blobs / digest.removeprefix("sha256:")
+        if not path.exists():
+            draft = path.with_suffix(".draft")
+            draft.write_bytes(data)
+            draft.rename(path)
+        return {"digest": digest, "size": len(data)}
+
+    def _name(self, reference: str, manifest: str) -> None:
+        known = self._references()
+        known.pop(reference, None)
+        self._write({**known, reference: manifest})
+
+    def _references(self) -> dict[str, str]:
+        """Oldest first."""
+        try:
+            data: dict[str, str] = json.loads((self._folder / "references.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+        return data
+
+    def _write(self, references: Mapping[str, str]) -> None:
+        draft = self._folder / "references.tmp"
+        draft.write_text(json.dumps(references, indent=1))
+        draft.rename(self._folder / "references.json")
 
 
 def write_archive(image: Image, target: Path, present: Collection[str] = ()) -> None:
@@ -82,16 +123,26 @@ def write_archive(image: Image, target: Path, present: Collection[str] = ()) -> 
     containerd's import takes blobs that its content store has from there, so a changed top layer need not drag the
     hundreds of megabytes below it along.
     """
+    descriptor = {
+        "mediaType": MANIFEST_TYPE,
+        "digest": image.manifest,
+        "size": image.blob(image.manifest).stat().st_size,
+        "annotations": {
+            "io.containerd.image.name": image.name,
+            "org.opencontainers.image.ref.name": image.name.rpartition(":")[2],
+        },
+    }
+    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [descriptor]}
     with tarfile.open(target, "w") as archive:
         _add(archive, "oci-layout", LAYOUT)
-        _add(archive, "index.json", _index(image.name, image.manifest, image.blob(image.manifest).stat().st_size))
+        _add(archive, "index.json", json.dumps(index).encode())
         for digest in dict.fromkeys(image.blobs()):
             if digest not in present:
                 archive.add(image.blob(digest), f"blobs/sha256/{digest.removeprefix('sha256:')}")
 
 
-def write_busybox_layout(busybox: Path, layout: Path) -> None:
-    """Layout folder of an image that holds one static busybox and sleeps: the pod sandbox container."""
+def add_busybox(store: ImageStore, reference: str, busybox: bytes) -> None:
+    """An image that holds one static busybox and sleeps: the pod sandbox container."""
     layer = _busybox_layer(busybox)
     configuration = {
         "architecture": "amd64",
@@ -99,40 +150,10 @@ def write_busybox_layout(busybox: Path, layout: Path) -> None:
         "config": {"Env": ["PATH=/bin"], "Entrypoint": ["/bin/busybox", "sleep", "2147483647"]},
         "rootfs": {"type": "layers", "diff_ids": [sha256(layer)]},
     }
-    write_layout(layout, layer, configuration)
+    store.add(reference, layer, configuration)
 
 
-def write_layout(layout: Path, layer: bytes, configuration: Mapping[str, Any]) -> None:
-    """Layout folder of an image with one uncompressed layer."""
-    blobs = layout / "blobs" / "sha256"
-    blobs.mkdir(parents=True)
-
-    def store(data: bytes) -> dict[str, Any]:
-        (blobs / sha256(data).removeprefix("sha256:")).write_bytes(data)
-        return {"digest": sha256(data), "size": len(data)}
-
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST_TYPE,
-        "config": {"mediaType": CONFIG_TYPE, **store(json.dumps(configuration).encode())},
-        "layers": [{"mediaType": LAYER_TYPE, **store(layer)}],
-    }
-    descriptor = store(json.dumps(manifest).encode())
-    (layout / "oci-layout").write_bytes(LAYOUT)
-    (layout / "index.json").write_bytes(_index("", descriptor["digest"], descriptor["size"]))
-
-
-def _index(name: str, digest: str, size: int) -> bytes:
-    descriptor = {
-        "mediaType": MANIFEST_TYPE,
-        "digest": digest,
-        "size": size,
-        "annotations": {"io.containerd.image.name": name, REFERENCE: name.rpartition(":")[2]},
-    }
-    return json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [descriptor]}).encode()
-
-
-def _busybox_layer(busybox: Path) -> bytes:
+def _busybox_layer(busybox: bytes) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for directory in ("bin", "tmp", "proc", "sys", "dev", "etc"):
@@ -140,7 +161,7 @@ def _busybox_layer(busybox: Path) -> bytes:
             entry.type = tarfile.DIRTYPE
             entry.mode = 0o1777 if directory == "tmp" else 0o755
             archive.addfile(entry)
-        _add(archive, "bin/busybox", busybox.read_bytes(), 0o755)
+        _add(archive, "bin/busybox", busybox, 0o755)
         for applet in ("sh", "sleep"):
             link = tarfile.TarInfo(f"bin/{applet}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"

@@ -16,10 +16,10 @@ from .build import Binaries
 from .cache import Progress, digest, made_once
 from .clock import Clock
 from .config import NODES, ClusterConfig, Node
-from .errors import CommandError
+from .errors import BuildError, CommandError
 from .kubectl import Kubectl, for_cluster
 from .nodeimages import NodeImages
-from .oci import find_image, write_busybox_layout
+from .oci import Image, ImageStore, add_busybox
 from .probe import http_ok, resolve
 from .processes import Part
 from .sandbox import Sandbox
@@ -29,6 +29,7 @@ from .status import health_urls
 READY_TIMEOUT = 120.0
 """Seconds that any one part may take; a busy machine with two cores needs a third of it."""
 BUSYBOX = Path("/bin/busybox")
+PAUSE = "pause"
 
 
 def start(config: ClusterConfig, binaries: Binaries, cache: Path, clock: Clock) -> Sandbox:
@@ -36,7 +37,7 @@ def start(config: ClusterConfig, binaries: Binaries, cache: Path, clock: Clock) 
 
     :raises LocalClusterError: the message says which part, and where its log is
     """
-    pause = _pause_layout(cache, clock.say)
+    pause = _pause_image(cache, clock.say)
     for folder in (config.logs, config.shared):
         folder.mkdir(parents=True, exist_ok=True)
     config.shared.chmod(0o1777)
@@ -69,7 +70,7 @@ class _Starter:
     box: Sandbox
     binaries: Binaries
     kubectl: Kubectl
-    pause: Path
+    pause: Image
     clock: Clock
 
     @property
@@ -144,7 +145,7 @@ class _Starter:
         processes.start(self.box, part)
         images = NodeImages(self.box, member, self.binaries["ctr"])
         self._await(part, images.answers, "")
-        images.ensure(find_image(self.pause, node.SANDBOX_IMAGE))
+        images.ensure(self.pause)
 
     def kubelet(self, member: Node) -> None:
         part = node.kubelet(self.config, member, self.binaries)
@@ -185,10 +186,15 @@ def _link_programs(config: ClusterConfig, binaries: Binaries) -> None:
             link.symlink_to(path)
 
 
-def _pause_layout(cache: Path, say: Progress) -> Path:
-    return made_once(
-        cache / "images" / f"pause-{digest([BUSYBOX.read_bytes()])}",
-        lambda draft: write_busybox_layout(BUSYBOX, draft),
+def _pause_image(cache: Path, say: Progress) -> Image:
+    data = BUSYBOX.read_bytes()
+    folder = made_once(
+        cache / "images" / f"pause-{digest([data])}",
+        lambda draft: add_busybox(ImageStore(draft), PAUSE, data),
         what="the pod sandbox image",
         progress=say,
     )
+    image = ImageStore(folder).find(PAUSE, node.SANDBOX_IMAGE)
+    if image is None:
+        raise BuildError(f"{folder} holds no image: remove it and try again")
+    return image
