@@ -1,0 +1,387 @@
+"""A whole attempt in one event loop: a controller (TLS), real sidecars over loopback, launchers on their unix sockets,
+and ranks as threads that train in lockstep and pass their step boundaries with the agent's own `Boundary`.
+
+Fake are only the ends that have suites of their own: the controller's decisions, CRIU, torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from proxy.agent.boundary import Boundary
+from proxy.protocol import names, page
+from proxy.protocol.messages import (
+    CheckpointFailure,
+    CheckpointRef,
+    Command,
+    CommitRequest,
+    Hello,
+    HelloReply,
+    LauncherCommand,
+    LauncherEvent,
+    Plan,
+    Progress,
+    from_json,
+    to_json,
+)
+from proxy.sidecar.config import Config
+from proxy.sidecar.sidecar import run
+
+TOKEN = "token-of-the-pod"
+WAIT_S = 20.0
+
+
+async def eventually(what: str, condition: Callable[[], Any], limit_s: float = WAIT_S) -> None:
+    """Poll until `condition()` is true; AssertionError that says what was awaited after `limit_s`."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {limit_s} s: {what}"
+        await asyncio.sleep(0.005)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def certificate(folder: Path) -> tuple[ssl.SSLContext, str]:
+    """A self-signed certificate for 127.0.0.1: server context and PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "controller")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = cert.public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "tls.pem").write_bytes(private + pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.pem")
+    return context, pem.decode()
+
+
+class FakeController:
+    """Answers the API of `proxy.protocol.messages`; what it does wrong is set by attributes."""
+
+    def __init__(self) -> None:
+        self.attempt = 1
+        self.checkpoint: CheckpointRef | None = None
+        self.leader_ip = ""
+        self.hellos: list[Hello] = []
+        self.progress: list[Progress] = []
+        self.commits: list[CommitRequest] = []
+        self.failures: list[CheckpointFailure] = []
+        self.commit_errors = 0
+        self.commit_tries = 0
+        self.stale_commit = False
+        self.commands: list[Command] = []
+        self.url = self.pem = ""
+        self._more = asyncio.Condition()
+
+    async def start(self, folder: Path) -> web.AppRunner:
+        context, self.pem = certificate(folder)
+        app = web.Application(middlewares=[self._authenticated])
+        app.router.add_post("/v1/hello", self._hello)
+        app.router.add_get("/v1/commands", self._commands)
+        app.router.add_post("/v1/progress", self._progress)
+        app.router.add_post("/v1/commit", self._commit)
+        app.router.add_post("/v1/failure", self._failure)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        port = free_port()
+        await web.TCPSite(runner, "127.0.0.1", port, ssl_context=context).start()
+        self.url = f"https://127.0.0.1:{port}"
+        return runner
+
+    async def command(self, deadline_s: float, then: str = "stop") -> None:
+        async with self._more:
+            deadline = time.time() + deadline_s
+            seq = len(self.commands) + 1
+            self.commands.append(Command(seq, "checkpoint", "preempted", deadline, then))  # type: ignore[arg-type]
+            self._more.notify_all()
+
+    @web.middleware
+    async def _authenticated(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return web.json_response({"error": "who are you"}, status=401)
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    async def _hello(self, request: web.Request) -> web.Response:
+        hello = from_json(Hello, await request.read())
+        self.hellos.append(hello)
+        if hello.attempt != self.attempt:
+            return web.json_response({"error": f"attempt {self.attempt} is current"}, status=409)
+        if hello.index == 0:
+            self.leader_ip = hello.pod_ip
+        if not self.leader_ip:
+            return web.Response(status=202)
+        return web.Response(text=to_json(HelloReply("mesh-secret", self.leader_ip, self.checkpoint)))
+
+    async def _commands(self, request: web.Request) -> web.Response:
+        after = int(request.query["after"])
+        async with self._more:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._more.wait_for(lambda: any(c.seq > after for c in self.commands)), 5)
+        found = next((c for c in self.commands if c.seq > after), None)
+        return web.Response(status=204) if found is None else web.Response(text=to_json(found))
+
+    async def _progress(self, request: web.Request) -> web.Response:
+        self.progress.append(from_json(Progress, await request.read()))
+        return web.json_response({})
+
+    async def _commit(self, request: web.Request) -> web.Response:
+        commit = from_json(CommitRequest, await request.read())
+        self.commit_tries += 1
+        if self.stale_commit:
+            return web.json_response({"error": "attempt 2 is current"}, status=409)
+        if self.commit_errors > 0:
+            self.commit_errors -= 1
+            return web.json_response({"error": "API server is away"}, status=503)
+        self.commits.append(commit)
+        self.checkpoint = commit.checkpoint
+        return web.json_response({})
+
+    async def _failure(self, request: web.Request) -> web.Response:
+        self.failures.append(from_json(CheckpointFailure, await request.read()))
+        return web.json_response({})
+
+
+class Collective:
+    """All-reduce of threads: nobody passes step s before everyone has arrived at it."""
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._arrived: dict[int, int] = {}
+        self._cond = threading.Condition()
+        self.closed = False
+
+    def meet(self, step: int) -> bool:
+        """False: the world has ended."""
+        with self._cond:
+            self._arrived[step] = self._arrived.get(step, 0) + 1
+            self._cond.notify_all()
+            return (
+                self._cond.wait_for(lambda: self.closed or self._arrived[step] >= self._world, 60) and not self.closed
+            )
+
+    def close(self) -> None:
+        with self._cond:
+            self.closed = True
+            self._cond.notify_all()
+
+
+class Rank(threading.Thread):
+    """Steps until `last` (or for ever), through the agent's own boundary; freezes and resumes as told."""
+
+    def __init__(self, run_dir: Path, rank: int, collective: Collective, count: int, last: int | None) -> None:
+        super().__init__(daemon=True)
+        self.rank = rank
+        self.collective = collective
+        self.last = last
+        self.step_s = 0.002
+        self.stalled = threading.Event()
+        self.frozen: dict[int, int] = {}
+        self.resume: dict[int, threading.Event] = {}
+        (run_dir / f"rank-{rank}").mkdir(exist_ok=True)
+        self.boundary = Boundary(run_dir / f"rank-{rank}", rank, self._freeze)
+        self.boundary.count = count
+
+    def allow(self, generation: int) -> None:
+        self.resume.setdefault(generation, threading.Event()).set()
+
+    def _freeze(self, boundary: Boundary, generation: int) -> None:
+        boundary.close(page.STATE_FROZEN)
+        self.frozen[generation] = boundary.count
+        self.resume.setdefault(generation, threading.Event()).wait(60)
+        if not self.collective.closed:
+            boundary.open()
+
+    def run(self) -> None:
+        self.boundary.open()
+        try:
+            while not self.collective.closed and (self.last is None or self.boundary.count < self.last):
+                while self.stalled.is_set() and not self.collective.closed:
+                    time.sleep(0.005)
+                time.sleep(self.step_s * (1 + self.rank % 3))
+                if not self.collective.meet(self.boundary.count):
+                    return
+                self.boundary.step()
+        finally:
+            self.boundary.close(page.STATE_FINISHED)
+
+
+class FakeLauncher:
+    """Speaks the launcher's side of the socket; an image is a file with the rank's counter and a megabyte of pages."""
+
+    def __init__(self, config: Config, collective: Collective, last: int | None) -> None:
+        self.config = config
+        self.collective = collective
+        self.last = last
+        self.plan: Plan | None = None
+        self.refusal = ""
+        self.commands: list[LauncherCommand] = []
+        self.ranks: list[Rank] = []
+        self.exit_code: int | None = None
+        self.dump_error = ""
+        self._session: aiohttp.ClientSession | None = None
+
+    async def run(self) -> None:
+        path = self.config.run_dir / names.SOCKET_FILE
+        await eventually(f"socket of pod {self.config.index}", path.exists)
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as self._session:
+            if await self._start():
+                await self._obey()
+
+    async def _start(self) -> bool:
+        assert self._session is not None
+        while self.plan is None:
+            async with self._session.get("http://launcher/v1/plan") as response:
+                if response.status == 200:
+                    self.plan = from_json(Plan, await response.read())
+                elif response.status != 425:
+                    self.refusal = (await response.json())["error"]
+                    return False
+        for rank in self.plan.ranks:
+            count = 0
+            if self.plan.mode == "restore":
+                folder = self.config.image_dir / self.plan.checkpoint_id / f"rank-{rank}"
+                count = json.loads((folder / "rank.json").read_text())["count"]
+            self.ranks.append(Rank(self.config.run_dir, rank, self.collective, count, self.last))
+        for thread in self.ranks:
+            thread.start()
+        await self.post(LauncherEvent("restored" if self.plan.mode == "restore" else "started"))
+        return True
+
+    async def post(self, event: LauncherEvent) -> None:
+        assert self._session is not None
+        async with self._session.post("http://launcher/v1/events", data=to_json(event)) as response:
+            assert response.status == 200, await response.text()
+
+    async def _obey(self) -> None:
+        assert self._session is not None
+        after = 0
+        while self.exit_code is None:
+            async with self._session.get(f"http://launcher/v1/commands?after={after}") as response:
+                if response.status == 204:
+                    continue
+                command = from_json(LauncherCommand, await response.read())
+            after = command.seq
+            self.commands.append(command)
+            if command.op == "dump":
+                await self._dump(command)
+            elif command.op == "resume":
+                for rank in self.ranks:
+                    rank.allow(command.generation)
+            else:
+                self.exit_code = command.exit_code
+
+    async def _dump(self, command: LauncherCommand) -> None:
+        await eventually("ranks are frozen", lambda: all(command.generation in r.frozen for r in self.ranks))
+        if self.dump_error:
+            await self.post(LauncherEvent("dump_failed", command.generation, message=self.dump_error))
+            return
+        for rank in self.ranks:
+            folder = self.config.image_dir / command.checkpoint_id / f"rank-{rank.rank}"
+            folder.mkdir(parents=True)
+            record = {"count": rank.frozen[command.generation], "python": "3.14.0"}
+            (folder / "rank.json").write_text(json.dumps(record))
+            own = f"{self.config.attempt} {command.generation} {rank.rank}".encode()
+            (folder / "pages-1.img").write_bytes(b"shared by all ranks".ljust(1 << 20, b"x") + own)
+        await self.post(LauncherEvent("dumped", command.generation))
+
+    def kill_ranks(self) -> None:
+        self.collective.close()
+        for rank in self.ranks:
+            for generation in rank.frozen:
+                rank.allow(generation)
+
+
+class World:
+    """One attempt: `workers` pods, each with a sidecar and a launcher."""
+
+    def __init__(
+        self, folder: Path, controller: FakeController, workers: int, world_size: int, attempt: int = 1
+    ) -> None:
+        self.controller = controller
+        self.collective = Collective(world_size)
+        token = folder / "token"
+        token.write_text(TOKEN + "\n")
+        ref = controller.checkpoint
+        first = Config(
+            namespace="team", job="train", pod="train-0", pod_ip="127.0.0.1", index=0, attempt=attempt, workers=workers,
+            world_size=world_size, store=f"file://{folder}/store", controller_url=controller.url,
+            controller_ca=controller.pem, token_file=token, checkpoint=ref.id if ref else "", mesh_port=free_port(),
+        )  # fmt: skip
+        self.configs = [
+            replace(first, index=i, pod=f"train-{i}", root=folder / f"a{attempt}p{i}") for i in range(workers)
+        ]
+        self.stops = [asyncio.Event() for _ in self.configs]
+        self.sidecars: list[asyncio.Task[None]] = []
+        self.launchers: list[FakeLauncher] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, last: int | None = None) -> World:
+        self.launchers = [FakeLauncher(c, self.collective, last) for c in self.configs]
+        # Followers first: they have to wait until the leader is known.
+        pairs = list(zip(self.configs, self.stops, strict=True))
+        self.sidecars = [asyncio.create_task(run(c, s)) for c, s in reversed(pairs)][::-1]
+        self._tasks = [asyncio.create_task(x.run()) for x in self.launchers]
+        return self
+
+    @property
+    def ranks(self) -> list[Rank]:
+        return [rank for launcher in self.launchers for rank in launcher.ranks]
+
+    async def stepped(self, least: int) -> None:
+        """Wait until every rank has passed `least` boundaries."""
+        total = self.configs[0].world_size
+        await eventually(
+            f"all ranks at step {least}",
+            lambda: len(self.ranks) == total and all(r.boundary.count >= least for r in self.ranks),
+        )
+
+    async def end(self) -> None:
+        """SIGTERM to all sidecars after their launchers have ended; every one has to end in order."""
+        for launcher in self.launchers:
+            launcher.kill_ranks()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for stop in self.stops:
+            stop.set()
+        results = await asyncio.wait_for(asyncio.gather(*self.sidecars, return_exceptions=True), 15)
+        for rank in self.ranks:
+            rank.join(5)
+        unexpected = [r for r in results if isinstance(r, Exception)]
+        assert not unexpected, unexpected

@@ -1,0 +1,239 @@
+"""Four sidecars, five ranks: commit, restore with fewer pods, every way to fail, end to end over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from mesh_world import FakeController, World, eventually
+
+from proxy.errors import StaleAttemptError
+from proxy.protocol import names, page
+from proxy.protocol.messages import LauncherEvent
+from proxy.sidecar import machine, sidecar
+from proxy.store import Store, layout
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="mesh-"))  # short: unix socket paths have at most 107 bytes
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+async def controller(folder: Path) -> AsyncIterator[FakeController]:
+    fake = FakeController()
+    runner = await fake.start(folder)
+    yield fake
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def world(folder: Path, controller: FakeController) -> AsyncIterator[World]:
+    world = await World(folder, controller, workers=4, world_size=5).start()
+    yield world
+    await world.end()
+
+
+async def test_commit_then_restore_in_two_pods(folder: Path, controller: FakeController) -> None:
+    first = await World(folder, controller, workers=4, world_size=5).start()
+    await first.stepped(5)
+    await controller.command(20)
+    await eventually("commit", lambda: controller.commits)
+    commit = controller.commits[0]
+    ref = commit.checkpoint
+    generation = page.generation(1, 1)
+    assert {r.frozen[generation] for r in first.ranks} == {ref.step}, "all ranks froze at one step"
+    assert (ref.id, ref.generation, ref.attempt, ref.world_size) == ("train-a1-g1", generation, 1, 5)
+    assert commit.last_step == ref.step - 1 and 0 < commit.barrier_at <= ref.created_at
+    manifest = Store(ref.url).read_manifest("team", "train", ref.id)
+    assert ref.bytes == sum(f.size for r in manifest.ranks for f in r.files) > 5 << 20
+    assert ref.bytes_stored < 5 << 20, "the pages that ranks share are stored once per pod at most"
+    assert manifest.step == ref.step and manifest.requirements.python == "3.14.0"
+    # After the commit the pods stay until they are asked to end; then they end at once.
+    await eventually("stop everywhere", lambda: all([c.op for c in x.commands] == ["dump"] for x in first.launchers))
+    for launcher in first.launchers:
+        await launcher.post(LauncherEvent("terminating", grace_s=30))
+    await eventually("exit", lambda: all(x.exit_code == names.EXIT_PREEMPTED for x in first.launchers))
+    await first.end()
+    phases = [p.phase for p in controller.progress]
+    assert phases.index("running") < phases.index("barrier") < len(phases)
+    seen = next(p for p in controller.progress if p.first_step_at is not None)
+    assert seen.first_step == 0 and seen.step >= 0 and seen.first_step_at <= commit.barrier_at  # type: ignore[operator]
+
+    controller.attempt, controller.leader_ip = 2, ""
+    controller.progress.clear()
+    second = await World(folder, controller, workers=2, world_size=5, attempt=2).start(last=ref.step + 40)
+    await second.stepped(ref.step + 40)
+    for launcher in second.launchers:
+        assert launcher.plan is not None and launcher.plan.mode == "restore"
+        assert launcher.plan.generation == generation and launcher.plan.checkpoint_id == ref.id
+    assert [x.plan.ranks for x in second.launchers if x.plan] == [[0, 1, 2], [3, 4]]
+    await eventually("ranks end", lambda: not any(r.is_alive() for r in second.ranks))
+    await second.end()
+    last = controller.progress[-1]
+    assert (last.phase, last.step, last.first_step, last.attempt) == ("finished", ref.step + 40, ref.step, 2)
+    assert last.first_step_at is not None
+
+
+async def test_continue_goes_on_in_place_and_can_be_repeated(world: World, controller: FakeController) -> None:
+    await world.stepped(3)
+    for number in (1, 2):
+        await controller.command(20, then="continue")
+        await eventually("commit", lambda n=number: len(controller.commits) == n)
+        await world.stepped(controller.commits[-1].checkpoint.step + 5)
+    one, two = (c.checkpoint for c in controller.commits)
+    assert (one.id, two.id) == ("train-a1-g1", "train-a1-g2") and two.step > one.step
+    assert two.bytes_stored < two.bytes / 4, "unchanged pages are not stored again"
+    for launcher in world.launchers:
+        assert [c.op for c in launcher.commands] == ["dump", "resume", "dump", "resume"]
+        ports = {c.master_port for c in launcher.commands if c.op == "resume"}
+        assert launcher.plan is not None and len(ports | {launcher.plan.master_port}) == 3, "no port is used twice"
+    assert not controller.failures
+
+
+async def test_a_follower_that_is_asked_to_end_gets_its_checkpoint(world: World, controller: FakeController) -> None:
+    await world.stepped(3)
+    await world.launchers[2].post(LauncherEvent("terminating", grace_s=30))
+    await eventually("commit", lambda: controller.commits)
+    await eventually("exit", lambda: all(x.exit_code == names.EXIT_PREEMPTED for x in world.launchers))
+    assert [c.op for c in world.launchers[0].commands] == ["dump", "exit"]
+
+
+async def test_no_boundary_cancels_with_a_sentence_and_training_goes_on(
+    world: World, controller: FakeController
+) -> None:
+    await world.stepped(3)
+    world.ranks[3].stalled.set()
+    await controller.command(1.0)
+    await eventually("failure", lambda: controller.failures)
+    message = controller.failures[0].message
+    step = world.ranks[3].boundary.count
+    assert message == f"no step boundary within 1 s: ranks 0-4 at step {step}", "all wait for rank 3's collective"
+    world.ranks[3].stalled.clear()
+    await world.stepped(max(r.boundary.count for r in world.ranks) + 5)
+    assert not controller.commits and all(not r.frozen for r in world.ranks)
+    await controller.command(20)
+    await eventually("the next one succeeds", lambda: controller.commits)
+    assert controller.commits[0].checkpoint.generation == page.generation(1, 2)
+
+
+async def test_failed_dump_resumes_every_rank(world: World, controller: FakeController) -> None:
+    await world.stepped(3)
+    world.launchers[1].dump_error = "criu: Error (cr-dump.c): no"
+    await controller.command(20)
+    await eventually("failure", lambda: controller.failures)
+    assert "pod 1: criu: Error (cr-dump.c): no" in controller.failures[0].message
+    await world.stepped(max(r.boundary.count for r in world.ranks) + 5)
+    assert not controller.commits
+    await eventually("resume", lambda: all(x.commands[-1].op == "resume" for x in world.launchers))
+
+
+async def test_dead_follower_is_noticed(
+    world: World, controller: FakeController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "SILENCE_S", 1.0)
+    await world.stepped(3)
+    world.launchers[2].ranks[0].stalled.set()
+    world.sidecars[2].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await world.sidecars[2]
+    await controller.command(30)
+    await eventually("failure", lambda: controller.failures)
+    assert "pod 2 has not been heard for" in controller.failures[0].message
+    world.launchers[2].ranks[0].stalled.clear()
+
+
+async def test_commit_is_retried_while_the_controller_is_ill(world: World, controller: FakeController) -> None:
+    controller.commit_errors = 3
+    await world.stepped(3)
+    await controller.command(20)
+    await eventually("commit", lambda: controller.commits)
+    assert controller.commit_tries == 4 and not controller.failures
+
+
+async def test_commit_that_never_succeeds_is_given_up(world: World, controller: FakeController) -> None:
+    controller.commit_errors = 10**6
+    await world.stepped(3)
+    await controller.command(2.0)
+    await eventually("failure", lambda: controller.failures)
+    assert "are stored, but the commit failed" in controller.failures[0].message
+    assert "API server is away" in controller.failures[0].message
+    await world.stepped(max(r.boundary.count for r in world.ranks) + 5)
+
+
+async def test_stale_attempt_ends_without_a_commit(world: World, controller: FakeController) -> None:
+    controller.stale_commit = True
+    await world.stepped(3)
+    await controller.command(20)
+    await eventually("exit", lambda: all(x.exit_code == names.EXIT_PREEMPTED for x in world.launchers))
+    assert controller.commit_tries == 1 and not controller.commits
+
+
+async def test_stale_hello_ends_the_sidecar_and_tells_the_launcher(folder: Path, controller: FakeController) -> None:
+    controller.attempt = 7
+    world = await World(folder, controller, workers=1, world_size=1).start()
+    with pytest.raises(StaleAttemptError, match="attempt 7 is current"):
+        await asyncio.wait_for(world.sidecars[0], 10)
+    assert "attempt 7 is current" in world.launchers[0].refusal
+
+
+async def test_finished_rank_cancels(folder: Path, controller: FakeController) -> None:
+    world = await World(folder, controller, workers=2, world_size=2).start(last=4)
+    await world.stepped(4)
+    await eventually("end", lambda: controller.progress and controller.progress[-1].phase == "finished")
+    await controller.command(20)
+    await eventually("failure", lambda: controller.failures)
+    assert "a rank has ended already: ranks 0-1 ended at step 4" in controller.failures[0].message
+    await world.end()
+
+
+async def test_corrupt_chunk_refuses_the_restore_by_name(folder: Path, controller: FakeController) -> None:
+    first = await World(folder, controller, workers=2, world_size=2).start()
+    await first.stepped(3)
+    await controller.command(20)
+    await eventually("commit", lambda: controller.commits)
+    await first.end()
+    ref = controller.commits[0].checkpoint
+    store = Store(ref.url)
+    manifest = store.read_manifest("team", "train", ref.id)
+    chunk = next(f for f in manifest.ranks[1].files if f.path == "pages-1.img").chunks[-1]
+    path = Path(store.backend.path(layout.chunk_path(chunk.sha256)))
+    path.write_bytes(bytes(len(path.read_bytes())))
+    controller.attempt, controller.leader_ip = 2, ""
+    second = await World(folder, controller, workers=2, world_size=2, attempt=2).start()
+    await eventually("refusal", lambda: second.launchers[1].refusal)
+    assert chunk.sha256 in second.launchers[1].refusal and "does not match its digest" in second.launchers[1].refusal
+    await second.end()
+
+
+async def test_restarted_sidecar_goes_on_beside_running_ranks(world: World, controller: FakeController) -> None:
+    await world.stepped(3)
+    await controller.command(20, then="continue")
+    await eventually("commit", lambda: controller.commits)
+    await world.stepped(controller.commits[0].checkpoint.step + 3)
+    world.sidecars[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await world.sidecars[0]
+    world.sidecars[0] = asyncio.create_task(sidecar.run(world.configs[0], world.stops[0]))
+    await eventually("hello", lambda: sum(h.index == 0 for h in controller.hellos) == 2)
+    controller.commands.clear()
+    await controller.command(20)
+    await eventually("commit", lambda: len(controller.commits) == 2)
+    assert controller.commits[1].checkpoint.id == "train-a1-g2"
+
+
+async def test_unwritable_store_is_said_to_the_launcher(folder: Path, controller: FakeController) -> None:
+    (folder / "store").write_text("not a folder")
+    world = await World(folder, controller, workers=1, world_size=1).start()
+    await eventually("refusal", lambda: world.launchers[0].refusal)
+    assert "cannot write probe-" in world.launchers[0].refusal
+    (error,) = await asyncio.wait_for(asyncio.gather(*world.sidecars, return_exceptions=True), 10)
+    assert "cannot write probe-" in str(error)

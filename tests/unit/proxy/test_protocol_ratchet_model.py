@@ -1,0 +1,200 @@
+"""Exhaustive check of the barrier: every interleaving of two or three ranks, their pages, old views and old headers.
+
+A rank's step and boundary are cut into the single loads and stores of `proxy.agent.boundary`; pages of other pods get
+STOP_AT and REQUEST later than the leader's, one word at a time; the leader decides on reports of any age. The steps
+contain a collective: nobody ends step c + 1 before everybody is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from proxy.protocol import page, ratchet
+from proxy.protocol.ratchet import Decision, RankView
+
+G = page.generation(1, 1)
+Rule = Callable[[list[RankView], int, int], Decision]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """`at`: step (in its collective; what comes before it touches nothing shared), load (REQUEST next), bound (STOP_AT
+    next), poll, frozen."""
+
+    at: str = "step"
+    count: int = 0
+    blocked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    stop_at: int = 0
+    request: bool = False
+    acquired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    ranks: tuple[Rank, ...]
+    headers: tuple[Header, ...]
+    """Of each pod's page."""
+    heard: tuple[tuple[int, bool], ...]
+    """What the leader's next decision will be based on, per rank; as old as it may be."""
+    leader: Header = Header()
+
+
+def _put(items: tuple, index: int, item: object) -> tuple:  # type: ignore[type-arg]
+    return (*items[:index], item, *items[index + 1 :])
+
+
+def _rank_moves(world: World, i: int, pod: int) -> Iterator[World]:
+    rank, header = world.ranks[i], world.headers[pod]
+
+    def to(new: Rank) -> World:
+        return replace(world, ranks=_put(world.ranks, i, new))
+
+    if rank.at == "step":
+        # The collective of step count + 1 ends when everyone has entered it.
+        if all(r.count > rank.count or (r.count == rank.count and r.at == "step") for r in world.ranks):
+            yield to(replace(rank, at="load", count=rank.count + 1))
+    elif rank.at == "load":
+        yield to(replace(rank, at="bound" if header.request else "step"))
+    elif rank.at == "bound":
+        if rank.count < header.stop_at:
+            yield to(replace(rank, at="step", blocked=False))
+        else:
+            yield to(replace(rank, at="poll", blocked=True))
+    elif rank.at == "poll":
+        if header.acquired:
+            yield to(replace(rank, at="frozen"))
+        elif rank.count < header.stop_at:
+            yield to(replace(rank, at="step", blocked=False))
+
+
+def _moves(world: World, pods: tuple[int, ...], rule: Rule) -> Iterator[World]:
+    for i, pod in enumerate(pods):
+        yield from _rank_moves(world, i, pod)
+        now = (world.ranks[i].count, world.ranks[i].blocked)
+        if world.leader.request and not world.leader.acquired and now != world.heard[i]:
+            yield replace(world, heard=_put(world.heard, i, now))
+    decided = _decide(world, rule)
+    if decided != world:
+        yield decided
+    for pod, header in enumerate(world.headers):
+        leader = world.leader
+        if leader.acquired and header.stop_at == leader.stop_at and header.request and not header.acquired:
+            yield replace(world, headers=_put(world.headers, pod, replace(header, acquired=True)))
+        elif header.stop_at != leader.stop_at:
+            yield replace(world, headers=_put(world.headers, pod, replace(header, stop_at=leader.stop_at)))
+        elif leader.request and not header.request:
+            yield replace(world, headers=_put(world.headers, pod, replace(header, request=True)))
+
+
+def _decide(world: World, rule: Rule) -> World:
+    if world.leader.acquired:
+        return world
+    views = [RankView(count, G if blocked else 0, page.STATE_RUNNING) for count, blocked in world.heard]
+    decision = rule(views, G, world.leader.stop_at)
+    return replace(world, leader=Header(decision.stop_at, True, decision.acquired))
+
+
+@dataclass
+class Result:
+    states: int
+    stuck: list[World]
+    """Reachable states from which "all frozen" cannot be reached any more."""
+    frozen: set[tuple[int, ...]]
+    wrong: list[World]
+    """Acquired, but some rank is not blocked at stop_at."""
+
+
+def _explore(pods: tuple[int, ...], rule: Rule, longest: int) -> Result:
+    """Search all states in which no counter exceeds `longest`; states beyond it count as able to end."""
+    n = len(pods)
+    start = World((Rank(),) * n, (Header(),) * (max(pods) + 1), ((0, False),) * n)
+    before: dict[World, list[World]] = {start: []}
+    todo = [start]
+    fine: list[World] = []
+    result = Result(0, [], set(), [])
+    while todo:
+        world = todo.pop()
+        result.states += 1
+        if world.leader.acquired and not all(
+            r.at in ("poll", "frozen") and r.count == world.leader.stop_at for r in world.ranks
+        ):
+            result.wrong.append(world)
+        if all(r.at == "frozen" for r in world.ranks):
+            result.frozen.add(tuple(r.count for r in world.ranks))
+            fine.append(world)
+            continue
+        if max(r.count for r in world.ranks) > longest:
+            fine.append(world)
+            continue
+        for after in _moves(world, pods, rule):
+            if after not in before:
+                before[after] = []
+                todo.append(after)
+            before[after].append(world)
+    alive = set(fine)
+    while fine:
+        for world in before[fine.pop()]:
+            if world not in alive:
+                alive.add(world)
+                fine.append(world)
+    result.stuck = [w for w in before if w not in alive]
+    return result
+
+
+def _highest_counter_only(ranks: list[RankView], generation: int, stop_at: int) -> Decision:
+    """The rule before it was mended: a rank inside the next step is overlooked."""
+    top = max(r.count for r in ranks)
+    target = top + 1 if stop_at == 0 else max(stop_at, top)
+    return Decision(target, all(r.blocked == generation and r.count == target for r in ranks))
+
+
+def _too_eager(ranks: list[RankView], generation: int, stop_at: int) -> Decision:
+    """Acquires when all are blocked, without looking where."""
+    good = ratchet.decide(ranks, generation, stop_at)
+    return Decision(good.stop_at, all(r.blocked == generation for r in ranks))
+
+
+@pytest.mark.parametrize(
+    ("pods", "longest"),
+    [((0, 0), 4), ((0, 1), 3), ((0, 0, 0), 2), ((0, 0, 1), 2)],
+    ids=["one pod", "two pods", "three ranks", "three ranks, two pods"],
+)
+def test_every_interleaving_ends_with_all_ranks_at_one_step(pods: tuple[int, ...], longest: int) -> None:
+    result = _explore(pods, ratchet.decide, longest)
+    assert result.states > 1000 and result.frozen, "the search must have seen something"
+    assert not result.wrong, result.wrong[0]
+    assert not result.stuck, result.stuck[0]
+    assert all(len(set(counts)) == 1 for counts in result.frozen)
+
+
+def test_the_check_finds_the_deadlock_of_the_old_rule() -> None:
+    result = _explore((0, 1), _highest_counter_only, 2)
+    assert result.stuck and not result.wrong
+
+
+def test_the_check_finds_a_wrong_acquisition() -> None:
+    result = _explore((0, 1), _too_eager, 2)
+    assert result.wrong
+
+
+@pytest.mark.parametrize("state", [page.STATE_ABSENT, page.STATE_FROZEN])
+def test_only_running_ranks_acquire(state: int) -> None:
+    views = [RankView(3, G, page.STATE_RUNNING), RankView(3, G, state)]
+    assert not ratchet.decide(views, G, 3).acquired
+
+
+def test_ended_rank_makes_the_barrier_impossible() -> None:
+    views = [RankView(3, G, page.STATE_RUNNING), RankView(3, G, page.STATE_FINISHED)]
+    assert ratchet.decide(views, G, 3) == Decision(stop_at=3, finished=True)
+
+
+def test_old_generation_does_not_count_and_an_empty_world_never_acquires() -> None:
+    assert not ratchet.decide([RankView(3, G - 1, page.STATE_RUNNING)], G, 3).acquired
+    assert not ratchet.decide([], G, 0).acquired
