@@ -1,0 +1,176 @@
+"""Messages, manifests and placement: what is written is read back, and nothing else is accepted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.protocol import manifest as mf
+from proxy.protocol import messages as m
+from proxy.protocol.manifest import Chunk, ImageFile, Manifest, RankImage, Requirements
+from proxy.protocol.placement import index_of, ranks_of
+from proxy.sidecar.peers import Directive, PodReport
+
+MESSAGES: list[Any] = [
+    m.AttemptRecord, m.CheckpointFailure, m.CheckpointRef, m.Command, m.CommitRequest, m.Hello, m.HelloReply,
+    m.LauncherCommand, m.LauncherEvent, m.Plan, m.Progress, Directive, PodReport,
+]  # fmt: skip
+
+
+@st.composite
+def any_message(draw: st.DrawFn) -> Any:
+    return draw(st.one_of([st.builds(cls) for cls in MESSAGES]))
+
+
+def _finite(value: Any) -> bool:
+    return "NaN" not in (text := json.dumps(value)) and "Infinity" not in text
+
+
+@given(any_message())
+def test_round_trip(message: Any) -> None:
+    if _finite(dataclasses.asdict(message)):
+        assert m.from_json(type(message), m.to_json(message)) == message
+
+
+@given(any_message(), st.data())
+def test_unknown_missing_and_mistyped_fields_are_named(message: Any, data: st.DataObject) -> None:
+    cls = type(message)
+    good = dataclasses.asdict(message)
+    with pytest.raises(m.MessageError, match="unknown field 'extra'"):
+        m.decode(cls, {**good, "extra": 1})
+    required = [
+        f.name
+        for f in dataclasses.fields(cls)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    name = data.draw(st.sampled_from(required))
+    with pytest.raises(m.MessageError, match=f"'{name}' is missing"):
+        m.decode(cls, {k: v for k, v in good.items() if k != name})
+    with pytest.raises(m.MessageError, match=rf"{cls.__name__}\.{name}"):
+        m.decode(cls, {**good, name: {"no": "field has this"}} if name != "labels" else {**good, name: 3})
+
+
+@given(st.text())
+def test_any_text_is_a_message_or_a_message_error(text: str) -> None:
+    for cls in MESSAGES:
+        try:
+            m.from_json(cls, text)
+        except m.MessageError as error:
+            assert cls.__name__ in str(error)
+
+
+def test_booleans_are_not_numbers_and_integers_are_floats() -> None:
+    ref = {"seq": 1, "op": "checkpoint", "reason": "r", "deadline": 5}
+    assert m.decode(m.Command, ref).deadline == 5.0
+    for field in ("seq", "deadline"):
+        with pytest.raises(m.MessageError, match=f"Command.{field}"):
+            m.decode(m.Command, {**ref, field: True})
+    assert m.list_from_json(m.Command, json.dumps([ref]))[0].reason == "r"
+    with pytest.raises(m.MessageError, match="expected a JSON list"):
+        m.list_from_json(m.Command, "{}")
+
+
+digests = st.text("0123456789abcdef", min_size=64, max_size=64)
+chunks = st.builds(Chunk, digests, st.integers(0, 1 << 30))
+parts = st.text("abcdefghijklmnop-.", min_size=1, max_size=8).filter(lambda p: p not in (".", ".."))
+files = st.builds(
+    lambda p, c: ImageFile("/".join(p), sum(x.size for x in c), c),
+    st.lists(parts, min_size=1, max_size=3),
+    st.lists(chunks, max_size=3),
+)
+manifests = st.builds(
+    lambda ids, number, each: Manifest(
+        id=ids, namespace="n", job="j", attempt=1, generation=1, step=number, world_size=len(each), engine="process",
+        created_at=1.0, ranks=[RankImage(i, f) for i, f in enumerate(each)],
+        requirements=Requirements("x86_64", "", "", ""),
+    ),
+    st.from_regex(r"[a-z0-9][a-z0-9-]{0,62}", fullmatch=True),
+    st.integers(0, 1 << 40),
+    st.lists(st.lists(files, max_size=2), max_size=3),
+)  # fmt: skip
+
+
+@given(manifests)
+def test_manifest_round_trip(manifest: Manifest) -> None:
+    assert mf.loads(mf.dumps(manifest)) == manifest
+
+
+@given(manifests, st.integers(0, 10**6), st.integers(0, 255))
+def test_damaged_manifest_is_refused_or_equal_in_meaning(manifest: Manifest, at: int, byte: int) -> None:
+    data = bytearray(mf.dumps(manifest).encode())
+    data[at % len(data)] = byte
+    try:
+        mf.loads(bytes(data))
+    except m.MessageError:
+        return
+
+
+def _with_file(**changes: Any) -> str:
+    file = ImageFile("a", 1, [Chunk("0" * 64, 1)])
+    manifest = Manifest(
+        "i", "n", "j", 1, 1, 1, 1, "process", 1.0, [RankImage(0, [dataclasses.replace(file, **changes)])],
+        Requirements("x86_64", "", "", ""),
+    )  # fmt: skip
+    return mf.dumps(manifest)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../b", "a//b", "", ".", "a/.", "a\0b"])
+def test_paths_that_leave_the_directory_are_refused(path: str) -> None:
+    with pytest.raises(m.MessageError, match="not a plain relative path"):
+        mf.loads(_with_file(path=path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"size": 2}, "has 2 bytes but its chunks have 1"),
+        ({"chunks": [Chunk("../../etc", 1)]}, "not a sha256"),
+        ({"chunks": [Chunk("0" * 64, -1), Chunk("0" * 64, 2)]}, "not a sha256"),
+    ],
+)
+def test_inconsistent_files_are_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(m.MessageError, match=text):
+        mf.loads(_with_file(**changes))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("format", 2, "format: 2 is not supported"),
+        ("id", "../x", "not a checkpoint id"),
+        ("world_size", 2, r"wants 0..1 once each"),
+    ],
+)
+def test_manifest_header_is_checked(field: str, value: object, text: str) -> None:
+    data = json.loads(_with_file())
+    data[field] = value
+    with pytest.raises(m.MessageError, match=text):
+        mf.loads(json.dumps(data))
+
+
+@given(st.integers(1, 40), st.integers(0, 200))
+def test_placement_is_a_balanced_contiguous_partition(workers: int, more: int) -> None:
+    world = workers + more
+    blocks = [ranks_of(i, workers, world) for i in range(workers)]
+    assert [r for block in blocks for r in block] == list(range(world))
+    assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
+    assert all(index_of(r, workers, world) == i for i, block in enumerate(blocks) for r in block)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: ranks_of(0, 0, 1), "workers = 0"),
+        (lambda: ranks_of(0, 3, 2), "world_size = 2"),
+        (lambda: ranks_of(3, 3, 3), "index = 3"),
+        (lambda: index_of(4, 2, 4), "rank = 4"),
+    ],
+)
+def test_impossible_placement_is_named(call: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        call()

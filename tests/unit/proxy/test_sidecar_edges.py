@@ -1,0 +1,209 @@
+"""Configuration, the page, the fit of a checkpoint, refusals of the sidecar's two servers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from mesh_world import free_port
+
+from proxy.errors import ConfigError, RestoreRefusedError
+from proxy.protocol import names, page
+from proxy.protocol.manifest import Manifest, Requirements
+from proxy.protocol.messages import LauncherCommand, LauncherEvent, Plan, from_json, to_json
+from proxy.protocol.ratchet import RankView
+from proxy.sidecar import machine_facts
+from proxy.sidecar.barrier_page import BarrierPage
+from proxy.sidecar.config import from_env
+from proxy.sidecar.launcher_api import LauncherApi
+from proxy.sidecar.mesh import MeshServer
+from proxy.sidecar.peers import Directive, PodReport
+from proxy.sidecar.pod import resume_port
+
+ENV = {
+    names.ENV_NAMESPACE: "team", names.ENV_JOB: "train", names.ENV_POD: "train-1", names.ENV_POD_IP: "10.0.0.2",
+    names.ENV_INDEX: "1", names.ENV_ATTEMPT: "2", names.ENV_WORKERS: "2", names.ENV_WORLD_SIZE: "5",
+    names.ENV_STORE: "file:///mnt/c", names.ENV_CONTROLLER_URL: "https://c:443/", names.ENV_CONTROLLER_CA: "PEM",
+    names.ENV_TOKEN_FILE: "/singularity/token/token",
+}  # fmt: skip
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="side-"))
+    yield path
+    shutil.rmtree(path)
+
+
+def test_environment_is_read() -> None:
+    config = from_env(ENV)
+    assert (config.index, config.leader, config.ranks, config.checkpoint) == (1, False, [3, 4], "")
+    assert (str(config.run_dir), str(config.image_dir)) == (names.RUN_DIR, names.IMAGE_DIR)
+    assert config.controller_url == "https://c:443"
+    assert str(from_env({**ENV, "SINGULARITY_ROOT": "/elsewhere"}).run_dir) == "/elsewhere/run"
+
+
+@pytest.mark.parametrize("name", sorted(ENV))
+def test_missing_variable_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is not set"):
+        from_env({**ENV, name: ""})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        (names.ENV_INDEX, "one", "'one': not a whole number"),
+        (names.ENV_INDEX, "2", "index = 2"),
+        (names.ENV_ATTEMPT, "0", "at least 1"),
+        (names.ENV_WORLD_SIZE, "1", "smaller than workers = 2"),
+        (names.ENV_WORLD_SIZE, "9000", "at most 1023 ranks"),
+    ],
+)
+def test_bad_variable_is_named(name: str, value: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        from_env({**ENV, name: value})
+
+
+def test_page_is_created_with_its_size_and_adopted_later(tmp_path: Path) -> None:
+    first = BarrierPage(tmp_path / "run", 4)
+    assert not first.adopted and (tmp_path / "run" / "page").stat().st_size == page.PAGE_SIZE
+    first.acquire(page.generation(1, 2), 9)
+    second = BarrierPage(tmp_path / "run", 4)
+    assert second.adopted and second.request == second.acquired == page.generation(1, 2)
+    second.withdraw()
+    assert first.request == 0
+    assert not BarrierPage(tmp_path / "run", 5).adopted, "another world size: a new page"
+    (tmp_path / "run" / "page").write_bytes(b"short")
+    assert not BarrierPage(tmp_path / "run", 5).adopted
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot create the barrier page"):
+        BarrierPage(tmp_path / "file" / "run", 1)
+
+
+def test_snapshot_never_pairs_a_counter_with_a_block_of_another_moment(tmp_path: Path) -> None:
+    """A writer that counts and blocks at even counters only, read as fast as possible."""
+    barrier = BarrierPage(tmp_path, 1)
+    words = barrier._words
+    end = threading.Event()
+
+    def write() -> None:
+        count = 0
+        while not end.is_set():
+            count += 1
+            words[page.rank_word(0, page.R_COUNT)] = count
+            if count % 2 == 0:
+                words[page.rank_word(0, page.R_BLOCKED)] = 1
+                words[page.rank_word(0, page.R_BLOCKED)] = 0
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        views = [barrier.view(0) for _ in range(100_000)]
+    finally:
+        end.set()
+        writer.join()
+    assert any(v.blocked for v in views) and all(v.count % 2 == 0 for v in views if v.blocked)
+    assert [v.count for v in views] == sorted(v.count for v in views)
+    assert barrier.views([0])[0] == RankView(words[page.rank_word(0, 0)], 0, 0)
+    words.release()
+
+
+def _manifest(**changes: object) -> Manifest:
+    values: dict[str, object] = {
+        "id": "t-a1-g1", "namespace": "n", "job": "t", "attempt": 1, "generation": 1, "step": 1, "world_size": 2,
+        "engine": "process", "created_at": 1.0, "ranks": [], "requirements": Requirements("x86_64", "abc", "3.14", ""),
+    }  # fmt: skip
+    return Manifest(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_fit_of_a_checkpoint() -> None:
+    here = Requirements("x86_64", "abc", "", "")
+    assert machine_facts.check(_manifest(), 2, here) == ""
+    assert "CPU with other features" in machine_facts.check(_manifest(), 2, Requirements("x86_64", "other", "", ""))
+    with pytest.raises(RestoreRefusedError, match="world size 2, this job has 4"):
+        machine_facts.check(_manifest(), 4, here)
+    with pytest.raises(RestoreRefusedError, match="taken on x86_64, this node is aarch64"):
+        machine_facts.check(_manifest(), 2, Requirements("aarch64", "abc", "", ""))
+    with pytest.raises(RestoreRefusedError, match="engine 'state'"):
+        machine_facts.check(_manifest(engine="state"), 2, here)
+
+
+def test_cpu_flags_digest_ignores_order_and_depends_on_the_flags() -> None:
+    one = machine_facts.cpu_flags_digest("processor: 0\nflags\t\t: sse avx\n")
+    assert one == machine_facts.cpu_flags_digest("flags : avx sse avx\n") != ""
+    assert one != machine_facts.cpu_flags_digest("flags : avx\n") and machine_facts.cpu_flags_digest("x: y") == ""
+    assert machine_facts.requirements().architecture
+
+
+def test_ports_of_ranks_that_go_on_in_place_differ_from_the_one_before() -> None:
+    ports = [resume_port(page.generation(7, n)) for n in range(1, 1200)]
+    assert names.MASTER_PORT not in ports and max(ports) < 32768 and names.MESH_PORT not in ports
+    assert all(a != b for a, b in itertools.pairwise(ports))
+
+
+async def test_launcher_socket(short: Path) -> None:
+    events: list[LauncherEvent] = []
+    api = LauncherApi(short, events.append, poll_s=0.2)
+    await api.start()
+    connector = aiohttp.UnixConnector(str(short / names.SOCKET_FILE))
+    async with aiohttp.ClientSession("http://launcher", connector=connector) as http:
+        assert (await http.get("/v1/plan")).status == 425
+        assert (await http.get("/v1/commands?after=0")).status == 204
+        assert (await http.get("/v1/commands?after=x")).status == 400
+        bad = await http.post("/v1/events", data=b'{"kind": "nonsense"}')
+        assert bad.status == 400 and "LauncherEvent.kind" in (await bad.json())["error"]
+        assert (await http.post("/v1/events", data=to_json(LauncherEvent("started")))).status == 200
+        assert events == [LauncherEvent("started")]
+        api.publish_plan(Plan("fresh", 1, 1, [0], "10.0.0.1", 29500))
+        assert from_json(Plan, await (await http.get("/v1/plan")).read()).ranks == [0]
+        for op in ("dump", "resume"):
+            await api.send(LauncherCommand(0, op))  # type: ignore[arg-type]
+        first = from_json(LauncherCommand, await (await http.get("/v1/commands?after=0")).read())
+        second = from_json(LauncherCommand, await (await http.get(f"/v1/commands?after={first.seq}")).read())
+        assert (first.op, second.op) == ("dump", "resume") and second.seq > first.seq
+    await api.close()
+
+
+async def test_mesh_lets_only_this_attempts_followers_in(short: Path) -> None:
+    seen: list[PodReport] = []
+
+    async def exchange(report: PodReport, _: int, __: float) -> Directive:
+        seen.append(report)
+        return Directive("run", version=5)
+
+    server, port = MeshServer("key", 2, exchange), free_port()
+    await server.start(port, "127.0.0.1")
+    good = {"Authorization": "Bearer key"}
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+        for headers, body, status in (
+            ({}, to_json(PodReport(1, [])), 401),
+            ({"Authorization": "Bearer other"}, to_json(PodReport(1, [])), 401),
+            (good, "{}", 400),
+            (good, to_json(PodReport(0, [])), 400),
+            (good, to_json(PodReport(2, [])), 400),
+        ):
+            assert (await http.post("/v1/exchange", data=body, headers=headers)).status == status
+        assert not seen
+        answer = await http.post("/v1/exchange", data=to_json(PodReport(1, [])), headers=good)
+        assert from_json(Directive, await answer.read()).version == 5 and len(seen) == 1
+    await server.close()
+
+
+async def test_the_module_refuses_a_bad_environment_with_one_sentence() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "proxy.sidecar", env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd())},
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, stderr = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 1 and stderr.decode().strip().endswith(
+        "SINGULARITY_NAMESPACE is not set: the Job's pod template has to set it"
+    )

@@ -1,0 +1,190 @@
+"""The checkpoint state machine as a table: what the pods say, and what the leader makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.protocol import page
+from proxy.sidecar import machine, wording
+from proxy.sidecar.machine import Heard, State, Trigger
+from proxy.sidecar.peers import PodReport, RankWords
+
+G = page.generation(3, 1)
+RUN, ABSENT, ENDED = page.STATE_RUNNING, page.STATE_ABSENT, page.STATE_FINISHED
+NEW = State(job="train", attempt=3, workers=2, world_size=2)
+COMMAND = Trigger("preempted", started_at=100.0, deadline=130.0)
+
+
+def _pod(index: int, count: int, blocked: int = 0, state: int = RUN, **more: object) -> PodReport:
+    words = [RankWords(index, count, blocked, state)]
+    return PodReport(index=index, ranks=words, **{"started": True, **more})  # type: ignore[arg-type]
+
+
+def _heard(*reports: PodReport, at: float = 101.0) -> dict[int, Heard]:
+    return {r.index: Heard(r, at) for r in reports}
+
+
+def _at_barrier() -> State:
+    state, failure = machine.observe(machine.request(NEW, COMMAND), _heard(_pod(0, 7), _pod(1, 6)), 101.0)
+    assert failure is None
+    return state
+
+
+def _saving() -> State:
+    state, failure = machine.observe(_at_barrier(), _heard(_pod(0, 8, G), _pod(1, 8, G)), 102.0)
+    assert failure is None
+    return state
+
+
+def _committing() -> State:
+    done = {"dumped": G, "uploaded": G}
+    state, failure = machine.observe(_saving(), _heard(_pod(0, 8, G, **done), _pod(1, 8, G, **done)), 103.0)
+    assert failure is None
+    return state
+
+
+def test_the_straight_way() -> None:
+    barrier = _at_barrier()
+    assert (barrier.phase, barrier.stop_at, barrier.generation) == ("barrier", 8, G)
+    first = machine.directive(barrier)
+    assert (first.op, first.generation, first.stop_at, first.acquired) == ("barrier", G, 8, False)
+    saving = _saving()
+    assert (saving.phase, saving.barrier_at, machine.directive(saving).op) == ("save", 102.0, "save")
+    assert machine.directive(saving).checkpoint_id == "train-a3-g1" and machine.directive(saving).deadline == 130.0
+    committing = _committing()
+    assert (committing.phase, machine.directive(committing).op) == ("commit", "save"), "pods go on waiting"
+    assert machine.directive(machine.committed(committing)).op == "stop"
+
+
+def test_continue_runs_on_and_says_that_ranks_are_frozen() -> None:
+    assert _committing().trigger is not None
+    state = machine.committed(replace(_committing(), trigger=replace(COMMAND, then="continue")))
+    directive = machine.directive(state)
+    assert (state.phase, directive.op, directive.acquired, directive.generation) == ("run", "run", True, G)
+    again = machine.request(state, COMMAND)
+    assert again.generation == G + 1 and not again.acquired and again.stop_at == 0
+
+
+def test_a_second_trigger_joins() -> None:
+    state = machine.request(NEW, replace(COMMAND, then="continue"))
+    joined = machine.request(state, replace(COMMAND, deadline=110.0, then="stop"))
+    assert joined.generation == state.generation and joined.trigger is not None
+    assert (joined.trigger.deadline, joined.trigger.then) == (110.0, "stop")
+    later = machine.request(joined, replace(COMMAND, deadline=500.0, then="continue", terminating=True))
+    assert later.trigger is not None
+    assert (later.trigger.deadline, later.trigger.then, later.trigger.terminating) == (110.0, "stop", True)
+
+
+def test_terminating_pod_triggers_and_ends_all_after_the_commit() -> None:
+    state, _ = machine.observe(NEW, _heard(_pod(0, 7), _pod(1, 6, terminating_at=150.0)), 101.0)
+    assert state.phase == "barrier" and state.trigger is not None
+    assert (state.trigger.deadline, state.trigger.terminating) == (150.0, True)
+    ended = machine.committed(replace(state, phase="commit"))
+    assert machine.directive(ended).op == "exit"
+
+
+def test_terminating_after_the_commit_is_the_pods_own_business() -> None:
+    stopped = machine.committed(_committing())
+    state, failure = machine.observe(stopped, _heard(_pod(0, 8), _pod(1, 8, terminating_at=150.0)), 140.0)
+    assert state == stopped and failure is None
+
+
+def test_a_terminating_pod_triggers_once() -> None:
+    reports = _heard(_pod(0, 7), _pod(1, 6, terminating_at=150.0))
+    state, _ = machine.observe(NEW, reports, 101.0)
+    state, failure = machine.observe(state, reports, 151.0)
+    assert state.phase == "run" and failure is not None and machine.directive(state).unsaved == [1]
+    assert machine.observe(state, reports, 152.0) == (state, None)
+    other, _ = machine.observe(state, _heard(_pod(0, 7, terminating_at=190.0), _pod(1, 6, terminating_at=150.0)), 153.0)
+    assert other.phase == "barrier" and other.asked == {0}
+
+
+def test_ended_rank_cancels_but_lets_terminating_pods_end_by_themselves() -> None:
+    reports = _heard(_pod(0, 7, state=ENDED), _pod(1, 7, terminating_at=150.0))
+    state, failure = machine.observe(NEW, reports, 101.0)
+    assert failure is not None and failure.message == (
+        "a rank has ended already: rank 0 ended at step 7, rank 1 at step 7"
+    )
+    assert machine.directive(state).unsaved == [], "the others may be about to end in order"
+    assert machine.observe(state, reports, 102.0) == (state, None)
+
+
+@pytest.mark.parametrize(
+    ("reports", "now", "message"),
+    [
+        ((_pod(0, 17), _pod(1, 17)), 130.0, "no step boundary within 30 s: ranks 0-1 at step 17"),
+        (
+            (_pod(0, 18, G), _pod(1, 17)),
+            130.0,
+            "no step boundary within 30 s: rank 0 waiting at step 18, rank 1 at step 17",
+        ),
+        (
+            (_pod(0, 0, state=ABSENT), _pod(1, 2)),
+            130.0,
+            "no step boundary within 30 s: rank 0 not at a first step boundary yet, rank 1 at step 2",
+        ),
+        ((_pod(0, 0, started=False),), 101.0, "no rank runs yet in this attempt: nothing new to save"),
+    ],
+)
+def test_barrier_gives_up_with_a_sentence(reports: tuple[PodReport, ...], now: float, message: str) -> None:
+    state, failure = machine.observe(machine.request(NEW, COMMAND), _heard(*reports, at=now), now)
+    assert failure is not None and failure.message == message
+    directive = machine.directive(state)
+    assert (directive.op, directive.acquired, state.trigger) == ("run", False, None)
+
+
+def test_silent_pod_is_named() -> None:
+    heard = {0: Heard(_pod(0, 7), 120.0), 1: Heard(_pod(1, 7), 101.0)}
+    assert machine.observe(_at_barrier(), heard, 101.0 + machine.SILENCE_S)[1] is None
+    _, failure = machine.observe(_at_barrier(), heard, 102.0 + machine.SILENCE_S)
+    assert failure is not None and failure.message.startswith("pod 1 has not been heard for 16 s")
+
+
+def test_a_pod_that_was_silent_before_the_request_gets_its_time() -> None:
+    heard = {0: Heard(_pod(0, 7), 101.0), 1: Heard(_pod(1, 7), 20.0)}
+    assert machine.observe(machine.request(NEW, COMMAND), heard, 101.0)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("reports", "now", "message"),
+    [
+        (
+            (_pod(0, 8, G, dumped=G), _pod(1, 8, G, failed=G, message="disk full")),
+            103.0,
+            "the barrier was reached at step 8, but saving failed: pod 1: disk full",
+        ),
+        (
+            (_pod(0, 8, G, dumped=G), _pod(1, 8, G)),
+            130.0,
+            "the barrier was reached at step 8, but not saved within 28 s: pod 1 still dumping, pod 0 still uploading",
+        ),
+    ],
+)
+def test_saving_gives_up_with_a_sentence_and_frozen_ranks_go_on(
+    reports: tuple[PodReport, ...], now: float, message: str
+) -> None:
+    state, failure = machine.observe(_saving(), _heard(*reports, at=now), now)
+    assert failure is not None and failure.message == message
+    directive = machine.directive(state)
+    assert (directive.op, directive.acquired, directive.generation) == ("run", True, G)
+
+
+def test_failure_of_an_older_generation_does_not_count() -> None:
+    state, failure = machine.observe(_saving(), _heard(_pod(0, 8, failed=G - 1), _pod(1, 8)), 103.0)
+    assert failure is None and state.phase == "save"
+
+
+def test_stale_attempt_ends_everything() -> None:
+    assert machine.directive(machine.stale(_committing())).op == "exit"
+
+
+def test_checkpoint_ids_are_valid_for_the_longest_job_names() -> None:
+    state = replace(NEW, job="a" * 39 + "-" + "b" * 12, sequence=999_999, attempt=9999)
+    assert state.checkpoint_id == "a" * 39 + "-a9999-g999999" and len(state.checkpoint_id) <= 63
+
+
+def test_words_for_ranks() -> None:
+    assert wording.numbers([3, 0, 1, 2, 7]) == "0-3,7"
+    assert wording.ranks([4]) == "rank 4" and wording.ranks([4, 5]) == "ranks 4-5"
