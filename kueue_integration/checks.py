@@ -11,7 +11,7 @@ from typing import Any
 from proxy.protocol import names
 
 from .errors import Forbidden, NotFound, PlatformError, SpecError
-from .k8s import Kube
+from .kube import Kube
 from .resources import (
     ADMISSION_CHECK,
     CLUSTER_QUEUE,

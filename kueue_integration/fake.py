@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .errors import AlreadyExists, Conflict, Gone, KubeError, NotFound
-from .k8s import Kube, with_precondition
+from .kube import Kube, with_precondition
 from .resources import TOKEN_REVIEW, Kind, Object, kind_of, matches, merge_patch
 
 _STATUS_SUBRESOURCE = {"Job", "Pod", "Workload", "LocalQueue", "ClusterQueue", "AdmissionCheck", "Service"}

@@ -10,7 +10,7 @@ from proxy.protocol import names
 
 from . import checks
 from .errors import AlreadyExists, ConflictError, Invalid, JobNotFoundError, KubeError, NotFound, SpecError
-from .k8s import Kube
+from .kube import Kube
 from .manifests import render
 from .platform import PlatformConfig
 from .resources import JOB, Object, kind_of, label, selector

@@ -13,7 +13,7 @@ from proxy.protocol import names
 from .errors import Forbidden, NotFound, PlatformError
 
 if TYPE_CHECKING:
-    from .k8s import Kube
+    from .kube import Kube
 
 CONFIG_KEY = "platform.json"
 

@@ -16,7 +16,7 @@ from proxy.protocol.messages import AttemptRecord, CheckpointRef
 from . import records
 from .classify import Phase, classify
 from .errors import Gone, JobNotFoundError, KubeError
-from .k8s import Kube
+from .kube import Kube
 from .resources import JOB, annotation, label, selector
 
 TIMINGS = {

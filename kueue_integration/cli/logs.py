@@ -14,7 +14,7 @@ from proxy.protocol import names
 
 from .. import status as library
 from ..errors import Invalid, KubeError, NotFound
-from ..k8s import Kube
+from ..kube import Kube
 from ..resources import JOB, POD, Object, selector
 from .common import cluster_options, open_cluster
 

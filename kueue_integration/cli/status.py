@@ -12,7 +12,7 @@ from proxy.protocol import names
 
 from .. import status as library
 from ..classify import Phase
-from ..k8s import Kube
+from ..kube import Kube
 from ..resources import JOB, POD, WORKLOAD, selector
 from . import EXIT_BAD_INPUT, EXIT_FAILED, tables
 from .common import cluster_options, open_cluster
