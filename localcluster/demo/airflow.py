@@ -58,6 +58,7 @@ class Airflow:
     def start(self) -> None:
         """Start the four processes and wait until each says that it is healthy. Raises AirflowStartError."""
         stop(self.home)
+        self._processes.clear()
         shutil.rmtree(self.home, ignore_errors=True)
         (self.home / "logs").mkdir(parents=True)
         port, scheduler_logs, trigger_logs = free_ports(3)
@@ -102,9 +103,8 @@ class Airflow:
     def stop(self) -> None:
         """Stop every process of this home. Never raises for one that is gone already."""
         stop(self.home)
-        for process in self._processes.values():
+        for process in list(self._processes.values()):
             process.wait(STOP_TIMEOUT_S)
-        self._processes.clear()
 
     def _migrate(self) -> None:
         with open(self.log_file("db-migrate"), "wb") as log:
@@ -122,7 +122,7 @@ class Airflow:
             raise AirflowStartError(f"airflow db migrate failed:\n{tail(self.log_file('db-migrate'))}")
 
     def _healthy(self) -> bool:
-        for part, process in self._processes.items():
+        for part, process in list(self._processes.items()):
             if process.poll() is not None:
                 raise AirflowStartError(f"airflow {part} ended with {process.returncode}:\n{tail(self.log_file(part))}")
         try:

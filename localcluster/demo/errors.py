@@ -27,3 +27,8 @@ class AirflowApiError(DemoError):
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.status = status
+
+    @property
+    def transient(self) -> bool:
+        """Whether asking again may help: no answer in time, or the server's own trouble."""
+        return self.status == 0 or self.status >= 500

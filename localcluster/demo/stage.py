@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,28 +39,33 @@ class Stage:
         self._platform: PlatformConfig | None = None
 
     def up(self) -> None:
-        """Cluster first (idempotent), then a fresh Airflow. Raises LocalClusterError."""
+        """Cluster (idempotent) and a fresh Airflow, side by side. Raises LocalClusterError."""
         known = registry.find(self.name)
         self._was_up = known is not None and sandbox.find(known) is not None
         self._started = True
-        self._cluster = local.up(self.name, progress=self.say)
+        place = local.describe(registry.allocate(self.name))
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            booting = pool.submit(self._start_airflow, place)
+            try:
+                self._cluster = local.up(self.name, progress=lambda text: self.say(_unstamped(text)))
+                booting.result()
+            except BaseException:
+                self.stop_airflow()  # whoever waits for it to become healthy is told so
+                raise
         self._kube = connect(str(self._cluster.kubeconfig))
         self._platform = load(self._kube)
-        self.start_airflow()
 
-    def start_airflow(self) -> None:
-        """A fresh Airflow on the cluster that is up."""
-        cluster = self.cluster
+    def _start_airflow(self, place: local.Cluster) -> None:
         started = time.monotonic()
-        self.say("Airflow: api-server, scheduler, dag-processor, triggerer")
+        self.say("Airflow: starting api-server, scheduler, dag-processor, triggerer")
         self._airflow = Airflow(
-            home=cluster.root / "airflow",
+            home=place.root / "airflow",
             dags=self._dags,
-            kubeconfig=cluster.kubeconfig,
-            extra_env={"SINGULARITY_SHARED_DIR": str(cluster.shared)},
+            kubeconfig=place.kubeconfig,
+            extra_env={"SINGULARITY_SHARED_DIR": str(place.shared)},
         )
         self._airflow.start()
-        self.say(f"Airflow is healthy after {time.monotonic() - started:.1f} s: {self._airflow.url}")
+        self.say(f"Airflow: healthy after {time.monotonic() - started:.1f} s, {self._airflow.url}")
 
     @property
     def cluster(self) -> local.Cluster:
@@ -102,8 +109,13 @@ class Stage:
             return
         self.stop_airflow()
         if self._started and not self._was_up:
-            local.down(self.name, progress=self.say)
+            local.down(self.name, progress=lambda text: self.say(_unstamped(text)))
         self._cluster = None
+
+
+def _unstamped(text: str) -> str:
+    """A line of the local cluster without its own clock."""
+    return "cluster: " + re.sub(r"^\[ *[0-9.]+ s\] ", "", text)
 
 
 def _there(value: T | None) -> T:
