@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord
 
 from ..resources import Object, is_true
 from . import fence, hold, records, views
@@ -62,16 +63,17 @@ def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Set
     if record is None or state is None or state.get("state") != "Ready" or not is_true(workload, "Admitted"):
         return None
     cause = None
+    own = views.of_attempt(pods, record.attempt)
+    latest = _latest_start(own, record)
     if record.checkpoint is not None:
         cause = f"attempt {record.attempt} stopped with checkpoint {record.checkpoint}, not on Kueue's request"
-    for pod in views.of_attempt(pods, record.attempt) if cause is None else ():
+    for pod in own if cause is None else ():
         name = pod["metadata"]["name"]
         counted = views.TRACKING_FINALIZER not in (pod["metadata"].get("finalizers") or ())
         # Until the Job controller has counted a failed pod, it may still decide that the whole Job has failed.
         if views.phase(pod) == "Failed" and counted:
             cause = f"pod {name} of attempt {record.attempt} was lost"
-        # Whole seconds again: only a pod made clearly after the first step is a replacement.
-        elif record.first_step_at is not None and views.created(pod) > record.first_step_at + 1:
+        elif views.created(pod) > latest:
             cause = f"pod {name} replaces a lost one of attempt {record.attempt}"
     if cause is None:
         return None
@@ -81,3 +83,12 @@ def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Set
     if views.hold(job) is not None:
         change[names.ANN_HOLD] = names.HOLD_RELEASED
     return RequestReadmission(change, message=message)
+
+
+def _latest_start(pods: Sequence[Object], record: AttemptRecord) -> float:
+    """Unix seconds until which a pod of the attempt can have been created at its start: later ones are replacements.
+
+    The Job controller makes all pods in one go, some 20 a second. Creation times have whole seconds.
+    """
+    together = min(map(views.created, pods), default=record.admitted_at) + 5 + record.pods / 10
+    return together if record.first_step_at is None else min(together, record.first_step_at + 1)

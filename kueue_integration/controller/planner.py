@@ -44,7 +44,7 @@ class Plan:
 def plan(queues: quota.Queues, candidates: Sequence[Candidate], now: float, min_run_s: float) -> Plan:
     """At most one readmission for the whole cohort: two at once would count the same free quota twice."""
     wake: list[float] = []
-    if any(is_true(w, "Evicted") for w in queues.reserved):
+    if any(_leaves(w) for w in queues.reserved):
         return Plan()  # quota is about to change hands
     free = quota.free(queues)
     for candidate in sorted(candidates, key=_rank):
@@ -63,6 +63,12 @@ def plan(queues: quota.Queues, candidates: Sequence[Candidate], now: float, min_
         history = records.with_last(candidate.history, records.noted(record, message))
         return Plan(candidate, RequestReadmission(records.stored(history), message=message))
     return Plan(wake_at=min(wake, default=None))
+
+
+def _leaves(workload: Object) -> bool:
+    """Whether the Workload is evicted, or about to be: a check says Retry and Kueue has not acted on it yet."""
+    checks = (workload.get("status") or {}).get("admissionChecks") or ()
+    return is_true(workload, "Evicted") or any(c.get("state") in ("Retry", "Rejected") for c in checks)
 
 
 def _priority(workload: Object) -> int:

@@ -104,8 +104,15 @@ def test_a_replacement_pod_breaks_the_attempt():
     assert "replaces" in action.message
 
 
-def test_pods_that_start_before_the_first_step_are_no_replacements():
-    assert look(running(scene.record()), ADMITTED, [scene.pod(0), scene.pod(1, created=60)]).action is None
+def test_a_replacement_is_seen_before_the_first_step_too():
+    action = look(running(scene.record()), ADMITTED, [scene.pod(0), scene.pod(1, created=60)]).action
+    assert isinstance(action, RequestReadmission)
+
+
+def test_pods_of_a_big_job_may_take_a_while_to_be_made():
+    record = scene.record(pods=400)
+    pods = [scene.pod(n, created=11 + n // 20) for n in range(400)]
+    assert look(running(record), ADMITTED, pods).action is None
 
 
 @pytest.mark.parametrize("state", ["Retry", "Pending"])

@@ -106,6 +106,13 @@ def test_nothing_moves_while_an_eviction_is_under_way():
     assert look([shrunk()], others=[leaving]).action is None
 
 
+def test_nothing_moves_while_a_readmission_has_been_asked_for():
+    asked = shrunk(name="a")
+    asked.workload["status"]["admissionChecks"][0]["state"] = "Retry"
+    assert look([asked]).action is None
+    assert look([shrunk(name="b")], others=[asked.workload]).action is None
+
+
 def test_a_job_moves_only_after_it_has_trained_for_a_while():
     early = look([shrunk()], now=T0 + 25)
     assert early.action is None

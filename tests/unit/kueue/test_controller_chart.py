@@ -1,0 +1,170 @@
+"""The chart as helm renders it: what the controller needs is there, and nothing more."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kueue_integration.platform import PlatformConfig
+from proxy.protocol import names
+
+CHART = Path(__file__).parents[3] / "charts" / "singularity"
+HELM = os.environ.get("SINGULARITY_HELM") or shutil.which("helm")
+
+pytestmark = pytest.mark.skipif(HELM is None, reason="no helm: put it on PATH or in SINGULARITY_HELM")
+
+
+def helm(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(HELM), *args], capture_output=True, text=True, timeout=60, check=False)
+
+
+def render(*sets: str, values: str = "") -> dict[tuple[str, str], dict]:
+    command = ["template", "singularity", str(CHART), "-n", names.SYSTEM_NAMESPACE, "--kube-version", "1.36.0"]
+    for item in sets:
+        command += ["--set", item]
+    if values:
+        command += ["-f", values]
+    done = helm(*command)
+    assert done.returncode == 0, done.stderr
+    return {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(done.stdout) if d}
+
+
+def test_helm_lint_is_content():
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_names_agree_with_the_protocol():
+    objects = render()
+    controller = names.CONTROLLER_NAME
+    for key in (
+        ("Deployment", controller),
+        ("Service", controller),
+        ("Secret", controller),
+        ("ConfigMap", names.PLATFORM_CONFIGMAP),
+        ("Lease", names.HOLD_LEASE),
+        ("AdmissionCheck", names.ADMISSION_CHECK_NAME),
+    ):
+        assert key in objects
+    check = objects["AdmissionCheck", names.ADMISSION_CHECK_NAME]
+    assert check["spec"]["controllerName"] == names.ADMISSION_CHECK_CONTROLLER
+    assert "spec" not in objects["Lease", names.HOLD_LEASE]
+    assert not any(kind == "ClusterQueue" for kind, _ in objects)
+
+
+def test_platform_configuration_is_what_clients_read(tmp_path):
+    values = tmp_path / "values.yaml"
+    volume = {"name": "shared", "hostPath": {"path": "/x"}}
+    mount = {"name": "shared", "mountPath": "/shared"}
+    pods = {"volumes": [volume], "volumeMounts": [mount], "env": {"OMP_NUM_THREADS": "1"}}
+    values.write_text(
+        yaml.safe_dump(
+            {
+                "images": {"agent": "a:1", "controller": "c:1", "train": "t:1"},
+                "store": {"url": "file:///shared/checkpoints"},
+                "pods": pods,
+                "budget": {"maxSeconds": 33},
+            }
+        )
+    )
+    objects = render(values=str(values))
+    data = json.loads(objects["ConfigMap", names.PLATFORM_CONFIGMAP]["data"]["platform.json"])
+    config = PlatformConfig(**data)
+    secret = objects["Secret", names.CONTROLLER_NAME]["data"]
+    assert config.controller_ca == base64.b64decode(secret["ca.crt"]).decode()
+    assert config.controller_url == "https://singularity-controller.singularity-system.svc:443"
+    assert (config.agent_image, config.train_image, config.store) == ("a:1", "t:1", "file:///shared/checkpoints")
+    assert (list(config.volumes), list(config.volume_mounts), config.env) == ([volume], [mount], pods["env"])
+    assert config.max_budget_s == 33
+    deployment = objects["Deployment", names.CONTROLLER_NAME]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    env = {item["name"]: item.get("value") for item in container["env"]}
+    assert (container["image"], env["SINGULARITY_MAX_BUDGET_SECONDS"]) == ("c:1", "33")
+
+
+def test_the_certificate_is_for_the_service_and_signed_by_the_published_ca(tmp_path):
+    data = render()["Secret", names.CONTROLLER_NAME]["data"]
+    for name in ("ca.crt", "tls.crt", "tls.key"):
+        (tmp_path / name).write_bytes(base64.b64decode(data[name]))
+    host = "singularity-controller.singularity-system.svc"
+    command = ["openssl", "verify", "-CAfile", "ca.crt", "-verify_hostname", host, "tls.crt"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(base64.b64decode(data["peer-key"])) >= 32
+
+
+def test_the_controllers_rights_are_exactly_these():
+    role = render()["ClusterRole", names.CONTROLLER_NAME]
+    allowed = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    kueue = names.KUEUE_GROUP
+    assert allowed == {
+        *(("batch", "jobs", verb) for verb in ("get", "list", "watch", "patch")),
+        *(("", "pods", verb) for verb in ("list", "watch")),
+        *((kueue, "workloads", verb) for verb in ("get", "list", "watch")),
+        *((kueue, what, verb) for what in ("clusterqueues", "localqueues") for verb in ("list", "watch")),
+        (kueue, "workloads/status", "patch"),
+        (kueue, "admissionchecks", "get"),
+        (kueue, "admissionchecks/status", "patch"),
+        ("authentication.k8s.io", "tokenreviews", "create"),
+    }
+
+
+def test_the_policy_fails_open_and_asks_for_kueues_user():
+    objects = render("kueue.username=system:serviceaccount:k:k")
+    policy = objects["ValidatingAdmissionPolicy", "singularity-hold"]["spec"]
+    binding = objects["ValidatingAdmissionPolicyBinding", "singularity-hold"]["spec"]
+    assert policy["failurePolicy"] == "Ignore"
+    assert policy["matchConstraints"]["objectSelector"] == {"matchLabels": {names.LABEL_MANAGED: "true"}}
+    conditions = {item["name"]: item["expression"] for item in policy["matchConditions"]}
+    assert conditions["kueue-asks"] == 'request.userInfo.username == "system:serviceaccount:k:k"'
+    assert f"'{names.ANN_HOLD}'] == '{names.HOLD_ARMED}'" in conditions["held"]
+    assert names.ANN_HOLD_DEADLINE in json.dumps(policy["variables"])
+    assert binding["paramRef"] == {
+        "name": names.HOLD_LEASE,
+        "namespace": names.SYSTEM_NAMESPACE,
+        "parameterNotFoundAction": "Allow",
+    }
+
+
+def test_sample_queues_name_the_fence():
+    objects = render("sampleQueues.enabled=true")
+    queue = objects["ClusterQueue", "training"]["spec"]
+    assert queue["admissionChecksStrategy"] == {"admissionChecks": [{"name": names.ADMISSION_CHECK_NAME}]}
+    (group,) = queue["resourceGroups"]
+    assert [(f["name"], f["resources"][0]["nominalQuota"]) for f in group["flavors"]] == [
+        ("ondemand", "1"),
+        ("spot", "500m"),
+    ]
+    assert objects["LocalQueue", "training"]["metadata"]["namespace"] == "default"
+    classes = {name: o["value"] for (kind, name), o in objects.items() if kind == "WorkloadPriorityClass"}
+    assert classes == {"low": 10, "normal": 100, "high": 1000}
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ("budget.maxSeconds=0", "maxSeconds"),
+        ("imagePullPolicy=Sometimes", "imagePullPolicy"),
+        ("image.agent=x", "image"),
+        ("store.url=checkpoints", "url"),
+        ("lease.durationSeconds=1", "durationSeconds"),
+        ("sampleQueues.enabled=true,sampleQueues.coveredResources={cpu,memory}", "ondemand has no quota for memory"),
+    ],
+)
+def test_bad_values_are_refused_by_name(value, named):
+    done = helm("template", "x", str(CHART), "--kube-version", "1.36.0", "--set", value)
+    assert done.returncode != 0
+    assert named in done.stderr

@@ -1,0 +1,115 @@
+"""Who acts: taking, renewing, losing and giving up the Lease."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from kueue_integration.controller import clock
+from kueue_integration.controller.lease import LeaseKeeper
+from kueue_integration.errors import Conflict, Unreachable
+from kueue_integration.fake import FakeKube
+from kueue_integration.resources import LEASE
+from proxy.protocol import names
+
+EMPTY = {
+    "apiVersion": "coordination.k8s.io/v1",
+    "kind": "Lease",
+    "metadata": {"name": names.HOLD_LEASE, "namespace": "sys"},
+}
+
+
+def keeper(kube, identity, alive=lambda: True, duration=1, log=None):
+    changes = log if log is not None else []
+    return LeaseKeeper(kube, "sys", names.HOLD_LEASE, identity, duration, 0.1, alive, changes.append)
+
+
+def spec_of(kube):
+    return kube.get(LEASE, "sys", names.HOLD_LEASE).get("spec", {})
+
+
+def test_the_charts_empty_lease_is_taken_and_renewed():
+    kube, changes = FakeKube(EMPTY), []
+    one = keeper(kube, "a", log=changes)
+    assert not one.leads
+    one.tick()
+    first = spec_of(kube)
+    assert one.leads
+    assert (first["holderIdentity"], first["leaseDurationSeconds"], first["leaseTransitions"]) == ("a", 1, 1)
+    assert abs(clock.parse(first["renewTime"]) - time.time()) < 5
+    one.tick()
+    assert spec_of(kube)["renewTime"] > first["renewTime"]
+    assert (spec_of(kube)["acquireTime"], spec_of(kube)["leaseTransitions"]) == (first["acquireTime"], 1)
+    assert changes == [True]
+
+
+def test_a_second_replica_looks_on_until_the_first_is_silent():
+    kube = FakeKube(EMPTY)
+    one, two = keeper(kube, "a"), keeper(kube, "b")
+    one.tick()
+    two.tick()
+    assert (one.leads, two.leads) == (True, False)
+    end = time.monotonic() + 10
+    while not two.leads:
+        assert time.monotonic() < end
+        two.tick()
+        time.sleep(0.02)
+    assert not one.leads  # its own clock told it first
+    assert spec_of(kube)["holderIdentity"] == "b"
+    one.tick()
+    assert (one.leads, two.leads) == (False, True)
+
+
+def test_clocks_of_replicas_need_not_agree():
+    """A renewTime far in the past does not make a live holder look dead: what counts is that it changes."""
+    kube = FakeKube(EMPTY)
+    other = kube.get(LEASE, "sys", names.HOLD_LEASE)
+    other["spec"] = {"holderIdentity": "a", "renewTime": clock.to_micro(1000), "leaseDurationSeconds": 1}
+    kube.update_lease(other)
+    two = keeper(kube, "b")
+    two.tick()
+    assert not two.leads
+
+
+def test_a_worker_that_hangs_stops_the_renewal():
+    kube, alive, changes = FakeKube(EMPTY), [True], []
+    one = keeper(kube, "a", alive=lambda: bool(alive), log=changes)
+    one.tick()
+    before = spec_of(kube)["renewTime"]
+    alive.clear()
+    end = time.monotonic() + 10
+    while one.leads:
+        assert time.monotonic() < end
+        one.tick()
+        time.sleep(0.02)
+    one.tick()
+    assert spec_of(kube)["renewTime"] == before
+    assert changes == [True, False]
+
+
+def test_giving_up_lets_the_next_one_in_at_once_and_keeps_the_time():
+    kube = FakeKube(EMPTY)
+    one, two = keeper(kube, "a"), keeper(kube, "b")
+    one.start()
+    end = time.monotonic() + 10
+    while not one.leads:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    one.stop()
+    spec = spec_of(kube)
+    assert spec["holderIdentity"] == ""
+    assert time.time() - clock.parse(spec["renewTime"]) < 5  # running holds go on meanwhile
+    two.tick()
+    assert (one.leads, two.leads) == (False, True)
+
+
+@pytest.mark.parametrize("error", [Conflict("raced", 409), Unreachable("gone")])
+def test_a_failed_renewal_is_not_yet_the_end(error):
+    kube, changes = FakeKube(EMPTY), []
+    one = keeper(kube, "a", duration=30, log=changes)
+    one.tick()
+    kube.fail_next("replace", LEASE, error)
+    one.tick()
+    assert one.leads
+    assert changes == [True]

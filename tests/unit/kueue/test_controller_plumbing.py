@@ -1,0 +1,180 @@
+"""Work queue, informer, configuration, log lines and metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+
+import controller_scene as scene
+import pytest
+
+from kueue_integration.controller import clock, config, logs
+from kueue_integration.controller.errors import ConfigError
+from kueue_integration.controller.informer import Informer
+from kueue_integration.controller.metrics import Metrics
+from kueue_integration.controller.workqueue import WorkQueue
+from kueue_integration.errors import Unreachable
+from kueue_integration.fake import FakeKube
+from kueue_integration.resources import POD, label
+
+
+# --- queue ----------------------------------------------------------------------------------------------------------
+def test_a_key_is_queued_once_with_its_earliest_time():
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a", 60)
+    queue.add("b")
+    queue.add("b")
+    queue.add("a", 0)
+    queue.add("a", 30)
+    assert len(queue) == 2
+    assert [queue.get(1), queue.get(1)] == ["b", "a"]
+    assert queue.get(0) is None
+    assert len(queue) == 0
+
+
+def test_delayed_keys_come_in_their_order():
+    queue: WorkQueue[str] = WorkQueue()
+    start = time.monotonic()
+    queue.add("late", 0.2)
+    queue.add("early", 0.05)
+    assert queue.get(0) is None
+    assert [queue.get(5), queue.get(5)] == ["early", "late"]
+    assert time.monotonic() - start >= 0.2
+
+
+def test_an_addition_wakes_a_waiting_worker():
+    queue: WorkQueue[str] = WorkQueue()
+    got: list[str | None] = []
+    thread = threading.Thread(target=lambda: got.append(queue.get(30)))
+    thread.start()
+    queue.add("a")
+    thread.join(timeout=5)
+    assert got == ["a"]
+
+
+# --- informer -------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def informer():
+    kube = FakeKube(scene.pod(0))
+    events: list[tuple[str, bool]] = []
+    copy = Informer(
+        kube,
+        POD,
+        lambda obj, deleted: events.append((obj["metadata"]["name"], deleted)),
+        index=lambda obj: label(obj, "batch.kubernetes.io/job-name"),
+    )
+    yield kube, copy, events
+    copy.stop()
+
+
+def until(condition, timeout=15.0):
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_an_informer_follows_changes(informer):
+    kube, copy, events = informer
+    copy.start()
+    assert copy.synced.wait(5)
+    kube.put(scene.pod(1))
+    kube.put(scene.pod(0, phase="Failed"))
+    kube.delete(POD, scene.NS, "train-1-a1")
+    until(lambda: events[-1:] == [("train-1-a1", True)])
+    assert [p["status"]["phase"] for p in copy.indexed("train")] == ["Failed"]
+    assert copy.get(scene.NS, "train-1-a1") is None
+    assert copy.indexed("other") == []
+
+
+def test_an_informer_survives_410_and_lost_connections(informer):
+    kube, copy, events = informer
+    kube.fail_next("list", POD, Unreachable("not up yet"))
+    kube.fail_next("watch", POD, Unreachable("connection lost"))
+    copy.start()
+    until(lambda: ("watch", "Pod", "") in kube.requests)
+    kube.put(scene.pod(1))
+    kube.delete(POD, scene.NS, "train-0-a1")
+    kube.compact()  # the watch that comes back is too old for what happened meanwhile
+    until(lambda: ("train-0-a1", True) in events and copy.get(scene.NS, "train-1-a1") is not None)
+    assert [p["metadata"]["name"] for p in copy.all()] == ["train-1-a1"]
+
+
+# --- configuration --------------------------------------------------------------------------------------------------
+@pytest.fixture
+def env(tmp_path):
+    for name in ("tls.crt", "tls.key", "peer-key"):
+        (tmp_path / name).write_text("x")
+    return {"SINGULARITY_POD": "me", "SINGULARITY_SECRET_DIR": str(tmp_path)}
+
+
+def test_defaults_and_what_the_chart_sets(env):
+    plain = config.load([], env)
+    assert (plain.namespace, plain.lease_duration_s, plain.settings.max_budget_s) == ("singularity-system", 10, 600)
+    full = config.load(
+        ["--api-port", "1"],
+        {
+            **env,
+            "SINGULARITY_NAMESPACE": "ns",
+            "SINGULARITY_MAX_BUDGET_SECONDS": "30",
+            "SINGULARITY_REGROW": "false",
+            "SINGULARITY_REGROW_MIN_RUN_SECONDS": "0.5",
+            "SINGULARITY_LEASE_DURATION_SECONDS": "20",
+        },
+    )
+    assert (full.namespace, full.api_port, full.lease_duration_s) == ("ns", 1, 20)
+    assert (full.settings.max_budget_s, full.settings.regrow, full.settings.regrow_min_run_s) == (30, False, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"SINGULARITY_POD": ""}, "SINGULARITY_POD"),
+        ({"SINGULARITY_SECRET_DIR": "/does/not/exist"}, "SINGULARITY_SECRET_DIR = '/does/not/exist'"),
+        ({"SINGULARITY_MAX_BUDGET_SECONDS": "soon"}, "SINGULARITY_MAX_BUDGET_SECONDS = 'soon'"),
+        ({"SINGULARITY_MAX_BUDGET_SECONDS": "nan"}, "SINGULARITY_MAX_BUDGET_SECONDS = 'nan'"),
+        ({"SINGULARITY_MAX_BUDGET_SECONDS": "0"}, "at least 1"),
+        ({"SINGULARITY_REGROW": "maybe"}, "SINGULARITY_REGROW = 'maybe'"),
+        ({"SINGULARITY_LEASE_RENEW_SECONDS": "9"}, "SINGULARITY_LEASE_RENEW_SECONDS"),
+    ],
+)
+def test_bad_settings_are_named(env, change, named):
+    with pytest.raises(ConfigError, match=named):
+        config.load([], {**env, **change})
+
+
+# --- small things ---------------------------------------------------------------------------------------------------
+def test_times_survive_the_round_trip():
+    now = 1_795_212_603.059
+    assert clock.parse(clock.to_text(now)) == pytest.approx(now, abs=0.001)
+    assert clock.to_text(1_795_212_603.9999) == "2026-11-20T22:10:04.000Z"
+    assert clock.to_micro(1_795_212_603).endswith(":03.000000Z")
+    with pytest.raises(ValueError, match="no time zone"):
+        clock.parse("2026-11-20T22:10:04")
+
+
+def test_an_observed_time_lies_within_kueues_second():
+    changed = {"lastTransitionTime": clock.to_whole(1000)}
+    assert clock.observed(changed, 1000.4) == 1000.4
+    assert 1000 <= clock.observed(changed, 2000.0) < 1001
+    assert clock.observed(changed, 999.0) == 1000  # clocks differ
+    assert clock.observed(None, 5.0) == 5.0
+
+
+def test_log_lines_are_json_with_their_fields():
+    record = logging.makeLogRecord({"name": "a.b", "levelname": "INFO", "msg": "hold %s", "args": ("x",), "job": "n/j"})
+    line = json.loads(logs.JsonFormatter().format(record))
+    assert (line["message"], line["job"], line["logger"], line["level"]) == ("hold x", "n/j", "b", "info")
+
+
+def test_metrics_in_prometheus_text():
+    metrics = Metrics()
+    metrics.add("singularity_holds_released_total", "deadline")
+    metrics.add("singularity_holds_released_total", "deadline")
+    metrics.set("singularity_leader", 1)
+    text = metrics.text()
+    assert 'singularity_holds_released_total{cause="deadline"} 2\n' in text
+    assert "# TYPE singularity_leader gauge\nsingularity_leader 1\n" in text
+    assert "singularity_errors_total 0\n" in text

@@ -1,0 +1,257 @@
+"""The worker against an API server in memory: what it writes, with which preconditions, and what it survives."""
+
+from __future__ import annotations
+
+import time
+
+import controller_scene as scene
+import pytest
+from controller_scene import CHECK, NS
+
+from kueue_integration.controller import clock
+from kueue_integration.controller.hold import Settings
+from kueue_integration.controller.metrics import Metrics
+from kueue_integration.controller.reconciler import Reconciler, Task
+from kueue_integration.errors import Conflict, KubeError, Unreachable
+from kueue_integration.fake import FakeKube
+from kueue_integration.resources import ADMISSION_CHECK, JOB, POD, WORKLOAD, annotation
+from proxy.protocol import names
+
+TASK = Task("job", NS, "train")
+FENCE = {
+    "apiVersion": "kueue.x-k8s.io/v1beta2",
+    "kind": "AdmissionCheck",
+    "metadata": {"name": CHECK},
+    "spec": {"controllerName": names.ADMISSION_CHECK_CONTROLLER},
+}
+
+
+def fresh(obj):
+    """The object with times of now instead of the scene's."""
+    obj["metadata"]["creationTimestamp"] = clock.to_whole(time.time())
+    for item in obj.get("status", {}).get("conditions", []):
+        item["lastTransitionTime"] = clock.to_whole(time.time())
+    return obj
+
+
+@pytest.fixture
+def world():
+    """Starts a Reconciler on the given objects, without its worker thread: the test is the worker."""
+    started = []
+
+    def start(*objects, settings=None):
+        kube = FakeKube(*objects)
+        reconciler = Reconciler(kube, settings or Settings(regrow=False), Metrics())
+        reconciler.world.start()
+        assert reconciler.world.wait_synced(10)
+        started.append(reconciler)
+        return kube, reconciler
+
+    yield start
+    for reconciler in started:
+        reconciler.world.stop()
+
+
+def eventually(condition, timeout=10.0):
+    """Wait for an informer to catch up."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, "the informer did not catch up"
+        time.sleep(0.005)
+
+
+def check_of(kube, name="job-train-1"):
+    checks = kube.get(WORKLOAD, NS, name)["status"]["admissionChecks"]
+    return next(c for c in checks if c["name"] == CHECK)
+
+
+def writes(kube):
+    return [(verb, kind) for verb, kind, _ in kube.requests if verb in ("patch", "replace", "create", "delete")]
+
+
+def test_the_fence_writes_the_job_then_the_workload_and_keeps_other_checks(world):
+    other = {"name": "provisioning", "state": "Ready", "message": "m", "podSetUpdates": [{"name": "main"}]}
+    kube, reconciler = world(
+        scene.job(annotations={names.ANN_HOLD: "armed"}), fresh(scene.workload(other_checks=[other]))
+    )
+    reconciler.handle(TASK)
+    assert writes(kube) == [("patch", "Job"), ("patch", "Workload")]
+    assert annotation(kube.get_job(NS, "train"), names.ANN_ATTEMPT) == "1"
+    checks = kube.get(WORKLOAD, NS, "job-train-1")["status"]["admissionChecks"]
+    assert checks[0] == other
+    assert checks[1]["state"] == "Ready"
+    (update,) = checks[1]["podSetUpdates"]
+    assert (update["name"], update["annotations"][names.ANN_ATTEMPT]) == ("main", "1")
+
+
+def test_a_crash_between_the_two_patches_is_met_with_the_same_attempt(world):
+    kube, reconciler = world(scene.job(), fresh(scene.workload()))
+    kube.fail_next("patch", WORKLOAD, Unreachable("gone"))
+    reconciler.handle(TASK)
+    assert annotation(kube.get_job(NS, "train"), names.ANN_ATTEMPT) == "1"
+    assert check_of(kube)["state"] == "Pending"
+    assert reconciler.queue.get(5.0) is not None  # it comes back by itself
+    reconciler.handle(TASK)
+    assert check_of(kube)["state"] == "Ready"
+    assert annotation(kube.get_job(NS, "train"), names.ANN_ATTEMPT) == "1"
+
+
+def test_a_conflict_is_decided_again_on_what_is_there_now(world):
+    kube, reconciler = world(scene.job(), fresh(scene.workload()))
+    kube.fail_next("patch", JOB, Conflict("somebody else wrote", 409))
+    reconciler.handle(TASK)
+    assert check_of(kube)["state"] == "Pending"
+    assert annotation(kube.get_job(NS, "train"), names.ANN_ATTEMPT) is None
+    reconciler.handle(TASK)
+    assert check_of(kube)["state"] == "Ready"
+
+
+def test_stale_copies_never_start_an_attempt(world):
+    """The copy says that no pod is left; the API server knows better."""
+    kube, reconciler = world(scene.job(), fresh(scene.workload()))
+    reconciler.world.pods.stop()
+    kube.put(scene.pod(0, phase="Running"))
+    reconciler.world.pods_of = lambda namespace, name: []
+    reconciler.handle(TASK)
+    assert check_of(kube)["state"] == "Pending"
+    assert "train-0-a1" in check_of(kube)["message"]
+
+
+def test_waiting_is_said_once(world):
+    kube, reconciler = world(scene.job(), fresh(scene.workload()), scene.pod(0))
+    reconciler.handle(TASK)
+    eventually(lambda: "waiting" in str(reconciler.world.workload_of(NS, "train")))
+    before = len(writes(kube))
+    reconciler.handle(TASK)
+    reconciler.handle(TASK)
+    assert (before, len(writes(kube))) == (1, 1)
+    kube.delete(POD, NS, "train-0-a1")
+    eventually(lambda: not reconciler.world.pods_of(NS, "train"))
+    reconciler.handle(TASK)
+    assert check_of(kube)["state"] == "Ready"
+
+
+def test_an_unmanaged_job_is_let_through_untouched(world):
+    kube, reconciler = world(scene.job(managed=False), fresh(scene.workload()))
+    reconciler.handle(TASK)
+    assert writes(kube) == [("patch", "Workload")]
+    assert check_of(kube)["state"] == "Ready"
+    assert "podSetUpdates" not in check_of(kube)
+
+
+def test_a_workload_without_a_job_is_let_through(world):
+    kube, reconciler = world(fresh(scene.workload("pod-group", owner=None)))
+    reconciler.handle(Task("workload", NS, "pod-group"))
+    assert check_of(kube, "pod-group")["state"] == "Ready"
+
+
+def evicted_scene(**annotations):
+    record = scene.record(admitted_at=time.time() - 60)
+    job = scene.job(
+        suspend=False,
+        annotations={names.ANN_HOLD: "armed", names.ANN_BUDGET: "30", **scene.history(record), **annotations},
+    )
+    workload = fresh(scene.workload(evicted=("Preempted", scene.PREEMPTED, 0), admitted=True))
+    preemptor = fresh(scene.workload("job-big", reserved_at=None, state=None, owner="big", uid="99-wl", job_uid="99"))
+    return job, workload, preemptor, scene.pod(0), scene.pod(1)
+
+
+def test_an_eviction_leads_to_a_deadline_and_a_timer(world):
+    kube, reconciler = world(*evicted_scene())
+    before = time.time()
+    reconciler.handle(TASK)
+    job = kube.get_job(NS, "train")
+    assert before + 29 < clock.parse(annotation(job, names.ANN_HOLD_DEADLINE)) < time.time() + 31
+    (record,) = scene.stored(job["metadata"]["annotations"])
+    assert (record.ended_by, record.preempted_by) == ("Preempted", "job-big")
+    assert annotation(job, names.ANN_HOLD) == "armed"
+
+
+def test_the_deadline_releases_the_hold_without_any_event(world):
+    kube, reconciler = world(*evicted_scene(**{names.ANN_BUDGET: "1"}))
+    reconciler.handle(TASK)
+    end = time.monotonic() + 10
+    while annotation(kube.get_job(NS, "train"), names.ANN_HOLD) == "armed":
+        assert time.monotonic() < end, "the hold outlived its deadline"
+        task = reconciler.queue.get(timeout_s=0.2)
+        if task is not None:
+            reconciler.handle(task)
+    (record,) = scene.stored(kube.get_job(NS, "train")["metadata"]["annotations"])
+    assert record.note is not None
+    assert record.note.startswith("no checkpoint within 1 s")
+
+
+def test_nothing_leaves_the_worker(world):
+    kube, reconciler = world(*evicted_scene())
+    metrics = reconciler._metrics
+    for error in (KubeError("boom", 500), RuntimeError("a bug"), Unreachable("no answer")):
+        kube.fail_next("get", JOB, error)
+        reconciler.handle(TASK)
+    assert metrics.value("singularity_errors_total") == 3
+    reconciler.handle(TASK)
+    assert annotation(kube.get_job(NS, "train"), names.ANN_HOLD_DEADLINE) is not None
+
+
+def test_readmission_sets_our_check_to_retry(world):
+    record = scene.record(checkpoint="train-a1-g1", committed_at=1.0, admitted_at=time.time())
+    job = scene.job(suspend=False, annotations={names.ANN_HOLD: "released", **scene.history(record)})
+    kube, reconciler = world(job, fresh(scene.workload(state="Ready", admitted=True)), scene.pod(0), scene.pod(1))
+    reconciler.handle(TASK)
+    assert (check_of(kube)["state"], check_of(kube)["requeueAfterSeconds"]) == ("Retry", 1)
+    assert "train-a1-g1" in check_of(kube)["message"]
+
+
+def test_the_plan_moves_a_small_job_back(world):
+    record = scene.record(first_step=0, first_step_at=time.time() - 60, flavor="spot", admitted_at=time.time() - 70)
+    job = scene.job(suspend=False, annotations={names.ANN_WORKERS: "4", **scene.history(record)})
+    workload = fresh(scene.workload(state="Ready", admitted=True, flavor="spot"))
+    group = {
+        "coveredResources": ["cpu"],
+        "flavors": [
+            {"name": name, "resources": [{"name": "cpu", "nominalQuota": amount}]}
+            for name, amount in (("ondemand", "1"), ("spot", "500m"))
+        ],
+    }
+    queue = {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "ClusterQueue",
+        "metadata": {"name": "training"},
+        "spec": {"resourceGroups": [group]},
+    }
+    kube, reconciler = world(job, workload, scene.pod(0), scene.pod(1), queue, settings=Settings(regrow_min_run_s=1))
+    reconciler.handle(Task("plan"))
+    assert check_of(kube)["state"] == "Retry"
+    assert check_of(kube)["message"] == "quota is free again: 2 -> 4 workers on ondemand"
+    eventually(lambda: "Retry" in str(reconciler.world.workload_of(NS, "train")))
+    before = len(writes(kube))
+    reconciler.handle(Task("plan"))
+    assert len(writes(kube)) == before  # asked once
+
+
+def test_our_admission_check_is_made_active_and_others_left_alone(world):
+    kube, reconciler = world(FENCE)
+    reconciler.handle(Task("check"))
+    (active,) = kube.get(ADMISSION_CHECK, None, CHECK)["status"]["conditions"]
+    assert (active["type"], active["status"]) == ("Active", "True")
+    before = len(writes(kube))
+    reconciler.handle(Task("check"))
+    assert len(writes(kube)) == before
+    foreign = {**FENCE, "spec": {"controllerName": "example.com/other"}}
+    kube, reconciler = world(foreign)
+    reconciler.handle(Task("check"))
+    assert "status" not in kube.get(ADMISSION_CHECK, None, CHECK)
+
+
+def test_only_the_replica_that_leads_writes(world):
+    kube, reconciler = world(scene.job(), fresh(scene.workload()))
+    leads = []
+    reconciler.leads = lambda: bool(leads)
+    reconciler._thread.start()
+    try:
+        eventually(lambda: len(reconciler.queue) == 0)
+        assert writes(kube) == []
+        leads.append(True)
+        reconciler.everything()
+        eventually(lambda: check_of(kube)["state"] == "Ready")
+    finally:
+        reconciler.stop()
