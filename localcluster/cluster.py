@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import build, cgroups, host, images, registry, rootfs, sandbox, status
+from . import build, cgroups, guests, host, images, registry, rootfs, sandbox, status
 from .build import Binaries
 from .cache import Progress
 from .chart import Chart
@@ -113,6 +113,7 @@ def down(name: str = "default", progress: Progress = print) -> None:
     with _cluster_lock(name, clock.say):
         config = registry.find(name)
         if config is not None:
+            guests.stop(config.root)
             sandbox.kill(config)
             clock.say("all processes have ended")
             sandbox.remove_link(config)

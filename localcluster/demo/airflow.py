@@ -1,7 +1,6 @@
 """A real Airflow on this machine: api-server, scheduler, dag-processor and triggerer as four processes of their own.
 
-Everything it writes lies in its home folder, the numbers of its processes too, so that they can be stopped by whoever
-knows the folder, also after the process that started them was killed.
+Everything it writes lies in its home folder. Its processes are guests of the cluster: they end with it at the latest.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from localcluster.procfs import HOST_PROC, ProcessId, identify
+from localcluster import guests
 
 from .errors import AirflowApiError, AirflowStartError, StoryTimeoutError
 from .rest import AirflowApi
@@ -28,7 +26,7 @@ PARTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 HEALTH = ("metadatabase", "scheduler", "dag_processor", "triggerer")
 MIGRATE_TIMEOUT_S = 120.0
 HEALTHY_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 30.0
+REAP_TIMEOUT_S = 30.0
 
 
 class Airflow:
@@ -57,7 +55,7 @@ class Airflow:
 
     def start(self) -> None:
         """Start the four processes and wait until each says that it is healthy. Raises AirflowStartError."""
-        stop(self.home)
+        guests.stop(self.home)
         self._processes.clear()
         shutil.rmtree(self.home, ignore_errors=True)
         (self.home / "logs").mkdir(parents=True)
@@ -87,24 +85,22 @@ class Airflow:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        process = identify(HOST_PROC, self._processes[part].pid)
-        if process is not None:
-            (self.home / f"{part}.pid").write_text(f"{process.pid} {process.started}")
+        guests.register(self.home, part, self._processes[part].pid)
 
     def kill_part(self, part: str) -> None:
         """kill -9 of one process and of everything it started, as a crash of its machine would be."""
         process = self._processes[part]
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(STOP_TIMEOUT_S)
+        process.wait(REAP_TIMEOUT_S)
 
     def log_file(self, part: str) -> Path:
         return self.home / f"{part}.out"
 
     def stop(self) -> None:
         """Stop every process of this home. Never raises for one that is gone already."""
-        stop(self.home)
+        guests.stop(self.home)
         for process in list(self._processes.values()):
-            process.wait(STOP_TIMEOUT_S)
+            process.wait(REAP_TIMEOUT_S)
 
     def _migrate(self) -> None:
         with open(self.log_file("db-migrate"), "wb") as log:
@@ -186,55 +182,3 @@ def tail(path: Path, lines: int = 30) -> str:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
     except OSError:
         return ""
-
-
-def processes_of(home: Path) -> list[int]:
-    """Pids of everything that was started by the installation in `home` and still runs.
-
-    Each part leads a session of its own; the kernel does not give a number to another process while a session has it.
-    """
-    sessions = {record.pid for record in _records(home) if identify(HOST_PROC, record.pid) in (record, None)}
-    return [pid for pid, session in _sessions() if session in sessions]
-
-
-def _records(home: Path) -> list[ProcessId]:
-    found = []
-    for path in home.glob("*.pid"):
-        pid, _, started = path.read_text().partition(" ")
-        found.append(ProcessId(int(pid), int(started)))
-    return found
-
-
-def _sessions() -> Iterator[tuple[int, int]]:
-    """(pid, session) of every process that has not ended; proc_pid_stat(5)."""
-    for entry in HOST_PROC.iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            text = (entry / "stat").read_text()
-        except OSError:  # it ended meanwhile
-            continue
-        state, _parent, _group, session = text[text.rindex(")") + 2 :].split()[:4]
-        if state not in "ZX":
-            yield int(entry.name), int(session)
-
-
-def stop(home: Path) -> None:
-    """Stop everything that runs with this home: SIGTERM to the parts, SIGKILL to what is left after STOP_TIMEOUT_S."""
-    leaders = {record.pid for record in _records(home)}
-    _signal([pid for pid in processes_of(home) if pid in leaders], signal.SIGTERM)
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while (left := processes_of(home)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    while left:
-        _signal(left, signal.SIGKILL)
-        time.sleep(0.1)
-        left = processes_of(home)
-
-
-def _signal(pids: list[int], number: signal.Signals) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            continue
