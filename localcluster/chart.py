@@ -16,6 +16,7 @@ from .images import AGENT, CHECKOUT, CONTROLLER, TRAIN
 from .kubectl import Kubectl, without_proxies
 from .oci import Image
 from .pki import KUEUE_USER
+from .rootfs import TORCH_MOUNT
 from .shell import run
 
 CHART = CHECKOUT / "charts" / "singularity"
@@ -24,7 +25,6 @@ NAMESPACE = "singularity-system"
 DEPLOYMENT = "singularity-controller"
 TIMEOUT = 180
 SHARED_MOUNT = "/shared"
-TORCH_MOUNT = "/opt/torch"
 
 
 @dataclass(frozen=True)
