@@ -85,14 +85,6 @@ def _forward(name: str) -> Any:
     return method
 
 
-def _tracked(name: str) -> Any:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.track(getattr(self.inner, name)(*args, **kwargs))
-
-    method.__name__ = name
-    return method
-
-
 def make_store_class(base: Any) -> Any:
     """ProxyStore, a subclass of torch's Store."""
 
@@ -138,23 +130,15 @@ def make_backend_class(base: Any) -> Any:
             super().__init__(rank, size)
             self._make = make
             self._label = name
-            self._works: list[Any] = []
             self.inner: Any = make(0)
             backends.append(self)
 
         def name(self) -> str:
             return self._label
 
-        def track(self, work: Any) -> Any:
-            if work is not None:
-                self._works = [w for w in self._works if not w.is_completed()]
-                self._works.append(work)
-            return work
-
         def drop(self) -> None:
-            for work in self._works:
-                work.wait()
-            self._works = []
+            # Never wait() on works here: gloo's reduce-scatter copies its result again at each wait, over gradients
+            # that have been accumulated since. The destructor of the real backend ends what is queued.
             self.inner = None
 
         def rebuild(self, generation: int) -> None:
@@ -175,9 +159,7 @@ def make_backend_class(base: Any) -> Any:
         def supports_coalescing(self) -> Any:
             return self.inner.supports_coalescing
 
-    for name in _COLLECTIVES:
-        setattr(SwapBackend, name, _tracked(name))
-    for name in _FORWARDED:
+    for name in (*_COLLECTIVES, *_FORWARDED):
         if hasattr(base, name):
             setattr(SwapBackend, name, _forward(name))
     return SwapBackend
@@ -284,8 +266,10 @@ def _wrap_destroy(module: Any) -> None:
         everything = group is None or group == module.GroupMember.WORLD
         stock(group)
         if everything:  # our strong references must not keep sockets open that the script has done with
-            for part in (*backends, *stores):
-                part.inner = None
+            for backend in backends:
+                backend.drop()
+            for store in stores:
+                store.inner = None
             backends.clear()
             stores.clear()
 
@@ -294,7 +278,10 @@ def _wrap_destroy(module: Any) -> None:
 
 
 def drop() -> None:
-    """Wait for what is in flight, then let go of every backend and store. The caller collects garbage."""
+    """Let go of every backend and store. The caller collects garbage.
+
+    Collectives in flight are completed: every rank is at the same step and has issued the same ones.
+    """
     for backend in backends:
         backend.drop()
     for store in stores:
