@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from localcluster import build
 from localcluster.errors import CommandError, HostError
+from localcluster.shell import run
 
 PART = build.GoPart("tool", [("theirs", "ours")], ["build", "-o", "{bin}/theirs", "."])
 MODULE = "module example.test/tool\n\ngo 1.21\n"
@@ -32,7 +34,13 @@ def test_key_changes_with_files_and_flags(sources: Path) -> None:
     keys.add(build.part_key(PART, sources))
     (sources / "tool" / "main.go").write_text(PROGRAM + "\n")
     keys.add(build.part_key(PART, sources))
-    for change in ({"ldflags": "-w"}, {"command": ["install", "tool"]}, {"env": {}}, {"binaries": [("a", "b")]}):
+    changes: list[dict[str, Any]] = [
+        {"ldflags": "-w"},
+        {"command": ["install", "tool"]},
+        {"env": {}},
+        {"binaries": [("a", "b")]},
+    ]
+    for change in changes:
         keys.add(build.part_key(dataclasses.replace(PART, **change), sources))
     assert len(keys) == 7
 
@@ -56,7 +64,7 @@ def test_builds_renames_and_keeps(sources: Path, tmp_path: Path, monkeypatch: py
     cache = tmp_path / "cache"
     assert build.missing(cache) == [PART]
     binaries = build.build_all(cache, said.append)
-    assert build.run([binaries["ours"]]) == ""  # println writes to standard error
+    assert run([binaries["ours"]]) == ""  # println writes to standard error
     assert len(said) == 2
     monkeypatch.setattr(build, "find_go", lambda: pytest.fail("built again"))
     assert build.build_all(cache, said.append) == binaries

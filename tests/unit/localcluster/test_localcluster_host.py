@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import namedtuple
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def test_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_disk_full_names_place_and_need(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(host.shutil, "disk_usage", lambda path: Usage(100, 99, host.GIB // 2))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100, 99, host.GIB // 2))
     target = tmp_path / "not" / "yet"
     with pytest.raises(HostError) as caught:
         host.check_space(target, 4 * host.GIB)
@@ -41,7 +42,7 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 def test_missing_packages_on_another_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(host, "PACKAGES", {"no-such-program": "nowhere"})
-    monkeypatch.setattr(host.shutil, "which", lambda *args, **kwargs: None)
+    monkeypatch.setattr(shutil, "which", lambda *args, **kwargs: None)
     with pytest.raises(HostError, match="not Debian: install what its packages nowhere contain"):
         host.install_packages(tmp_path, print)
 
