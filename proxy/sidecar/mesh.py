@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
@@ -112,8 +111,7 @@ class Follower:
         finally:
             for task in (request, news):
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, MeshError):
-                    await task
+            await asyncio.gather(request, news, return_exceptions=True)  # and never swallow our own cancellation
         pod.delivered(report)
         await pod.apply(directive)
         if directive.op == "barrier":

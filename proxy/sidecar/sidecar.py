@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 from ..errors import ProxyError
@@ -121,9 +121,7 @@ async def _until_ended(
                 task.result()
         await _wind_up(pod, leader, reporter)
     finally:
-        for task in (*tasks, stopping):
-            task.cancel()
-        await asyncio.gather(*tasks, stopping, return_exceptions=True)
+        await _cancel([*tasks, stopping])
 
 
 async def _wind_up(pod: Pod, leader: Leader | None, reporter: Reporter | None) -> None:
@@ -144,7 +142,15 @@ async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, HelloRe
         await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        for each in (task, stopping):
-            each.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ProxyError):
-                await each
+        await _cancel([task, stopping])
+
+
+async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancel until all have ended: up to Python 3.11 `wait_for` can swallow a cancellation that meets its result."""
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=0.5)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # fetched: it was raised already, or nobody waits for it any more

@@ -211,6 +211,9 @@ class Rank(threading.Thread):
         self.last = last
         self.step_s = 0.002
         self.stalled = threading.Event()
+        """Set it to keep the rank from its next step."""
+        self.stands = threading.Event()
+        """The rank has come to a stall."""
         self.frozen: dict[int, int] = {}
         self.resume: dict[int, threading.Event] = {}
         (run_dir / f"rank-{rank}").mkdir(exist_ok=True)
@@ -232,7 +235,9 @@ class Rank(threading.Thread):
         try:
             while not self.collective.closed and (self.last is None or self.boundary.count < self.last):
                 while self.stalled.is_set() and not self.collective.closed:
+                    self.stands.set()
                     time.sleep(0.005)
+                self.stands.clear()
                 time.sleep(self.step_s * (1 + self.rank % 3))
                 if not self.collective.meet(self.boundary.count):
                     return

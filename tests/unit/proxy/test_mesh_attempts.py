@@ -112,11 +112,12 @@ async def test_no_boundary_cancels_with_a_sentence_and_training_goes_on(
 ) -> None:
     await world.stepped(3)
     world.ranks[3].stalled.set()
-    await controller.command(1.0)
+    await eventually("stall", world.ranks[3].stands.is_set)
+    await controller.command(3.0)
     await eventually("failure", lambda: controller.failures)
     message = controller.failures[0].message
     step = world.ranks[3].boundary.count
-    assert message == f"no step boundary within 1 s: ranks 0-4 at step {step}", "all wait for rank 3's collective"
+    assert message == f"no step boundary within 3 s: ranks 0-4 at step {step}", "all wait for rank 3's collective"
     world.ranks[3].stalled.clear()
     await world.stepped(max(r.boundary.count for r in world.ranks) + 5)
     assert not controller.commits and all(not r.frozen for r in world.ranks)
@@ -142,6 +143,7 @@ async def test_dead_follower_is_noticed(
     monkeypatch.setattr(machine, "SILENCE_S", 1.0)
     await world.stepped(3)
     world.launchers[2].ranks[0].stalled.set()
+    await eventually("stall", world.launchers[2].ranks[0].stands.is_set)
     world.sidecars[2].cancel()
     with pytest.raises(asyncio.CancelledError):
         await world.sidecars[2]
