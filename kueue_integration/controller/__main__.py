@@ -57,7 +57,7 @@ async def serve(settings: config.Config) -> None:
     tls.load_cert_chain(settings.secret_dir / "tls.crt", settings.secret_dir / "tls.key")
 
     runners = [
-        web.AppRunner(api.app(), access_log=None),
+        web.AppRunner(api.app(), access_log=None, shutdown_timeout=2),
         web.AppRunner(
             health_app(
                 ready=lambda: "" if reconciler.world.synced else "objects are being listed",

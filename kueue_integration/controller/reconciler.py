@@ -14,7 +14,7 @@ from ..errors import Conflict, KubeError
 from ..k8s import Kube
 from ..resources import ADMISSION_CHECK, JOB, WORKLOAD, Object, condition, label, selector
 from . import clock, fence, planner, views, writer
-from .actions import Decision, RecordHistory, Wait
+from .actions import Action, Decision, RecordHistory, StartCheckpoint, Wait
 from .decide import decide
 from .hold import Settings
 from .metrics import Metrics
@@ -165,26 +165,28 @@ class Reconciler:
             self.queue.add(task, first.wake_at - time.time())
         if first.action is None or (isinstance(first.action, Wait) and self._said(workload, first.action)):
             return
-        # Copies may be old, so what is done is decided on fresh reads. A record of what was seen stays one of what was
-        # seen. Pods come before the Job: a pod that has failed is counted before the Job says what that means.
-        if isinstance(first.action, RecordHistory):
-            fresh_workload, pods = workload, self.world.pods_of(namespace, name)
-        else:
-            pods = self._kube.list_pods(namespace, selector({views.JOB_NAME_LABEL: name}))
-            assert workload is not None  # every other action is about the Workload
-            fresh_workload = self._kube.find(WORKLOAD, namespace, workload["metadata"]["name"])
+        # These only write the Job, whose version guards them: no time is lost between an eviction and its barrier.
+        if isinstance(first.action, (RecordHistory, StartCheckpoint)):
+            self._perform(first.action, job, workload)
+            return
+        # Copies may be old, so everything else is decided again on fresh reads. Pods come before the Job: a pod that
+        # has failed is counted before the Job says what that means.
+        assert workload is not None  # the other actions are about the Workload
+        pods = self._kube.list_pods(namespace, selector({views.JOB_NAME_LABEL: name}))
+        workload = self._kube.find(WORKLOAD, namespace, workload["metadata"]["name"])
         job = self._kube.find(JOB, namespace, name)
         if job is None:
             return
-        decision = self._decide(job, fresh_workload, pods)
-        action = decision.action
+        decision = self._decide(job, workload, pods)
         if decision.wake_at is not None:
             self.queue.add(task, decision.wake_at - time.time())
-        if action is None or (isinstance(action, Wait) and self._said(fresh_workload, action)):
+        if decision.action is None or (isinstance(decision.action, Wait) and self._said(workload, decision.action)):
             return
-        writer.perform(
-            self._kube, action, job, fresh_workload, self._settings.check_name, self._metrics, time.time()
-        )
+        self._perform(decision.action, job, workload)
+
+    def _perform(self, action: Action, job: Object, workload: Object | None) -> None:
+        check_name, metrics = self._settings.check_name, self._metrics
+        writer.perform(self._kube, action, job, workload, check_name, metrics, time.time())
 
     def _decide(self, job: Object, workload: Object | None, pods: Sequence[Object]) -> Decision:
         return decide(job, workload, pods, time.time(), self._settings, self.world.name_of)
@@ -200,9 +202,7 @@ class Reconciler:
             return
         action = fence.decide({"metadata": workload["metadata"]}, workload, (), None, time.time()).action
         assert action is not None
-        writer.perform(
-            self._kube, action, workload, workload, self._settings.check_name, self._metrics, time.time()
-        )
+        self._perform(action, workload, workload)
 
     # --- regrowth -----------------------------------------------------------------------------------------------------
     def _plan(self) -> None:
@@ -227,15 +227,7 @@ class Reconciler:
             moved.add(name)
             chosen = plan.candidate
             # Written with the versions that were planned with: if either object has changed, the plan is void.
-            writer.perform(
-                self._kube,
-                plan.action,
-                chosen.job,
-                chosen.workload,
-                self._settings.check_name,
-                self._metrics,
-                now,
-            )
+            self._perform(plan.action, chosen.job, chosen.workload)
 
     # --- the AdmissionCheck object ----------------------------------------------------------------------------------
     def _check(self) -> None:

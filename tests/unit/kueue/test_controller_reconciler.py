@@ -185,7 +185,7 @@ def test_nothing_leaves_the_worker(world):
     kube, reconciler = world(*evicted_scene())
     metrics = reconciler._metrics
     for error in (KubeError("boom", 500), RuntimeError("a bug"), Unreachable("no answer")):
-        kube.fail_next("get", JOB, error)
+        kube.fail_next("patch", JOB, error)
         reconciler.handle(TASK)
     assert metrics.value("singularity_errors_total") == 3
     reconciler.handle(TASK)
