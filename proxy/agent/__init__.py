@@ -4,6 +4,7 @@
 `hooks`          what to do when a module of torch has been imported
 `boundary`       hot path: one store and one load per optimizer step; blocking at the barrier
 `comm`           replaceable backend and store below the stock ProcessGroup
+`work`           handles of asynchronous collectives that do not keep sockets open
 `freeze`         what happens between "every rank is here" and "go on, possibly on another machine"
 `fork`           forked children give up the communication sockets they inherit
 

@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from . import fork, hooks
+from . import fork, hooks, work
 
 _COLLECTIVES = [
     "broadcast",
@@ -31,11 +31,10 @@ _COLLECTIVES = [
     "reduce_scatter_single_coalesced",
     "all_to_all_single",
     "alltoall",
-    "send",
-    "recv",
-    "recv_anysource",
     "barrier",
 ]
+# Have no future, and may never complete if the peer is at the barrier: must not be open across a step boundary.
+_POINT_TO_POINT = ["send", "recv", "recv_anysource"]
 _FORWARDED = [
     "set_timeout",
     "_set_sequence_number_for_group",
@@ -122,8 +121,17 @@ def make_store_class(base: Any) -> Any:
     return ProxyStore
 
 
-def make_backend_class(base: Any) -> Any:
-    """SwapBackend, a subclass of torch's C++ Backend."""
+def _asynchronous(name: str, swap_work: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        started = getattr(self.inner, name)(*args, **kwargs)
+        return None if started is None else swap_work(started)
+
+    method.__name__ = name
+    return method
+
+
+def make_backend_class(base: Any, swap_work: Any) -> Any:
+    """SwapBackend, a subclass of torch's C++ Backend; its collectives return `swap_work`."""
 
     class SwapBackend(base):  # type: ignore[misc]
         def __init__(self, make: Any, rank: int, size: int, name: str) -> None:
@@ -137,8 +145,6 @@ def make_backend_class(base: Any) -> Any:
             return self._label
 
         def drop(self) -> None:
-            # Never wait() on works here: gloo's reduce-scatter copies its result again at each wait, over gradients
-            # that have been accumulated since. The destructor of the real backend ends what is queued.
             self.inner = None
 
         def rebuild(self, generation: int) -> None:
@@ -159,30 +165,13 @@ def make_backend_class(base: Any) -> Any:
         def supports_coalescing(self) -> Any:
             return self.inner.supports_coalescing
 
-    for name in (*_COLLECTIVES, *_FORWARDED):
+    for name in _COLLECTIVES:
+        if hasattr(base, name):
+            setattr(SwapBackend, name, _asynchronous(name, swap_work))
+    for name in (*_POINT_TO_POINT, *_FORWARDED):
         if hasattr(base, name):
             setattr(SwapBackend, name, _forward(name))
     return SwapBackend
-
-
-def patch_work(work: Any) -> None:
-    """A Work that went through a Python backend forwards only wait() and get_future() (torch 2.15): complete it."""
-
-    def through_future(name: str, read: Any) -> None:
-        stock = getattr(work, name)
-
-        def method(self: Any) -> Any:
-            try:
-                future = self.get_future()
-            except Exception:
-                return stock(self)
-            return read(future)
-
-        setattr(work, name, method)
-
-    through_future("is_completed", lambda future: future.done())
-    through_future("is_success", lambda future: future.done())
-    through_future("result", lambda future: future.value())
 
 
 def install(module: ModuleType) -> None:
@@ -191,8 +180,7 @@ def install(module: ModuleType) -> None:
         return
     c10d: Any = sys.modules[_C10D]
     proxy_store = make_store_class(c10d.Store)
-    swap_backend = make_backend_class(c10d.Backend)
-    patch_work(c10d.Work)
+    swap_backend = make_backend_class(c10d.Backend, work.make_work_class(c10d.Work))
     _wrap_rendezvous(module, proxy_store)
     _wrap_registration(module, swap_backend)
     _wrap_destroy(module)
@@ -278,10 +266,8 @@ def _wrap_destroy(module: Any) -> None:
 
 
 def drop() -> None:
-    """Let go of every backend and store. The caller collects garbage.
-
-    Collectives in flight are completed: every rank is at the same step and has issued the same ones.
-    """
+    """Finish what is in flight, then let go of every backend and store. The caller collects garbage."""
+    work.finish()
     for backend in backends:
         backend.drop()
     for store in stores:

@@ -27,9 +27,9 @@ def free_port() -> int:
 
 @pytest.fixture
 def start(make_pod: Callable[..., Pod], rootfs: Path, torch_env: Path, criu_bundle: Path) -> Callable[..., Pod]:
-    def make(name: str) -> Pod:
+    def make(name: str, steps: int = STEPS) -> Pod:
         plan = messages.Plan("fresh", 1, 2, [0, 1], "127.0.0.1", free_port())
-        command = ["python3", "train_features.py", str(STEPS), "0.02"]
+        command = ["python3", "train_features.py", str(steps), "0.02"]
         pod = make_pod(name, rootfs=rootfs, torch=torch_env, plan=plan, command=command, env=ENV, criu=criu_bundle)
         shutil.copy(HERE / "train_features.py", pod.volumes / "source/train_features.py")
         return pod.start()
@@ -60,7 +60,7 @@ def test_groups_fsdp_async_works_and_forked_workers_survive_stops(start: Callabl
         pod.sidecar.command("resume", generation=generation, master_addr="127.0.0.1", master_port=port)
     assert pod.wait(200) == 0, pod.log()
     assert f"[rank 0] stops {port}" in pod.log()
-    assert [text.count("\n") for text in results(pod)] == [STEPS, STEPS]
+    assert [text.count("\n") for text in results(pod)] == [2 * STEPS - 1] * 2
     assert results(pod) == results(reference)
     assert pod.sidecar.page.rank(0) == coordinator.views()[0]
     assert [view.count for view in coordinator.views()] == [2 * STEPS, 2 * STEPS]

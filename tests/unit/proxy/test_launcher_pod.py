@@ -260,7 +260,8 @@ def test_a_rank_that_never_freezes_fails_the_dump_at_its_deadline(run: Make) -> 
 def test_a_file_outside_goes_back_to_its_size_at_the_dump(run: Make, tmp_path: Path) -> None:
     shared = tmp_path / "volume"
     shared.mkdir()
-    old = run("old", fresh([0], 1), counter(extra="keep=open('/shared/out','a',1);keep.write('kept\\n')"), shared=shared)
+    code = "keep=open('/shared/out','a',1);keep.write('kept\\n')"
+    old = run("old", fresh([0], 1), counter(extra=code), shared=shared)
     assert dump(old, [0]).kind == "dumped", old.log()
     old.delete()
     with (shared / "out").open("a") as file:

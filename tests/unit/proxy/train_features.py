@@ -67,21 +67,30 @@ def main():
     data = TensorDataset(torch.randn(64, 8))
     loader = DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context="fork", persistent_workers=True)
     log = open("losses", "a", buffering=1)  # noqa: SIM115
-    step = 0
+    step, work, pending, late = 0, None, None, None
     while step < steps:
         for (batch,) in loader:
             for micro in batch.chunk(2):  # gradient accumulation
                 loss = sharded(ddp(micro)).square().mean()
                 loss.backward()
             optimizer.step()
+            if step:
+                pending.wait()
+                log.write(f"late {late.tolist()} {work.is_completed()}\n")
             second.step()
             optimizer.zero_grad()
             second.zero_grad()
+            held = torch.ones(2)
+            work = dist.all_reduce(held, async_op=True)
+            work.wait()  # the Work lives on over the next boundary
+            late = torch.full((2,), float(step))
+            pending = dist.all_reduce(late, async_op=True)  # is waited for after the next boundary
             log.write(f"{step} {loss.item().hex()} {every_collective(rank, world, group, step).hex()}\n")
             time.sleep(pause)
             step += 1
             if step >= steps:
                 break
+    pending.wait()
     print("stops", os.environ["MASTER_PORT"], flush=True)
     dist.destroy_process_group()
     own = {str(entry.readlink()) for entry in descriptors()}
