@@ -44,7 +44,7 @@ class TaskSampler:
         self.samples.append(TaskSample(time.time(), task["state"] or "none", int(task["try_number"])))
 
 
-def trigger(stage: Stage, run_id: str) -> None:
+def trigger(stage: Stage, run_id: str, steps: int | None) -> None:
     """Wait until Airflow has read the DAG, then start a run of it. Raises StoryError with the DAG's import error."""
     api = stage.airflow.api
 
@@ -56,7 +56,7 @@ def trigger(stage: Stage, run_id: str) -> None:
 
     wait_for(parsed, f"DAG {DAG_ID} known to Airflow", PARSED_TIMEOUT_S)
     api.unpause(DAG_ID)
-    api.trigger(DAG_ID, run_id)
+    api.trigger(DAG_ID, run_id, {} if steps is None else {"steps": steps})
 
 
 def submitted_job(stage: Stage, run_id: str, known: set[str]) -> str:
@@ -79,14 +79,14 @@ def submitted_job(stage: Stage, run_id: str, known: set[str]) -> str:
     return wait_for(found, "the train task's Job", SUBMITTED_TIMEOUT_S)
 
 
-def play(stage: Stage) -> tuple[Expectation, StoryRecord]:
-    """Run DAG and story to the end of the DAG run. Raises StoryError."""
+def play(stage: Stage, steps: int | None = None) -> tuple[Expectation, StoryRecord]:
+    """Run DAG and story to the end of the DAG run; `steps` of training, None: the DAG's own. Raises StoryError."""
     kube, api, say = stage.kube, stage.airflow.api, stage.say
     run_id = f"demo-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
     known = set(managed_jobs(kube, NAMESPACE))
     say(f"DAG run {run_id} of {DAG_ID}: prepare -> train -> evaluate")
     started_at = time.time()
-    trigger(stage, run_id)
+    trigger(stage, run_id, steps)
     job = submitted_job(stage, run_id, known)
     argv = reference.command_of(kube.get_job(NAMESPACE, job))
     expect = expectation(int(reference.option(argv, "--steps")))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from kueue_integration.errors import KubeError
 from kueue_integration.k8s import Kube
 from kueue_integration.platform import PlatformConfig
 from kueue_integration.resources import CONFIG_MAP, JOB, POD
@@ -16,7 +18,8 @@ from . import cluster_jobs
 from .errors import StoryError
 from .wait import wait_for
 
-TIMEOUT_S = 600.0
+TIMEOUT_S = 900.0
+LINE_EVERY_S = 5.0
 
 
 def command_of(job: Mapping[str, Any]) -> list[str]:
@@ -87,11 +90,34 @@ def run(
         )
     )
     try:
-        wait_for(lambda: _ended(kube, namespace, name), f"the end of reference Job {name}", TIMEOUT_S)
+        told = Teller(kube, namespace, name, say)
+        wait_for(lambda: told.look() or _ended(kube, namespace, name), f"the end of reference Job {name}", TIMEOUT_S)
     finally:
         kube.delete(JOB, namespace, name)
         kube.delete(CONFIG_MAP, namespace, name)
     say("reference: done")
+
+
+class Teller:
+    """Now and then the last line of a Job's log: a run that says nothing looks as if it hung."""
+
+    def __init__(self, kube: Kube, namespace: str, job: str, say: Callable[[str], None]) -> None:
+        self._kube, self._namespace, self._job = kube, namespace, job
+        self._say, self._next, self._said = say, 0.0, ""
+
+    def look(self) -> bool:
+        """Say the last line if it is a new one and some seconds have passed. False: nothing to wait for here."""
+        if time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + LINE_EVERY_S
+        try:
+            line = _log(self._kube, self._namespace, self._job, lines=1)
+        except KubeError:  # the container has not started
+            return False
+        if line and line != self._said:
+            self._say(f"reference: {line}")
+            self._said = line
+        return False
 
 
 def _ended(kube: Kube, namespace: str, name: str) -> bool:
@@ -102,8 +128,8 @@ def _ended(kube: Kube, namespace: str, name: str) -> bool:
     return bool(status.get("succeeded"))
 
 
-def _log(kube: Kube, namespace: str, name: str) -> str:
+def _log(kube: Kube, namespace: str, name: str, lines: int = 20) -> str:
     pods = kube.list(POD, namespace, f"job-name={name}")
     return "\n".join(
-        line for pod in pods for line in kube.pod_logs(namespace, pod["metadata"]["name"], "main", tail=20)
+        line for pod in pods for line in kube.pod_logs(namespace, pod["metadata"]["name"], "main", tail=lines)
     )

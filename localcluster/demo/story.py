@@ -26,9 +26,10 @@ class Pace:
     """Steps on the other flavor before that job ends."""
 
 
-START_TIMEOUT_S = 180.0
-MOVE_TIMEOUT_S = 180.0
-FINISH_TIMEOUT_S = 420.0
+# Several times what a machine with two busy cores takes: a wait that ends here means that something is stuck.
+START_TIMEOUT_S = 300.0
+MOVE_TIMEOUT_S = 300.0
+FINISH_TIMEOUT_S = 900.0
 GONE_TIMEOUT_S = 60.0
 
 QUEUE = "training"
