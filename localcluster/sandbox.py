@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .config import ClusterConfig
-from .errors import NotReadyError
+from .errors import CommandError, NotReadyError
 from .procfs import ProcessId, identify, same
 from .shell import run, run_logged, wait_until
 
@@ -63,8 +63,9 @@ def start(config: ClusterConfig, keep: Sequence[Path]) -> Sandbox:
     :raises CommandError, NotReadyError: the kernel refused something
     """
     running = find(config)
-    if running is not None:
+    if running is not None and _accepts(running):
         return running
+    kill(config)  # what is left of a sandbox that is ending, or of an interrupted start
     config.run.mkdir(parents=True, exist_ok=True)
     for stale in config.run.iterdir():
         stale.unlink()
@@ -87,6 +88,15 @@ def start(config: ClusterConfig, keep: Sequence[Path]) -> Sandbox:
         _kill(holder)
         raise
     return sandbox
+
+
+def _accepts(sandbox: Sandbox) -> bool:
+    """False for a sandbox whose first process was killed a moment ago: it still shows until all others have ended."""
+    try:
+        sandbox.run(["true"])
+    except CommandError:
+        return False
+    return True
 
 
 def _connect(sandbox: Sandbox) -> None:
