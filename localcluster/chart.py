@@ -12,12 +12,13 @@ from .build import Binaries
 from .cache import digest, tree_digest
 from .clock import Clock
 from .config import ClusterConfig
+from .errors import CommandError, NotReadyError
 from .images import AGENT, CHECKOUT, CONTROLLER, TRAIN
-from .kubectl import Kubectl, without_proxies
+from .kubectl import Kubectl
 from .oci import Image
 from .pki import KUEUE_USER
 from .rootfs import TORCH_MOUNT
-from .shell import run
+from .shell import run, without_proxies
 
 CHART = CHECKOUT / "charts" / "singularity"
 RELEASE = "singularity"
@@ -39,22 +40,45 @@ class Chart:
     def install(self, images: Mapping[str, Image], clock: Clock) -> bool:
         """Install or upgrade the release and wait for the controller. False when nothing had changed.
 
-        :raises CommandError: helm failed, or the controller did not become ready
+        :raises CommandError: helm failed
+        :raises NotReadyError: the controller did not become ready; the message has the end of its log
         """
         values = local_values(self.config, self.torch, images)
         text = json.dumps(values, indent=1)
         marker = self.config.root / "chart-applied"
         key = digest([text, tree_digest(CHART, [CHART])])
-        wait = ("rollout", "status", f"deployment/{DEPLOYMENT}", "-n", NAMESPACE, f"--timeout={TIMEOUT}s")
         if marker.exists() and marker.read_text() == key:
-            self.kubectl(*wait, timeout=TIMEOUT + 10)
+            self._await_controller()
             return False
         path = self.config.root / "values.json"
         path.write_text(text)
         clock.say("installing the Helm chart")
-        self.helm("upgrade", "--install", RELEASE, str(CHART), "--create-namespace", "--values", str(path), "--wait")
+        self._forget_interrupted()
+        marker.unlink(missing_ok=True)
+        self.helm("upgrade", "--install", RELEASE, str(CHART), "--create-namespace", "--values", str(path))
+        self._await_controller()
         marker.write_text(key)
         return True
+
+    def _forget_interrupted(self) -> None:
+        """Helm refuses a release whose last operation was killed; we hold the cluster's lock, so none runs now."""
+        states = "pending-install,pending-upgrade,pending-rollback"
+        selector = f"owner=helm,name={RELEASE},status in ({states})"
+        self.kubectl("delete", "secrets", "-n", NAMESPACE, "-l", selector)
+
+    def _await_controller(self) -> None:
+        arguments = ("rollout", "status", f"deployment/{DEPLOYMENT}", "-n", NAMESPACE, f"--timeout={TIMEOUT}s")
+        try:
+            self.kubectl(*arguments, timeout=TIMEOUT + 10)
+        except CommandError as error:
+            raise NotReadyError(f"the controller did not become ready: {error}\n{self._last_words()}") from error
+
+    def _last_words(self) -> str:
+        try:
+            pods = self.kubectl("get", "pods", "-n", NAMESPACE, "-o", "wide")
+            return pods + self.kubectl("logs", f"deployment/{DEPLOYMENT}", "-n", NAMESPACE, "--tail=12")
+        except CommandError as error:
+            return str(error)
 
     def helm(self, *arguments: str) -> str:
         """:raises CommandError: see `shell.run`"""

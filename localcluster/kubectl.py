@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +10,9 @@ from typing import Any
 
 from .build import Binaries
 from .config import ClusterConfig
-from .shell import run
+from .shell import run, without_proxies
 
 FIELD_MANAGER = "singularity-local"
-
-
-def without_proxies(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for programs that talk to the cluster: a proxy on the way to the internet cannot reach it."""
-    names = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
-    return {key: value for key, value in environ.items() if key.lower() not in names}
 
 
 @dataclass(frozen=True)

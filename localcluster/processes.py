@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from pathlib import Path
 from .errors import CommandError
 from .procfs import ProcessId, identify, same
 from .sandbox import Sandbox
-from .shell import wait_until
+from .shell import wait_until, without_proxies
 
 # The part records its own number (inside the sandbox) before it becomes the program, so that no moment exists in
 # which it runs unrecorded. exec keeps PID and start time.
@@ -63,7 +62,7 @@ def start(sandbox: Sandbox, part: Part) -> bool:
             stdout=output,
             stderr=output,
             cwd="/",
-            env={**os.environ, **part.env},
+            env={**without_proxies(), **part.env},
             timeout=30,
         ).returncode
     if code != 0:

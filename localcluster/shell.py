@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +79,12 @@ def run_logged(
             raise CommandError(f"`{shown(words)}` took longer than {timeout:.0f} s, see {log}") from error
     if code != 0:
         raise CommandError(f"`{shown(words)}` failed with status {code}, see {log}:\n{log_tail(log)}")
+
+
+def without_proxies(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment for programs that talk to the cluster: a proxy on the way to the internet cannot reach it."""
+    names = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
+    return {key: value for key, value in environ.items() if key.lower() not in names}
 
 
 def shown(words: Sequence[str]) -> str:

@@ -149,7 +149,7 @@ class _Starter:
 
     def kubelet(self, member: Node) -> None:
         part = node.kubelet(self.config, member, self.binaries)
-        processes.start(self.box, part)
+        self._healthy(part, "")  # the node's own word may be from before a crash
         condition = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
 
         def node_ready() -> bool:

@@ -14,7 +14,8 @@ from localcluster import addons, build, control_plane, kueue, node
 from localcluster.build import Binaries
 from localcluster.config import NODES, ClusterConfig
 from localcluster.errors import BuildError
-from localcluster.kubectl import json_stream, without_proxies
+from localcluster.kubectl import json_stream
+from localcluster.shell import without_proxies
 
 
 @pytest.fixture
