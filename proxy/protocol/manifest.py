@@ -84,7 +84,8 @@ def loads(text: str | bytes) -> Manifest:
     if not _ID.fullmatch(m.id):
         raise MessageError(f"Manifest.id: {m.id!r} is not a checkpoint id")
     if sorted(r.rank for r in m.ranks) != list(range(m.world_size)):
-        raise MessageError(f"Manifest.ranks: has {sorted(r.rank for r in m.ranks)}, wants 0..{m.world_size - 1} once each")
+        found = sorted(r.rank for r in m.ranks)
+        raise MessageError(f"Manifest.ranks: has {found}, wants 0..{m.world_size - 1} once each")
     for rank in m.ranks:
         for file in rank.files:
             _check_file(f"Manifest.ranks[{rank.rank}]", file)
@@ -95,8 +96,9 @@ def _check_file(where: str, file: ImageFile) -> None:
     parts = file.path.split("/")
     if file.path.startswith("/") or any(p in ("", ".", "..") for p in parts) or "\0" in file.path:
         raise MessageError(f"{where}: path {file.path!r} is not a plain relative path")
-    if file.size < 0 or sum(c.size for c in file.chunks) != file.size:
-        raise MessageError(f"{where}: {file.path!r} has {file.size} bytes but its chunks have {sum(c.size for c in file.chunks)}")
+    chunked = sum(c.size for c in file.chunks)
+    if file.size < 0 or chunked != file.size:
+        raise MessageError(f"{where}: {file.path!r} has {file.size} bytes but its chunks have {chunked}")
     for chunk in file.chunks:
         if chunk.size < 0 or not _DIGEST.fullmatch(chunk.sha256):
             raise MessageError(f"{where}: {file.path!r} names a chunk {chunk.sha256!r} that is not a sha256")

@@ -38,7 +38,7 @@ class MessageError(ValueError):
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """A committed checkpoint, as it stands in the Job's annotation. `url` is the store's; the manifest is found by id."""
+    """A committed checkpoint as it stands in the Job's annotation. `url` is the store's, the manifest is found by id."""
 
     id: str
     generation: int
@@ -105,7 +105,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class LauncherCommand:
-    """`dump`: every rank of the pod is (about to be) frozen for `generation`; write images to IMAGE_DIR/<checkpoint_id>.
+    """`dump`: every rank of the pod is (about to be) frozen for `generation`; images go to IMAGE_DIR/<checkpoint_id>.
     `resume`: ranks frozen for `generation` go on in place (cancelled or periodic checkpoint). `exit`: end now."""
 
     seq: int

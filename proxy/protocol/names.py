@@ -73,7 +73,7 @@ ENV_STORE: Final = "SINGULARITY_STORE"
 ENV_CONTROLLER_URL: Final = "SINGULARITY_CONTROLLER_URL"
 ENV_CONTROLLER_CA: Final = "SINGULARITY_CONTROLLER_CA"
 """PEM text (not a path) of the CA that signed the controller's certificate."""
-ENV_TOKEN_FILE: Final = "SINGULARITY_TOKEN_FILE"
+ENV_TOKEN_FILE: Final = "SINGULARITY_TOKEN_FILE"  # noqa: S105 - a name, not a secret
 ENV_GRACE: Final = "SINGULARITY_GRACE_SECONDS"
 """terminationGracePeriodSeconds of the pod: the deadline of a checkpoint that SIGTERM asks for."""
 ENV_WORKDIR: Final = "SINGULARITY_WORKDIR"
