@@ -47,13 +47,14 @@ def everything(stage: Stage) -> set[tuple[str, str]]:
 
 
 @pytest.fixture
-def unchanged(stage: Stage) -> Iterator[None]:
+def nothing_created(stage: Stage) -> Iterator[None]:
     before = everything(stage)
     yield
-    assert everything(stage) == before
+    # Less may be there than before: what belonged to earlier Jobs is collected in the background.
+    assert everything(stage) - before == set()
 
 
-@pytest.mark.usefixtures("unchanged")
+@pytest.mark.usefixtures("nothing_created")
 @pytest.mark.parametrize(("field", "change"), BAD, ids=[f"{field}-{number}" for number, (field, _) in enumerate(BAD)])
 def test_refused_by_field(stage: Stage, field: str, change: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as caught:
@@ -62,13 +63,13 @@ def test_refused_by_field(stage: Stage, field: str, change: dict[str, Any]) -> N
     assert {name.partition("[")[0].partition(".")[0] for name, _, _ in caught.value.problems} == {field}
 
 
-@pytest.mark.usefixtures("unchanged")
+@pytest.mark.usefixtures("nothing_created")
 def test_no_image_anywhere_is_refused(stage: Stage) -> None:
     with pytest.raises(SpecError, match="image"):
         jobs.submit(stage.kube, GOOD, replace(stage.platform, train_image=""))
 
 
-@pytest.mark.usefixtures("unchanged")
+@pytest.mark.usefixtures("nothing_created")
 def test_all_problems_are_told_at_once_by_the_command(stage: Stage) -> None:
     ctl = Path(sys.executable).with_name("singularityctl")
     options = ["--name", "n" * 53, "--queue", "training", "--workers", "2", "--min-workers", "3", "--world-size", "5"]
@@ -88,4 +89,4 @@ def test_the_same_input_without_the_fault_is_accepted(stage: Stage) -> None:
     """Else the tests above would pass for any reason."""
     before = everything(stage)
     jobs.validate_only(stage.kube, GOOD, stage.platform)
-    assert everything(stage) == before
+    assert everything(stage) - before == set()
