@@ -38,7 +38,7 @@ class MessageError(ValueError):
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """A committed checkpoint as it stands in the Job's annotation. `url` is the store's, the manifest is found by id."""
+    """A committed checkpoint as in the Job's annotation. `url` is the store's, the manifest is found by id."""
 
     id: str
     generation: int
