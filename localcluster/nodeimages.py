@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import tempfile
+import threading
 from dataclasses import dataclass
 
 from . import node
@@ -21,9 +25,12 @@ class NodeImages:
     member: Node
     ctr: str
 
-    def _run(self, *arguments: str, timeout: float = 30) -> str:
+    def _command(self, *arguments: str) -> list[str]:
         address = str(node.socket(self.box.config, self.member))
-        return self.box.run([self.ctr, "--address", address, "--namespace", "k8s.io", *arguments], timeout=timeout)
+        return [self.ctr, "--address", address, "--namespace", "k8s.io", *arguments]
+
+    def _run(self, *arguments: str, timeout: float = 30) -> str:
+        return self.box.run(self._command(*arguments), timeout=timeout)
 
     def answers(self) -> bool:
         try:
@@ -53,9 +60,20 @@ class NodeImages:
         return True
 
     def _import(self, image: Image, present: set[str]) -> None:
-        archive = self.box.config.node_dir(self.member) / "import.tar"
-        try:
-            write_archive(image, archive, present)
-            self._run("images", "import", str(archive), timeout=IMPORT_TIMEOUT)
-        finally:
-            archive.unlink(missing_ok=True)
+        """Through a pipe: the archive may have hundreds of megabytes, and it goes to several nodes at once."""
+        command = self.box.enter(self._command("images", "import", "-"))
+        with tempfile.TemporaryFile() as output:
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd="/") as importer:
+                timer = threading.Timer(IMPORT_TIMEOUT, importer.kill)
+                timer.start()
+                assert importer.stdin is not None
+                try:
+                    with contextlib.suppress(BrokenPipeError), importer.stdin:  # its own words say why it ended
+                        write_archive(image, importer.stdin, present)
+                    code = importer.wait()
+                finally:
+                    timer.cancel()
+            output.seek(0)
+            words = output.read().decode(errors="replace").strip()
+        if code != 0:
+            raise CommandError(f"node {self.member.name} could not import {image.name} (status {code}): {words[-400:]}")

@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
@@ -117,8 +117,8 @@ class ImageStore:
         draft.rename(self._folder / "references.json")
 
 
-def write_archive(image: Image, target: Path, present: Collection[str] = ()) -> None:
-    """OCI archive of `image` without the blobs in `present`.
+def write_archive(image: Image, target: IO[bytes], present: Collection[str] = ()) -> None:
+    """Write an OCI archive of `image`, without the blobs in `present`, to `target`, which need not be seekable.
 
     containerd's import takes blobs that its content store has from there, so a changed top layer need not drag the
     hundreds of megabytes below it along.
@@ -133,7 +133,7 @@ def write_archive(image: Image, target: Path, present: Collection[str] = ()) -> 
         },
     }
     index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [descriptor]}
-    with tarfile.open(target, "w") as archive:
+    with tarfile.open(fileobj=target, mode="w|") as archive:
         _add(archive, "oci-layout", LAYOUT)
         _add(archive, "index.json", json.dumps(index).encode())
         for digest in dict.fromkeys(image.blobs()):

@@ -6,6 +6,7 @@ Both are made from public sources into the cache; a change of the recipe makes a
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ SUITE = "forky"
 """The first Debian release whose CRIU (4.2) can do what the process engine needs."""
 MIRROR = "http://deb.debian.org/debian"
 PACKAGES = ("criu", "python3", "python3-venv", "ca-certificates")
+UNUSED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man")
+"""Emptied: nearly half of the files, which every node would import."""
 SCRIPTS = Path("/usr/share/debootstrap/scripts")
 
 TORCH_PACKAGES = ("torch==2.15.0", "numpy")
@@ -33,7 +36,7 @@ def debian(cache: Path, progress: Progress) -> Path:
 
     :raises CommandError: debootstrap failed; the message names its log
     """
-    key = digest([SUITE, MIRROR, *PACKAGES])
+    key = digest([SUITE, MIRROR, *PACKAGES, "without", *UNUSED])
     log = cache / "logs" / "debootstrap.log"
 
     def make(draft: Path) -> None:
@@ -42,8 +45,12 @@ def debian(cache: Path, progress: Progress) -> Path:
         command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, draft, MIRROR, *script]
         # debootstrap mounts /proc in there: in a mount namespace of its own nothing stays mounted if it is killed.
         run_logged(["unshare", "--mount", "--propagation", "private", *command], log, timeout=1800)
-        for archive in (draft / "var/cache/apt/archives").glob("*.deb"):
-            archive.unlink()
+        for folder in UNUSED:
+            for entry in (draft / folder).iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
 
     what = f"a Debian {SUITE} root file system (about 1 minute)"
     return made_once(cache / "rootfs" / f"{SUITE}-{key}", make, what=what, progress=progress)

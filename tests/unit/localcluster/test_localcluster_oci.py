@@ -63,8 +63,9 @@ def test_archive_leaves_out_what_the_node_has(tmp_path: Path) -> None:
     store.adopt("x-1", pushed(tmp_path / "push", [b"base", b"top"]))
     image = found(store, "x-1")
     base = "sha256:" + hashlib.sha256(b"base").hexdigest()
-    write_archive(image, tmp_path / "full.tar")
-    write_archive(image, tmp_path / "delta.tar", {base})
+    with open(tmp_path / "full.tar", "wb") as full, open(tmp_path / "delta.tar", "wb") as delta:
+        write_archive(image, full)
+        write_archive(image, delta, {base})
     assert names(tmp_path / "full.tar") - names(tmp_path / "delta.tar") == {"blobs/sha256/" + base[7:]}
     with tarfile.open(tmp_path / "delta.tar") as archive:
         for member in archive.getmembers():
