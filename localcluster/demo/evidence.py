@@ -15,7 +15,7 @@ from proxy.protocol import names
 
 from .airflow import PARTS, Airflow, tail
 
-SHOWN_LINES = 25
+SHOWN_LINES = 12
 KEPT_LINES = 2000
 
 T = TypeVar("T")

@@ -45,6 +45,6 @@ def test_checkpoint_within_the_grace_period(stage: Stage, digits: str, say: Call
     assert [c for c in checks if not c.ok] == []
     assert annotation(stage.kube.get(JOB, NAMESPACE, "grace"), names.ANN_HOLD) is None
     for evicted in record.attempts[:-1]:
-        assert evicted.note is None
+        assert evicted.checkpoint is not None
         assert evicted.committed_at is not None and evicted.evicted_at is not None
         assert evicted.committed_at - evicted.evicted_at < 60

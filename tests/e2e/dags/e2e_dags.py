@@ -52,5 +52,5 @@ with DAG("killed_worker", schedule=None, catchup=False):
 
 with DAG("cleared", schedule=None, catchup=False):
     SingularityTrainOperator(
-        task_id="train", workers=1, pod_resources={"cpu": "250m"}, script_args=["--seconds", "30"], **COMMON
+        task_id="train", workers=1, pod_resources={"cpu": "250m"}, script_args=["--seconds", "20"], **COMMON
     )
