@@ -21,6 +21,8 @@ from .stage import Stage
 
 DEFAULT_OUTPUT = Path("build/demo")
 INTERRUPTED = 130
+STEPS = 600
+"""Enough for the story to be over well before the training; every step is computed twice, for the comparison."""
 
 
 def run_demo(keep: bool = False, output: Path = DEFAULT_OUTPUT, cluster: str = "default") -> int:
@@ -50,7 +52,7 @@ def run_demo(keep: bool = False, output: Path = DEFAULT_OUTPUT, cluster: str = "
 def _run(stage: Stage, output: Path, keep: bool) -> int:
     stage.up()
     stage.say(stage.where())
-    expect, record = play(stage)
+    expect, record = play(stage, STEPS)
     if not keep:
         stage.stop_airflow()
     comparison = compare_with_reference(stage, record.job, expect.ranks)
