@@ -81,17 +81,21 @@ def _reason(a: AttemptRecord) -> str:
 
 def steps(record: StoryRecord) -> list[tuple[float, int]]:
     """(seconds since the start, steps done), ascending: what was sampled, and the exact ends of the attempts."""
-    points = {s.at: s.step for s in record.samples if s.step is not None}
+    exact: dict[float, int] = {}
     for a in record.attempts:
         if a.first_step_at is not None and a.first_step is not None:
-            points[a.first_step_at] = a.first_step + 1
+            exact[a.first_step_at] = a.first_step + 1
         ended = a.barrier_at or (a.finished_at if a.ended_by == "Finished" else None)
         if ended is not None and a.last_step is not None:
-            points[ended] = a.last_step + 1
+            exact[ended] = a.last_step + 1
+    sampled = {s.at: s.step for s in record.samples if s.step is not None}
     ordered: list[tuple[float, int]] = []
-    for at, step in sorted(points.items()):
-        # A sample read a moment late may show less than an exact point before it.
-        ordered.append((at - record.started_at, max(step, ordered[-1][1] if ordered else 0)))
+    for at, step in sorted((sampled | exact).items()):
+        reached = ordered[-1][1] if ordered else 0
+        # Progress is reported every few seconds: a sample that shows nothing new, or less than an exact point before
+        # it, says nothing about when steps were done.
+        if at in exact or step > reached:
+            ordered.append((at - record.started_at, max(step, reached)))
     return ordered
 
 
