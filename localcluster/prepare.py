@@ -24,6 +24,7 @@ class Prepared:
 
     rootfs: Path
     torch: Path
+    helm: Path
 
 
 def prepare(progress: Progress) -> Prepared:
@@ -37,9 +38,9 @@ def prepare(progress: Progress) -> Prepared:
     # Go compiles, the other one mostly downloads: together they take hardly longer than Go alone.
     with ThreadPoolExecutor(max_workers=2) as pool:
         programs = pool.submit(build.build_all, cache, progress)
-        folders = pool.submit(lambda: Prepared(rootfs.debian(cache, progress), rootfs.torch(cache, progress)))
-        programs.result()
-        return folders.result()
+        folders = pool.submit(lambda: (rootfs.debian(cache, progress), rootfs.torch(cache, progress)))
+        helm = Path(programs.result()["helm"])
+        return Prepared(*folders.result(), helm)
 
 
 def main() -> int:
@@ -52,7 +53,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if arguments.env:
-        print(f"SINGULARITY_TEST_ROOTFS={made.rootfs} SINGULARITY_TEST_TORCH={made.torch}")
+        print(f"SINGULARITY_TEST_ROOTFS={made.rootfs} SINGULARITY_TEST_TORCH={made.torch} SINGULARITY_HELM={made.helm}")
     return 0
 
 
