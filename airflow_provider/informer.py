@@ -85,6 +85,8 @@ class Informer:
         self.trouble = ""
         self._by_name: dict[str, list[Subscription]] = {}
         self._synced: set[str] = set()
+        self._following: set[str] = set()
+        """Kinds listed since the last trouble."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -133,6 +135,7 @@ class Informer:
 
     async def _follow_both(self, cluster: AsyncCluster) -> None:
         """Ends with the first error of either watch."""
+        self._following.clear()
         managed = f"{names.LABEL_MANAGED}=true"
         tasks = [
             asyncio.create_task(self._follow(cluster, JOB, managed)),
@@ -178,9 +181,10 @@ class Informer:
             for item in items:
                 self._put_workload(item)
         self._synced.add(kind.name)
-        if self.trouble:
+        self._following.add(kind.name)
+        if self.trouble and len(self._following) == 2:  # one of them may still be refused
             log.info("connection %s, namespace %s: following again", self.conn_id, self.namespace)
-        self.trouble = ""
+            self.trouble = ""
         self._notify_all()
 
     def _apply(self, kind: Kind, event: str, obj: Object) -> None:

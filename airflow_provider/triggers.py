@@ -78,15 +78,19 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         trouble_at: float | None = None
         while True:
             await view.changed(self._patience(ended_at))
-            if self.deadline is not None and time.time() >= self.deadline and ended_at is None:
-                return self._event("timeout", "execution_timeout has passed")
+            late = self.deadline is not None and time.time() >= self.deadline
             trouble_at = self._tell_trouble(view, trouble_at)
             if not view.synced:
+                # A triggerer that was away may find the time over and the job finished before: look first.
+                if late and view.trouble:
+                    return self._timeout()
                 continue
             job = view.job
             if job is None or job["metadata"]["uid"] != self.uid:
                 if await self._gone():
                     return self._event("deleted", f"Job {self.name} was deleted")
+                if late:
+                    return self._timeout()
                 continue
             status = summarise(job, view.workload, ())
             self._tell(status)
@@ -95,6 +99,8 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
             if phase is Phase.DELETED:
                 return self._event("deleted", f"Job {self.name} was deleted")
             if not phase.final:
+                if late:
+                    return self._timeout()
                 continue
             ended_at = ended_at or time.monotonic()
             settled = not status.attempts or status.attempts[-1].finished_at is not None
@@ -161,6 +167,9 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         lineage = None if self._shown is None else document(self._shown)
         job = {"namespace": self.namespace, "name": self.name, "uid": self.uid}
         return {"status": status, "message": message, "job": job, "lineage": lineage}
+
+    def _timeout(self) -> dict[str, Any]:
+        return self._event("timeout", "execution_timeout has passed")
 
     async def _published_all(self) -> None:
         """An older document must not arrive after the final one, which the worker writes."""

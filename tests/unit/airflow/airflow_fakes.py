@@ -25,6 +25,8 @@ class ApiServer:
         self.log: list[tuple[int, str, str, dict[str, Any]]] = []
         self.requests: list[tuple[str, str]] = []
         self.down = False
+        self.refused: set[str] = set()
+        """Plurals that the caller has no permission for."""
         self.gone_after = 0
         """Watches from a resourceVersion below this one get 410, as after a compaction."""
         self.deletions: list[tuple[str, str]] = []
@@ -95,6 +97,8 @@ class ApiServer:
         self.requests.append((verb, plural))
         if self.down:
             return _status(503, "the server is down")
+        if plural in self.refused:
+            return _status(403, f"{plural} is forbidden")
         assert request.match_info["namespace"] == NAMESPACE
         assert request.query["labelSelector"]
         if verb == "list":

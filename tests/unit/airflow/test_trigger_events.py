@@ -178,6 +178,20 @@ async def test_the_deadline_passes_without_an_api_server_too(api: ApiServer) -> 
     assert event["lineage"] is None
 
 
+@pytest.mark.parametrize(("condition", "status"), [("Complete", "success"), ("Failed", "failed")])
+async def test_a_job_that_ended_before_a_late_look_is_not_out_of_time(
+    api: ApiServer, condition: str, status: str
+) -> None:
+    """The triggerer was away from before the end of the job until after the deadline."""
+    api.put(JOB, make_job(condition=condition))
+    event = await event_of(make_trigger(deadline=time.time() - 60))
+    assert event["status"] == status
+
+
+async def test_a_job_that_is_gone_is_not_out_of_time(api: ApiServer) -> None:
+    assert (await event_of(make_trigger(deadline=time.time() - 60)))["status"] == "deleted"
+
+
 @pytest.mark.parametrize("fault", ["410", "cut", "down"])
 async def test_no_fault_of_the_api_ends_the_wait_or_hides_the_end(api: ApiServer, fault: str) -> None:
     api.put(JOB, make_job())
@@ -219,6 +233,34 @@ async def test_an_unreachable_api_is_told_once_in_the_task_log(
     await waiting
     assert sum("does not answer" in line for line in lines) == 1
     assert "The Kubernetes API answers again" in lines
+
+
+async def test_one_kind_that_is_refused_is_told_in_the_task_log(
+    api: ApiServer, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs can be listed each time, Workloads never: the wait must not be silent."""
+    monkeypatch.setattr(triggers, "TROUBLE_AFTER_S", 0.3)
+    api.refused.add("workloads")
+    api.put(JOB, make_job())
+    waiting = run(make_trigger())
+    await until(lambda: any("workloads" in line for line in lines))
+    assert not waiting.done()
+    api.refused.clear()
+    api.put(JOB, make_job(condition="Complete"))
+    assert (await waiting)["status"] == "success"
+
+
+async def test_a_large_job_does_not_cost_the_watch(api: ApiServer) -> None:
+    """One event is one line, and a Job may be larger than aiohttp's limit of 128 KiB for a line."""
+    api.put(JOB, make_job())
+    waiting = run(make_trigger())
+    await until(lambda: api.count("watch", "jobs"))
+    large = make_job("large", uid="u2")
+    large["spec"]["template"] = {"metadata": {"annotations": {"large": "x" * 400_000}}}
+    api.put(JOB, large)
+    api.put(JOB, make_job(condition="Complete"))
+    assert (await waiting)["status"] == "success"
+    assert (api.count("list", "jobs"), api.count("watch", "jobs")) == (1, 1)
 
 
 async def test_one_watch_serves_all_tasks_of_a_namespace(api: ApiServer) -> None:
