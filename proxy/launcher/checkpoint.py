@@ -119,4 +119,5 @@ def resume(slots: Slots, paths: Paths, generation: int, address: str, port: int,
             for path in slot.shm.glob("link_remap.*"):  # CRIU's, of a dump that nobody restored here
                 path.unlink(missing_ok=True)
             for pid in scan.processes(slot.init):
-                os.kill(pid, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):  # ended by one that goes on already
+                    os.kill(pid, signal.SIGCONT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -19,6 +20,9 @@ _HARMLESS = re.compile(r"tun:|rlimit")
 _COMMON = ("-v4", "--tcp-close")
 DUMP_LOG = "dump.log"
 RESTORE_LOG = "restore.log"
+LATE_S = 20.0
+"""How long a CRIU whose time is over may still take. It is a child of the `nsenter` that is killed, and lives on: to
+kill it in the middle of a dump would leave ranks broken."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ def run(slot: Slot, argv: Sequence[str], timeout_s: float) -> str:
         said, _ = process.communicate(timeout=max(timeout_s, 0.0))
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=LATE_S)
         return f"did not end within {timeout_s:.0f} s"
     finally:
         reap.forget(process)

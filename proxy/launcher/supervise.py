@@ -49,6 +49,9 @@ class Supervisor:
         self._term_told = False
         self._failed_at: float | None = None
         self._sent_term = False
+        self._dumps = 0
+        """Dumps under way."""
+        self._postponed: list[LauncherCommand] = []
 
     # --- the loop -------------------------------------------------------------------------------------------------
     def run(self) -> int:
@@ -209,13 +212,22 @@ class Supervisor:
         assert self.plan is not None
         say(f"command {command.op}, generation {command.generation}")
         if command.op == "dump":
+            self._dumps += 1
             self._background(lambda: self._dump(command))
         elif command.op == "resume":
+            # Cancelled because another pod failed, say. CRIU stops the ranks once more when it ends: only then resume.
+            self._postponed.append(command)
+            self._resume_postponed()
+        else:
+            self.ended = command.exit_code or names.EXIT_PREEMPTED
+
+    def _resume_postponed(self) -> None:
+        assert self.plan is not None
+        while self._postponed and not self._dumps:
+            command = self._postponed.pop(0)
             address = command.master_addr or self.plan.master_addr
             port = command.master_port or self.plan.master_port
             checkpoint.resume(self._living(), self.paths, command.generation, address, port, self._pod_env())
-        else:
-            self.ended = command.exit_code or names.EXIT_PREEMPTED
 
     def _living(self) -> dict[int, Slot]:
         return {rank: slot for rank, slot in self.slots.items() if rank not in self.codes}
@@ -235,6 +247,8 @@ class Supervisor:
 
         def act() -> None:
             say(text)
+            self._dumps -= 1
             self.outbox.put(event)
+            self._resume_postponed()
 
         return act

@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,10 +20,11 @@ from fake_sidecar import FakeSidecar
 from proxy.launcher import checkpoint, criu, image, rankenv, reap, scan, slotinit, verdict
 from proxy.launcher.client import SidecarClient
 from proxy.launcher.errors import CommandError, LauncherError, RestoreError, SidecarError
-from proxy.launcher.paths import Paths
+from proxy.launcher.paths import ENV_ROOT, Paths
+from proxy.launcher.supervise import Supervisor
 from proxy.launcher.tail import LONGEST, Tail
 from proxy.protocol import names
-from proxy.protocol.messages import LauncherEvent, Plan
+from proxy.protocol.messages import LauncherCommand, LauncherEvent, Plan
 
 PLAN = Plan("fresh", 1, 4, [2, 3], "10.0.0.1", 29500)
 
@@ -320,6 +324,55 @@ def test_error_lines_of_a_log(tmp_path: Path) -> None:
     log.write_text("(0.1) Error (tun: x)\n(0.2) Warn\n(0.3) Error (criu/x.c:1): bad\n(0.4) Error rlimit: y\n")
     assert criu.errors(log) == ["(0.3) Error (criu/x.c:1): bad"]
     assert criu.errors(tmp_path / "none")[0].startswith("no log")
+
+
+class _Here:
+    """Where a slot is wanted and this machine does."""
+
+    def inside(self, argv: Sequence[str]) -> list[str]:
+        return list(argv)
+
+
+def test_a_criu_that_outlives_its_killed_parent_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(criu, "LATE_S", 0.2)
+    note = tmp_path / "pid"
+    began = time.monotonic()
+    try:
+        said = criu.run(_Here(), ["sh", "-c", f"sleep 60 & echo $! > {note}; wait"], 1.0)  # type: ignore[arg-type]
+    finally:
+        os.kill(int(note.read_text()), signal.SIGKILL)
+    assert said == "did not end within 1 s"
+    assert time.monotonic() - began < 30
+
+
+def test_ranks_are_resumed_only_after_the_dump_that_was_cancelled_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CRIU leaves the ranks stopped when it ends: a SIGCONT before that would be lost."""
+    order: list[str] = []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def dump(*_: object) -> None:
+        begun.set()
+        assert may_end.wait(20)
+        order.append("dump has ended")
+
+    monkeypatch.setattr(criu.Criu, "find", lambda folder: criu.Criu(("criu",)))
+    monkeypatch.setattr(checkpoint, "dump", dump)
+    monkeypatch.setattr(checkpoint, "resume", lambda *given: order.append(f"resume {given[2]}"))
+    supervisor = Supervisor({names.ENV_COMMAND: '["python3", "x.py"]', ENV_ROOT: str(tmp_path)})
+    supervisor.plan = PLAN
+    supervisor._obey(LauncherCommand(1, "dump", generation=7, checkpoint_id="c", deadline=time.time() + 60))
+    assert begun.wait(20)
+    supervisor._obey(LauncherCommand(2, "resume", generation=7))
+    assert order == []
+    may_end.set()
+    supervisor.inbox.get(timeout=20)()
+    assert order == ["dump has ended", "resume 7"]
+    supervisor._obey(LauncherCommand(3, "resume", generation=7))  # with no dump under way, at once
+    assert order[2:] == ["resume 7"]
 
 
 # --- control files ----------------------------------------------------------------------------------------------------
