@@ -87,6 +87,9 @@ class Follower:
                     if not lost:
                         log.warning("%s; trying on", error)
                     lost = True
+                    # After the last word the leader may end first: a pod that is asked to end later has heard it.
+                    if self._pod.directive.op in ("stop", "exit"):
+                        await self._pod.apply(self._pod.directive)
                     await asyncio.sleep(pause)
                     pause = min(LONGEST_PAUSE_S, pause * 2)
                     continue

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from mesh_world import free_port
+from mesh_world import eventually, free_port
 
 from proxy.errors import ConfigError, RestoreRefusedError
 from proxy.protocol import names, page
@@ -23,11 +23,12 @@ from proxy.protocol.messages import LauncherCommand, LauncherEvent, Plan, from_j
 from proxy.protocol.ratchet import RankView
 from proxy.sidecar import machine_facts
 from proxy.sidecar.barrier_page import BarrierPage
-from proxy.sidecar.config import from_env
+from proxy.sidecar.config import ENV_ROOT, from_env
 from proxy.sidecar.launcher_api import LauncherApi
-from proxy.sidecar.mesh import MeshServer
+from proxy.sidecar.mesh import Follower, MeshServer
 from proxy.sidecar.peers import Directive, PodReport
-from proxy.sidecar.pod import resume_port
+from proxy.sidecar.pod import Pod, resume_port
+from proxy.store import Store
 
 ENV = {
     names.ENV_NAMESPACE: "team", names.ENV_JOB: "train", names.ENV_POD: "train-1", names.ENV_POD_IP: "10.0.0.2",
@@ -196,6 +197,27 @@ async def test_mesh_lets_only_this_attempts_followers_in(short: Path) -> None:
         answer = await http.post("/v1/exchange", data=to_json(PodReport(1, [])), headers=good)
         assert from_json(Directive, await answer.read()).version == 5 and len(seen) == 1
     await server.close()
+
+
+async def test_a_follower_ends_on_the_last_word_after_the_leader_has_gone(short: Path) -> None:
+    """Committed, then the leader's pod ends first: a follower that gets its SIGTERM later must not wait for it."""
+    sent: list[LauncherCommand] = []
+
+    async def send(command: LauncherCommand) -> None:
+        sent.append(command)
+
+    config = from_env({**ENV, ENV_ROOT: str(short)})
+    barrier = BarrierPage(config.run_dir, config.world_size)
+    pod = Pod(config, barrier, Store(f"file://{short}/store"), send, "127.0.0.1", 0)
+    await pod.apply(Directive("stop", generation=2_000_001, version=7))
+    assert sent == []
+    following = asyncio.create_task(Follower(pod, "127.0.0.1", free_port(), "key").run())
+    pod.on_event(LauncherEvent("terminating", grace_s=60))
+    await eventually("the launcher is told to end", lambda: sent)
+    assert [(c.op, c.exit_code) for c in sent] == [("exit", names.EXIT_PREEMPTED)]
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    barrier.close()
 
 
 async def test_the_module_refuses_a_bad_environment_with_one_sentence() -> None:
