@@ -73,7 +73,9 @@ class AsyncCluster:
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s + 15)
         response = await self._request("GET", kind.path(namespace), query, None, timeout)
         try:
-            async for line in _lines(response.content):
+            async for line in response.content:
+                if not line.strip():
+                    continue
                 event = json.loads(line)
                 if event["type"] == "ERROR":
                     raise ApiError(int(event["object"].get("code", 500)), str(event["object"].get("message")))
@@ -124,17 +126,6 @@ class AsyncCluster:
             response.release()
             raise ApiError(response.status, f"{method} {path}: {text}")
         return response
-
-
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length: aiohttp's own iteration refuses those above 128 KiB, and one large Job is no reason to lose
-    the watch of a whole namespace."""
-    rest = b""
-    async for data in content.iter_any():
-        *whole, rest = (rest + data).split(b"\n")
-        for line in whole:
-            if line.strip():
-                yield line
 
 
 @asynccontextmanager

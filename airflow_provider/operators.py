@@ -197,11 +197,16 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
             key, now, namespace, self.name or self.task_id, submission.owned_jobs(kube, namespace, key), record
         )
         self.log.info("%s", decision.why[0].upper() + decision.why[1:])
-        spec = None if decision.adopt else submission.build_spec(self, decision.claim, self._dag_file())
+        # An earlier try that died before it wrote the uid down may have left the Job without its Service and files.
+        unfinished = record is not None and record.uid is None
+        spec = None
+        if unfinished or not decision.adopt:
+            spec = submission.build_spec(self, decision.claim, self._dag_file())
         self._make_room(kube, decision, record)
         claim = decision.claim
         if spec is not None:
-            self._remember(store, claim)
+            if not decision.adopt:
+                self._remember(store, claim)
             done = submission.submit(kube, spec)
             claim = Claim(claim.key, claim.generation, claim.made_by, done.namespace, done.name, done.uid)
             size = (

@@ -23,10 +23,11 @@ from airflow_provider.exceptions import (
     TrainingTimeoutError,
 )
 from airflow_provider.operators import OUTAGE_KEY, STORE_KEY, SingularityTrainOperator
+from kueue_integration import jobs
 from kueue_integration.errors import Unreachable
 from kueue_integration.fake import FakeKube
 from kueue_integration.platform import PlatformConfig, to_json
-from kueue_integration.resources import CONFIG_MAP, JOB, PRIORITY_CLASS, SERVICE
+from kueue_integration.resources import CONFIG_MAP, JOB, PRIORITY_CLASS, SERVICE, Kind
 from proxy.protocol import names
 from proxy.protocol.messages import to_json as record_json
 
@@ -267,6 +268,38 @@ def test_a_lost_worker_adopts(kube: FakeKube, airflow: Airflow) -> None:
     second = submit(airflow).trigger
     assert second.serialize() == first.serialize()
     job_of(kube)
+
+
+@pytest.mark.parametrize("kind", [CONFIG_MAP, SERVICE])
+def test_a_worker_lost_between_the_job_and_its_parts_is_made_up_for(
+    kube: FakeKube, airflow: Airflow, tmp_path: Path, kind: Kind
+) -> None:
+    """Without its Service or its files the adopted Job's pods would wait for ever."""
+
+    class Killed(BaseException):
+        """SIGKILL: no handler of the submitter runs."""
+
+    script = tmp_path / "train.py"
+    script.write_text("print('hello')\n")
+    create = kube.create
+
+    def create_until_killed(obj: Any, dry_run: bool = False) -> Any:
+        if obj["kind"] == kind.name:
+            raise Killed
+        return create(obj, dry_run=dry_run)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(kube, "create", create_until_killed)
+        patch.setattr(jobs, "_drop", lambda kube, job: None)
+        operator(command=None, script=str(script)).execute(airflow.context())
+    job = job_of(kube)
+    airflow.retry()
+    deferred = submit(airflow, operator(command=None, script=str(script)))
+    assert deferred.trigger.uid == job["metadata"]["uid"] == job_of(kube)["metadata"]["uid"]
+    for part in (CONFIG_MAP, SERVICE):
+        (made,) = kube.list(part, NAMESPACE)
+        assert made["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
+    assert airflow.store[STORE_KEY]["uid"] == job["metadata"]["uid"]
 
 
 def test_a_lost_worker_and_a_lost_store_adopt(kube: FakeKube, airflow: Airflow) -> None:

@@ -250,19 +250,6 @@ async def test_one_kind_that_is_refused_is_told_in_the_task_log(
     assert (await waiting)["status"] == "success"
 
 
-async def test_a_large_job_does_not_cost_the_watch(api: ApiServer) -> None:
-    """One event is one line, and a Job may be larger than aiohttp's limit of 128 KiB for a line."""
-    api.put(JOB, make_job())
-    waiting = run(make_trigger())
-    await until(lambda: api.count("watch", "jobs"))
-    large = make_job("large", uid="u2")
-    large["spec"]["template"] = {"metadata": {"annotations": {"large": "x" * 400_000}}}
-    api.put(JOB, large)
-    api.put(JOB, make_job(condition="Complete"))
-    assert (await waiting)["status"] == "success"
-    assert (api.count("list", "jobs"), api.count("watch", "jobs")) == (1, 1)
-
-
 async def test_one_watch_serves_all_tasks_of_a_namespace(api: ApiServer) -> None:
     names = [f"train-{number}" for number in range(50)]
     for number, name in enumerate(names):
