@@ -17,14 +17,17 @@ from typing import Any
 
 from .errors import AlreadyExists, Conflict, Gone, KubeError, NotFound
 from .kube import Kube, with_precondition
-from .resources import TOKEN_REVIEW, Kind, Object, kind_of, matches, merge_patch
+from .resources import ACCESS_REVIEW, TOKEN_REVIEW, Kind, Object, kind_of, matches, merge_patch
 
 _STATUS_SUBRESOURCE = {"Job", "Pod", "Workload", "LocalQueue", "ClusterQueue", "AdmissionCheck", "Service"}
 _Key = tuple[str, str | None, str]
 
 
 class FakeKube(Kube):
-    """`requests` holds `(verb, kind, name)` of every call; `tokens` maps a token to its TokenReview status."""
+    """`requests` holds `(verb, kind, name)` of every call; `tokens` maps a token to its TokenReview status.
+
+    `paths` is what `get_path` finds; `denied` has the `(verb, plural)` that an access review says no to.
+    """
 
     def __init__(self, *objects: Mapping[str, Any]) -> None:
         self._changed = threading.Condition()
@@ -35,6 +38,8 @@ class FakeKube(Kube):
         self._failures: list[tuple[str, str, KubeError]] = []
         self.requests: list[tuple[str, str, str]] = []
         self.tokens: dict[str, Object] = {}
+        self.paths: dict[str, Object] = {}
+        self.denied: set[tuple[str, str]] = set()
         self.logs: dict[tuple[str, str, str], list[str]] = {}
         for obj in objects:
             self.put(obj)
@@ -71,6 +76,11 @@ class FakeKube(Kube):
             self._note("get", kind, name)
             return copy.deepcopy(self._find(kind, namespace, name))
 
+    def get_path(self, path: str) -> Object:
+        if path not in self.paths:
+            raise NotFound(f"GET {path}: the server could not find the requested resource", 404, "NotFound")
+        return copy.deepcopy(self.paths[path])
+
     def list_versioned(
         self, kind: Kind, namespace: str | None = None, selector: str | None = None
     ) -> tuple[list[Object], str]:
@@ -85,6 +95,12 @@ class FakeKube(Kube):
             with self._changed:
                 self._note("create", kind, "")
             return {**new, "status": copy.deepcopy(self.tokens.get(new["spec"]["token"], {"authenticated": False}))}
+        if kind is ACCESS_REVIEW:
+            with self._changed:
+                self._note("create", kind, "")
+            about = new["spec"]["resourceAttributes"]
+            plural = "/".join([about["resource"], *([about["subresource"]] if "subresource" in about else [])])
+            return {**new, "status": {"allowed": (about["verb"], plural) not in self.denied}}
         meta = new.setdefault("metadata", {})
         with self._changed:
             self._note("create", kind, meta["name"])

@@ -88,6 +88,9 @@ class ApiKube(Kube):
     def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
         return self._json("GET", kind.path(namespace, name))
 
+    def get_path(self, path: str) -> Object:
+        return self._json("GET", path)
+
     def list_versioned(
         self, kind: Kind, namespace: str | None = None, selector: str | None = None
     ) -> tuple[list[Object], str]:

@@ -14,6 +14,7 @@ from proxy.protocol import names
 
 from .errors import NotFound
 from .resources import (
+    ACCESS_REVIEW,
     CLUSTER_QUEUE,
     JOB,
     LEASE,
@@ -93,6 +94,13 @@ class Kube(abc.ABC):
     ) -> Iterator[str]:
         """Lines of a container's log without line ends. Raises NotFound, Invalid (the container has not started)."""
 
+    @abc.abstractmethod
+    def get_path(self, path: str) -> Object:
+        """What is served at a path that is no object: `/version`, `/apis/GROUP`, `/apis/GROUP/VERSION`.
+
+        Raises NotFound: for an API group that means that nobody serves it.
+        """
+
     # --- what the callers ask for -----------------------------------------------------------------------------------
     def list(self, kind: Kind, namespace: str | None = None, selector: str | None = None) -> list[Object]:
         """All objects of a kind."""
@@ -155,6 +163,20 @@ class Kube(abc.ABC):
         }
         status: Object = self.create(review).get("status") or {}
         return status
+
+    def allowed(self, verb: str, kind: Kind, namespace: str | None, subresource: str | None = None) -> bool:
+        """Whether the caller may do `verb` (get, list, create, ...) on `kind`: the API server's own answer."""
+        about = {"verb": verb, "group": kind.group, "resource": kind.plural}
+        if namespace is not None:
+            about["namespace"] = namespace
+        if subresource is not None:
+            about["subresource"] = subresource
+        review = {
+            "apiVersion": ACCESS_REVIEW.api_version,
+            "kind": ACCESS_REVIEW.name,
+            "spec": {"resourceAttributes": about},
+        }
+        return bool((self.create(review).get("status") or {}).get("allowed"))
 
 
 def with_precondition(body: Mapping[str, Any], resource_version: str | None) -> Mapping[str, Any]:

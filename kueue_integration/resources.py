@@ -46,6 +46,25 @@ EVENT: Final = Kind("Event", "", "v1", "events")
 NAMESPACE: Final = Kind("Namespace", "", "v1", "namespaces", namespaced=False)
 LEASE: Final = Kind("Lease", "coordination.k8s.io", "v1", "leases")
 TOKEN_REVIEW: Final = Kind("TokenReview", "authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
+ACCESS_REVIEW: Final = Kind(
+    "SelfSubjectAccessReview", "authorization.k8s.io", "v1", "selfsubjectaccessreviews", namespaced=False
+)
+NODE: Final = Kind("Node", "", "v1", "nodes", namespaced=False)
+DEPLOYMENT: Final = Kind("Deployment", "apps", "v1", "deployments")
+ADMISSION_POLICY: Final = Kind(
+    "ValidatingAdmissionPolicy",
+    "admissionregistration.k8s.io",
+    "v1",
+    "validatingadmissionpolicies",
+    namespaced=False,
+)
+ADMISSION_POLICY_BINDING: Final = Kind(
+    "ValidatingAdmissionPolicyBinding",
+    "admissionregistration.k8s.io",
+    "v1",
+    "validatingadmissionpolicybindings",
+    namespaced=False,
+)
 WORKLOAD: Final = Kind("Workload", names.KUEUE_GROUP, names.KUEUE_VERSION, "workloads")
 LOCAL_QUEUE: Final = Kind("LocalQueue", names.KUEUE_GROUP, names.KUEUE_VERSION, "localqueues")
 CLUSTER_QUEUE: Final = Kind("ClusterQueue", names.KUEUE_GROUP, names.KUEUE_VERSION, "clusterqueues", namespaced=False)
@@ -70,6 +89,11 @@ KINDS: Final[Mapping[str, Kind]] = {
         NAMESPACE,
         LEASE,
         TOKEN_REVIEW,
+        ACCESS_REVIEW,
+        NODE,
+        DEPLOYMENT,
+        ADMISSION_POLICY,
+        ADMISSION_POLICY_BINDING,
         WORKLOAD,
         LOCAL_QUEUE,
         CLUSTER_QUEUE,

@@ -21,6 +21,7 @@ _COMMANDS = {
     "logs": ("logs:logs", "Print what the ranks print, across attempts."),
     "render": ("submit:render", "Print the Kubernetes objects of a job without creating them."),
     "delete": ("delete:delete", "Delete a job with everything that belongs to it."),
+    "doctor": ("doctor:doctor", "Check cluster, Kueue and chart; say how to fix what is wrong."),
     "local": ("local:local", "A real Kubernetes with Kueue on this machine: up, down, status."),
     "demo": ("demo:demo", "Run the demonstration on the local cluster."),
 }

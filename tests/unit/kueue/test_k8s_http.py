@@ -24,7 +24,7 @@ from kueue_integration.errors import (
     Unreachable,
 )
 from kueue_integration.k8s import ApiKube, connect
-from kueue_integration.resources import CONFIG_MAP, JOB
+from kueue_integration.resources import CONFIG_MAP, JOB, POD
 
 
 class Server:
@@ -162,3 +162,20 @@ def test_a_stream_that_breaks_off(server: Server) -> None:
 def test_no_kubeconfig_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(PlatformError, match="export KUBECONFIG"):
         connect(str(tmp_path / "nothing"))
+
+
+def test_an_access_review_asks_for_the_caller_and_believes_the_answer(server: Server) -> None:
+    server.chunks = [b'{"status": {"allowed": true}}']
+    assert kube(server.url).allowed("get", POD, "a", "log")
+    method, path, _, body = server.asked[-1]
+    assert (method, path) == ("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews")
+    wanted = {"verb": "get", "group": "", "resource": "pods", "subresource": "log", "namespace": "a"}
+    assert json.loads(body)["spec"] == {"resourceAttributes": wanted}
+    server.chunks = [b'{"status": {"allowed": false, "reason": "no"}}']
+    assert not kube(server.url).allowed("create", JOB, None)
+
+
+def test_a_path_that_is_no_object(server: Server) -> None:
+    server.chunks = [b'{"major": "1", "minor": "36"}']
+    assert kube(server.url).get_path("/version") == {"major": "1", "minor": "36"}
+    assert server.asked[-1][:2] == ("GET", "/version")

@@ -13,7 +13,7 @@ import pytest
 from kueue_integration.errors import AlreadyExists, Conflict, Forbidden, Gone, Invalid, NotFound
 from kueue_integration.fake import FakeKube
 from kueue_integration.k8s import Kube, connect
-from kueue_integration.resources import CONFIG_MAP, JOB, LEASE, NAMESPACE, SERVICE, WORKLOAD
+from kueue_integration.resources import CONFIG_MAP, JOB, LEASE, NAMESPACE, POD, SERVICE, WORKLOAD
 
 KUBECONFIG = "SINGULARITY_TEST_KUBECONFIG"
 """Kubeconfig of a cluster where the tests may make namespaces; set by the test command."""
@@ -228,6 +228,23 @@ def test_a_watch_from_the_distant_past_is_gone(kube: Kube, ns: str) -> None:
 
 def test_a_bad_token_is_not_authenticated(kube: Kube, ns: str) -> None:
     assert not kube.review_token("nonsense", ["singularity.dev"]).get("authenticated")
+
+
+def test_paths_that_are_no_objects(kube: Kube, ns: str) -> None:
+    if isinstance(kube, FakeKube):
+        kube.paths = {"/version": {"major": "1", "minor": "36"}}
+    version = kube.get_path("/version")
+    assert version["major"] == "1" and version["minor"].rstrip("+").isdigit()
+    with pytest.raises(NotFound):
+        kube.get_path("/apis/nobody.example")
+
+
+def test_what_the_caller_may_do(kube: Kube, ns: str) -> None:
+    assert kube.allowed("create", JOB, ns) and kube.allowed("get", POD, ns, "log")
+    if isinstance(kube, FakeKube):
+        kube.denied = {("create", "jobs"), ("get", "pods/log")}
+        assert not kube.allowed("create", JOB, ns) and not kube.allowed("get", POD, ns, "log")
+        assert kube.allowed("list", JOB, ns) and kube.allowed("get", POD, ns)
 
 
 def test_logs_of_a_pod_that_is_not_there(kube: Kube, ns: str) -> None:

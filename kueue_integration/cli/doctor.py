@@ -1,0 +1,73 @@
+"""`doctor`: is this cluster ready for training jobs, and what is to be done if not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+import time
+from collections.abc import Sequence
+
+import click
+
+from .. import doctor as library
+from . import EXIT_PLATFORM, tables
+from .common import cluster_options, open_cluster
+
+_INDENT = "      "
+
+
+@click.command()
+@cluster_options
+@click.option("-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True)
+@click.pass_context
+def doctor(ctx: click.Context, kubeconfig: str | None, context: str | None, namespace: str, output: str) -> None:
+    """Check the cluster, Kueue, the chart and a namespace; say what to do about each finding. Changes nothing.
+
+    \b
+    Examples:
+      singularityctl doctor
+      singularityctl doctor -n research
+      singularityctl doctor -o json | python3 -m json.tool
+
+    \b
+    Exit codes:
+      0 nothing fails (there may be warnings)   3 something fails, or there is no cluster
+    """
+    checks = library.run(open_cluster(kubeconfig, context), namespace, time.time())
+    failed = sum(check.status == library.FAIL for check in checks)
+    if output == "json":
+        click.echo(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))
+    else:
+        warned = sum(check.status == library.WARN for check in checks)
+        click.echo(render(checks, wide=output == "wide"))
+        click.echo(f"\n{len(checks)} checks: {failed} failed, {warned} warnings")
+    ctx.exit(EXIT_PLATFORM if failed else 0)
+
+
+def render(checks: Sequence[library.Check], wide: bool = False) -> str:
+    """One line per check; below a finding its fix. Commands are never wrapped: they are there to be copied."""
+    width = 10_000 if wide else tables.WIDTH
+    rows = [(check.status.upper().ljust(4), check.name, " ".join(check.message.split())) for check in checks]
+    head, *lines = tables.table(["", "CHECK", "FINDING"], rows, width).splitlines()
+    shown = [head]
+    for check, line in zip(checks, lines, strict=True):
+        shown.append(line)
+        sentence, *commands = check.fix.splitlines() or [""]
+        if line.endswith("…") and check.fix:  # the end of a message is often what matters
+            shown += _wrapped(" ".join(check.message.split()), "", width)
+        if sentence:
+            shown += _wrapped(sentence, "fix: ", width)
+        shown += [f"{_INDENT}     {command}" for command in commands]
+    return "\n".join(shown)
+
+
+def _wrapped(text: str, prefix: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        prefix + text,
+        width,
+        initial_indent=_INDENT,
+        subsequent_indent=_INDENT + " " * len(prefix),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,47 @@
+"""What is wrong with this cluster for training jobs, and what to do about it: `run` gives a list of `Check`.
+
+Reads only (access reviews leave nothing behind) and never raises for what the cluster is like: that is a finding.
+Printing belongs to `kueue_integration.cli.doctor`; the checks of one submission to `kueue_integration.checks`.
+"""
+
+from __future__ import annotations
+
+from ..kube import Kube
+from . import chart, cluster, jobs, queues, security
+from .check import FAIL, OK, WARN, Check, guarded
+
+__all__ = ["FAIL", "OK", "WARN", "Check", "run"]
+
+
+def run(kube: Kube, namespace: str, now: float) -> list[Check]:
+    """Every check, in the order in which a platform is built. `now` is Unix seconds, for the Lease and deadlines.
+
+    What cannot be there without something that is missing is left out: without Kueue there are no queues to check.
+    """
+    found = guarded("API server", cluster.api_server(kube))
+    if any(check.status == FAIL for check in found):
+        return found
+    found += guarded("nodes", cluster.nodes(kube))
+    kueue = guarded("Kueue", cluster.kueue(kube))
+    found += kueue
+    installed = chart.config(kube)
+    found += guarded("chart", chart.config_checks(installed))
+    if not isinstance(installed, Check):
+        found += guarded("store", chart.store(installed))
+        found += guarded("controller", chart.controller(kube))
+        found += guarded("lease", chart.lease(kube, now))
+        found += guarded("hold policy", chart.policy(kube))
+    served = all(check.status != FAIL for check in kueue)
+    if served and not isinstance(installed, Check):
+        found += guarded("fence", chart.fence(kube))
+    if served:
+        found += guarded("priority classes", queues.priority_classes(kube))
+    exists = guarded(f"namespace {namespace}", security.pod_security(kube, namespace))
+    found += exists
+    if any(check.status == FAIL and check.name == security.MISSING for check in exists):
+        return found
+    found += guarded("permissions", security.permissions(kube, namespace))
+    if served:
+        found += guarded("queues", queues.local_queues(kube, namespace))
+    maximum = 0 if isinstance(installed, Check) else installed.max_budget_s
+    return found + guarded("jobs", jobs.running(kube, namespace, now, maximum))

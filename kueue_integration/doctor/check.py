@@ -1,0 +1,65 @@
+"""`Check`, a finding with its fix, and `guarded`, which turns what the API server refuses into one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from proxy.protocol import names
+
+from ..errors import Forbidden, KubeError
+
+OK: Final = "ok"
+WARN: Final = "warn"
+FAIL: Final = "fail"
+"""Training jobs cannot run, or preemption is not what the platform promises."""
+
+HELM: Final = (
+    f"helm upgrade --install singularity charts/singularity -n {names.SYSTEM_NAMESPACE} \\\n"
+    "  --create-namespace \\\n"
+    "  --set images.agent=REGISTRY/singularity-agent:TAG \\\n"
+    "  --set images.controller=REGISTRY/singularity-controller:TAG \\\n"
+    "  --set store.url=gs://BUCKET/checkpoints"
+)
+REPAIR: Final = f"helm upgrade singularity charts/singularity -n {names.SYSTEM_NAMESPACE} --reuse-values"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `fix`: empty when `status` is ok; a sentence, then commands to copy on lines of their own."""
+
+    name: str
+    status: str
+    message: str
+    fix: str = ""
+
+
+def guarded(name: str, checks: Iterable[Check]) -> list[Check]:
+    """The findings of `checks`; where the API server stops them, that is the last finding."""
+    found: list[Check] = []
+    try:
+        found.extend(iter(checks))
+    except Forbidden as error:
+        found.append(
+            Check(name, WARN, f"not checked: {error}", "Let somebody who may read it run `singularityctl doctor`.")
+        )
+    except KubeError as error:
+        found.append(Check(name, FAIL, f"not checked: {error}", "Run it again when the API server answers."))
+    return found
+
+
+def listing(items: Iterable[object], most: int = 3) -> str:
+    """`a, b, c and 7 more`."""
+    texts = [str(item) for item in items]
+    rest = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + rest
+
+
+def unix(text: str) -> float:
+    """Unix seconds of an RFC 3339 time. Raises ValueError."""
+    moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return moment.timestamp()

@@ -1,0 +1,140 @@
+"""What a cluster must be before anything of ours is installed: API server, nodes, Kueue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from proxy.protocol import names
+
+from ..errors import NotFound
+from ..kube import Kube
+from ..resources import (
+    ADMISSION_CHECK,
+    CLUSTER_QUEUE,
+    LOCAL_QUEUE,
+    NODE,
+    PRIORITY_CLASS,
+    RESOURCE_FLAVOR,
+    WORKLOAD,
+    Object,
+    is_true,
+)
+from .check import FAIL, OK, WARN, Check, listing
+
+KUBERNETES = (1, 33)
+KERNEL = (5, 9)
+"""CRIU restores process ids with clone3(set_tid) and asks for CAP_CHECKPOINT_RESTORE: 5.5 and 5.9."""
+_NEEDED = (WORKLOAD, LOCAL_QUEUE, CLUSTER_QUEUE, ADMISSION_CHECK, PRIORITY_CLASS, RESOURCE_FLAVOR)
+_INSTALL_KUEUE = "Install Kueue 0.19 (0.15 or later): https://kueue.sigs.k8s.io/docs/installation"
+
+
+def api_server(kube: Kube) -> Iterator[Check]:
+    """Reachable, and new enough for ValidatingAdmissionPolicy and native sidecars."""
+    version = kube.get_path("/version")
+    text = str(version.get("gitVersion") or f"{version.get('major')}.{version.get('minor')}")
+    if _version(f"{version.get('major')}.{version.get('minor')}") >= KUBERNETES:
+        yield Check("API server", OK, f"Kubernetes {text}")
+    else:
+        wanted = ".".join(map(str, KUBERNETES))
+        yield Check(
+            "API server",
+            FAIL,
+            f"Kubernetes {text} is older than {wanted}",
+            f"Upgrade the cluster to Kubernetes {wanted} or later.",
+        )
+
+
+def kueue(kube: Kube) -> Iterator[Check]:
+    """Kueue's kinds are served in the version that this project speaks. Discovery needs no permission."""
+    try:
+        group = kube.get_path(f"/apis/{names.KUEUE_GROUP}")
+    except NotFound:
+        yield Check("Kueue", FAIL, f"not installed: nobody serves {names.KUEUE_GROUP}", _INSTALL_KUEUE)
+        return
+    served = [str(version.get("version")) for version in group.get("versions") or ()]
+    if names.KUEUE_VERSION not in served:
+        yield Check(
+            "Kueue",
+            FAIL,
+            f"{names.KUEUE_GROUP} is served as {listing(served)} only, not as {names.KUEUE_VERSION}",
+            "Upgrade Kueue to 0.19 (0.15 or later), its CRDs first.",
+        )
+        return
+    listed = kube.get_path(f"/apis/{names.KUEUE_GROUP}/{names.KUEUE_VERSION}").get("resources") or ()
+    there = {str(resource.get("name")) for resource in listed}
+    missing = [kind.plural for kind in _NEEDED if kind.plural not in there]
+    if missing:
+        yield Check(
+            "Kueue",
+            FAIL,
+            f"{names.KUEUE_VERSION} lacks {listing(missing, 6)}",
+            "Apply all CRDs of your Kueue release again; some are missing or of another version.",
+        )
+    else:
+        yield Check("Kueue", OK, f"{names.KUEUE_GROUP} served as {listing(served)}")
+
+
+def nodes(kube: Kube) -> Iterator[Check]:
+    """Ready nodes: one architecture, a kernel that CRIU can restore on, a container runtime that was tried."""
+    ready = [node for node in kube.list(NODE) if is_true(node, "Ready")]
+    if not ready:
+        yield Check("nodes", WARN, "no node is Ready", "Add nodes, or see `kubectl describe nodes`.")
+        return
+    yield _architecture(ready)
+    old = [node for node in ready if _info(node, "operatingSystem") != "linux" or not _kernel_ok(node)]
+    wanted = ".".join(map(str, KERNEL))
+    if old:
+        kinds = listing(f"{_name(n)} ({_info(n, 'operatingSystem')} {_info(n, 'kernelVersion')})" for n in old)
+        yield Check(
+            "node kernel",
+            FAIL if len(old) == len(ready) else WARN,
+            f"{len(old)} of {len(ready)} nodes cannot restore: {kinds}",
+            f"Use nodes with Linux {wanted} or later; keep training off others by nodeLabels of the ResourceFlavor.",
+        )
+    else:
+        kernels = sorted({_info(n, "kernelVersion") for n in ready})
+        yield Check("node kernel", OK, f"{len(ready)} ready nodes, Linux {listing(kernels)}")
+    runtimes = sorted({_info(n, "containerRuntimeVersion") for n in ready})
+    if all(runtime.startswith("containerd://") for runtime in runtimes):
+        yield Check("container runtime", OK, listing(runtimes))
+    else:
+        yield Check(
+            "container runtime",
+            WARN,
+            f"{listing(runtimes)}: only containerd has been tried",
+            "Preempt a small job on such a node first, or keep training on nodes with containerd.",
+        )
+
+
+def _architecture(ready: list[Object]) -> Check:
+    count: dict[str, int] = {}
+    for node in ready:
+        count[_info(node, "architecture")] = count.get(_info(node, "architecture"), 0) + 1
+    text = listing(f"{name} ({number})" for name, number in sorted(count.items()))
+    if len(count) == 1:
+        return Check("node architecture", OK, text)
+    return Check(
+        "node architecture",
+        WARN,
+        f"{text}: a checkpoint restores on its own architecture only",
+        "Give each ClusterQueue flavors of one architecture: nodeLabels kubernetes.io/arch in the ResourceFlavor.",
+    )
+
+
+def _name(node: Object) -> str:
+    return str(node["metadata"]["name"])
+
+
+def _info(node: Object, key: str) -> str:
+    return str(((node.get("status") or {}).get("nodeInfo") or {}).get(key) or "unknown")
+
+
+def _kernel_ok(node: Object) -> bool:
+    return _version(_info(node, "kernelVersion")) >= KERNEL
+
+
+def _version(text: str) -> tuple[int, int]:
+    """Leading `major.minor` of a version such as `33+` or `6.18.0-cloud`, (0, 0) when there is none."""
+    found = re.match(r"v?(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

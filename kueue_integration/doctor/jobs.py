@@ -1,0 +1,104 @@
+"""The hold of every training job that runs now: H1, no hold outlives its deadline, which is within the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from proxy.protocol import names
+
+from ..kube import Kube
+from ..resources import JOB, WORKLOAD, Object, annotation, is_true, label, selector
+from .check import FAIL, OK, WARN, Check, unix
+
+RETRY_S = 30.0
+"""After the deadline Kueue still has to ask again; its back-off within a checkpoint budget stays well below this."""
+
+
+def running(kube: Kube, namespace: str, now: float, max_budget_s: int) -> Iterator[Check]:
+    """`max_budget_s` is the platform's ceiling in seconds, 0 when it is not known."""
+    managed = kube.list(JOB, namespace, selector({names.LABEL_MANAGED: "true"}))
+    live = [job for job in managed if not (job.get("spec") or {}).get("suspend") and not _ended(job)]
+    if not live:
+        yield Check("jobs", OK, f"{len(managed)} in namespace {namespace}, none runs")
+        return
+    workloads = {label(w, names.KUEUE_JOB_UID_LABEL): w for w in kube.list(WORKLOAD, namespace)}
+    for job in live:
+        yield _hold(job, workloads.get(job["metadata"]["uid"]), now, max_budget_s)
+
+
+def _ended(job: Object) -> bool:
+    return any(is_true(job, name) for name in ("Complete", "Failed"))
+
+
+def _hold(job: Object, workload: Object | None, now: float, max_budget_s: int) -> Check:
+    name = f"job {job['metadata']['name']}"
+    hold = annotation(job, names.ANN_HOLD)
+    if hold is None:
+        return Check(name, OK, "runs without a hold: checkpoints within its grace period only")
+    if hold not in (names.HOLD_ARMED, names.HOLD_RELEASED):
+        meant = f"{names.HOLD_ARMED} or {names.HOLD_RELEASED}"
+        return Check(name, WARN, f"{names.ANN_HOLD} = {hold!r} is neither {meant}: nothing is held", _rearm(job))
+    evicted = is_true(workload, "Evicted")
+    if hold == names.HOLD_RELEASED:
+        return Check(name, OK, "hold released" + (", about to be suspended" if evicted else ""))
+    text = annotation(job, names.ANN_HOLD_DEADLINE)
+    if text is None:
+        waits = "its checkpoint is about to be asked for" if evicted else "not being evicted"
+        return _budget(job, name, max_budget_s) or Check(name, OK, f"hold armed, {waits}")
+    try:
+        left = unix(text) - now
+    except ValueError:
+        wrong = f"{names.ANN_HOLD_DEADLINE} = {text!r} is not a time: the policy holds nothing"
+        return Check(name, WARN, wrong, _clear(job))
+    allowed = _seconds(job, max_budget_s)
+    if allowed is not None and left > allowed + RETRY_S:
+        late = f"its deadline is {left:.0f} s away, its budget is {allowed} s: preemption is blocked for too long"
+        return Check(name, FAIL, late, _release(job))
+    if not evicted:
+        stale = f"has a deadline ({text}) without an eviction: the next one would not be held"
+        return Check(name, WARN, stale, _clear(job))
+    if left < -RETRY_S:
+        over = f"hold passed its deadline {-left:.0f} s ago and the job still runs"
+        return Check(
+            name, FAIL, over, "Kueue does not ask again, or the policy still denies: see Kueue's log." + _also(job)
+        )
+    return Check(name, OK, f"is being checkpointed, {max(left, 0):.0f} s left")
+
+
+def _budget(job: Object, name: str, max_budget_s: int) -> Check | None:
+    text = annotation(job, names.ANN_BUDGET)
+    if text is not None and not (text.isascii() and text.isdigit()):
+        wrong = f"{names.ANN_BUDGET} = {text!r} is not a whole number: it would be let go without a checkpoint"
+        return Check(name, WARN, wrong, f"Correct it:\n{_annotate(job, f'{names.ANN_BUDGET}=120')}")
+    if text is not None and 0 < max_budget_s < int(text):
+        cut = f"its budget of {text} s is cut to the platform's ceiling of {max_budget_s} s"
+        return Check(name, WARN, cut, "Raise budget.maxSeconds of the chart if its checkpoint takes longer.")
+    return None
+
+
+def _seconds(job: Object, max_budget_s: int) -> int | None:
+    """The budget in force, None when neither the job nor the platform tells."""
+    text = annotation(job, names.ANN_BUDGET) or ""
+    known = [int(text)] if text.isascii() and text.isdigit() else []
+    return min(known + ([max_budget_s] if max_budget_s else []), default=None)
+
+
+def _annotate(job: Object, change: str) -> str:
+    meta = job["metadata"]
+    return f"kubectl -n {meta['namespace']} annotate job {meta['name']} --overwrite \\\n  {change}"
+
+
+def _release(job: Object) -> str:
+    return f"Let the preemption through:\n{_annotate(job, f'{names.ANN_HOLD}={names.HOLD_RELEASED}')}"
+
+
+def _also(job: Object) -> str:
+    return f"\n{_annotate(job, f'{names.ANN_HOLD}={names.HOLD_RELEASED}')}"
+
+
+def _rearm(job: Object) -> str:
+    return f"Arm it again:\n{_annotate(job, f'{names.ANN_HOLD}={names.HOLD_ARMED}')}"
+
+
+def _clear(job: Object) -> str:
+    return f"Remove it:\n{_annotate(job, f'{names.ANN_HOLD_DEADLINE}-')}"

@@ -1,0 +1,110 @@
+"""The namespace's LocalQueues with their ClusterQueues, and the priority classes that decide who preempts whom."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from proxy.protocol import names
+
+from ..errors import Forbidden
+from ..kube import Kube
+from ..resources import CLUSTER_QUEUE, LOCAL_QUEUE, PRIORITY_CLASS, Object, condition
+from .check import FAIL, OK, REPAIR, WARN, Check, listing
+
+
+def priority_classes(kube: Kube) -> Iterator[Check]:
+    """At least two: among equals nothing is preempted by priority."""
+    found = sorted((int(c.get("value") or 0), str(c["metadata"]["name"])) for c in kube.list(PRIORITY_CLASS))
+    if len({value for value, _ in found}) >= 2:
+        yield Check("priority classes", OK, listing((f"{name} {value}" for value, name in found), 6))
+    else:
+        there = f"only {found[0][1]}" if found else "none"
+        fix = "Create WorkloadPriorityClasses with different values, for example low 10 and high 1000."
+        yield Check("priority classes", WARN, f"{there}: no job can preempt another by priority", fix)
+
+
+def local_queues(kube: Kube, namespace: str) -> Iterator[Check]:
+    """One finding per LocalQueue if all is well with it, else one per thing that is not."""
+    found = kube.list(LOCAL_QUEUE, namespace)
+    if not found:
+        values = f"--set sampleQueues.enabled=true,sampleQueues.namespace={namespace}"
+        sample = f"{REPAIR} \\\n  {values}"
+        yield Check(
+            "queue",
+            FAIL,
+            f"namespace {namespace} has no LocalQueue, so nothing can be submitted to it",
+            f"Create a LocalQueue that points to a ClusterQueue, or take the chart's sample queues:\n{sample}",
+        )
+    for queue in found:
+        name, target = str(queue["metadata"]["name"]), str((queue.get("spec") or {}).get("clusterQueue", ""))
+        wrong = list(_queue(kube, f"queue {name}", queue, target))
+        yield from wrong or [Check(f"queue {name}", OK, f"ClusterQueue {target}: fenced, active, preempts")]
+
+
+def _queue(kube: Kube, name: str, queue: Object, target: str) -> Iterator[Check]:
+    try:
+        cluster_queue = kube.find(CLUSTER_QUEUE, None, target)
+    except Forbidden as error:
+        yield Check(name, WARN, f"ClusterQueue {target} not checked: {error}", "Let the platform team run this.")
+        return
+    if cluster_queue is None:
+        fix = "Create it, or make the LocalQueue again with one of `kubectl get clusterqueues`."
+        yield Check(name, FAIL, f"ClusterQueue {target} does not exist", fix)
+        return
+    spec = cluster_queue.get("spec") or {}
+    yield from _fenced(name, target, spec)
+    yield from _active(name, "clusterqueue", cluster_queue)
+    yield from _active(name, "localqueue", queue)
+    preemption = spec.get("preemption") or {}
+    if all(preemption.get(key, "Never") == "Never" for key in ("withinClusterQueue", "reclaimWithinCohort")):
+        patch = _patch(target, {"preemption": {"withinClusterQueue": "LowerPriority"}})
+        fix = f"If urgent jobs shall not wait, allow it:\n{patch}"
+        yield Check(name, WARN, f"ClusterQueue {target} never preempts: urgent jobs wait for others to end", fix)
+
+
+def _fenced(name: str, target: str, spec: Mapping[str, Any]) -> Iterator[Check]:
+    strategy = [dict(item) for item in (spec.get("admissionChecksStrategy") or {}).get("admissionChecks") or ()]
+    ours = [item for item in strategy if item.get("name") == names.ADMISSION_CHECK_NAME]
+    if not ours:
+        # A merge patch replaces the list: the checks of others have to be in it.
+        wanted = [*strategy, {"name": names.ADMISSION_CHECK_NAME}]
+        patch = _patch(target, {"admissionChecksStrategy": {"admissionChecks": wanted}})
+        text = f"ClusterQueue {target} lacks admission check {names.ADMISSION_CHECK_NAME}"
+        yield Check(
+            name, FAIL, text, f"Submit refuses such a queue; add it (other jobs are let through at once):\n{patch}"
+        )
+        return
+    flavors = {
+        str(flavor["name"]) for group in spec.get("resourceGroups") or () for flavor in group.get("flavors") or ()
+    }
+    only = {str(flavor) for item in ours for flavor in item.get("onFlavors") or ()}
+    if only and flavors - only:
+        wanted = [{"name": i["name"]} if i.get("name") == names.ADMISSION_CHECK_NAME else i for i in strategy]
+        patch = _patch(target, {"admissionChecksStrategy": {"admissionChecks": wanted}})
+        text = f"ClusterQueue {target} is not fenced on flavor {listing(sorted(flavors - only))}"
+        yield Check(name, FAIL, text, f"Fence all its flavors:\n{patch}")
+
+
+def _active(name: str, resource: str, obj: Object) -> Iterator[Check]:
+    title, where = obj["metadata"]["name"], obj["metadata"].get("namespace")
+    who = f"{'ClusterQueue' if resource == 'clusterqueue' else 'LocalQueue'} {title}"
+    told = condition(obj, "Active")
+    stopped = str((obj.get("spec") or {}).get("stopPolicy") or "None")
+    if stopped != "None":
+        start = f"kubectl {f'-n {where} ' if where else ''}patch {resource} {title} --type merge \\\n"
+        fix = "Start it again:\n" + start + '  -p \'{"spec":{"stopPolicy":"None"}}\''
+        yield Check(name, FAIL, f"{who} is stopped (stopPolicy {stopped})", fix)
+    elif told is None:
+        yield Check(name, FAIL, f"Kueue has not reported on {who}", "Is Kueue's controller running? See its log.")
+    elif told.get("status") != "True":
+        text = f"{who} is not active: {told.get('reason', '')}: {told.get('message', '')}"
+        yield Check(
+            name, FAIL, text, "Do what the message says; missing flavors and inactive checks are the usual ones."
+        )
+
+
+def _patch(target: str, spec: Mapping[str, Any]) -> str:
+    body = json.dumps({"spec": spec}, separators=(",", ":"))
+    return f"kubectl patch clusterqueue {target} --type merge \\\n  -p '{body}'"

@@ -1,0 +1,71 @@
+"""What the namespace allows and what the caller may do in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..checks import POD_SECURITY
+from ..errors import Forbidden
+from ..kube import Kube
+from ..resources import CONFIG_MAP, JOB, LOCAL_QUEUE, NAMESPACE, POD, SERVICE, WORKLOAD, Kind
+from .check import FAIL, OK, WARN, Check
+
+MISSING = "namespace"
+"""Name of the finding that the namespace does not exist: nothing else can be said about it then."""
+
+_NEEDED: tuple[tuple[Kind, str | None, tuple[str, ...]], ...] = (
+    (JOB, None, ("get", "list", "watch", "create", "patch", "delete")),
+    (CONFIG_MAP, None, ("get", "create", "delete")),
+    (SERVICE, None, ("get", "create", "delete")),
+    (POD, None, ("list",)),
+    (POD, "log", ("get",)),
+    (WORKLOAD, None, ("list",)),
+    (LOCAL_QUEUE, None, ("list",)),
+)
+"""What submit, status, logs and delete ask for."""
+
+
+def pod_security(kube: Kube, namespace: str) -> Iterator[Check]:
+    """The namespace exists and lets pods add the capabilities that checkpoints need."""
+    try:
+        found = kube.find(NAMESPACE, None, namespace)
+    except Forbidden as error:
+        fix = f"Ask for its label {POD_SECURITY}: it must be privileged or absent."
+        yield Check("pod security", WARN, f"not checked: {error}", fix)
+        return
+    if found is None:
+        fix = f"Create it, or name another one (-n):\nkubectl create namespace {namespace}"
+        yield Check(MISSING, FAIL, f"{namespace} does not exist", fix)
+        return
+    level = (found["metadata"].get("labels") or {}).get(POD_SECURITY)
+    if level in ("baseline", "restricted"):
+        yield Check(
+            "pod security",
+            FAIL,
+            f"{namespace} enforces {level!r}, which refuses what checkpoints need",
+            f"Allow the capabilities, or use another namespace:\n"
+            f"kubectl label namespace {namespace} --overwrite {POD_SECURITY}=privileged",
+        )
+    else:
+        yield Check("pod security", OK, f"namespace {namespace}: {level or 'no level of its own'}")
+
+
+def permissions(kube: Kube, namespace: str) -> Iterator[Check]:
+    """The API server's own answers for the caller."""
+    missing: list[str] = []
+    grants: list[str] = []
+    for kind, part, verbs in _NEEDED:
+        denied = [verb for verb in verbs if not kube.allowed(verb, kind, namespace, part)]
+        if denied:
+            resource = kind.plural + (f".{kind.group}" if kind.group else "") + (f"/{part}" if part else "")
+            missing.append(f"{'/'.join(denied)} {resource}")
+            grants.append(f"--verb={','.join(denied)} --resource={resource}")
+    if not missing:
+        yield Check("permissions", OK, f"you may submit, follow and delete jobs in {namespace}")
+        return
+    role = "\n".join(
+        f"kubectl -n {namespace} create role singularity-user-{number} \\\n  {grant}"
+        for number, grant in enumerate(grants, 1)
+    )
+    fix = f"Ask for these Roles in namespace {namespace}, each with a RoleBinding to you:\n{role}"
+    yield Check("permissions", FAIL, f"you may not {'; '.join(missing)} in {namespace}", fix)
