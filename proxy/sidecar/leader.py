@@ -153,6 +153,9 @@ class Leader:
         except StaleAttemptError as error:
             self.stale(error)
         except (ProxyError, asyncio.TimeoutError, TimeoutError, ValueError) as error:
+            if self.state.phase != "commit":
+                log.warning("commit of %s: %s", state.checkpoint_id, error)
+                return  # a report was answered with "stale" meanwhile: everything ends
             reason = str(error) or "the store did not take the manifest in time"
             after, failure = machine.cancelled(
                 self.state, f"the images of step {state.stop_at} are stored, but the commit failed: {reason}"
@@ -161,7 +164,8 @@ class Leader:
             self._tell(failure)
         else:
             log.info("committed %s at step %d", manifest.id, manifest.step)
-            self._move(machine.committed(self.state))
+            if self.state.phase == "commit":
+                self._move(machine.committed(self.state))
 
     def _manifest(self, state: State) -> tuple[Manifest, int]:
         sets = [self._images[i] for i in range(state.workers)]

@@ -7,7 +7,9 @@ import logging
 import shutil
 import time
 
+from ..errors import RestoreRefusedError
 from ..protocol import names
+from ..protocol.manifest import Manifest
 from ..protocol.messages import CheckpointRef, Plan
 from ..store import Store
 from . import machine_facts
@@ -28,6 +30,7 @@ async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef) -> Pl
     """
     store = Store(ref.url)
     manifest = await asyncio.to_thread(store.read_manifest, config.namespace, config.job, ref.id)
+    _check_committed(manifest, ref)
     warning = machine_facts.check(manifest, config.world_size, machine_facts.requirements())
     if warning:
         log.warning(warning)
@@ -48,3 +51,15 @@ async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef) -> Pl
         generation=manifest.generation,
         checkpoint_id=ref.id,
     )
+
+
+def _check_committed(manifest: Manifest, ref: CheckpointRef) -> None:
+    """Ids repeat when two Jobs of one name (two clusters, say) share a store: what was committed counts."""
+    found = (manifest.attempt, manifest.generation, manifest.step, manifest.created_at)
+    if found != (ref.attempt, ref.generation, ref.step, ref.created_at):
+        raise RestoreRefusedError(
+            f"checkpoint {ref.id} in {ref.url} is not the one that was committed: it has step {manifest.step}, "
+            f"generation {manifest.generation}, made at {manifest.created_at:.3f}; committed was step {ref.step}, "
+            f"generation {ref.generation}, made at {ref.created_at:.3f}. Another job of this name writes to the store: "
+            "give each cluster a store URL of its own"
+        )

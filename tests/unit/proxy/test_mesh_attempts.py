@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,25 @@ async def test_corrupt_chunk_refuses_the_restore_by_name(folder: Path, controlle
     second = await World(folder, controller, workers=2, world_size=2, attempt=2).start()
     await eventually("refusal", lambda: second.launchers[1].refusal)
     assert chunk.sha256 in second.launchers[1].refusal and "does not match its digest" in second.launchers[1].refusal
+    await second.end()
+
+
+async def test_a_manifest_of_the_same_name_that_was_not_committed_is_not_restored(
+    folder: Path, controller: FakeController
+) -> None:
+    first = await World(folder, controller, workers=1, world_size=1).start()
+    await first.stepped(3)
+    await controller.command(20)
+    await eventually("commit", lambda: controller.commits)
+    await first.end()
+    ref = controller.commits[0].checkpoint
+    store = Store(ref.url)
+    store.write_manifest(replace(store.read_manifest("team", "train", ref.id), step=ref.step + 7))  # another cluster's
+    controller.attempt, controller.leader_ip = 2, ""
+    second = await World(folder, controller, workers=1, world_size=1, attempt=2).start()
+    await eventually("refusal", lambda: second.launchers[0].refusal)
+    assert f"has step {ref.step + 7}" in second.launchers[0].refusal
+    assert f"committed was step {ref.step}" in second.launchers[0].refusal
     await second.end()
 
 

@@ -9,22 +9,26 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import pytest
 from mesh_world import eventually, free_port
 
-from proxy.errors import ConfigError, RestoreRefusedError
+from proxy.errors import ConfigError, ControllerError, RestoreRefusedError, StaleAttemptError
 from proxy.protocol import names, page
-from proxy.protocol.manifest import Manifest, Requirements
+from proxy.protocol.manifest import Manifest, RankImage, Requirements
 from proxy.protocol.messages import LauncherCommand, LauncherEvent, Plan, from_json, to_json
 from proxy.protocol.ratchet import RankView
 from proxy.sidecar import machine_facts
 from proxy.sidecar.barrier_page import BarrierPage
 from proxy.sidecar.config import ENV_ROOT, from_env
 from proxy.sidecar.launcher_api import LauncherApi
+from proxy.sidecar.leader import Leader
+from proxy.sidecar.machine import Trigger
 from proxy.sidecar.mesh import Follower, MeshServer
 from proxy.sidecar.peers import Directive, PodReport
 from proxy.sidecar.pod import Pod, resume_port
@@ -218,6 +222,25 @@ async def test_a_follower_ends_on_the_last_word_after_the_leader_has_gone(short:
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
     barrier.close()
+
+
+async def test_a_failed_commit_does_not_revive_an_attempt_that_was_called_stale_meanwhile(short: Path) -> None:
+    config = from_env({**ENV, ENV_ROOT: str(short), names.ENV_INDEX: "0", names.ENV_WORLD_SIZE: "2"})
+
+    class Away:
+        """A controller that answers a report with "stale" and is then gone."""
+
+        async def commit(self, *_: object) -> None:
+            leader.stale(StaleAttemptError("attempt 3 is current"))
+            raise ControllerError("cannot be reached")
+
+    leader = Leader(config, Away(), Store(f"file://{short}/store"), None)  # type: ignore[arg-type]
+    trigger = Trigger("preempted", time.time(), time.time() + 20)
+    leader.state = replace(leader.state, phase="commit", sequence=1, stop_at=5, acquired=True, trigger=trigger)
+    generation = leader.state.generation
+    leader._images = {i: (generation, [RankImage(i, [])], 0) for i in range(2)}
+    await leader._commit()
+    assert leader.state.phase == "stopped" and leader.directive.op == "exit"
 
 
 async def test_the_module_refuses_a_bad_environment_with_one_sentence() -> None:
