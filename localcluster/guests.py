@@ -55,7 +55,10 @@ def stop(home: Path) -> None:
 def _records(home: Path) -> list[ProcessId]:
     found = []
     for path in (*home.glob(f"{FOLDER}/*"), *home.glob(f"*/{FOLDER}/*")):
-        pid, _, started = path.read_text().partition(" ")
+        try:
+            pid, _, started = path.read_text().partition(" ")
+        except FileNotFoundError:  # somebody removes the folder at this moment
+            continue
         if pid.isdigit() and started.isdigit():  # else its writer was killed in between, before the guest did anything
             found.append(ProcessId(int(pid), int(started)))
     return found

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -30,7 +31,10 @@ REAP_TIMEOUT_S = 30.0
 
 
 class Airflow:
-    """One installation below `home`. `start` wipes it: every run begins with an empty history."""
+    """One installation below `home`. `start` wipes it: every run begins with an empty history.
+
+    `stop` may come from another thread while `start` runs: that ends with AirflowStartError, and nothing starts later.
+    """
 
     def __init__(
         self,
@@ -47,6 +51,8 @@ class Airflow:
         self._say = say
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._env: dict[str, str] = {}
+        self._starting = threading.Lock()
+        self._stopped = False
         self.api = AirflowApi("http://127.0.0.1:0")
 
     @property
@@ -75,9 +81,15 @@ class Airflow:
 
     def start_part(self, part: str) -> None:
         """Start one process (again)."""
-        with open(self.log_file(part), "ab") as log:
-            self._processes[part] = subprocess.Popen(
-                [sys.executable, "-m", "airflow", part],
+        self._processes[part] = self._run(part, part)
+
+    def _run(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start `airflow ARGUMENTS` as guest `name`. Raises AirflowStartError after `stop`."""
+        with self._starting, open(self.log_file(name), "ab") as log:
+            if self._stopped:
+                raise AirflowStartError("Airflow was stopped while it was starting")
+            process = subprocess.Popen(
+                [sys.executable, "-m", "airflow", *arguments],
                 env=self._env,
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,
@@ -85,7 +97,8 @@ class Airflow:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        guests.register(self.home, part, self._processes[part].pid)
+            guests.register(self.home, name, process.pid)
+        return process
 
     def kill_part(self, part: str) -> None:
         """kill -9 of one process and of everything it started, as a crash of its machine would be."""
@@ -97,27 +110,27 @@ class Airflow:
         return self.home / f"{part}.out"
 
     def stop(self) -> None:
-        """Stop every process of this home. Never raises for one that is gone already."""
+        """Stop every process of this home, and the start that may be under way. No error for what is gone already."""
+        with self._starting:
+            self._stopped = True
         guests.stop(self.home)
         for process in list(self._processes.values()):
             process.wait(REAP_TIMEOUT_S)
 
     def _migrate(self) -> None:
-        with open(self.log_file("db-migrate"), "wb") as log:
-            done = subprocess.run(
-                [sys.executable, "-m", "airflow", "db", "migrate"],
-                env=self._env,
-                cwd=self.home,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                timeout=MIGRATE_TIMEOUT_S,
-                check=False,
-            )
-        if done.returncode:
-            raise AirflowStartError(f"airflow db migrate failed:\n{tail(self.log_file('db-migrate'))}")
+        process = self._run("db-migrate", "db", "migrate")
+        try:
+            code = process.wait(MIGRATE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(REAP_TIMEOUT_S)
+            code = process.returncode
+        if code:
+            raise AirflowStartError(f"airflow db migrate ended with {code}:\n{tail(self.log_file('db-migrate'))}")
 
     def _healthy(self) -> bool:
+        if self._stopped:
+            raise AirflowStartError("Airflow was stopped while it was starting")
         for part, process in list(self._processes.items()):
             if process.poll() is not None:
                 raise AirflowStartError(f"airflow {part} ended with {process.returncode}:\n{tail(self.log_file(part))}")

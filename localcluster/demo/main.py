@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -35,7 +35,7 @@ def run_demo(keep: bool = False, output: Path = DEFAULT_OUTPUT, cluster: str = "
     for old in ("report.json", "timeline.svg"):
         (output / old).unlink(missing_ok=True)
     stage = Stage(cluster, progress.say)
-    with _sigterm_is_interrupt():
+    with _first_interrupt() as no_more:
         try:
             return _run(stage, output, keep)
         except (SingularityError, LocalClusterError, OSError, ValueError) as error:
@@ -43,9 +43,10 @@ def run_demo(keep: bool = False, output: Path = DEFAULT_OUTPUT, cluster: str = "
             stage.save_evidence(output / "logs")
             return 1
         except KeyboardInterrupt:
-            progress.say("interrupted")
+            progress.say("interrupted: taking down what was started")
             return INTERRUPTED
         finally:
+            no_more()
             stage.close(keep)
 
 
@@ -75,14 +76,24 @@ def write(output: Path, expect: Expectation, outcome: Outcome, content: dict[str
 
 
 @contextmanager
-def _sigterm_is_interrupt() -> Iterator[None]:
-    """SIGTERM tears down like Ctrl-C does."""
+def _first_interrupt() -> Iterator[Callable[[], None]]:
+    """The first SIGINT or SIGTERM is a KeyboardInterrupt; later ones, and all after the yielded function was called, do
+    nothing. `timeout make demo` sends several at once, and half a teardown is the one thing nobody wants."""
+    heard = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        nonlocal heard
+        if not heard:
+            heard = True
+            raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    def no_more() -> None:
+        nonlocal heard
+        heard = True
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield no_more
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from kueue_integration.k8s import Kube, connect
 from kueue_integration.platform import PlatformConfig, load
 from localcluster import cluster as local
-from localcluster import registry, sandbox
+from localcluster import host, registry, sandbox
 
 from .airflow import Airflow
 from .evidence import collect, show
@@ -40,32 +40,33 @@ class Stage:
 
     def up(self) -> None:
         """Cluster (idempotent) and a fresh Airflow, side by side. Raises LocalClusterError."""
+        host.check_root()
         known = registry.find(self.name)
         self._was_up = known is not None and sandbox.find(known) is not None
         self._started = True
         place = local.describe(registry.allocate(self.name))
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            booting = pool.submit(self._start_airflow, place)
-            try:
-                self._cluster = local.up(self.name, progress=lambda text: self.say(_unstamped(text)))
-                booting.result()
-            except BaseException:
-                self.stop_airflow()  # whoever waits for it to become healthy is told so
-                raise
-        self._kube = connect(str(self._cluster.kubeconfig))
-        self._platform = load(self._kube)
-
-    def _start_airflow(self, place: local.Cluster) -> None:
-        started = time.monotonic()
-        self.say("Airflow: starting api-server, scheduler, dag-processor, triggerer")
-        self._airflow = Airflow(
+        airflow = self._airflow = Airflow(
             home=place.root / "airflow",
             dags=self._dags,
             kubeconfig=place.kubeconfig,
             extra_env={"SINGULARITY_SHARED_DIR": str(place.shared)},
         )
-        self._airflow.start()
-        self.say(f"Airflow: healthy after {time.monotonic() - started:.1f} s, {self._airflow.url}")
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            booting = pool.submit(self._start, airflow)
+            try:
+                self._cluster = local.up(self.name, progress=lambda text: self.say(_unstamped(text)))
+                booting.result()
+            except BaseException:
+                self.stop_airflow()  # at whatever point of its start it is
+                raise
+        self._kube = connect(str(self._cluster.kubeconfig))
+        self._platform = load(self._kube)
+
+    def _start(self, airflow: Airflow) -> None:
+        started = time.monotonic()
+        self.say("Airflow: starting api-server, scheduler, dag-processor, triggerer")
+        airflow.start()
+        self.say(f"Airflow: healthy after {time.monotonic() - started:.1f} s, {airflow.url}")
 
     @property
     def cluster(self) -> local.Cluster:
@@ -107,9 +108,11 @@ class Stage:
             if self._airflow is not None:
                 self.say(f"{self.where()}\nit stays up; stop it with: singularityctl local down --name {self.name}")
             return
-        self.stop_airflow()
-        if self._started and not self._was_up:
-            local.down(self.name, progress=lambda text: self.say(_unstamped(text)))
+        try:
+            self.stop_airflow()
+        finally:
+            if self._started and not self._was_up:
+                local.down(self.name, progress=lambda text: self.say(_unstamped(text)))
         self._cluster = None
 
 
