@@ -173,7 +173,9 @@ class Api:
         job, _ = await self._speaker(request, namespace, name, attempt, leader=True)
 
         def look() -> Command | None:
-            current = self._world.jobs.get(namespace, name) or job
+            current = self._world.jobs.get(namespace, name)
+            if current is None or _behind(current, job, attempt):
+                current = job  # our copy is older than what the API server has just said
             inbox.require_current(current, attempt)
             command = inbox.command(current)
             return command if command is not None and command.seq > after else None
@@ -233,6 +235,10 @@ def health_app(ready: Callable[[], str], alive: Callable[[], str], metrics: Metr
     app.router.add_get("/readyz", probe(ready))
     app.router.add_get("/metrics", numbers)
     return app
+
+
+def _behind(copy: Object, job: Object, attempt: int) -> bool:
+    return bool(copy["metadata"]["uid"] != job["metadata"]["uid"] or views.attempt(copy) < attempt)
 
 
 def _json(data: Any, status: int = 200) -> web.Response:

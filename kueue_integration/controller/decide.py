@@ -28,13 +28,15 @@ def decide(
     if not views.managed(job) or job["metadata"].get("deletionTimestamp"):
         return Decision()
     running = not views.suspended(job) and not views.failing(job)
-    if workload is not None and running and is_true(workload, "Evicted") and views.hold(job) == names.HOLD_ARMED:
+    # Kueue suspends the Job of a deleted Workload too, and keeps its quota until that succeeds.
+    leaves = workload is not None and (is_true(workload, "Evicted") or "deletionTimestamp" in workload["metadata"])
+    if workload is not None and running and leaves and views.hold(job) == names.HOLD_ARMED:
         return hold.decide(job, workload, pods, preemptor, now, settings)
     try:
         changed = _bookkeeping(job, workload, preemptor, now)
         if changed is not None:
             return Decision(changed)
-        if workload is not None and running and not is_true(workload, "Evicted"):
+        if workload is not None and running and not leaves:
             return Decision(_broken(job, workload, pods, settings))
     except BadAnnotationError:
         pass  # said at the fence, where it stops something

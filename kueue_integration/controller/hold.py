@@ -16,6 +16,9 @@ from . import clock, records, views
 from .actions import Decision, ReleaseHold, StartCheckpoint
 from .errors import BadAnnotationError
 
+SKEW_S = 2.0
+"""Clocks of replicas may differ so much; a deadline that is further away than the budget allows is not one of ours."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -46,7 +49,7 @@ def decide(
     obstacle = _obstacle(job, pods, started=deadline is not None)
     if obstacle:
         return Decision(_release(history, record, "no-pods", f"{records.NO_CHECKPOINT}: {obstacle}; {restart}"))
-    if deadline is None:
+    if deadline is None or deadline > now + budget + SKEW_S:
         due = now + budget
         change: dict[str, str | None] = {names.ANN_HOLD_DEADLINE: clock.to_text(due)}
         if record is not None:

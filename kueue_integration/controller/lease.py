@@ -82,6 +82,7 @@ class LeaseKeeper:
             lease = self._kube.get_lease(self._namespace, self._name)
             if self._may_take(lease):
                 self._kube.update_lease(self._renewal(lease))
+                self._change(self.leads)  # expired while the API server was slow: what came meanwhile was dropped
                 self._renewed = time.monotonic()
                 self._change(True)
             else:

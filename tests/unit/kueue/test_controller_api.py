@@ -254,6 +254,16 @@ async def test_a_command_wakes_the_long_poll(served):
     assert (await asyncio.wait_for(waiting, 10))[0] == 409
 
 
+async def test_a_copy_that_is_behind_does_not_end_the_attempt(served, monkeypatch):
+    """The watch lags: our copy still shows the attempt before, or a Job of that name that is gone."""
+    monkeypatch.setattr(api_module, "LONG_POLL_S", 0.2)
+    before = scene.job(suspend=False, annotations={names.ANN_HOLD: "armed", names.ANN_ATTEMPT: "0"})
+    gone = scene.job(suspend=False, uid="gone", annotations={names.ANN_HOLD: "armed", names.ANN_ATTEMPT: "9"})
+    for copy in (before, gone):
+        monkeypatch.setattr(served.world.jobs, "get", lambda namespace, name, copy=copy: copy)
+        assert await served.commands() == (204, "")
+
+
 async def test_a_long_poll_without_news_ends_with_204(served, monkeypatch):
     monkeypatch.setattr(api_module, "LONG_POLL_S", 0.2)
     assert await served.commands() == (204, "")

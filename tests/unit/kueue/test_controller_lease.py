@@ -61,6 +61,26 @@ def test_a_second_replica_looks_on_until_the_first_is_silent():
     assert (one.leads, two.leads) == (False, True)
 
 
+def test_after_a_slow_answer_everything_is_looked_at_again():
+    """While the Lease was not ours for certain, the worker dropped its tasks."""
+    kube, changes = FakeKube(EMPTY), []
+    one = keeper(kube, "a", log=changes)
+    one.tick()
+    answer = kube.get_lease
+
+    def slow(namespace, name):
+        end = time.monotonic() + 10
+        while one.leads:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        return answer(namespace, name)
+
+    kube.get_lease = slow
+    one.tick()
+    assert one.leads
+    assert changes == [True, False, True]
+
+
 def test_clocks_of_replicas_need_not_agree():
     """A renewTime far in the past does not make a live holder look dead: what counts is that it changes."""
     kube = FakeKube(EMPTY)

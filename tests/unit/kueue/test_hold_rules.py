@@ -142,6 +142,35 @@ def test_what_cannot_be_read_never_holds_kueue_back(name):
     assert name in action.message
 
 
+def test_no_annotation_holds_kueue_back_for_longer_than_the_budget():
+    """A deadline that nobody of ours wrote, or wrote with another budget, is cut to what is allowed from now."""
+    job = held(**{names.ANN_HOLD_DEADLINE: "2099-01-01T00:00:00Z"})
+    action = look(job).action
+    assert isinstance(action, StartCheckpoint)
+    assert action.deadline == T0 + 30.5 + 30
+    assert action.job_annotations[names.ANN_HOLD_DEADLINE] == clock.to_text(T0 + 60.5)
+
+
+def test_a_deleted_workload_is_an_eviction_too():
+    """Kueue then suspends the Job without setting Evicted; the hold must not deny that for ever."""
+    workload = scene.workload(state="Ready", admitted=True)
+    workload["metadata"]["deletionTimestamp"] = scene.at(30)
+    first = look(held(), workload)
+    assert isinstance(first.action, StartCheckpoint) and first.action.deadline == T0 + 60.5
+    asked = held(**{names.ANN_HOLD_DEADLINE: clock.to_text(T0 + 60.5)})
+    assert look(asked, workload, now=T0 + 40).action is None
+    last = look(asked, workload, now=T0 + 61)
+    assert isinstance(last.action, ReleaseHold) and last.action.job_annotations[names.ANN_HOLD] == "released"
+
+
+def test_a_job_that_stopped_for_a_deleted_workload_is_left_to_kueue():
+    workload = scene.workload(state="Ready", admitted=True)
+    workload["metadata"]["deletionTimestamp"] = scene.at(30)
+    done = scene.record(first_step=0, committed_at=T0 + 40, checkpoint="train-a1-g1")
+    job = scene.job(suspend=False, annotations={names.ANN_HOLD: "released", **scene.history(done)})
+    assert look(job, workload, now=T0 + 41).action is None
+
+
 @pytest.mark.parametrize("state", ["released", None])
 def test_without_the_hold_an_eviction_is_only_recorded(state):
     job = held(**({names.ANN_HOLD: state} if state else {}))
