@@ -30,7 +30,8 @@ class Pace:
 START_TIMEOUT_S = 300.0
 MOVE_TIMEOUT_S = 300.0
 FINISH_TIMEOUT_S = 900.0
-GONE_TIMEOUT_S = 60.0
+GONE_TIMEOUT_S = 180.0
+"""Longer than the grace period of a training pod (90 s by default)."""
 
 QUEUE = "training"
 CPU_PER_POD = "250m"

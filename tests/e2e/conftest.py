@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from dag_run import Run
 
+from localcluster import cluster
 from localcluster.demo.follow import managed_jobs
 from localcluster.demo.stage import CHECKOUT, DAGS, NAMESPACE, Stage
 from localcluster.demo.story import remove
@@ -33,6 +34,7 @@ def stage(say: Callable[[str], None], tmp_path_factory: pytest.TempPathFactory) 
     shutil.copytree(Path(__file__).parent / "dags", dags, dirs_exist_ok=True)
     shutil.rmtree(EVIDENCE, ignore_errors=True)
     made = Stage(CLUSTER, say, dags)
+    cluster.down(CLUSTER, progress=say)  # of a run that was killed: its jobs hold quota, and nobody would take it down
     try:
         made.up()
         yield made

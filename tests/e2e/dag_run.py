@@ -21,7 +21,7 @@ class Run:
         self.run_id = f"{dag_id}-{time.time_ns()}"
         self.known = set(managed_jobs(self.kube, NAMESPACE))
         self.version = self.kube.list_versioned(JOB, NAMESPACE)[1]
-        wait_for(lambda: self.api.dag_exists(dag_id), f"DAG {dag_id} known to Airflow", 120)
+        wait_for(lambda: self.api.dag_exists(dag_id), f"DAG {dag_id} known to Airflow", 300)
         self.api.unpause(dag_id)
         self.api.trigger(dag_id, self.run_id)
         say(f"DAG run {self.run_id}")
@@ -30,7 +30,7 @@ class Run:
         state: str | None = self.api.task(self.dag_id, self.run_id, "train")["state"]
         return state
 
-    def until_state(self, state: str, timeout_s: float = 120) -> None:
+    def until_state(self, state: str, timeout_s: float = 300) -> None:
         """Wait for the task's state. Fails at once when the run ends another way."""
 
         def reached() -> bool:
@@ -40,7 +40,7 @@ class Run:
 
         wait_for(reached, f"task train {state}", timeout_s, detail=lambda: str(self.task_state()))
 
-    def job(self, timeout_s: float = 120) -> str:
+    def job(self, timeout_s: float = 300) -> str:
         """Name of the one Job that the run has alive."""
 
         def found() -> str | None:
@@ -49,7 +49,7 @@ class Run:
 
         return wait_for(found, "the train task's Job", timeout_s)
 
-    def until_run_ends(self, timeout_s: float = 240) -> str:
+    def until_run_ends(self, timeout_s: float = 600) -> str:
         def ended() -> str | None:
             state = self.api.dag_run_state(self.dag_id, self.run_id)
             return state if state in ("success", "failed") else None
@@ -61,5 +61,5 @@ class Run:
 
     def job_events(self) -> list[tuple[str, dict[str, Any]]]:
         """(ADDED | MODIFIED | DELETED, Job) since the run was started, from the API server's own history."""
-        events = self.kube.watch(JOB, NAMESPACE, None, self.version, timeout_s=2)
+        events = self.kube.watch(JOB, NAMESPACE, None, self.version, timeout_s=5)
         return [(kind, job) for kind, job in events if kind != "BOOKMARK" and job["metadata"]["uid"] not in self.known]

@@ -29,13 +29,13 @@ def test_deadline_lifts_the_hold_and_the_job_restarts(
     job = run.job()
     kube = stage.kube
     pods = f"{names.LABEL_JOB}={job}"
-    wait_for(lambda: running_pods(kube, NAMESPACE, pods) == 4, "4 training pods", 120)
-    wait_for(lambda: "no step boundary" in first_log(kube, pods), "the script at work", 60)
+    wait_for(lambda: running_pods(kube, NAMESPACE, pods) == 4, "4 training pods", 300)
+    wait_for(lambda: "no step boundary" in first_log(kube, pods), "the script at work", 180)
     say(f"{job} runs; the high-priority job arrives")
     kube.create(intruder("urgent-deadline", NAMESPACE, QUEUE, stage.platform.train_image, 4, "250m"))
     try:
         wait_for(
-            lambda: running_pods(kube, NAMESPACE, "job-name=urgent-deadline") == 4, "the high-priority job at work", 120
+            lambda: running_pods(kube, NAMESPACE, "job-name=urgent-deadline") == 4, "the high-priority job at work", 300
         )
         first = describe(kube, NAMESPACE, job).attempts[0]
     finally:
@@ -44,7 +44,7 @@ def test_deadline_lifts_the_hold_and_the_job_restarts(
     assert first.released_at is not None
     held = first.released_at - first.evicted_at
     say(f"the hold ended after {held:.1f} s: {first.note}")
-    assert BUDGET_S - 1 <= held <= BUDGET_S + 15
+    assert BUDGET_S - 1 <= held <= BUDGET_S + 30
     assert first.checkpoint is None
     assert first.note is not None
     assert f"no checkpoint within {BUDGET_S} s" in first.note

@@ -14,7 +14,7 @@ CASES = "tests/unit/kueue/test_kube_contract.py"
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(2400)  # run alone, it starts the cluster
 def test_the_real_api_server_passes_the_contract(stage: Stage) -> None:
     # A process of its own: the file's cases are parametrised over both, and belong to the unit tests.
     done = subprocess.run(

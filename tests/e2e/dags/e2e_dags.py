@@ -35,7 +35,8 @@ with DAG("deadline", schedule=None, catchup=False):
         workers=4,
         pod_resources={"cpu": "250m"},
         checkpoint_budget_s=10,
-        script_args=["--seconds", "25"],
+        # Longer than a slow machine needs to bring the high-priority job and let the budget pass.
+        script_args=["--seconds", "45"],
         **COMMON,
     )
 
