@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_sidecar import FakeSidecar
@@ -386,6 +387,29 @@ def test_orders_to_resume_are_unique_and_cleared(tmp_path: Path) -> None:
     assert order == {"master_addr": "10.0.0.1", "master_port": 29501, "env": {"A": "b"}}
     checkpoint.clear_control(paths.control(0))
     assert list(paths.control(0).iterdir()) == []
+
+
+def test_a_process_that_has_ended_does_not_keep_the_others_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait(20)
+    stopped = subprocess.Popen(["sleep", "60"])
+    try:
+        os.kill(stopped.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED)
+        paths = Paths(tmp_path)
+        paths.control(0).mkdir(parents=True)
+        monkeypatch.setattr(scan, "processes", lambda init: [gone.pid, stopped.pid])
+        slot = SimpleNamespace(shm=tmp_path, init=1)
+        checkpoint.resume({0: slot}, paths, 5, "10.0.0.1", 29501, {})  # type: ignore[dict-item]
+        end = time.monotonic() + 20
+        while os.waitid(os.P_PID, stopped.pid, os.WCONTINUED | os.WNOHANG) is None:
+            assert time.monotonic() < end, "still stopped"
+            time.sleep(0.01)
+    finally:
+        stopped.kill()
+        stopped.wait(20)
 
 
 # --- sidecar ----------------------------------------------------------------------------------------------------------
