@@ -12,10 +12,12 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from .errors import NotReadyError
 from .procfs import HOST_PROC, ProcessId, identify
 
 FOLDER = "guests"
 STOP_TIMEOUT_S = 30.0
+KILL_TIMEOUT_S = 30.0
 
 
 def register(home: Path, name: str, pid: int) -> None:
@@ -37,11 +39,16 @@ def running(home: Path) -> list[int]:
 
 
 def stop(home: Path) -> None:
-    """End all guests below `home`: SIGTERM to leaders, then to what they left behind; SIGKILL after STOP_TIMEOUT_S."""
+    """End all guests below `home`: SIGTERM to leaders, then to what they left behind; SIGKILL after STOP_TIMEOUT_S.
+
+    :raises NotReadyError: some stay KILL_TIMEOUT_S after that (a process in an uninterruptible wait)
+    """
     leaders = {record.pid for record in _records(home)}
     deadline = time.monotonic() + STOP_TIMEOUT_S
     asked: set[int] = set()
     while left := running(home):
+        if time.monotonic() >= deadline + KILL_TIMEOUT_S:
+            raise NotReadyError(f"processes {sorted(left)} do not end, not even by SIGKILL: see /proc/{left[0]}/stack")
         if time.monotonic() >= deadline:
             _signal(left, signal.SIGKILL)
         else:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from localcluster import guests
+from localcluster.errors import NotReadyError
 from localcluster.procfs import HOST_PROC, identify
 
 PARENT_WITH_CHILD = "sleep 300 & echo started; wait"
@@ -49,6 +50,22 @@ def test_a_guest_that_does_not_hear_sigterm_is_killed(tmp_path: Path, monkeypatc
     guests.register(tmp_path, "part", process.pid)
     guests.stop(tmp_path)
     assert process.wait(10) == -9
+
+
+def test_a_guest_that_cannot_be_killed_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guests, "STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(guests, "KILL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(guests, "_signal", lambda pids, number: None)  # as if in an uninterruptible wait
+    process = start(PARENT_WITH_CHILD)
+    try:
+        guests.register(tmp_path, "part", process.pid)
+        with pytest.raises(NotReadyError, match=str(process.pid)):
+            guests.stop(tmp_path)
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait(10)
 
 
 def test_another_process_with_a_recorded_number_is_left_alone(tmp_path: Path) -> None:
