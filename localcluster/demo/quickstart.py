@@ -7,6 +7,10 @@ import time
 from dataclasses import replace
 from datetime import datetime, timezone
 
+from kueue_integration.kube import Kube
+from kueue_integration.resources import JOB, is_true
+from proxy.protocol import names
+
 from . import reference
 from .compare import Comparison, compare, read_output
 from .errors import StoryError
@@ -14,7 +18,7 @@ from .follow import Follower, managed_jobs
 from .model import Expectation, StoryRecord, TaskSample
 from .rest import AirflowApi
 from .stage import DAGS, NAMESPACE, Stage
-from .story import drive, record
+from .story import drive, record, remove
 from .wait import wait_for
 
 DAG_ID, TASK_ID = "quickstart", "train"
@@ -79,9 +83,22 @@ def submitted_job(stage: Stage, run_id: str, known: set[str]) -> str:
     return wait_for(found, "the train task's Job", SUBMITTED_TIMEOUT_S)
 
 
+def clear_the_way(kube: Kube) -> None:
+    """Undo what a killed demo leaves on a cluster that stayed up. Raises StoryError for a Job that may be a user's."""
+    remove(kube, NAMESPACE, INTRUDER)
+    for job in kube.list(JOB, NAMESPACE, f"{names.LABEL_MANAGED}=true"):
+        name = job["metadata"]["name"]
+        if not (is_true(job, "Complete") or is_true(job, "Failed")):
+            raise StoryError(
+                f"Job {name} is still there and would take part of the queue that the story needs: "
+                f"wait for its end, or delete it with `singularityctl delete {name}`"
+            )
+
+
 def play(stage: Stage, steps: int | None = None) -> tuple[Expectation, StoryRecord]:
     """Run DAG and story to the end of the DAG run; `steps` of training, None: the DAG's own. Raises StoryError."""
     kube, api, say = stage.kube, stage.airflow.api, stage.say
+    clear_the_way(kube)
     run_id = f"demo-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
     known = set(managed_jobs(kube, NAMESPACE))
     say(f"DAG run {run_id} of {DAG_ID}: prepare -> train -> evaluate")
