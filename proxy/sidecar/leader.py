@@ -48,10 +48,14 @@ class Leader:
         self._tasks: set[asyncio.Task[None]] = set()
         self._seen: dict[int, int] = {}
 
-    def continue_after(self, generation: int) -> None:
-        """This sidecar was restarted beside running ranks that know `generation`: number the next stop above it."""
+    def continue_after(self, generation: int, acquired: bool) -> None:
+        """This sidecar was restarted beside ranks that know `generation`: number the next stop above it.
+
+        `acquired`: they may be frozen for it, and what became of its checkpoint is not known: all have to go on.
+        """
         if generation // page.GENERATIONS_PER_ATTEMPT == self._config.attempt:
-            self.state = replace(self.state, sequence=generation % page.GENERATIONS_PER_ATTEMPT)
+            sequence = generation % page.GENERATIONS_PER_ATTEMPT
+            self._move(replace(self.state, sequence=sequence, acquired=acquired))
 
     # --- what comes in --------------------------------------------------------------------------------------------
     async def exchange(self, report: PodReport, seen: int, hold: float) -> Directive:

@@ -75,7 +75,7 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
         reporter: Reporter | None = None
         if config.leader:
             leader = Leader(config, controller, store, pod)
-            leader.continue_after(max(barrier.request, barrier.acquired))
+            leader.continue_after(max(barrier.request, barrier.acquired), barrier.acquired >= barrier.request)
             reporter = Reporter(config, controller, leader, first_step, reply.checkpoint is not None)
             mesh = MeshServer(reply.peer_key, config.workers, leader.exchange)
             await mesh.start(config.mesh_port)

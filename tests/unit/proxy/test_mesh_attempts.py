@@ -14,7 +14,7 @@ from mesh_world import FakeController, World, eventually
 
 from proxy.errors import StaleAttemptError
 from proxy.protocol import names, page
-from proxy.protocol.messages import LauncherEvent
+from proxy.protocol.messages import LauncherCommand, LauncherEvent
 from proxy.sidecar import machine, sidecar
 from proxy.store import Store, layout
 
@@ -250,6 +250,32 @@ async def test_restarted_sidecar_goes_on_beside_running_ranks(world: World, cont
     await controller.command(20)
     await eventually("commit", lambda: len(controller.commits) == 2)
     assert controller.commits[1].checkpoint.id == "train-a1-g2"
+
+
+async def test_a_leader_restarted_while_images_are_saved_lets_all_ranks_go_on(
+    world: World, controller: FakeController
+) -> None:
+    await world.stepped(3)
+    dump, may_dump = world.launchers[1]._dump, asyncio.Event()
+
+    async def slow(command: LauncherCommand) -> None:
+        await may_dump.wait()
+        await dump(command)
+
+    world.launchers[1]._dump = slow  # type: ignore[method-assign]
+    await controller.command(60)
+    await eventually("all ranks are frozen", lambda: all(r.frozen for r in world.ranks))
+    await eventually("a dump is asked for", lambda: any(c.op == "dump" for c in world.launchers[1].commands))
+    controller.commands.clear()
+    world.sidecars[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await world.sidecars[0]
+    may_dump.set()
+    world.sidecars[0] = asyncio.create_task(sidecar.run(world.configs[0], world.stops[0]))
+    await world.stepped(max(r.boundary.count for r in world.ranks) + 5)
+    await controller.command(20)
+    await eventually("commit", lambda: controller.commits)
+    assert controller.commits[0].checkpoint.id == "train-a1-g2"
 
 
 async def test_unwritable_store_is_said_to_the_launcher(folder: Path, controller: FakeController) -> None:
