@@ -63,7 +63,7 @@ def _run(stage: Stage, output: Path, keep: bool) -> int:
     stage.say(f"\n{report.table(content)}\n\n{report.summary(content)}")
     stage.say(f"report: {output / 'report.json'}   picture: {output / 'timeline.svg'}")
     if not keep:
-        stage.say("what this run started is taken down now; `make demo KEEP=1` leaves cluster and Airflow up to look at")
+        stage.say("what this run started is taken down now; `make demo KEEP=1` leaves it up to look at")
     if content["verdict"] == "pass":
         return 0
     stage.save_evidence(output / "logs")
