@@ -13,7 +13,8 @@ from ..resources import Kind, Object
 
 log = logging.getLogger(__name__)
 
-WATCH_S = 240.0
+WATCH_S = 45.0
+"""Seconds a watch lives. A half-open connection is blind for that long, and a hold must not outlive its budget by more."""
 BACKOFF_MAX_S = 10.0
 _Key = tuple[str, str]
 

@@ -23,6 +23,7 @@ from .tail import Tail
 
 TICK_S = 0.05
 OUTBOX_S = 10.0
+REPEAT_S = 1.0
 
 
 def say(message: str) -> None:
@@ -203,6 +204,7 @@ class Supervisor:
                 command = self.client.next_command(after)
             except SidecarError as error:
                 say(f"{error}; training goes on without checkpoints")
+                time.sleep(REPEAT_S)  # an answer that cannot be used comes at once: no hot loop beside the ranks
                 continue
             if command is not None:
                 after = command.seq
