@@ -14,7 +14,7 @@ from ..resources import Kind, Object
 log = logging.getLogger(__name__)
 
 WATCH_S = 45.0
-"""Seconds a watch lives. A half-open connection is blind for that long, and a hold must not outlive its budget by more."""
+"""Seconds that a watch lives: a half-open connection is blind for that long, and a hold outlives its budget by that."""
 BACKOFF_MAX_S = 10.0
 _Key = tuple[str, str]
 
