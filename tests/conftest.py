@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
+
+# The test command gives the same verdict on every run and on a slow machine; look for new cases with
+# `pytest --hypothesis-profile=explore`.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("explore", max_examples=1000, deadline=None)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")

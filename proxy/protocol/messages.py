@@ -231,21 +231,22 @@ def list_from_json(cls: type[T], text: str | bytes) -> list[T]:
     return [decode(cls, item) for item in data]
 
 
-def decode(cls: type[T], data: Any) -> T:
-    """Build a `cls` from decoded JSON. Raises MessageError."""
+def decode(cls: type[T], data: Any, where: str = "") -> T:
+    """Build a `cls` from decoded JSON. Raises MessageError; `where` names a nested message by its path."""
+    where = where or cls.__name__
     if not isinstance(data, dict):
-        raise MessageError(f"{cls.__name__}: expected a JSON object, got {type(data).__name__}")
+        raise MessageError(f"{where}: expected a JSON object, got {type(data).__name__}")
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(set(data) - set(fields))
     if unknown:
-        raise MessageError(f"{cls.__name__}: unknown field {unknown[0]!r}")
+        raise MessageError(f"{where}: unknown field {unknown[0]!r}")
     values: dict[str, Any] = {}
     for name, spec in fields.items():
         if name in data:
-            values[name] = _value(f"{cls.__name__}.{name}", hints[name], data[name])
+            values[name] = _value(f"{where}.{name}", hints[name], data[name])
         elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
-            raise MessageError(f"{cls.__name__}: field {name!r} is missing")
+            raise MessageError(f"{where}: field {name!r} is missing")
     return cls(**values)
 
 
@@ -272,7 +273,7 @@ def _value(where: str, hint: Any, value: Any) -> Any:
         _, item = typing.get_args(hint)
         return {k: _value(f"{where}[{k!r}]", item, v) for k, v in value.items()}
     if dataclasses.is_dataclass(hint):
-        return decode(typing.cast(Any, hint), value)
+        return decode(typing.cast(Any, hint), value, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
