@@ -25,6 +25,8 @@ PACKAGES: Mapping[str, str] = {
     "iptables": "iptables",
     "debootstrap": "debootstrap",
     "buildah": "buildah",
+    # Only recommended by buildah, but a storage that was made beside it cannot be used without it any more.
+    "/usr/lib/podman/netavark": "netavark",
     "ldd": "libc-bin",
 }
 """Program or file -> Debian package that has it."""

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .cache import Progress, digest, made_once
-from .shell import run_logged
+from .errors import HostError
+from .shell import run, run_logged
 
 SUITE = "forky"
 """The first Debian release whose CRIU (4.2) can do what the process engine needs."""
-MIRROR = "http://deb.debian.org/debian"
 PACKAGES = ("criu", "python3", "python3-venv", "ca-certificates")
 UNUSED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man")
 """Emptied: nearly half of the files, which every node would import."""
@@ -31,18 +31,33 @@ TORCH_MOUNT = "/opt/torch"
 UV = "uv>=0.9"
 
 
+def mirror(targets: str) -> str:
+    """URL of the Debian mirror that this machine's own apt uses: the one that is known to be reachable from here.
+
+    :param targets: lines `LABEL|SITE` of `apt-get indextargets`; the label is empty before the first update
+    :raises HostError: there is none
+    """
+    sites = [line.split("|", 1) for line in targets.splitlines() if "|" in line]
+    for label, site in sites:
+        if label == "Debian" or (not label and site and not site.rstrip("/").endswith("-security")):
+            return site
+    raise HostError("apt knows no mirror of Debian: add one to /etc/apt/sources.list and run `apt-get update`")
+
+
 def debian(cache: Path, progress: Progress) -> Path:
     """Root file system with CRIU, Python and venv: base of the images, and a place to run CRIU tests in.
 
     :raises CommandError: debootstrap failed; the message names its log
+    :raises HostError: this machine's apt knows no mirror of Debian
     """
-    key = digest([SUITE, MIRROR, *PACKAGES, "without", *UNUSED])
+    key = digest([SUITE, *PACKAGES, "without", *UNUSED])
     log = cache / "logs" / "debootstrap.log"
 
     def make(draft: Path) -> None:
         # A debootstrap older than the suite has no script for it; all of them are the one for sid.
         script: list[str | Path] = [] if (SCRIPTS / SUITE).exists() else [SCRIPTS / "sid"]
-        command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, draft, MIRROR, *script]
+        source = mirror(run(["apt-get", "indextargets", "--format", "$(LABEL)|$(SITE)"]))
+        command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, draft, source, *script]
         # debootstrap mounts /proc in there: in a mount namespace of its own nothing stays mounted if it is killed.
         run_logged(["unshare", "--mount", "--propagation", "private", *command], log, timeout=1800)
         for folder in UNUSED:
