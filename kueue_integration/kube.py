@@ -15,10 +15,8 @@ from proxy.protocol import names
 from .errors import NotFound
 from .resources import (
     ACCESS_REVIEW,
-    CLUSTER_QUEUE,
     JOB,
     LEASE,
-    LOCAL_QUEUE,
     POD,
     TOKEN_REVIEW,
     WORKLOAD,
@@ -137,12 +135,6 @@ class Kube(abc.ABC):
     # `list` is a method of this class: annotations below it need the name of the type from elsewhere.
     def list_pods(self, namespace: str | None, selector: str | None = None) -> Sequence[Object]:
         return self.list(POD, namespace, selector)
-
-    def list_cluster_queues(self) -> Sequence[Object]:
-        return self.list(CLUSTER_QUEUE)
-
-    def get_local_queue(self, namespace: str, name: str) -> Object:
-        return self.get(LOCAL_QUEUE, namespace, name)
 
     def get_lease(self, namespace: str, name: str) -> Object:
         return self.get(LEASE, namespace, name)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import build, cgroups, guests, host, images, registry, rootfs, sandbox, status
+from . import build, cgroups, guests, host, images, registry, rootfs, sandbox
 from .build import Binaries
 from .cache import Progress
 from .chart import Chart
@@ -91,12 +91,6 @@ def describe(config: ClusterConfig) -> Cluster:
     return Cluster(
         config.name, config.root, config.kubeconfig, config.shared, config.logs, kubectl=config.bin / "kubectl"
     )
-
-
-def is_up(name: str = "default") -> bool:
-    """Whether every part of the cluster runs and is ready."""
-    rows = status.status(name)
-    return bool(rows) and all(row.pid is not None and row.ready is not False for row in rows or ())
 
 
 def down(name: str = "default", progress: Progress = print) -> None:

@@ -82,10 +82,6 @@ class AirflowApi:
         body = {"dry_run": False, "dag_run_id": run_id, "task_ids": [task_id], "only_failed": False}
         self.call("POST", f"dags/{quote(dag_id)}/clearTaskInstances", body)
 
-    def set_state(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
-        """What the buttons `mark success` and `mark failed` do."""
-        self.call("PATCH", self._task(dag_id, run_id, task_id), {"new_state": state})
-
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str) -> Any:
         """The deserialised value, None when there is none."""
         path = f"{self._task(dag_id, run_id, task_id)}/xcomEntries/{quote(key)}?deserialize=true"
