@@ -19,7 +19,7 @@ from .informer import Subscription, subscribe
 from .lineage import document
 from .narrate import narrate, progress
 
-SETTLE_S = 5.0
+SETTLE_S = 15.0
 """How long a finished job's last history record is waited for: Kubernetes says Complete before our controller does."""
 PROGRESS_EVERY_S = 30.0
 TROUBLE_AFTER_S = 30.0

@@ -38,32 +38,33 @@ class Stage:
         self._kube: Kube | None = None
         self._platform: PlatformConfig | None = None
 
-    def up(self) -> None:
-        """Cluster (idempotent) and a fresh Airflow, side by side. Raises LocalClusterError."""
+    def up(self, with_airflow: bool = True) -> None:
+        """Cluster (idempotent) and, if wanted, a fresh Airflow, side by side. Raises LocalClusterError."""
         host.check_root()
         known = registry.find(self.name)
         self._was_up = known is not None and sandbox.find(known) is not None
         self._started = True
         place = local.describe(registry.allocate(self.name))
-        airflow = self._airflow = Airflow(
-            home=place.root / "airflow",
-            dags=self._dags,
-            kubeconfig=place.kubeconfig,
-            extra_env={"SINGULARITY_SHARED_DIR": str(place.shared)},
-        )
         with ThreadPoolExecutor(max_workers=1) as pool:
-            booting = pool.submit(self._start, airflow)
+            booting = pool.submit(self._start, place) if with_airflow else None
             try:
                 self._cluster = local.up(self.name, progress=lambda text: self.say(_unstamped(text)))
-                booting.result()
+                if booting is not None:
+                    booting.result()
             except BaseException:
                 self.stop_airflow()  # at whatever point of its start it is
                 raise
         self._kube = connect(str(self._cluster.kubeconfig))
         self._platform = load(self._kube)
 
-    def _start(self, airflow: Airflow) -> None:
+    def _start(self, place: local.Cluster) -> None:
         started = time.monotonic()
+        airflow = self._airflow = Airflow(
+            home=place.root / "airflow",
+            dags=self._dags,
+            kubeconfig=place.kubeconfig,
+            extra_env={"SINGULARITY_SHARED_DIR": str(place.shared)},
+        )
         self.say("Airflow: starting api-server, scheduler, dag-processor, triggerer")
         airflow.start()
         self.say(f"Airflow: healthy after {time.monotonic() - started:.1f} s, {airflow.url}")
@@ -123,5 +124,5 @@ def _unstamped(text: str) -> str:
 
 def _there(value: T | None) -> T:
     if value is None:
-        raise RuntimeError("Stage.up() comes first")
+        raise RuntimeError("Stage.up() comes first, with what is asked for here")
     return value

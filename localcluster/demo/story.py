@@ -11,7 +11,7 @@ from kueue_integration.status import JobStatus
 
 from .cluster_jobs import intruder
 from .errors import StoryError
-from .follow import ENDED, Follower, running_pods, runs
+from .follow import ENDED, Follower, current, running_pods, runs
 from .model import Expectation, StoryRecord
 from .wait import wait_for
 
@@ -30,6 +30,7 @@ class Pace:
 START_TIMEOUT_S = 300.0
 MOVE_TIMEOUT_S = 300.0
 FINISH_TIMEOUT_S = 900.0
+RECORD_TIMEOUT_S = 60.0
 GONE_TIMEOUT_S = 180.0
 """Longer than the grace period of a training pod (90 s by default)."""
 
@@ -77,7 +78,14 @@ def drive(
     last = follower.until(lambda s: s.phase in ENDED, "the end of the training", FINISH_TIMEOUT_S)
     if last.phase != "Succeeded":
         raise StoryError(f"the training job {last.phase.lower()}: {last.reason or ''} {last.message or ''}".rstrip())
-    return last
+    # Kubernetes says that the Job is complete before our controller has written how the last attempt ended.
+    return wait_for(lambda: recorded(follower.look()), "the record of the last attempt", RECORD_TIMEOUT_S)
+
+
+def recorded(status: JobStatus) -> JobStatus | None:
+    """`status` once the controller has written the end of the last attempt."""
+    attempt = current(status)
+    return status if attempt is not None and attempt.finished_at is not None else None
 
 
 def remove(kube: Kube, namespace: str, job: str) -> None:

@@ -16,7 +16,8 @@ from localcluster.demo.follow import managed_jobs
 from localcluster.demo.stage import CHECKOUT, DAGS, NAMESPACE, Stage
 from localcluster.demo.story import remove
 
-CLUSTER = "test"
+CLUSTER = os.environ.get("SINGULARITY_TEST_CLUSTER", "test")
+"""Several checkouts on one machine may test at a time, each with a name of its own."""
 EVIDENCE = CHECKOUT / "build" / "e2e"
 
 
@@ -27,8 +28,11 @@ def _needs_root() -> None:
 
 
 @pytest.fixture(scope="session")
-def stage(say: Callable[[str], None], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Cluster and Airflow with the examples' DAGs and those of the tests; both are gone at the end."""
+def stage(
+    request: pytest.FixtureRequest, say: Callable[[str], None], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    """Cluster and, if a test of the session is marked `airflow`, an Airflow with the DAGs of examples and tests."""
+    with_airflow = any(item.get_closest_marker("airflow") for item in request.session.items)
     dags = tmp_path_factory.mktemp("airflow") / "dags"
     shutil.copytree(DAGS, dags, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(Path(__file__).parent / "dags", dags, dirs_exist_ok=True)
@@ -36,7 +40,7 @@ def stage(say: Callable[[str], None], tmp_path_factory: pytest.TempPathFactory) 
     made = Stage(CLUSTER, say, dags)
     cluster.down(CLUSTER, progress=say)  # of a run that was killed: its jobs hold quota, and nobody would take it down
     try:
-        made.up()
+        made.up(with_airflow)
         yield made
     finally:
         made.close()
