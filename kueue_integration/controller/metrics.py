@@ -1,52 +1,104 @@
-"""Counters and gauges in Prometheus' text format. Small on purpose: the controller has a handful of numbers."""
+"""The controller's numbers for Prometheus: their names, help texts, labels and buckets. docs/metrics.md lists them.
+
+What moves a counter or a histogram is said where it happens, or in `measure` for what the history of a Job tells.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 
-_HELP = {
-    "singularity_fence_answers_total": "Attempts that the fence let start.",
-    "singularity_checkpoints_requested_total": "Evictions for which a checkpoint was asked for.",
-    "singularity_checkpoints_committed_total": "Checkpoints committed.",
-    "singularity_checkpoint_failures_total": "Checkpoints that a job said it could not take.",
-    "singularity_holds_released_total": "Holds that ended without a checkpoint, by cause.",
-    "singularity_readmissions_total": "Evictions that the controller asked for, by cause.",
-    "singularity_conflicts_total": "Writes refused because the object had changed.",
-    "singularity_errors_total": "Rounds of the worker that ended in an error.",
-    "singularity_leader": "1 while this replica acts.",
-    "singularity_queue_depth": "Keys that wait for the worker.",
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+
+_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "singularity_fence_answers_total": ("Attempts that the fence let start.", ()),
+    "singularity_checkpoints_requested_total": ("Evictions for which a checkpoint was asked for.", ()),
+    "singularity_checkpoints_committed_total": ("Checkpoints committed.", ()),
+    "singularity_checkpoint_failures_total": ("Checkpoints that a job said it could not take.", ()),
+    "singularity_holds_released_total": ("Holds that ended without a checkpoint, by cause.", ("cause",)),
+    "singularity_holds_expired_total": ("Holds that the controller ended at their deadline.", ()),
+    "singularity_readmissions_total": ("Evictions that the controller asked for, by cause.", ("cause",)),
+    "singularity_conflicts_total": ("Writes refused because the object had changed.", ()),
+    "singularity_errors_total": ("Rounds of the worker that ended in an error.", ()),
+    "singularity_attempts_total": ("Attempts that ended, by Kueue's reason, Finished, Failed or Deleted.", ("reason",)),
+    "singularity_steps_lost_total": ("Steps that were run and had to be run again.", ()),
 }
+_GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "singularity_leader": ("1 while this replica acts.", ()),
+    "singularity_queue_depth": ("Keys that wait for the worker.", ()),
+    "singularity_holds_active": ("Jobs whose preemption waits for a checkpoint now.", ()),
+    "singularity_checkpoint_age_seconds": ("Age of the committed checkpoint of a live job.", ("namespace", "job")),
+    "singularity_jobs": ("Training jobs by phase.", ("phase",)),
+}
+_LATENCY = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_WAIT = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 24 * 3600.0, 72 * 3600.0)
+_HISTOGRAMS: dict[str, tuple[str, tuple[str, ...], tuple[float, ...]]] = {
+    "singularity_eviction_to_barrier_seconds": (
+        "From Kueue's eviction until all ranks had stopped at one step.", ("reason",), _LATENCY),
+    "singularity_eviction_to_committed_seconds": (
+        "From Kueue's eviction until the checkpoint was committed.", ("reason",), _LATENCY),
+    "singularity_eviction_to_released_seconds": (
+        "From Kueue's eviction until the quota was free for others.", ("reason",), _LATENCY),
+    "singularity_admission_to_first_step_seconds": (
+        "From admission until the first step was complete, fresh or restored.", ("start",), _LATENCY),
+    "singularity_queue_wait_seconds": (
+        "From being queued (again) until admission.", ("queued",), _WAIT),
+}  # fmt: skip
+
+Series = dict[tuple[str, ...], float]
+"""Label values -> value, all series of one gauge; the key is () for a gauge without labels."""
+
+_without_creation_times: Callable[[], None] = disable_created_metrics
+_without_creation_times()
 
 
 class Metrics:
-    """Thread-safe."""
+    """Thread-safe. Every instance has a registry of its own."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._values: dict[tuple[str, str], float] = {}
+        self._registry = CollectorRegistry()
+        self._counters = {
+            n: Counter(n, text, labels, registry=self._registry) for n, (text, labels) in _COUNTERS.items()
+        }
+        self._gauges = {n: Gauge(n, text, labels, registry=self._registry) for n, (text, labels) in _GAUGES.items()}
+        self._compute: Callable[[], Iterable[tuple[str, Series]]] = tuple
+        self._scrape = threading.Lock()
+        self._histograms = {
+            n: Histogram(n, text, labels, registry=self._registry, buckets=buckets)
+            for n, (text, labels, buckets) in _HISTOGRAMS.items()
+        }
 
-    def add(self, name: str, cause: str = "", amount: float = 1.0) -> None:
-        """Count. `name` is one of the metrics above."""
-        with self._lock:
-            key = (name, cause)
-            self._values[key] = self._values.get(key, 0.0) + amount
+    def add(self, name: str, label: str = "", amount: float = 1.0) -> None:
+        """Count. `label` is the value of the counter's label, for those that have one."""
+        counter = self._counters[name]
+        (counter.labels(label) if _COUNTERS[name][1] else counter).inc(amount)
 
     def set(self, name: str, value: float) -> None:
-        with self._lock:
-            self._values[name, ""] = value
+        self._gauges[name].set(value)
 
-    def value(self, name: str, cause: str = "") -> float:
-        with self._lock:
-            return self._values.get((name, cause), 0.0)
+    def observe(self, name: str, label: str, seconds: float) -> None:
+        """Add a duration to a histogram. `label` as in `add`."""
+        self._histograms[name].labels(label).observe(seconds)
+
+    def compute(self, gauges: Callable[[], Iterable[tuple[str, Series]]]) -> None:
+        """Ask `gauges` for all series of some gauges at every scrape: those that are not there any more go."""
+        self._compute = gauges
+
+    def value(self, name: str, label: str = "") -> float:
+        """A counter, a gauge, or the number of observations of a histogram; 0 when nothing is known."""
+        if name in self._histograms:
+            labels = {_HISTOGRAMS[name][1][0]: label}
+            return self._registry.get_sample_value(f"{name}_count", labels) or 0.0
+        labelled = _COUNTERS.get(name, ("", ()))[1]
+        return self._registry.get_sample_value(name, {labelled[0]: label} if labelled else {}) or 0.0
 
     def text(self) -> str:
         """The exposition format, version 0.0.4."""
-        with self._lock:
-            values = sorted(self._values.items())
-        lines: list[str] = []
-        for name, help_text in _HELP.items():
-            kind = "counter" if name.endswith("_total") else "gauge"
-            found = [(cause, v) for (n, cause), v in values if n == name] or [("", 0.0)]
-            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
-            lines += [f'{name}{{cause="{cause}"}} {v:g}' if cause else f"{name} {v:g}" for cause, v in found]
-        return "\n".join(lines) + "\n"
+        with self._scrape:
+            for name, series in self._compute():
+                gauge = self._gauges[name]
+                if _GAUGES[name][1]:
+                    gauge.clear()
+                for values, number in series.items():
+                    (gauge.labels(*values) if values else gauge).set(number)
+            return generate_latest(self._registry).decode()

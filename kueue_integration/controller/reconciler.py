@@ -17,6 +17,7 @@ from . import clock, fence, planner, views, writer
 from .actions import Action, Decision, RecordHistory, StartCheckpoint, Wait
 from .decide import decide
 from .hold import Settings
+from .measure import Meter, live_gauges
 from .metrics import Metrics
 from .workqueue import WorkQueue
 from .world import World
@@ -59,6 +60,8 @@ class Reconciler:
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self._beat = time.monotonic()
         self.leads: Callable[[], bool] = lambda: False
+        self._meter = Meter(metrics, lambda: self.leads())
+        metrics.compute(lambda: live_gauges(self.world, lambda: self.leads()))
 
     # --- life -----------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -85,6 +88,7 @@ class Reconciler:
 
     # --- events -----------------------------------------------------------------------------------------------------
     def _on_job(self, job: Object, deleted: bool) -> None:
+        self._meter.see(job, deleted)
         namespace, name = str(job["metadata"]["namespace"]), str(job["metadata"]["name"])
         self.queue.add(Task("job", namespace, name))
         self.queue.add(Task("plan"), PLAN_DELAY_S)

@@ -79,6 +79,8 @@ def _tell(action: Action, job: Object, metrics: Metrics) -> None:
         log.info("hold: checkpoint asked for", extra=fields)
     elif isinstance(action, ReleaseHold):
         metrics.add("singularity_holds_released_total", action.why)
+        if action.why == "deadline":
+            metrics.add("singularity_holds_expired_total")
         log.warning("hold released: %s", action.message, extra=fields)
     elif isinstance(action, RequestReadmission):
         cause = "regrow" if action.message.startswith("quota") else "broken"

@@ -168,3 +168,13 @@ def test_bad_values_are_refused_by_name(value, named):
     done = helm("template", "x", str(CHART), "--kube-version", "1.36.0", "--set", value)
     assert done.returncode != 0
     assert named in done.stderr
+
+
+def test_metrics_objects_come_only_when_asked_for():
+    assert not any(kind == "PodMonitor" or name == "singularity-dashboard" for kind, name in render())
+    wanted = render("metrics.podMonitor.enabled=true", "metrics.dashboard.enabled=true")
+    monitor = wanted["PodMonitor", names.CONTROLLER_NAME]
+    ports = wanted["Deployment", names.CONTROLLER_NAME]["spec"]["template"]["spec"]["containers"][0]["ports"]
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in {port["name"] for port in ports}
+    board = json.loads(wanted["ConfigMap", "singularity-dashboard"]["data"]["singularity.json"])
+    assert len(board["panels"]) >= 8

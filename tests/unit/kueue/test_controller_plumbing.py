@@ -175,6 +175,6 @@ def test_metrics_in_prometheus_text():
     metrics.add("singularity_holds_released_total", "deadline")
     metrics.set("singularity_leader", 1)
     text = metrics.text()
-    assert 'singularity_holds_released_total{cause="deadline"} 2\n' in text
-    assert "# TYPE singularity_leader gauge\nsingularity_leader 1\n" in text
-    assert "singularity_errors_total 0\n" in text
+    assert 'singularity_holds_released_total{cause="deadline"} 2.0\n' in text
+    assert "# TYPE singularity_leader gauge\nsingularity_leader 1.0\n" in text
+    assert "singularity_errors_total 0.0\n" in text

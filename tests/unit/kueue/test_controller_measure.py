@@ -1,0 +1,179 @@
+"""Metrics of the history: each transition once, whatever is restarted or repeated."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import controller_scene as scene
+import pytest
+from controller_scene import T0
+
+from kueue_integration.controller import metrics as metrics_module
+from kueue_integration.controller.hold import Settings
+from kueue_integration.controller.measure import Meter, facts, live_gauges
+from kueue_integration.controller.metrics import Metrics
+from kueue_integration.controller.reconciler import Reconciler
+from kueue_integration.fake import FakeKube
+from kueue_integration.resources import JOB
+from proxy.protocol import names
+from proxy.protocol.messages import to_json
+
+ROOT = Path(__file__).parents[3]
+QUEUED = scene.record(queued_at=T0)
+STEPS = replace(QUEUED, first_step=0, first_step_at=T0 + 14, last_step=99)
+EVICTED = replace(STEPS, ended_by="Preempted", evicted_at=T0 + 20)
+BARRIER = replace(EVICTED, barrier_at=T0 + 20.5)
+COMMITTED = replace(BARRIER, committed_at=T0 + 24, checkpoint="c")
+RELEASED = replace(COMMITTED, released_at=T0 + 25)
+SECOND = scene.record(2, queued_at=T0 + 25, admitted_at=T0 + 65, restored_from="c")
+RESUMED = replace(SECOND, first_step=90, first_step_at=T0 + 72)
+FINISHED = replace(RESUMED, last_step=200, ended_by="Finished", finished_at=T0 + 90)
+LIFE = [
+    [], [QUEUED], [STEPS], [EVICTED], [BARRIER], [COMMITTED], [RELEASED], [RELEASED, SECOND], [RELEASED, RESUMED],
+    [RELEASED, FINISHED],
+]  # fmt: skip
+SEEN = {
+    ("singularity_eviction_to_barrier_seconds", "Preempted"): (1, 0.5),
+    ("singularity_eviction_to_committed_seconds", "Preempted"): (1, 4.0),
+    ("singularity_eviction_to_released_seconds", "Preempted"): (1, 5.0),
+    ("singularity_admission_to_first_step_seconds", "fresh"): (1, 4.0),
+    ("singularity_admission_to_first_step_seconds", "restored"): (1, 7.0),
+    ("singularity_queue_wait_seconds", "first"): (1, 10.0),
+    ("singularity_queue_wait_seconds", "again"): (1, 40.0),
+}
+
+
+def job_with(history):
+    return scene.job(annotations=scene.history(*history) if history else {})
+
+
+def live(stages, meter):
+    for stage in stages:
+        meter.see(job_with(stage), False)
+        meter.see(job_with(stage), False)  # a resync
+
+
+def counts(metrics):
+    return {key: metrics.value(*key) for key in SEEN}
+
+
+def test_a_whole_life_is_counted_once():
+    metrics = Metrics()
+    live(LIFE, Meter(metrics, lambda: True))
+    for (name, label), (count, total) in SEEN.items():
+        assert metrics.value(name, label) == count, name
+        key = re.escape(f'="{label}"')
+        assert re.search(rf"{name}_sum{{\w+{key}}} {total}\n", metrics.text()), (name, metrics.text())
+    assert metrics.value("singularity_attempts_total", "Preempted") == 1
+    assert metrics.value("singularity_attempts_total", "Finished") == 1
+    assert metrics.value("singularity_steps_lost_total") == 10
+
+
+@pytest.mark.parametrize("restart", range(len(LIFE)))
+def test_a_restart_at_any_point_counts_nothing_twice(restart):
+    before, after = Metrics(), Metrics()
+    live(LIFE[: restart + 1], Meter(before, lambda: True))
+    live(LIFE[restart:], Meter(after, lambda: True))  # the new one lists what the old one left, then goes on
+    for key in SEEN:
+        assert before.value(*key) + after.value(*key) == 1, key
+    ended = sum(m.value("singularity_attempts_total", r) for m in (before, after) for r in ("Preempted", "Finished"))
+    assert ended == 2
+    assert before.value("singularity_steps_lost_total") + after.value("singularity_steps_lost_total") == 10
+
+
+def test_a_replica_that_follows_counts_nothing_and_takes_over_where_the_leader_was():
+    metrics, leads = Metrics(), [False]
+    meter = Meter(metrics, lambda: leads[0])
+    live(LIFE[:5], meter)
+    assert sum(counts(metrics).values()) == 0
+    leads[0] = True
+    live(LIFE[4:], meter)
+    assert metrics.value("singularity_eviction_to_barrier_seconds", "Preempted") == 0
+    assert metrics.value("singularity_eviction_to_committed_seconds", "Preempted") == 1
+
+
+def test_a_value_that_comes_and_goes_counts_once():
+    metrics = Metrics()
+    meter = Meter(metrics, lambda: True)
+    live([[], [BARRIER], [EVICTED], [replace(BARRIER, barrier_at=T0 + 22)]], meter)
+    assert metrics.value("singularity_eviction_to_barrier_seconds", "Preempted") == 1
+
+
+def test_a_deleted_job_is_forgotten_and_one_of_the_same_name_counts_anew():
+    metrics = Metrics()
+    meter = Meter(metrics, lambda: True)
+    live(LIFE, meter)
+    meter.see(job_with(LIFE[-1]), True)
+    assert meter._known == {}
+    live(LIFE, meter)
+    assert metrics.value("singularity_attempts_total", "Finished") == 2
+
+
+def test_what_stands_in_an_annotation_makes_no_series_and_no_crash():
+    odd = replace(RELEASED, ended_by="x" * 300)
+    assert facts([odd])[1, "singularity_attempts_total"].label == "Other"
+    metrics = Metrics()
+    meter = Meter(metrics, lambda: True)
+    meter.see(scene.job(), False)
+    meter.see(scene.job(annotations={names.ANN_HISTORY: "{nonsense"}), False)
+    assert metrics.value("singularity_attempts_total", "Other") == 0
+
+
+def test_a_commit_before_the_eviction_is_not_its_commit():
+    told = facts([replace(EVICTED, committed_at=T0 + 10)])
+    assert (1, "singularity_eviction_to_committed_seconds") not in told
+    assert facts([replace(EVICTED, barrier_at=T0 + 19.5)])[1, "singularity_eviction_to_barrier_seconds"].value == 0
+
+
+def test_gauges_of_live_jobs_go_with_their_jobs():
+    now = T0 + 110
+    saved = {names.ANN_CHECKPOINT: to_json(scene.checkpoint()), **scene.history(STEPS)}
+    held = {names.ANN_HOLD: "armed", names.ANN_HOLD_DEADLINE: scene.at(120)}
+    kube = FakeKube(
+        scene.job(annotations={**saved, **held}, suspend=False), scene.workload(state="Ready", admitted=True)
+    )
+    reconciler = Reconciler(kube, Settings(regrow=False), Metrics())
+    world = reconciler.world
+    world.start()
+    try:
+        assert world.wait_synced(10)
+
+        def gauges(leads):
+            return dict(live_gauges(world, lambda: leads, lambda: now))
+
+        assert gauges(True) == {
+            "singularity_holds_active": {(): 1.0},
+            "singularity_checkpoint_age_seconds": {(scene.NS, "train"): 60.0},
+            "singularity_jobs": {("Running",): 1.0},
+        }
+        assert list(gauges(False).values()) == [{(): 0.0}, {}, {}]
+        reconciler.leads = lambda: True
+        assert 'singularity_checkpoint_age_seconds{job="train",namespace="team"}' in reconciler._metrics.text()
+        world.jobs._forget((scene.NS, "train"))
+        assert gauges(True)["singularity_checkpoint_age_seconds"] == {}
+        assert "checkpoint_age_seconds{" not in reconciler._metrics.text()
+    finally:
+        world.stop()
+
+
+def test_the_reconciler_measures_what_it_sees():
+    kube = FakeKube(job_with([QUEUED]))
+    metrics = Metrics()
+    reconciler = Reconciler(kube, Settings(regrow=False), metrics)
+    reconciler.leads = lambda: True
+    reconciler._on_job(job_with([QUEUED]), False)
+    reconciler._on_job(job_with([STEPS]), False)
+    assert metrics.value("singularity_admission_to_first_step_seconds", "fresh") == 1
+    assert kube.find(JOB, scene.NS, "train") is not None
+
+
+def test_every_metric_is_documented_and_in_the_dashboard_only_if_it_exists():
+    known = {*metrics_module._COUNTERS, *metrics_module._GAUGES, *metrics_module._HISTOGRAMS}
+    documented = set(re.findall(r"`(singularity_\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    assert documented == known
+    board = json.loads((ROOT / "charts" / "singularity" / "dashboards" / "singularity.json").read_text())
+    used = {name for p in board["panels"] for t in p["targets"] for name in re.findall(r"singularity_\w+", t["expr"])}
+    assert {re.sub(r"_bucket$", "", name) for name in used} <= known
