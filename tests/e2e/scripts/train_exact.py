@@ -1,0 +1,73 @@
+"""A training script whose every loss is known beforehand, bit for bit: see `expected_losses` in rows.py.
+
+    torchrun train_exact.py --output DIR [--steps N] [--pace SECONDS] [--ballast MIB]
+
+Minimises (w - target(step))^2 by SGD with momentum; all factors are powers of two, so that each operation rounds once
+and plain Python gives the same bits. Each rank appends a line `step loss-as-hex` to DIR/rank-<r>.log after each step
+and never holds the file open over a step. It ends after N steps, or when DIR/stop exists. Works for 1, 2, 4, ... ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Weight(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, target: float) -> torch.Tensor:
+        return (self.w - target).square().sum()
+
+
+def target(step: int, rank: int) -> float:
+    return float((37 * step + 11 * rank) % 101)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--pace", type=float, default=0.05, help="what a step takes, seconds")
+    parser.add_argument("--ballast", type=int, default=0, help="MiB of state that travels with the checkpoint")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    rank = int(os.environ.get("RANK", "0"))
+    model: torch.nn.Module = Weight()
+    if world > 1:
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
+    ballast = torch.frombuffer(bytearray(os.urandom(args.ballast << 20)), dtype=torch.uint8) if args.ballast else None
+    args.output.mkdir(parents=True, exist_ok=True)
+    log, stop = args.output / f"rank-{rank}.log", args.output / "stop"
+    for step in range(args.steps):
+        go_on = torch.tensor([0 if stop.exists() else 1])
+        if world > 1:
+            dist.broadcast(go_on, 0)
+        if not go_on.item():
+            break
+        optimizer.zero_grad()
+        loss = model(target(step, rank))
+        loss.backward()
+        optimizer.step()
+        with open(log, "a") as file:
+            file.write(f"{step} {loss.item().hex()}\n")
+        time.sleep(args.pace)
+    del ballast
+    if world > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
