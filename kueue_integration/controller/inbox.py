@@ -24,6 +24,7 @@ from proxy.protocol.messages import (
     to_json,
 )
 
+from .. import requests
 from ..resources import Object, annotation
 from . import records, views
 from .actions import Annotations
@@ -67,16 +68,24 @@ def hello(job: Object, pods: Sequence[Object], message: Hello, secret: bytes) ->
 def command(job: Object) -> Command | None:
     """What the leader is asked to do now. Derived from the annotations: a new controller goes on where the old one was.
 
-    The deadline is the sequence number: it identifies the request over restarts, and a later request has a later one.
+    An eviction is numbered by its deadline, a checkpoint that was asked for by when it was taken up, both in
+    milliseconds: the number identifies the command over restarts, and a later command has a higher one.
     """
-    if views.hold(job) != names.HOLD_ARMED or views.suspended(job):
-        return None
-    deadline = views.hold_deadline(job)
-    if deadline is None:
+    if views.suspended(job):
         return None
     record = records.last(views.history(job))
-    reason = (record.ended_by if record else None) or "Evicted"
-    return Command(seq=int(deadline), op="checkpoint", reason=reason, deadline=deadline, then="stop")
+    deadline = views.hold_deadline(job)
+    if views.hold(job) == names.HOLD_ARMED and deadline is not None:
+        reason = (record.ended_by if record else None) or "Evicted"
+        return Command(round(deadline * 1000), "checkpoint", reason, deadline, then="stop")
+    asked = requests.running(job, requests.CHECKPOINT)
+    if asked is None or record is None or record.checkpoint is not None or record.evicted_at is not None:
+        return None
+    request, status = asked
+    if status.attempt != record.attempt or status.deadline is None:
+        return None
+    reason = f"asked for by {request.by or 'a user'}"
+    return Command(round(status.at * 1000), "checkpoint", reason, status.deadline, then="continue")
 
 
 def progress(job: Object, message: Progress, now: float) -> Annotations:
@@ -124,20 +133,29 @@ def last_phase(job: Object) -> str | None:
 
 
 def commit(job: Object, message: CommitRequest, now: float) -> Annotations | None:
-    """What to write; None when this very checkpoint stands there already. Raises RefusedError 409 or 400."""
+    """What to write; None when this very checkpoint stands there already. Raises RefusedError 409 or 400.
+
+    A checkpoint after which the attempt goes on leaves its record alone: a later end is recorded as ever.
+    """
     require_current(job, message.attempt)
     new = message.checkpoint
     if new.attempt != message.attempt:
         raise RefusedError(400, f"CommitRequest.checkpoint.attempt: {new.attempt} is not the attempt {message.attempt}")
     known = views.checkpoint(job)
-    if known is not None and known.id == new.id:
+    history, record = _current(job, message.attempt)
+    if known is not None and known.id == new.id and (message.goes_on or record is None or record.checkpoint == new.id):
         return None
-    if known is not None and new.generation <= known.generation:
+    if known is not None and known.id != new.id and new.generation <= known.generation:
         raise RefusedError(409, f"generation {new.generation} is not newer than the committed {known.generation}")
     change: dict[str, str | None] = {names.ANN_CHECKPOINT: to_json(new)}
+    asked = requests.running(job, requests.CHECKPOINT)
+    if asked is not None and asked[1].attempt == message.attempt:
+        change.update(requests.stored(requests.checkpointed(asked[1], new, now)))
+    if message.goes_on:
+        change[names.ANN_CHECKPOINTS] = records.listed([*views.checkpoints(job), new])
+        return change
     if views.hold(job) is not None:
         change[names.ANN_HOLD] = names.HOLD_RELEASED
-    history, record = _current(job, message.attempt)
     if record is not None:
         note = record.note
         if note and records.NO_CHECKPOINT in note:
@@ -157,12 +175,18 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
 def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations | None:
     """What to write; None when it changes nothing. Raises RefusedError 409."""
     require_current(job, message.attempt)
+    change: dict[str, str | None] = {}
+    wanted = requests.running(job, requests.CHECKPOINT)
+    if wanted is not None and wanted[1].attempt == message.attempt:
+        text = f"{records.NO_CHECKPOINT}: {message.message.rstrip('. ')}"
+        change.update(requests.stored(requests.ended(wanted[1], "failed", text, now)))
+    if message.goes_on:
+        return change or None
     deadline = views.hold_deadline(job)
     asked = views.hold(job) == names.HOLD_ARMED and deadline is not None
     if asked and last_phase(job) == "finished":
-        return None  # training has ended by itself: the hold lasts until the Job is complete, or its deadline
+        return change or None  # training has ended: the hold lasts until the Job is complete, or its deadline
     history, record = _current(job, message.attempt)
-    change: dict[str, str | None] = {}
     if asked:
         change[names.ANN_HOLD] = names.HOLD_RELEASED
     if record is not None and record.checkpoint is None:
@@ -183,5 +207,3 @@ def progress_age(job: Object, now: float) -> float:
         return now - float(json.loads(annotation(job, names.ANN_PROGRESS) or "{}")["at"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
-
-

@@ -13,6 +13,7 @@ from . import clock, views
 
 MAX_RECORDS = 50
 """The history is an annotation: it has to stay far below the 256 KiB that an object's annotations may have."""
+MAX_CHECKPOINTS = 20
 MAX_NOTE = 400
 NO_CHECKPOINT = "no checkpoint"
 """Every account of an attempt that ended without one starts with this."""
@@ -23,6 +24,11 @@ History = Sequence[AttemptRecord]
 def stored(history: History) -> dict[str, str | None]:
     """The annotation that stores `history`, cut to the newest records."""
     return {names.ANN_HISTORY: to_json(list(history[-MAX_RECORDS:]))}
+
+
+def listed(checkpoints: Sequence[CheckpointRef]) -> str:
+    """The annotation's value for checkpoints after which their attempt went on, cut to the newest."""
+    return to_json(list(checkpoints[-MAX_CHECKPOINTS:]))
 
 
 def last(history: History) -> AttemptRecord | None:

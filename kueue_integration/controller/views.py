@@ -104,6 +104,15 @@ def checkpoint(job: Object) -> CheckpointRef | None:
         raise BadAnnotationError(names.ANN_CHECKPOINT, text, str(error)) from None
 
 
+def checkpoints(job: Object) -> list[CheckpointRef]:
+    """Checkpoints after which their attempt went on, oldest first. Raises BadAnnotationError."""
+    text = annotation(job, names.ANN_CHECKPOINTS)
+    try:
+        return list_from_json(CheckpointRef, text) if text else []
+    except MessageError as error:
+        raise BadAnnotationError(names.ANN_CHECKPOINTS, text or "", str(error)) from None
+
+
 def history(job: Object) -> list[AttemptRecord]:
     """Oldest first. Raises BadAnnotationError."""
     text = annotation(job, names.ANN_HISTORY)

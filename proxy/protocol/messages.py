@@ -26,7 +26,7 @@ import dataclasses
 import json
 import types
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
@@ -83,6 +83,73 @@ class AttemptRecord:
     restored_from: str | None = None
     note: str | None = None
     """What a user should read about how it ended, if anything is unusual."""
+
+
+# --- user -> controller, in annotations of the Job ----------------------------------------------------------------
+RequestOp = Literal["resize", "migrate", "checkpoint", "pause", "resume"]
+
+
+@dataclass(frozen=True)
+class NodeRequirement:
+    """One expression of a node selector term, as Kubernetes has it."""
+
+    key: str
+    operator: Literal["In", "NotIn"]
+    values: list[str]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a job may run. Survives attempts, until a later migration changes it."""
+
+    flavors: list[str] = field(default_factory=list)
+    """ResourceFlavors that it may be admitted on; empty: every one of its queue."""
+    avoid_nodes: list[str] = field(default_factory=list)
+    """Names of nodes that its pods keep away from."""
+    terms: list[list[NodeRequirement]] = field(default_factory=list)
+    """The same for Kueue and the scheduler: node selector terms, of which one has to match."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What somebody asks of a job that is there already. Unused fields are None."""
+
+    id: str
+    """Unique: the same request twice is carried out once."""
+    op: RequestOp
+    at: float
+    """Unix seconds, by the clock of whoever asks; only shown."""
+    by: str = ""
+    """Who asks, for people."""
+    workers: int | None = None
+    min_workers: int | None = None
+    placement: Placement | None = None
+    flavor: str | None = None
+    """migrate: the flavor that was named; `placement` says what that means for this queue."""
+    node: str | None = None
+    """migrate: the node that was named."""
+    timeout_s: float | None = None
+    """checkpoint: give it up when it is not committed so many seconds after the controller took notice."""
+
+
+@dataclass(frozen=True)
+class RequestStatus:
+    """How far the request with this id is. `done` and `failed` are final; `message` is a sentence for people."""
+
+    id: str
+    op: RequestOp
+    state: Literal["running", "done", "failed"]
+    message: str
+    at: float
+    """Unix seconds, by the controller's clock, at which the request was taken up."""
+    attempt: int = 0
+    """Attempt that was current then."""
+    finished_at: float | None = None
+    checkpoint: str | None = None
+    """Id of the checkpoint that answers it."""
+    step: int | None = None
+    deadline: float | None = None
+    """checkpoint: Unix seconds at which it is given up."""
 
 
 # --- launcher <-> sidecar -----------------------------------------------------------------------------------------
@@ -160,6 +227,7 @@ class Command:
     """Controller -> leader. `then="stop"`: the ranks end with the dump; `continue`: they go on."""
 
     seq: int
+    """Grows from command to command of an attempt."""
     op: Literal["checkpoint"]
     reason: str
     deadline: float
@@ -180,6 +248,7 @@ class Progress:
     first_step_at: float | None = None
     """Unix seconds at which the first step of this attempt was completed."""
     barrier_at: float | None = None
+    """Unix seconds at which all ranks stood still for a checkpoint that ends the attempt."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +259,8 @@ class CommitRequest:
     checkpoint: CheckpointRef
     barrier_at: float
     last_step: int
+    goes_on: bool = False
+    """The attempt goes on after this checkpoint. Sent again without it if the attempt has to end there after all."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +272,8 @@ class CheckpointFailure:
     attempt: int
     message: str
     step: int = 0
+    goes_on: bool = False
+    """The checkpoint was asked for while the job goes on, and so the job does."""
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------------
@@ -279,5 +352,3 @@ def _value(where: str, hint: Any, value: Any) -> Any:
     if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
         raise MessageError(f"{where}: expected {hint.__name__}, got {type(value).__name__}")
     return value
-
-

@@ -153,7 +153,12 @@ class Leader:
             manifest, stored = self._manifest(state)
             left = max(0.1, deadline - time.time())
             await asyncio.wait_for(asyncio.to_thread(self._store.write_manifest, manifest), left)
-            await self._controller.commit(self._request(state, manifest, stored), deadline)
+            goes_on = self.state.goes_on
+            await self._controller.commit(self._request(state, manifest, stored, goes_on), deadline)
+            if goes_on and not self.state.goes_on and self.state.trigger is not None:
+                # Told to end meanwhile: the controller takes the attempt for one that goes on, and its hold waits.
+                goes_on, deadline = False, self.state.trigger.deadline
+                await self._controller.commit(self._request(state, manifest, stored, goes_on), deadline)
         except StaleAttemptError as error:
             self.stale(error)
         except (ProxyError, asyncio.TimeoutError, TimeoutError, ValueError) as error:
@@ -167,7 +172,7 @@ class Leader:
             self._move(after)
             self._tell(failure)
         else:
-            log.info("committed %s at step %d", manifest.id, manifest.step)
+            log.info("committed %s at step %d%s", manifest.id, manifest.step, ", training goes on" if goes_on else "")
             if self.state.phase == "commit":
                 self._move(machine.committed(self.state))
 
@@ -192,7 +197,7 @@ class Leader:
         )
         return manifest, sum(stored for _, _, stored in sets)
 
-    def _request(self, state: State, manifest: Manifest, stored: int) -> CommitRequest:
+    def _request(self, state: State, manifest: Manifest, stored: int, goes_on: bool) -> CommitRequest:
         ref = CheckpointRef(
             id=manifest.id,
             generation=manifest.generation,
@@ -205,13 +210,14 @@ class Leader:
             created_at=manifest.created_at,
         )
         c = self._config
-        return CommitRequest(c.namespace, c.job, c.attempt, ref, state.barrier_at, manifest.step - 1)
+        return CommitRequest(c.namespace, c.job, c.attempt, ref, state.barrier_at, manifest.step - 1, goes_on)
 
     def _tell(self, failure: Failure) -> None:
         log.warning("no checkpoint: %s", failure.message)
         step = max((v.count for v in machine.world(self.state, self.heard)), default=0)
         c = self._config
-        self._spawn(self._tell_controller(CheckpointFailure(c.namespace, c.job, c.attempt, failure.message, step)))
+        message = CheckpointFailure(c.namespace, c.job, c.attempt, failure.message, step, failure.goes_on)
+        self._spawn(self._tell_controller(message))
 
     async def _tell_controller(self, failure: CheckpointFailure) -> None:
         try:

@@ -75,6 +75,11 @@ class State:
         return f"{self.job[:40].rstrip('-')}-a{self.attempt}-g{self.sequence}"
 
     @property
+    def goes_on(self) -> bool:
+        """The checkpoint under way does not end the attempt."""
+        return self.trigger is not None and self.trigger.then == "continue" and not self.trigger.terminating
+
+    @property
     def active(self) -> bool:
         """A checkpoint is under way."""
         return self.phase in ("barrier", "save", "commit")
@@ -82,9 +87,10 @@ class State:
 
 @dataclass(frozen=True)
 class Failure:
-    """For the controller: this checkpoint cannot be had."""
+    """For the controller: this checkpoint cannot be had. `goes_on`: nothing was to end with it."""
 
     message: str
+    goes_on: bool = False
 
 
 def directive(state: State) -> Directive:
@@ -107,7 +113,7 @@ def directive(state: State) -> Directive:
 
 
 def request(state: State, trigger: Trigger) -> State:
-    """A checkpoint is wanted. One that runs already is joined: the earlier deadline and `stop` win."""
+    """A checkpoint is wanted. One that runs already is joined: `stop` wins with its deadline, else the earlier one."""
     if state.phase == "stopped":
         return state
     if state.trigger is None:
@@ -122,9 +128,11 @@ def request(state: State, trigger: Trigger) -> State:
             asked=frozenset(),
         )
     old = state.trigger
+    # A checkpoint on the side may be given up soon; the one that an eviction waits for has time of its own.
+    ending = [t for t in (old, trigger) if t.then == "stop" or t.terminating] or [old, trigger]
     joined = replace(
         old,
-        deadline=min(old.deadline, trigger.deadline),
+        deadline=min(t.deadline for t in ending),
         then="stop" if "stop" in (old.then, trigger.then) else "continue",
         terminating=old.terminating or trigger.terminating,
     )
@@ -144,8 +152,8 @@ def observe(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State
 def committed(state: State) -> State:
     """The controller has the checkpoint."""
     assert state.trigger is not None
-    if state.trigger.then == "continue" and not state.trigger.terminating:
-        return replace(state, phase="run", trigger=None)
+    if state.goes_on:
+        return replace(state, phase="run", trigger=None, barrier_at=0.0)
     return replace(state, phase="stopped", exit_now=state.trigger.terminating, trigger=None)
 
 
@@ -158,7 +166,9 @@ def cancelled(state: State, message: str, exit_terminating: bool = True) -> tupl
     """Give the checkpoint up: the ranks go on. Pods that were asked to end do so now, if `exit_terminating`."""
     unsaved = state.unsaved | state.asked if exit_terminating else state.unsaved
     after = replace(state, phase="run", trigger=None, answered=state.answered | state.asked, unsaved=unsaved)
-    return replace(after, asked=frozenset()), Failure(message)
+    if state.goes_on:
+        after = replace(after, barrier_at=0.0)
+    return replace(after, asked=frozenset()), Failure(message, state.goes_on)
 
 
 def world(state: State, heard: Mapping[int, Heard]) -> list[RankView]:

@@ -38,7 +38,7 @@ def summary(config: Config, state: State, heard: Mapping[int, Heard], first_step
         step=max(first_step, min(v.count for v in views)),
         first_step=first_step,
         first_step_at=max(reached) if everybody and len(reached) == len(firsts) else None,
-        barrier_at=state.barrier_at or None,
+        barrier_at=None if state.goes_on else state.barrier_at or None,
     )
 
 

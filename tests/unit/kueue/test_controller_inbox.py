@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import controller_scene as scene
 import pytest
 from controller_scene import T0
 
-from kueue_integration.controller import clock, inbox
+from kueue_integration.controller import clock, inbox, records
 from kueue_integration.controller.errors import RefusedError
 from proxy.protocol import names
 from proxy.protocol.messages import (
@@ -14,8 +16,11 @@ from proxy.protocol.messages import (
     CheckpointRef,
     CommitRequest,
     Hello,
+    JobRequest,
     Progress,
+    RequestStatus,
     from_json,
+    list_from_json,
     to_json,
 )
 
@@ -190,6 +195,98 @@ def test_a_commit_after_the_deadline_is_taken_and_said():
     change = inbox.commit(job(late, **{names.ANN_HOLD: "released"}), commit_of(scene.checkpoint()), NOW)
     (record,) = scene.stored(change)
     assert record.note == "no checkpoint within 30 s: x; a checkpoint was taken within the pods' grace period"
+
+
+# --- a checkpoint after which the attempt goes on -------------------------------------------------------------------
+def asking(record=None, **annotations):
+    """The job runs and somebody has asked for a checkpoint; nothing is being evicted."""
+    request = JobRequest("r-1", "checkpoint", T0 + 39, by="ann")
+    status = RequestStatus("r-1", "checkpoint", "running", "taken up", T0 + 40, attempt=1, deadline=T0 + 160)
+    notes = {names.ANN_CHECKPOINT_REQUEST: to_json(request), names.ANN_CHECKPOINT_STATUS: to_json(status)}
+    current = job(record or scene.record(first_step=0, first_step_at=T0 + 12), **notes, **annotations)
+    del current["metadata"]["annotations"][names.ANN_HOLD_DEADLINE]
+    return current
+
+
+def answered(change) -> RequestStatus:
+    return from_json(RequestStatus, change[names.ANN_CHECKPOINT_STATUS])
+
+
+def test_a_checkpoint_that_was_asked_for_is_a_command_to_go_on():
+    command = inbox.command(asking())
+    assert command is not None
+    assert (command.then, command.deadline, command.reason) == ("continue", T0 + 160, "asked for by ann")
+    later = inbox.command(job(scene.record(evicted_at=T0 + 41, ended_by="Preempted")))
+    assert later is not None
+    assert later.seq > command.seq  # though its deadline is the earlier one: a leader takes later numbers only
+
+
+def test_an_evicted_attempt_is_asked_to_stop_and_nothing_else():
+    evicted = scene.record(evicted_at=T0 + 45, ended_by="Preempted")
+    command = inbox.command(asking(evicted, **{names.ANN_HOLD_DEADLINE: "x"}))
+    assert command is None  # its hold is not asked for yet, or over
+    current = asking(evicted)
+    current["metadata"]["annotations"][names.ANN_HOLD_DEADLINE] = clock.to_text(T0 + 75)
+    command = inbox.command(current)
+    assert command is not None
+    assert command.then == "stop"
+
+
+def test_a_checkpoint_aside_answers_its_request_and_leaves_the_record_and_the_hold_alone():
+    current = asking()
+    message = replace(commit_of(scene.checkpoint()), goes_on=True)
+    change = inbox.commit(current, message, NOW)
+    assert change is not None
+    assert set(change) == {names.ANN_CHECKPOINT, names.ANN_CHECKPOINTS, names.ANN_CHECKPOINT_STATUS}
+    assert from_json(CheckpointRef, change[names.ANN_CHECKPOINT]) == scene.checkpoint()
+    assert list_from_json(CheckpointRef, change[names.ANN_CHECKPOINTS]) == [scene.checkpoint()]
+    done = answered(change)
+    assert (done.state, done.checkpoint, done.step, done.finished_at) == ("done", "train-a1-g1", 100, NOW)
+    current["metadata"]["annotations"].update(change)
+    assert inbox.command(current) is None
+    assert inbox.commit(current, message, NOW + 1) is None
+    assert inbox.hello(current, [scene.pod(0, ip="10.0.0.1")], HELLO, b"s") is not None  # the attempt lives
+
+
+def test_a_checkpoint_aside_that_has_to_end_the_attempt_after_all_releases_the_hold():
+    current = asking()
+    current["metadata"]["annotations"].update(
+        inbox.commit(current, replace(commit_of(scene.checkpoint()), goes_on=True), NOW)
+    )
+    current["metadata"]["annotations"][names.ANN_HOLD_DEADLINE] = clock.to_text(T0 + 75)
+    change = inbox.commit(current, commit_of(scene.checkpoint()), NOW + 1)
+    assert change is not None
+    assert change[names.ANN_HOLD] == "released"
+    (record,) = scene.stored(change)
+    assert (record.checkpoint, record.committed_at) == ("train-a1-g1", NOW + 1)
+
+
+def test_a_checkpoint_of_an_eviction_answers_an_open_request_too():
+    change = inbox.commit(asking(), commit_of(scene.checkpoint()), NOW)
+    assert change is not None
+    assert answered(change).state == "done"
+    assert change[names.ANN_HOLD] == "released"
+
+
+def test_the_list_of_checkpoints_is_bounded():
+    old = [scene.checkpoint(sequence=n) for n in range(1, records.MAX_CHECKPOINTS + 1)]
+    current = asking(**{names.ANN_CHECKPOINTS: to_json(old)})
+    new = scene.checkpoint(sequence=99)
+    change = inbox.commit(current, replace(commit_of(new), goes_on=True), NOW)
+    assert change is not None
+    assert list_from_json(CheckpointRef, change[names.ANN_CHECKPOINTS]) == [*old[1:], new]
+
+
+def test_a_failed_checkpoint_aside_fails_its_request_and_nothing_else():
+    change = inbox.failure(asking(), replace(failure_of("no step boundary within 9 s."), goes_on=True), NOW)
+    assert change is not None
+    assert set(change) == {names.ANN_CHECKPOINT_STATUS}
+    assert (answered(change).state, answered(change).message) == (
+        "failed", "no checkpoint: no step boundary within 9 s",
+    )  # fmt: skip
+    quiet = scene.record()
+    unasked = job(quiet)
+    assert inbox.failure(unasked, replace(failure_of(), goes_on=True), NOW) is None
 
 
 # --- failure --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,9 @@ class FakeController:
         self.commit_tries = 0
         self.stale_commit = False
         self.commands: list[Command] = []
+        self.before_commit: Callable[[], Awaitable[None]] | None = None
+        """Awaited once, while the first commit waits for its answer."""
+        self._polled = 0
         self.url = self.pem = ""
         self._more = asyncio.Condition()
 
@@ -148,9 +151,16 @@ class FakeController:
             return web.Response(status=202)
         return web.Response(text=to_json(HelloReply("mesh-secret", self.leader_ip, self.checkpoint)))
 
+    async def heard(self, seq: int) -> None:
+        """Wait until the leader has taken in command `seq`: it asks for later ones."""
+        async with self._more:
+            await asyncio.wait_for(self._more.wait_for(lambda: self._polled >= seq), 30)
+
     async def _commands(self, request: web.Request) -> web.Response:
         after = int(request.query["after"])
         async with self._more:
+            self._polled = max(self._polled, after)
+            self._more.notify_all()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._more.wait_for(lambda: any(c.seq > after for c in self.commands)), 5)
         found = next((c for c in self.commands if c.seq > after), None)
@@ -168,6 +178,9 @@ class FakeController:
         if self.commit_errors > 0:
             self.commit_errors -= 1
             return web.json_response({"error": "API server is away"}, status=503)
+        if self.before_commit is not None:
+            hook, self.before_commit = self.before_commit, None
+            await hook()
         self.commits.append(commit)
         self.checkpoint = commit.checkpoint
         return web.json_response({})

@@ -92,12 +92,31 @@ async def test_continue_goes_on_in_place_and_can_be_repeated(world: World, contr
         await world.stepped(controller.commits[-1].checkpoint.step + 5)
     one, two = (c.checkpoint for c in controller.commits)
     assert (one.id, two.id) == ("train-a1-g1", "train-a1-g2") and two.step > one.step
+    assert all(c.goes_on for c in controller.commits) and all(p.barrier_at is None for p in controller.progress)
     assert two.bytes_stored < two.bytes / 4, "unchanged pages are not stored again"
     for launcher in world.launchers:
         assert [c.op for c in launcher.commands] == ["dump", "resume", "dump", "resume"]
         ports = {c.master_port for c in launcher.commands if c.op == "resume"}
         assert launcher.plan is not None and len(ports | {launcher.plan.master_port}) == 3, "no port is used twice"
     assert not controller.failures
+
+
+async def test_an_eviction_during_the_commit_of_a_checkpoint_on_the_side_is_told(
+    world: World, controller: FakeController
+) -> None:
+    """The controller took the checkpoint for one after which training goes on; its hold waits for another word."""
+    await world.stepped(3)
+
+    async def evict() -> None:
+        await controller.command(60)
+        await controller.heard(2)
+
+    controller.before_commit = evict
+    await controller.command(30, then="continue")
+    await eventually("both commits", lambda: len(controller.commits) == 2)
+    assert [c.goes_on for c in controller.commits] == [True, False]
+    assert controller.commits[0].checkpoint == controller.commits[1].checkpoint
+    assert all(r.frozen for r in world.ranks), "nobody trains on after the checkpoint that ends the attempt"
 
 
 async def test_a_follower_that_is_asked_to_end_gets_its_checkpoint(world: World, controller: FakeController) -> None:

@@ -188,3 +188,22 @@ def test_checkpoint_ids_are_valid_for_the_longest_job_names() -> None:
 def test_words_for_ranks() -> None:
     assert wording.numbers([3, 0, 1, 2, 7]) == "0-3,7"
     assert wording.ranks([4]) == "rank 4" and wording.ranks([4, 5]) == "ranks 4-5"
+
+
+def test_an_eviction_that_joins_a_checkpoint_on_the_side_has_its_own_deadline() -> None:
+    aside = machine.request(NEW, replace(COMMAND, deadline=105.0, then="continue"))
+    joined = machine.request(aside, replace(COMMAND, deadline=200.0))
+    assert joined.trigger is not None
+    assert (joined.trigger.deadline, joined.trigger.then, joined.goes_on) == (200.0, "stop", False)
+    late = machine.request(machine.request(NEW, replace(COMMAND, deadline=200.0)), replace(COMMAND, then="continue"))
+    assert late.trigger is not None
+    assert (late.trigger.deadline, late.goes_on) == (200.0, False)
+
+
+def test_a_checkpoint_on_the_side_leaves_no_trace_of_its_barrier() -> None:
+    trigger = replace(COMMAND, then="continue")
+    assert machine.committed(replace(_committing(), trigger=trigger)).barrier_at == 0.0
+    state, failure = machine.cancelled(replace(_saving(), trigger=trigger), "no")
+    assert (state.barrier_at, failure.goes_on) == (0.0, True)
+    state, failure = machine.cancelled(_saving(), "no")
+    assert (state.barrier_at, failure.goes_on) == (102.0, False)
