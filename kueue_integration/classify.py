@@ -200,7 +200,7 @@ def _admitted(job: _Obj, past: Sequence[AttemptRecord], pods: Sequence[_Obj]) ->
     if now and now.phase in ("running", "finished"):
         return Classified(Phase.RUNNING, "NoStepYet", f"runs with {wanted} workers{where}, no step seen yet")
     phase = Phase.RESTORING if restoring else Phase.STARTING
-    trouble = _trouble(pods)
+    trouble = pod_trouble(pods)
     if trouble:
         return Classified(phase, *trouble)
     up = f"{ready} of {wanted} workers are up{where}"
@@ -211,7 +211,7 @@ def _admitted(job: _Obj, past: Sequence[AttemptRecord], pods: Sequence[_Obj]) ->
     return Classified(phase, "RanksStarting", f"{up}, their ranks have not started yet")
 
 
-def _trouble(pods: Sequence[_Obj]) -> tuple[str, str] | None:
+def pod_trouble(pods: Sequence[_Obj]) -> tuple[str, str] | None:
     """Why a pod does not start, if the kubelet or the scheduler says so."""
     for pod in pods:
         status, name = pod.get("status") or {}, pod["metadata"]["name"]

@@ -201,8 +201,9 @@ class FakeKube(Kube):
         follow: bool = False,
         tail: int | None = None,
         timeout_s: float = 3600.0,
+        since_s: float | None = None,
     ) -> Iterator[str]:
-        lines = self.logs.get((namespace, pod, container))
+        lines = self.logs.get((namespace, pod, container))  # without times: `since_s` finds all of them young
         if lines is None:
             raise NotFound(f'pods "{pod}" not found', 404, "NotFound")
         yield from (lines if tail is None else lines[-tail:])

@@ -7,6 +7,7 @@ models are not, as they drop fields that they do not know.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -160,8 +161,15 @@ class ApiKube(Kube):
         follow: bool = False,
         tail: int | None = None,
         timeout_s: float = 3600.0,
+        since_s: float | None = None,
     ) -> Iterator[str]:
-        query = {"container": container, "follow": "true" if follow else None, "tailLines": tail}
+        since = None if since_s is None else max(1, math.ceil(since_s))
+        query = {
+            "container": container,
+            "follow": "true" if follow else None,
+            "tailLines": tail,
+            "sinceSeconds": since,
+        }
         for line in self._lines(POD.path(namespace, pod, "log"), query, timeout_s):
             yield line.decode("utf-8", "replace")
 

@@ -89,8 +89,12 @@ class Kube(abc.ABC):
         follow: bool = False,
         tail: int | None = None,
         timeout_s: float = 3600.0,
+        since_s: float | None = None,
     ) -> Iterator[str]:
-        """Lines of a container's log without line ends. Raises NotFound, Invalid (the container has not started)."""
+        """Lines of a container's log without line ends: the last `tail`, those of the last `since_s` seconds.
+
+        Raises NotFound, Invalid (the container has not started).
+        """
 
     @abc.abstractmethod
     def get_path(self, path: str) -> Object:

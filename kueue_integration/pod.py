@@ -59,7 +59,7 @@ def _installer(platform: PlatformConfig) -> Object:
         "image": platform.agent_image,
         "imagePullPolicy": platform.image_pull_policy,
         "command": [INSTALLER, names.AGENT_DIR],
-        "securityContext": _powerless(),
+        "securityContext": powerless(),
         "volumeMounts": [_mount(_AGENT, names.AGENT_DIR)],
     }
 
@@ -85,7 +85,7 @@ def _sidecar(spec: TrainSpec, platform: PlatformConfig) -> Object:
             ),
         ],
         # Without a request it takes nothing from the queue's quota, which is counted in training containers.
-        "securityContext": _powerless(),
+        "securityContext": powerless(),
         "volumeMounts": [
             _mount(_RUN, names.RUN_DIR),
             _mount(_IMAGES, names.IMAGE_DIR),
@@ -148,7 +148,8 @@ def _resources(spec: TrainSpec) -> Object:
     return {"requests": requests, **({"limits": limits} if limits else {})}
 
 
-def _powerless() -> Object:
+def powerless() -> Object:
+    """Security context of our own containers beside the training one."""
     return {
         # Root without capabilities: CRIU's images and the barrier page belong to root and are not for others to read.
         "runAsUser": 0,

@@ -21,7 +21,9 @@ _COMMANDS = {
     "logs": ("logs:logs", "Print what the ranks print, across attempts."),
     "render": ("submit:render", "Print the Kubernetes objects of a job without creating them."),
     "delete": ("delete:delete", "Delete a job with everything that belongs to it."),
+    "checkpoints": ("checkpoints:checkpoints", "The checkpoints of a job: ls, show, verify, gc."),
     "doctor": ("doctor:doctor", "Check cluster, Kueue and chart; say how to fix what is wrong."),
+    "completion": ("completion:completion", "Print the completion script for bash, zsh or fish."),
     "local": ("local:local", "A real Kubernetes with Kueue on this machine: up, down, status."),
     "demo": ("demo:demo", "Run the demonstration on the local cluster."),
 }

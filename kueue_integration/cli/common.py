@@ -1,4 +1,4 @@
-"""What the commands share: the options that say which cluster and namespace, and the connection they stand for."""
+"""What the commands share: which cluster and namespace, the connection to it, and the names of jobs for the shell."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
+from proxy.protocol import names
+
+from ..errors import SingularityError
 from ..k8s import ApiKube, connect
+from ..resources import JOB, selector
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,3 +31,19 @@ def cluster_options(function: F) -> F:
 def open_cluster(kubeconfig: str | None, context: str | None) -> ApiKube:
     """A client. Raises PlatformError."""
     return connect(kubeconfig, context)
+
+
+def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of training jobs for the shell; none, and no complaint, where the cluster does not answer."""
+    given = ctx.params
+    try:
+        kube = open_cluster(given.get("kubeconfig"), given.get("context"))
+        found = kube.list(JOB, given.get("namespace") or "default", selector({names.LABEL_MANAGED: "true"}))
+    except SingularityError:
+        return []
+    jobs = sorted(str(job["metadata"]["name"]) for job in found)
+    return [CompletionItem(name) for name in jobs if name.startswith(incomplete)]
+
+
+job_argument = click.argument("name", shell_complete=complete_jobs)
+"""NAME of a job, completed by the shell."""

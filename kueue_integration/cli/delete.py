@@ -10,13 +10,13 @@ from .. import jobs
 from ..errors import JobNotFoundError
 from ..resources import JOB
 from . import EXIT_FAILED
-from .common import cluster_options, open_cluster
+from .common import cluster_options, job_argument, open_cluster
 
 _LOOK_S = 0.5
 
 
 @click.command()
-@click.argument("name")
+@job_argument
 @cluster_options
 @click.option("--wait", is_flag=True, help="Return when the job and its pods are gone.")
 @click.option("--timeout", type=float, default=300.0, show_default=True, help="With --wait: seconds to wait.")

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import queue
 import re
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import click
 
 from proxy.protocol import names
 
+from .. import records
 from .. import status as library
-from ..errors import Invalid, KubeError, NotFound
+from ..errors import Invalid, NotFound, SpecError
 from ..kube import Kube
-from ..resources import JOB, POD, Object, selector
-from .common import cluster_options, open_cluster
+from ..resources import JOB, POD, Object, annotation, selector
+from .common import cluster_options, job_argument, open_cluster
+from .follow import Follower
 
-_LOOK_S = 1.0
 _RANK = re.compile(r"\[rank (\d+)\] ")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 
 
 @click.command()
-@click.argument("name")
+@job_argument
 @cluster_options
-@click.option("--rank", type=int, help="Only lines of this rank.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only lines of this rank.")
+@click.option("--all-ranks", is_flag=True, help="Only lines of ranks, without the launcher's own.")
 @click.option("-f", "--follow", is_flag=True, help="Go on through all attempts until the job has ended.")
+@click.option("--tail", type=click.IntRange(min=0), help="Only the last lines, of each pod that is there now.")
+@click.option("--since", help="Only what is younger, for example 90s, 10m, 2h.")
 @click.option("--container", default=names.CONTAINER_TRAIN, show_default=True, help="Container of the pods.")
 def logs(
     name: str,
@@ -34,79 +37,82 @@ def logs(
     context: str | None,
     namespace: str,
     rank: int | None,
+    all_ranks: bool,
     follow: bool,
+    tail: int | None,
+    since: str | None,
     container: str,
 ) -> None:
-    """Print what the ranks print. Pods of earlier attempts are gone; follow from the start to see all of it.
+    """Print what the ranks print, from all pods; by default the launcher's lines too.
+
+    Pods of earlier attempts are gone and their lines with them: follow from the start to see all. Where lines are
+    missing or may be, a sentence on standard error says so.
 
     \b
     Examples:
       singularityctl logs digits --rank 0
-      singularityctl logs digits --follow
+      singularityctl logs digits --follow --since 10m
+      singularityctl logs digits --all-ranks --tail 20
+
+    \b
+    Exit codes:
+      0 printed   2 no such job, bad option   3 cluster problem
     """
+    if rank is not None and all_ranks:
+        raise SpecError([("--rank", rank, "and --all-ranks exclude each other; give one of them")])
+    seconds = None if since is None else duration(since)
     kube = open_cluster(kubeconfig, context)
     library.describe(kube, namespace, name)  # a sentence if there is no such job
-    lines = _follow(kube, namespace, name, container) if follow else _once(kube, namespace, name, container)
+    if follow:
+        lines = Follower(kube, namespace, name, container, _say, tail, seconds).lines()
+    else:
+        lines = _once(kube, namespace, name, container, tail, seconds)
     for line in lines:
-        if wanted(line, rank):
+        if wanted(line, rank, all_ranks):
             click.echo(line)
 
 
-def wanted(line: str, rank: int | None) -> bool:
-    """Whether a line is of `rank`; lines without a rank are the launcher's and belong to nobody."""
+def duration(text: str) -> float:
+    """Seconds of `90s`, `10m`, `2h`, `1d` or a plain number. Raises SpecError."""
+    found = _DURATION.fullmatch(text)
+    if found is None or not float(found.group(1)):
+        raise SpecError([("--since", text, "is not a time span; write 90s, 10m, 2h or 1d")])
+    return float(found.group(1)) * _UNITS[found.group(2)]
+
+
+def wanted(line: str, rank: int | None, all_ranks: bool = False) -> bool:
+    """Whether to show a line; lines without a rank are the launcher's and belong to nobody."""
+    if rank is None and not all_ranks:
+        return True
     found = _RANK.match(line)
-    return rank is None or (found is not None and int(found.group(1)) == rank)
+    return found is not None and (rank is None or int(found.group(1)) == rank)
 
 
-def _pods(kube: Kube, namespace: str, name: str) -> list[Object]:
-    pods = kube.list(POD, namespace, selector({names.LABEL_JOB: name}))
-    return sorted(pods, key=lambda pod: (str(pod["metadata"]["creationTimestamp"]), str(pod["metadata"]["name"])))
+def _say(text: str) -> None:
+    click.echo(f"singularityctl: {text}", err=True)
 
 
-def _once(kube: Kube, namespace: str, name: str, container: str) -> Iterator[str]:
-    for pod in _pods(kube, namespace, name):
+def _once(
+    kube: Kube, namespace: str, name: str, container: str, tail: int | None, since_s: float | None
+) -> Iterator[str]:
+    pods = pods_of(kube, namespace, name)
+    _tell_gone(kube.find(JOB, namespace, name), pods, _say)
+    for pod in pods:
         try:
-            yield from kube.pod_logs(namespace, pod["metadata"]["name"], container)
+            yield from kube.pod_logs(namespace, pod["metadata"]["name"], container, tail=tail, since_s=since_s)
         except (NotFound, Invalid):  # it has just gone, or has not started
             continue
 
 
-def _follow(kube: Kube, namespace: str, name: str, container: str) -> Iterator[str]:
-    """Lines of all pods as they come, one thread per pod, until the job is final and every stream has ended."""
-    lines: queue.Queue[str] = queue.Queue()
-    readers: dict[str, threading.Thread] = {}
-
-    def read(pod: str) -> None:
-        try:
-            for line in kube.pod_logs(namespace, pod, container, follow=True):
-                lines.put(line)
-        except KubeError as error:
-            if error.transient:
-                lines.put(f"singularityctl: log of pod {pod} broke off: {error}")
-
-    next_look, final = 0.0, False
-    while True:
-        if time.monotonic() >= next_look and not final:
-            next_look = time.monotonic() + _LOOK_S
-            final = _is_final(kube, namespace, name)  # before the pods: what it started must still be read
-            for pod in _pods(kube, namespace, name):
-                if pod["metadata"]["uid"] not in readers and _started(pod, container):
-                    thread = threading.Thread(target=read, args=(pod["metadata"]["name"],), daemon=True)
-                    readers[pod["metadata"]["uid"]] = thread
-                    thread.start()
-        try:
-            yield lines.get(timeout=_LOOK_S)
-        except queue.Empty:
-            if final and not any(thread.is_alive() for thread in readers.values()):
-                return
+def pods_of(kube: Kube, namespace: str, name: str) -> list[Object]:
+    """The job's pods, oldest first."""
+    pods = kube.list(POD, namespace, selector({names.LABEL_JOB: name}))
+    return sorted(pods, key=lambda pod: (str(pod["metadata"]["creationTimestamp"]), str(pod["metadata"]["name"])))
 
 
-def _is_final(kube: Kube, namespace: str, name: str) -> bool:
-    job = kube.find(JOB, namespace, name)
-    return job is None or library.summarise(job, None, []).final
-
-
-def _started(pod: Object, container: str) -> bool:
-    status = pod.get("status") or {}
-    found = (*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ()))
-    return any(c["name"] == container and "waiting" not in (c.get("state") or {"waiting": {}}) for c in found)
+def _tell_gone(job: Object | None, pods: list[Object], say: Callable[[str], None]) -> None:
+    there = {annotation(pod, names.ANN_ATTEMPT) for pod in pods}
+    gone = [str(a.attempt) for a in records.history(job) if a.ended_by and str(a.attempt) not in there]
+    if gone:
+        which = f"attempt {gone[0]}" if len(gone) == 1 else f"attempts {gone[0]}-{gone[-1]}"
+        say(f"lines of {which} are not shown: the pods are gone")

@@ -7,6 +7,7 @@ import json
 import time
 
 import click
+import yaml
 
 from proxy.protocol import names
 
@@ -15,14 +16,16 @@ from ..classify import Phase
 from ..kube import Kube
 from ..resources import JOB, POD, WORKLOAD, selector
 from . import EXIT_BAD_INPUT, EXIT_FAILED, tables
-from .common import cluster_options, open_cluster
+from .common import cluster_options, complete_jobs, open_cluster
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_jobs)
 @cluster_options
 @click.option("-w", "--watch", is_flag=True, help="Print again at every change until the job has ended.")
-@click.option("-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "wide", "json", "yaml"]), default="table", show_default=True
+)
 @click.pass_context
 def status(
     ctx: click.Context,
@@ -40,6 +43,7 @@ def status(
       singularityctl status
       singularityctl status digits -w
       singularityctl status digits -o json | python3 -m json.tool
+      singularityctl status digits -o yaml
 
     \b
     Exit codes:
@@ -56,7 +60,7 @@ def status(
         click.echo(_show(library.describe(kube, namespace, name), output))
         return
     for number, shown in enumerate(library.follow(kube, namespace, name)):
-        click.echo(("\n" if number and output != "json" else "") + _show(shown, output))
+        click.echo(("\n" if number and output in ("table", "wide") else "") + _show(shown, output))
 
 
 def list_jobs(kube: Kube, namespace: str) -> list[library.JobStatus]:
@@ -77,12 +81,20 @@ def list_jobs(kube: Kube, namespace: str) -> list[library.JobStatus]:
 
 
 def _show(shown: library.JobStatus, output: str) -> str:
+    if output == "yaml":
+        return _yaml(dataclasses.asdict(shown))
     return library.to_json(shown) if output == "json" else tables.detail(shown, output == "wide")
+
+
+def _yaml(data: object) -> str:
+    return yaml.safe_dump(data, sort_keys=False, explicit_start=True).rstrip()
 
 
 def _show_all(shown: list[library.JobStatus], namespace: str, output: str) -> str:
     if output == "json":
         return json.dumps([dataclasses.asdict(one) for one in shown], indent=2)
+    if output == "yaml":
+        return _yaml([dataclasses.asdict(one) for one in shown])
     return tables.jobs_table(shown, output == "wide") if shown else f"no training jobs in namespace {namespace}"
 
 

@@ -88,7 +88,7 @@ def submit(
 
     \b
     Exit codes:
-      0 submitted (with --wait: succeeded)   1 the job failed   2 bad input   3 cluster or platform problem
+      0 submitted (with --wait: succeeded)   1 the job failed   2 bad input   3 cluster problem
     """
     spec = build_spec(**options)
     validate(spec)

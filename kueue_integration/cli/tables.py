@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from proxy.protocol.messages import AttemptRecord
 
@@ -12,15 +14,29 @@ from ..status import JobStatus
 WIDTH = 100
 
 
+NARROWEST = 12
+"""No column is cut below this, so that what is left of a name still tells something."""
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], width: int = WIDTH) -> str:
-    """Columns as wide as needed; the last is cut with an ellipsis where a line would pass `width`."""
+    """Columns as wide as needed; where a line would pass `width`, the widest ones are cut with an ellipsis."""
     cells = [[*head], *[["-" if value in (None, "") else str(value) for value in row] for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    while (excess := sum(widths) + 2 * (len(widths) - 1) - width) > 0:
+        widest = max(range(len(widths)), key=lambda column: (widths[column], column))
+        second = max((size for column, size in enumerate(widths) if column != widest), default=0)
+        if widths[widest] <= NARROWEST:
+            break  # more columns than fit: the line is cut below
+        widths[widest] = max(NARROWEST, widths[widest] - excess, min(second, widths[widest] - 1))
     lines = []
     for row in cells:
-        line = "  ".join(value.ljust(size) for value, size in zip(row, widths, strict=True)).rstrip()
-        lines.append(line if len(line) <= width else line[: width - 1] + "…")
+        line = "  ".join(_cut(value, size).ljust(size) for value, size in zip(row, widths, strict=True)).rstrip()
+        lines.append(_cut(line, width))
     return "\n".join(lines)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def jobs_table(statuses: Sequence[JobStatus], wide: bool = False) -> str:
@@ -30,6 +46,13 @@ def jobs_table(statuses: Sequence[JobStatus], wide: bool = False) -> str:
         (s.name, s.phase, s.queue, s.attempt or None, f"{s.pods}/{s.workers}", s.flavor, s.step, s.message)
         for s in statuses
     ]
+    if wide:
+        head[3:3] = ["PRIORITY", "REASON", "LOST", "CHECKPOINT", "WORKLOAD"]
+        more = [
+            (s.priority_class, s.reason, s.steps_lost, s.checkpoints[-1]["id"] if s.checkpoints else "", s.workload)
+            for s in statuses
+        ]
+        rows = [(*row[:3], *extra, *row[3:]) for row, extra in zip(rows, more, strict=True)]  # type: ignore[misc]
     return table(head, rows, 10_000 if wide else WIDTH)
 
 
@@ -41,6 +64,21 @@ def attempts_table(attempts: Sequence[AttemptRecord], wide: bool = False) -> str
         for a in attempts
     ]
     return table(head, rows, 10_000 if wide else WIDTH)
+
+
+def checkpoints_table(entries: Sequence[Mapping[str, Any]]) -> str:
+    """One line per checkpoint of the store, as `proxy.store.admin.ls` lists them, with `in_use` added."""
+    head = ["CHECKPOINT", "ATTEMPT", "STEP", "RANKS", "SIZE", "MADE", "IN USE", "PROBLEM"]
+    rows = [
+        (
+            e["id"], e.get("attempt"), e.get("step"), e.get("world_size"),
+            f"{e['bytes'] / 1e6:.1f} MB" if "bytes" in e else None,
+            date(e["created_at"]) if "created_at" in e else None,
+            "yes" if e["in_use"] else "no", e["problem"],
+        )
+        for e in entries
+    ]  # fmt: skip
+    return table(head, rows)
 
 
 def steps(record: AttemptRecord) -> str:
@@ -76,11 +114,25 @@ def detail(status: JobStatus, wide: bool = False) -> str:
     for name, values in status.timings_s.items():
         if values:
             lines.append(f"Seconds:     {name} {', '.join(f'{value:.2f}' for value in values)}")
-    lines = [line if wide or len(line) <= WIDTH else line[: WIDTH - 1] + "…" for line in lines]
+    lines = [piece for line in lines for piece in _wrapped(line, 13, wide)]
     if status.attempts:
         lines += ["", attempts_table(status.attempts, wide)]
-        lines += [f"attempt {a.attempt}: {a.note}" for a in status.attempts if a.note]
+        notes = [f"attempt {a.attempt}: {a.note}" for a in status.attempts if a.note]
+        lines += [piece for note in notes for piece in _wrapped(note, 4, wide)]
     return "\n".join(lines)
+
+
+def _wrapped(line: str, indent: int, wide: bool) -> list[str]:
+    """`line` in pieces that fit: what explains is never cut."""
+    if wide or len(line) <= WIDTH:
+        return [line]
+    start = len(line) - len(line.lstrip())
+    return textwrap.wrap(line, WIDTH, initial_indent=" " * start, subsequent_indent=" " * indent)
+
+
+def date(unix: float) -> str:
+    """Local date and time to the second."""
+    return datetime.datetime.fromtimestamp(unix).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def clock(unix: float) -> str:

@@ -236,13 +236,13 @@ def test_logs_of_all_pods_and_of_one_rank(kube: FakeKube) -> None:
         kube.put(pod(f"digits-{number}", f"p{number}"))
         kube.logs["default", f"digits-{number}", "train"] = lines
     kube.put(pod("digits-2", "p2", started=False))
-    assert run("logs", "digits").output.splitlines() == [
+    assert run("logs", "digits").stdout.splitlines() == [
         "launcher up",
         "[rank 0] step 1",
         "[rank 1] step 1",
         "[rank 10] x",
     ]
-    assert run("logs", "digits", "--rank", "1").output == "[rank 1] step 1\n"
+    assert run("logs", "digits", "--rank", "1").stdout == "[rank 1] step 1\n"
     assert run("logs", "nobody").exit_code == 2
 
 
@@ -260,7 +260,7 @@ def test_logs_follow_goes_on_until_the_job_has_ended(kube: FakeKube) -> None:
         return iter(kube.logs[namespace, name, "train"])
 
     kube.pod_logs = second_attempt  # type: ignore[method-assign,assignment]
-    assert run("logs", "digits", "--follow").output.splitlines() == ["[rank 0] step 1", "[rank 0] step 2"]
+    assert run("logs", "digits", "--follow").stdout.splitlines() == ["[rank 0] step 1", "[rank 0] step 2"]
 
 
 def test_delete(kube: FakeKube) -> None:

@@ -1,0 +1,244 @@
+"""`checkpoints ls|show|verify|gc`: what the store holds of a job, which may be long gone.
+
+The one module of this package that imports `proxy.store`: a store that the user's machine reaches needs no pod.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import click
+import yaml
+
+from proxy.protocol import names
+
+from .. import platform, records, storepod
+from ..errors import PlatformError, SingularityError, SpecError
+from ..kube import Kube
+from ..resources import JOB, POD, Object, annotation, selector
+from . import EXIT_FAILED, tables
+from .common import cluster_options, job_argument, open_cluster
+
+F = TypeVar("F", bound=Callable[..., Any])
+_OUTPUT = click.option(
+    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
+)
+
+
+@click.group()
+def checkpoints() -> None:
+    """The checkpoints of a job in the store: list, show, verify, remove old ones.
+
+    \b
+    Examples:
+      singularityctl checkpoints ls digits
+      singularityctl checkpoints verify digits digits-a1-g1
+      singularityctl checkpoints gc digits --keep 2 --yes
+
+    A store that this machine reaches is read from here; file:// is a path of the nodes and is read by a short-lived
+    pod in the job's namespace.
+    """
+
+
+def _store_options(function: F) -> F:
+    for option in (
+        click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds for the pod to answer."),
+        click.option(
+            "--where",
+            type=click.Choice(["auto", "here", "pod"]),
+            default="auto",
+            show_default=True,
+            help="Read the store from this machine, or in a pod; auto: a pod for file://.",
+        ),
+        click.option("--store", help="URL of the store. Default: the job's, else the platform's."),
+    ):
+        function = option(function)
+    return cluster_options(function)
+
+
+@checkpoints.command()
+@job_argument
+@_store_options
+@_OUTPUT
+def ls(name: str, output: str, **options: Any) -> None:
+    """List the checkpoints of a job, newest first.
+
+    \b
+    Example:
+      singularityctl checkpoints ls digits -o json
+    """
+    asker = _Asker(name, **options)
+    found = asker.ask("ls", asker.namespace, name)
+    live = asker.live()
+    shown = [{**entry, "in_use": entry["id"] in live} for entry in found]
+    if output != "table":
+        _echo(shown, output)
+    elif not shown:
+        click.echo(f"no checkpoints of job {asker.namespace}/{name} in {asker.url}")
+    else:
+        click.echo(tables.checkpoints_table(shown))
+
+
+@checkpoints.command()
+@job_argument
+@click.argument("checkpoint")
+@_store_options
+@_OUTPUT
+def show(name: str, checkpoint: str, output: str, **options: Any) -> None:
+    """Show one checkpoint: step, sizes per rank, what a machine must have to restore it.
+
+    \b
+    Example:
+      singularityctl checkpoints show digits digits-a1-g1 -o yaml
+    """
+    asker = _Asker(name, **options)
+    found = asker.ask("show", asker.namespace, name, checkpoint)
+    _echo(found, "yaml" if output == "table" else output)
+
+
+@checkpoints.command()
+@job_argument
+@click.argument("checkpoint", required=False)
+@_store_options
+@_OUTPUT
+@click.pass_context
+def verify(ctx: click.Context, /, name: str, checkpoint: str | None, output: str, **options: Any) -> None:
+    """Read back every byte of a checkpoint (default: the newest) and compare it with its digests.
+
+    \b
+    Example:
+      singularityctl checkpoints verify digits
+
+    \b
+    Exit codes:
+      0 all there   1 some bytes are missing or altered   2 bad input   3 no answer from the store
+    """
+    asker = _Asker(name, **options)
+    if checkpoint is None:
+        usable = [entry["id"] for entry in asker.ask("ls", asker.namespace, name) if not entry["problem"]]
+        if not usable:
+            raise SpecError([("NAME", name, f"has no readable checkpoint in {asker.url}")])
+        checkpoint = str(usable[0])
+    found = asker.ask("verify", asker.namespace, name, checkpoint)
+    if output != "table":
+        _echo(found, output)
+    else:
+        verdict = f"{len(found['problems'])} PROBLEMS" if found["problems"] else "all there"
+        click.echo(f"{checkpoint}: {found['chunks']} chunks, {found['bytes'] / 1e6:.1f} MB, {verdict}")
+        for problem in found["problems"]:
+            click.echo(f"  {problem}")
+    ctx.exit(EXIT_FAILED if found["problems"] else 0)
+
+
+@checkpoints.command()
+@job_argument
+@click.option("--keep", type=click.IntRange(min=1), default=1, show_default=True, help="Newest checkpoints that stay.")
+@click.option("--yes", is_flag=True, help="Delete. Without it: only say what would go.")
+@_store_options
+@_OUTPUT
+def gc(name: str, keep: int, yes: bool, output: str, **options: Any) -> None:
+    """Remove old checkpoints of a job, then data that no checkpoint of any job names.
+
+    What a live job refers to (its committed checkpoint, one it is being restored from) stays whatever --keep says.
+
+    \b
+    Examples:
+      singularityctl checkpoints gc digits --keep 2
+      singularityctl checkpoints gc digits --keep 2 --yes
+    """
+    asker = _Asker(name, **options)
+    live = sorted(asker.live())
+    found = asker.ask("gc", asker.namespace, name, str(keep), "delete" if yes else "plan", *live)
+    if output != "table":
+        _echo(found, output)
+        return
+    gone, stay = found["checkpoints"], found["stay"]
+    click.echo(f"{'deleted' if yes else 'would delete'} {len(gone)} checkpoints: {', '.join(gone) or '-'}")
+    click.echo(f"stay: {', '.join(f'{i} (in use)' if i in live else i for i in stay) or '-'}")
+    if yes:
+        click.echo(f"freed {found['bytes_freed'] / 1e6:.1f} MB; data younger than a day stays for uploads under way")
+    elif gone:
+        click.echo("nothing was deleted: add --yes")
+
+
+class _Asker:
+    """Where the store of a job is, and how to ask it. Raises PlatformError for what makes that impossible."""
+
+    def __init__(
+        self,
+        job: str,
+        *,
+        kubeconfig: str | None,
+        context: str | None,
+        namespace: str,
+        store: str | None,
+        where: str,
+        timeout: float,
+    ) -> None:
+        self.namespace = namespace
+        self._name, self._where, self._timeout = job, where, timeout
+        self._kube: Kube = open_cluster(kubeconfig, context)
+        self._job = self._kube.find(JOB, namespace, job)
+        self._platform: platform.PlatformConfig | None = None
+        saved = records.checkpoint(self._job)
+        own = annotation(self._job, names.ANN_STORE) or (saved.url if saved else "")
+        self.url = store or own or self._config().store
+        if not self.url:
+            raise SpecError(
+                [("store", store, "the platform has no default and the job is not there: give --store URL")]
+            )
+
+    def _config(self) -> platform.PlatformConfig:
+        if self._platform is None:
+            self._platform = platform.load(self._kube)
+        return self._platform
+
+    def live(self) -> set[str]:
+        """Ids that the job needs while it is there."""
+        pods: Iterable[Object] = ()
+        if self._job is not None:
+            pods = self._kube.list(POD, self.namespace, selector({names.LABEL_JOB: self._name}))
+        return referred(self._job, pods)
+
+    def ask(self, *question: str) -> Any:
+        """The store's answer. Raises PlatformError."""
+        if self._where == "pod" or (self._where == "auto" and storepod.needed(self.url)):
+            pod = storepod.manifest(self.namespace, self._config(), self.url, question, self._timeout, self._job)
+            click.echo(f"asking {self.url} in pod {self.namespace}/{pod['metadata']['name']}", err=True)
+            said = storepod.ask(self._kube, pod, self._timeout)
+        else:
+            said = self._here(question)
+        if "error" in said:
+            raise _StoreSaidNo(str(said["error"]))
+        return said["result"]
+
+    def _here(self, question: tuple[str, ...]) -> Mapping[str, Any]:
+        try:
+            from proxy.store import admin
+        except ImportError as error:
+            fix = "install airflow-provider-singularity[proxy], or ask in a pod: --where pod"
+            raise PlatformError(f"the store cannot be read from here ({error}): {fix}") from error
+        return admin.answer(self.url, question)
+
+
+class _StoreSaidNo(SingularityError):
+    """The store answered with an error; exit code 3."""
+
+
+def referred(job: Object | None, pods: Iterable[Object] = ()) -> set[str]:
+    """Checkpoints that a job cannot do without: committed, being restored from, named by its pods. Pure."""
+    if job is None:
+        return set()
+    saved, attempts = records.checkpoint(job), records.history(job)
+    found = {saved.id} if saved else set()
+    found |= {attempts[-1].restored_from or ""} if attempts and attempts[-1].ended_by is None else set()
+    return (found | {annotation(pod, names.ANN_CHECKPOINT) or "" for pod in pods}) - {""}
+
+
+def _echo(data: Any, output: str) -> None:
+    if output == "json":
+        click.echo(json.dumps(data, indent=2))
+    else:
+        click.echo(yaml.safe_dump(data, sort_keys=False), nl=False)

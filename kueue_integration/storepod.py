@@ -1,0 +1,129 @@
+"""Ask a checkpoint store that only the cluster's nodes reach: `python -m proxy.store` in a short-lived pod.
+
+The pod has the platform's agent image, the platform's volumes and those of the job, no token and no capability.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .classify import pod_trouble
+from .errors import KubeError, NotFound, PlatformError, Unreachable
+from .kube import Kube
+from .platform import PlatformConfig
+from .pod import SIDECAR_PATH, SIDECAR_PYTHON, powerless
+from .resources import POD, Object
+from .rules import VOLUME_PREFIX
+
+CONTAINER = "store"
+_LOOK_S = 5.0
+
+
+def manifest(
+    namespace: str,
+    platform: PlatformConfig,
+    url: str,
+    question: Sequence[str],
+    timeout_s: float,
+    job: Mapping[str, Any] | None = None,
+) -> Object:
+    """The pod. Pure. `job` lends its volumes: its store may lie on one of its own."""
+    volumes, mounts = [*platform.volumes], [*platform.volume_mounts]
+    template = (((job or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
+    known = {volume["name"] for volume in volumes}
+    for volume in template.get("volumes") or ():
+        name = str(volume["name"])
+        if name not in known and not name.startswith(VOLUME_PREFIX):
+            volumes.append(volume)
+            sidecars = template.get("initContainers") or ()
+            own = [m for c in sidecars for m in c.get("volumeMounts") or () if m["name"] == name]
+            mounts += own[:1]
+    env = {k: v for k, v in platform.env.items() if not k.startswith(("PYTHON", "LD_"))}
+    env |= {"PYTHONPATH": SIDECAR_PATH, "PYTHONUNBUFFERED": "1"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"singularity-store-{uuid.uuid4().hex[:8]}",
+            "namespace": namespace,
+            "labels": {"app.kubernetes.io/name": "singularity-store"},
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": max(1, int(timeout_s)),
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "containers": [
+                {
+                    "name": CONTAINER,
+                    "image": platform.agent_image,
+                    "imagePullPolicy": platform.image_pull_policy,
+                    "command": [SIDECAR_PYTHON, "-m", "proxy.store", url, *question],
+                    "env": [{"name": key, "value": value.replace("$", "$$")} for key, value in env.items()],
+                    "securityContext": powerless(),
+                    "volumeMounts": mounts,
+                }
+            ],
+            "volumes": volumes,
+        },
+    }
+
+
+def ask(kube: Kube, pod: Object, timeout_s: float) -> Mapping[str, Any]:
+    """Run `pod` and return what it says: `{"result": ...}` or `{"error": ...}`. Leaves no pod behind.
+
+    Raises PlatformError when it does not answer within `timeout_s` seconds, KubeError.
+    """
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    kube.create(pod)
+    try:
+        ended = _until_ended(kube, namespace, name, time.monotonic() + timeout_s)
+        lines = list(kube.pod_logs(namespace, name, CONTAINER, timeout_s=30))
+    finally:
+        with contextlib.suppress(NotFound, Unreachable):
+            kube.delete(POD, namespace, name)
+    try:
+        said = json.loads(lines[-1])
+    except (ValueError, IndexError):
+        said = None
+    if not isinstance(said, dict) or not {"result", "error"} & said.keys():
+        words = " | ".join(lines[-3:]) or "nothing"
+        raise PlatformError(
+            f"pod {name} ({ended}) did not answer but said: {words}. Is the agent image of the chart as new as this "
+            "program?"
+        )
+    return said
+
+
+def _until_ended(kube: Kube, namespace: str, name: str, deadline: float) -> str:
+    """Phase of the pod once it has ended."""
+    seen: Object = {}
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Unreachable):
+            seen = kube.get(POD, namespace, name)
+            phase = str((seen.get("status") or {}).get("phase") or "")
+            if phase in ("Succeeded", "Failed"):
+                return phase
+            version = seen["metadata"]["resourceVersion"]
+            left = min(_LOOK_S, max(1.0, deadline - time.monotonic()))
+            try:
+                for _, changed in kube.watch(POD, namespace, "app.kubernetes.io/name=singularity-store", version, left):
+                    if changed["metadata"].get("name") == name:
+                        break
+            except KubeError as error:
+                if not error.transient and error.status != 410:
+                    raise
+    trouble = pod_trouble([seen]) if seen else None
+    why = trouble[1] if trouble else f"it is {(seen.get('status') or {}).get('phase') or 'unknown'}"
+    raise PlatformError(f"pod {namespace}/{name}, which asks the store, has not ended in time: {why}. Try --timeout")
+
+
+def needed(url: str) -> bool:
+    """Whether only a pod can reach the store: file:// is a path on the nodes."""
+    return url.startswith("file:")

@@ -1,0 +1,21 @@
+"""`python -m proxy.store URL ls|show|verify|gc ...`: one JSON object on the last line of standard output.
+
+Exit codes: 0 with `{"result": ...}`, 1 with `{"error": "sentence"}`. The words are those of `admin.answer`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from .admin import answer
+
+
+def main(argv: list[str]) -> int:
+    said = answer(argv[0], argv[1:]) if argv else {"error": "no store URL; " + (__doc__ or "").splitlines()[0]}
+    print(json.dumps(said, separators=(",", ":")), flush=True)
+    return 1 if "error" in said else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,139 @@
+"""What people ask a store about a job's checkpoints, as plain JSON data: list, show, verify, delete old ones.
+
+One implementation for two places: in the process of whoever asks, or as `python -m proxy.store` in a pod that reaches
+a store which nobody else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..errors import ProxyError, StoreError
+from ..protocol.manifest import Manifest
+from .catalog import MIN_GRACE_S, Listing
+from .store import Store
+
+Json = dict[str, Any]
+THREADS = 8
+
+
+def ls(store: Store, namespace: str, job: str) -> list[Json]:
+    """One entry per manifest, newest first; `problem` is "" for one that can be read. Raises StoreError."""
+    return [_entry(listing) for listing in store.list_checkpoints(namespace, job)]
+
+
+def show(store: Store, namespace: str, job: str, checkpoint: str) -> Json:
+    """The manifest without its chunks: sizes per rank, requirements. Raises StoreError."""
+    manifest = store.read_manifest(namespace, job, checkpoint)
+    ranks = [{"rank": r.rank, "files": len(r.files), "bytes": sum(f.size for f in r.files)} for r in manifest.ranks]
+    needs = manifest.requirements
+    return {
+        **_entry(Listing(manifest.id, manifest)),
+        "engine": manifest.engine,
+        "requirements": {
+            "architecture": needs.architecture,
+            "cpu_flags_digest": needs.cpu_flags_digest,
+            "python": needs.python,
+            "image": needs.image,
+        },
+        "ranks": sorted(ranks, key=lambda rank: rank["rank"]),
+    }
+
+
+def verify(store: Store, namespace: str, job: str, checkpoint: str) -> Json:
+    """Read back every byte that the checkpoint names. `problems` is empty when all of it is as it was written.
+
+    Raises StoreError when the manifest itself is not there or not valid.
+    """
+    manifest = store.read_manifest(namespace, job, checkpoint)
+    wanted = {
+        chunk.sha256: (chunk, f"rank {rank.rank}, file {file.path}")
+        for rank in manifest.ranks
+        for file in rank.files
+        for chunk in file.chunks
+    }
+
+    def check(item: tuple[Any, str]) -> str:
+        try:
+            store.read_chunk(*item)
+        except StoreError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="store-verify") as pool:
+        problems = [problem for problem in pool.map(check, wanted.values()) if problem]
+    return {"id": manifest.id, "chunks": len(wanted), "bytes": _bytes(manifest), "problems": sorted(problems)}
+
+
+def gc(
+    store: Store,
+    namespace: str,
+    job: str,
+    keep: int,
+    live: Iterable[str],
+    delete: bool,
+    grace_s: float = 2 * MIN_GRACE_S,
+) -> Json:
+    """Drop all but the newest `keep` checkpoints of a job, never one of `live`, then chunks that nothing names.
+
+    Without `delete` only tells what would go. `grace_s`: chunks younger than this stay, an upload may need them.
+    Raises StoreError.
+    """
+    if keep < 1:
+        raise StoreError(f"keep = {keep}: at least one checkpoint has to stay")
+    kept_for_jobs = frozenset(live)
+    usable = [x for x in store.list_checkpoints(namespace, job) if x.manifest is not None]
+    doomed = [x.id for x in usable[keep:] if x.id not in kept_for_jobs]
+    stay = [x.id for x in usable if x.id not in doomed]
+    if not delete:
+        return {"deleted": False, "checkpoints": doomed, "stay": stay, "bytes_freed": 0}
+    gone = store.prune(namespace, job, keep, kept_for_jobs)
+    return {"deleted": True, "checkpoints": gone, "stay": stay, "bytes_freed": store.collect_garbage(grace_s)}
+
+
+def answer(url: str, question: Sequence[str]) -> Json:
+    """`{"result": ...}`, or `{"error": sentence}`. `question` is what follows the URL on the command line."""
+    try:
+        return {"result": _ask(Store(url), [*question])}
+    except ProxyError as error:
+        return {"error": str(error)}
+
+
+def _ask(store: Store, question: list[str]) -> Any:
+    if not question:
+        raise StoreError("ask ls, show, verify or gc")
+    command, *rest = question
+    if command == "ls" and len(rest) == 2:
+        return ls(store, *rest)
+    if command == "show" and len(rest) == 3:
+        return show(store, *rest)
+    if command == "verify" and len(rest) == 3:
+        return verify(store, *rest)
+    if command == "gc" and len(rest) >= 4 and rest[2].isdigit() and rest[3] in ("plan", "delete"):
+        return gc(store, rest[0], rest[1], int(rest[2]), rest[4:], delete=rest[3] == "delete")
+    raise StoreError(
+        f"{' '.join(question)!r}: ask `ls NAMESPACE JOB`, `show NAMESPACE JOB ID`, `verify NAMESPACE JOB ID` or "
+        "`gc NAMESPACE JOB KEEP plan|delete [LIVE_ID ...]`"
+    )
+
+
+def _entry(listing: Listing) -> Json:
+    manifest = listing.manifest
+    if manifest is None:
+        return {"id": listing.id, "problem": listing.problem}
+    return {
+        "id": manifest.id,
+        "attempt": manifest.attempt,
+        "step": manifest.step,
+        "world_size": manifest.world_size,
+        "created_at": manifest.created_at,
+        "bytes": _bytes(manifest),
+        "labels": dict(manifest.labels),
+        "problem": listing.problem,
+    }
+
+
+def _bytes(manifest: Manifest) -> int:
+    return sum(file.size for rank in manifest.ranks for file in rank.files)
