@@ -163,8 +163,10 @@ class Api:
         job, _ = await self._speaker(request, message.namespace, message.job, message.attempt, leader=False)
         pods = self._world.pods_of(message.namespace, message.job)
         reply = inbox.hello(job, pods, message, self._secret)
+        if reply is None and inbox.ended(job, message.attempt):
+            return _json({"error": "the attempt has ended with a checkpoint", "ended": True}, 202)
         if reply is None:
-            return _json({"error": "the leader is not known yet, or the attempt has ended: ask again"}, 202)
+            return _json({"error": "the leader is not known yet: ask again"}, 202)
         return web.Response(text=to_json(reply), content_type="application/json")
 
     async def _commands(self, request: web.Request) -> web.Response:
@@ -191,7 +193,8 @@ class Api:
         job, _ = await self._speaker(request, message.namespace, message.job, message.attempt, leader=True)
         now = time.time()
         if inbox.is_news(job, message):
-            await self._write(message.namespace, message.job, lambda j: inbox.progress(j, message, now))
+            pods = self._world.pods_of(message.namespace, message.job)
+            await self._write(message.namespace, message.job, lambda j: inbox.progress(j, message, now, pods))
         elif inbox.progress_age(job, now) >= PROGRESS_EVERY_S:
             with contextlib.suppress(Conflict):  # the next report is a second away
                 await self._write(message.namespace, message.job, lambda j: inbox.progress(j, message, now), tries=1)

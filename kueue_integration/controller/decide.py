@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord
 
 from ..resources import Object, is_true
 from . import fence, hold, records, views
@@ -21,7 +20,10 @@ NameOf = Callable[[str], "str | None"]
 def decide(
     job: Object, workload: Object | None, pods: Sequence[Object], now: float, settings: Settings, name_of: NameOf
 ) -> Decision:
-    """`pods` are all pods of the Job, whatever their attempt. Never raises for what a user can write into objects."""
+    """`pods` are all pods of the Job, whatever their attempt, those included that were seen to go away (phase Failed).
+
+    `workload` None: the API server has none. Never raises for what a user can write into objects.
+    """
     preemptor = _preemptor(workload, name_of)
     if workload is not None and fence.asks(workload, settings.check_name):
         return fence.decide(job, workload, pods, preemptor, now)
@@ -30,10 +32,12 @@ def decide(
     running = not views.suspended(job) and not views.failing(job)
     # Kueue suspends the Job of a deleted Workload too, and keeps its quota until that succeeds.
     leaves = workload is not None and (is_true(workload, "Evicted") or "deletionTimestamp" in workload["metadata"])
-    if workload is not None and running and leaves and views.hold(job) == names.HOLD_ARMED:
+    # A Workload that is gone without a trace (its finalizer was removed by hand): Kueue suspends such a Job as well.
+    leaves = leaves or workload is None
+    if running and leaves and views.hold(job) == names.HOLD_ARMED:
         return hold.decide(job, workload, pods, preemptor, now, settings)
     try:
-        changed = _bookkeeping(job, workload, preemptor, now)
+        changed = _bookkeeping(job, workload, pods, preemptor, now)
         if changed is not None:
             return Decision(changed)
         if workload is not None and running and not leaves:
@@ -48,13 +52,18 @@ def _preemptor(workload: Object | None, name_of: NameOf) -> str | None:
     return next((name for name in map(name_of, uids) if name), uids[0] if uids else None)
 
 
-def _bookkeeping(job: Object, workload: Object | None, preemptor: str | None, now: float) -> Action | None:
+def _bookkeeping(
+    job: Object, workload: Object | None, pods: Sequence[Object], preemptor: str | None, now: float
+) -> Action | None:
     history = views.history(job)
     record = records.last(history)
     if record is None:
         return None
     seen = records.observe(record, job, workload, preemptor, now)
-    return None if seen == record else RecordHistory(records.stored(records.with_last(history, seen)))
+    change = records.roster(job, seen, pods)
+    if seen != record:
+        change.update(records.stored(records.with_last(history, seen)))
+    return RecordHistory(change) if change else None
 
 
 def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Settings) -> Action | None:
@@ -66,7 +75,10 @@ def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Set
         return None
     cause = None
     own = views.of_attempt(pods, record.attempt)
-    latest = _latest_start(own, record)
+    roster = views.roster(job, record.attempt)
+    firsts: dict[int | None, Object] = {}
+    for pod in sorted(own, key=views.created, reverse=True):
+        firsts[views.pod_index(pod)] = pod
     if record.checkpoint is not None:
         cause = f"attempt {record.attempt} stopped with checkpoint {record.checkpoint}, not on Kueue's request"
     for pod in own if cause is None else ():
@@ -75,7 +87,7 @@ def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Set
         # Until the Job controller has counted a failed pod, it may still decide that the whole Job has failed.
         if views.phase(pod) == "Failed" and counted:
             cause = f"pod {name} of attempt {record.attempt} was lost"
-        elif views.created(pod) > latest:
+        elif firsts[views.pod_index(pod)] is not pod or (roster is not None and views.short_uid(pod) not in roster):
             cause = f"pod {name} replaces a lost one of attempt {record.attempt}"
     if cause is None:
         return None
@@ -85,12 +97,3 @@ def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Set
     if views.hold(job) is not None:
         change[names.ANN_HOLD] = names.HOLD_RELEASED
     return RequestReadmission(change, message=message)
-
-
-def _latest_start(pods: Sequence[Object], record: AttemptRecord) -> float:
-    """Unix seconds until which a pod of the attempt can have been created at its start: later ones are replacements.
-
-    The Job controller makes all pods in one go, some 20 a second. Creation times have whole seconds.
-    """
-    together = min(map(views.created, pods), default=record.admitted_at) + 5 + record.pods / 10
-    return together if record.first_step_at is None else min(together, record.first_step_at + 1)

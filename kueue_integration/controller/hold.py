@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
-from ..resources import Object
+from ..resources import Object, is_true
 from . import clock, records, views
 from .actions import Decision, ReleaseHold, StartCheckpoint
 from .errors import BadAnnotationError
@@ -31,9 +31,9 @@ class Settings:
 
 
 def decide(
-    job: Object, workload: Object, pods: Sequence[Object], preemptor: str | None, now: float, settings: Settings
+    job: Object, workload: Object | None, pods: Sequence[Object], preemptor: str | None, now: float, settings: Settings
 ) -> Decision:
-    """The Workload is Evicted, the Job runs and its hold is armed: start a checkpoint, go on waiting, or let go."""
+    """The Workload is Evicted or gone, the Job runs and is held: start a checkpoint, go on waiting, or let go."""
     try:
         history = views.history(job)
         deadline = views.hold_deadline(job)
@@ -46,6 +46,8 @@ def decide(
     record = records.last(history)
     if record is not None:
         record = records.observe(record, job, workload, preemptor, now)
+        if workload is None or not is_true(workload, "Evicted"):
+            record = records.orphaned(record, now)
     obstacle = _obstacle(job, pods, started=deadline is not None)
     if obstacle:
         return Decision(_release(history, record, "no-pods", f"{records.NO_CHECKPOINT}: {obstacle}; {restart}"))
@@ -82,6 +84,8 @@ def _too_late(record: AttemptRecord | None, deadline: float, budget: float) -> s
     cause = "no step boundary was reached"
     if record is not None and record.barrier_at is not None and record.barrier_at >= (asked or 0):
         cause = "the ranks had stopped, but the checkpoint was not written in time"
+    elif record is not None and record.note is not None and records.MAY_END in record.note:
+        cause = "some ranks had finished, the others did not finish in time"
     return f"{records.NO_CHECKPOINT} within {seconds:.0f} s: {cause}"
 
 

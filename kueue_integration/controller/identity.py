@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from proxy.protocol import names
 
 from ..k8s import Kube
-from ..resources import Object, annotation, selector
+from ..resources import Object, annotation, label, selector
 from . import views
 from .errors import RefusedError
 from .world import World
@@ -83,11 +83,26 @@ class Identities:
 
 
 def _own(pods: Sequence[Object], speaker: Speaker, job: Object) -> Object | None:
-    """The speaker's pod if the Job owns it. Labels are not enough: whoever makes a pod chooses them."""
+    """The speaker's pod if the Job controls it and the Job controller manages it.
+
+    Labels and a plain owner reference are not enough: whoever makes a pod chooses them. The reference must be the
+    controlling one, and the Job controller's own marks must name this Job by its UID: a pod that has all of them is
+    one that the Job controller counts, or removes as one too many.
+    """
+    uid = job["metadata"]["uid"]
     for pod in pods:
         meta = pod["metadata"]
-        owners = [owner.get("uid") for owner in meta.get("ownerReferences") or ()]
-        if (meta["name"], meta["uid"]) == (speaker.pod, speaker.uid) and job["metadata"]["uid"] in owners:
+        if (meta["name"], meta["uid"]) != (speaker.pod, speaker.uid):
+            continue
+        controllers = [owner for owner in meta.get("ownerReferences") or () if owner.get("controller")]
+        ours = [o for o in controllers if o.get("kind") == "Job" and str(o.get("apiVersion", "")).startswith("batch/")]
+        index, completions = views.pod_index(pod), int((job.get("spec") or {}).get("completions") or 1)
+        if (
+            [owner.get("uid") for owner in ours] == [uid]
+            and label(pod, views.CONTROLLER_UID_LABEL) == uid
+            and index is not None
+            and index < completions
+        ):
             return pod
     return None
 

@@ -12,10 +12,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.protocol import names
+from proxy.protocol import manifest, names, page
 from proxy.protocol.messages import (
     AttemptRecord,
     CheckpointFailure,
+    CheckpointRef,
     Command,
     CommitRequest,
     Hello,
@@ -49,12 +50,17 @@ def _current(job: Object, attempt: int) -> tuple[list[AttemptRecord], AttemptRec
     return history, record if record is not None and record.attempt == attempt else None
 
 
+def ended(job: Object, attempt: int) -> bool:
+    """Whether the Job's current attempt `attempt` has stopped with a checkpoint."""
+    _, record = _current(job, attempt)
+    return record is not None and record.checkpoint is not None
+
+
 def hello(job: Object, pods: Sequence[Object], message: Hello, secret: bytes) -> HelloReply | None:
     """The answer, None while the pod has to ask again. Raises RefusedError 409 for an attempt that is over."""
     require_current(job, message.attempt)
-    _, record = _current(job, message.attempt)
-    if record is not None and record.checkpoint is not None:
-        return None  # the attempt has ended; this pod is a replacement that Kueue is about to remove
+    if ended(job, message.attempt):
+        return None  # this pod is a replacement that Kueue is about to remove, or has ranks that may end
     leader_ip = None
     for pod in views.of_attempt(pods, message.attempt):
         if views.pod_index(pod) == 0 and views.can_write(pod) and not pod["metadata"].get("deletionTimestamp"):
@@ -88,8 +94,8 @@ def command(job: Object) -> Command | None:
     return Command(round(status.at * 1000), "checkpoint", reason, status.deadline, then="continue")
 
 
-def progress(job: Object, message: Progress, now: float) -> Annotations:
-    """What to write. Raises RefusedError 409."""
+def progress(job: Object, message: Progress, now: float, pods: Sequence[Object] = ()) -> Annotations:
+    """What to write; `pods` are the Job's, as far as known. Raises RefusedError 409."""
     require_current(job, message.attempt)
     shown = {"attempt": message.attempt, "step": message.step, "phase": message.phase, "at": round(now, 3)}
     change: dict[str, str | None] = {names.ANN_PROGRESS: json.dumps(shown, separators=(",", ":"))}
@@ -105,6 +111,7 @@ def progress(job: Object, message: Progress, now: float) -> Annotations:
         last_step=message.step - 1 if moved and record.checkpoint is None else record.last_step,
         barrier_at=message.barrier_at if message.barrier_at is not None else record.barrier_at,
     )
+    change.update(records.roster(job, seen, pods))
     if seen != record:
         change.update(records.stored(records.with_last(history, seen)))
     return change
@@ -141,6 +148,7 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
     new = message.checkpoint
     if new.attempt != message.attempt:
         raise RefusedError(400, f"CommitRequest.checkpoint.attempt: {new.attempt} is not the attempt {message.attempt}")
+    _require_fit(job, new)
     known = views.checkpoint(job)
     history, record = _current(job, message.attempt)
     if known is not None and known.id == new.id and (message.goes_on or record is None or record.checkpoint == new.id):
@@ -172,6 +180,21 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
     return change
 
 
+def _require_fit(job: Object, new: CheckpointRef) -> None:
+    """Raises RefusedError 400 for a checkpoint that is none of this Job's: its next attempt could not start from it."""
+    world = views.world_size(job, default=new.world_size)
+    if new.world_size != world:
+        raise RefusedError(400, f"CommitRequest.checkpoint.world_size: {new.world_size}, the Job's is {world}")
+    if new.generation // page.GENERATIONS_PER_ATTEMPT != new.attempt:
+        text = f"{new.generation} is not one of attempt {new.attempt}"
+        raise RefusedError(400, f"CommitRequest.checkpoint.generation: {text}")
+    if not manifest.is_id(new.id):
+        raise RefusedError(400, f"CommitRequest.checkpoint.id: {new.id!r} is not a checkpoint id")
+    store = annotation(job, names.ANN_STORE)
+    if store is not None and not f"{new.url.rstrip('/')}/".startswith(f"{store.rstrip('/')}/"):
+        raise RefusedError(400, f"CommitRequest.checkpoint.url: {new.url!r}, the Job's store is {store!r}")
+
+
 def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations | None:
     """What to write; None when it changes nothing. Raises RefusedError 409."""
     require_current(job, message.attempt)
@@ -187,6 +210,12 @@ def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations 
     if asked and last_phase(job) == "finished":
         return change or None  # training has ended: the hold lasts until the Job is complete, or its deadline
     history, record = _current(job, message.attempt)
+    if asked and message.finishing:
+        # Suspending it now would repeat everything since its last checkpoint, so near to the end.
+        note = f"{message.message.rstrip('. ')}; {records.MAY_END}"
+        if record is not None and note not in (record.note or ""):
+            change.update(records.stored(records.with_last(history, records.noted(record, note))))
+        return change or None
     if asked:
         change[names.ANN_HOLD] = names.HOLD_RELEASED
     if record is not None and record.checkpoint is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -15,6 +16,7 @@ log = logging.getLogger(__name__)
 
 WATCH_S = 45.0
 """Seconds that a watch lives: a half-open connection is blind for that long, and a hold outlives its budget by that."""
+BACKOFF_MIN_S = 0.5
 BACKOFF_MAX_S = 10.0
 _Key = tuple[str, str]
 
@@ -78,24 +80,24 @@ class Informer:
         self._stop.set()
 
     def _run(self) -> None:
-        backoff = 0.5
+        backoff = BACKOFF_MIN_S
         while not self._stop.is_set():
             try:
                 version = self._list()
-                backoff = 0.5
                 while not self._stop.is_set():
                     version = self._watch(version)
+                    backoff = BACKOFF_MIN_S  # a list proves little: only a watch that lasted is a good sign
+                return
             except Gone:
-                log.info("watch of %s is too old, listing again", self.kind.plural)
+                log.info("watch of %s is too old, listing again in %.1f s", self.kind.plural, backoff)
             except KubeError as error:
                 log.warning("watch of %s: %s; again in %.1f s", self.kind.plural, error, backoff)
-                self._stop.wait(backoff)
-                backoff = min(backoff * 2, BACKOFF_MAX_S)
             except Exception:
                 # A surprise in one event must not end the thread: everything after it would go unseen.
                 log.exception("informer of %s, listing again in %.1f s", self.kind.plural, backoff)
-                self._stop.wait(backoff)
-                backoff = min(backoff * 2, BACKOFF_MAX_S)
+            # Jitter: replicas and kinds that lost the same server must not list in step.
+            self._stop.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - nothing secret
+            backoff = min(backoff * 2, BACKOFF_MAX_S)
 
     def _list(self) -> str:
         items, version = self._kube.list_versioned(self.kind, None, self._selector)

@@ -164,7 +164,10 @@ class Reconciler:
             job = self._kube.find(JOB, namespace, name)
             if job is None:
                 return
-        first = self._decide(job, workload, self.world.pods_of(namespace, name))
+        if workload is None and views.managed(job) and not views.suspended(job) and views.hold(job) == names.HOLD_ARMED:
+            workload = self._kube.get_workload_for_job(job)  # our copy may be behind; what follows may end the attempt
+        lost = self.world.lost_of(namespace, name)
+        first = self._decide(job, workload, [*self.world.pods_of(namespace, name), *lost])
         if first.wake_at is not None:
             self.queue.add(task, first.wake_at - time.time())
         if first.action is None or (isinstance(first.action, Wait) and self._said(workload, first.action)):
@@ -175,9 +178,9 @@ class Reconciler:
             return
         # Copies may be old, so everything else is decided again on fresh reads. Pods come before the Job: a pod that
         # has failed is counted before the Job says what that means.
-        assert workload is not None  # the other actions are about the Workload
-        pods = self._kube.list_pods(namespace, selector({views.JOB_NAME_LABEL: name}))
-        workload = self._kube.find(WORKLOAD, namespace, workload["metadata"]["name"])
+        pods = [*self._kube.list_pods(namespace, selector({views.JOB_NAME_LABEL: name})), *lost]
+        if workload is not None:
+            workload = self._kube.find(WORKLOAD, namespace, workload["metadata"]["name"])
         job = self._kube.find(JOB, namespace, name)
         if job is None:
             return

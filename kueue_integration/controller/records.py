@@ -17,6 +17,7 @@ MAX_CHECKPOINTS = 20
 MAX_NOTE = 400
 NO_CHECKPOINT = "no checkpoint"
 """Every account of an attempt that ended without one starts with this."""
+MAY_END = "the job may end by itself until its checkpoint budget is used up"
 
 History = Sequence[AttemptRecord]
 
@@ -90,6 +91,22 @@ def observe(
         if reserved is not None and reserved.get("status") == "False" and _since(record, workload, "QuotaReserved"):
             record = replace(record, released_at=clock.observed(reserved, now))
     return record
+
+
+def orphaned(record: AttemptRecord, now: float) -> AttemptRecord:
+    """`record` of an attempt whose Workload was deleted while it ran: Kueue suspends the Job and makes a new one."""
+    if record.evicted_at is not None or record.finished_at is not None:
+        return record
+    left = replace(record, evicted_at=now, ended_by=record.ended_by or "Deleted")
+    return noted(left, "its Workload was deleted: Kueue suspends the Job and makes a new one")
+
+
+def roster(job: Object, record: AttemptRecord, pods: Sequence[Object]) -> dict[str, str | None]:
+    """Annotation with the pods that the attempt trains with, {} if it is there, or cannot be told yet."""
+    if record.first_step_at is None or views.roster(job, record.attempt) is not None:
+        return {}
+    text = views.roster_of(pods, record.attempt, record.pods)
+    return {} if text is None else {names.ANN_PODS: text}
 
 
 def noted(record: AttemptRecord, note: str) -> AttemptRecord:

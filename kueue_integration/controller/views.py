@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from . import clock
 from .errors import BadAnnotationError
 
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
+CONTROLLER_UID_LABEL = "batch.kubernetes.io/controller-uid"
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 TRACKING_FINALIZER = "batch.kubernetes.io/job-tracking"
 """On a pod until the Job controller has counted it."""
@@ -145,6 +147,28 @@ def created(obj: Object) -> float:
 
 def of_attempt(pods: Iterable[Object], number: int) -> list[Object]:
     return [p for p in pods if annotation(p, names.ANN_ATTEMPT) == str(number)]
+
+
+def roster(job: Object, number: int) -> frozenset[str] | None:
+    """UIDs (their first characters) of the pods that attempt `number` took its first step with; None: not known."""
+    try:
+        data = json.loads(annotation(job, names.ANN_PODS) or "{}")
+        known = data["attempt"] == number and frozenset(map(str, data["uids"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+    return known or None
+
+
+def roster_of(pods: Iterable[Object], number: int, count: int) -> str | None:
+    """The annotation for `roster`, None unless each of the `count` indexes of the attempt has exactly one pod."""
+    own = [pod for pod in of_attempt(pods, number) if phase(pod) != "Failed"]
+    if len(own) != count or len({pod_index(pod) for pod in own}) != count:
+        return None
+    return json.dumps({"attempt": number, "uids": [short_uid(pod) for pod in own]}, separators=(",", ":"))
+
+
+def short_uid(pod: Object) -> str:
+    return str(pod["metadata"]["uid"])[:8]
 
 
 # --- Workload -----------------------------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 
 from proxy.protocol import names
 
 from ..k8s import Kube
-from ..resources import CLUSTER_QUEUE, JOB, LOCAL_QUEUE, POD, WORKLOAD, Object, is_true, label
+from ..resources import CLUSTER_QUEUE, JOB, LOCAL_QUEUE, POD, WORKLOAD, Object, annotation, is_true, label
 from . import planner, quota, views
 from .errors import BadAnnotationError
 from .informer import Informer
@@ -40,8 +41,11 @@ class World:
         on_pod: Changed = _ignore,
         on_queue: Changed = _ignore,
     ) -> None:
-        self.jobs = Informer(kube, JOB, on_job, selector=_MANAGED)
-        self.pods = Informer(kube, POD, on_pod, selector=_MANAGED, index=_pod_owner)
+        self._on_job, self._on_pod = on_job, on_pod
+        self._lost: dict[tuple[str, str | None], list[Object]] = {}
+        self._lost_lock = threading.Lock()
+        self.jobs = Informer(kube, JOB, self._job_changed, selector=_MANAGED)
+        self.pods = Informer(kube, POD, self._pod_changed, selector=_MANAGED, index=_pod_owner)
         self.workloads = Informer(kube, WORKLOAD, on_workload, index=_owner)
         self.cluster_queues = Informer(kube, CLUSTER_QUEUE, on_queue)
         self.local_queues = Informer(kube, LOCAL_QUEUE, on_queue)
@@ -72,6 +76,28 @@ class World:
 
     def pods_of(self, namespace: str, job: str) -> Sequence[Object]:
         return self.pods.indexed((namespace, job))
+
+    def lost_of(self, namespace: str, job: str) -> Sequence[Object]:
+        """Pods of the Job's youngest attempt that were seen to go away unfinished, as if they had failed."""
+        with self._lost_lock:
+            return list(self._lost.get((namespace, job), ()))
+
+    def _pod_changed(self, pod: Object, deleted: bool) -> None:
+        key, own = _pod_owner(pod), annotation(pod, names.ANN_ATTEMPT)
+        job = self.jobs.get(key[0], key[1] or "")
+        if deleted and views.phase(pod) != "Succeeded" and job is not None and not _resting(job):
+            ghost = {**pod, "metadata": {**pod["metadata"], "finalizers": []}, "status": {"phase": "Failed"}}
+            with self._lost_lock:
+                same = [old for old in self._lost.get(key, ()) if annotation(old, names.ANN_ATTEMPT) == own]
+                self._lost[key] = [*same, ghost]
+        self._on_pod(pod, deleted)
+
+    def _job_changed(self, job: Object, deleted: bool) -> None:
+        # Of a suspended Job every pod goes, and the next attempt has other pods.
+        if deleted or _resting(job):
+            with self._lost_lock:
+                self._lost.pop((str(job["metadata"]["namespace"]), str(job["metadata"]["name"])), None)
+        self._on_job(job, deleted)
 
     def name_of(self, uid: str) -> str | None:
         """Name of the Workload with this UID, or of the one of the Job with this UID."""
@@ -128,6 +154,10 @@ class World:
         name = (workload.get("spec") or {}).get("queueName") or ""
         local = self.local_queues.get(str(workload["metadata"]["namespace"]), name)
         return str(((local or {}).get("spec") or {}).get("clusterQueue")) if local else None
+
+
+def _resting(job: Object) -> bool:
+    return views.suspended(job) or views.finished(job) is not None or bool(job["metadata"].get("deletionTimestamp"))
 
 
 def _cohort(queue: Object) -> str:

@@ -81,7 +81,7 @@ def loads(text: str | bytes) -> Manifest:
     m = from_json(Manifest, text)
     if m.format != FORMAT:
         raise MessageError(f"Manifest.format: {m.format} is not supported, this build reads format {FORMAT}")
-    if not _ID.fullmatch(m.id):
+    if not is_id(m.id):
         raise MessageError(f"Manifest.id: {m.id!r} is not a checkpoint id")
     if sorted(r.rank for r in m.ranks) != list(range(m.world_size)):
         found = sorted(r.rank for r in m.ranks)
@@ -90,6 +90,11 @@ def loads(text: str | bytes) -> Manifest:
         for file in rank.files:
             _check_file(f"Manifest.ranks[{rank.rank}]", file)
     return m
+
+
+def is_id(text: str) -> bool:
+    """Whether `text` can be the id of a checkpoint: it becomes part of paths and URLs."""
+    return _ID.fullmatch(text) is not None
 
 
 def _check_file(where: str, file: ImageFile) -> None:

@@ -12,6 +12,7 @@ Launcher -> sidecar (HTTP over the unix socket RUN_DIR/sidecar.sock; the launche
 Sidecar -> controller (HTTPS, bearer = projected service-account token with audience TOKEN_AUDIENCE)
 
     POST /v1/hello                200 HelloReply | 202 leader not known yet: ask again | 409 attempt is not current
+                                  202 with "ended": true: the attempt has stopped with a checkpoint
     GET  /v1/commands?namespace=&job=&attempt=&after=SEQ      200 Command | 204   long poll, at most 20 s; leader only
     POST /v1/progress             200                Progress
     POST /v1/commit               200 | 409 CommitRequest: attempt is not current, nothing was written
@@ -274,6 +275,8 @@ class CheckpointFailure:
     step: int = 0
     goes_on: bool = False
     """The checkpoint was asked for while the job goes on, and so the job does."""
+    finishing: bool = False
+    """Some ranks have ended by themselves: a part of the world cannot be saved, but the job may be about to end."""
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------------

@@ -50,6 +50,16 @@ class Config:
         return self.root / Path(names.RUN_DIR).relative_to(names.ROOT)
 
     @property
+    def plan_file(self) -> Path:
+        """The plan that the launcher was given: a restarted sidecar gives no other one."""
+        return self.run_dir / "plan.json"
+
+    @property
+    def started_file(self) -> Path:
+        """Exists once the launcher has said that the ranks run: they show on the page only when they import torch."""
+        return self.run_dir / "started"
+
+    @property
     def image_dir(self) -> Path:
         return self.root / Path(names.IMAGE_DIR).relative_to(names.ROOT)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import random
 import ssl
 import time
 from types import TracebackType
@@ -59,14 +61,20 @@ class Controller:
         if self._session is not None:
             await self._session.close()
 
-    async def hello(self, deadline: float) -> HelloReply:
-        """Announce this pod; waits until the leader is known. Raises StaleAttemptError, ControllerError."""
+    async def hello(self, deadline: float, restarted: bool = False) -> HelloReply:
+        """Announce this pod; waits until the leader is known.
+
+        Raises StaleAttemptError, ControllerError; for a sidecar that was `restarted` beside running ranks also
+        StaleAttemptError when its attempt has ended with a checkpoint: nobody waits for these ranks any more.
+        """
         c = self._config
         hello = Hello(namespace=c.namespace, job=c.job, attempt=c.attempt, index=c.index, pod=c.pod, pod_ip=c.pod_ip)
         while True:
             status, body = await self._retry("POST", "/v1/hello", deadline, to_json(hello))
             if status == 200:
                 return _parse(HelloReply, body)
+            if restarted and _ended(body):
+                raise StaleAttemptError("this attempt has ended with a checkpoint, which has been committed")
             if time.time() >= deadline:
                 raise ControllerError("the controller knows no leader (pod with index 0) of this attempt")
             await asyncio.sleep(0.5)
@@ -114,7 +122,7 @@ class Controller:
             if time.time() + pause >= deadline:
                 raise ControllerError(f"{problem} (gave up at the deadline)") from problem
             log.info("%s; again in %.1f s", problem, pause)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - nothing secret
             pause = min(LONGEST_PAUSE_S, pause * 2)
 
     async def _once(
@@ -147,6 +155,14 @@ def _refusal(path: str, status: int, body: bytes) -> StaleAttemptError | Control
     if status == 409:
         return StaleAttemptError(f"the controller says that this attempt is not the current one: {text}")
     return ControllerError(f"controller answered {path} with {status}: {text}")
+
+
+def _ended(body: bytes) -> bool:
+    try:
+        data = json.loads(body)
+    except ValueError:
+        return False
+    return isinstance(data, dict) and data.get("ended") is True
 
 
 def _parse(cls: type[T], body: bytes) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -132,7 +133,7 @@ class Leader:
                 return
             except ControllerError as error:
                 log.warning("%s", error)
-                await asyncio.sleep(pause)
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - nothing secret
                 pause = min(2.0, pause * 2)
                 continue
             pause = 0.2
@@ -216,7 +217,9 @@ class Leader:
         log.warning("no checkpoint: %s", failure.message)
         step = max((v.count for v in machine.world(self.state, self.heard)), default=0)
         c = self._config
-        message = CheckpointFailure(c.namespace, c.job, c.attempt, failure.message, step, failure.goes_on)
+        message = CheckpointFailure(
+            c.namespace, c.job, c.attempt, failure.message, step, goes_on=failure.goes_on, finishing=failure.finishing
+        )
         self._spawn(self._tell_controller(message))
 
     async def _tell_controller(self, failure: CheckpointFailure) -> None:

@@ -91,6 +91,8 @@ class Failure:
 
     message: str
     goes_on: bool = False
+    finishing: bool = False
+    """Because ranks have ended by themselves."""
 
 
 def directive(state: State) -> Directive:
@@ -162,13 +164,13 @@ def stale(state: State) -> State:
     return replace(state, phase="stopped", exit_now=True, trigger=None)
 
 
-def cancelled(state: State, message: str, exit_terminating: bool = True) -> tuple[State, Failure]:
-    """Give the checkpoint up: the ranks go on. Pods that were asked to end do so now, if `exit_terminating`."""
-    unsaved = state.unsaved | state.asked if exit_terminating else state.unsaved
+def cancelled(state: State, message: str, finishing: bool = False) -> tuple[State, Failure]:
+    """Give the checkpoint up: the ranks go on. Pods that were asked to end do so now, unless ranks are `finishing`."""
+    unsaved = state.unsaved if finishing else state.unsaved | state.asked
     after = replace(state, phase="run", trigger=None, answered=state.answered | state.asked, unsaved=unsaved)
     if state.goes_on:
         after = replace(after, barrier_at=0.0)
-    return replace(after, asked=frozenset()), Failure(message, state.goes_on)
+    return replace(after, asked=frozenset()), Failure(message, state.goes_on, finishing)
 
 
 def world(state: State, heard: Mapping[int, Heard]) -> list[RankView]:
@@ -200,7 +202,7 @@ def _barrier(state: State, heard: Mapping[int, Heard], now: float) -> tuple[Stat
         return cancelled(state, "no rank runs yet in this attempt: nothing new to save")
     decision = ratchet.decide(views, state.generation, state.stop_at)
     if decision.finished:
-        return cancelled(state, f"a rank has ended already: {where}", exit_terminating=False)
+        return cancelled(state, f"a rank has ended already: {where}", finishing=True)
     state = replace(state, stop_at=decision.stop_at)
     if decision.acquired:
         return replace(state, phase="save", acquired=True, barrier_at=now), None

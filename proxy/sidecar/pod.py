@@ -32,6 +32,13 @@ WATCH_S: Final = 0.02
 log = logging.getLogger(__name__)
 
 
+def beside_ranks(config: Config, barrier: BarrierPage) -> bool:
+    """Whether ranks run already: this sidecar was restarted."""
+    if not barrier.adopted:
+        return False
+    return config.started_file.exists() or any(v.state != page.STATE_ABSENT for v in barrier.views(config.ranks))
+
+
 def resume_port(generation: int) -> int:
     """MASTER_PORT of ranks that go on in place after stop `generation`: never the one in use before (TIME_WAIT)."""
     return names.MASTER_PORT + 1 + (generation % page.GENERATIONS_PER_ATTEMPT - 1) % 999
@@ -62,7 +69,7 @@ class Pod:
         self.changed = asyncio.Event()
         self._heard = asyncio.Event()
         self.directive = Directive(op="run")
-        self.started = barrier.adopted and any(v.state != page.STATE_ABSENT for v in barrier.views(config.ranks))
+        self.started = beside_ranks(config, barrier)
         """The launcher has started or restored the ranks; true at once beside ranks of a sidecar that is gone."""
         self._first_step_at: float | None = None
         self._terminating_at: float | None = None
@@ -126,6 +133,9 @@ class Pod:
             now = [v.state for v in views]
             if now != states and page.STATE_FINISHED in now:
                 self.changed.set()
+            if not self.started and any(state != page.STATE_ABSENT for state in now):
+                self._ranks_run()  # the launcher said so to a sidecar that is gone
+                self.changed.set()
             states = now
             self._withdraw_when_frozen(views)
             await asyncio.sleep(WATCH_S)
@@ -135,7 +145,7 @@ class Pod:
         """Take in an event of this pod's launcher."""
         log.info("launcher says %s %s", event.kind, event.message or f"generation {event.generation}")
         if event.kind in ("started", "restored"):
-            self.started = True
+            self._ranks_run()
             if event.kind == "restored":
                 self._tidy(self._config.checkpoint)
         elif event.kind == "dumped" and event.generation == self._saving:
@@ -148,6 +158,13 @@ class Pod:
         elif event.kind == "terminating" and self._terminating_at is None:
             self._terminating_at = time.time() + max(0.0, event.grace_s - MARGIN_S)
         self.changed.set()
+
+    def _ranks_run(self) -> None:
+        self.started = True
+        try:
+            self._config.started_file.touch()
+        except OSError as error:
+            log.warning("a restarted sidecar will not know that ranks run: %s", error)
 
     async def _save(self, generation: int, checkpoint: str) -> None:
         images: list[RankImage] = []

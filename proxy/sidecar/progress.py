@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Mapping
 from typing import Final, Literal
@@ -19,6 +20,8 @@ from .leader import Leader
 from .machine import Heard, State
 
 EVERY_S: Final = 1.0
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 5.0
 Phase = Literal["starting", "restoring", "running", "barrier", "dumping", "uploading", "finished"]
 log = logging.getLogger(__name__)
 
@@ -72,6 +75,8 @@ class Reporter:
         self._last: Progress | None = None
         self._last_at = 0.0
         self._reachable = True
+        self._pause = 0.0
+        self._not_before = 0.0
 
     async def run(self) -> None:
         """Never returns, unless the attempt is stale."""
@@ -95,6 +100,8 @@ class Reporter:
         due = time.monotonic() - self._last_at >= EVERY_S or force
         if leader.state.phase == "stopped" or now == last or not (urgent or due):
             return
+        if time.monotonic() < self._not_before and not force:
+            return  # every wake-up is urgent while nothing arrives: the controller is asked in its own time
         try:
             await self._controller.progress(now)
         except ControllerError as error:
@@ -102,5 +109,9 @@ class Reporter:
                 log.warning("%s", error)
             self._reachable = False
             self._last_at = time.monotonic()
+            self._pause = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, self._pause * 2))
+            # Jitter: the jobs of a cluster must not meet a controller that comes back in step.
+            self._not_before = self._last_at + self._pause * random.uniform(0.5, 1.0)  # noqa: S311 - nothing secret
             return
         self._last, self._last_at, self._reachable = now, time.monotonic(), True
+        self._pause = self._not_before = 0.0

@@ -9,8 +9,9 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
-from ..errors import ProxyError
-from ..protocol.messages import HelloReply, LauncherEvent
+from ..errors import ProxyError, StaleAttemptError
+from ..protocol import names
+from ..protocol.messages import HelloReply, LauncherCommand, LauncherEvent, MessageError, Plan, from_json, to_json
 from ..store import Store
 from . import restore
 from .barrier_page import BarrierPage
@@ -19,7 +20,7 @@ from .controller import Controller
 from .launcher_api import LauncherApi
 from .leader import Leader
 from .mesh import Follower, MeshServer
-from .pod import Pod
+from .pod import Pod, beside_ranks
 from .progress import Reporter
 
 HELLO_S: Final = 300.0
@@ -56,8 +57,12 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
             store = Store(config.store)
             await asyncio.to_thread(store.probe)
             controller = await stack.enter_async_context(Controller(config))
-            reply = await _unless_stopped(stop, controller.hello(time.time() + HELLO_S))
+            restarted = beside_ranks(config, barrier)
+            reply = await _unless_stopped(stop, controller.hello(time.time() + HELLO_S, restarted))
         except ProxyError as error:
+            if isinstance(error, StaleAttemptError) and beside_ranks(config, barrier):
+                await _dismiss(api, error, stop)
+                return
             api.refuse_plan(error)
             await api.refused(REFUSAL_S)
             raise
@@ -86,18 +91,46 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
         await _until_ended(background, stop, leader, reporter, pod)
 
 
+async def _dismiss(api: LauncherApi, error: StaleAttemptError, stop: asyncio.Event) -> None:
+    """These ranks are not needed any more: their launcher need not wait until its grace period is over."""
+    log.warning("%s: the ranks of this pod end", error)
+    await api.send(LauncherCommand(seq=0, op="exit", exit_code=names.EXIT_PREEMPTED))
+    await stop.wait()
+
+
+def _given_plan(config: Config) -> Plan | None:
+    """The plan that a sidecar before this one has given; images that are being restored must not be fetched anew."""
+    try:
+        plan = from_json(Plan, config.plan_file.read_text())
+    except (OSError, MessageError):
+        return None
+    return plan if plan.attempt == config.attempt else None
+
+
+def _publish(config: Config, api: LauncherApi, plan: Plan) -> None:
+    new = config.plan_file.with_suffix(".new")
+    new.write_text(to_json(plan))
+    new.replace(config.plan_file)
+    api.publish_plan(plan)
+
+
 async def _plan(config: Config, api: LauncherApi, reply: HelloReply) -> None:
+    given = _given_plan(config)
+    if given is not None:
+        log.info("a sidecar before this one gave a plan already: %s", given.mode)
+        api.publish_plan(given)
+        return
     ref = reply.checkpoint
     if (ref.id if ref else "") != config.checkpoint:
         log.warning(
             "pod annotation says checkpoint %r, the controller %r: the controller counts", config.checkpoint, ref
         )
     if ref is None:
-        api.publish_plan(restore.fresh_plan(config, reply.leader_ip))
+        _publish(config, api, restore.fresh_plan(config, reply.leader_ip))
         return
     log.info("restoring %s, step %d, from %s", ref.id, ref.step, ref.url)
     try:
-        api.publish_plan(await restore.restore_plan(config, reply.leader_ip, ref))
+        _publish(config, api, await restore.restore_plan(config, reply.leader_ip, ref))
     except (ProxyError, OSError) as error:
         log.error("cannot restore: %s", error)
         api.refuse_plan(error)

@@ -135,15 +135,21 @@ def pod(
     meta: dict[str, Any] = {
         "name": f"{job_name}-{index}-a{attempt}",
         "namespace": NS,
-        "uid": f"pod-{job_name}-{index}-{attempt}",
+        "uid": f"{index:04d}{attempt:02d}{int(created) % 100:02d}-pod-{job_name}",
         "resourceVersion": "3",
         "creationTimestamp": at(created),
-        "labels": {names.LABEL_MANAGED: "true", "batch.kubernetes.io/job-name": job_name},
+        "labels": {
+            names.LABEL_MANAGED: "true",
+            "batch.kubernetes.io/job-name": job_name,
+            "batch.kubernetes.io/controller-uid": JOB_UID,
+        },
         "annotations": {
             names.ANN_ATTEMPT: str(attempt),
             "batch.kubernetes.io/job-completion-index": str(index),
         },
-        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": job_name, "uid": JOB_UID}],
+        "ownerReferences": [
+            {"apiVersion": "batch/v1", "kind": "Job", "name": job_name, "uid": JOB_UID, "controller": True}
+        ],
     }
     if deleting:
         meta["deletionTimestamp"] = at(created + 1)
@@ -173,6 +179,11 @@ def history(*records: AttemptRecord) -> dict[str, str]:
         names.ANN_HISTORY: to_json(list(records)),
         names.ANN_ATTEMPT: str(records[-1].attempt),
     }
+
+
+def roster(*pods: dict[str, Any], attempt: int = 1) -> dict[str, str]:
+    """The annotation that says with which pods the attempt trains."""
+    return {names.ANN_PODS: json.dumps({"attempt": attempt, "uids": [p["metadata"]["uid"][:8] for p in pods]})}
 
 
 def checkpoint(attempt: int = 1, sequence: int = 1, step: int = 100) -> CheckpointRef:

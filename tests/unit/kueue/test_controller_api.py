@@ -89,10 +89,16 @@ async def served(certificate):
     stranger = scene.pod(0, job_name="other")
     stranger["metadata"]["ownerReferences"][0]["uid"] = "other"
     imposter = {**scene.pod(5), "metadata": {**scene.pod(5)["metadata"], "ownerReferences": []}}
+    unmarked, foreign, extra = scene.pod(0, created=21), scene.pod(0, created=22), scene.pod(2)
+    for number, forged in enumerate((unmarked, foreign, extra)):
+        forged["metadata"]["name"] = f"forged-{number}"
+    unmarked["metadata"]["ownerReferences"][0]["controller"] = False
+    foreign["metadata"]["labels"]["batch.kubernetes.io/controller-uid"] = "another"
     old = scene.pod(1, attempt=0)
     job = scene.job(suspend=False, annotations={names.ANN_HOLD: "armed", **scene.history(scene.record())})
-    kube = FakeKube(job, leader, follower, stranger, imposter, old)
-    pods = {"leader": leader, "follower": follower, "stranger": stranger, "imposter": imposter, "old": old}
+    forgeries = {"unmarked": unmarked, "foreign": foreign, "extra": extra}
+    kube = FakeKube(job, leader, follower, stranger, imposter, old, *forgeries.values())
+    pods = {"leader": leader, "follower": follower, "stranger": stranger, "imposter": imposter, "old": old, **forgeries}
     kube.tokens = {name: token_of(pod) for name, pod in pods.items()}
     kube.tokens["elsewhere"] = token_of(leader, namespace="elsewhere")
     kube.tokens["audience"] = token_of(leader, audience="https://kubernetes.default.svc")
@@ -144,6 +150,9 @@ async def test_hello(served):
         ("unbound", 401, "not bound to a pod"),
         ("stranger", 403, "is not a pod of Job team/train"),
         ("imposter", 403, "is not a pod of Job team/train"),
+        ("unmarked", 403, "is not a pod of Job team/train"),
+        ("foreign", 403, "is not a pod of Job team/train"),
+        ("extra", 403, "is not a pod of Job team/train"),
         ("elsewhere", 403, "is not a pod of Job team/train"),
         ("old", 403, "was started for attempt 0, not for 1"),
     ],
@@ -321,3 +330,14 @@ async def test_health_and_metrics():
         assert await get("/readyz") == (200, "ok\n")
         assert "singularity_leader 0" in (await get("/metrics"))[1]
     await runner.cleanup()
+
+
+async def test_hello_says_when_the_attempt_has_ended(served):
+    ended = scene.record(checkpoint="train-a1-g1", committed_at=1.0)
+    served.annotate(ANN_HISTORY=to_json([ended]))
+    for _ in range(100):
+        status, body = await served.post("/v1/hello", HELLO, "follower")
+        if status == 202:
+            break
+        await asyncio.sleep(0.05)
+    assert (status, body.get("ended")) == (202, True)

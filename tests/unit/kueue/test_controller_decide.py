@@ -6,7 +6,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0, at
 
-from kueue_integration.controller.actions import RecordHistory, RequestReadmission
+from kueue_integration.controller.actions import RecordHistory, ReleaseHold, RequestReadmission, StartCheckpoint
 from kueue_integration.controller.decide import decide
 from kueue_integration.controller.hold import Settings
 from proxy.protocol import names
@@ -20,7 +20,9 @@ def look(job, workload, pods=(), now=NOW):
 
 def running(record=None, **annotations):
     record = record or scene.record(first_step=0, first_step_at=T0 + 20)
-    return scene.job(suspend=False, annotations={names.ANN_HOLD: "armed", **scene.history(record), **annotations})
+    pods = [scene.pod(0, attempt=record.attempt), scene.pod(1, attempt=record.attempt)]
+    base = {names.ANN_HOLD: "armed", **scene.roster(*pods, attempt=record.attempt), **scene.history(record)}
+    return scene.job(suspend=False, annotations={**base, **annotations})
 
 
 ADMITTED = scene.workload(state="Ready", admitted=True)
@@ -99,20 +101,61 @@ def test_failed_pods_of_an_earlier_attempt_do_not_break_this_one():
 
 
 def test_a_replacement_pod_breaks_the_attempt():
+    """Even when nobody saw the lost one go: it is not among the pods that the first step was taken with."""
     action = look(running(), ADMITTED, [scene.pod(0), scene.pod(1, created=60)]).action
     assert isinstance(action, RequestReadmission)
     assert "replaces" in action.message
 
 
-def test_a_replacement_is_seen_before_the_first_step_too():
-    action = look(running(scene.record()), ADMITTED, [scene.pod(0), scene.pod(1, created=60)]).action
+def test_a_second_pod_of_an_index_is_a_replacement_before_the_first_step_too():
+    pods = [scene.pod(0), scene.pod(1, phase="Failed", tracked=True), scene.pod(1, created=13)]
+    action = look(running(scene.record()), ADMITTED, pods).action
     assert isinstance(action, RequestReadmission)
+    assert pods[2]["metadata"]["name"] in action.message
+    assert "replaces" in action.message
 
 
-def test_pods_of_a_big_job_may_take_a_while_to_be_made():
-    record = scene.record(pods=400)
-    pods = [scene.pod(n, created=11 + n // 20) for n in range(400)]
-    assert look(running(record), ADMITTED, pods).action is None
+@pytest.mark.parametrize("first_step_at", [None, T0 - 30, T0 + 500])
+def test_pods_that_are_made_slowly_replace_nobody(first_step_at):
+    """Whatever the clocks of nodes and API server say: only facts make a pod a replacement."""
+    record = scene.record(pods=40, first_step=0, first_step_at=first_step_at)
+    pods = [scene.pod(n, created=11 + 9 * n) for n in range(40)]
+    job = scene.job(suspend=False, parallelism=40, annotations=scene.history(record))
+    first = look(job, ADMITTED, pods).action
+    if first_step_at is not None:  # the pods of the first step are remembered, in one write
+        assert isinstance(first, RecordHistory)
+        assert list(first.job_annotations) == [names.ANN_PODS]
+        job["metadata"]["annotations"].update(first.job_annotations)
+        first = look(job, ADMITTED, pods).action
+    assert first is None
+
+
+def test_the_pods_of_an_attempt_are_not_remembered_while_one_is_missing():
+    record = scene.record(first_step=0, first_step_at=T0 + 20)
+    job = scene.job(suspend=False, annotations=scene.history(record))
+    for pods in ([scene.pod(0)], [scene.pod(0), scene.pod(0, created=50)]):
+        action = look(job, None, pods).action
+        assert action is None or names.ANN_PODS not in action.job_annotations
+
+
+def test_a_workload_that_is_gone_without_a_trace_leads_to_a_checkpoint():
+    """Its finalizer was removed by hand: Kueue wants to suspend the Job, and nothing ever says Evicted."""
+    start = look(running(), None, PODS).action
+    assert isinstance(start, StartCheckpoint)
+    assert start.deadline == NOW + 600
+    (record,) = scene.stored(start.job_annotations)
+    assert (record.ended_by, record.evicted_at) == ("Deleted", NOW)
+    assert "its Workload was deleted" in record.note
+    held = running()
+    held["metadata"]["annotations"].update(start.job_annotations)
+    assert look(held, None, PODS, now=NOW + 599).action is None
+    end = look(held, None, PODS, now=NOW + 600).action
+    assert isinstance(end, ReleaseHold)
+    assert end.job_annotations[names.ANN_HOLD] == "released"
+
+
+def test_without_workload_and_pods_the_hold_ends_at_once():
+    assert isinstance(look(running(), None, []).action, ReleaseHold)
 
 
 @pytest.mark.parametrize("state", ["Retry", "Pending"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import replace
 
 import controller_scene as scene
@@ -324,3 +326,44 @@ def test_a_failure_nobody_asked_for_releases_nothing():
     change = inbox.failure(current, failure_of(), NOW)
     assert change is not None
     assert names.ANN_HOLD not in change
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("world_size", 4, "world_size: 4, the Job's is 2"),
+        ("url", "file:///elsewhere", "url: 'file:///elsewhere', the Job's store is 'file:///shared/checkpoints'"),
+        ("url", "file:///shared/checkpoints-of-others", "the Job's store"),
+        ("generation", 2_000_001, "generation: 2000001 is not one of attempt 1"),
+        ("id", "../other/secret", "is not a checkpoint id"),
+    ],
+)
+def test_a_checkpoint_that_is_not_of_this_job_is_refused(field, value, text):
+    stores = {names.ANN_STORE: "file:///shared/checkpoints", names.ANN_WORLD_SIZE: "2"}
+    foreign = dataclasses.replace(scene.checkpoint(), **{field: value})
+    with pytest.raises(RefusedError, match=re.escape(text)) as caught:
+        inbox.commit(job(**stores), commit_of(foreign), NOW)
+    assert caught.value.status == 400
+    below = dataclasses.replace(scene.checkpoint(), url="file:///shared/checkpoints/team")
+    assert inbox.commit(job(**stores), commit_of(below), NOW)
+
+
+def test_ranks_that_have_finished_do_not_end_the_hold():
+    """The rest of the job can still finish within the budget: suspending it now would repeat its last steps."""
+    message = CheckpointFailure(scene.NS, "train", 1, "a rank has ended already: rank 0 at step 9", finishing=True)
+    current = job()
+    change = inbox.failure(current, message, NOW)
+    assert change is not None
+    assert names.ANN_HOLD not in change
+    (record,) = scene.stored(change)
+    assert "a rank has ended already" in record.note
+    assert "may end by itself" in record.note
+    current["metadata"]["annotations"].update(change)
+    assert inbox.failure(current, message, NOW) is None  # said once
+
+
+def test_the_pods_of_the_first_step_are_remembered_with_it():
+    pods = [scene.pod(0), scene.pod(1)]
+    change = inbox.progress(job(scene.record()), progress_of(first_step=0, first_step_at=T0 + 21), NOW, pods)
+    assert {names.ANN_PODS, names.ANN_HISTORY} <= set(change)
+    assert names.ANN_PODS not in inbox.progress(job(scene.record()), progress_of(first_step=0), NOW, pods)

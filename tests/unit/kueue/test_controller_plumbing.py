@@ -15,7 +15,7 @@ from kueue_integration.controller.errors import ConfigError
 from kueue_integration.controller.informer import Informer
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.workqueue import WorkQueue
-from kueue_integration.errors import Unreachable
+from kueue_integration.errors import Gone, Unreachable
 from kueue_integration.fake import FakeKube
 from kueue_integration.resources import POD, label
 
@@ -100,6 +100,20 @@ def test_an_informer_survives_410_and_lost_connections(informer):
     kube.compact()  # the watch that comes back is too old for what happened meanwhile
     until(lambda: ("train-0-a1", True) in events and copy.get(scene.NS, "train-1-a1") is not None)
     assert [p["metadata"]["name"] for p in copy.all()] == ["train-1-a1"]
+
+
+def test_a_server_that_says_410_every_time_is_asked_with_growing_pauses(informer, monkeypatch):
+    kube, copy, _ = informer
+    pauses = []
+    for _ in range(7):
+        kube.fail_next("watch", POD, Gone("too old", 410, "Expired"))
+    monkeypatch.setattr(copy._stop, "wait", lambda seconds: pauses.append(seconds))
+    copy.start()
+    until(lambda: len([r for r in kube.requests if r[0] == "watch"]) == 8)
+    assert len(pauses) == 7
+    for number, pause in enumerate(pauses):
+        longest = min(10.0, 0.5 * 2**number)
+        assert longest / 2 <= pause <= longest
 
 
 # --- configuration --------------------------------------------------------------------------------------------------

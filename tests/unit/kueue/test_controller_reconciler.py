@@ -255,3 +255,56 @@ def test_only_the_replica_that_leads_writes(world):
         eventually(lambda: check_of(kube)["state"] == "Ready")
     finally:
         reconciler.stop()
+
+
+def running_scene(**annotations):
+    record = scene.record(first_step=0, first_step_at=time.time() - 30, admitted_at=time.time() - 60)
+    base = {names.ANN_HOLD: "armed", names.ANN_BUDGET: "30", **scene.history(record)}
+    return scene.job(suspend=False, annotations={**base, **annotations})
+
+
+def test_a_workload_missing_in_our_copy_only_is_no_reason_to_stop(world):
+    job, workload = running_scene(), fresh(scene.workload(state="Ready", admitted=True))
+    kube, reconciler = world(job, workload, scene.pod(0), scene.pod(1))
+    reconciler.world.workload_of = lambda namespace, name: None
+    reconciler.handle(TASK)
+    assert annotation(kube.get_job(NS, "train"), names.ANN_HOLD_DEADLINE) is None
+
+
+def test_a_workload_that_is_really_gone_gets_its_job_a_checkpoint_and_then_the_release(world):
+    kube, reconciler = world(running_scene(**{names.ANN_BUDGET: "1"}), scene.pod(0), scene.pod(1))
+    reconciler.handle(TASK)
+    job = kube.get_job(NS, "train")
+    assert annotation(job, names.ANN_HOLD_DEADLINE) is not None
+    end = time.monotonic() + 10
+    while annotation(kube.get_job(NS, "train"), names.ANN_HOLD) == "armed":
+        assert time.monotonic() < end, "the hold of a Job without a Workload lasts for ever"
+        task = reconciler.queue.get(timeout_s=0.2)
+        if task is not None:
+            reconciler.handle(task)
+
+
+def test_a_pod_deleted_before_the_first_step_is_remembered_though_the_api_server_forgot_it(world):
+    record = scene.record(admitted_at=time.time())
+    job = scene.job(suspend=False, annotations={names.ANN_HOLD: "armed", **scene.history(record)})
+    kube, reconciler = world(job, fresh(scene.workload(state="Ready", admitted=True)), scene.pod(0), scene.pod(1))
+    kube.delete(POD, NS, "train-1-a1")
+    kube.put(scene.pod(1, created=13))  # the Job controller's next one, of the same name in this scene
+    eventually(lambda: reconciler.world.lost_of(NS, "train"))
+    reconciler.handle(TASK)
+    assert check_of(kube)["state"] == "Retry"
+    assert "train-1-a1" in check_of(kube)["message"]
+
+
+def test_pods_of_a_suspended_or_finished_job_are_not_lost(world):
+    record = scene.record(admitted_at=time.time())
+    kube, reconciler = world(
+        scene.job(annotations=scene.history(record)), scene.pod(0), scene.pod(1, phase="Succeeded")
+    )
+    kube.delete(POD, NS, "train-0-a1")
+    eventually(lambda: len(reconciler.world.pods_of(NS, "train")) == 1)
+    kube.patch_job(NS, "train", {"spec": {"suspend": False}})
+    eventually(lambda: not reconciler.world.jobs.get(NS, "train")["spec"]["suspend"])
+    kube.delete(POD, NS, "train-1-a1")
+    eventually(lambda: not reconciler.world.pods_of(NS, "train"))
+    assert reconciler.world.lost_of(NS, "train") == []

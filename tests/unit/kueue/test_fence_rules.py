@@ -164,5 +164,3 @@ def test_the_history_is_bounded():
     assert isinstance(action, AnswerReady)
     kept = scene.stored(action.job_annotations)
     assert (len(kept), kept[0].attempt, kept[-1].attempt) == (50, 12, 61)
-
-

@@ -104,6 +104,9 @@ class FakeController:
         self.commit_errors = 0
         self.commit_tries = 0
         self.stale_commit = False
+        self.ended = False
+        self.refuse_progress = False
+        self.progress_tries = 0
         self.commands: list[Command] = []
         self.before_commit: Callable[[], Awaitable[None]] | None = None
         """Awaited once, while the first commit waits for its answer."""
@@ -147,6 +150,8 @@ class FakeController:
             return web.json_response({"error": f"attempt {self.attempt} is current"}, status=409)
         if hello.index == 0:
             self.leader_ip = hello.pod_ip
+        if self.ended:
+            return web.json_response({"error": "the attempt has ended", "ended": True}, status=202)
         if not self.leader_ip:
             return web.Response(status=202)
         return web.Response(text=to_json(HelloReply("mesh-secret", self.leader_ip, self.checkpoint)))
@@ -167,6 +172,9 @@ class FakeController:
         return web.Response(status=204) if found is None else web.Response(text=to_json(found))
 
     async def _progress(self, request: web.Request) -> web.Response:
+        self.progress_tries += 1
+        if self.refuse_progress:
+            return web.json_response({"error": "API server is away"}, status=503)
         self.progress.append(from_json(Progress, await request.read()))
         return web.json_response({})
 
@@ -225,6 +233,9 @@ class Rank(threading.Thread):
         self.step_s = 0.002
         self.stalled = threading.Event()
         """Set it to keep the rank from its next step."""
+        self.imports = threading.Event()
+        """Set once the program has come as far as importing torch: only then the rank shows on the page."""
+        self.imports.set()
         self.stands = threading.Event()
         """The rank has come to a stall."""
         self.frozen: dict[int, int] = {}
@@ -244,6 +255,7 @@ class Rank(threading.Thread):
             boundary.open()
 
     def run(self) -> None:
+        self.imports.wait(60)
         self.boundary.open()
         try:
             while not self.collective.closed and (self.last is None or self.boundary.count < self.last):
@@ -271,6 +283,7 @@ class FakeLauncher:
         self.commands: list[LauncherCommand] = []
         self.ranks: list[Rank] = []
         self.exit_code: int | None = None
+        self.slow_imports = False
         self.dump_error = ""
         self._session: aiohttp.ClientSession | None = None
 
@@ -296,6 +309,8 @@ class FakeLauncher:
                 folder = self.config.image_dir / self.plan.checkpoint_id / f"rank-{rank}"
                 count = json.loads((folder / "rank.json").read_text())["count"]
             self.ranks.append(Rank(self.config.run_dir, rank, self.collective, count, self.last))
+            if self.slow_imports:
+                self.ranks[-1].imports.clear()
         for thread in self.ranks:
             thread.start()
         await self.post(LauncherEvent("restored" if self.plan.mode == "restore" else "started"))
@@ -341,6 +356,7 @@ class FakeLauncher:
     def kill_ranks(self) -> None:
         self.collective.close()
         for rank in self.ranks:
+            rank.imports.set()
             for generation in rank.frozen:
                 rank.allow(generation)
 
@@ -370,10 +386,14 @@ class World:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, last: int | None = None) -> World:
-        self.launchers = [FakeLauncher(c, self.collective, last) for c in self.configs]
         # Followers first: they have to wait until the leader is known.
         pairs = list(zip(self.configs, self.stops, strict=True))
         self.sidecars = [asyncio.create_task(run(c, s)) for c, s in reversed(pairs)][::-1]
+        return self.launch(last)
+
+    def launch(self, last: int | None = None) -> World:
+        """The launchers alone."""
+        self.launchers = [FakeLauncher(c, self.collective, last) for c in self.configs]
         self._tasks = [asyncio.create_task(x.run()) for x in self.launchers]
         return self
 

@@ -271,6 +271,87 @@ async def test_restarted_sidecar_goes_on_beside_running_ranks(world: World, cont
     assert controller.commits[1].checkpoint.id == "train-a1-g2"
 
 
+async def _restart(world: World, index: int) -> None:
+    world.sidecars[index].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await world.sidecars[index]
+    world.sidecars[index] = asyncio.create_task(sidecar.run(world.configs[index], world.stops[index]))
+
+
+@pytest.mark.parametrize("index", [0, 1])
+async def test_a_sidecar_restarted_after_the_commit_lets_its_pod_end(
+    world: World, controller: FakeController, index: int
+) -> None:
+    """Its launcher would wait out the whole grace period: nobody else tells it that the attempt is over."""
+    await world.stepped(3)
+    await controller.command(20)
+    await eventually("commit", lambda: controller.commits)
+    controller.ended = True
+    await _restart(world, index)
+    await eventually("exit", lambda: world.launchers[index].exit_code == names.EXIT_PREEMPTED)
+    assert not world.sidecars[index].done(), "it stays until it is stopped: the kubelet would start it again"
+
+
+async def test_a_pod_that_comes_anew_to_an_ended_attempt_waits(folder: Path, controller: FakeController) -> None:
+    controller.ended = True
+    world = await World(folder, controller, workers=1, world_size=1).start()
+    await eventually("two questions", lambda: len(controller.hellos) >= 2)
+    assert world.launchers[0].plan is None and not world.launchers[0].refusal
+    await world.end()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+async def test_a_sidecar_restarted_between_start_and_first_step_knows_that_ranks_run(
+    folder: Path, controller: FakeController, index: int
+) -> None:
+    world = await World(folder, controller, workers=2, world_size=2).start()
+    for launcher in world.launchers:
+        launcher.slow_imports = True
+    await eventually("start", lambda: controller.progress and controller.progress[-1].phase == "running")
+    await _restart(world, index)
+    await eventually("hello", lambda: sum(h.index == index for h in controller.hellos) == 2)
+    await controller.command(20)  # before any step: no rank shows on the page yet
+    for rank in world.ranks:
+        rank.imports.set()
+    await eventually("commit", lambda: controller.commits)
+    assert not controller.failures
+    await world.end()
+
+
+async def test_a_sidecar_restarted_while_ranks_are_restored_does_not_fetch_their_images_again(
+    folder: Path, controller: FakeController
+) -> None:
+    first = await World(folder, controller, workers=1, world_size=1).start()
+    await first.stepped(3)
+    await controller.command(20)
+    await eventually("commit", lambda: controller.commits)
+    await first.end()
+    controller.attempt, controller.leader_ip = 2, ""
+    controller.commands.clear()
+    second = World(folder, controller, workers=1, world_size=1, attempt=2)
+    config = second.configs[0]
+    second.sidecars = [asyncio.create_task(sidecar.run(config, second.stops[0]))]
+    await eventually("plan", config.plan_file.exists)
+    shutil.rmtree(folder / "store")  # nothing could be fetched again
+    await _restart(second, 0)
+    second.launch()  # it asks only now
+    await second.stepped(controller.commits[0].checkpoint.step + 2)
+    assert second.launchers[0].plan is not None and second.launchers[0].plan.mode == "restore"
+    await second.end()
+
+
+async def test_a_controller_that_is_ill_is_not_asked_in_a_hot_loop(world: World, controller: FakeController) -> None:
+    await world.stepped(3)
+    controller.refuse_progress = True
+    await eventually("a refused report", lambda: controller.progress_tries > len(controller.progress))
+    before, since = controller.progress_tries, asyncio.get_running_loop().time()
+    await controller.command(3)  # phase changes and reports of four pods: each of them is urgent
+    await eventually("commit", lambda: controller.commits)
+    await eventually("time", lambda: asyncio.get_running_loop().time() - since > 3)
+    assert controller.progress_tries - before <= 12, "pauses grow from half a second"
+    controller.refuse_progress = False
+
+
 async def test_a_leader_restarted_while_images_are_saved_lets_all_ranks_go_on(
     world: World, controller: FakeController
 ) -> None:
