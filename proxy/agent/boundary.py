@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from ..protocol import names, page
+from . import lost
 
 POLL_S = 0.001
 """How often a rank that waits at a boundary looks at the page."""
@@ -135,6 +136,7 @@ def claim() -> Boundary | None:
 
 def _finish(boundary: Boundary, pid: int) -> None:
     if os.getpid() == pid:
+        lost.note(boundary.rank_dir)
         boundary.close(page.STATE_FINISHED)
 
 

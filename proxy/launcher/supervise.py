@@ -45,6 +45,9 @@ class Supervisor:
         self.slots: dict[int, Slot] = {}
         self.tails: dict[int, Tail] = {}
         self.codes: dict[int, int] = {}
+        self.lost: set[int] = set()
+        """Ranks that failed because a rank of another pod was gone."""
+        self.stopped: set[int] = set()
         self.ended: int | None = None
         self.term_at: float | None = None
         self._term_told = False
@@ -157,13 +160,16 @@ class Supervisor:
             if code is not None:
                 self.codes[rank] = code
                 self.tails[rank].pump(final=True)
-                say(f"rank {rank} ended with code {code}")
+                peer = bool(code) and (self.paths.control(rank) / names.LOST_PEER_FILE).exists()
+                if peer:
+                    self.lost.add(rank)
+                say(f"rank {rank} ended with code {code}" + (": a connection to another rank broke" if peer else ""))
                 self.outbox.put(LauncherEvent("exited", rank=rank, code=code))
                 if code and self._failed_at is None:
                     self._failed_at = time.monotonic()
         if self.plan is None:
             return
-        code = verdict.exit_code(self.codes, len(self.plan.ranks))
+        code = verdict.exit_code(self.codes, len(self.plan.ranks), self.lost, self.stopped)
         if code is not None:
             self.ended = code
             return
@@ -173,6 +179,7 @@ class Supervisor:
             if rank in self.codes or action is None:
                 continue
             say(f"rank {rank} is stopped with SIG{action}: another rank has failed")
+            self.stopped.add(rank)
             if action == "KILL":
                 slot.kill()
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ..protocol import names
 
@@ -12,16 +12,24 @@ TERM_MARGIN_S = 2.0
 """The launcher ends so long before the kubelet would kill it."""
 
 
-def exit_code(codes: Mapping[int, int], ranks: int) -> int | None:
+def exit_code(
+    codes: Mapping[int, int], ranks: int, lost: Collection[int] = (), stopped: Collection[int] = ()
+) -> int | None:
     """None while a rank lives; else the first failure's code, in the order of `codes`, or 0.
 
     A rank that ended by itself with the code that means "preempted" has failed like any other: 1, for the Job must not
     start it anew for ever.
+
+    :param lost: ranks that failed because a rank of another pod was gone. If nothing worse happened here, the pod ends
+        as if on request: what became of the other one decides about the Job.
+    :param stopped: ranks that were stopped here after the first failure
     """
     if len(codes) < ranks:
         return None
-    code = next((c for c in codes.values() if c), 0)
-    return 1 if code == names.EXIT_PREEMPTED else code
+    own = next((c for rank, c in codes.items() if c and rank not in lost and rank not in stopped), None)
+    if own is not None:
+        return 1 if own == names.EXIT_PREEMPTED else own
+    return names.EXIT_PREEMPTED if any(codes.values()) else 0
 
 
 def stop_signal(failed_for_s: float | None, sent_term: bool) -> str | None:

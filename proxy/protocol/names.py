@@ -113,6 +113,8 @@ SOURCE_DIR: Final = f"{ROOT}/source"
 """ConfigMap with the user's files, copied into each rank's cwd at a fresh start."""
 TOKEN_DIR: Final = f"{ROOT}/token"
 PAGE_FILE: Final = "page"
+LOST_PEER_FILE: Final = "lost-peer"
+"""In the control directory of a rank that ended because a connection to another rank broke."""
 SOCKET_FILE: Final = "sidecar.sock"
 
 CONTAINER_TRAIN: Final = "train"

@@ -158,6 +158,24 @@ def test_exit_code(codes: dict[int, int], wanted: int | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("codes", "lost", "stopped", "wanted"),
+    [
+        ({0: 1, 1: 1}, {0, 1}, set(), 143),
+        ({0: 1, 1: 3}, {0}, set(), 3),  # its own error beside one that came from it
+        ({0: 1, 1: 143}, {0}, {1}, 143),
+        ({0: 3, 1: 143}, set(), {1}, 3),
+        ({0: 137, 1: 1}, {1}, set(), 137),
+        ({0: 1, 1: 0}, {0}, set(), 143),
+        ({0: 1}, {0}, set(), None),
+    ],
+)
+def test_a_peer_that_was_lost_is_not_this_pods_failure(
+    codes: dict[int, int], lost: set[int], stopped: set[int], wanted: int | None
+) -> None:
+    assert verdict.exit_code(codes, 2, lost, stopped) == wanted
+
+
+@pytest.mark.parametrize(
     ("failed_for", "sent", "wanted"),
     [
         (None, False, None),
