@@ -50,6 +50,7 @@ async def serve(settings: config.Config) -> None:
         settings.lease_renew_s,
         alive=lambda: reconciler.silent_for() < settings.lease_duration_s and reconciler.world.synced,
         on_change=lead,
+        on_repair=lambda: metrics.add("singularity_repairs_total", "lease"),
     )
     reconciler.leads = lambda: keeper.leads
     api = Api(kube, reconciler.world, hub, (settings.secret_dir / "peer-key").read_bytes(), metrics)

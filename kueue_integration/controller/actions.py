@@ -58,10 +58,19 @@ class RecordHistory(Action):
 
 
 @dataclass(frozen=True)
+class Repair(Action):
+    """Put back what somebody deleted or spoilt by hand. `what` is one of the words counted in the metrics."""
+
+    what: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
 class RequestReadmission(Action):
-    """Set our check to Retry: Kueue evicts the Workload and admits it again."""
+    """Set our check to Retry: Kueue evicts the Workload and admits it again, at the earliest after so many seconds."""
 
     message: str = ""
+    requeue_after_s: int = 1
 
 
 @dataclass(frozen=True)

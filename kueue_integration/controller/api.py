@@ -110,7 +110,7 @@ class Api:
         if job is None or views.attempt(job) != attempt:
             job = self._kube.find(JOB, namespace, name)
         if job is None:
-            raise RefusedError(404, f"there is no Job {namespace}/{name}")
+            raise RefusedError(409, f"there is no Job {namespace}/{name}: it has been deleted")
         inbox.require_current(job, attempt)
         return job
 
@@ -142,7 +142,7 @@ class Api:
             for left in reversed(range(tries)):
                 job = self._kube.find(JOB, namespace, name)
                 if job is None:
-                    raise RefusedError(404, f"there is no Job {namespace}/{name}")
+                    raise RefusedError(409, f"there is no Job {namespace}/{name}: it has been deleted")
                 annotations = change(job)
                 if not annotations:
                     return False

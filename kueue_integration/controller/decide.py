@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord
 
 from ..resources import Object, is_true
-from . import fence, hold, records, views
+from . import fence, hold, records, repair, views
 from .actions import Action, Decision, RecordHistory, RequestReadmission
 from .errors import BadAnnotationError
 from .hold import Settings
 
 NameOf = Callable[[str], "str | None"]
 """Name of the Workload with this UID, or of the Workload of the Job with this UID."""
+STUCK_S = 15.0
+"""A pod that is still there so long after its grace period has no kubelet that could end it."""
+LONGEST_PAUSE_S = 300
 
 
 def decide(
@@ -25,23 +29,26 @@ def decide(
     `workload` None: the API server has none. Never raises for what a user can write into objects.
     """
     preemptor = _preemptor(workload, name_of)
+    ours = views.managed(job) and not job["metadata"].get("deletionTimestamp")
+    running = not views.suspended(job) and not views.failing(job)
+    # A Workload that is gone without a trace (its finalizer was removed by hand): Kueue suspends such a Job as well.
+    leaves = workload is None or views.leaves(workload)
+    if ours and running and leaves and views.hold(job) == names.HOLD_ARMED:
+        return hold.decide(job, workload, pods, preemptor, now, settings)
+    if ours and not views.finished(job):
+        missing = repair.due(job, workload, pods)
+        if missing is not None:
+            return Decision(missing)
     if workload is not None and fence.asks(workload, settings.check_name):
         return fence.decide(job, workload, pods, preemptor, now)
-    if not views.managed(job) or job["metadata"].get("deletionTimestamp"):
+    if not ours:
         return Decision()
-    running = not views.suspended(job) and not views.failing(job)
-    # Kueue suspends the Job of a deleted Workload too, and keeps its quota until that succeeds.
-    leaves = workload is not None and (is_true(workload, "Evicted") or "deletionTimestamp" in workload["metadata"])
-    # A Workload that is gone without a trace (its finalizer was removed by hand): Kueue suspends such a Job as well.
-    leaves = leaves or workload is None
-    if running and leaves and views.hold(job) == names.HOLD_ARMED:
-        return hold.decide(job, workload, pods, preemptor, now, settings)
     try:
         changed = _bookkeeping(job, workload, pods, preemptor, now)
         if changed is not None:
             return Decision(changed)
         if workload is not None and running and not leaves:
-            return Decision(_broken(job, workload, pods, settings))
+            return _broken(job, workload, pods, settings, now)
     except BadAnnotationError:
         pass  # said at the fence, where it stops something
     return Decision()
@@ -66,34 +73,58 @@ def _bookkeeping(
     return RecordHistory(change) if change else None
 
 
-def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Settings) -> Action | None:
+def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Settings, now: float) -> Decision:
     """A training attempt lives and dies as a whole. When Kueue has not ended it but pods are gone, ask Kueue to."""
     state = views.check(workload, settings.check_name)
     history = views.history(job)
     record = records.last(history)
     if record is None or state is None or state.get("state") != "Ready" or not is_true(workload, "Admitted"):
-        return None
-    cause = None
+        return Decision()
     own = views.of_attempt(pods, record.attempt)
-    roster = views.roster(job, record.attempt)
-    firsts: dict[int | None, Object] = {}
-    for pod in sorted(own, key=views.created, reverse=True):
-        firsts[views.pod_index(pod)] = pod
-    if record.checkpoint is not None:
-        cause = f"attempt {record.attempt} stopped with checkpoint {record.checkpoint}, not on Kueue's request"
-    for pod in own if cause is None else ():
-        name = pod["metadata"]["name"]
-        counted = views.TRACKING_FINALIZER not in (pod["metadata"].get("finalizers") or ())
-        # Until the Job controller has counted a failed pod, it may still decide that the whole Job has failed.
-        if views.phase(pod) == "Failed" and counted:
-            cause = f"pod {name} of attempt {record.attempt} was lost"
-        elif firsts[views.pod_index(pod)] is not pod or (roster is not None and views.short_uid(pod) not in roster):
-            cause = f"pod {name} replaces a lost one of attempt {record.attempt}"
+    if any(views.phase(pod) == "Succeeded" for pod in own):
+        return Decision()  # the Job has counted its index as done: it cannot be started again, only ended
+    cause, wake_at = _cause(own, record, views.roster(job, record.attempt), now)
     if cause is None:
-        return None
+        return Decision(wake_at=wake_at)
     message = f"{cause}; {records.restart_point(views.checkpoint(job))}"
     seen = records.noted(replace(record, ended_by=record.ended_by or "Deleted"), message)
     change = records.stored(records.with_last(history, seen))
     if views.hold(job) is not None:
         change[names.ANN_HOLD] = names.HOLD_RELEASED
-    return RequestReadmission(change, message=message)
+    return Decision(RequestReadmission(change, message=message, requeue_after_s=_pause(history)))
+
+
+def _cause(
+    own: Sequence[Object], record: AttemptRecord, roster: Collection[str] | None, now: float
+) -> tuple[str | None, float | None]:
+    """Why the attempt cannot go on, None if it can; and when to look again at a pod that should have ended."""
+    if record.checkpoint is not None:
+        return f"attempt {record.attempt} stopped with checkpoint {record.checkpoint}, not on Kueue's request", None
+    wake_at = None
+    firsts: dict[int | None, Object] = {}
+    for pod in sorted(own, key=views.created, reverse=True):
+        firsts[views.pod_index(pod)] = pod
+    for pod in own:
+        name = pod["metadata"]["name"]
+        counted = views.TRACKING_FINALIZER not in (pod["metadata"].get("finalizers") or ())
+        # Until the Job controller has counted a failed pod, it may still decide that the whole Job has failed.
+        if views.phase(pod) == "Failed" and counted:
+            return f"pod {name} of attempt {record.attempt} was lost", None
+        if firsts[views.pod_index(pod)] is not pod or (roster is not None and views.short_uid(pod) not in roster):
+            return f"pod {name} replaces a lost one of attempt {record.attempt}", None
+        gone_at = views.gone_at(pod)
+        if gone_at is not None and now >= gone_at + STUCK_S:
+            return f"pod {name} of attempt {record.attempt} does not end: its node does not answer", None
+        if gone_at is not None:
+            wake_at = gone_at + STUCK_S
+    return None, wake_at
+
+
+def _pause(history: Sequence[AttemptRecord]) -> int:
+    """Seconds to wait before the next try: more for each broken attempt in a row that brought no new checkpoint."""
+    fruitless = 0
+    for record in reversed(history[:-1]):
+        if record.ended_by != "Deleted" or record.checkpoint is not None:
+            break
+        fruitless += 1
+    return int(min(2**fruitless, LONGEST_PAUSE_S))

@@ -69,6 +69,7 @@ def _answer(job: Object, workload: Object, preemptor: str | None, now: float) ->
             admitted_at=now,
             queued_at=_queued_at(workload, before),
             restored_from=checkpoint.id if checkpoint else None,
+            held=views.hold(job) is not None,
         )
         change = {names.ANN_ATTEMPT: str(number), names.ANN_HOLD_DEADLINE: None}
         if views.hold(job) is not None:

@@ -33,7 +33,9 @@ from .errors import RefusedError
 
 
 def require_current(job: Object, attempt: int) -> None:
-    """Raises RefusedError 409 unless `attempt` is the Job's current one."""
+    """Raises RefusedError 409 unless `attempt` is the Job's current one, and the Job is to stay."""
+    if job["metadata"].get("deletionTimestamp"):
+        raise RefusedError(409, "the job is being deleted: its pods have nothing more to save")
     current = views.attempt(job)
     if attempt != current:
         raise RefusedError(409, f"attempt {attempt} is not current, the job is at {current}; nothing was written")
@@ -155,7 +157,8 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
         return None
     if known is not None and known.id != new.id and new.generation <= known.generation:
         raise RefusedError(409, f"generation {new.generation} is not newer than the committed {known.generation}")
-    change: dict[str, str | None] = {names.ANN_CHECKPOINT: to_json(new)}
+    text = to_json(new)
+    change: dict[str, str | None] = {names.ANN_CHECKPOINT: text, names.ANN_CHECKPOINT_COPY: text}
     asked = requests.running(job, requests.CHECKPOINT)
     if asked is not None and asked[1].attempt == message.attempt:
         change.update(requests.stored(requests.checkpointed(asked[1], new, now)))

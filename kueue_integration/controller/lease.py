@@ -12,16 +12,17 @@ import time
 from collections.abc import Callable
 from copy import deepcopy
 
-from ..errors import Conflict, KubeError
+from ..errors import Conflict, KubeError, NotFound
 from ..k8s import Kube
-from ..resources import Object
+from ..resources import LEASE, Object
 from . import clock
 
 log = logging.getLogger(__name__)
 
 
 class LeaseKeeper:
-    """`alive()` says whether the worker has shown life lately; `on_change(leads)` runs in the keeper's thread."""
+    """`alive()` says whether the worker has shown life lately; `on_change(leads)` runs in the keeper's thread, and
+    `on_repair()` when the Lease had to be made again."""
 
     def __init__(
         self,
@@ -33,11 +34,12 @@ class LeaseKeeper:
         renew_s: float,
         alive: Callable[[], bool],
         on_change: Callable[[bool], None],
+        on_repair: Callable[[], None] = lambda: None,
     ) -> None:
         self._kube = kube
         self._namespace, self._name, self._identity = namespace, name, identity
         self._duration_s, self._renew_s = duration_s, renew_s
-        self._alive, self._on_change = alive, on_change
+        self._alive, self._on_change, self._on_repair = alive, on_change, on_repair
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._leads = False
@@ -79,7 +81,7 @@ class LeaseKeeper:
             self._change(self.leads)
             return
         try:
-            lease = self._kube.get_lease(self._namespace, self._name)
+            lease = self._lease()
             if self._may_take(lease):
                 self._kube.update_lease(self._renewal(lease))
                 self._change(self.leads)  # expired while the API server was slow: what came meanwhile was dropped
@@ -92,6 +94,17 @@ class LeaseKeeper:
         except KubeError as error:
             log.warning("lease: %s", error)
             self._change(self.leads)
+
+    def _lease(self) -> Object:
+        """The Lease; made again if somebody has deleted it, for without it nothing is held."""
+        try:
+            return self._kube.get_lease(self._namespace, self._name)
+        except NotFound:
+            meta = {"namespace": self._namespace, "name": self._name}
+            made = self._kube.create_lease({"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": meta})
+            log.warning("Lease %s/%s was gone: made again", self._namespace, self._name)
+            self._on_repair()
+            return made
 
     def _change(self, leads: bool) -> None:
         if leads != self._leads:

@@ -19,6 +19,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_holds_expired_total": ("Holds that the controller ended at their deadline.", ()),
     "singularity_readmissions_total": ("Evictions that the controller asked for, by cause.", ("cause",)),
     "singularity_conflicts_total": ("Writes refused because the object had changed.", ()),
+    "singularity_repairs_total": ("Things put back that somebody had removed or spoilt by hand.", ("what",)),
     "singularity_errors_total": ("Rounds of the worker that ended in an error.", ()),
     "singularity_attempts_total": ("Attempts that ended, by Kueue's reason, Finished, Failed or Deleted.", ("reason",)),
     "singularity_steps_lost_total": ("Steps that were run and had to be run again.", ()),
@@ -26,6 +27,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
 _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_leader": ("1 while this replica acts.", ()),
     "singularity_queue_depth": ("Keys that wait for the worker.", ()),
+    "singularity_hold_policy_missing": ("1 while the hold's policy or its binding is not there.", ()),
     "singularity_holds_active": ("Jobs whose preemption waits for a checkpoint now.", ()),
     "singularity_checkpoint_age_seconds": ("Age of the committed checkpoint of a live job.", ("namespace", "job")),
     "singularity_jobs": ("Training jobs by phase.", ("phase",)),

@@ -12,9 +12,19 @@ from proxy.protocol import names
 
 from ..errors import Conflict, KubeError
 from ..k8s import Kube
-from ..resources import ADMISSION_CHECK, JOB, WORKLOAD, Object, condition, label, selector
+from ..resources import (
+    ADMISSION_CHECK,
+    ADMISSION_POLICY,
+    ADMISSION_POLICY_BINDING,
+    JOB,
+    WORKLOAD,
+    Object,
+    condition,
+    label,
+    selector,
+)
 from . import clock, fence, planner, views, writer
-from .actions import Action, Decision, RecordHistory, StartCheckpoint, Wait
+from .actions import Action, Decision, RecordHistory, Repair, StartCheckpoint, Wait
 from .decide import decide
 from .hold import Settings
 from .measure import Meter, live_gauges
@@ -32,7 +42,7 @@ BACKOFF_MAX_S = 30.0
 
 @dataclass(frozen=True)
 class Task:
-    """`kind`: job, workload (one without a Job), plan or check."""
+    """`kind`: job, workload (one without a Job), plan, check or policy."""
 
     kind: str
     namespace: str = ""
@@ -84,6 +94,7 @@ class Reconciler:
         for job in self.world.jobs.all():
             self._on_job(job, False)
         self.queue.add(Task("check"))
+        self.queue.add(Task("policy"))
         self.queue.add(Task("plan"), PLAN_DELAY_S)
 
     # --- events -----------------------------------------------------------------------------------------------------
@@ -136,6 +147,8 @@ class Reconciler:
                 self._ownerless(task)
             elif task.kind == "plan":
                 self._plan()
+            elif task.kind == "policy":
+                self._policy()
             else:
                 self._check()
             self._failures.pop(task, None)
@@ -173,7 +186,7 @@ class Reconciler:
         if first.action is None or (isinstance(first.action, Wait) and self._said(workload, first.action)):
             return
         # These only write the Job, whose version guards them: no time is lost between an eviction and its barrier.
-        if isinstance(first.action, (RecordHistory, StartCheckpoint)):
+        if isinstance(first.action, (RecordHistory, Repair, StartCheckpoint)):
             self._perform(first.action, job, workload)
             return
         # Copies may be old, so everything else is decided again on fresh reads. Pods come before the Job: a pod that
@@ -267,3 +280,12 @@ class Reconciler:
             subresource="status",
         )
         log.info("AdmissionCheck %s is active", self._settings.check_name)
+
+    def _policy(self) -> None:
+        """The hold is an admission policy with its binding: without either, no preemption waits for a checkpoint."""
+        kinds = (ADMISSION_POLICY, ADMISSION_POLICY_BINDING)
+        missing = [kind.name for kind in kinds if self._kube.find(kind, None, names.HOLD_LEASE) is None]
+        self._metrics.set("singularity_hold_policy_missing", float(bool(missing)))
+        if missing:
+            what = " and no ".join(missing)
+            log.error("no %s %s: preemption does not wait for checkpoints; upgrade the chart", what, names.HOLD_LEASE)

@@ -47,7 +47,14 @@ def failing(job: Object) -> bool:
 
 
 def hold(job: Object) -> str | None:
-    return annotation(job, names.ANN_HOLD)
+    """None: plain Kueue behaviour."""
+    text = annotation(job, names.ANN_HOLD)
+    return None if text == names.HOLD_OFF else text
+
+
+def leaves(workload: Object) -> bool:
+    """Whether Kueue is about to suspend the Job: for a deleted Workload too, which keeps its quota until then."""
+    return is_true(workload, "Evicted") or "deletionTimestamp" in workload["metadata"]
 
 
 def hold_deadline(job: Object) -> float | None:
@@ -71,8 +78,18 @@ def _count(job: Object, name: str, default: int) -> int:
 
 
 def attempt(job: Object) -> int:
-    """Current attempt, 0 before the first admission. Raises BadAnnotationError."""
-    return _count(job, names.ANN_ATTEMPT, 0)
+    """Current attempt, 0 before the first admission. Raises BadAnnotationError.
+
+    The history knows it too: no pod is called stale because somebody removed the annotation. Numbers only grow.
+    """
+    try:
+        known = history(job)[-1].attempt
+    except (BadAnnotationError, IndexError):
+        return _count(job, names.ANN_ATTEMPT, 0)
+    try:
+        return max(known, _count(job, names.ANN_ATTEMPT, 0))
+    except BadAnnotationError:
+        return known
 
 
 def parallelism(job: Object) -> int:
@@ -139,6 +156,12 @@ def phase(pod: Object) -> str:
 def pod_index(pod: Object) -> int | None:
     text = annotation(pod, INDEX_ANNOTATION)
     return int(text) if text is not None and text.isdigit() else None
+
+
+def gone_at(pod: Object) -> float | None:
+    """Unix seconds at which the kubelet kills a pod that is being deleted. None: it is not, or it has ended."""
+    text = pod["metadata"].get("deletionTimestamp")
+    return clock.parse(str(text)) if text and can_write(pod) else None
 
 
 def created(obj: Object) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from ..k8s import Kube
 from ..resources import Object
 from . import clock, views
-from .actions import Action, Annotations, AnswerReady, ReleaseHold, RequestReadmission, StartCheckpoint, Wait
+from .actions import Action, Annotations, AnswerReady, ReleaseHold, Repair, RequestReadmission, StartCheckpoint, Wait
 from .metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def _check_change(action: Action, workload: Object, now: float) -> Mapping[str, 
     return {
         "state": "Retry",
         "message": action.message,
-        "requeueAfterSeconds": 1,
+        "requeueAfterSeconds": action.requeue_after_s,
         "lastTransitionTime": clock.to_whole(now),
     }
 
@@ -86,6 +86,9 @@ def _tell(action: Action, job: Object, metrics: Metrics) -> None:
         cause = "regrow" if action.message.startswith("quota") else "broken"
         metrics.add("singularity_readmissions_total", cause)
         log.info("readmission: %s", action.message, extra=fields)
+    elif isinstance(action, Repair):
+        metrics.add("singularity_repairs_total", action.what)
+        log.warning("put back what was changed by hand, %s: %s", action.what, action.message, extra=fields)
     else:
         record = views.history(job)[-1]
         log.debug("history of attempt %d updated", record.attempt, extra=fields)

@@ -84,6 +84,8 @@ class AttemptRecord:
     restored_from: str | None = None
     note: str | None = None
     """What a user should read about how it ended, if anything is unusual."""
+    held: bool = False
+    """Its hold was armed at the start."""
 
 
 # --- user -> controller, in annotations of the Job ----------------------------------------------------------------

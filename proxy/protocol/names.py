@@ -16,9 +16,13 @@ LABEL_IDENTITY: Final = f"{DOMAIN}/identity"
 
 # --- annotations on the Job ---------------------------------------------------------------------------------------
 ANN_HOLD: Final = f"{DOMAIN}/hold"
-"""`armed`: Kueue's suspend is denied until released; `released`; absent: plain Kueue behaviour."""
+"""`armed`: Kueue's suspend is denied until released; `released`; `off` or absent: plain Kueue behaviour.
+
+A job that was held before and loses the annotation is held again: whoever means it writes `off`.
+"""
 HOLD_ARMED: Final = "armed"
 HOLD_RELEASED: Final = "released"
+HOLD_OFF: Final = "off"
 ANN_HOLD_DEADLINE: Final = f"{DOMAIN}/hold-deadline"
 """RFC 3339 UTC time, written when the eviction is seen; the policy stops denying after it."""
 ANN_BUDGET: Final = f"{DOMAIN}/checkpoint-budget-seconds"
@@ -26,6 +30,8 @@ ANN_ATTEMPT: Final = f"{DOMAIN}/attempt"
 """Current attempt number, 1 at the first admission; only grows. Also a pod annotation."""
 ANN_CHECKPOINT: Final = f"{DOMAIN}/checkpoint"
 """On the Job: the committed checkpoint as JSON (`CheckpointRef`), the linearisation point. On pods: its id, or ""."""
+ANN_CHECKPOINT_COPY: Final = f"{DOMAIN}/checkpoint-copy"
+"""What ANN_CHECKPOINT is put back from when somebody removes it. To start from the beginning, set that one to ""."""
 ANN_HISTORY: Final = f"{DOMAIN}/history"
 """JSON list of `AttemptRecord`, oldest first, bounded."""
 ANN_PROGRESS: Final = f"{DOMAIN}/progress"

@@ -118,6 +118,10 @@ def test_the_controllers_rights_are_exactly_these():
         (kueue, "workloads/status", "patch"),
         (kueue, "admissionchecks", "get"),
         (kueue, "admissionchecks/status", "patch"),
+        *(
+            ("admissionregistration.k8s.io", what, "get")
+            for what in ("validatingadmissionpolicies", "validatingadmissionpolicybindings")
+        ),
         ("authentication.k8s.io", "tokenreviews", "create"),
     }
 

@@ -7,7 +7,7 @@ import pytest
 from controller_scene import T0, at
 
 from kueue_integration.controller.actions import RecordHistory, ReleaseHold, RequestReadmission, StartCheckpoint
-from kueue_integration.controller.decide import decide
+from kueue_integration.controller.decide import STUCK_S, decide
 from kueue_integration.controller.hold import Settings
 from proxy.protocol import names
 
@@ -156,6 +156,38 @@ def test_a_workload_that_is_gone_without_a_trace_leads_to_a_checkpoint():
 
 def test_without_workload_and_pods_the_hold_ends_at_once():
     assert isinstance(look(running(), None, []).action, ReleaseHold)
+
+
+def test_a_pod_that_does_not_end_is_on_a_lost_node():
+    stuck = scene.pod(1, deleting=True)  # its grace period is over at 12
+    early = decide(running(), ADMITTED, [scene.pod(0), stuck], T0 + 20, Settings(), scene.nobody)
+    assert early.action is None
+    assert early.wake_at == T0 + 12 + STUCK_S
+    action = decide(running(), ADMITTED, [scene.pod(0), stuck], T0 + 12 + STUCK_S, Settings(), scene.nobody).action
+    assert isinstance(action, RequestReadmission)
+    assert "its node does not answer" in action.message
+
+
+def test_an_index_that_is_done_cannot_be_started_again():
+    pods = [scene.pod(0, phase="Succeeded"), scene.pod(1, phase="Failed")]
+    assert look(running(), ADMITTED, pods).action is None
+
+
+def test_each_fruitless_attempt_in_a_row_makes_the_next_one_wait_longer():
+    def pause(*before):
+        records = [*before, scene.record(9, first_step=0, first_step_at=T0 + 20)]
+        job = scene.job(suspend=False, annotations=scene.history(*records))
+        pods = [scene.pod(0, attempt=9), scene.pod(1, attempt=9, phase="Failed")]
+        action = look(job, ADMITTED, pods).action
+        assert isinstance(action, RequestReadmission)
+        return action.requeue_after_s
+
+    broken, fruitful = scene.record(ended_by="Deleted"), scene.record(ended_by="Deleted", checkpoint="c")
+    assert pause() == 1
+    assert pause(broken) == 2
+    assert pause(scene.record(ended_by="Preempted"), broken, broken) == 4
+    assert pause(broken, fruitful) == 1
+    assert pause(*[broken] * 40) == 300
 
 
 @pytest.mark.parametrize("state", ["Retry", "Pending"])

@@ -44,6 +44,20 @@ def test_the_charts_empty_lease_is_taken_and_renewed():
     assert changes == [True]
 
 
+def test_a_lease_that_somebody_deleted_is_made_again():
+    kube, repaired = FakeKube(EMPTY), []
+    one = LeaseKeeper(
+        kube, "sys", names.HOLD_LEASE, "a", 10, 0.1, lambda: True, [].append, on_repair=lambda: repaired.append(1)
+    )
+    one.tick()
+    kube.delete(LEASE, "sys", names.HOLD_LEASE)
+    one.tick()
+    assert one.leads
+    assert spec_of(kube)["holderIdentity"] == "a"
+    one.tick()
+    assert repaired == [1]
+
+
 def test_a_second_replica_looks_on_until_the_first_is_silent():
     kube = FakeKube(EMPTY)
     one, two = keeper(kube, "a"), keeper(kube, "b")

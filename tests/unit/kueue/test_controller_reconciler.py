@@ -14,7 +14,7 @@ from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.reconciler import Reconciler, Task
 from kueue_integration.errors import Conflict, KubeError, Unreachable
 from kueue_integration.fake import FakeKube
-from kueue_integration.resources import ADMISSION_CHECK, JOB, POD, WORKLOAD, annotation
+from kueue_integration.resources import ADMISSION_CHECK, ADMISSION_POLICY_BINDING, JOB, POD, WORKLOAD, annotation
 from proxy.protocol import names
 
 TASK = Task("job", NS, "train")
@@ -240,6 +240,23 @@ def test_our_admission_check_is_made_active_and_others_left_alone(world):
     kube, reconciler = world(foreign)
     reconciler.handle(Task("check"))
     assert "status" not in kube.get(ADMISSION_CHECK, None, CHECK)
+
+
+def test_a_missing_policy_or_binding_is_counted_while_it_is_missing(world):
+    meta = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": names.HOLD_LEASE}}
+    rule = {**meta, "kind": "ValidatingAdmissionPolicy"}
+    binding = {**meta, "kind": "ValidatingAdmissionPolicyBinding"}
+    kube, reconciler = world(rule, binding)
+
+    def missing():
+        reconciler.handle(Task("policy"))
+        return reconciler._metrics.value("singularity_hold_policy_missing")
+
+    assert missing() == 0
+    kube.delete(ADMISSION_POLICY_BINDING, None, names.HOLD_LEASE)
+    assert missing() == 1
+    kube.create(binding)
+    assert missing() == 0
 
 
 def test_only_the_replica_that_leads_writes(world):

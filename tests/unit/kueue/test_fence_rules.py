@@ -146,7 +146,6 @@ def test_an_eviction_that_nobody_saw_is_read_from_what_kueue_kept():
     [
         (names.ANN_CHECKPOINT, "{"),
         (names.ANN_CHECKPOINT, '{"id": "x"}'),
-        (names.ANN_HISTORY, "[1]"),
         (names.ANN_ATTEMPT, "two"),
         (names.ANN_WORLD_SIZE, "-4"),
     ],

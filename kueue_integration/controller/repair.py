@@ -1,0 +1,109 @@
+"""What somebody deleted or spoilt by hand in a Job's annotations, put back from what else is known. Pure.
+
+The attempt number stands in the history and in the pods too, the checkpoint in a copy. An empty checkpoint annotation
+is a wish (start from the beginning), a missing one an accident; likewise `off` and a missing hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, MessageError, from_json
+
+from ..resources import Object, annotation
+from . import clock, records, views
+from .actions import Repair
+from .errors import BadAnnotationError
+
+
+def due(job: Object, workload: Object | None, pods: Sequence[Object]) -> Repair | None:
+    """The first thing to put back, None if nothing is missing, or it cannot be known."""
+    return _attempt(job, pods) or _history(job, workload) or _checkpoint(job) or _hold(job, workload)
+
+
+def _attempt(job: Object, pods: Sequence[Object]) -> Repair | None:
+    text, record = annotation(job, names.ANN_ATTEMPT), records.last(_readable_history(job) or ())
+    shown = _number(text)
+    if record is not None:
+        true = max(record.attempt, shown or 0)
+    elif shown is None and not views.suspended(job):  # without a history only pods can tell
+        true = max((_number(annotation(pod, names.ANN_ATTEMPT)) or 0 for pod in pods), default=0)
+    else:
+        return None
+    if not true or shown == true:
+        return None
+    return Repair({names.ANN_ATTEMPT: str(true)}, what="attempt", message=f"attempt {true} instead of {text!r}")
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+def _history(job: Object, workload: Object | None) -> Repair | None:
+    """A record of the attempt that runs; of earlier ones nothing is known any more."""
+    found = _readable_history(job)
+    try:
+        number = views.attempt(job)
+        checkpoint = views.checkpoint(job)
+    except BadAnnotationError:
+        return None
+    if found or (found is not None and not number):
+        return None
+    given = views.admission(workload) if workload is not None else None
+    if given is None or views.suspended(job) or workload is None:
+        # Nothing runs: the next answer of the fence starts a new list, but an unreadable one would stop it.
+        return Repair({names.ANN_HISTORY: None}, what="history", message="an unreadable one") if found is None else None
+    before = checkpoint if checkpoint is not None and checkpoint.attempt < number else None
+    record = AttemptRecord(
+        attempt=number,
+        reservation=views.reservation(workload) or "",
+        flavor=given.flavor,
+        pods=given.count,
+        ranks=views.world_size(job, default=given.count),
+        admitted_at=clock.transition(_quota(workload)) or views.created(workload),
+        restored_from=before.id if before else None,
+        first_step=before.step if before else 0,
+        held=views.hold(job) is not None,
+        note="earlier records were lost: the history annotation was removed or spoilt",
+    )
+    return Repair(records.stored([record]), what="history", message=f"a record of attempt {number}")
+
+
+def _quota(workload: Object) -> Object:
+    conditions = (workload.get("status") or {}).get("conditions") or ()
+    return next((c for c in conditions if c.get("type") == "QuotaReserved"), {})
+
+
+def _checkpoint(job: Object) -> Repair | None:
+    text = annotation(job, names.ANN_CHECKPOINT)
+    try:
+        if text == "" or views.checkpoint(job) is not None:
+            return None
+    except BadAnnotationError:
+        pass
+    copy = annotation(job, names.ANN_CHECKPOINT_COPY) or ""
+    try:
+        ref = from_json(CheckpointRef, copy)
+    except MessageError:
+        return None
+    change = {names.ANN_CHECKPOINT: copy}
+    return Repair(change, what="checkpoint", message=f"{ref.id} (step {ref.step}) instead of {text!r}")
+
+
+def _hold(job: Object, workload: Object | None) -> Repair | None:
+    record = records.last(_readable_history(job) or ())
+    text = annotation(job, names.ANN_HOLD)
+    if record is None or not record.held or text in (names.HOLD_ARMED, names.HOLD_RELEASED, names.HOLD_OFF):
+        return None
+    if not views.suspended(job) and workload is not None and views.leaves(workload):
+        return None  # Kueue's suspend goes through at this moment; the next attempt is held again
+    return Repair({names.ANN_HOLD: names.HOLD_ARMED}, what="hold", message=f"armed instead of {text!r}")
+
+
+def _readable_history(job: Object) -> list[AttemptRecord] | None:
+    """None if the annotation cannot be read."""
+    try:
+        return views.history(job)
+    except BadAnnotationError:
+        return None

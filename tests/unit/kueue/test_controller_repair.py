@@ -1,0 +1,121 @@
+"""What somebody deletes or spoils by hand in a Job's annotations is put back, exactly, or left alone."""
+
+from __future__ import annotations
+
+import controller_scene as scene
+import pytest
+from controller_scene import T0, nobody
+
+from kueue_integration.controller import views
+from kueue_integration.controller.actions import AnswerReady, Repair
+from kueue_integration.controller.decide import decide
+from kueue_integration.controller.hold import Settings
+from proxy.protocol import names
+from proxy.protocol.messages import to_json
+
+GOOD = {
+    **scene.history(
+        scene.record(1, ended_by="Preempted", evicted_at=T0 + 40, checkpoint="train-a1-g1", last_step=99, held=True),
+        scene.record(2, restored_from="train-a1-g1", held=True, first_step=100),
+    ),
+    names.ANN_CHECKPOINT: to_json(scene.checkpoint()),
+    names.ANN_CHECKPOINT_COPY: to_json(scene.checkpoint()),
+    names.ANN_HOLD: names.HOLD_ARMED,
+    names.ANN_STORE: "file:///shared/checkpoints",
+}
+PODS = [scene.pod(0, attempt=2), scene.pod(1, attempt=2)]
+
+
+def look(annotations, *, suspend=False, workload=None, pods=PODS):
+    running = workload or scene.workload(state="Ready", admitted=True)
+    job = scene.job(annotations=annotations, suspend=suspend)
+    return decide(job, running, pods, T0 + 100, Settings(), nobody).action
+
+
+def without(*gone, **changed):
+    kept = {name: value for name, value in GOOD.items() if name not in gone}
+    return {**kept, **changed}
+
+
+def test_nothing_is_put_back_where_nothing_is_missing():
+    assert look(GOOD) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "spoilt", "what"),
+    [
+        (names.ANN_ATTEMPT, None, "attempt"),
+        (names.ANN_ATTEMPT, "two", "attempt"),
+        (names.ANN_ATTEMPT, "1", "attempt"),
+        (names.ANN_CHECKPOINT, None, "checkpoint"),
+        (names.ANN_CHECKPOINT, "{", "checkpoint"),
+        (names.ANN_HOLD, None, "hold"),
+        (names.ANN_HOLD, "amred", "hold"),
+    ],
+)
+def test_one_annotation_is_put_back_as_it_was(name, spoilt, what):
+    changed = without(name) if spoilt is None else {**GOOD, name: spoilt}
+    action = look(changed)
+    assert isinstance(action, Repair)
+    assert action.what == what
+    assert {**changed, **action.job_annotations} == GOOD
+
+
+@pytest.mark.parametrize("spoilt", [None, "[1]"])
+def test_a_lost_history_gets_a_record_of_the_attempt_that_runs(spoilt):
+    changed = without(names.ANN_HISTORY) if spoilt is None else {**GOOD, names.ANN_HISTORY: spoilt}
+    action = look(changed)
+    assert isinstance(action, Repair)
+    (record,) = scene.stored(action.job_annotations)
+    assert (record.attempt, record.restored_from, record.first_step, record.held) == (2, "train-a1-g1", 100, True)
+    assert record.note and "earlier records were lost" in record.note
+    assert look({**changed, **action.job_annotations}) is None
+
+
+def test_with_history_and_attempt_gone_the_pods_tell():
+    changed = without(names.ANN_HISTORY, names.ANN_ATTEMPT)
+    first = look(changed)
+    assert isinstance(first, Repair)
+    assert first.job_annotations == {names.ANN_ATTEMPT: "2"}
+    second = look({**changed, **first.job_annotations})
+    assert isinstance(second, Repair)
+    assert second.what == "history"
+
+
+def test_attempts_go_on_from_the_right_checkpoint_after_everything_was_put_back():
+    annotations = without(names.ANN_ATTEMPT, names.ANN_CHECKPOINT, names.ANN_HOLD)
+    for _ in range(3):
+        action = look(annotations, suspend=True, workload=scene.workload(reserved_at=90), pods=[])
+        assert isinstance(action, Repair)
+        annotations.update(action.job_annotations)
+    answer = look(annotations, suspend=True, workload=scene.workload(reserved_at=90), pods=[])
+    assert isinstance(answer, AnswerReady)
+    assert (answer.attempt, answer.pod_annotations[names.ANN_CHECKPOINT]) == (3, "train-a1-g1")
+    assert answer.job_annotations[names.ANN_HOLD] == names.HOLD_ARMED
+
+
+def test_an_empty_checkpoint_and_a_hold_that_is_off_are_wishes():
+    assert look({**GOOD, names.ANN_CHECKPOINT: ""}) is None
+    assert look({**GOOD, names.ANN_HOLD: names.HOLD_OFF}) is None
+    assert views.hold(scene.job(annotations={names.ANN_HOLD: names.HOLD_OFF})) is None
+
+
+def test_a_job_that_never_had_a_hold_gets_none():
+    plain = {**without(names.ANN_HOLD), **scene.history(scene.record(2))}
+    assert look(plain) is None
+
+
+def test_a_hold_removed_to_let_kueue_through_is_not_put_back_at_that_moment():
+    evicted = scene.workload(state="Ready", admitted=True, evicted=("Preempted", scene.PREEMPTED, 90))
+    assert not isinstance(look(without(names.ANN_HOLD), workload=evicted), Repair)
+    resting = scene.workload(state="Pending", reserved_at=None, evicted=("Preempted", scene.PREEMPTED, 90))
+    assert isinstance(look(without(names.ANN_HOLD), workload=resting, suspend=True), Repair)
+
+
+def test_jobs_of_others_and_ended_ones_are_left_alone():
+    changed = without(names.ANN_ATTEMPT)
+    stranger = scene.job(annotations=changed, managed=False)
+    done = scene.job(annotations=changed, conditions=[scene.condition("Complete", True, 95)])
+    for job in (stranger, done):
+        action = decide(job, scene.workload(state="Ready", admitted=True), PODS, T0 + 100, Settings(), nobody).action
+        assert not isinstance(action, Repair)
