@@ -95,6 +95,14 @@ _CHECKPOINT_WORDS = {
     "dumping": "freezes its ranks",
     "uploading": "stores the checkpoint",
 }
+_BACK_IN = {
+    "ClusterQueueStopped": "goes on when the ClusterQueue's stopPolicy is None again",
+    "LocalQueueStopped": "goes on when the LocalQueue's stopPolicy is None again",
+}
+"""What has to happen before Kueue queues an evicted Workload again, by the reason of the eviction."""
+_REACTIVATE = "set spec.active of the Workload to go on"
+_BY_A_CHECK = ("AdmissionCheck", "DeactivatedDueToAdmissionCheck")
+_DUE = re.compile(r" due to ([^;]+)")
 _PREEMPTOR = re.compile(r"workload \(UID: ([^,)\s]+)(?:, JobUID: ([^,)\s]*))?")
 
 
@@ -123,7 +131,7 @@ def classify(workload: _Obj | None, job: _Obj | None, pods: Sequence[_Obj] = ())
     if is_true(workload, "Evicted"):
         return _evicted(workload, job, past)
     if workload.get("spec", {}).get("active") is False:
-        return Classified(Phase.SUSPENDED, "Deactivated", "is deactivated; set spec.active of the Workload to go on")
+        return Classified(Phase.SUSPENDED, "Deactivated", f"is deactivated; {_REACTIVATE}")
     if not is_true(workload, "QuotaReserved"):
         return _waiting(workload, Phase.PREEMPTED if past else Phase.QUEUED)
     if not is_true(workload, "Admitted"):
@@ -144,11 +152,13 @@ def _evicted(workload: _Obj, job: _Obj, past: Sequence[AttemptRecord]) -> Classi
     why = condition(workload, "Evicted") or {}
     reason = str(why.get("reason") or "Evicted")
     words = _EVICTED_WORDS.get(reason, f"was evicted ({reason})")
+    kueues = str(why.get("message") or "")
     last = past[-1] if past else None
     if last and last.preempted_by:
-        words += f" by {last.preempted_by}"
-    elif reason not in _EVICTED_WORDS or reason == "AdmissionCheck":
-        words += f": {why.get('message')}" if why.get("message") else ""
+        due = _DUE.search(kueues)
+        words += f" by {last.preempted_by}" + (f" ({due.group(1)})" if due else "")
+    elif kueues and (reason not in _EVICTED_WORDS or reason in _BY_A_CHECK):
+        words += f": {kueues}"
     saved = records.checkpoint(job)
     attempt = records.integer(job, names.ANN_ATTEMPT)
     if saved is not None and attempt and saved.attempt == attempt:
@@ -162,8 +172,19 @@ def _evicted(workload: _Obj, job: _Obj, past: Sequence[AttemptRecord]) -> Classi
         doing = _CHECKPOINT_WORDS.get(seen.phase if seen and seen.attempt == attempt else "", "writes a checkpoint")
         return Classified(Phase.CHECKPOINTING, reason, f"{words}; {doing}")
     if workload.get("spec", {}).get("active") is False:
-        return Classified(Phase.SUSPENDED, reason, f"{words}; {state}")
-    return Classified(Phase.PREEMPTED, reason, f"{words}; {state}; waits for quota")
+        return Classified(Phase.SUSPENDED, reason, f"{words}; {state}; {_REACTIVATE}")
+    return Classified(Phase.PREEMPTED, reason, f"{words}; {state}; {_goes_on(workload, reason)}")
+
+
+def _goes_on(workload: _Obj, reason: str) -> str:
+    """What an evicted, active Workload waits for."""
+    requeued = condition(workload, "Requeued") or {}
+    if requeued.get("status") != "False":
+        return "waits for quota"
+    again = ((workload.get("status") or {}).get("requeueState") or {}).get("requeueAt")
+    if again:
+        return f"Kueue tries again at {again}"
+    return _BACK_IN.get(reason, "Kueue tries again in a moment")
 
 
 def _has_pods(job: _Obj) -> bool:

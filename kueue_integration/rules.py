@@ -25,6 +25,8 @@ LAUNCHER_ENV = frozenset(
      "MASTER_PORT")
 )  # fmt: skip
 RESERVED_DOMAINS = (names.DOMAIN, names.KUEUE_GROUP, "batch.kubernetes.io", "job-name", "controller-uid")
+MAX_EXECUTION_LABEL = f"{names.KUEUE_GROUP}/max-exec-time-seconds"
+"""Kueue's own label for the longest that a job may run, all attempts together: the one of its labels that is free."""
 VOLUME_PREFIX = "singularity-"
 """Of the names of our own volumes in the pod."""
 
@@ -245,6 +247,9 @@ def _metadata(spec: TrainSpec) -> Iterator[Problem]:
             prefix, _, base = str(key).rpartition("/")
             if not _LABEL_NAME.fullmatch(base) or (prefix and not _SUBDOMAIN.fullmatch(prefix)):
                 yield where, value, f"the key is not a valid one for {field}"
+            elif field == "labels" and key == MAX_EXECUTION_LABEL:
+                if not re.fullmatch(r"[1-9][0-9]{0,8}", str(value)):
+                    yield where, value, "must be a whole number of seconds, 1 or more, as text"
             elif (prefix or base) in RESERVED_DOMAINS:
                 yield where, value, f"keys of {prefix or base} are set by the platform; use another key"
             elif not isinstance(value, str) or (field == "labels" and not _LABEL_VALUE.fullmatch(value)):

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from . import build, cgroups, guests, host, images, registry, rootfs, sandbox
+from . import build, cgroups, guests, host, images, kueue, registry, rootfs, sandbox
 from .build import Binaries
 from .cache import Progress
 from .chart import Chart
@@ -20,7 +21,7 @@ from .kubectl import for_cluster
 from .locks import locked
 from .nodeimages import NodeImages
 from .oci import Image
-from .start import start
+from .start import restart_kueue, start
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,22 @@ def up(name: str = "default", progress: Progress = print, *, only: str | None = 
             _with_product(config, binaries, cache, clock, start_first=only != "images")
     clock.say(f"cluster {name} is ready: export KUBECONFIG={config.kubeconfig}")
     return describe(config)
+
+
+def reconfigure_kueue(name: str, fields: Mapping[str, Any], progress: Progress = print) -> None:
+    """Restart Kueue with these top-level fields of its Configuration added or replaced; none: as it was at first.
+
+    :raises LocalClusterError: the cluster does not run, or Kueue does not start with the fields: see its log
+    """
+    clock = Clock(progress)
+    with _cluster_lock(name, clock.say):
+        config = registry.find(name)
+        box = sandbox.find(config) if config is not None else None
+        if config is None or box is None:
+            raise NotReadyError(f"cluster {name} does not run: `singularityctl local up --name {name}`")
+        kueue.change(config, fields)
+        cache = cache_dir()
+        restart_kueue(box, build.build_all(cache, clock.say), cache, clock)
 
 
 def _with_product(config: ClusterConfig, binaries: Binaries, cache: Path, clock: Clock, *, start_first: bool) -> None:

@@ -51,9 +51,25 @@ def configuration(config: ClusterConfig) -> dict[str, Any]:
 
 def part(config: ClusterConfig, binaries: Binaries) -> Part:
     path = config.root / "kueue.json"
-    path.write_text(json.dumps(configuration(config), indent=1))
+    path.write_text(json.dumps({**configuration(config), **changes(config)}, indent=1))
     kubeconfig = config.pki / "kueue.kubeconfig"
     return Part("kueue", [binaries["kueue"], f"--config={path}", f"--kubeconfig={kubeconfig}", "--zap-log-level=2"])
+
+
+def changes(config: ClusterConfig) -> dict[str, Any]:
+    """Top-level fields of the Configuration that differ in this cluster, as `change` has left them."""
+    path = _changes_file(config)
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def change(config: ClusterConfig, fields: Mapping[str, Any]) -> None:
+    """What Kueue's next start adds to or replaces in its Configuration; none: nothing."""
+    _changes_file(config).write_text(json.dumps(dict(fields)))
+
+
+def _changes_file(config: ClusterConfig) -> Path:
+    return config.root / "kueue-changes.json"
 
 
 def install_certificates(sandbox: Sandbox) -> None:

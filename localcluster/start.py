@@ -59,6 +59,12 @@ def start(config: ClusterConfig, binaries: Binaries, cache: Path, clock: Clock) 
     return box
 
 
+def restart_kueue(box: Sandbox, binaries: Binaries, cache: Path, clock: Clock) -> None:
+    """End Kueue and start it with the configuration that it has now; returns when it is ready."""
+    processes.stop(box, "kueue")
+    _Starter(box, binaries, for_cluster(box.config, binaries), _pause_image(cache, clock.say), clock).kueue()
+
+
 def _finish(jobs: list[Future[None]]) -> None:
     """Wait for all; the first error counts, as the others may only follow from it."""
     for job in as_completed(jobs):

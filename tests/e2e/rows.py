@@ -129,9 +129,14 @@ class Training:
     def finish(self) -> JobStatus:
         """Let the script end; the job's last status, which must be Succeeded."""
         (self.output / "stop").touch()
-        status = self.until(lambda s: s.final and s.attempts and s.attempts[-1].finished_at, "the end of the training")
+        status = self.until(lambda s: s.final, "the end of the training")
         assert status.phase == "Succeeded", f"{self.name} is {status.phase}: {status.message}"
-        return status
+        # Kubernetes says that the Job is complete before our controller has written how the last attempt ended.
+        return wait_for(self._recorded, f"{self.name}: the record of the last attempt", TIMEOUT_S, detail=self._last)
+
+    def _recorded(self) -> JobStatus | None:
+        status = self.look()
+        return status if status.attempts and status.attempts[-1].finished_at else None
 
     def lines(self, rank: int = 0) -> list[tuple[int, float]]:
         """(step, loss) as the script wrote them, oldest first."""

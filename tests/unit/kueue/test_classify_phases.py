@@ -70,6 +70,16 @@ CASES = [
      Phase.SUSPENDED, "deactivated"),
     ("deactivated in the queue", workload(waiting("Pending")) | {"spec": {"active": False}}, job(suspend=True),
      Phase.SUSPENDED, "deactivated"),
+    ("deactivated: how to go on", workload(evicted("DeactivatedDueToMaximumExecutionTimeExceeded"))
+     | {"spec": {"active": False}}, job(suspend=True), Phase.SUSPENDED, "set spec.active"),
+    ("rejected says which check", workload(evicted("DeactivatedDueToAdmissionCheck")) | {"spec": {"active": False}},
+     job(suspend=True), Phase.SUSPENDED, "Kueue's words"),
+    ("its queue is stopped", workload(waiting("Pending"), evicted("LocalQueueStopped"), ("Requeued", "False")),
+     job(suspend=True, history=[RUNS]), Phase.PREEMPTED, "goes on when the LocalQueue's stopPolicy is None"),
+    ("its queue was started again", workload(waiting("Pending"), evicted("LocalQueueStopped"), ("Requeued", "True")),
+     job(suspend=True, history=[RUNS]), Phase.PREEMPTED, "waits for quota"),
+    ("back-off", workload(waiting("Pending"), evicted("PodsReadyTimeout"), ("Requeued", "False")),
+     job(suspend=True, history=[RUNS]), Phase.PREEMPTED, "Kueue tries again in a moment"),
     ("waits again after the eviction was forgotten", workload(waiting("Pending"), ("Evicted", "False")),
      job(suspend=True, history=[RUNS]), Phase.PREEMPTED, "quota"),
 ]  # fmt: skip
