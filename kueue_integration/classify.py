@@ -14,8 +14,10 @@ from typing import Any
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
-from . import records
+from . import records, shortage
 from .resources import annotation, condition, is_true
+from .shortage import Shortage
+from .visibility import Position
 
 _Obj = Mapping[str, Any]
 
@@ -89,6 +91,11 @@ _EVICTED_WORDS = {
     "DeactivatedDueToAdmissionCheck": "was deactivated by an admission check",
     "DeactivatedDueToRequeuingLimitExceeded": "was deactivated: evicted too often",
     "DeactivatedDueToMaximumExecutionTimeExceeded": "was deactivated: its execution time is over",
+    "DeactivatedDueToEvictedOnManagerCluster": "was deactivated: the managing cluster evicted it",
+}
+_TIMEOUT_WORDS = {
+    "WaitForStart": "its pods did not start in time",
+    "WaitForRecovery": "its pods did not recover in time",
 }
 _CHECKPOINT_WORDS = {
     "barrier": "stops its ranks at one step",
@@ -116,8 +123,10 @@ def preemptor_uids(workload: _Obj | None) -> tuple[str, str]:
     return "", ""
 
 
-def classify(workload: _Obj | None, job: _Obj | None, pods: Sequence[_Obj] = ()) -> Classified:
-    """Phase of a job. `pods` only make the sentence better: why a pod does not start."""
+def classify(
+    workload: _Obj | None, job: _Obj | None, pods: Sequence[_Obj] = (), position: Position | None = None
+) -> Classified:
+    """Phase of a job. `pods` (why does one not start) and the queue's `position` only make the sentence better."""
     if job is None:
         return Classified(Phase.DELETED, "NotFound", "the Job does not exist any more")
     ended = _ended(job)
@@ -130,10 +139,13 @@ def classify(workload: _Obj | None, job: _Obj | None, pods: Sequence[_Obj] = ())
     past = records.history(job)
     if is_true(workload, "Evicted"):
         return _evicted(workload, job, past)
+    refused = _refused(workload, job)
+    if refused:
+        return refused
     if workload.get("spec", {}).get("active") is False:
         return Classified(Phase.SUSPENDED, "Deactivated", f"is deactivated; {_REACTIVATE}")
     if not is_true(workload, "QuotaReserved"):
-        return _waiting(workload, Phase.PREEMPTED if past else Phase.QUEUED)
+        return _waiting(workload, past, position)
     if not is_true(workload, "Admitted"):
         return _fenced(workload)
     return _admitted(job, past, pods)
@@ -148,6 +160,15 @@ def _ended(job: _Obj) -> Classified | None:
     return None
 
 
+def _refused(workload: _Obj, job: _Obj) -> Classified | None:
+    """Kueue gave a Job up that never ran: conflicting node selectors, a slice that was replaced, ..."""
+    over = condition(workload, "Finished") or {}
+    reason = str(over.get("reason") or "Finished")
+    if over.get("status") != "True" or not job["spec"].get("suspend") or reason in ("Succeeded", "Failed"):
+        return None
+    return Classified(Phase.FAILED, reason, f"Kueue gave it up: {over.get('message') or reason}")
+
+
 def _evicted(workload: _Obj, job: _Obj, past: Sequence[AttemptRecord]) -> Classified:
     why = condition(workload, "Evicted") or {}
     reason = str(why.get("reason") or "Evicted")
@@ -156,7 +177,9 @@ def _evicted(workload: _Obj, job: _Obj, past: Sequence[AttemptRecord]) -> Classi
     last = past[-1] if past else None
     if last and last.preempted_by:
         due = _DUE.search(kueues)
-        words += f" by {last.preempted_by}" + (f" ({due.group(1)})" if due else "")
+        words += f" by {preempted_by(last)}" + (f" ({due.group(1)})" if due else "")
+    elif reason == "PodsReadyTimeout":
+        words += _timeout(workload)
     elif kueues and (reason not in _EVICTED_WORDS or reason in _BY_A_CHECK):
         words += f": {kueues}"
     saved = records.checkpoint(job)
@@ -192,12 +215,57 @@ def _has_pods(job: _Obj) -> bool:
     return not job["spec"].get("suspend") or bool(status.get("active") or status.get("terminating"))
 
 
-def _waiting(workload: _Obj, phase: Phase) -> Classified:
+def preempted_by(record: AttemptRecord) -> str:
+    """The preemptor in words: `job-urgent-09669 (Job urgent, queue training, priority 1000)`; "" without one."""
+    who = record.preemptor
+    if who is None:
+        return record.preempted_by or ""
+    place = f", queue {who.queue}" if who.queue else ""
+    return f"{who.workload} ({who.kind or 'job'} {who.job or 'unknown'}{place}, priority {who.priority})"
+
+
+def _timeout(workload: _Obj) -> str:
+    """What Kueue's statistics say about the last PodsReady timeout; "" when it was of both kinds, or of none."""
+    causes = {cause for reason, cause, _ in evictions(workload) if reason == "PodsReadyTimeout"}
+    words = _TIMEOUT_WORDS.get(causes.pop(), "") if len(causes) == 1 else ""
+    return f": {words}" if words else ""
+
+
+def evictions(workload: _Obj | None) -> list[tuple[str, str, int]]:
+    """`(reason, underlying cause, count)` of Kueue's own statistics."""
+    stats = ((workload or {}).get("status") or {}).get("schedulingStats") or {}
+    return [
+        (str(e.get("reason", "")), str(e.get("underlyingCause") or ""), int(e.get("count") or 0))
+        for e in stats.get("evictions") or ()
+    ]
+
+
+def shortages(workload: _Obj | None) -> list[Shortage]:
+    """What a waiting Workload lacks, by flavor; empty when it does not wait or Kueue has not said."""
+    found = condition(workload, "QuotaReserved") or {}
+    return [] if found.get("status") == "True" else shortage.parse(str(found.get("message") or ""))
+
+
+def _waiting(workload: _Obj, past: Sequence[AttemptRecord], position: Position | None) -> Classified:
     found = condition(workload, "QuotaReserved") or {}
     reason = str(found.get("reason") or "Pending")
     words = _PENDING_WORDS.get(reason, f"waits ({reason})")
+    gate = condition(workload, "BlockedOnPreemptionGates") or {}
+    if gate.get("status") == "True":
+        words = "waits: it may not preempt others yet, a gate is closed"
     message = str(found.get("message") or "")
-    return Classified(phase, reason, f"{words}: {message}" if message else words)
+    missing = shortage.sentence(shortages(workload))
+    said = [words + (f": {missing}" if missing else "")]
+    if position is not None:
+        said.append(str(position))
+    if past and past[-1].ended_by == "Preempted" and past[-1].preempted_by:
+        said.append(f"was preempted by {preempted_by(past[-1])}")
+    again = ((workload.get("status") or {}).get("requeueState") or {}).get("requeueAt")
+    if again:
+        said.append(f"Kueue looks at it again at {again}")
+    if message:
+        said.append(f"Kueue: {message}")
+    return Classified(Phase.PREEMPTED if past else Phase.QUEUED, reason, "; ".join(said))
 
 
 def _fenced(workload: _Obj) -> Classified:

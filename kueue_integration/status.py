@@ -7,17 +7,19 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef
 
-from . import records
-from .classify import Phase, classify
+from . import records, visibility
+from .classify import Phase, classify, evictions, shortages
 from .errors import Gone, JobNotFoundError, KubeError
 from .kube import Kube
 from .resources import JOB, annotation, label, selector
+from .shortage import Shortage
+from .visibility import Position
 
 TIMINGS = {
     "queued_to_admitted": ("queued_at", "admitted_at"),
@@ -61,6 +63,12 @@ class JobStatus:
     timings_s: dict[str, list[float]]
     workload: str
     created_at: str
+    queue_position: Position | None = None
+    """Place in the queue while it waits, where Kueue's visibility API is served."""
+    shortages: list[Shortage] = field(default_factory=list)
+    """What is missing in which flavor while it waits."""
+    evictions: dict[str, int] = field(default_factory=dict)
+    """Kueue's count of evictions by reason."""
 
     @property
     def final(self) -> bool:
@@ -73,14 +81,18 @@ def describe(kube: Kube, namespace: str, name: str) -> JobStatus:
     if job is None or label(job, names.LABEL_MANAGED) != "true":
         raise JobNotFoundError(f"no training job {name!r} in namespace {namespace!r}; see `singularityctl status`")
     pods = kube.list_pods(namespace, selector({names.LABEL_JOB: name}))
-    return summarise(job, kube.get_workload_for_job(job), pods)
+    workload = kube.get_workload_for_job(job)
+    return summarise(job, workload, pods, visibility.position(kube, workload))
 
 
 def summarise(
-    job: Mapping[str, Any], workload: Mapping[str, Any] | None, pods: Sequence[Mapping[str, Any]]
+    job: Mapping[str, Any],
+    workload: Mapping[str, Any] | None,
+    pods: Sequence[Mapping[str, Any]],
+    position: Position | None = None,
 ) -> JobStatus:
     """Pure part of `describe`."""
-    state = classify(workload, job, pods)
+    state = classify(workload, job, pods, position)
     attempts = records.history(job)
     saved = records.checkpoint(job)
     seen = records.progress(job)
@@ -110,7 +122,17 @@ def summarise(
         timings_s=timings(attempts),
         workload=workload["metadata"]["name"] if workload else "",
         created_at=str(job["metadata"].get("creationTimestamp", "")),
+        queue_position=position,
+        shortages=shortages(workload),
+        evictions=_evictions(workload),
     )
+
+
+def _evictions(workload: Mapping[str, Any] | None) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for reason, _, count in evictions(workload):
+        counts[reason] = counts.get(reason, 0) + count
+    return counts
 
 
 def _reached(record: AttemptRecord | None) -> int:

@@ -11,6 +11,7 @@ from .config import (
     SCHEDULER_PORT,
     ClusterConfig,
 )
+from .pki import FRONT_PROXY
 from .processes import Part
 
 ETCD_URL = f"http://127.0.0.1:{ETCD_PORT}"
@@ -57,6 +58,15 @@ def apiserver(config: ClusterConfig, binaries: Binaries) -> Part:
             f"--service-account-key-file={pki / 'sa.pub'}",
             f"--service-account-signing-key-file={pki / 'sa.key'}",
             f"--service-cluster-ip-range={config.service_subnet}",
+            # Aggregated APIs (Kueue's visibility): who may say for whom a request is, and where they listen.
+            f"--requestheader-client-ca-file={pki / 'ca.crt'}",
+            f"--requestheader-allowed-names={FRONT_PROXY}",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={pki / 'front-proxy.crt'}",
+            f"--proxy-client-key-file={pki / 'front-proxy.key'}",
+            "--enable-aggregator-routing=true",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged=true",

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from .build import Binaries
-from .config import KUEUE_HEALTH_PORT, KUEUE_METRICS_PORT, KUEUE_WEBHOOK_PORT, ClusterConfig
+from .config import (
+    KUEUE_HEALTH_PORT,
+    KUEUE_METRICS_PORT,
+    KUEUE_VISIBILITY_PORT,
+    KUEUE_WEBHOOK_PORT,
+    ClusterConfig,
+)
 from .errors import BuildError
 from .pki import KUEUE_ACCOUNT, KUEUE_NAMESPACE
 from .processes import Part
@@ -17,6 +23,8 @@ from .sandbox import Sandbox
 
 CERTIFICATE_DIRECTORY = "/etc/kueue/metrics/certs"
 """Hard-coded in Kueue's main program (cmd/kueue/main.go, v0.19)."""
+VISIBILITY_DIRECTORY = "/visibility"
+"""Hard-coded too (pkg/visibility/server.go)."""
 RBAC_FILES = (
     "service_account.yaml",
     "role.yaml",
@@ -44,8 +52,7 @@ def configuration(config: ClusterConfig) -> dict[str, Any]:
         "internalCertManagement": {"enable": False},
         "clientConnection": {"qps": 300, "burst": 500},
         "integrations": {"frameworks": ["batch/job"]},
-        # An aggregated API server that would need certificates and a service of its own.
-        "featureGates": {"VisibilityOnDemand": False},
+        "visibilityServer": {"bindAddress": config.address, "bindPort": KUEUE_VISIBILITY_PORT},
     }
 
 
@@ -76,11 +83,63 @@ def install_certificates(sandbox: Sandbox) -> None:
     """Put the server certificate where Kueue looks; the sandbox has an /etc of its own."""
     pki = sandbox.config.pki
     script = f"""set -e
-mkdir -p {CERTIFICATE_DIRECTORY}
-cp {pki / "kueue-server.crt"} {CERTIFICATE_DIRECTORY}/tls.crt
-cp {pki / "kueue-server.key"} {CERTIFICATE_DIRECTORY}/tls.key
+for folder in {CERTIFICATE_DIRECTORY} {VISIBILITY_DIRECTORY}; do
+    mkdir -p $folder
+    cp {pki / "kueue-server.crt"} $folder/tls.crt
+    cp {pki / "kueue-server.key"} $folder/tls.key
+done
 """
     sandbox.run(["sh", "-c", script])
+
+
+def visibility(config: ClusterConfig) -> list[dict[str, Any]]:
+    """Kueue's aggregated API (positions in the queues), as config/components/visibility of its module installs it.
+
+    The Service has no selector but the address of the process.
+    """
+    rbac, name = "rbac.authorization.k8s.io", "visibility-server"
+    meta = {"name": name, "namespace": KUEUE_NAMESPACE}
+    group = "visibility.kueue.x-k8s.io"
+    port = {"name": "https", "protocol": "TCP"}
+    return [
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": f"{name}-auth-reader", "namespace": "kube-system"},
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "extension-apiserver-authentication-reader"},
+            "subjects": [{"kind": "ServiceAccount", "name": KUEUE_ACCOUNT, "namespace": KUEUE_NAMESPACE}],
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": meta,
+            "spec": {"ports": [{**port, "port": 443, "targetPort": KUEUE_VISIBILITY_PORT}]},
+        },
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {**meta, "labels": {"kubernetes.io/service-name": name}},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": [config.address], "conditions": {"ready": True}}],
+            "ports": [{**port, "port": KUEUE_VISIBILITY_PORT}],
+        },
+        *(
+            {
+                "apiVersion": "apiregistration.k8s.io/v1",
+                "kind": "APIService",
+                "metadata": {"name": f"{version}.{group}"},
+                "spec": {
+                    "group": group,
+                    "version": version,
+                    "groupPriorityMinimum": 100,
+                    "versionPriority": 100,
+                    "insecureSkipTLSVerify": True,
+                    "service": meta,
+                },
+            }
+            for version in ("v1beta1", "v1beta2")
+        ),
+    ]
 
 
 def write_kustomization(manifests: Path, target: Path) -> None:

@@ -13,6 +13,8 @@ from .shell import run
 
 DAYS = 365
 NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+FRONT_PROXY = "front-proxy-client"
+"""As whom the API server speaks for a user to an aggregated API; the one name that may do so."""
 KUEUE_NAMESPACE = "kueue-system"
 KUEUE_ACCOUNT = "kueue-controller-manager"
 KUEUE_USER = f"system:serviceaccount:{KUEUE_NAMESPACE}:{KUEUE_ACCOUNT}"
@@ -44,6 +46,7 @@ def certificates(config: ClusterConfig) -> list[Certificate]:
     return [
         Certificate("apiserver", "kube-apiserver", names=[*local, f"IP:{service}", *kubernetes]),
         Certificate("kubelet-client", "kube-apiserver-kubelet-client", ["system:masters"]),
+        Certificate("front-proxy", FRONT_PROXY),
         Certificate("admin", "admin", ["system:masters"]),
         Certificate("controller-manager", "system:kube-controller-manager"),
         Certificate("scheduler", "system:kube-scheduler"),

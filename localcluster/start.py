@@ -131,6 +131,7 @@ class _Starter:
         kustomization = self.config.root / "kueue"
         kueue.write_kustomization(manifests, kustomization)
         self.kubectl.apply_path("-k", kustomization)
+        self.kubectl.apply(kueue.visibility(self.config))
         documents = self.kubectl.documents(manifests / "webhooks.yaml")
         self.kubectl.apply(kueue.webhooks(documents, (self.config.pki / "ca.crt").read_bytes()))
         established = ("wait", "--for=condition=Established", "--timeout=60s", "-f", manifests / "crds")

@@ -9,6 +9,7 @@ from typing import Any
 
 from proxy.protocol.messages import AttemptRecord
 
+from ..classify import preempted_by
 from ..status import JobStatus
 
 WIDTH = 100
@@ -60,7 +61,7 @@ def attempts_table(attempts: Sequence[AttemptRecord], wide: bool = False) -> str
     """One line per attempt."""
     head = ["ATTEMPT", "FLAVOR", "PODS", "RANKS", "STEPS", "RAN FOR", "ENDED BY", "PREEMPTED BY"]
     rows = [
-        (a.attempt, a.flavor, a.pods, a.ranks, steps(a), seconds(a), a.ended_by or "runs", a.preempted_by)
+        (a.attempt, a.flavor, a.pods, a.ranks, steps(a), seconds(a), a.ended_by or "runs", preempted_by(a))
         for a in attempts
     ]
     return table(head, rows, 10_000 if wide else WIDTH)
@@ -107,6 +108,9 @@ def detail(status: JobStatus, wide: bool = False) -> str:
         f"Size:        {size}, {status.world_size} ranks; hold {status.hold}",
         f"Steps:       {status.step} done, {status.steps_lost} lost",
     ]
+    if status.evictions:
+        counts = ", ".join(f"{reason} {count}" for reason, count in sorted(status.evictions.items()))
+        lines.append(f"Evictions:   {counts}")
     if status.checkpoints:
         last = status.checkpoints[-1]
         amount = f", {last['bytes'] / 1e6:.1f} MB ({last['bytes_stored'] / 1e6:.1f} MB new)" if "bytes" in last else ""

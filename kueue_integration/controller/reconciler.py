@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proxy.protocol import names
 
@@ -23,7 +23,7 @@ from ..resources import (
     label,
     selector,
 )
-from . import clock, fence, planner, views, writer
+from . import clock, fence, planner, preemptor, views, writer
 from .actions import Action, Decision, RecordHistory, Repair, StartCheckpoint, Wait
 from .decide import decide
 from .hold import Settings
@@ -209,7 +209,8 @@ class Reconciler:
         writer.perform(self._kube, action, job, workload, check_name, metrics, time.time())
 
     def _decide(self, job: Object, workload: Object | None, pods: Sequence[Object]) -> Decision:
-        return decide(job, workload, pods, time.time(), self._settings, self.world.name_of)
+        decision = decide(job, workload, pods, time.time(), self._settings, self.world.name_of)
+        return replace(decision, action=preemptor.named(decision.action, workload, self.world.preemptor))
 
     def _said(self, workload: Object | None, action: Wait) -> bool:
         state = views.check(workload, self._settings.check_name) if workload else None

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from proxy.protocol import names
+from proxy.protocol.messages import Preemptor
 
 from ..k8s import Kube
 from ..resources import CLUSTER_QUEUE, JOB, LOCAL_QUEUE, POD, WORKLOAD, Object, annotation, is_true, label
-from . import planner, quota, views
+from . import planner, preemptor, quota, views
 from .errors import BadAnnotationError
 from .informer import Informer
 
@@ -101,9 +102,14 @@ class World:
 
     def name_of(self, uid: str) -> str | None:
         """Name of the Workload with this UID, or of the one of the Job with this UID."""
+        found = self.preemptor(uid)
+        return found.workload if found else None
+
+    def preemptor(self, uid: str) -> Preemptor | None:
+        """Who the Workload with this UID is, or the one of the Job with this UID."""
         for workload in self.workloads.all():
             if uid in (workload["metadata"].get("uid"), label(workload, names.KUEUE_JOB_UID_LABEL)):
-                return str(workload["metadata"]["name"])
+                return preemptor.of(workload)
         return None
 
     # --- quota --------------------------------------------------------------------------------------------------------

@@ -55,6 +55,20 @@ class CheckpointRef:
 
 
 @dataclass(frozen=True)
+class Preemptor:
+    """Who took a job's quota, as it was then: it may be gone when somebody asks."""
+
+    workload: str
+    namespace: str = ""
+    kind: str = ""
+    """Of its owner: Job, JobSet, ..."""
+    job: str = ""
+    queue: str = ""
+    """Its LocalQueue."""
+    priority: int = 0
+
+
+@dataclass(frozen=True)
 class AttemptRecord:
     """One admission of a job, as kept in the Job's history annotation and shown to users. Times are Unix seconds."""
 
@@ -74,6 +88,8 @@ class AttemptRecord:
     ended_by: str | None = None
     """Kueue's eviction reason, `Finished`, `Failed`, or `Deleted`; None while it runs."""
     preempted_by: str | None = None
+    """Name of the preemptor's Workload, or its UID when it could not be resolved."""
+    preemptor: Preemptor | None = None
     evicted_at: float | None = None
     barrier_at: float | None = None
     committed_at: float | None = None

@@ -1,0 +1,207 @@
+"""Why am I waiting, who preempted me: Kueue's real sentences, positions, preemptors, statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kueue_samples import attempt, cluster, job, workload
+
+from kueue_integration import shortage, visibility
+from kueue_integration.classify import Phase, classify, evictions
+from kueue_integration.controller import preemptor
+from kueue_integration.controller.actions import RecordHistory, ReleaseHold
+from kueue_integration.controller.records import stored
+from kueue_integration.errors import Forbidden, NotFound, Unreachable
+from kueue_integration.shortage import Shortage
+from kueue_integration.status import describe, summarise
+from kueue_integration.visibility import Position
+from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord, Preemptor, list_from_json
+
+UNUSED = (
+    "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor ondemand, 500m more needed, "
+    "insufficient unused quota for cpu in flavor spot, 4 more needed"
+)
+MAXIMUM = (
+    "couldn't assign flavors to pod set main: insufficient quota for nvidia.com/gpu in flavor a100, previously "
+    "considered podsets requests (0) + current podset request (16) > maximum capacity (8)"
+)
+OLD_MAXIMUM = (  # Kueue 0.15
+    "couldn't assign flavors to pod set main: insufficient quota for cpu in flavor spot, request > maximum capacity (2)"
+)
+MIXED = (
+    "couldn't assign flavors to pod set main: flavor arm doesn't match node affinity, insufficient unused quota for "
+    "cpu in flavor spot, 250m more needed, "
+    "untolerated taint &Taint{Key:gpu,Value:true,Effect:NoSchedule,TimeAdded:<nil>,} in flavor a100. "
+    "Pending the preemption of 2 workload(s)"
+)
+SENTENCES = [
+    (UNUSED, [Shortage("ondemand", "cpu", "500m"), Shortage("spot", "cpu", "4")],
+     "needs 500m cpu more in flavor ondemand; needs 4 cpu more in flavor spot"),
+    (MAXIMUM, [Shortage("a100", "nvidia.com/gpu", "8", "maximum")],
+     "asks for 8 nvidia.com/gpu more than the queue can ever give in flavor a100"),
+    (OLD_MAXIMUM, [Shortage("spot", "cpu", "", "maximum")],
+     "asks for more cpu than the queue can ever give in flavor spot"),
+    (MIXED, [Shortage("arm", cause="affinity"), Shortage("spot", "cpu", "250m"), Shortage("a100", cause="taint")],
+     "flavor arm does not match the pods' node affinity; needs 250m cpu more in flavor spot; "
+     "flavor a100 has a taint that the pods do not tolerate"),
+    ("insufficient unused quota in cohort for cpu in flavor spot, 1500m more needed",
+     [Shortage("spot", "cpu", "1500m")], "needs 1500m cpu more in flavor spot"),
+    ("ClusterQueue training is inactive", [], ""),
+    ("Workload no longer fits after processing another workload", [], ""),
+    ("waiting for all admitted workloads to be in PodsReady condition", [], ""),
+    ("", [], ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "missing", "words"), SENTENCES)
+def test_what_is_missing(message: str, missing: list[Shortage], words: str) -> None:
+    assert shortage.parse(message) == missing
+    assert shortage.sentence(missing) == words
+
+
+@pytest.mark.parametrize("reason", ["Pending", "WaitingForQuota", "ExceedsMaxQuota", "Inadmissible", "OnlyInKueue9"])
+@pytest.mark.parametrize("message", [item[0] for item in SENTENCES])
+def test_the_original_message_is_always_kept(reason: str, message: str) -> None:
+    found = classify(workload(("QuotaReserved", "False", reason, message)), job(suspend=True))
+    assert (found.phase, found.reason) == (Phase.QUEUED, reason)
+    assert message in found.message and shortage.sentence(shortage.parse(message)) in found.message
+
+
+def test_a_position_and_a_preemptor_are_said_while_waiting() -> None:
+    who = Preemptor("job-urgent-09669", "team", "Job", "urgent", "training", 1000)
+    past = [attempt(first_step=0, ended_by="Preempted", preempted_by=who.workload, preemptor=who)]
+    waits = workload(("QuotaReserved", "False", "Pending", UNUSED))
+    found = classify(waits, job(suspend=True, history=past), (), Position("training", 2, 7, 3))
+    assert found.phase is Phase.PREEMPTED
+    for words in (
+        "needs 500m cpu more in flavor ondemand",
+        "place 2 of 7 in queue training, 3 in its cluster queue",
+        "was preempted by job-urgent-09669 (Job urgent, queue training, priority 1000)",
+        UNUSED,
+    ):
+        assert words in found.message
+    evicted = workload(("QuotaReserved", "True"), ("Evicted", "True", "Preempted", "Preempted to ..."))
+    assert "(Job urgent, queue training, priority 1000)" in classify(evicted, job(history=past, active=4)).message
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"requeueState": {"count": 2, "requeueAt": "2026-11-21T01:00:00Z"}}, "looks at it again at 2026-11-21T01:00"),
+        ({}, "waits for quota"),
+    ],
+)
+def test_a_back_off_is_said(status: dict[str, Any], words: str) -> None:
+    assert words in classify(workload(("QuotaReserved", "False", "Pending", "m"), **status), job(suspend=True)).message
+
+
+def test_a_closed_preemption_gate_is_said() -> None:
+    gated = workload(
+        ("QuotaReserved", "False", "Pending", "m"), ("BlockedOnPreemptionGates", "True", "PreemptionGated")
+    )
+    assert "a gate is closed" in classify(gated, job(suspend=True)).message
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ("WaitForStart", "did not start in time"),
+        ("WaitForRecovery", "did not recover in time"),
+        ("", "not ready in time"),
+    ],
+)
+def test_which_pods_ready_timeout_it_was_stands_in_the_statistics(cause: str, words: str) -> None:
+    stats = {"evictions": [{"reason": "PodsReadyTimeout", "underlyingCause": cause, "count": 2}]}
+    timed_out = workload(
+        ("Evicted", "True", "PodsReadyTimeout", "Exceeded the PodsReady timeout"), schedulingStats=stats
+    )
+    assert words in classify(timed_out, job(suspend=True)).message
+    assert evictions(timed_out) == [("PodsReadyTimeout", cause, 2)]
+
+
+def test_a_workload_that_kueue_gave_up_is_failed_but_a_late_finish_is_not() -> None:
+    given_up = workload(("Finished", "True", "FailedToStart", "in conflict with node selector"))
+    found = classify(given_up, job(suspend=True))
+    assert (found.phase, found.reason) == (Phase.FAILED, "FailedToStart") and "in conflict" in found.message
+    # Kueue sets Finished when the Job is complete; our copy of the Job may be a moment behind.
+    finished = workload(("QuotaReserved", "True"), ("Admitted", "True"), ("Finished", "True", "Succeeded", "done"))
+    running = [attempt(first_step=0, first_step_at=101.0)]
+    assert classify(finished, job(history=running)).phase is Phase.RUNNING
+    assert classify(finished, job(suspend=True, history=running)).phase is not Phase.FAILED
+
+
+def pending(*waiting: str) -> dict[str, Any]:
+    return {
+        "items": [
+            {"metadata": {"name": name}, "positionInLocalQueue": number, "positionInClusterQueue": number + 3}
+            for number, name in enumerate(waiting)
+        ]
+    }
+
+
+PATH = "/apis/visibility.kueue.x-k8s.io/{}/namespaces/default/localqueues/training/pendingworkloads?limit=1000"
+WAITS = workload(("QuotaReserved", "False", "Pending", UNUSED))
+WAITS["spec"]["queueName"] = "training"
+
+
+@pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
+def test_the_position_comes_from_whichever_version_is_served(version: str) -> None:
+    kube = cluster()
+    kube.paths[PATH.format(version)] = pending("other", "job-digits-1a2b3")
+    assert visibility.position(kube, WAITS) == Position("training", 2, 2, 5)
+    kube.put(WAITS)
+    kube.put(job(suspend=True))
+    shown = describe(kube, "default", "digits")
+    assert shown.queue_position == Position("training", 2, 2, 5) and "place 2 of 2" in shown.message
+    assert shown.shortages == [Shortage("ondemand", "cpu", "500m"), Shortage("spot", "cpu", "4")]
+
+
+def test_no_position_where_nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    kube = cluster()
+    assert visibility.position(kube, WAITS) is None  # not served
+    kube.paths[PATH.format("v1beta2")] = pending("other")
+    assert visibility.position(kube, WAITS) is None  # not in the list
+    for error in (Forbidden("no", 403), Unreachable("no answer"), NotFound("no", 404)):
+
+        def refuse(path: str, error: Exception = error) -> Any:
+            raise error
+
+        monkeypatch.setattr(kube, "get_path", refuse)
+        assert visibility.position(kube, WAITS) is None
+    assert visibility.position(kube, None) is None
+    admitted = workload(("QuotaReserved", "True"))
+    admitted["spec"]["queueName"] = "training"
+    monkeypatch.setattr(kube, "get_path", lambda path: pytest.fail("asked for a job that does not wait"))
+    assert visibility.position(kube, admitted) is None
+
+
+def test_statistics_are_in_the_status() -> None:
+    stats = {"evictions": [{"reason": "Preempted", "count": 2}, {"reason": "PodsReadyTimeout", "underlyingCause": "a",
+             "count": 1}, {"reason": "PodsReadyTimeout", "underlyingCause": "b", "count": 4}]}  # fmt: skip
+    shown = summarise(job(suspend=True), workload(schedulingStats=stats), [])
+    assert shown.evictions == {"Preempted": 2, "PodsReadyTimeout": 5}
+
+
+PREEMPTED = "Preempted to accommodate a workload (UID: w-9, JobUID: j-9) due to prioritization in the ClusterQueue"
+
+
+def test_the_controller_records_the_preemptors_names() -> None:
+    victim = workload(("Evicted", "True", "Preempted", PREEMPTED))
+    urgent = workload()
+    urgent["metadata"] |= {"name": "job-urgent-1", "uid": "w-9", "ownerReferences": [{"kind": "Job", "name": "urgent"}]}
+    urgent["spec"] |= {"queueName": "training", "priority": 1000}
+    who = preemptor.of(urgent)
+    assert who == Preemptor("job-urgent-1", "default", "Job", "urgent", "training", 1000)
+    history = [attempt(1, ended_by="Preempted", preempted_by="job-old"), attempt(2, preempted_by="job-urgent-1")]
+    action = ReleaseHold({**stored(history), names.ANN_HOLD: "released"}, why="deadline", message="m")
+    changed = preemptor.named(action, victim, {"w-9": who}.get)
+    assert isinstance(changed, ReleaseHold) and changed.why == "deadline"
+    assert changed.job_annotations[names.ANN_HOLD] == "released"
+    written = list_from_json(AttemptRecord, str(changed.job_annotations[names.ANN_HISTORY]))
+    assert [record.preemptor for record in written] == [None, who]
+    assert preemptor.named(changed, victim, {"w-9": who}.get) is changed  # once is enough
+    assert preemptor.named(action, victim, lambda uid: None) is action  # gone before anybody looked
+    for nothing in (None, RecordHistory({names.ANN_HOLD: "armed"})):
+        assert preemptor.named(nothing, victim, {"w-9": who}.get) is nothing
