@@ -1,0 +1,1 @@
+"""Figures of the engine and of the controller: `python -m benchmarks --help`."""

@@ -1,0 +1,39 @@
+"""Every figure, and which group measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import checkpoint, hook, moves, preemption, scale, steady
+from .model import Group, Spec
+
+GROUPS: Sequence[Group] = (
+    hook.GROUP,
+    steady.GROUP,
+    moves.GROUP,
+    checkpoint.GROUP,
+    preemption.GROUP,
+    scale.ADMISSION,
+    scale.EVICTION,
+)
+
+
+def specs() -> list[Spec]:
+    return [spec for group in GROUPS for spec in group.specs]
+
+
+def select(only: Sequence[str]) -> list[tuple[Group, list[Spec]]]:
+    """The groups to run, each with the figures that are wanted of it; all where `only` is empty.
+
+    :raises ValueError: an unknown key; the message lists the known ones
+    """
+    known = {spec.key for spec in specs()}
+    unknown = sorted(set(only) - known)
+    if unknown:
+        raise ValueError(f"--only = {','.join(unknown)}: no such figure; there are {', '.join(sorted(known))}")
+    chosen = []
+    for group in GROUPS:
+        wanted = [spec for spec in group.specs if not only or spec.key in only]
+        if wanted:
+            chosen.append((group, wanted))
+    return chosen

@@ -1,0 +1,113 @@
+"""What the store makes of real images: throughput against `cp`, and bytes stored against bytes dumped."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from localcluster.prepare import Prepared, prepare
+from proxy.store import Store
+
+from .model import Group, Measured, Options, Say, Spec
+from .pods import Job, copy
+from .stats import median, median_ratio
+
+WIDTH = 1024
+WIDE, NARROW = 2048, 64
+"""32 * width^2 bytes of parameters, gradients and Adam moments per rank: 134 MB, and next to nothing."""
+WARM, BETWEEN = 20, 30
+
+
+def put(folder: Path, images: Sequence[Path]) -> tuple[int, int]:
+    """(bytes dumped, bytes newly stored)."""
+    store = Store(f"file://{folder}")
+    results = [store.put_image_dir(path) for path in images]
+    return sum(r.bytes for r in results), sum(r.bytes_stored for r in results)
+
+
+def measure(options: Options, say: Say) -> Mapping[str, Measured]:
+    made = prepare(say)
+    return {**over_time(made, options, say), **replicas(made, say)}
+
+
+def over_time(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
+    """Checkpoints of one running job, BETWEEN steps apart: into one store, and each into an empty one against `cp`."""
+    stored: list[tuple[int, int]] = []
+    races: list[dict[str, float]] = []
+    with Job(made, WIDTH, workers=1) as job:
+        job.start(4)
+        job.wait_step(WARM)
+        for number in range(2 if options.quick else 4):
+            stop = job.stop()
+            images = job.images()
+            raced = race(job.folder, images, copy_first=bool(number % 2))
+            races.append({"dump": stop.dump_s, **raced})
+            if number < 2:
+                stored.append(put(job.folder / "store", images))
+            job.forget_images()
+            job.go_on()
+            say(f"checkpoint {number + 1}: seconds {races[-1]}, bytes dumped and stored {stored[-1]}")
+            job.wait_step(max(job.counts()) + BETWEEN)
+    whole = median_ratio([(r["cp"], r["dump"] + r["put"]) for r in races])
+    upload = median_ratio([(r["cp"], r["put"]) for r in races])
+    (first, first_new), (second, second_new) = stored
+    gb = f"{first / 1e9:.2f} GB dumped"
+    text = f"cp of the same {gb}; dump and store count, the store alone {upload:.2g}"
+    return {
+        "dump_vs_cp": Measured(whole, races, text),
+        "dedup_first_x": Measured(first / first_new, [stored[0]], f"{gb}, {first_new / 1e9:.2f} stored"),
+        "dedup_next_x": Measured(
+            second / second_new, [stored[1]], f"{second / 1e9:.2f} GB dumped, {second_new / 1e9:.2f} new; paper 28-81"
+        ),
+    }
+
+
+def race(folder: Path, images: Sequence[Path], copy_first: bool) -> dict[str, float]:
+    """Seconds of `cp` and of a put into an empty store, on the same disk, one after the other."""
+    seconds: dict[str, float] = {}
+    for name in ("cp", "put") if copy_first else ("put", "cp"):
+        target = folder / f"race-{name}"
+        began = time.monotonic()
+        if name == "cp":
+            copy(images, target)
+        else:
+            put(target, images)
+        seconds[name] = time.monotonic() - began
+        shutil.rmtree(target)
+    return seconds
+
+
+def replicas(made: Prepared, say: Say) -> Mapping[str, Measured]:
+    """Bytes that four replicas take in the store against one, of what a wide model has more than a narrow one.
+
+    The difference is the trained state: the interpreter, torch and their heaps are in both.
+    """
+    stored: dict[int, tuple[int, int]] = {}
+    for width in (WIDE, NARROW):
+        with Job(made, width, workers=0) as job:
+            job.start(4)
+            job.wait_step(WARM)
+            job.stop()
+            one = put(job.folder / "one", job.images()[:1])[1]
+            four = put(job.folder / "four", job.images())[1]
+        stored[width] = (one, four)
+        say(f"width {width}: one replica stores {one / 1e6:.0f} MB, four {four / 1e6:.0f} MB")
+    one, four = (wide - narrow for wide, narrow in zip(stored[WIDE], stored[NARROW], strict=True))
+    text = f"one replica's state: {one / 1e6:.0f} MB stored, four replicas' {four / 1e6:.0f} MB; paper 1.01 on GPUs"
+    runs = [{"width": width, "one": pair[0], "four": pair[1]} for width, pair in stored.items()]
+    return {"dedup_replicas_x": Measured(four / one, runs, text)}
+
+
+GROUP = Group(
+    "checkpoint",
+    "root, training root file system with CRIU, 30 GB of disk",
+    [
+        Spec("dump_vs_cp", "", ">= 0.8", "dump-to-store throughput against cp of the same bytes to the same disk"),
+        Spec("dedup_replicas_x", "x", "<= 1.15", "stored bytes of 4 data-parallel replicas against one, model state"),
+        Spec("dedup_first_x", "x", ">= 3", "bytes dumped against stored, first checkpoint of 4 ranks with workers"),
+        Spec("dedup_next_x", "x", ">= 3", "bytes dumped against newly stored, second checkpoint 30 steps later"),
+    ],
+    measure,
+)

@@ -1,0 +1,14 @@
+"""The containers that the engine's tests run in, for benchmarks too: real launcher, real CRIU, no cluster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1] / "tests" / "unit" / "proxy"
+sys.path.insert(0, str(TESTS))
+
+from fake_sidecar import Coordinator, Page  # type: ignore[import-not-found]  # noqa: E402
+from pod_harness import Pod, collect_criu, install_agent  # type: ignore[import-not-found]  # noqa: E402
+
+__all__ = ["TESTS", "Coordinator", "Page", "Pod", "collect_criu", "install_agent"]

@@ -1,0 +1,36 @@
+"""`boundary_hook_us`: what one step boundary costs the rank while nobody asks for a stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from localcluster.prepare import prepare
+
+from .model import Group, Measured, Options, Say, Spec
+from .stats import median, spread
+from .world import World
+
+CALLS = 100_000
+
+
+def measure(options: Options, say: Say) -> Mapping[str, Measured]:
+    """In a real rank, through torch's own table of hooks; an empty table takes turns with it and is taken off."""
+    calls = CALLS // 10 if options.quick else CALLS
+    with World(prepare(say), 1, agent=True) as world:
+        world.block(5)  # the first step makes the process the rank
+        if world.counts() != [5]:
+            raise RuntimeError(f"the agent counted {world.counts()} boundaries of 5 steps: it is not switched on")
+        runs = [world.hook(calls) for _ in range(11)]
+        if world.counts() != [5 + 11 * calls]:
+            raise RuntimeError("the agent's hook was not what was measured: its counter did not follow")
+    pairs = [[run["agent"] / 1000, run["empty"] / 1000] for run in runs]
+    net = [agent - empty for agent, empty in pairs]
+    return {"boundary_hook_us": Measured(median(net), pairs, f"an empty table of hooks; spread {spread(net):.2g}")}
+
+
+GROUP = Group(
+    "hook",
+    "root, training root file system",
+    [Spec("boundary_hook_us", "us", "<= 1", "host cost of one step boundary when nothing is asked")],
+    measure,
+)

@@ -1,0 +1,7 @@
+"""Scripts that run elsewhere: in the training root file system, and in training pods."""
+
+from pathlib import Path
+
+
+def train_wide_source() -> str:
+    return (Path(__file__).parent / "train_wide.py").read_text()

@@ -1,0 +1,61 @@
+"""A plain DDP training loop that makes as many steps as it is told to, and says how long they took."""
+
+import json
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def hook_cost(calls):
+    """CPU nanoseconds that torch's loop over its global post-step hooks takes: with what is registered, and with none."""
+    from torch.optim import optimizer as module
+
+    hooks = module._global_optimizer_post_hooks
+
+    def run(table):
+        started = time.thread_time_ns()
+        for _ in range(calls):
+            for hook in table.values():
+                hook(None, (), {})
+        return (time.thread_time_ns() - started) / calls
+
+    return {"agent": run(hooks), "empty": run({})}
+
+
+def main():
+    width = int(sys.argv[1])
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Embedding(64, width), nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True), nn.Linear(width, 64)
+    )
+    net = DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    torch.manual_seed(100 + dist.get_rank())
+
+    def step():
+        batch = torch.randint(0, 64, (8, 33))
+        loss = nn.functional.cross_entropy(net(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for line in sys.stdin:
+        order, number = line.split()
+        if order == "hook":
+            print(json.dumps(hook_cost(int(number))), flush=True)
+            continue
+        dist.barrier()
+        started, cpu = time.perf_counter(), time.process_time()
+        for _ in range(int(number)):
+            step()
+        taken = {"seconds": time.perf_counter() - started, "cpu": time.process_time() - cpu}
+        print(json.dumps(taken), flush=True)
+
+
+main()
