@@ -70,7 +70,8 @@ def measure(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
 
     def say(text: str) -> None:
-        print(f"[{time.monotonic() - started:6.1f} s, load {os.getloadavg()[0]:4.1f}] {text}", file=sys.stderr, flush=True)
+        load = os.getloadavg()[0]
+        print(f"[{time.monotonic() - started:6.1f} s, load {load:4.1f}] {text}", file=sys.stderr, flush=True)
 
     entries = {entry["key"]: entry for entry in read(arguments.output)} if arguments.keep else {}
     options = Options(arguments.quick, arguments.workloads)

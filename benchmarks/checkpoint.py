@@ -12,7 +12,7 @@ from proxy.store import Store
 
 from .model import Group, Measured, Options, Say, Spec
 from .pods import Job, copy
-from .stats import median, median_ratio
+from .stats import median_ratio
 
 WIDTH = 1024
 WIDE, NARROW = 2048, 64

@@ -62,7 +62,7 @@ def measure(options: Options, say: Say) -> Mapping[str, Measured]:
 
 
 def stall(job: Job) -> dict[str, float]:
-    """A checkpoint that leaves the job running: from the first rank that waits to the first step that all made after it.
+    """A checkpoint that leaves the job running: from the request to the first step that all made after it.
 
     One step of ordinary training is taken off, as it would have been made anyway.
     """

@@ -61,8 +61,8 @@ class Job:
             ranks = list(range(index * share, (index + 1) * share))
             plan = messages.Plan("fresh", self.attempt, RANKS, ranks, "127.0.0.1", port)
             if before:
-                kind, last = "restore", self.generation
-                plan = messages.Plan(kind, self.attempt, RANKS, ranks, "127.0.0.1", port, last, self.checkpoint)
+                images = self.generation, self.checkpoint
+                plan = messages.Plan("restore", self.attempt, RANKS, ranks, "127.0.0.1", port, *images)
             pod = Pod(
                 self.folder / f"attempt-{self.attempt}-{index}",
                 rootfs=self._made.rootfs,

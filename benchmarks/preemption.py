@@ -107,7 +107,7 @@ GROUP = Group(
     "preemption",
     "root, local cluster",
     [
-        Spec("preemptor_wait_cooperative_s", "s", "", "from the preemptor's creation to its pods running, with the hold"),
+        Spec("preemptor_wait_cooperative_s", "s", "", "preemptor created to its pods running, with the hold"),
         Spec("preemptor_wait_grace_s", "s", "", "the same with the hold off: checkpoint in the pods' grace period"),
     ],
     measure,

@@ -83,7 +83,7 @@ class World:
             path = f"/bench/lib:{path}"
         plan = {"ranks": ranks, "agent": agent, "cores": cores, "width": width, "port": free_port()}
         (bench / "plan.json").write_text(json.dumps(plan))
-        environment = f"PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH={path} PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1"
+        environment = f"PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH={path} PYTHONDONTWRITEBYTECODE=1"
         self._process = subprocess.Popen(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _ENTER],
             env={
@@ -91,7 +91,7 @@ class World:
                 "ROOTFS": str(made.rootfs),
                 "TORCH": str(made.torch),
                 "WORLD": str(self.folder),
-                "ENVIRONMENT": environment + " GLOO_SOCKET_IFNAME=lo",
+                "ENVIRONMENT": environment + " OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo",
                 "ARGUMENTS": "/bench/plan.json",
             },
             stdin=subprocess.PIPE,

@@ -75,6 +75,19 @@ KUEUE = GoPart(
 )
 COREDNS = GoPart("coredns", _same("coredns"), ["build", "-o", "{bin}/coredns", "."])
 HELM = GoPart("helm", _same("helm"), ["install", "tool"])
+KWOK = GoPart(
+    "kwok",
+    _same("kwok"),
+    ["install", "tool"],
+    module="sigs.k8s.io/kwok",
+    manifests=[
+        ("kustomize/stage/node/fast/node-initialize.yaml", "node-initialize.yaml"),
+        ("kustomize/stage/pod/fast/pod-ready.yaml", "pod-ready.yaml"),
+        ("kustomize/stage/pod/fast/pod-delete.yaml", "pod-delete.yaml"),
+    ],
+    note="about a minute on 2 cores",
+)
+"""Fakes nodes and pods; only benchmarks want it."""
 PARTS = (ETCD, KUBERNETES, CONTAINERD, COREDNS, KUEUE, HELM)
 
 
@@ -111,16 +124,16 @@ def build_all(cache: Path, progress: Progress) -> Binaries:
 
     :raises BuildError, CommandError, HostError: the message names the log
     """
-    folders = {}
-    for part in PARTS:
-        what = f"{part.name} from its Go module" + (f" ({part.note})" if part.note else "")
-
-        def make(draft: Path, part: GoPart = part) -> None:
-            _build(part, draft, cache / "logs" / f"build-{part.name}.log")
-
-        folders[part.name] = made_once(folder(part, cache), make, what=what, progress=progress)
+    folders = {part.name: build(part, cache, progress) for part in PARTS}
     files = {ours: folders[part.name] / ours for part in PARTS for _, ours in part.binaries}
     return Binaries(folders, files)
+
+
+def build(part: GoPart, cache: Path, progress: Progress) -> Path:
+    """Folder with the programs of `part`. Raises as `build_all`."""
+    what = f"{part.name} from its Go module" + (f" ({part.note})" if part.note else "")
+    log = cache / "logs" / f"build-{part.name}.log"
+    return made_once(folder(part, cache), lambda draft: _build(part, draft, log), what=what, progress=progress)
 
 
 def _build(part: GoPart, draft: Path, log: Path) -> None:

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def hook_cost(calls):
-    """CPU nanoseconds that torch's loop over its global post-step hooks takes: with what is registered, and with none."""
+    """CPU nanoseconds of torch's loop over its global post-step hooks: with what is registered, and with none."""
     from torch.optim import optimizer as module
 
     hooks = module._global_optimizer_post_hooks

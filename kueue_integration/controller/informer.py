@@ -59,6 +59,7 @@ class Informer:
             return list(self._by_index.get(value, {}).values())
 
     def _remember(self, obj: Object) -> None:
+        obj["metadata"].pop("managedFields", None)  # nobody here reads them, and they are half of a Workload
         self._forget(_key(obj))
         self._objects[_key(obj)] = obj
         self._by_index.setdefault(self._index(obj), {})[_key(obj)] = obj

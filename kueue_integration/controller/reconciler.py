@@ -24,7 +24,7 @@ from ..resources import (
     selector,
 )
 from . import clock, fence, planner, preemptor, views, writer
-from .actions import Action, Decision, RecordHistory, Repair, StartCheckpoint, Wait
+from .actions import Action, AnswerReady, Decision, RecordHistory, Repair, StartCheckpoint, Wait
 from .decide import decide
 from .hold import Settings
 from .measure import Meter, live_gauges
@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 RESYNC_S = 30.0
 PLAN_DELAY_S = 0.3
 """Quota changes come in bursts; one plan for a burst."""
+PLAN_SHARE = 0.1
+"""Planning looks at every Workload of a cohort: it may take this share of the worker's time, no more."""
+CONFLICT_DELAY_S = 0.05
 BACKOFF_MAX_S = 30.0
 
 
@@ -69,6 +72,8 @@ class Reconciler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self._beat = time.monotonic()
+        self._plan_pause = PLAN_DELAY_S
+        self._planned_at = 0.0
         self.leads: Callable[[], bool] = lambda: False
         self._meter = Meter(metrics, lambda: self.leads())
         metrics.compute(lambda: live_gauges(self.world, lambda: self.leads()))
@@ -95,14 +100,14 @@ class Reconciler:
             self._on_job(job, False)
         self.queue.add(Task("check"))
         self.queue.add(Task("policy"))
-        self.queue.add(Task("plan"), PLAN_DELAY_S)
+        self.queue.add(Task("plan"), self._plan_delay())
 
     # --- events -----------------------------------------------------------------------------------------------------
     def _on_job(self, job: Object, deleted: bool) -> None:
         self._meter.see(job, deleted)
         namespace, name = str(job["metadata"]["namespace"]), str(job["metadata"]["name"])
         self.queue.add(Task("job", namespace, name))
-        self.queue.add(Task("plan"), PLAN_DELAY_S)
+        self.queue.add(Task("plan"), self._plan_delay())
         self._notify(namespace, name)
 
     def _on_workload(self, workload: Object, deleted: bool) -> None:
@@ -111,7 +116,7 @@ class Reconciler:
             self.queue.add(Task("job", namespace, owner))
         elif fence.asks(workload, self._settings.check_name):
             self.queue.add(Task("workload", namespace, str(workload["metadata"]["name"])))
-        self.queue.add(Task("plan"), PLAN_DELAY_S)
+        self.queue.add(Task("plan"), self._plan_delay())
 
     def _on_pod(self, pod: Object, deleted: bool) -> None:
         name = label(pod, views.JOB_NAME_LABEL)
@@ -121,7 +126,7 @@ class Reconciler:
             self._notify(namespace, name)
 
     def _on_queue(self, queue: Object, deleted: bool) -> None:
-        self.queue.add(Task("plan"), PLAN_DELAY_S)
+        self.queue.add(Task("plan"), self._plan_delay())
 
     # --- loop -------------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -154,7 +159,7 @@ class Reconciler:
             self._failures.pop(task, None)
         except Conflict:
             self._metrics.add("singularity_conflicts_total")
-            self.queue.add(task, 0.05)
+            self.queue.add(task, CONFLICT_DELAY_S)
         except Exception as error:
             self._metrics.add("singularity_errors_total")
             count = self._failures[task] = self._failures.get(task, 0) + 1
@@ -191,9 +196,19 @@ class Reconciler:
             return
         # Copies may be old, so everything else is decided again on fresh reads. Pods come before the Job: a pod that
         # has failed is counted before the Job says what that means.
-        pods = [*self._kube.list_pods(namespace, selector({views.JOB_NAME_LABEL: name})), *lost]
+        answers = isinstance(first.action, AnswerReady) and bool(first.action.job_annotations)
+        if answers and _never_started(job):
+            pods = list(lost)  # most admissions are first ones: there is nothing to list
+        else:
+            pods = [*self._kube.list_pods(namespace, selector({views.JOB_NAME_LABEL: name})), *lost]
         if workload is not None:
             workload = self._kube.find(WORKLOAD, namespace, workload["metadata"]["name"])
+        if answers:
+            # It starts with a patch of the Job that the version of our copy guards: no need to read the Job again.
+            decision = self._decide(job, workload, pods)
+            if isinstance(decision.action, AnswerReady) and decision.action.job_annotations:
+                self._perform(decision.action, job, workload)
+                return
         job = self._kube.find(JOB, namespace, name)
         if job is None:
             return
@@ -218,7 +233,7 @@ class Reconciler:
 
     def _ownerless(self, task: Task) -> None:
         """A Workload of something that is no Job waits at our fence because its queue names our check."""
-        workload = self._kube.find(WORKLOAD, task.namespace, task.name)
+        workload = self.world.workloads.get(task.namespace, task.name)  # its version guards the answer
         if workload is None or views.owner_job(workload) or not fence.asks(workload, self._settings.check_name):
             return
         action = fence.decide({"metadata": workload["metadata"]}, workload, (), None, time.time()).action
@@ -226,9 +241,21 @@ class Reconciler:
         self._perform(action, workload, workload)
 
     # --- regrowth -----------------------------------------------------------------------------------------------------
+    def _plan_delay(self) -> float:
+        """Seconds until the next plan: soon, but planning as a whole stays within its share of the worker."""
+        return max(PLAN_DELAY_S, self._planned_at + self._plan_pause - time.monotonic())
+
     def _plan(self) -> None:
         if not self._settings.regrow:
             return
+        began = time.monotonic()
+        try:
+            self._regrow()
+        finally:
+            self._planned_at = time.monotonic()
+            self._plan_pause = (self._planned_at - began) / PLAN_SHARE
+
+    def _regrow(self) -> None:
         by_queue: dict[str, list[planner.Candidate]] = {}
         for candidate in self.world.candidates():
             given = views.admission(candidate.workload)
@@ -290,3 +317,10 @@ class Reconciler:
         if missing:
             what = " and no ".join(missing)
             log.error("no %s %s: preemption does not wait for checkpoints; upgrade the chart", what, names.HOLD_LEASE)
+
+
+def _never_started(job: Object) -> bool:
+    """A Job as it was created, suspended: no start has ever changed its spec. Its version must guard what follows."""
+    status = job.get("status") or {}
+    untouched = job["metadata"].get("generation") == 1 and not status.get("startTime") and not status.get("active")
+    return untouched and views.suspended(job) and not views.history(job)

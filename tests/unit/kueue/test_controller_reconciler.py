@@ -84,6 +84,35 @@ def test_the_fence_writes_the_job_then_the_workload_and_keeps_other_checks(world
     assert (update["name"], update["annotations"][names.ANN_ATTEMPT]) == ("main", "1")
 
 
+def test_a_first_admission_takes_three_requests(world):
+    """The pods of a Job whose spec was never changed need no listing, and the version of our copy guards the Job."""
+    job = scene.job()
+    job["metadata"]["generation"] = 1
+    kube, reconciler = world(job, fresh(scene.workload()))
+    before = len(kube.requests)
+    reconciler.handle(TASK)
+    assert [(verb, kind) for verb, kind, _ in kube.requests[before:] if verb != "watch"] == [
+        ("get", "Workload"),
+        ("patch", "Job"),
+        ("patch", "Workload"),
+    ]
+    assert check_of(kube)["state"] == "Ready"
+
+
+def test_an_old_copy_of_the_job_starts_nothing(world, monkeypatch):
+    kube, reconciler = world(scene.job(), fresh(scene.workload()))
+    stale = reconciler.world.jobs.get(NS, "train")
+    kube.patch_job(NS, "train", {"metadata": {"annotations": {"x": "y"}}})
+    monkeypatch.setattr(reconciler.world.jobs, "get", lambda namespace, name: stale)
+    reconciler.handle(TASK)
+    assert check_of(kube)["state"] == "Pending"
+    assert annotation(kube.get_job(NS, "train"), names.ANN_ATTEMPT) is None
+    monkeypatch.undo()
+    eventually(lambda: annotation(reconciler.world.jobs.get(NS, "train"), "x") == "y")
+    reconciler.handle(TASK)
+    assert check_of(kube)["state"] == "Ready"
+
+
 def test_a_crash_between_the_two_patches_is_met_with_the_same_attempt(world):
     kube, reconciler = world(scene.job(), fresh(scene.workload()))
     kube.fail_next("patch", WORKLOAD, Unreachable("gone"))
@@ -91,6 +120,7 @@ def test_a_crash_between_the_two_patches_is_met_with_the_same_attempt(world):
     assert annotation(kube.get_job(NS, "train"), names.ANN_ATTEMPT) == "1"
     assert check_of(kube)["state"] == "Pending"
     assert reconciler.queue.get(5.0) is not None  # it comes back by itself
+    eventually(lambda: annotation(reconciler.world.jobs.get(NS, "train"), names.ANN_ATTEMPT) == "1")
     reconciler.handle(TASK)
     assert check_of(kube)["state"] == "Ready"
     assert annotation(kube.get_job(NS, "train"), names.ANN_ATTEMPT) == "1"

@@ -1,0 +1,211 @@
+"""A local cluster with fake nodes (kwok): API server, Kueue and controller are real, only nodes and pods are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kueue_integration.k8s import Kube
+from localcluster import build, processes, registry, sandbox
+from localcluster.config import ClusterConfig, cache_dir
+from localcluster.demo.stage import Stage
+from localcluster.kubectl import Kubectl, for_cluster
+from proxy.protocol import names
+
+from .model import Say
+from .preemption import stage
+
+API = f"{names.KUEUE_GROUP}/{names.KUEUE_VERSION}"
+FLAVOR = "fake"
+SCHEMA = "bench-controller"
+CREATORS = 8
+TAINT = "kwok.x-k8s.io/node"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """:param config: of the cluster"""
+
+    kube: Kube
+    stage: Stage
+    config: ClusterConfig
+    kubectl: Kubectl
+
+    def apply(self, documents: Sequence[dict[str, Any]]) -> None:
+        for start in range(0, len(documents), 250):
+            self.kubectl.apply(documents[start : start + 250])
+
+    def create(self, objects: Iterable[dict[str, Any]]) -> None:
+        """As fast as the API server takes them."""
+        with ThreadPoolExecutor(CREATORS) as pool:
+            for _ in pool.map(self.kube.create, objects):
+                pass
+
+    def stop(self, queues: Iterable[str], policy: str) -> None:
+        """Set ClusterQueues' stopPolicy: None, Hold or HoldAndDrain."""
+        with ThreadPoolExecutor(CREATORS) as pool:
+            body = json.dumps({"spec": {"stopPolicy": policy}})
+            jobs = [
+                pool.submit(self.kubectl, "patch", "clusterqueue", *chunk, "--type=merge", "-p", body)
+                for chunk in _chunks(list(queues), 15)
+            ]
+            for job in jobs:
+                job.result()
+
+    def requests(self) -> int:
+        """Requests of our controller that the API server has taken so far, watches and Lease left out."""
+        pattern = re.compile(r"^apiserver_flowcontrol_dispatched_requests_total\{(.*)\} ([0-9.e+]+)$", re.MULTILINE)
+        text = self.kubectl("get", "--raw", "/metrics")
+        return int(sum(float(n) for labels, n in pattern.findall(text) if f'flow_schema="{SCHEMA}"' in labels))
+
+    def controller_pid(self) -> int:
+        """As this machine numbers it. Raises RuntimeError."""
+        for entry in Path("/proc").iterdir():
+            try:
+                command = (entry / "cmdline").read_bytes()
+                if b"kueue_integration.controller" in command and self.config.cgroup in (entry / "cgroup").read_text():
+                    return int(entry.name)
+            except (OSError, ValueError):
+                continue
+        raise RuntimeError(f"the controller of cluster {self.config.name} does not run")
+
+
+def _chunks(items: list[str], size: int) -> Iterator[list[str]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+@contextmanager
+def fleet(nodes: int, say: Say) -> Iterator[Fleet]:
+    """A cluster with `nodes` fake nodes, gone afterwards."""
+    cache = cache_dir()
+    folder = build.build(build.KWOK, cache, say)
+    with stage(say) as on:
+        config = registry.find(on.name)
+        box = sandbox.find(config) if config is not None else None
+        if config is None or box is None:
+            raise RuntimeError(f"cluster {on.name} does not run")
+        made = Fleet(on.kube, on, config, for_cluster(config, build.build_all(cache, say)))
+        stages = config.root / "kwok.yaml"
+        stages.write_text("\n---\n".join(path.read_text() for path in sorted(folder.glob("*.yaml"))))
+        options = [
+            *(f"--kubeconfig={config.kubeconfig}", f"--config={stages}", "--manage-all-nodes=false"),
+            # A lease of 120 s is renewed every 30 s: the node controller waits longer than that.
+            *("--manage-nodes-with-label-selector=type=kwok", "--node-lease-duration-seconds=120"),
+        ]
+        processes.start(box, processes.Part("kwok", [str(folder / "kwok"), *options]))
+        made.apply([*_nodes(nodes), _flavor(), _flow_schema()])
+        say(f"{nodes} fake nodes are created")
+        yield made
+
+
+def _nodes(count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": f"fake-{n}", "labels": {"type": "kwok"}, "annotations": {TAINT: "fake"}},
+            "spec": {"taints": [{"key": TAINT, "value": "fake", "effect": "NoSchedule"}]},
+        }
+        for n in range(count)
+    ]
+
+
+def _flavor() -> dict[str, Any]:
+    spec = {"nodeLabels": {"type": "kwok"}, "tolerations": [{"key": TAINT, "operator": "Exists"}]}
+    return {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": FLAVOR}, "spec": spec}
+
+
+def _flow_schema() -> dict[str, Any]:
+    """Makes the API server itself count the controller's requests."""
+    who = {"namespace": names.SYSTEM_NAMESPACE, "name": "singularity-controller"}
+    what = {
+        "verbs": ["get", "list", "create", "update", "patch", "delete"],
+        "apiGroups": ["", "batch", names.KUEUE_GROUP],
+        "resources": ["jobs", "pods", "workloads", "workloads/status", "admissionchecks", "admissionchecks/status"],
+        "namespaces": ["*"],
+        "clusterScope": True,
+    }
+    return {
+        "apiVersion": "flowcontrol.apiserver.k8s.io/v1",
+        "kind": "FlowSchema",
+        "metadata": {"name": SCHEMA},
+        "spec": {
+            "priorityLevelConfiguration": {"name": "workload-high"},
+            "matchingPrecedence": 400,
+            "distinguisherMethod": {"type": "ByUser"},
+            "rules": [{"subjects": [{"kind": "ServiceAccount", "serviceAccount": who}], "resourceRules": [what]}],
+        },
+    }
+
+
+def queue(name: str, cohort: str, cpu: int, borrow: int, fenced: bool, namespace: str) -> list[dict[str, Any]]:
+    """A ClusterQueue as in Kueue's scheduler benchmark, and a LocalQueue of the same name."""
+    resource = {"name": "cpu", "nominalQuota": str(cpu), **({"borrowingLimit": str(borrow)} if borrow else {})}
+    spec: dict[str, Any] = {
+        "namespaceSelector": {},
+        "preemption": {"reclaimWithinCohort": "Any", "withinClusterQueue": "LowerPriority"},
+        "resourceGroups": [{"coveredResources": ["cpu"], "flavors": [{"name": FLAVOR, "resources": [resource]}]}],
+    }
+    if cohort:
+        spec["cohortName"] = cohort
+    if fenced:
+        spec["admissionChecksStrategy"] = {"admissionChecks": [{"name": names.ADMISSION_CHECK_NAME}]}
+    local = {"name": name, "namespace": namespace}
+    return [
+        {"apiVersion": API, "kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec},
+        {"apiVersion": API, "kind": "LocalQueue", "metadata": local, "spec": {"clusterQueue": name}},
+    ]
+
+
+class Usage:
+    """Memory and CPU of a process while the block runs."""
+
+    WINDOW_S = 5.0
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.cores: list[float] = []
+        """CPU seconds per second, window by window."""
+        self.peak_mb = 0.0
+
+    def _cpu(self) -> float:
+        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _run(self) -> None:
+        before, at = self._cpu(), time.monotonic()
+        while not self._stop.wait(self.WINDOW_S):
+            now, cpu = time.monotonic(), self._cpu()
+            self.cores.append(round((cpu - before) / (now - at), 3))
+            before, at = cpu, now
+
+    def __enter__(self) -> Usage:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self._pid}/status").read_text())
+        self.peak_mb = int(found[1]) / 1000 if found else 0.0
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float) -> None:
+    """Raises RuntimeError."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            raise RuntimeError(f"waited {timeout_s:g} s in vain for: {what}")
+        time.sleep(0.2)

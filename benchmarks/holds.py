@@ -1,0 +1,66 @@
+"""Watches Jobs through their holds: started, deadline, released, suspended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Set
+from datetime import datetime
+
+from kueue_integration.errors import Gone, KubeError
+from kueue_integration.k8s import Kube
+from kueue_integration.resources import JOB, Object, annotation
+from proxy.protocol import names
+
+
+class HoldWatch:
+    """Unix times, by name of the Job, at which the watch brought the news."""
+
+    def __init__(self, kube: Kube, namespace: str, jobs: Set[str]) -> None:
+        self._kube, self._namespace, self._jobs = kube, namespace, jobs
+        self.started: dict[str, float] = {}
+        self.deadline: dict[str, float] = {}
+        self.released: dict[str, float] = {}
+        self.suspended: dict[str, float] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> HoldWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+
+    def _events(self) -> Iterator[Object]:
+        version = ""
+        while not self._stop.is_set():
+            try:
+                if not version:
+                    items, version = self._kube.list_versioned(JOB, self._namespace)
+                    yield from items
+                for event, found in self._kube.watch(JOB, self._namespace, None, version, 30):
+                    version = found["metadata"]["resourceVersion"]
+                    if event in ("ADDED", "MODIFIED"):
+                        yield found
+            except Gone:
+                version = ""
+            except KubeError:
+                self._stop.wait(0.5)
+
+    def _run(self) -> None:
+        for job in self._events():
+            name = str(job["metadata"]["name"])
+            if name in self._jobs:
+                self._note(name, job, time.time())
+
+    def _note(self, name: str, job: Object, now: float) -> None:
+        if (job.get("status") or {}).get("ready"):
+            self.started.setdefault(name, now)
+        due = annotation(job, names.ANN_HOLD_DEADLINE)
+        if due:
+            self.deadline.setdefault(name, datetime.fromisoformat(due).timestamp())
+        if name in self.started and annotation(job, names.ANN_HOLD) == names.HOLD_RELEASED:
+            self.released.setdefault(name, now)
+        if name in self.started and job["spec"].get("suspend"):
+            self.suspended.setdefault(name, now)

@@ -1,0 +1,105 @@
+"""The pure parts of the benchmarks: statistics, aims, selection, table, what is written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import __main__ as cli
+from benchmarks import catalogue, model, stats, table
+
+
+def test_median_of_paired_ratios_not_ratio_of_medians():
+    assert stats.median_ratio([(1, 2), (30, 10), (4, 4)]) == 1
+    with pytest.raises(ValueError, match="positive second value"):
+        stats.median_ratio([(1, 0)])
+    with pytest.raises(ValueError, match="at least one"):
+        stats.median_ratio([])
+
+
+def test_spread_is_half_the_quartile_distance_and_half_the_range_of_a_few():
+    assert stats.spread([1, 2, 3, 4, 5]) == 1
+    assert stats.spread([1, 4]) == 1.5
+    assert stats.spread([7]) == 0
+    with pytest.raises(ValueError, match="no values"):
+        stats.spread([])
+
+
+@pytest.mark.parametrize(
+    ("value", "aim", "reached"),
+    [(1.0, "<= 1", True), (1.1, "<= 1", False), (3, ">= 3", True), (2.9, ">= 3", False), (5, "", None)],
+)
+def test_aims(value, aim, reached):
+    assert model.reaches(value, aim) is reached
+
+
+def test_an_aim_that_nobody_can_read():
+    with pytest.raises(ValueError, match="aim = 'about 3'"):
+        model.reaches(1, "about 3")
+
+
+def test_every_key_is_measured_once_and_has_a_readable_aim():
+    keys = [spec.key for spec in catalogue.specs()]
+    assert len(keys) == len(set(keys))
+    for spec in catalogue.specs():
+        model.reaches(0.0, spec.aim)
+
+
+def test_selection_keeps_groups_together():
+    ((group, specs),) = catalogue.select(["barrier_s", "barrier_steps"])
+    assert group.name == "moves"
+    assert [spec.key for spec in specs] == ["barrier_steps", "barrier_s"]
+    assert len(catalogue.select([])) == len(catalogue.GROUPS)
+    with pytest.raises(ValueError, match=r"no_such_key: no such figure; there are .*barrier_s"):
+        catalogue.select(["no_such_key"])
+
+
+def test_table():
+    spec = model.Spec("k", "s", "<= 1", "w")
+    made = model.figure(spec, model.Measured(1.23456, [1], "a|b"))
+    text = table.render([made.to_dict()])
+    assert text.splitlines()[2] == "| `k` | 1.235 s | <= 1 s | **no** | a\\|b | `make bench ONLY=k` |"
+
+
+def test_a_run_writes_what_it_measured_and_keeps_what_it_did_not(tmp_path, monkeypatch, capsys):
+    spec, other = model.Spec("one", "s", "", "w"), model.Spec("two", "s", "", "w")
+
+    def broken(options, say):
+        raise RuntimeError("no such machine")
+
+    groups = [
+        model.Group("good", "", [spec], lambda options, say: {"one": model.Measured(2.0, [[1, 2]])}),
+        model.Group("bad", "", [other], broken),
+    ]
+    monkeypatch.setattr(catalogue, "GROUPS", groups)
+    output = tmp_path / "deep" / "figures.json"
+    assert cli.main(["--output", str(output), "--only", "one"]) == 0
+    assert [entry["key"] for entry in json.loads(output.read_text())] == ["one"]
+    assert json.loads(output.read_text())[0]["runs"] == [[1, 2]]
+    assert cli.main(["--output", str(output), "--keep"]) == 1
+    assert "no such machine" in capsys.readouterr().err
+    assert [entry["key"] for entry in json.loads(output.read_text())] == ["one"]
+    assert cli.main(["--output", str(output), "--table"]) == 0
+    assert "`one`" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [(["--only", "x"], "no such figure"), (["--table", "--output", "/nonexistent/f.json"], "measure first")],
+)
+def test_bad_arguments(argv, message, capsys):
+    assert cli.main(argv) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_too_few_workloads(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--workloads", "3"])
+    assert "--workloads: 3" in capsys.readouterr().err
+
+
+def test_list_names_every_key(capsys):
+    assert cli.main(["--list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(spec.key in shown for spec in catalogue.specs())
