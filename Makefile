@@ -30,15 +30,17 @@ demo: ready ## the whole story on this machine: build/demo/{report.json,timeline
 
 test: ready ## verify, then unit and end-to-end tests (starts its own cluster and Airflow)
 	@$(MAKE) --no-print-directory verify
-	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest tests/unit tests/e2e
+	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest -m "not full" tests/unit tests/e2e
 
 test-unit: ready ## unit tests only
 	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest tests/unit
 
 test-e2e: ready ## end-to-end tests only
-	$(BIN)/pytest tests/e2e
+	$(BIN)/pytest -m "not full" tests/e2e
 
-test-full: test ## test, then the demo itself
+test-full: ready ## everything test does and the tests that take minutes (marker "full"), then the demo itself
+	@$(MAKE) --no-print-directory verify
+	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest tests/unit tests/e2e
 	@$(MAKE) --no-print-directory demo
 
 test-gpu: $(STAMP) ## tests that need an NVIDIA GPU

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from ..errors import SingularityError
 from ..k8s import connect
-from . import config, logs
+from . import clock, config, logs
 from .api import Api, Hub, health_app
 from .lease import LeaseKeeper
 from .metrics import Metrics
@@ -33,7 +33,8 @@ async def serve(settings: config.Config) -> None:
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(16, thread_name_prefix="api"))
     hub.attach(loop)
-    reconciler = Reconciler(kube, settings.settings, metrics, hub.notify)
+    server = clock.ServerClock()
+    reconciler = Reconciler(kube, settings.settings, metrics, hub.notify, server.now)
 
     def lead(leads: bool) -> None:
         metrics.set("singularity_leader", float(leads))
@@ -51,9 +52,10 @@ async def serve(settings: config.Config) -> None:
         alive=lambda: reconciler.silent_for() < settings.lease_duration_s and reconciler.world.synced,
         on_change=lead,
         on_repair=lambda: metrics.add("singularity_repairs_total", "lease"),
+        server=server,
     )
     reconciler.leads = lambda: keeper.leads
-    api = Api(kube, reconciler.world, hub, (settings.secret_dir / "peer-key").read_bytes(), metrics)
+    api = Api(kube, reconciler.world, hub, (settings.secret_dir / "peer-key").read_bytes(), metrics, server)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(settings.secret_dir / "tls.crt", settings.secret_dir / "tls.key")
 

@@ -16,6 +16,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from proxy.protocol.messages import (
+    TIME_HEADER,
     CheckpointFailure,
     Command,
     CommitRequest,
@@ -29,7 +30,7 @@ from proxy.protocol.messages import (
 from ..errors import Conflict, KubeError
 from ..k8s import Kube
 from ..resources import JOB, Object
-from . import identity, inbox, views, writer
+from . import clock, identity, inbox, views, writer
 from .actions import Annotations
 from .errors import BadAnnotationError, RefusedError
 from .metrics import Metrics
@@ -89,10 +90,20 @@ class Hub:
 class Api:
     """`secret` is the key from which the sidecars' shared secrets are derived."""
 
-    def __init__(self, kube: Kube, world: World, hub: Hub, secret: bytes, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        world: World,
+        hub: Hub,
+        secret: bytes,
+        metrics: Metrics,
+        server: clock.ServerClock | None = None,
+    ) -> None:
         self._kube, self._world, self._hub = kube, world, hub
         self._secret, self._metrics = secret, metrics
         self._identities = identity.Identities(kube, world)
+        self._server = server or clock.ServerClock()
+        self._now = self._server.now
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
@@ -101,7 +112,13 @@ class Api:
         app.router.add_post("/v1/progress", self._progress)
         app.router.add_post("/v1/commit", self._commit)
         app.router.add_post("/v1/failure", self._failure)
+        app.on_response_prepare.append(self._tell_time)
         return app
+
+    async def _tell_time(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Deadlines are in the API server's time, and the pod's node may have another."""
+        if self._server.known:
+            response.headers[TIME_HEADER] = f"{self._server.now():.3f}"
 
     # --- who and about what -----------------------------------------------------------------------------------------
     def _job(self, namespace: str, name: str, attempt: int) -> Object:
@@ -191,7 +208,7 @@ class Api:
     async def _progress(self, request: web.Request) -> web.Response:
         message = from_json(Progress, await request.text())
         job, _ = await self._speaker(request, message.namespace, message.job, message.attempt, leader=True)
-        now = time.time()
+        now = self._now()
         if inbox.is_news(job, message):
             pods = self._world.pods_of(message.namespace, message.job)
             await self._write(message.namespace, message.job, lambda j: inbox.progress(j, message, now, pods))
@@ -203,7 +220,7 @@ class Api:
     async def _commit(self, request: web.Request) -> web.Response:
         message = from_json(CommitRequest, await request.text())
         await self._speaker(request, message.namespace, message.job, message.attempt, leader=True)
-        if await self._write(message.namespace, message.job, lambda j: inbox.commit(j, message, time.time())):
+        if await self._write(message.namespace, message.job, lambda j: inbox.commit(j, message, self._now())):
             self._metrics.add("singularity_checkpoints_committed_total")
             new = message.checkpoint
             about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt, "step": new.step}
@@ -213,7 +230,7 @@ class Api:
     async def _failure(self, request: web.Request) -> web.Response:
         message = from_json(CheckpointFailure, await request.text())
         await self._speaker(request, message.namespace, message.job, message.attempt, leader=True)
-        now = time.time()
+        now = self._now()
         self._metrics.add("singularity_checkpoint_failures_total")
         about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt}
         log.warning("no checkpoint: %s", message.message, extra=about)

@@ -2,9 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
+
+log = logging.getLogger(__name__)
+
+TOLERATED_S = 2.0
+"""Smaller differences between clocks are neither measured well enough nor do they matter."""
+
+
+class ServerClock:
+    """The API server's time, told by what it writes on our own Lease: the hold policy compares with that clock.
+
+    Thread-safe: one writer, and a float is read at once.
+    """
+
+    def __init__(self, local: Callable[[], float] = time.time) -> None:
+        self._local = local
+        self.offset = 0.0
+        """Seconds that the API server is ahead of this machine; 0 while they agree within TOLERATED_S."""
+        self.known = False
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return self._local() + self.offset
+
+    def local(self) -> float:
+        return self._local()
+
+    def learn(self, written: Mapping[str, Any], before: float, after: float) -> None:
+        """`written` is what the API server answered to a change that was made between `before` and `after`."""
+        times = [m["time"] for m in (written.get("metadata") or {}).get("managedFields") or () if m.get("time")]
+        if not times:
+            return
+        self.known = True
+        stamp = parse(str(max(times)))  # cut to a whole second: it was made in [stamp, stamp + 1)
+        least, most = stamp - after, stamp + 1 - before
+        offset = (least + most) / 2 if least > TOLERATED_S or most < -TOLERATED_S else 0.0
+        if abs(offset - self.offset) > TOLERATED_S:
+            log.warning("this machine's clock differs from the API server's by %.0f s: going by the latter", offset)
+            self.offset = offset
 
 
 def to_text(seconds: float) -> str:

@@ -35,8 +35,10 @@ class LeaseKeeper:
         alive: Callable[[], bool],
         on_change: Callable[[bool], None],
         on_repair: Callable[[], None] = lambda: None,
+        server: clock.ServerClock | None = None,
     ) -> None:
         self._kube = kube
+        self._server = server or clock.ServerClock()
         self._namespace, self._name, self._identity = namespace, name, identity
         self._duration_s, self._renew_s = duration_s, renew_s
         self._alive, self._on_change, self._on_repair = alive, on_change, on_repair
@@ -83,7 +85,8 @@ class LeaseKeeper:
         try:
             lease = self._lease()
             if self._may_take(lease):
-                self._kube.update_lease(self._renewal(lease))
+                before = self._server.local()
+                self._server.learn(self._kube.update_lease(self._renewal(lease)), before, self._server.local())
                 self._change(self.leads)  # expired while the API server was slow: what came meanwhile was dropped
                 self._renewed = time.monotonic()
                 self._change(True)
@@ -125,7 +128,7 @@ class LeaseKeeper:
     def _renewal(self, lease: Object) -> Object:
         new = deepcopy(lease)
         spec = new.setdefault("spec", {})
-        now = clock.to_micro(time.time())
+        now = clock.to_micro(self._server.now())
         if spec.get("holderIdentity") != self._identity:
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
             spec["acquireTime"] = now

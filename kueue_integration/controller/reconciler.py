@@ -61,11 +61,13 @@ class Reconciler:
         settings: Settings,
         metrics: Metrics,
         notify: Callable[[str, str], None] = lambda namespace, job: None,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._kube = kube
         self._settings = settings
         self._metrics = metrics
         self._notify = notify
+        self._now = now
         self.queue: WorkQueue[Task] = WorkQueue()
         self.world = World(kube, self._on_job, self._on_workload, self._on_pod, self._on_queue)
         self._failures: dict[Task, int] = {}
@@ -187,7 +189,7 @@ class Reconciler:
         lost = self.world.lost_of(namespace, name)
         first = self._decide(job, workload, [*self.world.pods_of(namespace, name), *lost])
         if first.wake_at is not None:
-            self.queue.add(task, first.wake_at - time.time())
+            self.queue.add(task, first.wake_at - self._now())
         if first.action is None or (isinstance(first.action, Wait) and self._said(workload, first.action)):
             return
         # These only write the Job, whose version guards them: no time is lost between an eviction and its barrier.
@@ -214,17 +216,17 @@ class Reconciler:
             return
         decision = self._decide(job, workload, pods)
         if decision.wake_at is not None:
-            self.queue.add(task, decision.wake_at - time.time())
+            self.queue.add(task, decision.wake_at - self._now())
         if decision.action is None or (isinstance(decision.action, Wait) and self._said(workload, decision.action)):
             return
         self._perform(decision.action, job, workload)
 
     def _perform(self, action: Action, job: Object, workload: Object | None) -> None:
         check_name, metrics = self._settings.check_name, self._metrics
-        writer.perform(self._kube, action, job, workload, check_name, metrics, time.time())
+        writer.perform(self._kube, action, job, workload, check_name, metrics, self._now())
 
     def _decide(self, job: Object, workload: Object | None, pods: Sequence[Object]) -> Decision:
-        decision = decide(job, workload, pods, time.time(), self._settings, self.world.name_of)
+        decision = decide(job, workload, pods, self._now(), self._settings, self.world.name_of)
         return replace(decision, action=preemptor.named(decision.action, workload, self.world.preemptor))
 
     def _said(self, workload: Object | None, action: Wait) -> bool:
@@ -236,7 +238,7 @@ class Reconciler:
         workload = self.world.workloads.get(task.namespace, task.name)  # its version guards the answer
         if workload is None or views.owner_job(workload) or not fence.asks(workload, self._settings.check_name):
             return
-        action = fence.decide({"metadata": workload["metadata"]}, workload, (), None, time.time()).action
+        action = fence.decide({"metadata": workload["metadata"]}, workload, (), None, self._now()).action
         assert action is not None
         self._perform(action, workload, workload)
 
@@ -261,7 +263,7 @@ class Reconciler:
             given = views.admission(candidate.workload)
             if given is not None:
                 by_queue.setdefault(given.cluster_queue, []).append(candidate)
-        now = time.time()
+        now = self._now()
         moved: set[str] = set()
         for name, candidates in sorted(by_queue.items()):
             queues = self.world.queues_around(name)
@@ -296,7 +298,7 @@ class Reconciler:
             "status": "True",
             "reason": "Active",
             "message": "the controller answers",
-            "lastTransitionTime": clock.to_whole(time.time()),
+            "lastTransitionTime": clock.to_whole(self._now()),
             "observedGeneration": check["metadata"].get("generation", 1),
         }
         self._kube.patch(

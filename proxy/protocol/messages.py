@@ -28,9 +28,13 @@ import json
 import types
 import typing
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 T = TypeVar("T")
+
+
+TIME_HEADER: Final = "Singularity-Time"
+"""Of the controller's answers: Unix seconds of the clock that its deadlines are in."""
 
 
 class MessageError(ValueError):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import random
 import ssl
 import time
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -15,6 +17,7 @@ import aiohttp
 
 from ..errors import ConfigError, ControllerError, StaleAttemptError
 from ..protocol.messages import (
+    TIME_HEADER,
     CheckpointFailure,
     Command,
     CommitRequest,
@@ -35,6 +38,7 @@ FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 5.0
 _FATAL: Final = frozenset({400, 404, 405, 413})
 """Asking again cannot help. 401 and 403 can pass: tokens rotate, the controller's view of pods lags."""
+TOLERATED_S: Final = 2.0
 log = logging.getLogger(__name__)
 
 
@@ -45,6 +49,8 @@ class Controller:
         self._url = config.controller_url
         self._config = config
         self._token_file = config.token_file
+        self._ahead = 0.0
+        """Seconds that the controller's clock is ahead of this pod's, when that is more than latency explains."""
         try:
             self._tls = ssl.create_default_context(cadata=config.controller_ca)
         except (ssl.SSLError, ValueError) as error:
@@ -88,7 +94,8 @@ class Controller:
             return None
         if status != 200:
             raise _refusal("/v1/commands", status, body)
-        return _parse(Command, body)
+        command = _parse(Command, body)
+        return replace(command, deadline=command.deadline - self._ahead)
 
     async def progress(self, progress: Progress) -> None:
         """Report progress once. Raises StaleAttemptError, ControllerError."""
@@ -125,6 +132,18 @@ class Controller:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - nothing secret
             pause = min(LONGEST_PAUSE_S, pause * 2)
 
+    def _learn(self, text: str | None) -> None:
+        try:
+            ahead = float(text or "nan") - time.time()
+        except ValueError:
+            return
+        if not math.isfinite(ahead):
+            return
+        ahead = ahead if abs(ahead) > TOLERATED_S else 0.0
+        if abs(ahead - self._ahead) > TOLERATED_S:
+            log.warning("the controller's clock is %.0f s ahead of this node's: deadlines are converted", ahead)
+            self._ahead = ahead
+
     async def _once(
         self, method: str, path: str, body: str | None, timeout_s: float, query: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
@@ -144,6 +163,7 @@ class Controller:
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
                 **options,
             ) as response:
+                self._learn(response.headers.get(TIME_HEADER))
                 return response.status, await response.read()
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             reason = str(error) or type(error).__name__

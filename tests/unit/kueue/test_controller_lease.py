@@ -147,3 +147,37 @@ def test_a_failed_renewal_is_not_yet_the_end(error):
     one.tick()
     assert one.leads
     assert changes == [True]
+
+
+class Stamping(FakeKube):
+    """Writes its own time on what is replaced, as the API server does, `ahead` seconds ahead of this machine."""
+
+    ahead = 0.0
+
+    def replace(self, obj):
+        written = super().replace(obj)
+        stamp = {"manager": "x", "time": clock.to_whole(time.time() + self.ahead)}
+        written["metadata"]["managedFields"] = [{"manager": "old", "time": clock.to_whole(0)}, stamp]
+        return written
+
+
+@pytest.mark.parametrize("ahead", [-30.0, 0.0, 1.0, 30.0])
+def test_the_lease_is_renewed_in_the_api_servers_time(ahead):
+    kube = Stamping(EMPTY)
+    kube.ahead = ahead
+    server = clock.ServerClock()
+    one = LeaseKeeper(kube, "sys", names.HOLD_LEASE, "a", 10, 0.1, lambda: True, [].append, server=server)
+    one.tick()
+    one.tick()
+    wanted = ahead if abs(ahead) > 2 else 0.0
+    assert abs(clock.parse(spec_of(kube)["renewTime"]) - time.time() - wanted) < 3
+    assert server.known
+    assert (server.offset == 0.0) == (wanted == 0.0)
+
+
+def test_a_slow_answer_is_no_other_clock():
+    server = clock.ServerClock(local=lambda: 1000.0)
+    server.learn({"metadata": {"managedFields": [{"time": clock.to_whole(1000)}]}}, before=1000.5, after=1030.0)
+    assert server.offset == 0.0
+    server.learn({"metadata": {}}, 0.0, 0.0)
+    assert server.now() == 1000.0
