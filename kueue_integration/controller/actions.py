@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 Annotations = Mapping[str, "str | None"]
 
@@ -71,6 +72,13 @@ class RequestReadmission(Action):
 
     message: str = ""
     requeue_after_s: int = 1
+
+
+@dataclass(frozen=True)
+class Revive(Action):
+    """Complete Kueue's own deactivation or reactivation of the Workload. `status`: a merge patch of its status."""
+
+    status: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

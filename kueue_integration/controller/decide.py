@@ -9,8 +9,8 @@ from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
 from ..resources import Object, is_true
-from . import fence, hold, records, repair, views
-from .actions import Action, Decision, RecordHistory, RequestReadmission
+from . import fence, hold, records, repair, revive, views
+from .actions import Action, Decision, RecordHistory, RequestReadmission, Revive
 from .errors import BadAnnotationError
 from .hold import Settings
 
@@ -47,6 +47,9 @@ def decide(
         changed = _bookkeeping(job, workload, pods, preemptor, now)
         if changed is not None:
             return Decision(changed)
+        revived = revive.due(workload, now) if workload is not None and not running else None
+        if revived is not None:
+            return Decision(Revive(status=revived))
         if workload is not None and running and not leaves:
             return _broken(job, workload, pods, settings, now)
     except BadAnnotationError:

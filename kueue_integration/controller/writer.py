@@ -9,7 +9,17 @@ from typing import Any
 from ..k8s import Kube
 from ..resources import Object
 from . import clock, views
-from .actions import Action, Annotations, AnswerReady, ReleaseHold, Repair, RequestReadmission, StartCheckpoint, Wait
+from .actions import (
+    Action,
+    Annotations,
+    AnswerReady,
+    ReleaseHold,
+    Repair,
+    RequestReadmission,
+    Revive,
+    StartCheckpoint,
+    Wait,
+)
 from .metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -30,6 +40,10 @@ def perform(
         patch_annotations(kube, job, action.job_annotations)
     if workload is not None and isinstance(action, (AnswerReady, Wait, RequestReadmission)):
         _patch_check(kube, workload, check_name, _check_change(action, workload, now))
+    if workload is not None and isinstance(action, Revive):
+        meta = workload["metadata"]
+        body = {"status": dict(action.status)}
+        kube.patch_workload_status(meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
     _tell(action, job, metrics)
 
 
@@ -86,6 +100,8 @@ def _tell(action: Action, job: Object, metrics: Metrics) -> None:
         cause = "regrow" if action.message.startswith("quota") else "broken"
         metrics.add("singularity_readmissions_total", cause)
         log.info("readmission: %s", action.message, extra=fields)
+    elif isinstance(action, Revive):
+        log.info("Kueue's deactivation of the Workload completed", extra={**fields, "changed": sorted(action.status)})
     elif isinstance(action, Repair):
         metrics.add("singularity_repairs_total", action.what)
         log.warning("put back what was changed by hand, %s: %s", action.what, action.message, extra=fields)

@@ -264,6 +264,7 @@ class Rows:
                 "workers": workers,
                 "resources": {"cpu": cpu},
                 "priority_class": "low",
+                "checkpoint_budget_s": 600,  # what a row is about, not how fast a busy machine writes
                 **spec,
             }
         )
