@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -22,6 +23,8 @@ PACE_S: Final = 0.004
 """Pause between two exchanges while ranks are on their way to the barrier."""
 TRY_S: Final = 5.0
 LONGEST_PAUSE_S: Final = 1.0
+ALONE_S: Final = 15.0
+"""A pod that was asked to end waits for its leader for so long: without one there is no checkpoint."""
 LARGEST_REPORT: Final = 256 << 20
 """Bytes. A report with images lists every chunk, about 100 bytes per MiB of image."""
 Exchange = Callable[[PodReport, int, float], Awaitable[Directive]]
@@ -70,8 +73,9 @@ class Follower:
     """A follower's end: keeps exchanging until cancelled. An unreachable leader is retried for ever: only the Job
     controller may decide that this pod is of no use any more."""
 
-    def __init__(self, pod: Pod, leader: str, port: int, peer_key: str) -> None:
+    def __init__(self, pod: Pod, leader: str, port: int, peer_key: str, alone_s: float = ALONE_S) -> None:
         self._pod = pod
+        self._alone_s = alone_s
         self._url = f"http://{f'[{leader}]' if ':' in leader else leader}:{port}/v1/exchange"
         self._headers = {"Authorization": f"Bearer {peer_key}", "Content-Type": "application/json"}
 
@@ -79,6 +83,7 @@ class Follower:
         """Never returns."""
         pause = 0.1
         lost = False
+        since = 0.0
         async with aiohttp.ClientSession(headers=self._headers) as session:
             while True:
                 try:
@@ -86,7 +91,10 @@ class Follower:
                 except MeshError as error:
                     if not lost:
                         log.warning("%s; trying on", error)
+                        since = time.monotonic()
                     lost = True
+                    if time.monotonic() - since >= self._alone_s:
+                        await self._pod.abandoned()
                     # After the last word the leader may end first: a pod that is asked to end later has heard it.
                     if self._pod.directive.op in ("stop", "exit"):
                         await self._pod.apply(self._pod.directive)

@@ -246,6 +246,11 @@ class Pod:
             if generation in (self._uploaded, self._failed):
                 self._tidy(directive.checkpoint_id)
 
+    async def abandoned(self) -> None:
+        """There is no leader any more: if this pod was asked to end, it does."""
+        if self._terminating_at is not None:
+            await self._exit()
+
     async def _exit(self) -> None:
         if not self._exit_sent:
             self._exit_sent = True

@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from proxy.agent.boundary import Boundary
 from proxy.protocol import names, page
 from proxy.protocol.messages import (
+    TIME_HEADER,
     CheckpointFailure,
     CheckpointRef,
     Command,
@@ -108,6 +109,8 @@ class FakeController:
         self.refuse_progress = False
         self.progress_tries = 0
         self.commands: list[Command] = []
+        self.ahead = 0.0
+        """Seconds that its clock is ahead of the pods'."""
         self.before_commit: Callable[[], Awaitable[None]] | None = None
         """Awaited once, while the first commit waits for its answer."""
         self._polled = 0
@@ -131,7 +134,7 @@ class FakeController:
 
     async def command(self, deadline_s: float, then: str = "stop") -> None:
         async with self._more:
-            deadline = time.time() + deadline_s
+            deadline = time.time() + self.ahead + deadline_s
             seq = len(self.commands) + 1
             self.commands.append(Command(seq, "checkpoint", "preempted", deadline, then))  # type: ignore[arg-type]
             self._more.notify_all()
@@ -141,6 +144,7 @@ class FakeController:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"error": "who are you"}, status=401)
         answer: web.StreamResponse = await handler(request)
+        answer.headers[TIME_HEADER] = f"{time.time() + self.ahead:.3f}"
         return answer
 
     async def _hello(self, request: web.Request) -> web.Response:

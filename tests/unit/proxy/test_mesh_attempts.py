@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -385,3 +386,15 @@ async def test_unwritable_store_is_said_to_the_launcher(folder: Path, controller
     assert "cannot write probe-" in world.launchers[0].refusal
     (error,) = await asyncio.wait_for(asyncio.gather(*world.sidecars, return_exceptions=True), 10)
     assert "cannot write probe-" in str(error)
+
+
+@pytest.mark.parametrize("ahead", [-30.0, 30.0])
+async def test_deadlines_of_a_controller_with_another_clock_are_converted(
+    world: World, controller: FakeController, ahead: float
+) -> None:
+    controller.ahead = ahead
+    await world.stepped(3)
+    await controller.command(60)
+    await eventually("commit", lambda: controller.commits)
+    (dump,) = (c for c in world.launchers[0].commands if c.op == "dump")
+    assert abs(dump.deadline - (time.time() + 60)) < 20  # 30 s off without

@@ -224,6 +224,27 @@ async def test_a_follower_ends_on_the_last_word_after_the_leader_has_gone(short:
     barrier.close()
 
 
+async def test_a_follower_that_is_asked_to_end_does_not_wait_for_a_leader_that_is_lost(short: Path) -> None:
+    sent: list[LauncherCommand] = []
+
+    async def send(command: LauncherCommand) -> None:
+        sent.append(command)
+
+    config = from_env({**ENV, ENV_ROOT: str(short)})
+    barrier = BarrierPage(config.run_dir, config.world_size)
+    pod = Pod(config, barrier, Store(f"file://{short}/store"), send, "127.0.0.1", 0)
+    await pod.apply(Directive("run", version=7))
+    following = asyncio.create_task(Follower(pod, "127.0.0.1", free_port(), "key", alone_s=0.5).run())
+    await asyncio.wait({following}, timeout=1.0)
+    assert sent == []  # a leader that cannot be reached is no reason to end
+    pod.on_event(LauncherEvent("terminating", grace_s=60))
+    await eventually("the launcher is told to end", lambda: sent)
+    assert [(c.op, c.exit_code) for c in sent] == [("exit", names.EXIT_PREEMPTED)]
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    barrier.close()
+
+
 async def test_a_failed_commit_does_not_revive_an_attempt_that_was_called_stale_meanwhile(short: Path) -> None:
     config = from_env({**ENV, ENV_ROOT: str(short), names.ENV_INDEX: "0", names.ENV_WORLD_SIZE: "2"})
 
