@@ -177,7 +177,7 @@ def _evicted(workload: _Obj, job: _Obj, past: Sequence[AttemptRecord]) -> Classi
     last = past[-1] if past else None
     if last and last.preempted_by:
         due = _DUE.search(kueues)
-        words += f" by {preempted_by(last)}" + (f" ({due.group(1)})" if due else "")
+        words += f" by {preempted_by(last)}" + (f": {due.group(1)}" if due else "")
     elif reason == "PodsReadyTimeout":
         words += _timeout(workload)
     elif kueues and (reason not in _EVICTED_WORDS or reason in _BY_A_CHECK):

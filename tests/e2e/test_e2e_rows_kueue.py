@@ -62,7 +62,7 @@ def preempted(rows: Rows, job: Training, other: str, reason: str, words: str) ->
     saved(job, 1, "Preempted", preempted_by=workload)
     rows.until_admitted(other)
     assert (condition(rows.workload(job.name), "Preempted") or {}).get("reason") == reason
-    reads(job, "Preempted", "Preempted", f"by {workload} ({words})", "is committed", "waits for quota")
+    reads(job, "Preempted", "Preempted", f"by {workload}", f": {words}; ", "is committed", "waits for quota")
     rows.remove(other)
     goes_on(job)
 

@@ -64,6 +64,9 @@ CASES = [
          annotations={names.ANN_HOLD: "released"}), Phase.PREEMPTED, "no checkpoint within 30 s"),
     ("who did it", workload(RESERVED, evicted()), job(history=[attempt(preempted_by="job-big-1")], active=4),
      Phase.CHECKPOINTING, "was preempted by job-big-1"),
+    ("and for what", workload(RESERVED, ("Evicted", "True", "Preempted", "Preempted to accommodate a workload (UID: w) "
+     "due to reclamation within the cohort; preemptor path: /a")), job(history=[attempt(preempted_by="w")], active=4),
+     Phase.CHECKPOINTING, "was preempted by w: reclamation within the cohort; "),
     ("regrowth says why", workload(RESERVED, evicted("AdmissionCheck")), job(history=[RUNS], active=2),
      Phase.CHECKPOINTING, "Kueue's words"),
     ("deactivated", workload(evicted("Deactivated")) | {"spec": {"active": False}}, job(suspend=True),
