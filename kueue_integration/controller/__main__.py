@@ -41,7 +41,7 @@ async def serve(settings: config.Config) -> None:
         if leads:
             reconciler.everything()
 
-    # Leading without having seen the objects would hold preemptions back and do nothing about it.
+    # Leading without seeing the objects would hold preemptions back and do nothing about it.
     keeper = LeaseKeeper(
         kube,
         settings.namespace,
@@ -49,7 +49,7 @@ async def serve(settings: config.Config) -> None:
         settings.identity,
         settings.lease_duration_s,
         settings.lease_renew_s,
-        alive=lambda: reconciler.silent_for() < settings.lease_duration_s and reconciler.world.synced,
+        alive=lambda: reconciler.silent_for() < settings.lease_duration_s and reconciler.world.fresh,
         on_change=lead,
         on_repair=lambda: metrics.add("singularity_repairs_total", "lease"),
         server=server,

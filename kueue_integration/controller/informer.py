@@ -42,6 +42,11 @@ class Informer:
         self._by_index: dict[Hashable, dict[_Key, Object]] = {}
         self._stop = threading.Event()
         self.synced = threading.Event()
+        self._heard = time.monotonic()
+
+    def silent_for(self) -> float:
+        """Seconds since the API server last answered."""
+        return time.monotonic() - self._heard
 
     # --- reading --------------------------------------------------------------------------------------------------
     def get(self, namespace: str, name: str) -> Object | None:
@@ -114,12 +119,14 @@ class Informer:
             self._on_change(obj, True)
         for obj in changed:
             self._on_change(obj, False)
+        self._heard = time.monotonic()
         self.synced.set()
         return version
 
     def _watch(self, version: str) -> str:
         started = time.monotonic()
         for event, obj in self._kube.watch(self.kind, None, self._selector, version, timeout_s=WATCH_S):
+            self._heard = time.monotonic()
             version = _version(obj) or version
             if event != "BOOKMARK":
                 deleted = event == "DELETED"
@@ -131,7 +138,8 @@ class Informer:
                 self._on_change(obj, deleted)
             if self._stop.is_set():
                 return version
-        if time.monotonic() - started < 1.0:
+        self._heard = time.monotonic()
+        if self._heard - started < 1.0:
             self._stop.wait(1.0)  # a server that ends every watch at once must not be asked without pause
         return version
 

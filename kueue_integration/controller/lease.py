@@ -85,10 +85,10 @@ class LeaseKeeper:
         try:
             lease = self._lease()
             if self._may_take(lease):
-                before = self._server.local()
+                started, before = time.monotonic(), self._server.local()
                 self._server.learn(self._kube.update_lease(self._renewal(lease)), before, self._server.local())
                 self._change(self.leads)  # expired while the API server was slow: what came meanwhile was dropped
-                self._renewed = time.monotonic()
+                self._renewed = started
                 self._change(True)
             else:
                 self._change(False)

@@ -53,7 +53,10 @@ class Task:
 
 
 class Reconciler:
-    """`notify(namespace, job)` is called, from informer threads, for every change of a managed Job or its pods."""
+    """`notify(namespace, job)` is called, from informer threads, for every change of a managed Job or its pods.
+
+    `now` gives the API server's time, Unix seconds.
+    """
 
     def __init__(
         self,

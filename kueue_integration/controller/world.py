@@ -13,9 +13,11 @@ from ..k8s import Kube
 from ..resources import CLUSTER_QUEUE, JOB, LOCAL_QUEUE, POD, WORKLOAD, Object, annotation, is_true, label
 from . import planner, preemptor, quota, views
 from .errors import BadAnnotationError
-from .informer import Informer
+from .informer import WATCH_S, Informer
 
 Changed = Callable[[Object, bool], None]
+SILENT_S = WATCH_S + 30.0
+"""A watch of a quiet kind says nothing until it ends; then it takes a moment to begin the next one."""
 _MANAGED = f"{names.LABEL_MANAGED}=true"
 
 
@@ -63,6 +65,11 @@ class World:
     @property
     def synced(self) -> bool:
         return all(informer.synced.is_set() for informer in self._informers)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether every kind has been listed, and none has been without word from the API server for long."""
+        return self.synced and all(informer.silent_for() < SILENT_S for informer in self._informers)
 
     def wait_synced(self, timeout_s: float) -> bool:
         """Whether every kind has been listed within `timeout_s` seconds."""

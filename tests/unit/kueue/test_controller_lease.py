@@ -181,3 +181,19 @@ def test_a_slow_answer_is_no_other_clock():
     assert server.offset == 0.0
     server.learn({"metadata": {}}, 0.0, 0.0)
     assert server.now() == 1000.0
+
+
+def test_a_replica_that_took_over_after_a_slow_write_does_not_count_from_its_answer(monkeypatch):
+    kube = FakeKube(EMPTY)
+    moment = [100.0]
+    monkeypatch.setattr("kueue_integration.controller.lease.time.monotonic", lambda: moment[0])
+    one = keeper(kube, "a", duration=10)
+    write = kube.replace
+
+    def slow(obj):
+        moment[0] += 11
+        return write(obj)
+
+    kube.replace = slow
+    one.tick()
+    assert not one.leads

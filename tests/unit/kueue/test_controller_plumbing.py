@@ -192,3 +192,13 @@ def test_metrics_in_prometheus_text():
     assert 'singularity_holds_released_total{cause="deadline"} 2.0\n' in text
     assert "# TYPE singularity_leader gauge\nsingularity_leader 1.0\n" in text
     assert "singularity_errors_total 0.0\n" in text
+
+
+def test_an_informer_without_word_from_the_api_server_is_noticed(informer, monkeypatch):
+    _, copy, _ = informer
+    copy.start()
+    assert copy.synced.wait(5)
+    assert copy.silent_for() < 5
+    now = time.monotonic()
+    monkeypatch.setattr("kueue_integration.controller.informer.time.monotonic", lambda: now + 100)
+    assert copy.silent_for() > 90

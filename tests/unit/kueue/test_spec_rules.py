@@ -89,8 +89,11 @@ def test_the_sample_is_valid() -> None:
         ("volume_mounts[0].mountPath", {"volume_mounts": [MOUNT]}, "twice"),
         ("labels['singularity.dev/job']", {"labels": {"singularity.dev/job": "x"}}, "set by the platform"),
         ("annotations['kueue.x-k8s.io/x']", {"annotations": {"kueue.x-k8s.io/x": "x"}}, "set by the platform"),
-        ("labels['kueue.x-k8s.io/max-exec-time-seconds']",
-         {"labels": {"kueue.x-k8s.io/max-exec-time-seconds": "1h"}}, "whole number of seconds"),
+        (
+            "labels['kueue.x-k8s.io/max-exec-time-seconds']",
+            {"labels": {"kueue.x-k8s.io/max-exec-time-seconds": "1h"}},
+            "whole number of seconds",
+        ),
         ("labels['a']", {"labels": {"a": "not a label value"}}, "not a valid one"),
     ],
 )
