@@ -17,7 +17,7 @@ from typing import Any
 
 from .errors import AlreadyExists, Conflict, Gone, KubeError, NotFound
 from .kube import Kube, with_precondition
-from .resources import ACCESS_REVIEW, TOKEN_REVIEW, Kind, Object, kind_of, matches, merge_patch
+from .resources import ACCESS_REVIEW, SUBJECT_REVIEW, TOKEN_REVIEW, Kind, Object, kind_of, matches, merge_patch
 
 _STATUS_SUBRESOURCE = {"Job", "Pod", "Workload", "LocalQueue", "ClusterQueue", "AdmissionCheck", "Service"}
 _Key = tuple[str, str | None, str]
@@ -26,7 +26,8 @@ _Key = tuple[str, str | None, str]
 class FakeKube(Kube):
     """`requests` holds `(verb, kind, name)` of every call; `tokens` maps a token to its TokenReview status.
 
-    `paths` is what `get_path` finds; `denied` has the `(verb, plural)` that an access review says no to.
+    `paths` is what `get_path` finds; `denied` has the `(verb, plural)` that an access review says no to,
+    `denied_to` those of other users.
     """
 
     def __init__(self, *objects: Mapping[str, Any]) -> None:
@@ -40,6 +41,7 @@ class FakeKube(Kube):
         self.tokens: dict[str, Object] = {}
         self.paths: dict[str, Object] = {}
         self.denied: set[tuple[str, str]] = set()
+        self.denied_to: dict[str, set[tuple[str, str]]] = {}
         self.logs: dict[tuple[str, str, str], list[str]] = {}
         for obj in objects:
             self.put(obj)
@@ -81,6 +83,9 @@ class FakeKube(Kube):
             raise NotFound(f"GET {path}: the server could not find the requested resource", 404, "NotFound")
         return copy.deepcopy(self.paths[path])
 
+    def get_text(self, path: str) -> str:
+        return str(self.get_path(path))
+
     def list_versioned(
         self, kind: Kind, namespace: str | None = None, selector: str | None = None
     ) -> tuple[list[Object], str]:
@@ -95,12 +100,13 @@ class FakeKube(Kube):
             with self._changed:
                 self._note("create", kind, "")
             return {**new, "status": copy.deepcopy(self.tokens.get(new["spec"]["token"], {"authenticated": False}))}
-        if kind is ACCESS_REVIEW:
+        if kind in (ACCESS_REVIEW, SUBJECT_REVIEW):
             with self._changed:
                 self._note("create", kind, "")
             about = new["spec"]["resourceAttributes"]
             plural = "/".join([about["resource"], *([about["subresource"]] if "subresource" in about else [])])
-            return {**new, "status": {"allowed": (about["verb"], plural) not in self.denied}}
+            denied = self.denied_to.get(new["spec"]["user"], set()) if kind is SUBJECT_REVIEW else self.denied
+            return {**new, "status": {"allowed": (about["verb"], plural) not in denied}}
         meta = new.setdefault("metadata", {})
         with self._changed:
             self._note("create", kind, meta["name"])

@@ -53,8 +53,9 @@ class ApiKube(Kube):
         content_type: str = "application/json",
         stream: bool = False,
         timeout_s: float = REQUEST_TIMEOUT_S,
+        accept: str = "application/json",
     ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": "application/json", **self._api.default_headers}
+        headers = {"Accept": accept, **self._api.default_headers}
         if body is not None:
             headers["Content-Type"] = content_type
         params = [(key, str(value)) for key, value in (query or {}).items() if value is not None]
@@ -91,6 +92,9 @@ class ApiKube(Kube):
 
     def get_path(self, path: str) -> Object:
         return self._json("GET", path)
+
+    def get_text(self, path: str) -> str:
+        return self._request("GET", path, accept="text/plain").data.decode("utf-8", "replace")
 
     def list_versioned(
         self, kind: Kind, namespace: str | None = None, selector: str | None = None

@@ -18,6 +18,7 @@ from .resources import (
     JOB,
     LEASE,
     POD,
+    SUBJECT_REVIEW,
     TOKEN_REVIEW,
     WORKLOAD,
     Kind,
@@ -103,6 +104,10 @@ class Kube(abc.ABC):
         Raises NotFound: for an API group that means that nobody serves it.
         """
 
+    @abc.abstractmethod
+    def get_text(self, path: str) -> str:
+        """Plain text at a path that is no object: `/metrics`. Raises NotFound, Forbidden."""
+
     # --- what the callers ask for -----------------------------------------------------------------------------------
     def list(self, kind: Kind, namespace: str | None = None, selector: str | None = None) -> list[Object]:
         """All objects of a kind."""
@@ -160,19 +165,27 @@ class Kube(abc.ABC):
         status: Object = self.create(review).get("status") or {}
         return status
 
-    def allowed(self, verb: str, kind: Kind, namespace: str | None, subresource: str | None = None) -> bool:
-        """Whether the caller may do `verb` (get, list, create, ...) on `kind`: the API server's own answer."""
+    def allowed(
+        self,
+        verb: str,
+        kind: Kind,
+        namespace: str | None,
+        subresource: str | None = None,
+        user: str | None = None,
+        name: str | None = None,
+    ) -> bool:
+        """Whether the caller, or `user`, may do `verb` (get, list, ...) on `kind`: the API server's own answer."""
+        given = {"namespace": namespace, "subresource": subresource, "name": name}
         about = {"verb": verb, "group": kind.group, "resource": kind.plural}
-        if namespace is not None:
-            about["namespace"] = namespace
-        if subresource is not None:
-            about["subresource"] = subresource
-        review = {
-            "apiVersion": ACCESS_REVIEW.api_version,
-            "kind": ACCESS_REVIEW.name,
-            "spec": {"resourceAttributes": about},
-        }
-        return bool((self.create(review).get("status") or {}).get("allowed"))
+        about |= {key: value for key, value in given.items() if value is not None}
+        spec: dict[str, Any] = {"resourceAttributes": about}
+        review = ACCESS_REVIEW
+        if user is not None:
+            spec["user"], review = user, SUBJECT_REVIEW
+            if user.startswith("system:serviceaccount:"):
+                spec["groups"] = ["system:serviceaccounts", "system:authenticated"]
+        asked = {"apiVersion": review.api_version, "kind": review.name, "spec": spec}
+        return bool((self.create(asked).get("status") or {}).get("allowed"))
 
 
 def with_precondition(body: Mapping[str, Any], resource_version: str | None) -> Mapping[str, Any]:

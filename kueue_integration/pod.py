@@ -124,17 +124,7 @@ def _train(spec: TrainSpec, platform: PlatformConfig) -> Object:
                 }
             ),
         ],
-        "securityContext": {
-            # CRIU and namespaces need root in the container, whatever user the image names.
-            "runAsUser": 0,
-            "runAsNonRoot": False,
-            "privileged": False,
-            "capabilities": {"add": [*LAUNCHER_CAPABILITIES]},
-            # CRIU has to suspend the ranks' filter, which the kernel refuses to a process that is under one itself.
-            "seccompProfile": {"type": "Unconfined"},
-            # AppArmor's default profile denies mount, and every rank gets a /proc of its own.
-            "appArmorProfile": {"type": "Unconfined"},
-        },
+        "securityContext": for_criu(),
         "volumeMounts": [*mounts, *platform.volume_mounts, *spec.volume_mounts],
     }
     if spec.resources:
@@ -146,6 +136,21 @@ def _resources(spec: TrainSpec) -> Object:
     requests = {name: str(value) for name, value in spec.resources.items()}
     limits = {name: value for name, value in requests.items() if name not in _NOT_LIMITED}
     return {"requests": requests, **({"limits": limits} if limits else {})}
+
+
+def for_criu() -> Object:
+    """Security context of the training container, which CRIU works in."""
+    return {
+        # CRIU and namespaces need root in the container, whatever user the image names.
+        "runAsUser": 0,
+        "runAsNonRoot": False,
+        "privileged": False,
+        "capabilities": {"add": [*LAUNCHER_CAPABILITIES]},
+        # CRIU has to suspend the ranks' filter, which the kernel refuses to a process that is under one itself.
+        "seccompProfile": {"type": "Unconfined"},
+        # AppArmor's default profile denies mount, and every rank gets a /proc of its own.
+        "appArmorProfile": {"type": "Unconfined"},
+    }
 
 
 def powerless() -> Object:

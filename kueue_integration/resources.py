@@ -49,6 +49,9 @@ TOKEN_REVIEW: Final = Kind("TokenReview", "authentication.k8s.io", "v1", "tokenr
 ACCESS_REVIEW: Final = Kind(
     "SelfSubjectAccessReview", "authorization.k8s.io", "v1", "selfsubjectaccessreviews", namespaced=False
 )
+SUBJECT_REVIEW: Final = Kind(
+    "SubjectAccessReview", "authorization.k8s.io", "v1", "subjectaccessreviews", namespaced=False
+)
 NODE: Final = Kind("Node", "", "v1", "nodes", namespaced=False)
 DEPLOYMENT: Final = Kind("Deployment", "apps", "v1", "deployments")
 ADMISSION_POLICY: Final = Kind(
@@ -90,6 +93,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         LEASE,
         TOKEN_REVIEW,
         ACCESS_REVIEW,
+        SUBJECT_REVIEW,
         NODE,
         DEPLOYMENT,
         ADMISSION_POLICY,

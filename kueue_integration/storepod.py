@@ -80,36 +80,51 @@ def ask(kube: Kube, pod: Object, timeout_s: float) -> Mapping[str, Any]:
 
     Raises PlatformError when it does not answer within `timeout_s` seconds, KubeError.
     """
-    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
-    kube.create(pod)
-    try:
-        ended = _until_ended(kube, namespace, name, time.monotonic() + timeout_s)
-        lines = list(kube.pod_logs(namespace, name, CONTAINER, timeout_s=30))
-    finally:
-        with contextlib.suppress(NotFound, Unreachable):
-            kube.delete(POD, namespace, name)
-    try:
-        said = json.loads(lines[-1])
-    except (ValueError, IndexError):
-        said = None
-    if not isinstance(said, dict) or not {"result", "error"} & said.keys():
+    lines = carry_out(kube, pod, timeout_s)[CONTAINER]
+    said = answer(lines)
+    if said is None:
         words = " | ".join(lines[-3:]) or "nothing"
         raise PlatformError(
-            f"pod {name} ({ended}) did not answer but said: {words}. Is the agent image of the chart as new as this "
-            "program?"
+            f"pod {pod['metadata']['name']} did not answer but said: {words}. Is the agent image of the chart as new "
+            "as this program?"
         )
     return said
 
 
-def _until_ended(kube: Kube, namespace: str, name: str, deadline: float) -> str:
-    """Phase of the pod once it has ended."""
+def carry_out(kube: Kube, pod: Object, timeout_s: float) -> dict[str, list[str]]:
+    """Run `pod` to its end and return the lines of its containers. Leaves no pod behind.
+
+    Raises PlatformError, KubeError.
+    """
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    kube.create(pod)
+    try:
+        _until_ended(kube, namespace, name, time.monotonic() + timeout_s)
+        containers = [str(container["name"]) for container in pod["spec"]["containers"]]
+        return {c: list(kube.pod_logs(namespace, name, c, timeout_s=30)) for c in containers}
+    finally:
+        with contextlib.suppress(NotFound, Unreachable):
+            kube.delete(POD, namespace, name)
+
+
+def answer(lines: Sequence[str]) -> Mapping[str, Any] | None:
+    """What `python -m proxy.store` said on its last line, None when it said nothing of the kind."""
+    try:
+        said = json.loads(lines[-1])
+    except (ValueError, IndexError):
+        return None
+    return said if isinstance(said, dict) and {"result", "error"} & said.keys() else None
+
+
+def _until_ended(kube: Kube, namespace: str, name: str, deadline: float) -> None:
+    """Raises PlatformError."""
     seen: Object = {}
     while time.monotonic() < deadline:
         with contextlib.suppress(Unreachable):
             seen = kube.get(POD, namespace, name)
             phase = str((seen.get("status") or {}).get("phase") or "")
             if phase in ("Succeeded", "Failed"):
-                return phase
+                return
             version = seen["metadata"]["resourceVersion"]
             left = min(_LOOK_S, max(1.0, deadline - time.monotonic()))
             try:

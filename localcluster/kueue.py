@@ -56,6 +56,16 @@ def configuration(config: ClusterConfig) -> dict[str, Any]:
     }
 
 
+def config_map(config: ClusterConfig) -> dict[str, Any]:
+    """The configuration where Kueue's own installation has it, for whoever looks."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "kueue-manager-config", "namespace": KUEUE_NAMESPACE},
+        "data": {"controller_manager_config.yaml": json.dumps(configuration(config), indent=1)},
+    }
+
+
 def part(config: ClusterConfig, binaries: Binaries) -> Part:
     path = config.root / "kueue.json"
     path.write_text(json.dumps({**configuration(config), **changes(config)}, indent=1))

@@ -120,6 +120,7 @@ class _Starter:
         if not marker.exists():
             self._install_kueue(manifests)
             marker.touch()
+        self.kubectl.apply([kueue.config_map(self.config)])
         kueue.install_certificates(self.box)
         part = kueue.part(self.config, self.binaries)
         self._healthy(part, "")

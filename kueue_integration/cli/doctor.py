@@ -20,21 +20,36 @@ _INDENT = "      "
 @click.command()
 @cluster_options
 @click.option("-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True)
+@click.option("--probe", is_flag=True, help="Also try store and CRIU in a short-lived pod per flavor.")
+@click.option("--timeout", type=float, default=120.0, show_default=True, help="With --probe: seconds for a pod.")
 @click.pass_context
-def doctor(ctx: click.Context, kubeconfig: str | None, context: str | None, namespace: str, output: str) -> None:
+def doctor(
+    ctx: click.Context,
+    /,
+    kubeconfig: str | None,
+    context: str | None,
+    namespace: str,
+    output: str,
+    probe: bool,
+    timeout: float,
+) -> None:
     """Check the cluster, Kueue, the chart and a namespace; say what to do about each finding. Changes nothing.
 
     \b
     Examples:
       singularityctl doctor
       singularityctl doctor -n research
+      singularityctl doctor --probe
       singularityctl doctor -o json | python3 -m json.tool
 
     \b
     Exit codes:
       0 nothing fails (there may be warnings)   3 something fails, or there is no cluster
     """
-    checks = library.run(open_cluster(kubeconfig, context), namespace, time.time())
+    kube = open_cluster(kubeconfig, context)
+    checks = library.run(kube, namespace, time.time())
+    if probe:
+        checks += library.run_probe(kube, namespace, timeout)
     failed = sum(check.status == library.FAIL for check in checks)
     if output == "json":
         click.echo(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))

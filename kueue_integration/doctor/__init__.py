@@ -7,10 +7,18 @@ Printing belongs to `kueue_integration.cli.doctor`; the checks of one submission
 from __future__ import annotations
 
 from ..kube import Kube
-from . import chart, cluster, jobs, queues, security
+from . import access, chart, cluster, gates, jobs, probe, queues, security
 from .check import FAIL, OK, WARN, Check, guarded
 
-__all__ = ["FAIL", "OK", "WARN", "Check", "run"]
+__all__ = ["FAIL", "OK", "WARN", "Check", "run", "run_probe"]
+
+
+def run_probe(kube: Kube, namespace: str, timeout_s: float) -> list[Check]:
+    """Store and nodes, tried by a short-lived pod per flavor in `namespace`; nothing where the chart is missing."""
+    installed = chart.config(kube)
+    if isinstance(installed, Check) or not installed.store:
+        return []
+    return guarded("probe", probe.flavors(kube, namespace, installed, timeout_s))
 
 
 def run(kube: Kube, namespace: str, now: float) -> list[Check]:
@@ -21,6 +29,7 @@ def run(kube: Kube, namespace: str, now: float) -> list[Check]:
     found = guarded("API server", cluster.api_server(kube))
     if any(check.status == FAIL for check in found):
         return found
+    found += guarded("feature gates", gates.api_gates(kube))
     found += guarded("nodes", cluster.nodes(kube))
     kueue = guarded("Kueue", cluster.kueue(kube))
     found += kueue
@@ -29,12 +38,15 @@ def run(kube: Kube, namespace: str, now: float) -> list[Check]:
     if not isinstance(installed, Check):
         found += guarded("store", chart.store(installed))
         found += guarded("controller", chart.controller(kube))
+        found += guarded("controller RBAC", access.controller(kube))
         found += guarded("lease", chart.lease(kube, now))
         found += guarded("hold policy", chart.policy(kube))
     served = all(check.status != FAIL for check in kueue)
     if served and not isinstance(installed, Check):
         found += guarded("fence", chart.fence(kube))
     if served:
+        found += guarded("Kueue config", gates.kueue_config(kube))
+        found += guarded("visibility", gates.visibility(kube))
         found += guarded("priority classes", queues.priority_classes(kube))
     exists = guarded(f"namespace {namespace}", security.pod_security(kube, namespace))
     found += exists

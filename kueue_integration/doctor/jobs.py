@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from proxy.protocol import names
 
+from .. import records
 from ..kube import Kube
 from ..resources import JOB, WORKLOAD, Object, annotation, is_true, label, selector
 from .check import FAIL, OK, WARN, Check, unix
@@ -24,10 +25,26 @@ def running(kube: Kube, namespace: str, now: float, max_budget_s: int) -> Iterat
     workloads = {label(w, names.KUEUE_JOB_UID_LABEL): w for w in kube.list(WORKLOAD, namespace)}
     for job in live:
         yield _hold(job, workloads.get(job["metadata"]["uid"]), now, max_budget_s)
+        yield from _grace(job)
 
 
 def _ended(job: Object) -> bool:
     return any(is_true(job, name) for name in ("Complete", "Failed"))
+
+
+def _grace(job: Object) -> Iterator[Check]:
+    """A node drain and a spot reclaim do not wait for the hold: the pods' grace period is all the time there is."""
+    saves = [
+        record.committed_at - record.evicted_at
+        for record in records.history(job)
+        if record.committed_at is not None and record.evicted_at is not None
+    ]
+    spec = (((job.get("spec") or {}).get("template") or {}).get("spec")) or {}
+    grace = spec.get("terminationGracePeriodSeconds", 30)
+    if saves and max(saves) > grace:
+        late = f"its checkpoint took {max(saves):.0f} s, a node drain gives its pods {grace} s: too little"
+        fix = f"Submit it with --grace {int(max(saves) * 1.5) + 5} next time; a running job cannot be changed."
+        yield Check(f"job {job['metadata']['name']}", WARN, late, fix)
 
 
 def _hold(job: Object, workload: Object | None, now: float, max_budget_s: int) -> Check:

@@ -105,6 +105,9 @@ def _ask(store: Store, question: list[str]) -> Any:
     if not question:
         raise StoreError("ask ls, show, verify or gc")
     command, *rest = question
+    if command == "probe" and not rest:
+        store.probe()
+        return {"url": store.url}
     if command == "ls" and len(rest) == 2:
         return ls(store, *rest)
     if command == "show" and len(rest) == 3:

@@ -95,6 +95,8 @@ def kube() -> FakeKube:
     fake.set_status(ADMISSION_CHECK, None, names.ADMISSION_CHECK_NAME, ACTIVE)
     fake.paths = {
         "/version": {"major": "1", "minor": "36+", "gitVersion": "v1.36.3"},
+        "/metrics": 'kubernetes_feature_enabled{name="SidecarContainers",stage=""} 1\n',  # type: ignore[dict-item]
+        "/apis/visibility.kueue.x-k8s.io/v1beta2": {},
         "/apis/kueue.x-k8s.io": {"versions": [{"version": "v1beta2"}, {"version": "v1beta1"}]},
         "/apis/kueue.x-k8s.io/v1beta2": {
             "resources": [
@@ -118,8 +120,9 @@ def test_a_healthy_cluster_has_no_findings_and_is_not_changed(kube: FakeKube) ->
     checks = doctor.run(kube, "default", NOW)
     assert [c for c in checks if c.status != doctor.OK] == []
     assert [c.name for c in checks] == [
-        "API server", "node architecture", "node kernel", "container runtime", "Kueue", "chart", "store", "controller",
-        "lease", "hold policy", "fence", "priority classes", "pod security", "permissions", "queue training", "jobs",
+        "API server", "feature gates", "node architecture", "node kernel", "container runtime", "Kueue", "chart",
+        "store", "controller", "controller RBAC", "lease", "hold policy", "fence", "Kueue config", "visibility",
+        "priority classes", "pod security", "permissions", "queue training", "jobs",
     ]  # fmt: skip
     assert all(c.fix == "" for c in checks)
     assert kube.objects() == before
@@ -397,7 +400,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, kube: FakeKube, *arguments: str) -> 
 def test_command_table_and_exit_codes(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     good = invoke(monkeypatch, kube)
     assert good.exit_code == 0, good.output
-    assert good.output.endswith("16 checks: 0 failed, 0 warnings\n")
+    assert good.output.endswith("20 checks: 0 failed, 0 warnings\n")
     kube.delete(PRIORITY_CLASS, None, "high")
     assert invoke(monkeypatch, kube).exit_code == 0
     kube.delete(CONFIG_MAP, SYSTEM, names.PLATFORM_CONFIGMAP)

@@ -1,0 +1,156 @@
+"""Gates, Kueue's configuration, the controller's permissions, grace periods, and the pods of --probe."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+from kueue_samples import PLATFORM, attempt, job
+
+from kueue_integration import platform
+from kueue_integration.doctor import FAIL, OK, WARN, access, gates, jobs, run_probe
+from kueue_integration.fake import FakeKube
+from kueue_integration.resources import POD
+from proxy.protocol import names
+
+METRICS = """# TYPE kubernetes_feature_enabled gauge
+kubernetes_feature_enabled{name="SidecarContainers",stage=""} %d
+kubernetes_feature_enabled{name="JobPodReplacementPolicy",stage="BETA"} 1
+"""
+
+
+def config_map(**config: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": gates.KUEUE_CONFIG, "namespace": "kueue-system"},
+        "data": {"controller_manager_config.yaml": yaml.safe_dump(config)},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "status"), [(1, OK), (0, FAIL)])
+def test_gates_of_the_api_server(value: int, status: str) -> None:
+    kube = FakeKube()
+    kube.paths["/metrics"] = METRICS % value  # type: ignore[assignment]
+    (check,) = gates.api_gates(kube)
+    assert check.status == status
+    assert ("SidecarContainers=true" in check.fix) is (status == FAIL)
+
+
+def test_metrics_that_are_not_for_us_are_no_finding() -> None:
+    (check,) = gates.api_gates(FakeKube())
+    assert check.status == OK and "not checked" in check.message
+
+
+@pytest.mark.parametrize(
+    ("config", "status", "words"),
+    [
+        ({}, OK, "suit"),
+        ({"integrations": {"frameworks": ["batch/job", "pod"]}}, OK, "suit"),
+        ({"integrations": {"frameworks": ["jobset.x-k8s.io/jobset"]}}, FAIL, "no batch/job"),
+        ({"featureGates": {"PartialAdmission": False}}, WARN, "fewer workers"),
+        ({"waitForPodsReady": {"timeout": "30m"}}, OK, "suit"),
+        ({"waitForPodsReady": {"timeout": "1m"}}, WARN, "timeout is 60 s"),
+        ({"waitForPodsReady": {"recoveryTimeout": "1m30s"}}, WARN, "recoveryTimeout is 90 s"),
+        ({"waitForPodsReady": {"enable": False, "timeout": "1s"}}, OK, "suit"),
+    ],
+)
+def test_kueue_configuration(config: dict[str, Any], status: str, words: str) -> None:
+    (check,) = gates.kueue_config(FakeKube(config_map(**config)))
+    assert (check.status, words in check.message) == (status, True), check
+    assert bool(check.fix) is (status != OK)
+
+
+def test_kueue_without_a_readable_configuration_is_no_finding() -> None:
+    spoilt = config_map()
+    spoilt["data"]["controller_manager_config.yaml"] = "{[}"
+    for kube in (FakeKube(), FakeKube(spoilt)):
+        assert [c.status for c in gates.kueue_config(kube)] == [OK]
+
+
+def test_visibility() -> None:
+    kube = FakeKube()
+    assert [c.status for c in gates.visibility(kube)] == [WARN]
+    kube.paths["/apis/visibility.kueue.x-k8s.io/v1beta1"] = {}
+    assert [c.status for c in gates.visibility(kube)] == [OK]
+
+
+@pytest.mark.parametrize(
+    "denied", [("patch", "jobs"), ("patch", "workloads/status"), ("update", "leases"), ("create", "tokenreviews")]
+)
+def test_a_controller_without_a_permission(denied: tuple[str, str]) -> None:
+    kube = FakeKube()
+    assert [c.status for c in access.controller(kube)] == [OK]
+    kube.denied_to[access.USER] = {denied}
+    (check,) = access.controller(kube)
+    assert check.status == FAIL and " ".join(denied) in check.message and "helm upgrade" in check.fix
+
+
+def test_the_permissions_asked_for_are_those_that_the_chart_grants() -> None:
+    """Every need is in the chart's RBAC, so that a fresh installation has no finding."""
+    from test_doctor import HOLD_YAML
+
+    text = (HOLD_YAML.parent / "rbac.yaml").read_text()
+    granted: dict[str, set[str]] = {}
+    for rule in re.findall(r"resources: \[([^]]*)\](?:\n +resourceNames: .*)?\n +verbs: \[([^]]*)\]", text):
+        for resource in rule[0].split(", "):
+            granted.setdefault(resource, set()).update(rule[1].split(", "))
+    for need in access.NEEDED:
+        resource = need.kind.plural + (f"/{need.subresource}" if need.subresource else "")
+        assert set(need.verbs) <= granted[resource], need
+
+
+@pytest.mark.parametrize(("grace", "found"), [(90, 0), (20, 1)])
+def test_a_grace_period_shorter_than_the_last_checkpoint(grace: int, found: int) -> None:
+    its_job = job(history=[attempt(evicted_at=10.0, committed_at=50.0), attempt(2)])
+    its_job["spec"]["template"] = {"spec": {"terminationGracePeriodSeconds": grace}}
+    checks = [c for c in jobs.running(FakeKube(its_job), "default", 100.0, 600) if "node drain" in c.message]
+    assert len(checks) == found
+    if checks:
+        assert "took 40 s" in checks[0].message and "--grace 65" in checks[0].fix
+
+
+FLAVOR = {
+    "apiVersion": f"{names.KUEUE_GROUP}/{names.KUEUE_VERSION}", "kind": "ResourceFlavor", "metadata": {"name": "spot"},
+    "spec": {"nodeLabels": {"flavor": "spot"}, "tolerations": [{"key": "spot", "operator": "Exists"}]},
+}  # fmt: skip
+CHART = {
+    "apiVersion": "v1", "kind": "ConfigMap",
+    "metadata": {"name": "singularity-platform", "namespace": "singularity-system"},
+    "data": {"platform.json": platform.to_json(PLATFORM)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("store", "criu", "statuses"),
+    [
+        ({"result": {"url": "x"}}, ["Looks good."], [OK, OK]),
+        ({"error": "store x: cannot write"}, ["Error: no timerfd"], [FAIL, WARN]),
+    ],
+)
+def test_probe(monkeypatch: pytest.MonkeyPatch, store: dict[str, Any], criu: list[str], statuses: list[str]) -> None:
+    kube = FakeKube(FLAVOR, CHART)
+    create, made = kube.create, []
+
+    def and_run(obj: Any, dry_run: bool = False) -> Any:
+        made.append(obj)
+        done = create(obj, dry_run)
+        kube.logs["default", obj["metadata"]["name"], "store"] = [json.dumps(store)]
+        kube.logs["default", obj["metadata"]["name"], "criu"] = criu
+        kube.set_status(POD, "default", obj["metadata"]["name"], {"phase": "Succeeded"})
+        return done
+
+    monkeypatch.setattr(kube, "create", and_run)
+    checks = run_probe(kube, "default", 10)
+    assert [c.status for c in checks] == statuses
+    (pod,) = made
+    assert pod["spec"]["nodeSelector"] == {"flavor": "spot"} and len(pod["spec"]["tolerations"]) == 1
+    assert "SYS_ADMIN" in pod["spec"]["containers"][1]["securityContext"]["capabilities"]["add"]
+    assert pod["spec"]["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert kube.list(POD, "default") == []
+
+
+def test_probe_without_a_chart_tries_nothing() -> None:
+    assert run_probe(FakeKube(FLAVOR), "default", 10) == []
