@@ -107,7 +107,7 @@ _BACK_IN = {
     "LocalQueueStopped": "goes on when the LocalQueue's stopPolicy is None again",
 }
 """What has to happen before Kueue queues an evicted Workload again, by the reason of the eviction."""
-_REACTIVATE = "set spec.active of the Workload to go on"
+_REACTIVATE = "`singularityctl resume` queues it again"
 _BY_A_CHECK = ("AdmissionCheck", "DeactivatedDueToAdmissionCheck")
 _DUE = re.compile(r" due to ([^;]+)")
 _PREEMPTOR = re.compile(r"workload \(UID: ([^,)\s]+)(?:, JobUID: ([^,)\s]*))?")

@@ -29,6 +29,19 @@ class ConflictError(SingularityError):
     """A Job of that name exists and belongs to somebody else."""
 
 
+class RequestRefusedError(SingularityError, ValueError):
+    """A job cannot be resized, moved, checkpointed, ... as asked. `problem` is (field, value, sentence)."""
+
+    def __init__(self, problem: tuple[str, object, str]) -> None:
+        self.problem = problem
+        name, value, text = problem
+        super().__init__(f"{name} = {value!r}: {text}")
+
+
+class RequestTimeoutError(SingularityError, TimeoutError):
+    """The controller is not done with a request; it goes on with it."""
+
+
 # --- answers of the Kubernetes API --------------------------------------------------------------------------------
 class KubeError(SingularityError):
     """The API server refused a request or could not be reached.

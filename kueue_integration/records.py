@@ -48,6 +48,15 @@ def checkpoint(job: Mapping[str, Any] | None) -> CheckpointRef | None:
         return None
 
 
+def checkpoints(job: Mapping[str, Any] | None) -> list[CheckpointRef]:
+    """The newest checkpoints of `job` after which their attempt went on, oldest first."""
+    text = annotation(job, names.ANN_CHECKPOINTS)
+    try:
+        return list_from_json(CheckpointRef, text) if text else []
+    except MessageError:
+        return []
+
+
 def progress(job: Mapping[str, Any] | None) -> ProgressNote | None:
     """The last progress note of `job`."""
     text = annotation(job, names.ANN_PROGRESS)

@@ -6,7 +6,7 @@ Each holds one request, the last; the answer beside it carries the same id.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,9 +21,13 @@ from proxy.protocol.messages import (
     to_json,
 )
 
-from .resources import annotation
+from . import placement, records
+from .manifests import COMPLETIONS_EQUAL_PARALLELISM
+from .resources import annotation, is_true, label
 
 MAX_MESSAGE = 400
+MAX_CHECKPOINT_S = 3600.0
+DEFAULT_CHECKPOINT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -86,3 +90,81 @@ def checkpointed(status: RequestStatus, checkpoint: CheckpointRef, now: float) -
     """`status` of a checkpoint request that `checkpoint` answers."""
     done = ended(status, "done", f"checkpoint {checkpoint.id} at step {checkpoint.step}", now)
     return replace(done, checkpoint=checkpoint.id, step=checkpoint.step)
+
+
+# --- rules, the same for whoever asks and for the controller --------------------------------------------------------
+Problem = tuple[str, object, str]
+"""(field, value, what is wrong and what to do)."""
+
+
+def problem(job: Mapping[str, Any], request: JobRequest, flavors: Sequence[str] | None) -> Problem | None:
+    """Why `request` cannot be carried out on `job`, None if it can. `flavors` of its queue; None: not known."""
+    name = job["metadata"]["name"]
+    if label(job, names.LABEL_MANAGED) != "true":
+        return "name", name, "is not a training job of this platform"
+    if job["metadata"].get("deletionTimestamp"):
+        return "name", name, "the job is being deleted"
+    for end, word in (("Complete", "finished"), ("Failed", "failed")):
+        if is_true(job, end):
+            return "name", name, f"the job has {word}; submit it again to run it again"
+    if request.op == "resize":
+        return _resize_problem(job, request)
+    if request.op == "migrate":
+        return _migrate_problem(job, request, flavors)
+    if request.op == "checkpoint":
+        return _checkpoint_problem(job, request)
+    return None
+
+
+def _resize_problem(job: Mapping[str, Any], request: JobRequest) -> Problem | None:
+    workers, fewest = request.workers, request.min_workers
+    ranks = records.integer(job, names.ANN_WORLD_SIZE)
+    if workers is None or workers < 1:
+        return "workers", workers, "must be a whole number, 1 or more"
+    if fewest is not None and not 1 <= fewest <= workers:
+        return "min_workers", fewest, f"must be from 1 to workers ({workers})"
+    if not ranks or annotation(job, COMPLETIONS_EQUAL_PARALLELISM) != "true":
+        return "name", job["metadata"]["name"], "its number of pods is fixed: it was not made by submit"
+    if workers > ranks:
+        return "workers", workers, f"is more than its world size, {ranks} ranks, which stays as it was submitted"
+    if ranks % workers:
+        fits = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
+        return "workers", workers, f"does not divide its {ranks} ranks evenly; use one of {fits}"
+    return None
+
+
+def _migrate_problem(job: Mapping[str, Any], request: JobRequest, flavors: Sequence[str] | None) -> Problem | None:
+    wanted = request.placement
+    if wanted is None:
+        return "placement", None, "is missing"
+    unknown = [f for f in wanted.flavors if flavors is not None and f not in flavors]
+    if unknown:
+        return "flavor", unknown[0], f"is not a flavor of the job's queue; it has: {', '.join(flavors or ())}"
+    if bool(wanted.terms) != bool(wanted.flavors or wanted.avoid_nodes) or not all(wanted.terms):
+        return "placement", wanted, "its terms do not say what its flavors and nodes say"
+    try:
+        ours = placement.affinity(placement.of(job))
+    except MessageError:
+        return (
+            "placement",
+            annotation(job, names.ANN_PLACEMENT),
+            f"cannot be read; delete annotation {names.ANN_PLACEMENT}",
+        )
+    present = job["spec"]["template"]["spec"].get("affinity") if "template" in job["spec"] else None
+    if present and present not in (ours, placement.affinity(wanted)):
+        return "affinity", present, "the job brings a node affinity of its own, which a migration would replace"
+    return None
+
+
+def _checkpoint_problem(job: Mapping[str, Any], request: JobRequest) -> Problem | None:
+    name, past = job["metadata"]["name"], records.history(job)
+    if request.timeout_s is not None and not 1 <= request.timeout_s <= MAX_CHECKPOINT_S:
+        return "timeout", request.timeout_s, f"must be from 1 to {MAX_CHECKPOINT_S:.0f} seconds"
+    if job["spec"].get("suspend") or not past:
+        return "name", name, "the job does not run now: there is nothing to save since its last checkpoint"
+    last = past[-1]
+    if last.evicted_at is not None or last.ended_by is not None:
+        return "name", name, f"attempt {last.attempt} is being stopped already ({last.ended_by}), with a checkpoint"
+    if last.first_step_at is None:
+        return "name", name, f"attempt {last.attempt} has not made a step yet: there is nothing new to save"
+    return None

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, CheckpointRef
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, RequestStatus
 
-from . import records, visibility
+from . import records, requests, visibility
 from .classify import Phase, classify, evictions, shortages
 from .errors import Gone, JobNotFoundError, KubeError
 from .kube import Kube
@@ -60,6 +60,8 @@ class JobStatus:
     attempts: list[AttemptRecord]
     checkpoints: list[dict[str, Any]]
     """Oldest first: `id`, `attempt`, `step`, `committed_at`; the last one with `bytes`, `bytes_stored` and `url`."""
+    requests: list[RequestStatus]
+    """The last request for a change and the last for a checkpoint, as far as the controller has answered them."""
     timings_s: dict[str, list[float]]
     workload: str
     created_at: str
@@ -118,7 +120,8 @@ def summarise(
         step=max(seen.step if seen else 0, saved.step if saved else 0, _reached(last)),
         steps_lost=steps_lost(attempts),
         attempts=attempts,
-        checkpoints=_checkpoints(attempts, saved),
+        checkpoints=_checkpoints(attempts, records.checkpoints(job), saved),
+        requests=[status for slot in requests.SLOTS if (status := requests.answer(job, slot)) is not None],
         timings_s=timings(attempts),
         workload=workload["metadata"]["name"] if workload else "",
         created_at=str(job["metadata"].get("creationTimestamp", "")),
@@ -157,11 +160,14 @@ def timings(attempts: Sequence[AttemptRecord]) -> dict[str, list[float]]:
     return found
 
 
-def _checkpoints(attempts: Sequence[AttemptRecord], saved: CheckpointRef | None) -> list[dict[str, Any]]:
+def _checkpoints(
+    attempts: Sequence[AttemptRecord], aside: Sequence[CheckpointRef], saved: CheckpointRef | None
+) -> list[dict[str, Any]]:
+    rows = [(r.id, r.attempt, r.step, r.created_at) for r in aside]
+    rows += [(a.checkpoint, a.attempt, _reached(a), a.committed_at or 0.0) for a in attempts if a.checkpoint]
     found: dict[str, dict[str, Any]] = {
-        a.checkpoint: {"id": a.checkpoint, "attempt": a.attempt, "step": _reached(a), "committed_at": a.committed_at}
-        for a in attempts
-        if a.checkpoint
+        name: {"id": name, "attempt": attempt, "step": step, "committed_at": at}
+        for name, attempt, step, at in sorted(rows, key=lambda row: (row[1], row[2]))
     }
     if saved is not None:
         entry = found.setdefault(saved.id, {"id": saved.id, "committed_at": saved.created_at})

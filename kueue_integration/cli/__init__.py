@@ -9,7 +9,7 @@ import importlib
 
 import click
 
-from ..errors import ConflictError, JobNotFoundError, SingularityError, SpecError
+from ..errors import ConflictError, JobNotFoundError, RequestRefusedError, SingularityError, SpecError
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -19,6 +19,11 @@ _COMMANDS = {
     "submit": ("submit:submit", "Submit a training job to a Kueue queue."),
     "status": ("status:status", "Show jobs, or one job with its attempts and checkpoints."),
     "logs": ("logs:logs", "Print what the ranks print, across attempts."),
+    "resize": ("resize:resize", "Give a job more or fewer pods."),
+    "migrate": ("migrate:migrate", "Move a job to another flavor, or away from a node."),
+    "checkpoint": ("checkpoint:checkpoint", "Save a checkpoint of a running job, which goes on."),
+    "pause": ("pause:pause", "Stop a job with a checkpoint and give its quota back."),
+    "resume": ("resume:resume", "Queue a paused job again."),
     "render": ("submit:render", "Print the Kubernetes objects of a job without creating them."),
     "delete": ("delete:delete", "Delete a job with everything that belongs to it."),
     "checkpoints": ("checkpoints:checkpoints", "The checkpoints of a job: ls, show, verify, gc."),
@@ -55,7 +60,7 @@ class _LazyGroup(click.Group):
             for field, value, text in error.problems:
                 click.echo(f"error: {field} = {value!r}: {text}", err=True)
             ctx.exit(EXIT_BAD_INPUT)
-        except (ConflictError, JobNotFoundError) as error:
+        except (ConflictError, JobNotFoundError, RequestRefusedError) as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(EXIT_BAD_INPUT)
         except SingularityError as error:

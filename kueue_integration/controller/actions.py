@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxy.protocol.messages import RequestStatus
+
 Annotations = Mapping[str, "str | None"]
 
 
@@ -79,6 +81,28 @@ class Revive(Action):
     """Complete Kueue's own deactivation or reactivation of the Workload. `status`: a merge patch of its status."""
 
     status: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AnswerRequest(Action):
+    """A user's request is taken up, refused, done or failed, as `status` says."""
+
+    status: RequestStatus | None = None
+
+
+@dataclass(frozen=True)
+class Reshape(Action):
+    """Give the suspended Job another size or placement: a merge patch."""
+
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PatchWorkload(Action):
+    """Change the Workload's spec, which is the user's side of it: a merge patch. `why` is a word for the log."""
+
+    body: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
 from ..resources import Object, is_true
-from . import fence, hold, records, repair, revive, views
-from .actions import Action, Decision, RecordHistory, RequestReadmission, Revive
+from . import answers, fence, hold, levers, records, repair, revive, views
+from .actions import Action, AnswerRequest, Decision, RecordHistory, RequestReadmission, Revive
 from .errors import BadAnnotationError
 from .hold import Settings
 
@@ -21,8 +21,18 @@ STUCK_S = 15.0
 LONGEST_PAUSE_S = 300
 
 
+def _unknown(job: Object) -> Sequence[str] | None:
+    return None
+
+
 def decide(
-    job: Object, workload: Object | None, pods: Sequence[Object], now: float, settings: Settings, name_of: NameOf
+    job: Object,
+    workload: Object | None,
+    pods: Sequence[Object],
+    now: float,
+    settings: Settings,
+    name_of: NameOf,
+    flavors_of: answers.FlavorsOf = _unknown,
 ) -> Decision:
     """`pods` are all pods of the Job, whatever their attempt, those included that were seen to go away (phase Failed).
 
@@ -39,8 +49,12 @@ def decide(
         missing = repair.due(job, workload, pods)
         if missing is not None:
             return Decision(missing)
+    answer = _take_up(job, workload, flavors_of, now)
+    if answer is not None:
+        return Decision(answer)
     if workload is not None and fence.asks(workload, settings.check_name):
-        return fence.decide(job, workload, pods, preemptor, now)
+        sent_back = _before_start(job, workload)
+        return Decision(sent_back) if sent_back else fence.decide(job, workload, pods, preemptor, now)
     if not ours:
         return Decision()
     try:
@@ -50,11 +64,30 @@ def decide(
         revived = revive.due(workload, now) if workload is not None and not running else None
         if revived is not None:
             return Decision(Revive(status=revived))
-        if workload is not None and running and not leaves:
-            return _broken(job, workload, pods, settings, now)
+        answer, wake = answers.follow(job, workload, pods, settings.check_name, now)
+        if answer is not None or workload is None:
+            return Decision(answer, wake)
+        broken = _broken(job, workload, pods, settings, now) if running and not leaves else Decision()
+        action = broken.action or levers.lever(job, workload, pods, settings.check_name)
+        return Decision(action, min((at for at in (wake, broken.wake_at) if at is not None), default=None))
     except BadAnnotationError:
         pass  # said at the fence, where it stops something
     return Decision()
+
+
+def _take_up(job: Object, workload: Object | None, flavors_of: answers.FlavorsOf, now: float) -> AnswerRequest | None:
+    try:
+        return answers.take_up(job, workload, flavors_of, now) if views.managed(job) else None
+    except BadAnnotationError:
+        return None
+
+
+def _before_start(job: Object, workload: Object) -> Action | None:
+    """A request that makes this admission useless, be it never so new."""
+    try:
+        return levers.at_fence(job, workload) if views.managed(job) and views.suspended(job) else None
+    except BadAnnotationError:
+        return None  # the fence says so
 
 
 def _preemptor(workload: Object | None, name_of: NameOf) -> str | None:

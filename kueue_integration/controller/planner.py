@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from proxy.protocol.messages import AttemptRecord
 
-from .. import quantities
+from .. import quantities, requests
 from ..resources import Object, is_true
-from . import quota, records, views
+from . import levers, quota, records, views
 from .actions import RequestReadmission
 
 NOTE = "quota is free again"
@@ -55,7 +55,9 @@ def plan(queues: quota.Queues, candidates: Sequence[Candidate], now: float, min_
         if any(_competes(w, candidate, queues.queue, free) for w in queues.pending):
             continue
         assert record.first_step_at is not None  # _runs
-        due = record.first_step_at + _patience(candidate.history, min_run_s)
+        # A user who asks for more does not wait for the useful minimum; moves in vain make everybody wait.
+        patience = _patience(candidate.history, 0.0 if asked_to_grow(candidate) else min_run_s)
+        due = record.first_step_at + patience
         if now < due:
             wake.append(due)
             continue
@@ -63,6 +65,12 @@ def plan(queues: quota.Queues, candidates: Sequence[Candidate], now: float, min_
         history = records.with_last(candidate.history, records.noted(record, message))
         return Plan(candidate, RequestReadmission(records.stored(history), message=message))
     return Plan(wake_at=min(wake, default=None))
+
+
+def asked_to_grow(candidate: Candidate) -> bool:
+    """Whether a user has asked for another size or place, and waits for it."""
+    found = requests.running(candidate.job, requests.CHANGE)
+    return found is not None and found[0].op in ("resize", "migrate")
 
 
 def _leaves(workload: Object) -> bool:
@@ -107,6 +115,7 @@ def _goal(queue: Object, free: quota.Amounts, candidate: Candidate) -> str | Non
         return None
     wanted = views.workers_wanted(candidate.job)
     own = quota.usage(candidate.workload)
+    allowed = levers.where(candidate.job).flavors
     earlier, names = False, []
     for group in quota.groups(queue):
         used = [r for r in group.covered if r in given.usage]
@@ -117,6 +126,8 @@ def _goal(queue: Object, free: quota.Amounts, candidate: Candidate) -> str | Non
             return None
         place = group.flavors.index(current)
         for flavor in group.flavors[: place + 1]:
+            if allowed and flavor not in allowed:
+                continue
             need = {(flavor, r): quantities.parse(given.usage[r]) / given.count * wanted for r in used}
             if all(amount <= free.get(key, quota.NONE) + own.get(key, quota.NONE) for key, amount in need.items()):
                 earlier = earlier or flavor != current

@@ -24,7 +24,7 @@ from ..resources import (
     selector,
 )
 from . import clock, fence, planner, preemptor, views, writer
-from .actions import Action, AnswerReady, Decision, RecordHistory, Repair, StartCheckpoint, Wait
+from .actions import Action, AnswerReady, AnswerRequest, Decision, RecordHistory, Repair, StartCheckpoint, Wait
 from .decide import decide
 from .hold import Settings
 from .measure import Meter, live_gauges
@@ -196,7 +196,7 @@ class Reconciler:
         if first.action is None or (isinstance(first.action, Wait) and self._said(workload, first.action)):
             return
         # These only write the Job, whose version guards them: no time is lost between an eviction and its barrier.
-        if isinstance(first.action, (RecordHistory, Repair, StartCheckpoint)):
+        if isinstance(first.action, (RecordHistory, Repair, StartCheckpoint, AnswerRequest)):
             self._perform(first.action, job, workload)
             return
         # Copies may be old, so everything else is decided again on fresh reads. Pods come before the Job: a pod that
@@ -229,8 +229,9 @@ class Reconciler:
         writer.perform(self._kube, action, job, workload, check_name, metrics, self._now())
 
     def _decide(self, job: Object, workload: Object | None, pods: Sequence[Object]) -> Decision:
-        decision = decide(job, workload, pods, self._now(), self._settings, self.world.name_of)
-        return replace(decision, action=preemptor.named(decision.action, workload, self.world.preemptor))
+        now, world = self._now(), self.world
+        decision = decide(job, workload, pods, now, self._settings, world.name_of, world.flavors_of)
+        return replace(decision, action=preemptor.named(decision.action, workload, world.preemptor))
 
     def _said(self, workload: Object | None, action: Wait) -> bool:
         state = views.check(workload, self._settings.check_name) if workload else None
@@ -251,8 +252,6 @@ class Reconciler:
         return max(PLAN_DELAY_S, self._planned_at + self._plan_pause - time.monotonic())
 
     def _plan(self) -> None:
-        if not self._settings.regrow:
-            return
         began = time.monotonic()
         try:
             self._regrow()
@@ -263,6 +262,8 @@ class Reconciler:
     def _regrow(self) -> None:
         by_queue: dict[str, list[planner.Candidate]] = {}
         for candidate in self.world.candidates():
+            if not (self._settings.regrow or planner.asked_to_grow(candidate)):
+                continue
             given = views.admission(candidate.workload)
             if given is not None:
                 by_queue.setdefault(given.cluster_queue, []).append(candidate)

@@ -102,6 +102,11 @@ def workers_wanted(job: Object) -> int:
     return _count(job, names.ANN_WORKERS, parallelism(job))
 
 
+def fewest_workers(job: Object) -> int:
+    """Raises BadAnnotationError."""
+    return _count(job, names.ANN_MIN_WORKERS, workers_wanted(job))
+
+
 def world_size(job: Object, default: int) -> int:
     """Raises BadAnnotationError."""
     return _count(job, names.ANN_WORLD_SIZE, default)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from proxy.protocol import names
 from proxy.protocol.messages import Preemptor
 
+from .. import placement
 from ..k8s import Kube
 from ..resources import CLUSTER_QUEUE, JOB, LOCAL_QUEUE, POD, WORKLOAD, Object, annotation, is_true, label
-from . import planner, preemptor, quota, views
+from . import levers, planner, preemptor, quota, views
 from .errors import BadAnnotationError
 from .informer import WATCH_S, Informer
 
@@ -133,10 +134,18 @@ class World:
             try:
                 history = views.history(job)
                 views.workers_wanted(job)
+                levers.where(job)
             except BadAnnotationError:
                 continue
             found.append(planner.Candidate(job, workload, self.pods_of(namespace, name), history))
         return found
+
+    def flavors_of(self, job: Object) -> Sequence[str] | None:
+        """Flavors of the Job's queue, None while the queue is not known."""
+        queue = label(job, names.KUEUE_QUEUE_LABEL) or ""
+        local = self.local_queues.get(str(job["metadata"]["namespace"]), queue)
+        found = self.cluster_queues.get("", str((local or {}).get("spec", {}).get("clusterQueue", "")))
+        return placement.flavor_names(found) if found is not None else None
 
     def queues_around(self, cluster_queue: str) -> quota.Queues | None:
         """None if there is no such ClusterQueue."""

@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..k8s import Kube
-from ..resources import Object
-from . import clock, views
+from ..resources import WORKLOAD, Object
+from . import clock, levers, planner, views
 from .actions import (
     Action,
     Annotations,
     AnswerReady,
+    AnswerRequest,
+    PatchWorkload,
     ReleaseHold,
     Repair,
     RequestReadmission,
+    Reshape,
     Revive,
     StartCheckpoint,
     Wait,
@@ -38,6 +41,13 @@ def perform(
     """Raises Conflict when the objects have changed since the decision: decide again. Raises KubeError."""
     if action.job_annotations:
         patch_annotations(kube, job, action.job_annotations)
+    if isinstance(action, Reshape):
+        meta = job["metadata"]
+        kube.patch_job(meta["namespace"], meta["name"], action.body, resource_version=meta["resourceVersion"])
+    if workload is not None and isinstance(action, PatchWorkload):
+        meta = workload["metadata"]
+        version = meta["resourceVersion"]
+        kube.patch(WORKLOAD, meta["namespace"], meta["name"], action.body, resource_version=version)
     if workload is not None and isinstance(action, (AnswerReady, Wait, RequestReadmission)):
         _patch_check(kube, workload, check_name, _check_change(action, workload, now))
     if workload is not None and isinstance(action, Revive):
@@ -97,7 +107,8 @@ def _tell(action: Action, job: Object, metrics: Metrics) -> None:
             metrics.add("singularity_holds_expired_total")
         log.warning("hold released: %s", action.message, extra=fields)
     elif isinstance(action, RequestReadmission):
-        cause = "regrow" if action.message.startswith("quota") else "broken"
+        causes = {planner.NOTE: "regrow", levers.NOTE: "request"}
+        cause = next((word for start, word in causes.items() if action.message.startswith(start)), "broken")
         metrics.add("singularity_readmissions_total", cause)
         log.info("readmission: %s", action.message, extra=fields)
     elif isinstance(action, Revive):
@@ -105,6 +116,14 @@ def _tell(action: Action, job: Object, metrics: Metrics) -> None:
     elif isinstance(action, Repair):
         metrics.add("singularity_repairs_total", action.what)
         log.warning("put back what was changed by hand, %s: %s", action.what, action.message, extra=fields)
+    elif isinstance(action, AnswerRequest):
+        assert action.status is not None
+        metrics.add("singularity_requests_total", f"{action.status.op} {action.status.state}")
+        fields.update(request=action.status.id, op=action.status.op, state=action.status.state)
+        log.info("request: %s", action.status.message, extra=fields)
+    elif isinstance(action, (Reshape, PatchWorkload)):
+        what = "Job" if isinstance(action, Reshape) else f"Workload ({action.why})"
+        log.info("request: %s changed", what, extra={**fields, "change": dict(action.body)})
     else:
         record = views.history(job)[-1]
         log.debug("history of attempt %d updated", record.attempt, extra=fields)

@@ -74,7 +74,7 @@ CASES = [
     ("deactivated in the queue", workload(waiting("Pending")) | {"spec": {"active": False}}, job(suspend=True),
      Phase.SUSPENDED, "deactivated"),
     ("deactivated: how to go on", workload(evicted("DeactivatedDueToMaximumExecutionTimeExceeded"))
-     | {"spec": {"active": False}}, job(suspend=True), Phase.SUSPENDED, "set spec.active"),
+     | {"spec": {"active": False}}, job(suspend=True), Phase.SUSPENDED, "singularityctl resume"),
     ("rejected says which check", workload(evicted("DeactivatedDueToAdmissionCheck")) | {"spec": {"active": False}},
      job(suspend=True), Phase.SUSPENDED, "Kueue's words"),
     ("its queue is stopped", workload(waiting("Pending"), evicted("LocalQueueStopped"), ("Requeued", "False")),

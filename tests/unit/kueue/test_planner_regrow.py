@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import controller_scene as scene
 import pytest
 from controller_scene import T0
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kueue_integration.controller import planner, quota
 from kueue_integration.controller.planner import Candidate, plan
 from proxy.protocol import names
+from proxy.protocol.messages import JobRequest, NodeRequirement, Placement, RequestStatus, to_json
 
 FLAVORS = (("ondemand", "1"), ("spot", "500m"))
 
@@ -205,3 +209,104 @@ def test_several_resource_groups_all_have_to_fit():
     assert look([candidate], of=of).action is None  # 4 workers want 4 GPUs, the quota is 2
     of["spec"]["resourceGroups"][1]["flavors"][0]["resources"][0]["nominalQuota"] = "4"
     assert look([candidate], of=of).action is not None
+
+
+# --- what users ask for ---------------------------------------------------------------------------------------------
+def asking(candidate, op="resize", **notes):
+    request = JobRequest("r", op, T0)
+    status = RequestStatus("r", op, "running", "", T0 + 90, 1)
+    own = {names.ANN_REQUEST: to_json(request), names.ANN_REQUEST_STATUS: to_json(status)}
+    candidate.job["metadata"]["annotations"].update({**own, **notes})
+    return candidate
+
+
+def test_who_asks_to_grow_does_not_wait_for_the_useful_minimum():
+    assert look([shrunk()], now=T0 + 25).action is None
+    assert look([asking(shrunk())], now=T0 + 25).action is not None
+    again = asking(shrunk(history=[moved(1)]))
+    assert look([again], now=T0 + 25).wake_at == T0 + 80  # but moves in vain make everybody wait
+
+
+def test_regrowth_stays_within_new_bounds():
+    smaller = shrunk(wanted=2, flavor="ondemand")  # resized from 4: the annotation is what counts
+    assert look([smaller]).action is None
+
+
+def test_regrowth_never_leaves_the_place_that_a_user_has_named():
+    spot = Placement(["spot"], [], [[NodeRequirement("flavor", "In", ["spot"])]])
+    pinned = shrunk(wanted=2)
+    pinned.job["metadata"]["annotations"][names.ANN_PLACEMENT] = to_json(spot)
+    assert look([pinned]).action is None  # though ondemand comes first in the queue and is free
+    bigger = shrunk(wanted=4)
+    bigger.job["metadata"]["annotations"][names.ANN_PLACEMENT] = to_json(spot)
+    of = queue(flavors=(("ondemand", "1"), ("spot", "1")))
+    result = look([bigger], of=of)
+    assert result.action is not None
+    assert result.action.message == "quota is free again: 2 -> 4 workers on spot"
+
+
+# --- it never thrashes ------------------------------------------------------------------------------------------------
+START_S = 8.0
+"""What a readmission costs here: checkpoint, restart, first step."""
+
+
+def simulate(flips, min_run, seconds=4000, step=2.0, blind=False):
+    """A job of 4 workers while a bigger one takes and leaves `ondemand` as `flips` says (seconds between changes).
+
+    Kueue's part is played by hand: the job gets 4 workers on ondemand when they are free, else 2 on spot. `blind`: it
+    never gets them, for a reason that quotas do not show. Returns (start, end, ended by us) of each attempt.
+    """
+    now, taken, change, number = T0, False, iter([*flips, 1e9]), 1
+    flips_at = T0 + next(change)
+    history, began, spans = [], T0, []
+    size, place = (2, "spot") if blind else (4, "ondemand")
+    first = T0 + START_S
+
+    def leave(note=None, by="AdmissionCheck"):
+        nonlocal number, began, size, place, first, history
+        record = scene.record(
+            number, pods=size, flavor=place, first_step=0, first_step_at=first, ended_by=by, note=note
+        )  # fmt: skip
+        history = [*history, record][-50:]
+        spans.append((first, now, note is not None))
+        size, place = (2, "spot") if taken or blind else (4, "ondemand")
+        number, began, first = number + 1, now, now + START_S
+
+    while now < T0 + seconds:
+        now += step
+        while now >= flips_at:
+            taken, flips_at = not taken, flips_at + next(change)
+            if taken and place == "ondemand":
+                leave(by="Preempted")
+        if now < first:
+            continue
+        candidate = shrunk(count=size, flavor=place, history=history)
+        current = replace(scene.record(number, pods=size, flavor=place), first_step=0, first_step_at=first)
+        pods = [scene.pod(i, attempt=number) for i in range(size)]
+        candidate = replace(candidate, history=[*history, current], pods=pods)
+        found = look([candidate], others=[big()] if taken else (), now=now, min_run=min_run)
+        if found.action is not None:
+            leave(note=found.action.message)
+    return spans
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.floats(min_value=0.5, max_value=120.0, allow_nan=False), max_size=30),
+    st.sampled_from([5.0, 10.0, 60.0, 300.0]),
+)
+def test_quota_that_flips_never_costs_more_than_every_second_moment(flips, min_run):
+    """Every move of ours ends an attempt that has trained for the useful minimum: at least min_run of each
+    min_run + START_S seconds that we are responsible for are training, however fast the quota comes and goes."""
+    spans = simulate(flips, min_run, seconds=600)
+    assert all(end - first >= min_run for first, end, ours in spans if ours)
+
+
+def test_moves_that_never_help_die_out():
+    ours = [span for span in simulate([], 10.0, seconds=4 * 3600, step=20.0, blind=True) if span[2]]
+    assert 1 <= len(ours) <= 10  # 60 s, 2, 4, ... minutes, at most once an hour: not one a minute
+
+
+def test_free_quota_is_used_once_and_for_good():
+    spans = simulate([50.0, 100.0], 10.0)
+    assert [ours for _, _, ours in spans] == [False, True]

@@ -1,0 +1,73 @@
+"""The verbs for DAGs and for buttons: what `kueue_integration.verbs` does, through an Airflow connection.
+
+    from airflow_provider.verbs import JobVerbs
+
+    verbs = JobVerbs("kubernetes_default")
+    result = verbs.migrate("digits", flavor="spot")      # returns when it is asked for
+    result = verbs.wait(result)                          # returns when it is done, or says why it is not
+
+Every method returns a `Result` (a frozen dataclass: op, state, message, ...) and raises the errors of
+`kueue_integration.errors`: RequestRefusedError and JobNotFoundError for what cannot be, KubeError for the cluster.
+The name of the Job of a task is in its XCom `lineage`, and in its log.
+"""
+
+from __future__ import annotations
+
+from kueue_integration import verbs
+from kueue_integration.kube import Kube
+from kueue_integration.verbs import Result
+
+from . import cluster
+
+__all__ = ["JobVerbs", "Result"]
+
+
+class JobVerbs:
+    """Blocking; for workers and the API server's threads.
+
+    :param conn_id: Airflow connection of the cluster
+    :param namespace: of the jobs; None: the connection's
+    :param by: who asks, shown to users
+    """
+
+    def __init__(self, conn_id: str = "kubernetes_default", namespace: str | None = None, by: str = "airflow") -> None:
+        self._conn_id = conn_id
+        self._namespace = namespace
+        self._by = by
+        self._connected: tuple[Kube, str] | None = None
+
+    def _where(self) -> tuple[Kube, str]:
+        if self._connected is None:
+            kube, default = cluster.connect(self._conn_id)
+            self._connected = kube, self._namespace or default
+        return self._connected
+
+    def resize(self, job: str, workers: int, min_workers: int | None = None) -> Result:
+        """Change the number of pods; see `kueue_integration.verbs.resize`."""
+        return verbs.resize(*self._where(), job, workers, min_workers, by=self._by)
+
+    def migrate(
+        self, job: str, flavor: str | None = None, away_from_node: str | None = None, anywhere: bool = False
+    ) -> Result:
+        """Move to a flavor or away from a node; see `kueue_integration.verbs.migrate`."""
+        return verbs.migrate(*self._where(), job, flavor, away_from_node, anywhere, by=self._by)
+
+    def checkpoint(self, job: str, timeout_s: float | None = None) -> Result:
+        """Save a checkpoint of a running job, which goes on."""
+        return verbs.checkpoint(*self._where(), job, timeout_s, by=self._by)
+
+    def pause(self, job: str) -> Result:
+        """Stop with a checkpoint and give the quota back."""
+        return verbs.pause(*self._where(), job, by=self._by)
+
+    def resume(self, job: str) -> Result:
+        """Queue a paused job again."""
+        return verbs.resume(*self._where(), job, by=self._by)
+
+    def look(self, asked: Result) -> Result:
+        """How far a request is now."""
+        return verbs.look(self._where()[0], asked)
+
+    def wait(self, asked: Result, timeout_s: float = 600.0) -> Result:
+        """The end of a request. Raises RequestTimeoutError; the controller then goes on with it."""
+        return verbs.wait(self._where()[0], asked, timeout_s)

@@ -1,0 +1,119 @@
+"""One job through all verbs: checkpoint, a killed pod, resize, migrate, pause, resume, grow. Every loss is exact."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rows import TIMEOUT_S, Rows, Training
+
+from kueue_integration import verbs
+from kueue_integration.errors import RequestRefusedError
+from kueue_integration.resources import Object
+from localcluster.demo.stage import Stage
+from localcluster.demo.wait import wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+NAMESPACE = "verbs"
+
+
+@pytest.fixture
+def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
+    made = Rows(stage, NAMESPACE, say)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def ctl(rows: Rows, *args: str) -> subprocess.CompletedProcess[str]:
+    """`singularityctl ARGS` as a user runs it."""
+    env = {**os.environ, "KUBECONFIG": str(rows.stage.cluster.kubeconfig)}
+    command = [str(Path(sys.executable).with_name("singularityctl")), *args, "--namespace", NAMESPACE]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=2 * TIMEOUT_S)
+    rows.say(f"singularityctl {' '.join(args)}: exit {done.returncode}\n{done.stdout}{done.stderr}".rstrip())
+    return done
+
+
+def verb(rows: Rows, *args: str) -> str:
+    done = ctl(rows, *args, "--wait", "--timeout", str(TIMEOUT_S))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def places(job: Training) -> list[tuple[str, int]]:
+    return [(a.flavor, a.pods) for a in job.look().attempts]
+
+
+def kill_launcher(pod: Object) -> None:
+    """SIGKILL to pid 1 of the pod's training container, as the kernel does when memory runs out: nothing is saved."""
+    uid = str(pod["metadata"]["uid"])
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            inside = uid in (entry / "cgroup").read_text()
+            command = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has just ended
+            continue
+        if inside and any(word.endswith(b".launcher") for word in command):
+            os.kill(int(entry.name), signal.SIGKILL)
+            return
+    raise AssertionError(f"no launcher of pod {pod['metadata']['name']} on this machine")
+
+
+def test_one_job_through_all_verbs(rows: Rows) -> None:
+    rows.queue("q", {"ondemand": "100m", "spot": "100m"})
+    job = rows.train("verbs", "q", workers=2, min_workers=1, world_size=2)
+    job.until_steps(5)
+    refused = ctl(rows, "migrate", "verbs", "--flavor", "gold")
+    assert (refused.returncode, "has: ondemand, spot" in refused.stderr) == (2, True)
+
+    # Saved while it goes on: same pods, same containers, same attempt.
+    before = {p["metadata"]["uid"] for p in job.pods()}
+    verb(rows, "checkpoint", "verbs")
+    status = job.look()
+    saved = status.checkpoints[-1]
+    assert (status.attempt, status.attempts[-1].ended_by, status.attempts[-1].checkpoint) == (1, None, None)
+    status = job.until(lambda s: s.step >= saved["step"] + 5, "5 steps after the checkpoint")
+    assert {p["metadata"]["uid"] for p in job.pods()} == before
+    restarts = [c["restartCount"] for p in job.pods() for c in p["status"]["containerStatuses"]]
+    assert (status.attempt, set(restarts)) == (1, {0})
+
+    # A pod dies without a word: the next attempt starts from that very checkpoint.
+    kill_launcher(job.pods()[0])
+    status = job.until_attempt(2)
+    assert (status.attempts[1].restored_from, status.attempts[1].first_step) == (saved["id"], saved["step"])
+
+    verb(rows, "resize", "verbs", "--workers", "1")
+    assert places(job)[-1] == ("ondemand", 1)
+    job.until_steps(3)
+    verb(rows, "migrate", "verbs", "--flavor", "spot")
+    assert places(job)[-1] == ("spot", 1)
+    job.until_steps(3)
+
+    verb(rows, "pause", "verbs")
+    assert job.look().phase == "Suspended"
+    wait_for(lambda: not job.pods(), "no pod of the paused job", TIMEOUT_S)
+    with pytest.raises(RequestRefusedError, match="does not run now"):
+        verbs.checkpoint(rows.kube, NAMESPACE, "verbs")
+    verb(rows, "resume", "verbs")
+    job.until_steps(3)
+
+    # As an Airflow task or a button would: the functions themselves. The pinned flavor holds for growth, too.
+    grown = verbs.wait(rows.kube, verbs.resize(rows.kube, NAMESPACE, "verbs", workers=2), TIMEOUT_S)
+    assert (grown.state, places(job)[-1]) == ("done", ("spot", 2))
+    job.until_steps(3)
+    last = job.finish()
+    refused = ctl(rows, "resize", "verbs", "--workers", "1")
+    assert (refused.returncode, "the job has finished" in refused.stderr) == (2, True)
+
+    # Run again, to the same bits: what came between checkpoint and kill (a little more than was reported).
+    assert job.repeated() >= last.steps_lost > 0
+    ended = [a.ended_by for a in last.attempts]
+    assert ended == ["Deleted", "AdmissionCheck", "AdmissionCheck", "Deactivated", "AdmissionCheck", "Finished"]
+    for one, two in zip(last.attempts[1:], last.attempts[2:], strict=False):
+        assert (two.restored_from, two.first_step) == (one.checkpoint, (one.last_step or 0) + 1)

@@ -1,0 +1,403 @@
+"""Users' requests in the controller: taken up or refused, Kueue's levers pulled, and seen to be done."""
+
+from __future__ import annotations
+
+import controller_scene as scene
+import pytest
+from controller_scene import T0
+
+from kueue_integration import placement, requests
+from kueue_integration.controller import answers
+from kueue_integration.controller.actions import (
+    AnswerReady,
+    AnswerRequest,
+    PatchWorkload,
+    RecordHistory,
+    RequestReadmission,
+    Reshape,
+    StartCheckpoint,
+)
+from kueue_integration.controller.decide import decide
+from kueue_integration.controller.hold import Settings
+from kueue_integration.manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
+from kueue_integration.resources import merge_patch
+from proxy.protocol import names
+from proxy.protocol.messages import JobRequest, NodeRequirement, Placement, RequestStatus, from_json, to_json
+
+NOW = T0 + 100
+SPOT = Placement(["spot"], [], [[NodeRequirement("flavor", "In", ["spot"])]])
+AWAY = Placement([], ["node-a"], [[NodeRequirement(placement.HOSTNAME, "NotIn", ["node-a"])]])
+
+
+def job(request=None, *, state=None, taken_up_at=T0 + 90, past=None, suspend=False, pods=4, cleared=(), **more):
+    """A Job of 4 ranks in `pods` pods, bounds 2..4, with a request (and the controller's answer in `state`)."""
+    notes = {
+        names.ANN_WORKERS: "4", names.ANN_MIN_WORKERS: "2", names.ANN_WORLD_SIZE: "4", names.ANN_HOLD: "armed",
+        COMPLETIONS_EQUAL_PARALLELISM: "true", MIN_PARALLELISM: "2",
+    }  # fmt: skip
+    past = past or [trained(pods=pods)]
+    notes.update(scene.history(*past))
+    if request is not None:
+        slot = requests.slot_of(request.op)
+        notes[slot.request] = to_json(request)
+        if state is not None:
+            deadline = taken_up_at + 60 if request.op == "checkpoint" else None
+            status = RequestStatus(request.id, request.op, state, "", taken_up_at, 1, deadline=deadline)
+            notes[slot.status] = to_json(status)
+    notes.update(more.pop("annotations", {}))
+    for name in cleared:
+        notes.pop(name)
+    made = scene.job(annotations=notes, suspend=suspend, parallelism=pods, **more)
+    made["spec"]["template"] = {"spec": {"containers": [{"name": "train"}]}}
+    return made
+
+
+def trained(number=1, **fields):
+    return scene.record(number, **{"pods": 4, "ranks": 4, "first_step": 0, "first_step_at": T0 + 20, **fields})
+
+
+def running(count=4, flavor="ondemand", **fields):
+    return scene.workload(state="Ready", admitted=True, count=count, wanted=4, flavor=flavor, **fields)
+
+
+def waiting(count=4, least=2, active=True, **fields):
+    """A Workload without quota."""
+    made = scene.workload(reserved_at=None, state="Pending", wanted=count, **fields)
+    made["spec"]["podSets"][0].update({"minCount": least} if least else {})
+    made["spec"]["active"] = active
+    return made
+
+
+def pods(count=4, number=1, node="node-b"):
+    made = [scene.pod(i, attempt=number) for i in range(count)]
+    for pod in made:
+        pod["spec"]["nodeName"] = node
+    return made
+
+
+def act(the_job, workload, the_pods=(), flavors=("ondemand", "spot"), now=NOW):
+    """What is decided once the controller has written down what it sees of the attempt and its pods."""
+    for _ in range(3):
+        found = decide(the_job, workload, the_pods, now, Settings(), scene.nobody, lambda job: flavors)
+        if not isinstance(found.action, RecordHistory):
+            return found
+        the_job = merge_patch(the_job, {"metadata": {"annotations": dict(found.action.job_annotations)}})
+    raise AssertionError("the bookkeeping does not settle")
+
+
+def action(*args, **kwargs):
+    return act(*args, **kwargs).action
+
+
+def request(op, **fields):
+    return JobRequest("r-1", op, T0 + 80, "ann", **fields)
+
+
+RESIZE = request("resize", workers=2)
+REQUESTS = [RESIZE, request("migrate", placement=SPOT, flavor="spot"), request("checkpoint"), request("pause")]
+
+
+# --- taken up -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("asked", [*REQUESTS, request("resume")], ids=lambda r: r.op)
+def test_a_request_is_taken_up_once(asked):
+    current = job(asked)
+    taken = action(current, running(), pods())
+    assert isinstance(taken, AnswerRequest)
+    assert taken.status is not None
+    assert (taken.status.id, taken.status.state, taken.status.attempt, taken.status.at) == ("r-1", "running", 1, NOW)
+    current["metadata"]["annotations"].update(taken.job_annotations)
+    later = action(current, running(), pods())
+    assert not isinstance(later, AnswerRequest) or later.status.state == "done"
+
+
+def test_a_resize_sets_the_bounds_that_kueue_will_be_given():
+    change = action(job(RESIZE), running(), pods()).job_annotations
+    assert (change[names.ANN_WORKERS], change[names.ANN_MIN_WORKERS]) == ("2", "2")
+    change = action(job(request("resize", workers=4, min_workers=1)), running(), pods()).job_annotations
+    assert (change[names.ANN_WORKERS], change[names.ANN_MIN_WORKERS]) == ("4", "1")
+
+
+def test_growth_says_that_it_waits_for_quota():
+    small = job(request("resize", workers=4), pods=2)
+    assert "grows to 4 workers as soon as their quota is free" in action(small, running(2), pods(2)).status.message
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (request("resize", workers=8), "more than its world size, 4 ranks"),
+        (request("resize", workers=3), "does not divide its 4 ranks"),
+        (request("resize"), "workers = None"),
+        (request("migrate"), "placement = None: is missing"),
+        (request("migrate", placement=Placement(["gold"], [], SPOT.terms)), "has: ondemand, spot"),
+        (request("migrate", placement=Placement(["spot"], [], [])), "its terms do not say"),
+        (request("checkpoint", timeout_s=1e9), "must be from 1 to 3600"),
+    ],
+)
+def test_what_a_hand_wrote_past_the_verbs_is_refused_and_changes_nothing(asked, message):
+    refused = action(job(asked), running(), pods())
+    assert isinstance(refused, AnswerRequest)
+    assert (refused.status.state, set(refused.job_annotations)) == ("failed", {requests.slot_of(asked.op).status})
+    assert message in refused.status.message
+
+
+def test_a_job_that_has_ended_meanwhile_fails_its_request():
+    complete = [scene.condition("Complete", True, 99)]
+    refused = action(job(RESIZE, conditions=complete), running(), ())
+    assert (refused.status.state, "the job has finished" in refused.status.message) == ("failed", True)
+    past = [trained(ended_by="Finished", finished_at=T0 + 99)]
+    ended = action(job(RESIZE, state="running", conditions=complete, past=past), running(), ())
+    assert (ended.status.state, ended.status.message) == ("failed", "the job has ended (Finished)")
+
+
+def test_requests_of_jobs_that_are_not_ours_are_not_looked_at():
+    assert action(job(RESIZE, managed=False), running(), pods()) is None
+
+
+# --- resize and migrate: leave --------------------------------------------------------------------------------------
+def bounds(workers, fewest):
+    return {names.ANN_WORKERS: str(workers), names.ANN_MIN_WORKERS: str(fewest)}
+
+
+def placed(where):
+    return {names.ANN_PLACEMENT: to_json(where)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "notes", "size", "message"),
+    [
+        (RESIZE, bounds(2, 2), 4, "as asked for: 4 -> 2 workers"),
+        (request("resize", workers=4, min_workers=4), bounds(4, 4), 2, "as asked for: 2 -> 4 workers"),
+        (request("migrate", placement=SPOT), placed(SPOT), 4, "as asked for: ondemand -> spot"),
+        (request("migrate", placement=AWAY, node="node-a"), placed(AWAY), 4, "as asked for: away from node node-a"),
+    ],
+)
+def test_an_attempt_that_does_not_fit_any_more_is_readmitted_with_a_checkpoint(asked, notes, size, message):
+    current = job(asked, state="running", annotations=notes, pods=size)
+    asked_for = action(current, running(size), pods(size, node="node-a"))
+    assert isinstance(asked_for, RequestReadmission)
+    assert asked_for.message == message
+    assert scene.stored(asked_for.job_annotations)[-1].note == message
+    assert names.ANN_HOLD not in asked_for.job_annotations  # same hold, same barrier as for any eviction
+    once = running(size)
+    once["status"]["admissionChecks"][0]["state"] = "Retry"
+    assert action(current, once, pods(size, node="node-a")) is None
+    evicted = running(size, evicted=("AdmissionCheck", "", 99))
+    assert isinstance(action(current, evicted, pods(size, node="node-a")), StartCheckpoint)
+
+
+def test_growth_within_the_bounds_goes_on_until_there_is_quota():
+    grow = request("resize", workers=4)
+    assert action(job(grow, state="running", pods=2), running(2), pods(2)) is None
+
+
+def test_nobody_is_evicted_for_bounds_without_a_request():
+    """Somebody edited the annotations by hand: they count at the next admission."""
+    assert action(job(annotations=bounds(2, 2)), running(), pods()) is None
+
+
+# --- the shape of a suspended job -----------------------------------------------------------------------------------
+def stopped(asked=RESIZE, notes=None, **fields):
+    past = [trained(ended_by="AdmissionCheck", evicted_at=T0 + 92, released_at=T0 + 99)]
+    return job(
+        asked, state="running", annotations=bounds(2, 2) if notes is None else notes, suspend=True, past=past, **fields
+    )
+
+
+def test_the_new_size_is_given_to_kueue_while_the_job_waits_without_quota():
+    current = stopped()
+    shaped = action(current, waiting())
+    assert isinstance(shaped, Reshape)
+    assert shaped.body == {
+        "metadata": {"annotations": {MIN_PARALLELISM: None}},
+        "spec": {"parallelism": 2, "completions": 2},
+    }
+    assert action(merge_patch(current, shaped.body), waiting(2, None)) is None
+
+
+@pytest.mark.parametrize("case", ["it runs", "quota", "kueue is still at it", "started"])
+def test_the_shape_is_left_alone(case):
+    current, workload = stopped(), waiting()
+    if case == "it runs":
+        current["spec"]["suspend"] = False
+    elif case == "quota":
+        workload = running(evicted=("AdmissionCheck", "", 99))
+    elif case == "kueue is still at it":
+        current["metadata"]["annotations"]["kueue.x-k8s.io/stopping"] = "true"
+    else:
+        current["status"]["startTime"] = scene.at(90)
+    assert not isinstance(action(current, workload), Reshape)
+
+
+def test_a_placement_goes_to_the_job_and_to_the_workload_that_kueue_reads():
+    wanted = placement.affinity(SPOT)
+    current, workload = stopped(request("migrate", placement=SPOT), placed(SPOT)), waiting()
+    first = action(current, workload)
+    assert isinstance(first, Reshape)
+    assert first.body == {"spec": {"template": {"spec": {"affinity": wanted}}}}
+    current = merge_patch(current, first.body)
+    second = action(current, workload)
+    assert isinstance(second, PatchWorkload)
+    (podset,) = second.body["spec"]["podSets"]
+    assert podset["template"]["spec"]["affinity"] == wanted
+    assert podset["template"]["spec"]["containers"] == workload["spec"]["podSets"][0]["template"]["spec"]["containers"]
+    workload = merge_patch(workload, second.body)
+    assert action(current, workload) is None
+    # Freed again: the affinity goes from both.
+    current["metadata"]["annotations"].update(placed(Placement()))
+    freed = action(current, workload)
+    assert isinstance(freed, Reshape)
+    current = merge_patch(current, freed.body)
+    assert "affinity" not in current["spec"]["template"]["spec"]
+    back = action(current, workload)
+    assert isinstance(back, PatchWorkload)
+    assert "affinity" not in back.body["spec"]["podSets"][0]["template"]["spec"]
+
+
+def test_a_job_with_its_own_affinity_that_never_migrated_is_left_alone():
+    current = stopped(None, {})
+    current["spec"]["template"]["spec"]["affinity"] = {"podAffinity": {}}
+    assert action(current, waiting()) is None
+
+
+# --- the fence ------------------------------------------------------------------------------------------------------
+def admitted(count=4, least=2, flavor="ondemand", wanted=4, where=None):
+    made = scene.workload(count=count, wanted=wanted, flavor=flavor)
+    podset = made["spec"]["podSets"][0]
+    podset.update({"minCount": least} if least else {})
+    if where is not None:
+        podset["template"]["spec"]["affinity"] = placement.affinity(where)
+    return made
+
+
+def test_an_admission_in_the_old_shape_is_sent_back_at_the_fence():
+    sent = action(stopped(), admitted())
+    assert isinstance(sent, RequestReadmission)
+    assert (sent.message, sent.requeue_after_s) == ("as asked for: admitted in its old shape", 2)
+    shaped = merge_patch(stopped(), {"spec": {"parallelism": 2, "completions": 2}})
+    shaped["metadata"]["annotations"].pop(MIN_PARALLELISM)
+    assert isinstance(action(shaped, admitted()), RequestReadmission)  # Kueue has not taken it over yet
+    assert isinstance(action(shaped, admitted(2, None, wanted=2)), AnswerReady)
+
+
+def test_an_admission_on_the_wrong_flavor_is_sent_back_at_the_fence():
+    current = stopped(request("migrate", placement=SPOT), placed(SPOT))
+    current["spec"]["template"]["spec"]["affinity"] = placement.affinity(SPOT)
+    sent = action(current, admitted(where=SPOT))
+    assert isinstance(sent, RequestReadmission)
+    assert sent.message == "as asked for: not on ondemand, only on spot"
+    assert isinstance(action(current, admitted(flavor="spot")), RequestReadmission)  # by chance: Kueue knows nothing
+    assert isinstance(action(current, admitted(flavor="spot", where=SPOT)), AnswerReady)
+
+
+def test_an_ordinary_job_passes_the_fence_whatever_partial_admission_gave_it():
+    fresh = job(suspend=True)
+    for given in (2, 3, 4):
+        assert isinstance(action(fresh, admitted(given)), AnswerReady)
+    assert isinstance(action(fresh, admitted(4, None)), AnswerReady)  # a Kueue without partial admission
+
+
+# --- pause and resume -----------------------------------------------------------------------------------------------
+def test_pause_and_resume_set_the_workloads_activity():
+    pause = action(job(request("pause"), state="running"), running(), pods())
+    assert isinstance(pause, PatchWorkload)
+    assert pause.body == {"spec": {"active": False}}
+    resume = action(stopped(request("resume"), {}), waiting(active=False))
+    assert isinstance(resume, PatchWorkload)
+    assert resume.body == {"spec": {"active": True}}
+    assert action(stopped(request("resume"), {}), waiting()) is None  # queued: it is done when it trains
+
+
+def test_a_pause_that_meets_the_fence_does_not_start_the_job():
+    held = action(stopped(request("pause"), {}), admitted())
+    assert isinstance(held, PatchWorkload)
+    assert held.body == {"spec": {"active": False}}
+
+
+def test_pause_is_done_when_the_quota_is_given_back():
+    inactive = running(evicted=("Deactivated", "", 95))
+    inactive["spec"]["active"] = False
+    assert isinstance(action(job(request("pause"), state="running"), inactive, pods()), StartCheckpoint)
+    saved = {names.ANN_CHECKPOINT: to_json(scene.checkpoint())}
+    done = action(stopped(request("pause"), saved), waiting(active=False))
+    assert (done.status.state, done.status.message) == (
+        "done", "paused; restarts from checkpoint train-a1-g1 (step 100) when it is resumed",
+    )  # fmt: skip
+
+
+# --- done -----------------------------------------------------------------------------------------------------------
+def second(**fields):
+    return [trained(ended_by="AdmissionCheck"), trained(2, **{"pods": 2, "first_step_at": T0 + 95, **fields})]
+
+
+def test_a_resize_is_done_when_the_new_attempt_trains():
+    smaller = job(RESIZE, state="running", annotations=bounds(2, 2), past=second(), pods=2)
+    done = action(smaller, running(2), pods(2, 2))
+    assert (done.status.state, done.status.message) == ("done", "attempt 2 runs with 2 workers on ondemand")
+    starting = job(RESIZE, state="running", annotations=bounds(2, 2), past=second(first_step_at=None), pods=2)
+    assert action(starting, running(2), pods(2, 2)) is None
+
+
+def test_growth_is_done_at_full_size_or_with_what_kueue_gave():
+    grow = request("resize", workers=4, min_workers=2)
+    full = job(grow, state="running", past=second(pods=4))
+    assert action(full, running(4), pods(4, 2)).status.state == "done"
+    some = job(grow, state="running", past=second(pods=3), pods=3)
+    assert "3 workers" in action(some, running(3), pods(3, 2)).status.message
+
+
+def test_a_request_that_asks_for_what_is_there_is_done_at_once():
+    assert action(job(request("resize", workers=4), state="running"), running(), pods()).status.state == "done"
+    assert action(job(request("resume"), state="running"), running(), pods()).status.state == "done"
+    free = request("migrate", placement=Placement())
+    current = job(free, state="running", annotations=placed(Placement()))
+    assert action(current, running(), pods()).status.state == "done"
+
+
+def test_a_migration_is_done_on_the_other_flavor():
+    current = job(
+        request("migrate", placement=SPOT), state="running", annotations=placed(SPOT), past=second(flavor="spot")
+    )
+    done = action(current, running(flavor="spot"), pods(4, 2))
+    assert done.status.message == "attempt 2 runs with 4 workers on spot"
+
+
+def test_a_change_of_a_paused_job_is_done_when_it_is_set():
+    shaped = merge_patch(stopped(), {"spec": {"parallelism": 2, "completions": 2}})
+    shaped["metadata"]["annotations"].pop(MIN_PARALLELISM)
+    done = action(shaped, waiting(2, None, active=False))
+    assert (done.status.state, done.status.message) == ("done", "set; takes effect when the job is resumed")
+    assert isinstance(action(stopped(), waiting(active=False)), Reshape)
+
+
+# --- checkpoint -----------------------------------------------------------------------------------------------------
+CHECKPOINT = request("checkpoint")
+
+
+def test_a_checkpoint_is_waited_for_and_given_up_after_its_deadline():
+    current = job(CHECKPOINT, state="running", taken_up_at=T0 + 90)
+    looked = act(current, running(), pods())
+    assert (looked.action, looked.wake_at) == (None, T0 + 150 + answers.SILENCE_S)
+    late = action(current, running(), pods(), now=T0 + 150 + answers.SILENCE_S)
+    assert (late.status.state, late.status.message) == ("failed", "no checkpoint: the pods gave no answer within 75 s")
+
+
+def test_a_checkpoint_of_an_attempt_that_is_over_has_failed():
+    over = job(CHECKPOINT, state="running", past=second(), pods=2)
+    assert "attempt 1 ended before" in action(over, running(2), pods(2, 2)).status.message
+    gone = action(stopped(CHECKPOINT, {}), waiting())
+    assert gone.status.message == "no checkpoint: attempt 1 ended before (AdmissionCheck)"
+
+
+def test_a_checkpoint_request_never_stops_an_eviction():
+    evicted = running(evicted=("Preempted", scene.PREEMPTED, 99))
+    assert isinstance(action(job(CHECKPOINT, state="running"), evicted, pods()), StartCheckpoint)
+
+
+def test_taking_up_a_checkpoint_sets_its_deadline():
+    status = from_json(
+        RequestStatus, action(job(CHECKPOINT), running(), pods()).job_annotations[names.ANN_CHECKPOINT_STATUS]
+    )
+    assert status.deadline == NOW + requests.DEFAULT_CHECKPOINT_S
+    short = request("checkpoint", timeout_s=9.0)
+    assert action(job(short), running(), pods()).status.deadline == NOW + 9
