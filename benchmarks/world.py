@@ -66,7 +66,7 @@ class World:
     """
 
     def __init__(
-        self, made: Prepared, ranks: int, *, agent: bool, cores: Sequence[int] | None = None, width: int = 128
+        self, made: Prepared, ranks: int, *, agent: bool, cores: Sequence[int] | None = None, width: int = 384
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="bench-"))
         bench = self.folder / "bench"

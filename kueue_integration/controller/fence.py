@@ -57,6 +57,10 @@ def _answer(job: Object, workload: Object, preemptor: str | None, now: float) ->
         number = before.attempt  # we died between the Job's patch and the Workload's: same reservation, same attempt
     else:
         number = max(views.attempt(job), before.attempt if before else 0) + 1
+        if before is not None and _untouched(before) and views.never_started(job):
+            # Our copy of the Workload was old: that answer did not get through, and its number starts nothing else.
+            number, history = before.attempt, history[:-1]
+            before = records.last(history)
         if before is not None:
             before = records.closed(before, workload, preemptor, now)
             history = records.with_last(history, before)

@@ -202,10 +202,12 @@ class Reconciler:
         # Copies may be old, so everything else is decided again on fresh reads. Pods come before the Job: a pod that
         # has failed is counted before the Job says what that means.
         answers = isinstance(first.action, AnswerReady) and bool(first.action.job_annotations)
-        if answers and _never_started(job):
-            pods = list(lost)  # most admissions are first ones: there is nothing to list
-        else:
-            pods = [*self._kube.list_pods(namespace, selector({views.JOB_NAME_LABEL: name})), *lost]
+        if answers and views.never_started(job):
+            # Most admissions are first ones. There are no pods to list, and the versions of our copies guard the rest:
+            # an answer that fails half-way is given again under the same number.
+            self._perform(first.action, job, workload)
+            return
+        pods = [*self._kube.list_pods(namespace, selector({views.JOB_NAME_LABEL: name})), *lost]
         if workload is not None:
             workload = self._kube.find(WORKLOAD, namespace, workload["metadata"]["name"])
         if answers:
@@ -323,10 +325,3 @@ class Reconciler:
         if missing:
             what = " and no ".join(missing)
             log.error("no %s %s: preemption does not wait for checkpoints; upgrade the chart", what, names.HOLD_LEASE)
-
-
-def _never_started(job: Object) -> bool:
-    """A Job as it was created, suspended: no start has ever changed its spec. Its version must guard what follows."""
-    status = job.get("status") or {}
-    untouched = job["metadata"].get("generation") == 1 and not status.get("startTime") and not status.get("active")
-    return untouched and views.suspended(job) and not views.history(job)

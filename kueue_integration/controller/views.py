@@ -33,6 +33,13 @@ def suspended(job: Object) -> bool:
     return bool((job.get("spec") or {}).get("suspend"))
 
 
+def never_started(job: Object) -> bool:
+    """A Job as it was created, suspended: no start has ever changed its spec. Its version must guard what follows."""
+    status = job.get("status") or {}
+    untouched = job["metadata"].get("generation") == 1 and not status.get("startTime") and not status.get("active")
+    return untouched and suspended(job)
+
+
 def finished(job: Object) -> Mapping[str, Any] | None:
     """The Job's Complete or Failed condition once it is True."""
     for name in ("Complete", "Failed"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 
 import controller_scene as scene
@@ -16,6 +17,7 @@ from kueue_integration.errors import Conflict, KubeError, Unreachable
 from kueue_integration.fake import FakeKube
 from kueue_integration.resources import ADMISSION_CHECK, ADMISSION_POLICY_BINDING, JOB, POD, WORKLOAD, annotation
 from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord, list_from_json
 
 TASK = Task("job", NS, "train")
 FENCE = {
@@ -84,7 +86,7 @@ def test_the_fence_writes_the_job_then_the_workload_and_keeps_other_checks(world
     assert (update["name"], update["annotations"][names.ANN_ATTEMPT]) == ("main", "1")
 
 
-def test_a_first_admission_takes_three_requests(world):
+def test_a_first_admission_takes_two_requests(world):
     """The pods of a Job whose spec was never changed need no listing, and the version of our copy guards the Job."""
     job = scene.job()
     job["metadata"]["generation"] = 1
@@ -92,11 +94,32 @@ def test_a_first_admission_takes_three_requests(world):
     before = len(kube.requests)
     reconciler.handle(TASK)
     assert [(verb, kind) for verb, kind, _ in kube.requests[before:] if verb != "watch"] == [
-        ("get", "Workload"),
         ("patch", "Job"),
         ("patch", "Workload"),
     ]
     assert check_of(kube)["state"] == "Ready"
+
+
+def test_an_old_copy_of_the_workload_takes_no_attempt_number(world, monkeypatch):
+    job = scene.job()
+    job["metadata"]["generation"] = 1
+    kube, reconciler = world(job, fresh(scene.workload()))
+    stale = copy.deepcopy(reconciler.world.workload_of(NS, "train"))
+    kube.patch(WORKLOAD, NS, "job-train-1", {"metadata": {"labels": {"x": "y"}}})
+    monkeypatch.setattr(reconciler.world, "workload_of", lambda namespace, name: stale)
+    reconciler.handle(TASK)
+    assert check_of(kube)["state"] == "Pending"
+    assert annotation(kube.get_job(NS, "train"), names.ANN_ATTEMPT) == "1"
+    newer = clock.to_whole(time.time() + 5)
+    conditions = [{**c, "lastTransitionTime": newer} for c in stale["status"]["conditions"]]
+    kube.patch(WORKLOAD, NS, "job-train-1", {"status": {"conditions": conditions}}, subresource="status")
+    monkeypatch.undo()
+    eventually(lambda: annotation(reconciler.world.jobs.get(NS, "train"), names.ANN_ATTEMPT) == "1")
+    eventually(lambda: reconciler.world.workload_of(NS, "train")["status"]["conditions"] == conditions)
+    reconciler.handle(TASK)
+    assert check_of(kube)["state"] == "Ready"
+    history = list_from_json(AttemptRecord, annotation(kube.get_job(NS, "train"), names.ANN_HISTORY))
+    assert [(record.attempt, record.ended_by) for record in history] == [(1, None)]
 
 
 def test_an_old_copy_of_the_job_starts_nothing(world, monkeypatch):
