@@ -1,4 +1,4 @@
-"""The worker: takes a key, looks, decides, acts. One thread; only the replica that holds the Lease acts."""
+"""The workers: take a key, look, decide, act. Only the replica that holds the Lease acts."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ from .world import World
 log = logging.getLogger(__name__)
 
 RESYNC_S = 30.0
+WORKERS = 4
+"""They mostly wait for the API server. A Job is never in two hands at once."""
 PLAN_DELAY_S = 0.3
 """Quota changes come in bursts; one plan for a burst."""
 PLAN_SHARE = 0.1
@@ -75,8 +77,11 @@ class Reconciler:
         self.world = World(kube, self._on_job, self._on_workload, self._on_pod, self._on_queue)
         self._failures: dict[Task, int] = {}
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
-        self._beat = time.monotonic()
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), name=f"worker-{number}", daemon=True)
+            for number in range(WORKERS)
+        ]
+        self._beats = [time.monotonic()] * WORKERS
         self._plan_pause = PLAN_DELAY_S
         self._planned_at = 0.0
         self.leads: Callable[[], bool] = lambda: False
@@ -86,16 +91,18 @@ class Reconciler:
     # --- life -----------------------------------------------------------------------------------------------------
     def start(self) -> None:
         self.world.start()
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         self._stop.set()
         self.world.stop()
-        self._thread.join(timeout=10)
+        for thread in self._threads:
+            thread.join(timeout=10)
 
     def silent_for(self) -> float:
-        """Seconds since the worker last showed life."""
-        return time.monotonic() - self._beat
+        """Seconds since the worker that is silent for longest last showed life."""
+        return time.monotonic() - min(self._beats)
 
     def everything(self) -> None:
         """Look at every object again: after taking over, and now and then."""
@@ -134,19 +141,23 @@ class Reconciler:
         self.queue.add(Task("plan"), self._plan_delay())
 
     # --- loop -------------------------------------------------------------------------------------------------------
-    def _run(self) -> None:
+    def _run(self, number: int) -> None:
         resync = time.monotonic() + RESYNC_S
         while not self._stop.is_set():
-            self._beat = time.monotonic()
-            task = self.queue.get(timeout_s=1.0)
+            self._beats[number] = time.monotonic()
+            task = self.queue.claim(timeout_s=1.0)
             self._metrics.set("singularity_queue_depth", len(self.queue))
-            if not self.leads():
-                continue  # whoever takes over looks at everything
-            if time.monotonic() >= resync:
-                resync = time.monotonic() + RESYNC_S
-                self.everything()
-            if task is not None:
-                self.handle(task)
+            try:
+                if not self.leads():
+                    continue  # whoever takes over looks at everything
+                if number == 0 and time.monotonic() >= resync:
+                    resync = time.monotonic() + RESYNC_S
+                    self.everything()
+                if task is not None:
+                    self.handle(task)
+            finally:
+                if task is not None:
+                    self.queue.done(task)
 
     def handle(self, task: Task) -> None:
         """Do `task`; what goes wrong is logged and done again later. Never raises."""

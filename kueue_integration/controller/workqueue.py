@@ -19,6 +19,8 @@ class WorkQueue(Generic[K]):
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._count = 0
+        self._busy: set[K] = set()
+        self._postponed: set[K] = set()
 
     def __len__(self) -> int:
         with self._changed:
@@ -50,3 +52,26 @@ class WorkQueue(Generic[K]):
                 if now >= end:
                     return None
                 self._changed.wait(min(end, self._heap[0][0] if self._heap else end) - now)
+
+    # --- several workers ----------------------------------------------------------------------------------------------
+    def claim(self, timeout_s: float) -> K | None:
+        """As `get`, but never a key that another worker has claimed; `done` must follow."""
+        end = time.monotonic() + timeout_s
+        while True:
+            key = self.get(max(0.0, end - time.monotonic()))
+            if key is None:
+                return None
+            with self._changed:
+                if key not in self._busy:
+                    self._busy.add(key)
+                    return key
+                self._postponed.add(key)
+
+    def done(self, key: K) -> None:
+        """The claimed `key` may be claimed again; what was due meanwhile is due now."""
+        with self._changed:
+            self._busy.discard(key)
+            again = key in self._postponed
+            self._postponed.discard(key)
+        if again:
+            self.add(key)

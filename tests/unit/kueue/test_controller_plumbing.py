@@ -202,3 +202,17 @@ def test_an_informer_without_word_from_the_api_server_is_noticed(informer, monke
     now = time.monotonic()
     monkeypatch.setattr("kueue_integration.controller.informer.time.monotonic", lambda: now + 100)
     assert copy.silent_for() > 90
+
+
+def test_a_claimed_key_is_in_one_hand_only():
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a")
+    assert queue.claim(1.0) == "a"
+    queue.add("a")
+    queue.add("b")
+    assert queue.claim(1.0) == "b"  # "a" is due, but somebody has it
+    assert queue.claim(0.05) is None
+    queue.done("a")
+    assert queue.claim(1.0) == "a"
+    queue.done("a")
+    assert queue.claim(0.05) is None

@@ -316,7 +316,8 @@ def test_only_the_replica_that_leads_writes(world):
     kube, reconciler = world(scene.job(), fresh(scene.workload()))
     leads = []
     reconciler.leads = lambda: bool(leads)
-    reconciler._thread.start()
+    for thread in reconciler._threads:
+        thread.start()
     try:
         eventually(lambda: len(reconciler.queue) == 0)
         assert writes(kube) == []
