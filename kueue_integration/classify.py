@@ -138,7 +138,7 @@ def classify(
         return Classified(Phase.SUBMITTED, "NoWorkload", "Kueue has not made a Workload for the Job yet")
     past = records.history(job)
     if is_true(workload, "Evicted"):
-        return _evicted(workload, job, past)
+        return _evicted(workload, job, past, position)
     refused = _refused(workload, job)
     if refused:
         return refused
@@ -169,7 +169,7 @@ def _refused(workload: _Obj, job: _Obj) -> Classified | None:
     return Classified(Phase.FAILED, reason, f"Kueue gave it up: {over.get('message') or reason}")
 
 
-def _evicted(workload: _Obj, job: _Obj, past: Sequence[AttemptRecord]) -> Classified:
+def _evicted(workload: _Obj, job: _Obj, past: Sequence[AttemptRecord], position: Position | None) -> Classified:
     why = condition(workload, "Evicted") or {}
     reason = str(why.get("reason") or "Evicted")
     words = _EVICTED_WORDS.get(reason, f"was evicted ({reason})")
@@ -196,7 +196,19 @@ def _evicted(workload: _Obj, job: _Obj, past: Sequence[AttemptRecord]) -> Classi
         return Classified(Phase.CHECKPOINTING, reason, f"{words}; {doing}")
     if workload.get("spec", {}).get("active") is False:
         return Classified(Phase.SUSPENDED, reason, f"{words}; {state}; {_REACTIVATE}")
-    return Classified(Phase.PREEMPTED, reason, f"{words}; {state}; {_goes_on(workload, reason)}")
+    # Kueue leaves Evicted on True until the Workload has quota again: all that time it waits in the queue.
+    told = [words, state, _goes_on(workload, reason), *_wanting(workload, position)]
+    return Classified(Phase.PREEMPTED, reason, "; ".join(told))
+
+
+def _wanting(workload: _Obj, position: Position | None) -> list[str]:
+    """What a Workload in the queue lacks, where it stands, and Kueue's own words about it."""
+    found = condition(workload, "QuotaReserved") or {}
+    if found.get("status") == "True":
+        return []
+    message = str(found.get("message") or "")
+    told = (shortage.sentence(shortages(workload)), str(position or ""), f"Kueue: {message}" if message else "")
+    return [words for words in told if words]
 
 
 def _goes_on(workload: _Obj, reason: str) -> str:
@@ -253,18 +265,13 @@ def _waiting(workload: _Obj, past: Sequence[AttemptRecord], position: Position |
     gate = condition(workload, "BlockedOnPreemptionGates") or {}
     if gate.get("status") == "True":
         words = "waits: it may not preempt others yet, a gate is closed"
-    message = str(found.get("message") or "")
-    missing = shortage.sentence(shortages(workload))
-    said = [words + (f": {missing}" if missing else "")]
-    if position is not None:
-        said.append(str(position))
+    said = [words]
     if past and past[-1].ended_by == "Preempted" and past[-1].preempted_by:
         said.append(f"was preempted by {preempted_by(past[-1])}")
     again = ((workload.get("status") or {}).get("requeueState") or {}).get("requeueAt")
     if again:
         said.append(f"Kueue looks at it again at {again}")
-    if message:
-        said.append(f"Kueue: {message}")
+    said += _wanting(workload, position)
     return Classified(Phase.PREEMPTED if past else Phase.QUEUED, reason, "; ".join(said))
 
 

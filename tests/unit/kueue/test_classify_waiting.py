@@ -82,6 +82,10 @@ def test_a_position_and_a_preemptor_are_said_while_waiting() -> None:
         UNUSED,
     ):
         assert words in found.message
+    still_evicted = workload(("QuotaReserved", "False", "Pending", UNUSED), ("Evicted", "True", "Preempted", "m"))
+    found = classify(still_evicted, job(suspend=True, history=past), (), Position("training", 2, 7, 3))
+    assert found.phase is Phase.PREEMPTED and UNUSED in found.message
+    assert "place 2 of 7" in found.message and "needs 4 cpu more in flavor spot" in found.message
     evicted = workload(("QuotaReserved", "True"), ("Evicted", "True", "Preempted", "Preempted to ..."))
     assert "(Job urgent, queue training, priority 1000)" in classify(evicted, job(history=past, active=4)).message
 
