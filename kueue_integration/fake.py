@@ -152,11 +152,18 @@ class FakeKube(Kube):
             return self._store(self._key(kind, namespace, name), new, old)
 
     def delete(
-        self, kind: Kind, namespace: str | None, name: str, uid: str | None = None, propagation: str = "Background"
+        self,
+        kind: Kind,
+        namespace: str | None,
+        name: str,
+        uid: str | None = None,
+        propagation: str = "Background",
+        resource_version: str | None = None,
     ) -> None:
         with self._changed:
             self._note("delete", kind, name)
             old = self._find(kind, namespace, name)
+            self._precondition(old, resource_version)
             if uid is not None and uid != old["metadata"]["uid"]:
                 raise Conflict(f"uid precondition failed: {uid} is not {old['metadata']['uid']}", 409, "Conflict")
             self._remove(self._key(kind, namespace, name), cascade=propagation != "Orphan")

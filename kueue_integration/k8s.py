@@ -127,11 +127,17 @@ class ApiKube(Kube):
         return self._json("PATCH", kind.path(namespace, name, subresource), body=full, content_type=MERGE_PATCH)
 
     def delete(
-        self, kind: Kind, namespace: str | None, name: str, uid: str | None = None, propagation: str = "Background"
+        self,
+        kind: Kind,
+        namespace: str | None,
+        name: str,
+        uid: str | None = None,
+        propagation: str = "Background",
+        resource_version: str | None = None,
     ) -> None:
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
-        if uid is not None:
-            options["preconditions"] = {"uid": uid}
+        conditions = {"uid": uid, "resourceVersion": resource_version}
+        options["preconditions"] = {key: value for key, value in conditions.items() if value is not None}
         self._json("DELETE", kind.path(namespace, name), body=options)
 
     def watch(

@@ -63,9 +63,18 @@ class Kube(abc.ABC):
 
     @abc.abstractmethod
     def delete(
-        self, kind: Kind, namespace: str | None, name: str, uid: str | None = None, propagation: str = "Background"
+        self,
+        kind: Kind,
+        namespace: str | None,
+        name: str,
+        uid: str | None = None,
+        propagation: str = "Background",
+        resource_version: str | None = None,
     ) -> None:
-        """Delete; with `uid` only that very object. Raises Conflict (another uid), NotFound."""
+        """Delete; with `uid` only that very object, with `resource_version` only as it was then.
+
+        Raises Conflict (another uid or version), NotFound.
+        """
 
     @abc.abstractmethod
     def watch(

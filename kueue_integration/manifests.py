@@ -65,7 +65,7 @@ def job(spec: TrainSpec, platform: PlatformConfig) -> Object:
             # A new pod of an index starts only when the old one has ended: two could write the same checkpoint.
             "podReplacementPolicy": "Failed",
             "backoffLimit": BACKOFF_LIMIT,
-            "podFailurePolicy": {"rules": _failure_rules()},
+            "podFailurePolicy": {"rules": failure_rules()},
             "template": {
                 "metadata": {"labels": own_labels(spec), "annotations": {**spec.annotations}},
                 "spec": pod_spec(spec, platform),
@@ -91,7 +91,7 @@ def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str
     return annotations
 
 
-def _failure_rules() -> list[Object]:
+def failure_rules() -> list[Object]:
     """First match wins. Stopped on purpose or by the node: not counted. Killed: counted. The user's error: the end."""
     train = names.CONTAINER_TRAIN
     return [

@@ -39,6 +39,7 @@ class Kind:
 
 
 JOB: Final = Kind("Job", "batch", "v1", "jobs")
+JOBSET: Final = Kind("JobSet", "jobset.x-k8s.io", "v1alpha2", "jobsets")
 POD: Final = Kind("Pod", "", "v1", "pods")
 CONFIG_MAP: Final = Kind("ConfigMap", "", "v1", "configmaps")
 SERVICE: Final = Kind("Service", "", "v1", "services")
@@ -85,6 +86,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     kind.name: kind
     for kind in (
         JOB,
+        JOBSET,
         POD,
         CONFIG_MAP,
         SERVICE,

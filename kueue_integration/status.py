@@ -13,11 +13,11 @@ from typing import Any
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, RequestStatus
 
-from . import records, requests, visibility
+from . import kinds, records, requests, visibility
 from .classify import Phase, classify, evictions, shortages
 from .errors import Gone, JobNotFoundError, KubeError
 from .kube import Kube
-from .resources import JOB, annotation, label, selector
+from .resources import JOB, JOBSET, annotation, label, selector
 from .shortage import Shortage
 from .visibility import Position
 
@@ -80,9 +80,11 @@ class JobStatus:
 def describe(kube: Kube, namespace: str, name: str) -> JobStatus:
     """The status of a managed Job. Raises JobNotFoundError, KubeError."""
     job = kube.find(JOB, namespace, name)
+    if label(job, names.LABEL_MANAGED) != "true":
+        job = kinds.find(kube, namespace, kinds.owner_key(JOBSET.name, name))
     if job is None or label(job, names.LABEL_MANAGED) != "true":
         raise JobNotFoundError(f"no training job {name!r} in namespace {namespace!r}; see `singularityctl status`")
-    pods = kube.list_pods(namespace, selector({names.LABEL_JOB: name}))
+    pods = kube.list_pods(namespace, selector({names.LABEL_JOB: kinds.job_key(job)}))
     workload = kube.get_workload_for_job(job)
     return summarise(job, workload, pods, visibility.position(kube, workload))
 

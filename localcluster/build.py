@@ -88,6 +88,15 @@ KWOK = GoPart(
     note="about a minute on 2 cores",
 )
 """Fakes nodes and pods; only benchmarks want it."""
+JOBSET = GoPart(
+    "jobset",
+    _same("jobset"),
+    ["install", "tool"],
+    module="sigs.k8s.io/jobset",
+    manifests=[("config/components/crd/bases", "crds"), ("config/components/webhook/manifests.yaml", "webhooks.yaml")],
+    note="about 2 minutes on 2 cores",
+)
+"""Not of every cluster: see `jobset`."""
 PARTS = (ETCD, KUBERNETES, CONTAINERD, COREDNS, KUEUE, HELM)
 
 

@@ -110,4 +110,5 @@ def local_values(config: ClusterConfig, torch: Path, images: Mapping[str, Image]
             "env": {"PYTHONPATH": TORCH_MOUNT, "OMP_NUM_THREADS": "1"},
         },
         "sampleQueues": {"enabled": True},
+        "adoption": {"enabled": True},
     }

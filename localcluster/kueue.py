@@ -51,7 +51,8 @@ def configuration(config: ClusterConfig) -> dict[str, Any]:
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
         "clientConnection": {"qps": 300, "burst": 500},
-        "integrations": {"frameworks": ["batch/job"]},
+        # A kind that is not served yet is waited for.
+        "integrations": {"frameworks": ["batch/job", "jobset.x-k8s.io/jobset"]},
         "visibilityServer": {"bindAddress": config.address, "bindPort": KUEUE_VISIBILITY_PORT},
     }
 
@@ -183,7 +184,7 @@ def webhooks(documents: Iterable[Mapping[str, Any]], ca: bytes) -> list[dict[str
 
 
 def _wanted(path: str) -> bool:
-    return "-kueue-x-k8s-io-" in path or path.endswith("-batch-v1-job")
+    return "-kueue-x-k8s-io-" in path or path.endswith(("-batch-v1-job", "-jobset-x-k8s-io-v1alpha2-jobset"))
 
 
 def _by_url(hook: Mapping[str, Any], ca: bytes) -> dict[str, Any]:

@@ -25,6 +25,7 @@ _COMMANDS = {
     "pause": ("pause:pause", "Stop a job with a checkpoint and give its quota back."),
     "resume": ("resume:resume", "Queue a paused job again."),
     "render": ("submit:render", "Print the Kubernetes objects of a job without creating them."),
+    "adopt": ("adopt:adopt", "Make a managed job out of a plain Job."),
     "delete": ("delete:delete", "Delete a job with everything that belongs to it."),
     "checkpoints": ("checkpoints:checkpoints", "The checkpoints of a job: ls, show, verify, gc."),
     "doctor": ("doctor:doctor", "Check cluster, Kueue and chart; say how to fix what is wrong."),

@@ -27,9 +27,10 @@ from proxy.protocol.messages import (
     to_json,
 )
 
+from .. import kinds
 from ..errors import Conflict, KubeError
 from ..k8s import Kube
-from ..resources import JOB, Object
+from ..resources import Object
 from . import clock, identity, inbox, views, writer
 from .actions import Annotations
 from .errors import BadAnnotationError, RefusedError
@@ -123,9 +124,9 @@ class Api:
     # --- who and about what -----------------------------------------------------------------------------------------
     def _job(self, namespace: str, name: str, attempt: int) -> Object:
         """Our copy of the Job if it is at `attempt`, else the API server's: the copy may be behind. Blocks."""
-        job = self._world.jobs.get(namespace, name)
+        job = self._world.job(namespace, name)
         if job is None or views.attempt(job) != attempt:
-            job = self._kube.find(JOB, namespace, name)
+            job = kinds.find(self._kube, namespace, name)
         if job is None:
             raise RefusedError(409, f"there is no Job {namespace}/{name}: it has been deleted")
         inbox.require_current(job, attempt)
@@ -157,7 +158,7 @@ class Api:
 
         def attempt() -> bool:
             for left in reversed(range(tries)):
-                job = self._kube.find(JOB, namespace, name)
+                job = kinds.find(self._kube, namespace, name)
                 if job is None:
                     raise RefusedError(409, f"there is no Job {namespace}/{name}: it has been deleted")
                 annotations = change(job)
@@ -193,7 +194,7 @@ class Api:
         job, _ = await self._speaker(request, namespace, name, attempt, leader=True)
 
         def look() -> Command | None:
-            current = self._world.jobs.get(namespace, name)
+            current = self._world.job(namespace, name)
             if current is None or _behind(current, job, attempt):
                 current = job  # our copy is older than what the API server has just said
             inbox.require_current(current, attempt)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from proxy.protocol import names
 
+from .. import kinds
 from ..k8s import Kube
-from ..resources import Object, annotation, label, selector
+from ..resources import JOB, Object, annotation, label, selector
 from . import views
 from .errors import RefusedError
 from .world import World
@@ -71,40 +72,57 @@ class Identities:
     def pod(self, token: str, namespace: str, job: Object) -> Object:
         """The pod of `job` that owns `token`. Raises RefusedError 401 or 403, KubeError."""
         speaker = self.speaker(token)
-        name = str(job["metadata"]["name"])
+        key = kinds.job_key(job)
         found = None
         if speaker.namespace == namespace:
-            found = _own(self._world.pods_of(namespace, name), speaker, job)
+            found = self._own(self._world.pods_of(namespace, key), speaker, job)
             if found is None:  # our copy may not have a pod that has just started
-                found = _own(self._kube.list_pods(namespace, selector({views.JOB_NAME_LABEL: name})), speaker, job)
+                found = self._own(self._kube.list_pods(namespace, selector(kinds.pod_labels(key))), speaker, job)
         if found is not None:
             return found
-        raise RefusedError(403, f"pod {speaker.namespace}/{speaker.pod} is not a pod of Job {namespace}/{name}")
+        raise RefusedError(403, f"pod {speaker.namespace}/{speaker.pod} is not a pod of Job {namespace}/{key}")
+
+    def _own(self, pods: Sequence[Object], speaker: Speaker, job: Object) -> Object | None:
+        """The speaker's pod if the Job owns it. Labels are not enough: whoever makes a pod chooses them."""
+        for pod in pods:
+            meta = pod["metadata"]
+            if (meta["name"], meta["uid"]) == (speaker.pod, speaker.uid) and self._owns(job, pod):
+                return pod
+        return None
+
+    def _owns(self, job: Object, pod: Object) -> bool:
+        if not kinds.is_jobset(job):
+            return _controlled(job, pod)
+        for owner in _controllers(pod):  # the pods of a JobSet belong to a Job that belongs to it
+            if owner.get("kind") != JOB.name:
+                continue
+            child = self._kube.find(JOB, pod["metadata"]["namespace"], owner["name"])
+            if child is not None and [o.get("uid") for o in _controllers(child)] == [job["metadata"]["uid"]]:
+                return _controlled(child, pod)
+        return False
 
 
-def _own(pods: Sequence[Object], speaker: Speaker, job: Object) -> Object | None:
-    """The speaker's pod if the Job controls it and the Job controller manages it.
+def _controlled(job: Object, pod: Object) -> bool:
+    """Whether the Job controls the pod and the Job controller manages it.
 
     Labels and a plain owner reference are not enough: whoever makes a pod chooses them. The reference must be the
     controlling one, and the Job controller's own marks must name this Job by its UID: a pod that has all of them is
     one that the Job controller counts, or removes as one too many.
     """
     uid = job["metadata"]["uid"]
-    for pod in pods:
-        meta = pod["metadata"]
-        if (meta["name"], meta["uid"]) != (speaker.pod, speaker.uid):
-            continue
-        controllers = [owner for owner in meta.get("ownerReferences") or () if owner.get("controller")]
-        ours = [o for o in controllers if o.get("kind") == "Job" and str(o.get("apiVersion", "")).startswith("batch/")]
-        index, completions = views.pod_index(pod), int((job.get("spec") or {}).get("completions") or 1)
-        if (
-            [owner.get("uid") for owner in ours] == [uid]
-            and label(pod, views.CONTROLLER_UID_LABEL) == uid
-            and index is not None
-            and index < completions
-        ):
-            return pod
-    return None
+    owners = _controllers(pod)
+    ours = [o for o in owners if o.get("kind") == "Job" and str(o.get("apiVersion", "")).startswith("batch/")]
+    index, completions = views.pod_index(pod), int((job.get("spec") or {}).get("completions") or 1)
+    return (
+        [owner.get("uid") for owner in ours] == [uid]
+        and label(pod, views.CONTROLLER_UID_LABEL) == uid
+        and index is not None
+        and index < completions
+    )
+
+
+def _controllers(obj: Object) -> list[Object]:
+    return [owner for owner in obj["metadata"].get("ownerReferences") or () if owner.get("controller")]
 
 
 def require_attempt(pod: Object, attempt: int) -> None:

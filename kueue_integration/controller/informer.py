@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 
-from ..errors import Gone, KubeError
+from ..errors import Gone, KubeError, NotFound
 from ..k8s import Kube
 from ..resources import Kind, Object
 
@@ -18,11 +18,16 @@ WATCH_S = 45.0
 """Seconds that a watch lives: a half-open connection is blind for that long, and a hold outlives its budget by that."""
 BACKOFF_MIN_S = 0.5
 BACKOFF_MAX_S = 10.0
+ABSENT_S = 10.0
+"""Between two questions for a kind that is not served."""
 _Key = tuple[str, str]
 
 
 class Informer:
-    """`on_change(object, deleted)` runs in the informer's thread, after the copy has changed."""
+    """`on_change(object, deleted)` runs in the informer's thread, after the copy has changed.
+
+    `optional`: a cluster that does not serve the kind has no objects of it; it may begin to at any time.
+    """
 
     def __init__(
         self,
@@ -31,10 +36,12 @@ class Informer:
         on_change: Callable[[Object, bool], None],
         selector: str | None = None,
         index: Callable[[Object], Hashable] = lambda obj: None,
+        optional: bool = False,
     ) -> None:
         self._kube = kube
         self.kind = kind
         self._selector = selector
+        self._optional = optional
         self._on_change = on_change
         self._index = index
         self._lock = threading.Lock()
@@ -96,6 +103,12 @@ class Informer:
                 return
             except Gone:
                 log.info("watch of %s is too old, listing again in %.1f s", self.kind.plural, backoff)
+            except NotFound as error:
+                if not self._optional:
+                    log.warning("%s: %s; again in %.0f s", self.kind.plural, error, ABSENT_S)
+                self._vanish()
+                self._stop.wait(ABSENT_S)
+                continue
             except KubeError as error:
                 log.warning("watch of %s: %s; again in %.1f s", self.kind.plural, error, backoff)
             except Exception:
@@ -104,6 +117,19 @@ class Informer:
             # Jitter: replicas and kinds that lost the same server must not list in step.
             self._stop.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - nothing secret
             backoff = min(backoff * 2, BACKOFF_MAX_S)
+
+    def _vanish(self) -> None:
+        """The kind is not served: for an optional one that is an answer."""
+        if not self._optional:
+            return
+        self._heard = time.monotonic()
+        with self._lock:
+            gone = list(self._objects.values())
+            self._objects.clear()
+            self._by_index.clear()
+        for obj in gone:
+            self._on_change(obj, True)
+        self.synced.set()
 
     def _list(self) -> str:
         items, version = self._kube.list_versioned(self.kind, None, self._selector)

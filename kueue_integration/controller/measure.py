@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
-from .. import records
+from .. import kinds, records
 from ..classify import classify
 from ..resources import Object
 from . import views
@@ -115,8 +115,8 @@ def live_gauges(
     """Gauges of the Jobs that are there now, so that none outlives its Job. Empty on replicas that follow."""
     now = clock()
     held, ages, phases = 0, Series(), Series()
-    for job in world.jobs.all() if leads() else ():
-        where = str(job["metadata"]["namespace"]), str(job["metadata"]["name"])
+    for job in world.all_jobs() if leads() else ():
+        where = str(job["metadata"]["namespace"]), kinds.job_key(job)
         phase = classify(world.workload_of(*where), job).phase
         phases[(phase.value,)] = phases.get((phase.value,), 0) + 1
         held += _held(job, now)

@@ -10,17 +10,16 @@ from dataclasses import dataclass, replace
 
 from proxy.protocol import names
 
+from .. import kinds
 from ..errors import Conflict, KubeError
 from ..k8s import Kube
 from ..resources import (
     ADMISSION_CHECK,
     ADMISSION_POLICY,
     ADMISSION_POLICY_BINDING,
-    JOB,
     WORKLOAD,
     Object,
     condition,
-    label,
     selector,
 )
 from . import clock, fence, planner, preemptor, views, writer
@@ -30,7 +29,7 @@ from .hold import Settings
 from .measure import Meter, live_gauges
 from .metrics import Metrics
 from .workqueue import WorkQueue
-from .world import World
+from .world import World, job_of
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +107,7 @@ class Reconciler:
         """Look at every object again: after taking over, and now and then."""
         for workload in self.world.workloads.all():
             self._on_workload(workload, False)
-        for job in self.world.jobs.all():
+        for job in self.world.all_jobs():
             self._on_job(job, False)
         self.queue.add(Task("check"))
         self.queue.add(Task("policy"))
@@ -117,7 +116,7 @@ class Reconciler:
     # --- events -----------------------------------------------------------------------------------------------------
     def _on_job(self, job: Object, deleted: bool) -> None:
         self._meter.see(job, deleted)
-        namespace, name = str(job["metadata"]["namespace"]), str(job["metadata"]["name"])
+        namespace, name = str(job["metadata"]["namespace"]), kinds.job_key(job)
         self.queue.add(Task("job", namespace, name))
         self.queue.add(Task("plan"), self._plan_delay())
         self._notify(namespace, name)
@@ -131,7 +130,7 @@ class Reconciler:
         self.queue.add(Task("plan"), self._plan_delay())
 
     def _on_pod(self, pod: Object, deleted: bool) -> None:
-        name = label(pod, views.JOB_NAME_LABEL)
+        name = job_of(pod)
         if name:
             namespace = str(pod["metadata"]["namespace"])
             self.queue.add(Task("job", namespace, name))
@@ -190,12 +189,12 @@ class Reconciler:
     def _job(self, task: Task) -> None:
         namespace, name = task.namespace, task.name
         workload = self.world.workload_of(namespace, name)
-        job = self.world.jobs.get(namespace, name)
+        job = self.world.job(namespace, name)
         if job is None:
             if workload is None or not fence.asks(workload, self._settings.check_name):
                 return
             # Not a managed Job, or one that our copy does not have yet: only the API server can tell.
-            job = self._kube.find(JOB, namespace, name)
+            job = kinds.find(self._kube, namespace, name)
             if job is None:
                 return
         if workload is None and views.managed(job) and not views.suspended(job) and views.hold(job) == names.HOLD_ARMED:
@@ -218,7 +217,7 @@ class Reconciler:
             # an answer that fails half-way is given again under the same number.
             self._perform(first.action, job, workload)
             return
-        pods = [*self._kube.list_pods(namespace, selector({views.JOB_NAME_LABEL: name})), *lost]
+        pods = [*self._kube.list_pods(namespace, selector(kinds.pod_labels(name))), *lost]
         if workload is not None:
             workload = self._kube.find(WORKLOAD, namespace, workload["metadata"]["name"])
         if answers:
@@ -227,7 +226,7 @@ class Reconciler:
             if isinstance(decision.action, AnswerReady) and decision.action.job_annotations:
                 self._perform(decision.action, job, workload)
                 return
-        job = self._kube.find(JOB, namespace, name)
+        job = kinds.find(self._kube, namespace, name)
         if job is None:
             return
         decision = self._decide(job, workload, pods)

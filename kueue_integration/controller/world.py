@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from proxy.protocol import names
 from proxy.protocol.messages import Preemptor
 
-from .. import placement
+from .. import kinds, placement
 from ..k8s import Kube
-from ..resources import CLUSTER_QUEUE, JOB, LOCAL_QUEUE, POD, WORKLOAD, Object, annotation, is_true, label
+from ..resources import CLUSTER_QUEUE, JOB, JOBSET, LOCAL_QUEUE, POD, WORKLOAD, Object, annotation, is_true, label
 from . import levers, planner, preemptor, quota, views
 from .errors import BadAnnotationError
 from .informer import WATCH_S, Informer
@@ -31,7 +31,13 @@ def _owner(workload: Object) -> tuple[str, str | None]:
 
 
 def _pod_owner(pod: Object) -> tuple[str, str | None]:
-    return str(pod["metadata"]["namespace"]), label(pod, views.JOB_NAME_LABEL)
+    return str(pod["metadata"]["namespace"]), job_of(pod)
+
+
+def job_of(pod: Object) -> str | None:
+    """What the pod's Job or JobSet is called. Labels only: `identity` asks who really owns the pod."""
+    jobset = label(pod, kinds.JOBSET_NAME_LABEL)
+    return kinds.owner_key(JOBSET.name, jobset) if jobset else label(pod, kinds.JOB_NAME_LABEL)
 
 
 class World:
@@ -49,11 +55,12 @@ class World:
         self._lost: dict[tuple[str, str | None], list[Object]] = {}
         self._lost_lock = threading.Lock()
         self.jobs = Informer(kube, JOB, self._job_changed, selector=_MANAGED)
+        self.jobsets = Informer(kube, JOBSET, self._job_changed, selector=_MANAGED, optional=True)
         self.pods = Informer(kube, POD, self._pod_changed, selector=_MANAGED, index=_pod_owner)
         self.workloads = Informer(kube, WORKLOAD, on_workload, index=_owner)
         self.cluster_queues = Informer(kube, CLUSTER_QUEUE, on_queue)
         self.local_queues = Informer(kube, LOCAL_QUEUE, on_queue)
-        self._informers = (self.jobs, self.pods, self.workloads, self.cluster_queues, self.local_queues)
+        self._informers = (self.jobs, self.jobsets, self.pods, self.workloads, self.cluster_queues, self.local_queues)
 
     def start(self) -> None:
         for informer in self._informers:
@@ -77,6 +84,16 @@ class World:
         end = time.monotonic() + timeout_s
         return all(informer.synced.wait(max(0.0, end - time.monotonic())) for informer in self._informers)
 
+    def job(self, namespace: str, key: str) -> Object | None:
+        """Our copy of the managed Job or JobSet that is called `key`, seen as a Job."""
+        kind, name = kinds.kind_and_name(key)
+        found = (self.jobsets if kind is JOBSET else self.jobs).get(namespace, name)
+        return None if found is None else kinds.as_job(found)
+
+    def all_jobs(self) -> Sequence[Object]:
+        """Every managed Job and JobSet, seen as Jobs."""
+        return [*self.jobs.all(), *map(kinds.as_job, self.jobsets.all())]
+
     def workload_of(self, namespace: str, job: str) -> Object | None:
         """The Job's Workload; the youngest when an old one is on its way out."""
         found = self.workloads.indexed((namespace, job))
@@ -93,7 +110,7 @@ class World:
 
     def _pod_changed(self, pod: Object, deleted: bool) -> None:
         key, own = _pod_owner(pod), annotation(pod, names.ANN_ATTEMPT)
-        job = self.jobs.get(key[0], key[1] or "")
+        job = self.job(key[0], key[1] or "")
         if deleted and views.phase(pod) != "Succeeded" and job is not None and not _resting(job):
             ghost = {**pod, "metadata": {**pod["metadata"], "finalizers": []}, "status": {"phase": "Failed"}}
             with self._lost_lock:
@@ -103,9 +120,9 @@ class World:
 
     def _job_changed(self, job: Object, deleted: bool) -> None:
         # Of a suspended Job every pod goes, and the next attempt has other pods.
-        if deleted or _resting(job):
+        if deleted or _resting(kinds.as_job(job)):
             with self._lost_lock:
-                self._lost.pop((str(job["metadata"]["namespace"]), str(job["metadata"]["name"])), None)
+                self._lost.pop((str(job["metadata"]["namespace"]), kinds.job_key(job)), None)
         self._on_job(job, deleted)
 
     def name_of(self, uid: str) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..k8s import Kube
-from ..resources import WORKLOAD, Object
+from ..resources import WORKLOAD, Object, kind_of
 from . import clock, levers, planner, views
 from .actions import (
     Action,
@@ -32,7 +32,7 @@ def patch_annotations(kube: Kube, job: Object, change: Annotations) -> Object:
     """Write annotations of the Job if it is still as `job` shows it. Raises Conflict, KubeError."""
     meta = job["metadata"]
     body = {"metadata": {"annotations": dict(change)}}
-    return kube.patch_job(meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
+    return kube.patch(kind_of(job), meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
 
 
 def perform(

@@ -16,6 +16,14 @@ from .paths import Paths
 _ISOLATING = {"I": "isolated mode", "E": "ignore PYTHON* variables", "S": "no site module"}
 
 
+def command(env: Mapping[str, str], argv: Sequence[str]) -> list[str]:
+    """The user's argv: the launcher's own arguments, else the environment's. Raises CommandError."""
+    if not argv:
+        return parse_command(env.get(names.ENV_COMMAND, ""))
+    check_command(argv)
+    return [*argv]
+
+
 def parse_command(text: str) -> list[str]:
     """The user's argv from its JSON form. Raises CommandError."""
     try:
@@ -98,4 +106,4 @@ def prepare(paths: Paths, rank: int, workdir: str) -> Path:
         return cwd
     if not Path(workdir).is_dir():
         raise CommandError(f"{names.ENV_WORKDIR} = {workdir!r}: no such directory in the image")
-    return Path(workdir)
+    return Path(workdir).absolute()

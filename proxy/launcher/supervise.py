@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ..protocol import names
 from ..protocol.messages import LauncherCommand, LauncherEvent, Plan
@@ -31,12 +31,14 @@ def say(message: str) -> None:
 
 
 class Supervisor:
-    """:param env: the container's environment"""
+    """:param env: the container's environment
+    :param argv: the user's command; empty: it stands in the environment
+    """
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], argv: Sequence[str] = ()) -> None:
         self.env = env
         self.paths = Paths.from_env(env)
-        self.argv = rankenv.parse_command(env.get(names.ENV_COMMAND, ""))
+        self.argv = rankenv.command(env, argv)
         self.criu = Criu.find(self.paths.criu)
         self.client = SidecarClient(self.paths.socket)
         self.outbox = Outbox(self.client.post, say)

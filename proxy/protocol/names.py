@@ -97,7 +97,8 @@ ENV_TOKEN_FILE: Final = "SINGULARITY_TOKEN_FILE"  # noqa: S105 - a name, not a s
 ENV_GRACE: Final = "SINGULARITY_GRACE_SECONDS"
 """terminationGracePeriodSeconds of the pod: the deadline of a checkpoint that SIGTERM asks for."""
 ENV_WORKDIR: Final = "SINGULARITY_WORKDIR"
-"""Directory in the image to start the command in; empty: a per-rank directory that travels with the checkpoint."""
+"""Directory in the image to start the command in; "." is the container's own; empty: a per-rank directory that travels
+with the checkpoint."""
 ENV_COMMAND: Final = "SINGULARITY_COMMAND"
 """JSON list: the user's argv."""
 

@@ -202,14 +202,14 @@ async def test_two_writers_do_not_lose_each_others_changes(served):
 
 
 async def test_an_attempt_that_ends_between_read_and_write_is_not_committed(served):
-    original = served.kube.patch_job
+    original = served.kube.patch
 
-    def patch(namespace, name, body, resource_version=None):
-        served.kube.patch_job = original
+    def patch(kind, namespace, name, body, resource_version=None, subresource=None):
+        served.kube.patch = original
         served.annotate(ANN_ATTEMPT="2")
-        return original(namespace, name, body, resource_version)
+        return original(kind, namespace, name, body, resource_version, subresource)
 
-    served.kube.patch_job = patch
+    served.kube.patch = patch
     assert (await served.post("/v1/commit", COMMIT))[0] == 409
     assert annotation(served.job(), names.ANN_CHECKPOINT) is None
 

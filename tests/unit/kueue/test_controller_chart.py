@@ -112,6 +112,7 @@ def test_the_controllers_rights_are_exactly_these():
     kueue = names.KUEUE_GROUP
     assert allowed == {
         *(("batch", "jobs", verb) for verb in ("get", "list", "watch", "patch")),
+        *(("jobset.x-k8s.io", "jobsets", verb) for verb in ("get", "list", "watch", "patch")),
         *(("", "pods", verb) for verb in ("list", "watch")),
         *((kueue, "workloads", verb) for verb in ("get", "list", "watch", "patch")),
         *((kueue, what, verb) for what in ("clusterqueues", "localqueues") for verb in ("list", "watch")),

@@ -1,0 +1,65 @@
+"""`adopted_jobset`: a JobSet of one Indexed Job, with our parts in it. Pure.
+
+The Job inside is held to the same rules as a Job of its own. What a JobSet cannot have on stock Kueue, and why:
+docs/workload-kinds.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import SpecError
+from ..kinds import job_key
+from ..manifests import COMPLETIONS_EQUAL_PARALLELISM
+from ..platform import PlatformConfig
+from ..resources import Object, annotation
+from . import rules
+from .patch import adopted
+
+Problem = tuple[str, object, str]
+_INNER = "spec.replicatedJobs[0].template.spec"
+
+
+def adopted_jobset(jobset: Mapping[str, Any], platform: PlatformConfig) -> Object:
+    """A new manifest: `jobset` as its owner wrote it, with our parts. Raises SpecError that names every bad field."""
+    found = _problems(jobset)
+    if found:
+        raise SpecError(found)
+    result: Object = json.loads(json.dumps(jobset))
+    (replicated,) = result["spec"]["replicatedJobs"]
+    template = replicated["template"]
+    try:
+        made = adopted({"metadata": result["metadata"], "spec": template.get("spec") or {}}, platform, job_key(jobset))
+    except SpecError as error:
+        raise SpecError([(_inside(field), value, fix) for field, value, fix in error.problems]) from None
+    # Kueue resumes the JobSet and the JobSet its Job; nobody would resume a Job that is suspended by its own template.
+    del made["spec"]["suspend"]
+    template["spec"] = made["spec"]
+    result["metadata"] = made["metadata"]
+    result["metadata"]["annotations"].pop(COMPLETIONS_EQUAL_PARALLELISM)
+    result["spec"]["suspend"] = True
+    return result
+
+
+def _inside(field: str) -> str:
+    return field.replace("spec", _INNER, 1) if field.startswith("spec") else field
+
+
+def _problems(jobset: Mapping[str, Any]) -> list[Problem]:
+    spec = jobset["spec"]
+    jobs = spec.get("replicatedJobs") or []
+    found: list[Problem] = []
+    if len(jobs) != 1:
+        listed = [job.get("name") for job in jobs]
+        found.append(("spec.replicatedJobs", listed, "must have exactly one: all ranks are workers of one Indexed Job"))
+    elif jobs[0].get("replicas", 1) != 1:
+        fix = "must be 1; use parallelism for the number of workers"
+        found.append(("spec.replicatedJobs[0].replicas", jobs[0]["replicas"], fix))
+    if annotation(jobset, rules.MIN_PARALLELISM) is not None:
+        fix = "is for batch/v1 Jobs only: Kueue admits a JobSet with all of its pods or not at all; remove it"
+        found.append((f"metadata.annotations[{rules.MIN_PARALLELISM}]", annotation(jobset, rules.MIN_PARALLELISM), fix))
+    if spec.get("managedBy"):
+        found.append(("spec.managedBy", spec["managedBy"], "is not supported: the JobSet controller has to run it"))
+    return found

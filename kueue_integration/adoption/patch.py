@@ -1,0 +1,136 @@
+"""`adopted`: a user's Job with our parts in it. Pure. Nothing of the user's is lost but the container's name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.protocol import names
+
+from ..errors import SpecError
+from ..manifests import COMPLETIONS_EQUAL_PARALLELISM, failure_rules
+from ..platform import PlatformConfig
+from ..pod import pod_spec
+from ..resources import Object, annotation
+from ..spec import TrainSpec
+from . import rules
+
+LAUNCHER = ("python3", "-m", "_singularity.launcher")
+PER_JOB = (names.ENV_JOB, names.ENV_WORLD_SIZE, names.ENV_STORE, names.ENV_GRACE)
+"""Environment that differs between Jobs; everything else of the parts is the platform's."""
+AGENT_LIB = f"{names.AGENT_DIR}/lib"
+SHM = "/dev/shm"  # noqa: S108 - a mount path
+
+
+def parts(platform: PlatformConfig) -> Object:
+    """The pod spec of a managed Job with only our parts: init containers, volumes, `train` without anything of a Job.
+
+    The same for every Job of the platform: the chart publishes it for the policy.
+    """
+    spec = pod_spec(TrainSpec(name="any", queue="any", command=("any",), image="any"), platform)
+    (train,) = spec["containers"]
+    for container in (train, spec["initContainers"][1]):
+        container["env"] = [e for e in container["env"] if e["name"] not in (*PER_JOB, names.ENV_COMMAND)]
+    for entry in train["env"]:
+        if entry["name"] == names.ENV_WORKDIR:
+            entry["value"] = "."  # the image's or the Job's own working directory, where the launcher starts too
+    kept = {key: train[key] for key in ("name", "image", "env", "volumeMounts", "securityContext")}
+    return {
+        "restartPolicy": "Never",
+        "initContainers": spec["initContainers"],
+        "containers": [kept],
+        "volumes": spec["volumes"],
+    }
+
+
+def managed(job: Mapping[str, Any]) -> bool:
+    """Whether the Job has our sidecar."""
+    return any(c.get("name") == names.CONTAINER_SIDECAR for c in rules.pod(job).get("initContainers") or ())
+
+
+def adopted(job: Mapping[str, Any], platform: PlatformConfig, key: str | None = None) -> Object:
+    """A new Job manifest: `job` as its owner wrote it, with our parts. Raises SpecError that names every bad field.
+
+    `key` is what the job is called by its pods (`kinds.job_key`); None: its name.
+    """
+    if managed(job):
+        raise SpecError([("spec.template.spec.initContainers", names.CONTAINER_SIDECAR, "is there: adopted already")])
+    found = rules.problems(job, platform)
+    if found:
+        raise SpecError(found)
+    made = _with_parts(job, parts(platform), platform, key or job["metadata"]["name"])
+    plain: Object = json.loads(json.dumps(made))  # shares nothing with the platform
+    return plain
+
+
+def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, key: str) -> Object:
+    result: Object = json.loads(json.dumps(job))
+    meta, spec = result["metadata"], result["spec"]
+    workers = rules.workers(job)
+    own = {names.LABEL_MANAGED: "true", names.LABEL_JOB: key}
+    meta["labels"] = {**(meta.get("labels") or {}), **own}
+    defaults = {
+        names.ANN_BUDGET: str(rules.BUDGET_DEFAULT),
+        names.ANN_WORLD_SIZE: str(workers),
+        names.ANN_STORE: platform.store,
+    }
+    given = meta.get("annotations") or {}
+    least = annotation(job, rules.MIN_PARALLELISM)
+    meta["annotations"] = {
+        **defaults,
+        **given,
+        names.ANN_WORKERS: str(workers),
+        names.ANN_MIN_WORKERS: str(workers) if least is None else least,
+        COMPLETIONS_EQUAL_PARALLELISM: "true",
+        names.ANN_HOLD: names.HOLD_ARMED,
+    }
+    spec["suspend"] = True
+    spec["podReplacementPolicy"] = "Failed"
+    spec["podFailurePolicy"] = {"rules": failure_rules()}
+    template = spec["template"]
+    labels = template.setdefault("metadata", {})
+    labels["labels"] = {**(labels.get("labels") or {}), **own}
+    pod = template["spec"]
+    pod["terminationGracePeriodSeconds"] = max(pod.get("terminationGracePeriodSeconds", 30), rules.GRACE_LEAST)
+    for flag in ("automountServiceAccountToken", "enableServiceLinks"):
+        pod.setdefault(flag, False)
+    per_job = [
+        {"name": names.ENV_JOB, "value": key},
+        {"name": names.ENV_WORLD_SIZE, "value": meta["annotations"][names.ANN_WORLD_SIZE]},
+        {"name": names.ENV_STORE, "value": meta["annotations"][names.ANN_STORE]},
+        {"name": names.ENV_GRACE, "value": str(pod["terminationGracePeriodSeconds"])},
+    ]
+    installer, sidecar = ours["initContainers"]
+    sidecar["env"] = [*sidecar["env"], *per_job]
+    pod["initContainers"] = [installer, sidecar, *(pod.get("initContainers") or ())]
+    pod["volumes"] = [*(pod.get("volumes") or ()), *ours["volumes"]]
+    (user,) = pod["containers"]
+    (train,) = ours["containers"]
+    mounts = user.get("volumeMounts") or []
+    has_shm = any(mount["mountPath"] == SHM for mount in mounts)
+    user.update(
+        {
+            "name": names.CONTAINER_TRAIN,
+            "command": [*LAUNCHER, *user["command"]],
+            "env": _env(train["env"], per_job, user.get("env") or []),
+            "volumeMounts": [*(m for m in train["volumeMounts"] if not (has_shm and m["mountPath"] == SHM)), *mounts],
+            "securityContext": train["securityContext"],
+        }
+    )
+    return result
+
+
+def _env(ours: list[Object], per_job: list[Object], theirs: list[Object]) -> list[Object]:
+    """Theirs wins over the platform's; PYTHONPATH is the agent's, then theirs, then the platform's."""
+    taken = {entry["name"] for entry in theirs}
+    path = next(str(entry["value"]) for entry in ours if entry["name"] == "PYTHONPATH")
+    for entry in theirs:
+        if entry["name"] == "PYTHONPATH" and entry.get("value"):
+            path = path.replace(AGENT_LIB, f"{AGENT_LIB}:{entry['value']}", 1)
+    return [
+        {"name": "PYTHONPATH", "value": path},
+        *(entry for entry in ours if entry["name"] != "PYTHONPATH" and entry["name"] not in taken),
+        *per_job,
+        *(entry for entry in theirs if entry["name"] != "PYTHONPATH"),
+    ]

@@ -1,0 +1,252 @@
+"""`python -m kueue_integration.adoption.policy` writes the chart's adoption objects from `patch` and `rules`.
+
+Our parts travel as a PodTemplate, which the chart fills with the platform's values and which is the policies'
+parameter; what differs between Jobs is computed in CEL. A Job that breaks a rule is left alone by the mutating policy
+and refused, with the rule's sentence, by the validating one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from proxy.protocol import names
+
+from ..manifests import COMPLETIONS_EQUAL_PARALLELISM, failure_rules
+from ..platform import PlatformConfig
+from ..resources import Object
+from . import patch, rules
+
+TEMPLATES = Path(__file__).resolve().parents[2] / "charts" / "singularity" / "templates"
+NAME = "singularity-adoption"
+HEAD = "{{/* Generated: python -m kueue_integration.adoption.policy (a test compares). Do not edit. */}}\n"
+_GROUP = "admissionregistration.k8s.io"
+_LABELS = "@LABELS@"
+_ANNOTATIONS = "object.metadata.?annotations"
+
+
+def literal(value: Any) -> str:
+    """JSON-like data as a CEL literal; values of maps and lists may be of different types."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)}: dyn({literal(v)})" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(f"dyn({literal(v)})" for v in value) + "]"
+    return json.dumps(value)
+
+
+def _given(name: str, default: str) -> str:
+    return f"{_ANNOTATIONS}[?'{name}'].orValue({default})"
+
+
+def _variables() -> list[Object]:
+    entry = '{{"name": "{}", "value": string({})}}'
+    per_job = {
+        names.ENV_JOB: "object.metadata.name",
+        names.ENV_WORLD_SIZE: "variables.ranks",
+        names.ENV_STORE: "variables.store",
+        names.ENV_GRACE: "variables.grace",
+    }
+    lib = patch.AGENT_LIB
+    least = rules.GRACE_LEAST
+    path = "variables.ours.containers[0].env.filter(e, e.name == 'PYTHONPATH')[0].value"
+    env = (
+        '[{"name": "PYTHONPATH", "value": string(variables.path)}]'
+        " + variables.ours.containers[0].env.filter(e, e.name != 'PYTHONPATH'"
+        " && !variables.env.exists(t, t.name == e.name))"
+        " + variables.perJob + variables.env.filter(e, e.name != 'PYTHONPATH')"
+    )
+    mounts = (
+        f"variables.ours.containers[0].volumeMounts.filter(m, m.mountPath != '{patch.SHM}'"
+        f" || !variables.mounts.exists(t, t.mountPath == '{patch.SHM}')) + variables.mounts"
+    )
+    found = {
+        "ours": "params.template.spec",
+        "pod": "object.spec.template.spec",
+        "user": "variables.pod.containers[0]",
+        "env": "variables.user.?env.orValue([])",
+        "mounts": "variables.user.?volumeMounts.orValue([])",
+        "ranks": _given(names.ANN_WORLD_SIZE, "string(object.spec.parallelism)"),
+        "store": _given(names.ANN_STORE, f"params.metadata.annotations['{names.ANN_STORE}']"),
+        "grace": f"[int(variables.pod.?terminationGracePeriodSeconds.orValue(30)), {least}].max()",
+        "perJob": "[" + ", ".join(entry.format(k, v) for k, v in per_job.items()) + "]",
+        "theirPath": "variables.env.filter(e, e.name == 'PYTHONPATH' && e.?value.orValue('') != '').map(e, e.value)",
+        "path": f"size(variables.theirPath) == 0 ? {path}"
+        f" : {path}.replace('{lib}', '{lib}:' + variables.theirPath[0], 1)",
+        "allEnv": env,
+        "allMounts": mounts,
+    }
+    return [{"name": name, "expression": expression} for name, expression in found.items()]
+
+
+def _configuration() -> str:
+    """Labels, annotations: maps that are merged."""
+    labels = f'{{"{names.LABEL_MANAGED}": "true", "{names.LABEL_JOB}": string(object.metadata.name)}}'
+    annotations = {
+        names.ANN_BUDGET: _given(names.ANN_BUDGET, f"'{rules.BUDGET_DEFAULT}'"),
+        names.ANN_WORLD_SIZE: "variables.ranks",
+        names.ANN_STORE: "variables.store",
+        names.ANN_WORKERS: "string(object.spec.parallelism)",
+        names.ANN_MIN_WORKERS: _given(rules.MIN_PARALLELISM, "string(object.spec.parallelism)"),
+        COMPLETIONS_EQUAL_PARALLELISM: "'true'",
+        names.ANN_HOLD: f"'{names.HOLD_ARMED}'",
+    }
+    text = "{" + ", ".join(f'"{k}": string({v})' for k, v in annotations.items()) + "}"
+    template = f"Object.spec.template{{metadata: Object.spec.template.metadata{{labels: {labels}}}}}"
+    return (
+        f"Object{{metadata: Object.metadata{{labels: {labels}, annotations: {text}}}, "
+        f"spec: Object.spec{{suspend: true, podReplacementPolicy: 'Failed', template: {template}}}}}"
+    )
+
+
+def _json_patch() -> str:
+    """Lists: replaced as a whole, so that the order is ours to say."""
+    pod, train = "/spec/template/spec", "/spec/template/spec/containers/0"
+    changes = {
+        f"{pod}/initContainers": "variables.ours.initContainers + variables.pod.?initContainers.orValue([])",
+        f"{pod}/initContainers/1/env": "variables.ours.initContainers[1].env + variables.perJob",
+        f"{pod}/volumes": "variables.pod.?volumes.orValue([]) + variables.ours.volumes",
+        f"{pod}/terminationGracePeriodSeconds": "variables.grace",
+        f"{pod}/automountServiceAccountToken": "variables.pod.?automountServiceAccountToken.orValue(false)",
+        f"{pod}/enableServiceLinks": "variables.pod.?enableServiceLinks.orValue(false)",
+        f"{train}/name": f"'{names.CONTAINER_TRAIN}'",
+        f"{train}/command": f"{json.dumps(list(patch.LAUNCHER))} + variables.user.command",
+        f"{train}/env": "variables.allEnv",
+        f"{train}/volumeMounts": "variables.allMounts",
+        f"{train}/securityContext": "variables.ours.containers[0].securityContext",
+        "/spec/podFailurePolicy": literal({"rules": failure_rules()}),
+    }
+    return "[" + ", ".join(f'JSONPatch{{op: "add", path: "{p}", value: {v}}}' for p, v in changes.items()) + "]"
+
+
+def _match() -> Object:
+    return {
+        "objectSelector": {"matchLabels": {names.LABEL_MANAGED: "true"}},
+        "resourceRules": [
+            {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["jobs"]}
+        ],
+    }
+
+
+def _lacks_our_parts() -> Object:
+    sidecar = f"exists(c, c.name == '{names.CONTAINER_SIDECAR}')"
+    expression = f"!object.spec.template.spec.?initContainers.orValue([]).{sidecar}"
+    return {"name": "lacks-our-parts", "expression": expression}
+
+
+def _common(kind: str, version: str, spec: Object) -> Object:
+    meta = {"name": NAME, "labels": _LABELS}
+    return {"apiVersion": version, "kind": kind, "metadata": meta, "spec": spec}
+
+
+def _binding(kind: str, version: str, **more: Any) -> Object:
+    param = {"name": NAME, "namespace": "@NAMESPACE@", "parameterNotFoundAction": "Deny"}
+    return _common(kind, version, {"policyName": NAME, "paramRef": param, **more})
+
+
+def policies() -> list[Object]:
+    """The mutating and the validating policy with their bindings; `@...@` is for Helm."""
+    base = {
+        "failurePolicy": "Fail",
+        "paramKind": {"apiVersion": "v1", "kind": "PodTemplate"},
+        "matchConstraints": _match(),
+    }
+    fits = [{"name": f"rule-{n}", "expression": rule.cel} for n, rule in enumerate(rules.RULES)]
+    mutating = {
+        **base,
+        "reinvocationPolicy": "Never",
+        "matchConditions": [_lacks_our_parts(), *fits],
+        "variables": _variables(),
+        "mutations": [
+            {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": _configuration()}},
+            {"patchType": "JSONPatch", "jsonPatch": {"expression": _json_patch()}},
+        ],
+    }
+    said = [{"expression": r.cel, "message": f"{r.field}: {r.fix}", "reason": "Invalid"} for r in rules.RULES]
+    last = {"expression": "false", "message": "the Job was not adopted: the platform's mutating policy did not run"}
+    validating = {**base, "matchConditions": [_lacks_our_parts()], "validations": [*said, last]}
+    return [
+        _common("MutatingAdmissionPolicy", "@API@", mutating),
+        _binding("MutatingAdmissionPolicyBinding", "@API@"),
+        _common("ValidatingAdmissionPolicy", f"{_GROUP}/v1", validating),
+        _binding("ValidatingAdmissionPolicyBinding", f"{_GROUP}/v1", validationActions=["Deny"]),
+    ]
+
+
+def pod_template() -> Object:
+    """Our parts for the platform whose values Helm puts in."""
+    marks = PlatformConfig(
+        agent_image="@AGENT@",
+        controller_url="@URL@",
+        controller_ca="@CA@",
+        store="@STORE@",
+        volumes=({"name": "@VOLUMES@"},),
+        volume_mounts=({"name": "@MOUNTS@"},),
+        env={"@ENV@": "@ENV@", "PYTHONPATH": "@PATH@"},
+        image_pull_policy="@PULL@",
+    )
+    return {
+        "apiVersion": "v1",
+        "kind": "PodTemplate",
+        "metadata": {
+            "name": NAME,
+            "namespace": "@NAMESPACE@",
+            "labels": _LABELS,
+            "annotations": {names.ANN_STORE: "@STORE@", names.ANN_BUDGET: "@BUDGET@"},
+        },
+        "template": {"spec": patch.parts(marks)},
+    }
+
+
+_VALUES = {
+    _LABELS: '{{ include "singularity.labels" .root | fromYaml | toJson }}',
+    "@NAMESPACE@": "{{ .root.Release.Namespace | toJson }}",
+    "@AGENT@": "{{ .root.Values.images.agent | toJson }}",
+    "@URL@": "{{ .url | toJson }}",
+    "@CA@": "{{ .ca | toJson }}",
+    "@STORE@": '{{ .root.Values.store.url | default "" | toJson }}',
+    "@BUDGET@": "{{ .root.Values.budget.maxSeconds | toString | toJson }}",
+    "@PULL@": "{{ .root.Values.imagePullPolicy | toJson }}",
+}
+_EACH = "{{{{ range .root.Values.pods.{0} }}}}, {{{{ toJson . }}}}{{{{ end }}}}"
+_ENV = (
+    "{{ range $name, $value := .root.Values.pods.env }}{{ if CONDITION }}"
+    '{{ dict "name" $name "value" ($value | replace "$" "$$") | toJson }}, {{ end }}{{ end }}'
+)
+
+
+def parts_template() -> str:
+    """`_adoption.tpl`: the PodTemplate as a named template of `root`, `url` and `ca`."""
+    text = json.dumps(pod_template(), indent=1)
+    for mark, value in _VALUES.items():
+        text = text.replace(json.dumps(mark), value)
+    text = re.sub(r',\s*\{\s*"name": "@VOLUMES@"\s*\}', lambda _: _EACH.format("volumes"), text)
+    text = re.sub(r',\s*\{\s*"name": "@MOUNTS@"\s*\}', lambda _: _EACH.format("volumeMounts"), text)
+    text = text.replace(":@PATH@", "{{ with .root.Values.pods.env.PYTHONPATH }}:{{ . }}{{ end }}")
+    # The sidecar comes first: it gets nothing that is meant for the user's interpreter (`pod._sidecar`).
+    entry = r'\{\s*"name": "@ENV@",\s*"value": "@ENV@"\s*\},\s*'
+    other = 'not (or (hasPrefix "PYTHON" $name) (hasPrefix "LD_" $name))'
+    text = re.sub(entry, lambda _: _ENV.replace("CONDITION", other), text, count=1)
+    text = re.sub(entry, lambda _: _ENV.replace("CONDITION", 'ne $name "PYTHONPATH"'), text, count=1)
+    return f'{HEAD}{{{{- define "singularity.adoption.parts" }}}}\n{text}\n{{{{- end }}}}\n'
+
+
+def policies_template() -> str:
+    """`adoption.yaml`."""
+    text = yaml.safe_dump_all(policies(), sort_keys=False, width=110)
+    text = text.replace(f"'{_LABELS}'", '{{ include "singularity.labels" . | fromYaml | toJson }}')
+    text = text.replace("'@NAMESPACE@'", "{{ .Release.Namespace }}")
+    text = text.replace("'@API@'", '{{ include "singularity.adoption.api" . }}')
+    return f"{HEAD}{{{{- if .Values.adoption.enabled }}}}\n{text}{{{{- end }}}}\n"
+
+
+def main() -> None:
+    (TEMPLATES / "_adoption.tpl").write_text(parts_template())
+    (TEMPLATES / "adoption.yaml").write_text(policies_template())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""Adopt a Job that exists already. A Job's pod template cannot be changed, so it is made anew under its name.
+
+Only a Job that has never started is touched. What it was is kept in a ConfigMap from before the delete until after the
+create: after a crash at any line the same call finishes the work.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.protocol import names
+
+from .. import checks
+from ..errors import (
+    AlreadyExists,
+    Conflict,
+    ConflictError,
+    Invalid,
+    JobNotFoundError,
+    KubeError,
+    NotFound,
+    PlatformError,
+    SpecError,
+)
+from ..kinds import is_jobset
+from ..kube import Kube
+from ..platform import PlatformConfig
+from ..resources import CONFIG_MAP, JOB, POD, Object, label, selector
+from ..spec import TrainSpec
+from .jobset import adopted_jobset
+from .patch import adopted, managed
+
+KEY = "job.json"
+GONE_S = 60.0
+_BY_SERVER = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink")
+_JOB_LABELS = ("controller-uid", "job-name", "batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name")
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def backup_name(job: str) -> str:
+    return f"{job}-before-adoption"
+
+
+def as_written(job: Mapping[str, Any]) -> Object:
+    """The manifest of a live Job: without what the API server and the Job controller have put in. Pure."""
+    result: Object = json.loads(json.dumps(job))
+    result.pop("status", None)
+    meta, spec = result["metadata"], result["spec"]
+    for name in _BY_SERVER:
+        meta.pop(name, None)
+    (meta.get("annotations") or {}).pop(_LAST_APPLIED, None)
+    if not spec.get("manualSelector"):
+        spec.pop("selector", None)
+        template = spec["template"].get("metadata") or {}
+        for where in (template.get("labels") or {}, meta.get("labels") or {}):
+            for name in _JOB_LABELS:
+                where.pop(name, None)
+        template.pop("creationTimestamp", None)
+    return result
+
+
+def started(job: Mapping[str, Any]) -> str:
+    """Why the Job cannot be replaced, "" if it has never started. Pure."""
+    status = job.get("status") or {}
+    if not job["spec"].get("suspend"):
+        return "is running, and its processes cannot be given our parts; let it end, or delete it and adopt its file"
+    if status.get("startTime") or any(status.get(count) for count in ("active", "terminating", "succeeded", "failed")):
+        return "has been started before, and what it has done would be lost; delete it and adopt its file"
+    if status.get("conditions") and any(
+        c.get("type") in ("Complete", "Failed") and c.get("status") == "True" for c in status["conditions"]
+    ):
+        return "has ended"
+    return ""
+
+
+def cluster_checks(kube: Kube, job: Mapping[str, Any]) -> None:
+    """Queue, priority class, fence, Pod Security. Raises SpecError, PlatformError."""
+    meta = job["metadata"]
+    spec = TrainSpec(
+        name=meta["name"],
+        queue=label(job, names.KUEUE_QUEUE_LABEL) or "",
+        namespace=meta["namespace"],
+        priority_class=label(job, names.KUEUE_PRIORITY_LABEL),
+        command=("adopted",),
+    )
+    checks.cluster(kube, spec)
+
+
+def manifest(job: Mapping[str, Any], platform: PlatformConfig) -> Object:
+    """The adopted form of a Job or JobSet. Raises SpecError."""
+    return adopted_jobset(job, platform) if is_jobset(job) else adopted(job, platform)
+
+
+def create(kube: Kube, job: Mapping[str, Any], platform: PlatformConfig, dry_run: bool = False) -> Object:
+    """Create the adopted form of a manifest. Raises SpecError, PlatformError, ConflictError, KubeError."""
+    made = manifest(job, platform)
+    cluster_checks(kube, made)
+    return _create(kube, made, dry_run)
+
+
+def preview(kube: Kube, namespace: str, name: str, platform: PlatformConfig) -> Object:
+    """What `recreate` would create. Raises JobNotFoundError, ConflictError, SpecError, KubeError."""
+    job = kube.find(JOB, namespace, name)
+    if job is None:
+        raise JobNotFoundError(f"there is no Job {name!r} in namespace {namespace!r}")
+    reason = started(job) or _has_pods(kube, namespace, name)
+    if reason:
+        raise ConflictError(f"Job {name!r} in namespace {namespace!r} {reason}")
+    return adopted(as_written(job), platform)
+
+
+def recreate(kube: Kube, namespace: str, name: str, platform: PlatformConfig) -> Object:
+    """Replace Job `name` by its adopted form.
+
+    Raises JobNotFoundError, ConflictError, SpecError, PlatformError, KubeError. Until the old Job is deleted every
+    error leaves it as it was; after that, the same call finishes what is left.
+    """
+    kept = kube.find(CONFIG_MAP, namespace, backup_name(name))
+    job = kube.find(JOB, namespace, name)
+    if job is None and kept is not None:  # an earlier call ended between delete and create
+        return _finish(kube, _manifest(kept), platform)
+    if job is None:
+        raise JobNotFoundError(f"there is no Job {name!r} in namespace {namespace!r}")
+    if kept is not None and managed(job):  # ... or between create and clean-up
+        _forget(kube, namespace, name)
+        return job
+    reason = started(job) or _has_pods(kube, namespace, name)
+    if reason:
+        raise ConflictError(f"Job {name!r} in namespace {namespace!r} {reason}")
+    old = as_written(job)
+    new = adopted(old, platform)
+    cluster_checks(kube, new)
+    probe = {**new, "metadata": {**new["metadata"], "name": f"{name[:45]}-probe"}}
+    _create(kube, probe, dry_run=True)  # what the API server would refuse, it refuses before anything is deleted
+    _keep(kube, old)
+    try:
+        kube.delete(
+            JOB, namespace, name, uid=job["metadata"]["uid"], resource_version=job["metadata"]["resourceVersion"]
+        )
+    except Conflict:
+        _forget(kube, namespace, name)
+        raise ConflictError(
+            f"Job {name!r} was changed or started in this moment; it was left alone, try again"
+        ) from None
+    except NotFound:
+        pass
+    _await_gone(kube, namespace, name, job["metadata"]["uid"])
+    return _finish(kube, old, platform)
+
+
+def _finish(kube: Kube, old: Object, platform: PlatformConfig) -> Object:
+    namespace, name = old["metadata"]["namespace"], old["metadata"]["name"]
+    try:
+        made = _create(kube, adopted(old, platform), dry_run=False)
+    except (KubeError, SpecError) as error:
+        raise ConflictError(
+            f"Job {name!r} was deleted but not made again: {error}. Its manifest is in ConfigMap "
+            f"{backup_name(name)!r}, key {KEY}; `singularityctl adopt {name} --recreate -n {namespace}` tries again"
+        ) from error
+    _forget(kube, namespace, name)
+    return made
+
+
+def _create(kube: Kube, obj: Object, dry_run: bool) -> Object:
+    kind, name = obj["kind"], obj["metadata"]["name"]
+    try:
+        return kube.create(obj, dry_run=dry_run)
+    except NotFound:
+        raise PlatformError(f"this cluster does not serve {obj['apiVersion']} {kind}: install its controller") from None
+    except AlreadyExists:
+        raise ConflictError(_exists(kind, name)) from None
+    except Invalid as error:
+        raise SpecError([(kind, name, f"the API server refused it: {error}")]) from error
+
+
+def _exists(kind: str, name: str) -> str:
+    there = f"{kind} {name!r} exists already"
+    return f"{there}; `singularityctl adopt {name} --recreate` replaces it" if kind == JOB.name else there
+
+
+def _has_pods(kube: Kube, namespace: str, name: str) -> str:
+    pods = kube.list(POD, namespace, selector({"batch.kubernetes.io/job-name": name}))
+    return f"has pods ({pods[0]['metadata']['name']}, ...): it has been started before" if pods else ""
+
+
+def _keep(kube: Kube, old: Object) -> None:
+    namespace, name = old["metadata"]["namespace"], old["metadata"]["name"]
+    kept = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": backup_name(name), "namespace": namespace},
+        "data": {KEY: json.dumps(old)},
+    }
+    try:
+        kube.create(kept)
+    except AlreadyExists:  # of an earlier call that ended before the delete
+        kube.patch(CONFIG_MAP, namespace, backup_name(name), {"data": kept["data"]})
+
+
+def _manifest(kept: Mapping[str, Any]) -> Object:
+    old: Object = json.loads(kept["data"][KEY])
+    return old
+
+
+def _forget(kube: Kube, namespace: str, name: str) -> None:
+    try:
+        kube.delete(CONFIG_MAP, namespace, backup_name(name))
+    except NotFound:
+        return
+
+
+def _await_gone(kube: Kube, namespace: str, name: str, uid: str) -> None:
+    deadline = time.monotonic() + GONE_S
+    while True:
+        job = kube.find(JOB, namespace, name)
+        if job is None or job["metadata"]["uid"] != uid:
+            return
+        if time.monotonic() >= deadline:
+            raise ConflictError(
+                f"Job {name!r} is still being deleted after {GONE_S:.0f} s (finalizers: "
+                f"{job['metadata'].get('finalizers')}); `adopt {name} --recreate` goes on when it is gone"
+            )
+        _, version = kube.list_versioned(JOB, namespace)
+        for event, changed in kube.watch(JOB, namespace, None, version, timeout_s=2.0):
+            if event == "DELETED" and changed["metadata"]["uid"] == uid:
+                return

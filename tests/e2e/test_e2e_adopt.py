@@ -1,0 +1,111 @@
+"""A user's own Job: adopted by the command and by the API server to the same object, refused for the same reasons, and
+preempted without losing a step.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from plain_jobs import labelled, plain_training
+from rows import Rows
+
+from kueue_integration.adoption.patch import adopted
+from kueue_integration.errors import KubeError
+from kueue_integration.resources import CONFIG_MAP, JOB, Object, annotation
+from localcluster.demo.stage import CHECKOUT, Stage
+from localcluster.demo.wait import wait_for
+from proxy.protocol import names
+
+sys.path.insert(0, str(CHECKOUT / "tests" / "unit" / "kueue"))
+from adoption_cases import BAD, GOOD, changed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+_SERVERS = ("uid", "creationTimestamp", "managedFields", "resourceVersion", "generation")
+
+
+@pytest.fixture(scope="module")
+def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
+    made = Rows(stage, "adopt", say)
+    made.queue("own", {"ondemand": "100m"})
+    yield made
+    made.close()
+
+
+def stripped(job: Object) -> Object:
+    """What the API server would have stored, without what differs between two calls."""
+    text = yaml.safe_dump(job).replace(job["metadata"]["uid"], "UID")
+    result: Object = yaml.safe_load(text)
+    for name in _SERVERS:
+        result["metadata"].pop(name, None)
+    return result
+
+
+@pytest.mark.parametrize("job", GOOD, ids=range(len(GOOD)))
+def test_command_and_api_server_make_the_same_object(stage: Stage, job: Object) -> None:
+    by_command = stage.kube.create(adopted(job, stage.platform), dry_run=True)
+    by_server = stage.kube.create(labelled(job), dry_run=True)
+    assert stripped(by_server) == stripped(by_command)
+
+
+def test_the_api_server_names_the_field_of_every_bad_job(stage: Stage) -> None:
+    for field, path, value in BAD:
+        job = labelled(changed(path, value))
+        with pytest.raises(KubeError) as caught:
+            stage.kube.create(job, dry_run=True)
+        assert f"denied request: {field}: " in str(caught.value), (field, value, caught.value)
+
+
+def test_a_labelled_job_is_preempted_and_resumes_with_no_step_lost(rows: Rows) -> None:
+    training, job = plain_training(rows, "labelled", label=True)
+    rows.kube.create(job)
+    training.until_steps(5)
+    rows.other("urgent", "own", pods=2)
+    ended = training.until_ended(1)
+    assert ended.ended_by == "Preempted" and ended.checkpoint
+    rows.until_admitted("urgent")
+    rows.remove("urgent")
+    training.until_attempt(2)
+    training.assert_exact(training.finish())
+
+
+def test_a_job_that_waits_is_recreated_by_the_command_and_trains(rows: Rows) -> None:
+    rows.other("first", "own", pods=2)
+    rows.until_admitted("first")
+    training, job = plain_training(rows, "late", label=False)
+    before = rows.kube.create(job)["metadata"]["uid"]
+    ctl = Path(sys.executable).with_name("singularityctl")
+    done = subprocess.run(
+        [str(ctl), "adopt", "late", "--recreate", "-n", rows.namespace],
+        env={**os.environ, "KUBECONFIG": str(rows.stage.cluster.kubeconfig)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = rows.kube.get(JOB, rows.namespace, "late")
+    assert made["metadata"]["uid"] != before and annotation(made, names.ANN_HOLD) == names.HOLD_ARMED
+    assert rows.kube.find(CONFIG_MAP, rows.namespace, "late-before-adoption") is None
+    rows.remove("first")
+    training.until_steps(3)
+    training.assert_exact(training.finish())
+
+
+def test_a_running_job_is_refused_with_the_reason(rows: Rows) -> None:
+    rows.other("busy", "own")
+    wait_for(lambda: not rows.kube.get(JOB, rows.namespace, "busy")["spec"]["suspend"], "busy started", 300)
+    ctl = Path(sys.executable).with_name("singularityctl")
+    done = subprocess.run(
+        [str(ctl), "adopt", "busy", "--recreate", "-n", rows.namespace],
+        env={**os.environ, "KUBECONFIG": str(rows.stage.cluster.kubeconfig)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    rows.remove("busy")
+    assert done.returncode == 2 and "is running" in done.stderr, done.stdout + done.stderr

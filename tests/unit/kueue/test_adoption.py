@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from adoption_cases import BAD, GOOD, bare, changed, jobset, plain
+from click.testing import CliRunner
+from kueue_samples import PLATFORM, cluster
+
+from kueue_integration import cli, kinds, platform
+from kueue_integration.adoption import policy, recreate, rules
+from kueue_integration.adoption.jobset import adopted_jobset
+from kueue_integration.adoption.patch import adopted
+from kueue_integration.controller import views
+from kueue_integration.errors import Conflict, ConflictError, JobNotFoundError, KubeError, SpecError
+from kueue_integration.fake import FakeKube
+from kueue_integration.resources import CONFIG_MAP, JOB, JOBSET, annotation, label
+from proxy.protocol import names
+
+
+def fields(job: dict[str, Any]) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        adopted(job, PLATFORM)
+    return [field for field, _, _ in caught.value.problems]
+
+
+@pytest.mark.parametrize(("field", "path", "value"), BAD, ids=[f"{n}-{case[0]}" for n, case in enumerate(BAD)])
+def test_every_bad_field_is_named_and_nothing_else(field: str, path: str, value: Any) -> None:
+    assert fields(changed(path, value)) == [field]
+
+
+def test_all_problems_are_told_at_once() -> None:
+    job = changed("spec.template.spec.hostPID", True, changed("spec.completionMode", None))
+    assert fields(job) == ["spec.completionMode", "spec.template.spec.hostPID"]
+
+
+@pytest.mark.parametrize("job", GOOD)
+def test_the_input_stays_as_it_was_and_good_jobs_pass(job: dict[str, Any]) -> None:
+    before = json.dumps(job)
+    adopted(job, PLATFORM)
+    assert json.dumps(job) == before
+
+
+def test_the_users_program_runs_behind_the_launcher() -> None:
+    made = adopted(plain(), PLATFORM)
+    pod = made["spec"]["template"]["spec"]
+    (train,) = pod["containers"]
+    user = plain()["spec"]["template"]["spec"]["containers"][0]
+    assert train["name"] == names.CONTAINER_TRAIN
+    assert train["command"] == ["python3", "-m", "_singularity.launcher", "python3"]
+    for kept in ("args", "image", "resources", "workingDir"):
+        assert train[kept] == user[kept]
+    env = {entry["name"]: entry.get("value") for entry in train["env"]}
+    assert env["PYTHONPATH"] == "/singularity/agent/lib:/src/lib:/opt/torch"
+    assert env["OMP_NUM_THREADS"] == "2" and len(train["env"]) == len(env)
+    assert (env[names.ENV_JOB], env[names.ENV_WORLD_SIZE], env[names.ENV_WORKDIR]) == ("mine", "2", ".")
+    assert [c["name"] for c in pod["initContainers"]] == ["install-agent", "device-proxy", "fetch"]
+    paths = [mount["mountPath"] for mount in train["volumeMounts"]]
+    assert paths.count("/dev/shm") == 1 and {"/src", "/shared", "/singularity/run"} <= set(paths)
+    assert [v["name"] for v in pod["volumes"]].count("shared") == 1
+
+
+def test_the_job_is_held_fenced_and_elastic() -> None:
+    made = adopted(plain(), PLATFORM)
+    assert made["spec"]["suspend"] is True and made["spec"]["podReplacementPolicy"] == "Failed"
+    assert label(made, names.LABEL_MANAGED) == "true" and label(made, "team") == "vision"
+    assert made["spec"]["template"]["metadata"]["labels"] == {
+        "app": "train",
+        names.LABEL_MANAGED: "true",
+        names.LABEL_JOB: "mine",
+    }
+    assert annotation(made, names.ANN_HOLD) == names.HOLD_ARMED
+    assert (annotation(made, names.ANN_WORKERS), annotation(made, names.ANN_MIN_WORKERS)) == ("2", "1")
+    assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == rules.GRACE_LEAST
+
+
+def test_what_the_user_says_stands() -> None:
+    job = changed("metadata.annotations.singularity~dev/checkpoint-budget-seconds", "30")
+    job = changed("spec.template.spec.terminationGracePeriodSeconds", 300, job)
+    job = changed("metadata.annotations.singularity~dev/world-size", "4", job)
+    made = adopted(job, PLATFORM)
+    assert annotation(made, names.ANN_BUDGET) == "30" and annotation(made, names.ANN_WORLD_SIZE) == "4"
+    assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 300
+
+
+def test_twice_is_refused() -> None:
+    assert fields(adopted(plain(), PLATFORM)) == ["spec.template.spec.initContainers"]
+
+
+def test_the_chart_has_what_the_generator_writes() -> None:
+    """Else: python -m kueue_integration.adoption.policy"""
+    assert (policy.TEMPLATES / "_adoption.tpl").read_text() == policy.parts_template()
+    assert (policy.TEMPLATES / "adoption.yaml").read_text() == policy.policies_template()
+    assert len(rules.RULES) < 64, "more match conditions than the API server takes"
+
+
+# --- JobSet ---------------------------------------------------------------------------------------------------------
+def test_a_jobset_gets_the_same_parts_and_another_name() -> None:
+    made = adopted_jobset(jobset(), PLATFORM)
+    job = made["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert made["spec"]["suspend"] is True and "suspend" not in job
+    assert annotation(made, names.ANN_HOLD) == names.HOLD_ARMED and annotation(made, names.ANN_WORKERS) == "2"
+    assert job["template"]["metadata"]["labels"][names.LABEL_JOB] == "mine.jobset"
+    env = {entry["name"]: entry.get("value") for entry in job["template"]["spec"]["containers"][0]["env"]}
+    assert env[names.ENV_JOB] == "mine.jobset" and env[names.ENV_WORLD_SIZE] == "2"
+    assert kinds.as_job(made)["spec"]["parallelism"] == 2 and kinds.job_key(made) == "mine.jobset"
+    assert not label(made["spec"]["replicatedJobs"][0]["template"], names.LABEL_MANAGED)  # the JobSet is managed
+
+
+@pytest.mark.parametrize(
+    ("field", "path", "value"),
+    [
+        ("spec.replicatedJobs", "spec.replicatedJobs", []),
+        ("spec.replicatedJobs[0].replicas", "spec.replicatedJobs.0.replicas", 2),
+        ("spec.managedBy", "spec.managedBy", "example.com/x"),
+        ("metadata.annotations[kueue.x-k8s.io/job-min-parallelism]",
+         "metadata.annotations.kueue~x-k8s~io/job-min-parallelism", "1"),
+        ("spec.replicatedJobs[0].template.spec.completionMode", "spec.replicatedJobs.0.template.spec.completionMode",
+         None),
+        ("spec.replicatedJobs[0].template.spec.template.spec.hostPID",
+         "spec.replicatedJobs.0.template.spec.template.spec.hostPID", True),
+    ],
+)  # fmt: skip
+def test_what_a_jobset_cannot_have_is_named(field: str, path: str, value: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        adopted_jobset(changed(path, value, jobset()), PLATFORM)
+    assert [name for name, _, _ in caught.value.problems] == [field]
+
+
+def test_a_jobset_is_seen_as_a_job() -> None:
+    done = {"type": "Completed", "status": "True", "reason": "AllJobsCompleted"}
+    seen = kinds.as_job({**jobset(), "status": {"conditions": [done]}})
+    assert views.finished(seen) == {**done, "type": "Complete"} and seen["kind"] == "JobSet"
+    assert kinds.kind_and_name("mine.jobset") == (JOBSET, "mine") and kinds.kind_and_name("mine") == (JOB, "mine")
+
+
+# --- a Job that exists ----------------------------------------------------------------------------------------------
+def waiting() -> dict[str, Any]:
+    job = plain()
+    job["spec"]["suspend"] = True
+    return job
+
+
+@pytest.fixture
+def kube() -> FakeKube:
+    return cluster(waiting())
+
+
+def test_recreate_replaces_a_job_that_waits(kube: FakeKube) -> None:
+    before = kube.get_job("default", "mine")["metadata"]["uid"]
+    made = recreate.recreate(kube, "default", "mine", PLATFORM)
+    assert made["metadata"]["uid"] != before and label(made, "team") == "vision"
+    assert annotation(kube.get_job("default", "mine"), names.ANN_HOLD) == names.HOLD_ARMED
+    assert kube.find(CONFIG_MAP, "default", "mine-before-adoption") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"spec": {"suspend": False}}, "is running"),
+        ({"status": {"startTime": "2026-01-01T00:00:00Z"}}, "has been started before"),
+        ({"status": {"failed": 1}}, "has been started before"),
+    ],
+)
+def test_a_job_that_has_started_is_left_alone(change: dict[str, Any], said: str) -> None:
+    job = waiting()
+    for key, value in change.items():
+        job.setdefault(key, {}).update(value)
+    kube = cluster(job)
+    with pytest.raises(ConflictError, match=said):
+        recreate.recreate(kube, "default", "mine", PLATFORM)
+    assert "delete" not in {verb for verb, _, _ in kube.requests}
+
+
+def test_a_job_that_starts_in_between_is_left_alone(kube: FakeKube) -> None:
+    kube.fail_next("delete", JOB, Conflict("changed", 409, "Conflict"))
+    with pytest.raises(ConflictError, match="left alone"):
+        recreate.recreate(kube, "default", "mine", PLATFORM)
+    assert not label(kube.get_job("default", "mine"), names.LABEL_MANAGED)
+    assert kube.find(CONFIG_MAP, "default", "mine-before-adoption") is None
+
+
+def test_a_bad_job_is_refused_before_anything_is_deleted() -> None:
+    job = waiting()
+    job["spec"]["template"]["spec"]["hostPID"] = True
+    kube = cluster(job)
+    with pytest.raises(SpecError):
+        recreate.recreate(kube, "default", "mine", PLATFORM)
+    assert not {"delete", "create"} & {verb for verb, _, _ in kube.requests}
+
+
+def test_a_failure_after_the_delete_loses_nothing_and_the_same_call_finishes(kube: FakeKube) -> None:
+    real, count = kube.create, []
+
+    def create(obj: Any, dry_run: bool = False) -> Any:
+        if obj["kind"] == "Job" and not dry_run and not count:
+            count.append(1)
+            raise KubeError("the API server is away", 503)
+        return real(obj, dry_run)
+
+    kube.create = create  # type: ignore[method-assign]
+    with pytest.raises(ConflictError, match="ConfigMap 'mine-before-adoption'"):
+        recreate.recreate(kube, "default", "mine", PLATFORM)
+    assert kube.find(JOB, "default", "mine") is None
+    made = recreate.recreate(kube, "default", "mine", PLATFORM)
+    assert label(made, "team") == "vision" and annotation(made, names.ANN_HOLD) == names.HOLD_ARMED
+    assert kube.find(CONFIG_MAP, "default", "mine-before-adoption") is None
+
+
+def test_as_written_drops_what_the_server_added() -> None:
+    live = waiting()
+    tracked = {"controller-uid": "u", "batch.kubernetes.io/job-name": "mine"}
+    live["metadata"].update({"uid": "u", "resourceVersion": "7", "managedFields": []})
+    live["spec"]["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": "u"}}
+    live["spec"]["template"]["metadata"]["labels"].update(tracked)
+    live["status"] = {"ready": 0}
+    assert recreate.as_written(live) == waiting()
+
+
+def test_no_such_job(kube: FakeKube) -> None:
+    with pytest.raises(JobNotFoundError):
+        recreate.recreate(kube, "default", "other", PLATFORM)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+def run(kube: FakeKube, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+    from kueue_integration.cli import adopt
+
+    monkeypatch.setattr(adopt, "open_cluster", lambda kubeconfig, context: kube)
+    monkeypatch.setattr(adopt.platform, "load", lambda kube: PLATFORM)
+    return CliRunner().invoke(cli.main, ["adopt", *arguments])
+
+
+def test_the_command_prints_and_creates(tmp_path: Path, kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(bare("one")))
+    shown = run(kube, monkeypatch, "-f", str(file), "--dry-run")
+    assert shown.exit_code == 0 and yaml.safe_load(shown.output) == adopted(bare("one"), PLATFORM)
+    assert kube.find(JOB, "default", "one") is None
+    platform_file = tmp_path / "platform.json"
+    platform_file.write_text(platform.to_json(PLATFORM))
+    offline = run(kube, monkeypatch, "-f", str(file), "--dry-run", "--platform", str(platform_file))
+    assert yaml.safe_load(offline.output) == yaml.safe_load(shown.output)
+    made = run(kube, monkeypatch, "-f", str(file))
+    assert made.exit_code == 0 and "default/one adopted and created" in made.output
+    again = run(kube, monkeypatch, "-f", str(file))
+    assert again.exit_code == 2 and "--recreate" in again.output
+
+
+def test_the_command_on_an_existing_job(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = run(kube, monkeypatch, "mine")
+    assert refused.exit_code == 2 and "--recreate" in refused.output
+    assert run(kube, monkeypatch, "mine", "--recreate").exit_code == 0
+
+
+@pytest.mark.parametrize("text", ["a: [", "kind: Pod", "", "a: 1\n---\nb: 2\n", "apiVersion: batch/v1\nkind: Job\n"])
+def test_a_file_that_is_no_job(text: str, tmp_path: Path, kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+    done = run(kube, monkeypatch, "-f", str(file))
+    assert done.exit_code == 2 and "error:" in done.output and "Traceback" not in done.output
