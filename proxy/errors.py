@@ -24,12 +24,12 @@ class CheckpointNotFoundError(StoreError):
 
 
 class CorruptChunkError(StoreError):
-    """A chunk is missing, or its content does not hash to its name."""
+    """A pack or a recipe is missing, or its content does not match its name."""
 
-    def __init__(self, digest: str, where: str, problem: str) -> None:
+    def __init__(self, kind: str, digest: str, where: str, problem: str) -> None:
         self.digest = digest
         self.where = where
-        super().__init__(f"chunk {digest} of {where} {problem}: this checkpoint cannot be restored")
+        super().__init__(f"{kind} {digest} of {where} {problem}: this checkpoint cannot be restored")
 
 
 class RestoreRefusedError(ProxyError):

@@ -126,7 +126,7 @@ def verify(ctx: click.Context, /, name: str, checkpoint: str | None, output: str
         _echo(found, output)
     else:
         verdict = f"{len(found['problems'])} PROBLEMS" if found["problems"] else "all there"
-        click.echo(f"{checkpoint}: {found['chunks']} chunks, {found['bytes'] / 1e6:.1f} MB, {verdict}")
+        click.echo(f"{checkpoint}: {found['objects']} objects, {found['bytes'] / 1e6:.1f} MB, {verdict}")
         for problem in found["problems"]:
             click.echo(f"  {problem}")
     ctx.exit(EXIT_FAILED if found["problems"] else 0)
@@ -139,7 +139,7 @@ def verify(ctx: click.Context, /, name: str, checkpoint: str | None, output: str
 @_store_options
 @_OUTPUT
 def gc(name: str, keep: int, yes: bool, output: str, **options: Any) -> None:
-    """Remove old checkpoints of a job, then data that no checkpoint of any job names.
+    """Remove old checkpoints of a job, then data that no checkpoint of it needs.
 
     What a live job refers to (its committed checkpoint, one it is being restored from) stays whatever --keep says.
 
@@ -158,7 +158,9 @@ def gc(name: str, keep: int, yes: bool, output: str, **options: Any) -> None:
     click.echo(f"{'deleted' if yes else 'would delete'} {len(gone)} checkpoints: {', '.join(gone) or '-'}")
     click.echo(f"stay: {', '.join(f'{i} (in use)' if i in live else i for i in stay) or '-'}")
     if yes:
-        click.echo(f"freed {found['bytes_freed'] / 1e6:.1f} MB; data younger than a day stays for uploads under way")
+        click.echo(f"freed {found['bytes_freed'] / 1e6:.1f} MB")
+        if found["uploads"]:
+            click.echo(f"{len(found['uploads'])} uploads are under way: their data, and all else, stays for now")
     elif gone:
         click.echo("nothing was deleted: add --yes")
 

@@ -1,43 +1,49 @@
 """The checkpoint manifest: the one object whose existence makes a checkpoint exist. Written last, read strictly.
 
-    STORE/chunks/<first two hex digits>/<sha256>          content-addressed, shared by all jobs of the store
-    STORE/jobs/<namespace>/<job uid or name>/<checkpoint id>.json      this manifest
+    STORE/jobs/<namespace>/<job>/<checkpoint id>.json      this manifest
+    STORE/jobs/<namespace>/<job>/packs/<sha256>            content of image files, see `proxy.store.pack`
+    STORE/jobs/<namespace>/<job>/recipes/<sha256>          how one rank's files are put together from packs
 
-A manifest is data: JSON, never pickle. Every path in it is relative, without `..`, and every digest is checked on read.
+A manifest is data: JSON, never pickle. Every path in it is relative, without `..`; every digest is checked on read.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 
-from .messages import MessageError, from_json, to_json
+from .messages import MessageError, decode, to_json
 
-FORMAT = 1
+FORMAT = 2
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
 @dataclass(frozen=True)
-class Chunk:
-    sha256: str
+class Stored:
+    """An object of the store, named by its content. `size`: bytes as stored."""
+
+    name: str
     size: int
-    """Bytes, uncompressed."""
 
 
 @dataclass(frozen=True)
 class ImageFile:
-    """One file of a rank's image directory (CRIU images, `work.tar`, `rank.json`)."""
+    """One file of a rank's image directory (CRIU images, `work.tar`, `rank.json`). `size`: bytes."""
 
     path: str
     size: int
-    chunks: list[Chunk]
 
 
 @dataclass(frozen=True)
 class RankImage:
+    """Files in the recipe's order; every pack that the recipe names, by its position here."""
+
     rank: int
     files: list[ImageFile]
+    packs: list[Stored]
+    recipe: Stored
 
 
 @dataclass(frozen=True)
@@ -78,17 +84,23 @@ def dumps(manifest: Manifest) -> str:
 
 def loads(text: str | bytes) -> Manifest:
     """Parse and check a manifest. Raises MessageError that names the field."""
-    m = from_json(Manifest, text)
-    if m.format != FORMAT:
-        raise MessageError(f"Manifest.format: {m.format} is not supported, this build reads format {FORMAT}")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MessageError(f"Manifest: not valid JSON: {error}") from None
+    if isinstance(data, dict) and data.get("format") != FORMAT:  # first: other versions have other fields
+        raise MessageError(
+            f"Manifest.format: {data.get('format')!r} is not supported, this build reads format {FORMAT}: use the "
+            "version that wrote the checkpoint"
+        )
+    m = decode(Manifest, data)
     if not is_id(m.id):
         raise MessageError(f"Manifest.id: {m.id!r} is not a checkpoint id")
     if sorted(r.rank for r in m.ranks) != list(range(m.world_size)):
         found = sorted(r.rank for r in m.ranks)
         raise MessageError(f"Manifest.ranks: has {found}, wants 0..{m.world_size - 1} once each")
     for rank in m.ranks:
-        for file in rank.files:
-            _check_file(f"Manifest.ranks[{rank.rank}]", file)
+        _check_rank(f"Manifest.ranks[{rank.rank}]", rank)
     return m
 
 
@@ -97,13 +109,23 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def _check_file(where: str, file: ImageFile) -> None:
-    parts = file.path.split("/")
-    if file.path.startswith("/") or any(p in ("", ".", "..") for p in parts) or "\0" in file.path:
-        raise MessageError(f"{where}: path {file.path!r} is not a plain relative path")
-    chunked = sum(c.size for c in file.chunks)
-    if file.size < 0 or chunked != file.size:
-        raise MessageError(f"{where}: {file.path!r} has {file.size} bytes but its chunks have {chunked}")
-    for chunk in file.chunks:
-        if chunk.size < 0 or not _DIGEST.fullmatch(chunk.sha256):
-            raise MessageError(f"{where}: {file.path!r} names a chunk {chunk.sha256!r} that is not a sha256")
+def _check_rank(where: str, image: RankImage) -> None:
+    paths: set[str] = set()
+    for file in image.files:
+        parts = file.path.split("/")
+        if any(p in ("", ".", "..") for p in parts) or "\0" in file.path:
+            raise MessageError(f"{where}: path {file.path!r} is not a plain relative path")
+        if file.path in paths:
+            raise MessageError(f"{where}: path {file.path!r} is named twice")
+        if file.size < 0:
+            raise MessageError(f"{where}: {file.path!r} has {file.size} bytes")
+        paths.add(file.path)
+    for path in paths:
+        folder = path
+        while "/" in folder:
+            folder = folder.rsplit("/", 1)[0]
+            if folder in paths:
+                raise MessageError(f"{where}: {folder!r} is a file and the folder of {path!r}")
+    for stored in (*image.packs, image.recipe):
+        if stored.size < 0 or not _DIGEST.fullmatch(stored.name):
+            raise MessageError(f"{where}: names an object {stored.name!r} of {stored.size} bytes: not a sha256")

@@ -26,7 +26,7 @@ LONGEST_PAUSE_S: Final = 1.0
 ALONE_S: Final = 15.0
 """A pod that was asked to end waits for its leader for so long: without one there is no checkpoint."""
 LARGEST_REPORT: Final = 256 << 20
-"""Bytes. A report with images lists every chunk, about 100 bytes per MiB of image."""
+"""Bytes. A report with images lists every file and pack, about 20 bytes per MiB of image."""
 Exchange = Callable[[PodReport, int, float], Awaitable[Directive]]
 log = logging.getLogger(__name__)
 

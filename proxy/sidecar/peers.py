@@ -41,6 +41,9 @@ class PodReport:
     """Generation whose images of this pod's ranks are in the store."""
     bytes_stored: int = 0
     """New bytes that the upload for `uploaded` wrote."""
+    bytes_done: int = 0
+    bytes_total: int = 0
+    """How much of its images the upload under way has read, and how much there is."""
     failed: int = 0
     message: str = ""
     """Why `failed` failed."""

@@ -77,6 +77,7 @@ class Pod:
         self._saving = self._dumped = self._uploaded = self._failed = self._resumed = 0
         self._message = self._python = ""
         self._bytes_stored = 0
+        self._progress = (0, 0)
         self._images: list[RankImage] | None = None
         self._exit_sent = False
         self._upload: asyncio.Task[None] | None = None
@@ -102,6 +103,8 @@ class Pod:
             dumped=self._dumped,
             uploaded=self._uploaded,
             bytes_stored=self._bytes_stored,
+            bytes_done=self._progress[0],
+            bytes_total=self._progress[1],
             failed=self._failed,
             message=self._message,
             python=self._python,
@@ -150,7 +153,8 @@ class Pod:
                 self._tidy(self._config.checkpoint)
         elif event.kind == "dumped" and event.generation == self._saving:
             self._dumped = event.generation
-            self._upload = asyncio.create_task(self._save(event.generation, self.directive.checkpoint_id))
+            work = self._save(event.generation, self.directive.checkpoint_id, self._upload)
+            self._upload = asyncio.create_task(work)
         elif event.kind in ("dump_failed", "restore_failed"):
             self._fail(event.generation or self._saving, event.message or event.kind.replace("_", " "))
         elif event.kind == "exited":
@@ -166,22 +170,40 @@ class Pod:
         except OSError as error:
             log.warning("a restarted sidecar will not know that ranks run: %s", error)
 
-    async def _save(self, generation: int, checkpoint: str) -> None:
-        images: list[RankImage] = []
-        stored = 0
+    async def _save(self, generation: int, checkpoint: str, before: asyncio.Task[None] | None) -> None:
+        """Upload what was dumped for `generation`. `before`: the upload before this one, cancelled, may still run."""
+        cancel = self._cancel
+        if before is not None:
+            await asyncio.wait([before])
         folder = self._config.image_dir / checkpoint
+        folders = {rank: folder / f"rank-{rank}" for rank in self._config.ranks}
+        began = time.monotonic()
         try:
-            for rank in self._config.ranks:
-                path = folder / f"rank-{rank}"
-                put = await asyncio.to_thread(self._store.put_image_dir, path, self._cancel.is_set)
-                images.append(RankImage(rank, put.files))
-                stored += put.bytes_stored
-                self._python = _python_of(path / "rank.json") or self._python
+            put = await asyncio.to_thread(
+                self._store.put_ranks,
+                self._config.namespace,
+                self._config.job,
+                checkpoint,
+                folders,
+                part=(self._config.index, self._config.workers),
+                cancelled=cancel.is_set,
+                progress=self._uploaded_so_far,
+            )
         except (ProxyError, OSError) as error:
-            self._fail(generation, f"upload: {error}")
+            if generation == self._saving:
+                self._fail(generation, f"upload: {error}")
             return
-        self._images, self._bytes_stored, self._uploaded = images, stored, generation
+        seconds = time.monotonic() - began
+        log.info("uploaded %s: %d bytes, %d of them new, in %.1f s", checkpoint, put.bytes, put.bytes_stored, seconds)
+        if generation != self._saving:
+            return  # the next one has begun: nobody waits for this any more
+        self._python = next((p for f in folders.values() if (p := _python_of(f / "rank.json"))), self._python)
+        self._images, self._bytes_stored, self._uploaded = put.images, put.bytes_stored, generation
         self.changed.set()
+
+    def _uploaded_so_far(self, done: int, total: int) -> None:
+        """Called from the upload's thread, and read by `report`."""
+        self._progress = (done, total)
 
     def _fail(self, generation: int, message: str) -> None:
         log.warning("generation %d: %s", generation, message)
@@ -212,7 +234,9 @@ class Pod:
             return
         self._page.acquire(directive.generation, directive.stop_at)
         self._saving = directive.generation
+        self._cancel.set()  # an upload that nobody waits for any more
         self._cancel = threading.Event()
+        self._progress = (0, 0)
         command = LauncherCommand(
             seq=0,
             op="dump",

@@ -26,7 +26,7 @@ def fresh_plan(config: Config, leader_ip: str) -> Plan:
 async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef) -> Plan:
     """Check the manifest, fetch this pod's images, verified.
 
-    Raises RestoreRefusedError (does not fit), CorruptChunkError (names the chunk), StoreError.
+    Raises RestoreRefusedError (does not fit), CorruptChunkError (names the object), StoreError.
     """
     store = Store(ref.url)
     manifest = await asyncio.to_thread(store.read_manifest, config.namespace, config.job, ref.id)
@@ -37,9 +37,8 @@ async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef) -> Pl
     started = time.monotonic()
     folder = config.image_dir / ref.id
     await asyncio.to_thread(shutil.rmtree, folder, True)
-    total = 0
-    for rank in config.ranks:
-        total += await asyncio.to_thread(store.fetch_rank, manifest, rank, folder / f"rank-{rank}")
+    targets = {rank: folder / f"rank-{rank}" for rank in config.ranks}
+    total = await asyncio.to_thread(store.fetch_ranks, manifest, targets)
     log.info("fetched %d bytes of %s in %.1f s", total, ref.id, time.monotonic() - started)
     return Plan(
         mode="restore",

@@ -1,11 +1,11 @@
-"""The checkpoint store: content-addressed chunks and manifests on any fsspec URL (file, gs, s3, memory).
+"""The checkpoint store: packs of content, recipes and manifests on any fsspec URL (file, gs, s3, memory).
 
-Here lives everything that reads or writes the layout of `proxy.protocol.manifest`: chunking, upload, verified download,
-the catalog of manifests, retention. Not here: what a checkpoint means, when one is taken, who may commit it. Nothing
-in this package knows about Kubernetes, ranks' processes or the barrier.
+Here lives everything that reads or writes the layout of `proxy.protocol.manifest`: cutting, deduplication, upload,
+verified download, the catalog of manifests, retention, archives. Not here: what a checkpoint means, when one is taken,
+who may commit it. Nothing in this package knows about Kubernetes, ranks' processes or the barrier.
 """
 
-from .catalog import Listing
+from .catalog import Collected, Listing
 from .store import PutResult, Store
 
-__all__ = ["Listing", "PutResult", "Store"]
+__all__ = ["Collected", "Listing", "PutResult", "Store"]

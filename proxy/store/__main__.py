@@ -1,5 +1,8 @@
-"""`python -m proxy.store URL ls|show|verify|gc ...`: one JSON object on the last line of standard output.
+"""Two ways to ask a store on the command line.
 
+`python -m proxy.store ls|show|verify|pin|unpin|prune|gc|export|import --store URL ...`: for people, see `command`.
+
+`python -m proxy.store URL ls|show|verify|gc ...`: for programs; one JSON object on the last line of standard output.
 Exit codes: 0 with `{"result": ...}`, 1 with `{"error": "sentence"}`. The words are those of `admin.answer`.
 """
 
@@ -8,10 +11,14 @@ from __future__ import annotations
 import json
 import sys
 
+from . import command
 from .admin import answer
 
 
 def main(argv: list[str]) -> int:
+    """Answer, and the exit code."""
+    if argv and "://" not in argv[0]:
+        return command.main(argv)
     said = answer(argv[0], argv[1:]) if argv else {"error": "no store URL; " + (__doc__ or "").splitlines()[0]}
     print(json.dumps(said, separators=(",", ":")), flush=True)
     return 1 if "error" in said else 0

@@ -7,16 +7,15 @@ a store which nobody else does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..errors import ProxyError, StoreError
 from ..protocol.manifest import Manifest
-from .catalog import MIN_GRACE_S, Listing
+from . import catalog
+from .catalog import Listing
 from .store import Store
 
 Json = dict[str, Any]
-THREADS = 8
 
 
 def ls(store: Store, namespace: str, job: str) -> list[Json]:
@@ -25,7 +24,7 @@ def ls(store: Store, namespace: str, job: str) -> list[Json]:
 
 
 def show(store: Store, namespace: str, job: str, checkpoint: str) -> Json:
-    """The manifest without its chunks: sizes per rank, requirements. Raises StoreError."""
+    """The manifest without its packs: sizes per rank, requirements. Raises StoreError."""
     manifest = store.read_manifest(namespace, job, checkpoint)
     ranks = [{"rank": r.rank, "files": len(r.files), "bytes": sum(f.size for f in r.files)} for r in manifest.ranks]
     needs = manifest.requirements
@@ -48,49 +47,33 @@ def verify(store: Store, namespace: str, job: str, checkpoint: str) -> Json:
     Raises StoreError when the manifest itself is not there or not valid.
     """
     manifest = store.read_manifest(namespace, job, checkpoint)
-    wanted = {
-        chunk.sha256: (chunk, f"rank {rank.rank}, file {file.path}")
-        for rank in manifest.ranks
-        for file in rank.files
-        for chunk in file.chunks
+    return {
+        "id": manifest.id,
+        "objects": len(catalog.objects(manifest)),
+        "bytes": _bytes(manifest),
+        "problems": sorted(store.verify(manifest)),
     }
 
-    def check(item: tuple[Any, str]) -> str:
-        try:
-            store.read_chunk(*item)
-        except StoreError as error:
-            return str(error)
-        return ""
 
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="store-verify") as pool:
-        problems = [problem for problem in pool.map(check, wanted.values()) if problem]
-    return {"id": manifest.id, "chunks": len(wanted), "bytes": _bytes(manifest), "problems": sorted(problems)}
+def gc(store: Store, namespace: str, job: str, keep: int, live: Iterable[str], delete: bool) -> Json:
+    """Drop all but the newest `keep` checkpoints of a job, never one of `live` or a pinned one, then what none needs.
 
-
-def gc(
-    store: Store,
-    namespace: str,
-    job: str,
-    keep: int,
-    live: Iterable[str],
-    delete: bool,
-    grace_s: float = 2 * MIN_GRACE_S,
-) -> Json:
-    """Drop all but the newest `keep` checkpoints of a job, never one of `live`, then chunks that nothing names.
-
-    Without `delete` only tells what would go. `grace_s`: chunks younger than this stay, an upload may need them.
+    Without `delete` only tells what would go. `uploads`: those under way, because of which no content was deleted.
     Raises StoreError.
     """
     if keep < 1:
         raise StoreError(f"keep = {keep}: at least one checkpoint has to stay")
     kept_for_jobs = frozenset(live)
     usable = [x for x in store.list_checkpoints(namespace, job) if x.manifest is not None]
-    doomed = [x.id for x in usable[keep:] if x.id not in kept_for_jobs]
+    doomed = [x.id for x in usable[keep:] if x.id not in kept_for_jobs and not x.pinned]
     stay = [x.id for x in usable if x.id not in doomed]
     if not delete:
-        return {"deleted": False, "checkpoints": doomed, "stay": stay, "bytes_freed": 0}
+        return {"deleted": False, "checkpoints": doomed, "stay": stay, "bytes_freed": 0, "uploads": []}
     gone = store.prune(namespace, job, keep, kept_for_jobs)
-    return {"deleted": True, "checkpoints": gone, "stay": stay, "bytes_freed": store.collect_garbage(grace_s)}
+    done = store.collect_garbage(namespace, job)
+    return {
+        "deleted": True, "checkpoints": gone, "stay": stay, "bytes_freed": done.freed, "uploads": done.running,
+    }  # fmt: skip
 
 
 def answer(url: str, question: Sequence[str]) -> Json:
@@ -134,6 +117,7 @@ def _entry(listing: Listing) -> Json:
         "created_at": manifest.created_at,
         "bytes": _bytes(manifest),
         "labels": dict(manifest.labels),
+        "pinned": listing.pinned,
         "problem": listing.problem,
     }
 

@@ -1,18 +1,21 @@
-"""The few file operations the store needs, on top of fsspec: atomic write, read, stat, list, delete.
+"""The few file operations the store needs, on top of fsspec: atomic durable write, read, list, delete.
 
-Object stores make a PUT visible as a whole. On `file://` the same comes from a temporary name and a rename; readers
-never see half a chunk or half a manifest. Every failure is a StoreError that names the URL.
+Object stores make a PUT visible as a whole. On `file://` the same comes from a temporary name, fsync and a rename;
+readers never see half an object. What may pass (a server that answers 503, a connection that breaks) is tried again
+for `patience_s`; every failure is a StoreError that names the URL. Counters say how often that was.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import random
 import time
 import uuid
 from collections.abc import Callable
-from datetime import timezone
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -20,18 +23,38 @@ from fsspec.implementations.local import LocalFileSystem
 from ..errors import StoreError
 
 T = TypeVar("T")
-TEMPORARY = ".tmp-"
+TEMPORARY: Final = ".tmp-"
+PATIENCE_S: Final = 120.0
+_LASTING: Final = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota of the disk is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EFBIG: "the file is too large for the file system",
+    errno.ENAMETOOLONG: "the path is too long",
+}
+_LASTING_TYPES: Final = (
+    FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError, ValueError, TypeError,
+    ImportError, NotImplementedError, MemoryError,
+)  # fmt: skip
 
 
 class Backend:
-    """File operations below one URL. Paths are relative, with `/`. All methods may be called from any thread."""
+    """File operations below one URL. Paths are relative, with `/`. All methods may be called from any thread.
 
-    def __init__(self, url: str) -> None:
+    :param patience_s: seconds during which an operation that fails for a reason that may pass is tried again
+    :param cancelled: once true, nothing is tried again
+    """
+
+    def __init__(self, url: str, patience_s: float = PATIENCE_S, cancelled: Callable[[], bool] = lambda: False) -> None:
         if not url:
             raise StoreError(
                 "the store URL is empty: set one, for example file:///mnt/checkpoints or gs://bucket/prefix"
             )
         self.url = url
+        self.patience_s = patience_s
+        self.retries = 0
+        """Operations that were tried again so far."""
+        self.cancelled = cancelled
         try:
             self.fs, root = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError) as error:
@@ -44,60 +67,41 @@ class Backend:
         return f"{self.root}/{relative}"
 
     def write(self, relative: str, data: bytes) -> None:
-        """Write a whole file; it appears at once or not at all. Raises StoreError."""
+        """Write a whole file; it appears at once or not at all, and then survives a crash. Raises StoreError."""
         if self.local:
-            self._guard(f"write {relative}", lambda: self._write_local(Path(self.path(relative)), data))
+            self._guard(f"write {relative}", lambda: _write_local(Path(self.path(relative)), data))
         else:
             self._guard(f"write {relative}", lambda: self.fs.pipe_file(self.path(relative), data))
 
-    def _write_local(self, path: Path, data: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}{TEMPORARY}{uuid.uuid4().hex}")
-        try:
-            temporary.write_bytes(data)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    def read(self, relative: str, most: int | None = None) -> bytes | None:
+        """Content of a file, or its first `most` bytes; None if there is none. Raises StoreError."""
 
-    def read(self, relative: str) -> bytes | None:
-        """Content of a file, None if there is none. Raises StoreError."""
-        try:
-            data: bytes = self.fs.cat_file(self.path(relative))
-            return data
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise StoreError(f"store {self.url}: cannot read {relative}: {error}") from error
+        def get() -> bytes | None:
+            try:
+                data: bytes = self.fs.cat_file(self.path(relative), start=None if most is None else 0, end=most)
+                return data
+            except FileNotFoundError:
+                return None
 
-    def size_and_age(self, relative: str) -> tuple[int, float] | None:
-        """Size in bytes and seconds since the last write, None if there is no such file. Raises StoreError."""
-        try:
-            info: dict[str, Any] = self.fs.info(self.path(relative))
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise StoreError(f"store {self.url}: cannot look at {relative}: {error}") from error
-        return int(info["size"]), max(0.0, time.time() - _modified(info))
-
-    def refresh(self, relative: str) -> bool:
-        """Make a file young again without rewriting it, where the file system can. False: it cannot, or it is gone."""
-        if not self.local:
-            return False
-        try:
-            os.utime(self.path(relative))
-        except OSError:
-            return False
-        return True
+        return self._guard(f"read {relative}", get)
 
     def find(self, relative: str) -> dict[str, tuple[int, float]]:
-        """All files below a folder: relative path -> (size, age in seconds). Empty if there is no folder."""
+        """All files below a folder: relative path -> (size, Unix seconds of the last write). Empty if there is none."""
         top = self.path(relative)
-        self.fs.invalidate_cache()
-        found: dict[str, dict[str, Any]] = self._guard(f"list {relative}", lambda: self.fs.find(top, detail=True))
-        now = time.time()
+
+        def look() -> dict[str, dict[str, Any]]:
+            self.fs.invalidate_cache()
+            try:
+                found: dict[str, dict[str, Any]] = self.fs.find(top, detail=True)
+            except FileNotFoundError:  # also a file that was deleted while the folder was read
+                if self.local and Path(top).is_dir():
+                    raise OSError(errno.EAGAIN, "the folder changed while it was read") from None
+                return {}
+            return found
+
         start = len(self.fs._strip_protocol(self.root).rstrip("/")) + 1
-        return {p[start:]: (int(i["size"]), max(0.0, now - _modified(i))) for p, i in found.items()}
+        found = self._guard(f"list {relative}", look)
+        return {p[start:]: (int(i["size"]), _modified(i)) for p, i in found.items() if i.get("type") != "directory"}
 
     def delete(self, relative: str) -> None:
         """Delete a file; nothing happens if it is gone. Raises StoreError."""
@@ -111,12 +115,55 @@ class Backend:
         self._guard(f"delete {relative}", remove)
 
     def _guard(self, what: str, action: Callable[[], T]) -> T:
-        try:
-            return action()
-        except StoreError:
-            raise
-        except Exception as error:  # fsspec's file systems raise whatever their client library raises
-            raise StoreError(f"store {self.url}: cannot {what}: {type(error).__name__}: {error}") from error
+        deadline = time.monotonic() + self.patience_s
+        pause = 0.1
+        while True:
+            try:
+                return action()
+            except StoreError:
+                raise
+            except Exception as error:  # fsspec's file systems raise whatever their client library raises
+                lasting = _lasting(error)
+                if lasting or time.monotonic() + pause > deadline or self.cancelled():
+                    reason = lasting or f"{type(error).__name__}: {error}"
+                    raise StoreError(f"store {self.url}: cannot {what}: {reason}") from error
+            self.retries += 1
+            until = time.monotonic() + pause * random.uniform(0.7, 1.3)  # noqa: S311 - spreads load
+            while time.monotonic() < until and not self.cancelled():
+                time.sleep(min(0.1, pause))
+            pause = min(5.0, pause * 2)
+
+
+def _lasting(error: Exception) -> str:
+    """Why trying again is of no use; "" if it may be."""
+    if isinstance(error, OSError) and error.errno in _LASTING:
+        return f"{_LASTING[error.errno]} ({error})"
+    if isinstance(error, _LASTING_TYPES):
+        return f"{type(error).__name__}: {error}"
+    code = getattr(error, "code", getattr(error, "status", None))
+    if str(code).isdigit() and 400 <= int(str(code)) < 500 and int(str(code)) not in (408, 425, 429):
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _write_local(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}{TEMPORARY}{uuid.uuid4().hex}")
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _modified(info: dict[str, Any]) -> float:
@@ -125,8 +172,6 @@ def _modified(info: dict[str, Any]) -> float:
     if isinstance(value, (int, float)):
         return float(value)
     if isinstance(value, str):
-        from datetime import datetime
-
         value = datetime.fromisoformat(value.replace("Z", "+00:00"))
     if value.tzinfo is None:
         value = value.replace(tzinfo=timezone.utc)

@@ -1,27 +1,21 @@
-"""The manifests of a store: list, newest valid, retention, garbage collection.
+"""The manifests of a store: list, newest valid, pins, retention, garbage collection.
 
-Safe by order: a manifest goes before its chunks, and chunks go only when no manifest in the whole store names them
-and nobody can be about to name them (grace period, see `store.REUSE_AGE_S`).
+Safe by order: a manifest goes before its packs, and packs go only when no manifest of the job names them and no upload
+that could come to name them is under way (see `locks`).
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from ..errors import StoreError
-from ..protocol import manifest as mf
-from ..protocol.manifest import Manifest
-from ..protocol.messages import MessageError
-from . import layout
-from .backend import TEMPORARY
+from ..errors import CheckpointNotFoundError, CorruptChunkError, StoreError
+from ..protocol.manifest import Manifest, Stored
+from . import download, layout, locks, pack
 
 if TYPE_CHECKING:
     from .store import Store
-
-MIN_GRACE_S: Final = 2 * 6 * 3600.0
-"""Twice `store.REUSE_AGE_S`: a chunk that an upload relies on is always younger than any allowed grace period."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +25,45 @@ class Listing:
     id: str
     manifest: Manifest | None
     problem: str = ""
+    pinned: bool = False
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a collection did. `running`: uploads because of which nothing was deleted."""
+
+    deleted: int
+    freed: int
+    """Bytes."""
+    running: list[str]
+    unfinished: bool = False
+    """Time was up; the next collection goes on."""
+
+
+def jobs(store: Store) -> list[tuple[str, str]]:
+    """See `Store.jobs`."""
+    found = {tuple(path.split("/")[1:3]) for path in store.backend.find(layout.JOBS) if path.count("/") >= 3}
+    return sorted((ns, job) for ns, job in found)
 
 
 def list_checkpoints(store: Store, namespace: str, job: str) -> list[Listing]:
     """See `Store.list_checkpoints`."""
     good: list[Listing] = []
     bad: list[Listing] = []
-    for path in store.backend.find(layout.job_folder(namespace, job)):
-        if not path.endswith(".json"):
+    folder = layout.job_folder(namespace, job)
+    files = store.backend.find(folder)
+    for path in files:
+        name = path.removeprefix(folder + "/")
+        if "/" in name or not name.endswith(".json"):
             continue
-        name = path.rsplit("/", 1)[1].removesuffix(".json")
+        name = name.removesuffix(".json")
+        pinned = f"{folder}/pins/{name}" in files
         try:
-            good.append(Listing(name, store.read_manifest(namespace, job, name)))
+            good.append(Listing(name, store.read_manifest(namespace, job, name), pinned=pinned))
+        except CheckpointNotFoundError:
+            continue  # deleted meanwhile
         except StoreError as error:
-            bad.append(Listing(name, None, str(error)))
+            bad.append(Listing(name, None, str(error), pinned))
     good.sort(key=_age_key, reverse=True)
     return good + sorted(bad, key=lambda b: b.id, reverse=True)
 
@@ -55,33 +74,71 @@ def _age_key(listing: Listing) -> tuple[float, int]:
 
 
 def latest_valid(store: Store, namespace: str, job: str) -> tuple[Manifest | None, list[Listing]]:
-    """See `Store.latest_valid`. Looks whether every chunk is there with its size; content is verified when fetched."""
+    """See `Store.latest_valid`. Looks whether every object is there with its size; content is verified when fetched."""
     skipped: list[Listing] = []
     best: Manifest | None = None
+    files = store.backend.find(layout.job_folder(namespace, job))
     for listing in list_checkpoints(store, namespace, job):
         if listing.manifest is None:
             skipped.append(listing)
         elif best is None:
-            problem = _missing(store, listing.manifest)
+            problem = missing(listing.manifest, files)
             if problem:
-                skipped.append(Listing(listing.id, listing.manifest, problem))
+                skipped.append(Listing(listing.id, listing.manifest, problem, listing.pinned))
             else:
                 best = listing.manifest
     return best, skipped
 
 
-def _missing(store: Store, manifest: Manifest) -> str:
-    wanted = {c.sha256: c.size for r in manifest.ranks for f in r.files for c in f.chunks}
-
-    def check(item: tuple[str, int]) -> str:
-        found = store.backend.size_and_age(layout.chunk_path(item[0]))
+def missing(manifest: Manifest, files: dict[str, tuple[int, float]]) -> str:
+    """What of a checkpoint is not among `files` of its job's folder; "" if nothing."""
+    folder = layout.job_folder(manifest.namespace, manifest.job)
+    problems: list[str] = []
+    wanted = objects(manifest)
+    for (kind, name), size in wanted.items():
+        found = files.get(f"{folder}/{kind}/{name}")
         if found is None:
-            return f"chunk {item[0]} is missing"
-        return "" if found[0] == item[1] else f"chunk {item[0]} has {found[0]} bytes instead of {item[1]}"
+            problems.append(f"{kind[:-1]} {name} is missing")
+        elif found[0] != size:
+            problems.append(f"{kind[:-1]} {name} has {found[0]} bytes instead of {size}")
+    return f"{problems[0]} ({len(problems)} of {len(wanted)} objects cannot be used)" if problems else ""
 
-    with ThreadPoolExecutor(8, thread_name_prefix="store-check") as pool:
-        problems = [p for p in pool.map(check, wanted.items()) if p]
-    return f"{problems[0]} ({len(problems)} of {len(wanted)} chunks cannot be used)" if problems else ""
+
+def objects(manifest: Manifest) -> dict[tuple[layout.Kind, str], int]:
+    """Every object that a checkpoint needs, with its size in bytes."""
+    found: dict[tuple[layout.Kind, str], int] = {}
+    for rank in manifest.ranks:
+        found[("recipes", rank.recipe.name)] = rank.recipe.size
+        for stored in rank.packs:
+            found[("packs", stored.name)] = stored.size
+    return found
+
+
+def verify(store: Store, manifest: Manifest) -> list[str]:
+    """See `Store.verify`."""
+    folder = layout.job_folder(manifest.namespace, manifest.job)
+    where = f"checkpoint {manifest.id}"
+    problems: list[str] = []
+    for rank in manifest.ranks:
+        try:
+            download.read_recipe(store.backend, folder, rank, f"{where}, rank {rank.rank}")
+        except CorruptChunkError as error:
+            problems.append(str(error))
+
+    def check(stored: Stored) -> str:
+        try:
+            head, data = download.read_pack(store.backend, folder, stored, where)
+            for block in head.blocks:
+                pack.read_block(block, data)
+        except CorruptChunkError as error:
+            return str(error)
+        except pack.PackError as error:
+            return str(CorruptChunkError("pack", stored.name, where, str(error)))
+        return ""
+
+    packs = list(dict.fromkeys(p for r in manifest.ranks for p in r.packs))
+    with store.pool("store-verify") as pool:
+        return problems + [text for text in pool.map(check, packs) if text]
 
 
 def prune(store: Store, namespace: str, job: str, keep: int, pinned: frozenset[str]) -> list[str]:
@@ -89,37 +146,34 @@ def prune(store: Store, namespace: str, job: str, keep: int, pinned: frozenset[s
     if keep < 1:
         raise StoreError(f"keep = {keep}: at least one checkpoint has to stay")
     usable = [x for x in list_checkpoints(store, namespace, job) if x.manifest is not None]
-    doomed = [x.id for x in usable[keep:] if x.id not in pinned]
+    doomed = [x.id for x in usable[keep:] if x.id not in pinned and not x.pinned]
     for checkpoint in doomed:
         store.backend.delete(layout.manifest_path(namespace, job, checkpoint))
     return doomed
 
 
-def collect_garbage(store: Store, grace_s: float) -> int:
-    """See `Store.collect_garbage`. Raises StoreError if one manifest cannot be read: its chunks are unknown."""
-    if grace_s < MIN_GRACE_S:
-        raise StoreError(f"grace_s = {grace_s:g}: at least {MIN_GRACE_S:g}, an upload in progress must finish in it")
-    # Chunks first, manifests second: a checkpoint committed in between is seen as live.
-    chunks = store.backend.find(layout.CHUNKS)
-    live: set[str] = set()
-    for path in store.backend.find(layout.JOBS):
-        if not path.endswith(".json"):
-            continue
-        data = store.backend.read(path)
-        if data is None:
-            continue
-        try:
-            manifest = mf.loads(data)
-        except MessageError as error:
-            raise StoreError(f"store {store.url}: {path} cannot be read ({error}): delete or repair it") from error
-        live.update(c.sha256 for r in manifest.ranks for f in r.files for c in f.chunks)
-    freed = 0
-    for path, (size, age) in chunks.items():
-        name = path.rsplit("/", 1)[1]
-        if age <= grace_s or (name in live and TEMPORARY not in name):
-            continue
-        now = store.backend.size_and_age(path)
-        if now is not None and now[1] > grace_s:  # an upload may have made it young since the listing
+def collect_garbage(store: Store, namespace: str, job: str) -> Collected:
+    """See `Store.collect_garbage`."""
+    folder = layout.job_folder(namespace, job)
+    began = time.monotonic()
+    name, running = locks.announce_collection(store.backend, folder)
+    try:
+        if running:
+            return Collected(0, 0, running)
+        files = store.backend.find(folder)
+        live: set[str] = set()
+        for listing in list_checkpoints(store, namespace, job):
+            if listing.manifest is None:
+                raise StoreError(f"nothing was deleted, what it needs is not known: {listing.problem}. Delete it first")
+            live.update(f"{folder}/{kind}/{object_}" for kind, object_ in objects(listing.manifest))
+        deleted = freed = 0
+        for path, (size, _) in files.items():
+            if not path.startswith((f"{folder}/packs/", f"{folder}/recipes/")) or path in live:
+                continue
+            if time.monotonic() - began > locks.COLLECTION_S:
+                return Collected(deleted, freed, [], unfinished=True)
             store.backend.delete(path)
-            freed += size
-    return freed
+            deleted, freed = deleted + 1, freed + size
+        return Collected(deleted, freed, [])
+    finally:
+        locks.withdraw(store.backend, folder, name)

@@ -1,93 +1,133 @@
-"""`Store`: put image directories, write and read manifests, fetch a rank's images back, every byte verified."""
+"""`Store`: put image directories, write and read manifests, fetch ranks' images back, every byte verified."""
 
 from __future__ import annotations
 
 import os
-import stat
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
-from ..errors import CheckpointNotFoundError, CorruptChunkError, StoreError
+from ..errors import CheckpointNotFoundError, StoreError
 from ..protocol import manifest as mf
-from ..protocol.manifest import Chunk, ImageFile, Manifest
+from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import MessageError
-from . import catalog, layout
-from .backend import Backend
-from .chunker import cuts, digest_of, zero_digest
+from . import archive, catalog, download, layout, locks, upload
+from .backend import PATIENCE_S, Backend
 
-REUSE_AGE_S: Final = 6 * 3600.0
-"""A chunk that is found in the store and older than this is made young before it is relied on, so that garbage
-collection (which only takes chunks much older) never removes one between its reuse and the manifest that names it."""
-THREADS: Final = 8
+THREADS: Final = 4
+PROBE_S: Final = 10.0
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all), from any thread, some times a second."""
 
 
 @dataclass(frozen=True)
 class PutResult:
-    """`bytes`: all bytes of the files; `bytes_stored`: bytes of chunks that this call had to write."""
+    """`bytes`: all bytes of the files; `bytes_stored`: bytes that this call had to write."""
 
-    files: list[ImageFile]
+    images: list[RankImage]
     bytes: int
     bytes_stored: int
 
 
+def _ignore(done: int, total: int) -> None:
+    pass
+
+
+def _never() -> bool:
+    return False
+
+
 class Store:
-    """A checkpoint store. Thread-safe; needs about THREADS * CHUNK_SIZE bytes of memory while it moves data.
+    """A checkpoint store. Thread-safe. Everything belongs to one job's folder; jobs share nothing.
+
+    Memory while it moves data: at most `threads + 1` packs of 8 MiB, each twice (content and compressed), about 2 % of
+    the size of the largest rank's image, and about 2 % of what the job has in the store already.
 
     :param url: any fsspec URL, for example `file:///mnt/checkpoints`
+    :param patience_s: seconds during which a failing operation is tried again
     :raises StoreError: unknown scheme, or the client library for it is missing
     """
 
-    def __init__(self, url: str, threads: int = THREADS) -> None:
+    def __init__(self, url: str, threads: int = THREADS, patience_s: float = PATIENCE_S) -> None:
         self.url = url
-        self.backend = Backend(url)
+        self.backend = Backend(url, patience_s)
         self._threads = threads
 
+    def pool(self, name: str) -> ThreadPoolExecutor:
+        """A pool with this store's number of threads."""
+        return ThreadPoolExecutor(self._threads, thread_name_prefix=name)
+
     # --- writing --------------------------------------------------------------------------------------------------
-    def put_image_dir(self, path: str | Path, cancelled: Callable[[], bool] = lambda: False) -> PutResult:
-        """Store every file below `path`. Chunks that exist already are not written again.
+    def put_ranks(
+        self,
+        namespace: str,
+        job: str,
+        checkpoint_id: str,
+        folders: Mapping[int, str | Path],
+        part: tuple[int, int] = (0, 1),
+        cancelled: Callable[[], bool] = _never,
+        progress: Progress = _ignore,
+    ) -> PutResult:
+        """Store every file below each rank's folder; what the job's folder holds already is not written again.
 
-        Raises StoreError: not a directory, a file that is neither regular nor a directory, a failed write, or
-        `cancelled()` turned true.
+        When it returns, everything is durable. It stays safe from garbage collection until `write_manifest` is called
+        for the job, a day at most. An upload that was broken off is gone on with by calling this again.
+
+        :param part: (i, n): this is pod i of n that upload at the same time
+        :raises StoreError: not a directory, a file that is neither regular nor a directory, a failed write, or
+            `cancelled()` turned true
         """
-        root = Path(path)
-        files = list(_walk(root))
-        jobs = [(i, offset, length) for i, (_, size) in enumerate(files) for offset, length in cuts(size)]
-        writer = _Writer(self.backend, cancelled)
-
-        def work(job: tuple[int, int, int]) -> Chunk:
-            index, offset, length = job
-            return writer.put(_pread(root / files[index][0], offset, length))
-
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="store-put") as pool:
-            try:
-                chunks = list(pool.map(work, jobs))
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-        per_file: list[list[Chunk]] = [[] for _ in files]
-        for (index, _, _), chunk in zip(jobs, chunks, strict=True):
-            per_file[index].append(chunk)
-        images = [ImageFile(name, size, per_file[i]) for i, (name, size) in enumerate(files)]
-        return PutResult(images, sum(size for _, size in files), writer.stored)
+        folder = layout.job_folder(namespace, job)
+        lists = {rank: upload.walk(Path(path)) for rank, path in folders.items()}
+        name = locks.pod_upload(checkpoint_id, part[0])
+        stop = threading.Event()
+        backend = Backend(self.url, self.backend.patience_s, lambda: stop.is_set() or cancelled())
+        locks.announce_upload(backend, folder, name, cancelled)
+        try:
+            with self.pool("store-put") as pool:
+                try:
+                    work = upload.Upload(backend, folder, pool, self._threads, part, backend.cancelled, progress)
+                    work.total = sum(f.size for files in lists.values() for f in files)
+                    for rank, files in lists.items():
+                        work.put(rank, files)
+                    images = work.finish()
+                except BaseException:
+                    stop.set()
+                    pool.shutdown(cancel_futures=True)
+                    raise
+        except BaseException:
+            locks.withdraw(self.backend, folder, name)
+            raise
+        finally:
+            self.backend.retries += backend.retries
+        return PutResult(images, work.total, work.stored)
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Write the manifest, atomically: from here on the checkpoint exists. Raises StoreError."""
+        """Write the manifest, atomically: from here on the checkpoint exists. Raises StoreError.
+
+        Uploads by other pods for the same job count as ended: one checkpoint of a job is made at a time.
+        """
         text = mf.dumps(manifest)
         mf.loads(text)  # never write what no reader would accept
         self.backend.write(layout.manifest_path(manifest.namespace, manifest.job, manifest.id), text.encode())
+        self.end_uploads(manifest.namespace, manifest.job)
+
+    def end_uploads(self, namespace: str, job: str) -> None:
+        """No upload announced so far will be committed any more. Raises StoreError."""
+        locks.end_pod_uploads(self.backend, layout.job_folder(namespace, job))
 
     def probe(self) -> None:
         """Write, read back and delete a small file. Raises StoreError that says what to do."""
         name, data = f"probe-{uuid.uuid4().hex}", os.urandom(16)
+        backend = Backend(self.url, min(PROBE_S, self.backend.patience_s))
         try:
-            self.backend.write(name, data)
-            back = self.backend.read(name)
-            self.backend.delete(name)
+            backend.write(name, data)
+            back = backend.read(name)
+            backend.delete(name)
         except StoreError as error:
             raise StoreError(f"{error}. Give a store that the pods can write, with its volume or key") from error
         if back != data:
@@ -111,148 +151,63 @@ class Store:
             )
         return manifest
 
-    def fetch_rank(
-        self, manifest: Manifest, rank: int, target_dir: str | Path, cancelled: Callable[[], bool] = lambda: False
-    ) -> int:
-        """Write the images of `rank` below `target_dir` and return their bytes. Every chunk is verified.
-
-        Raises CorruptChunkError for a chunk that is missing or altered, StoreError for anything else.
-        """
-        image = next((r for r in manifest.ranks if r.rank == rank), None)
-        if image is None:
-            raise StoreError(f"checkpoint {manifest.id} has no rank {rank}, only 0..{manifest.world_size - 1}")
-        target = Path(target_dir)
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="store-get") as pool:
-            try:
-                for file in image.files:
-                    self._fetch_file(pool, manifest.id, rank, file, target, cancelled)
-            except OSError as error:
-                raise StoreError(f"cannot write images of rank {rank} to {target}: {error}") from error
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-        return sum(f.size for f in image.files)
-
-    def _fetch_file(
+    def fetch_ranks(
         self,
-        pool: ThreadPoolExecutor,
-        checkpoint: str,
-        rank: int,
-        file: ImageFile,
-        target: Path,
-        cancelled: Callable[[], bool],
-    ) -> None:
-        path = target / file.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.ftruncate(fd, file.size)
-            offset = 0
-            jobs: list[tuple[int, Chunk]] = []
-            for chunk in file.chunks:
-                if chunk.size and chunk.sha256 != zero_digest(chunk.size):
-                    jobs.append((offset, chunk))
-                offset += chunk.size
+        manifest: Manifest,
+        targets: Mapping[int, str | Path],
+        cancelled: Callable[[], bool] = _never,
+        progress: Progress = _ignore,
+    ) -> int:
+        """Write each rank's files below its target and return their bytes. Every byte is verified.
 
-            def work(job: tuple[int, Chunk]) -> None:
-                if cancelled():
-                    raise StoreError(f"download of checkpoint {checkpoint} was cancelled")
-                where = f"checkpoint {checkpoint}, rank {rank}, file {file.path} at byte {job[0]}"
-                data = self.read_chunk(job[1], where)
-                os.pwrite(fd, data, job[0])
+        Raises CorruptChunkError for an object that is missing or altered, StoreError for anything else.
+        """
+        folder = layout.job_folder(manifest.namespace, manifest.job)
+        paths = {rank: Path(path) for rank, path in targets.items()}
+        return download.fetch(self.backend, folder, manifest, paths, self._threads, cancelled, progress)
 
-            futures = [pool.submit(work, job) for job in jobs]
-            try:
-                for future in futures:
-                    future.result()
-            finally:
-                # After a failure others may still run: they must not write into a descriptor that is somebody else's.
-                for future in futures:
-                    future.cancel()
-                wait(futures)
-        finally:
-            os.close(fd)
-
-    def read_chunk(self, chunk: Chunk, where: str) -> bytes:
-        """Content of a chunk. Raises CorruptChunkError that names the chunk and `where` it was wanted."""
-        data = self.backend.read(layout.chunk_path(chunk.sha256))
-        if data is None:
-            raise CorruptChunkError(chunk.sha256, where, "is missing")
-        if len(data) != chunk.size:
-            raise CorruptChunkError(chunk.sha256, where, f"has {len(data)} bytes instead of {chunk.size}")
-        if digest_of(data) != chunk.sha256:
-            raise CorruptChunkError(chunk.sha256, where, "does not match its digest")
-        return data
+    def verify(self, manifest: Manifest) -> list[str]:
+        """Read everything a checkpoint needs and check it; what is wrong, in sentences. Raises StoreError."""
+        return catalog.verify(self, manifest)
 
     # --- catalog --------------------------------------------------------------------------------------------------
+    def jobs(self) -> list[tuple[str, str]]:
+        """(namespace, job) of every job that has something here. Raises StoreError."""
+        return catalog.jobs(self)
+
     def list_checkpoints(self, namespace: str, job: str) -> list[catalog.Listing]:
         """Every manifest of a job, newest first; unreadable ones last, with the reason. Raises StoreError."""
         return catalog.list_checkpoints(self, namespace, job)
 
     def latest_valid(self, namespace: str, job: str) -> tuple[Manifest | None, list[catalog.Listing]]:
-        """The newest manifest whose chunks all exist, and those passed over, each with the reason."""
+        """The newest manifest whose objects all exist, and those passed over, each with the reason."""
         return catalog.latest_valid(self, namespace, job)
+
+    def pin(self, namespace: str, job: str, checkpoint_id: str, pinned: bool = True) -> None:
+        """Keep a checkpoint from being pruned, or no longer. Raises CheckpointNotFoundError, StoreError."""
+        path = layout.pin_path(namespace, job, checkpoint_id)
+        if pinned:
+            self.read_manifest(namespace, job, checkpoint_id)
+            self.backend.write(path, b"")
+        else:
+            self.backend.delete(path)
 
     def prune(self, namespace: str, job: str, keep: int, pinned: frozenset[str] = frozenset()) -> list[str]:
         """Delete all but the newest `keep` manifests of a job, never a pinned one. Returns the deleted ids."""
         return catalog.prune(self, namespace, job, keep, pinned)
 
-    def collect_garbage(self, grace_s: float = 86400.0) -> int:
-        """Delete chunks that no manifest names and that are older than `grace_s`. Returns the bytes freed."""
-        return catalog.collect_garbage(self, grace_s)
+    def collect_garbage(self, namespace: str, job: str) -> catalog.Collected:
+        """Delete what no manifest of the job names; nothing while an upload is under way.
 
+        Raises StoreError if a manifest of the job cannot be read.
+        """
+        return catalog.collect_garbage(self, namespace, job)
 
-class _Writer:
-    """Writes the chunks of one upload; a chunk that occurs several times is written and counted once."""
+    # --- archives -------------------------------------------------------------------------------------------------
+    def export(self, manifest: Manifest, target: BinaryIO) -> int:
+        """Write a checkpoint as one tar archive; its bytes. Raises CorruptChunkError, StoreError."""
+        return archive.write(self, manifest, target)
 
-    def __init__(self, backend: Backend, cancelled: Callable[[], bool]) -> None:
-        self._backend = backend
-        self._cancelled = cancelled
-        self._lock = threading.Lock()
-        self._taken: set[str] = set()
-        self.stored = 0
-
-    def put(self, data: bytes) -> Chunk:
-        if self._cancelled():
-            raise StoreError("the upload was cancelled")
-        chunk = Chunk(digest_of(data), len(data))
-        with self._lock:
-            if chunk.sha256 in self._taken:
-                return chunk
-            self._taken.add(chunk.sha256)
-        path = layout.chunk_path(chunk.sha256)
-        if not self._reusable(path, chunk.size):
-            self._backend.write(path, data)
-            with self._lock:
-                self.stored += chunk.size
-        return chunk
-
-    def _reusable(self, path: str, size: int) -> bool:
-        found = self._backend.size_and_age(path)
-        if found is None or found[0] != size:
-            return False
-        return found[1] < REUSE_AGE_S or self._backend.refresh(path)
-
-
-def _walk(root: Path) -> Iterator[tuple[str, int]]:
-    """(relative path, size) of every file below `root`, sorted. Raises StoreError."""
-    if not root.is_dir():
-        raise StoreError(f"{root} is not a directory: there is no image to store")
-    for path in sorted(root.rglob("*")):
-        mode = path.lstat().st_mode
-        if stat.S_ISDIR(mode):
-            continue
-        if not stat.S_ISREG(mode):
-            raise StoreError(f"{path} is not a regular file: an image directory holds files only")
-        yield path.relative_to(root).as_posix(), path.stat().st_size
-
-
-def _pread(path: Path, offset: int, length: int) -> bytes:
-    try:
-        with path.open("rb", buffering=0) as file:
-            data = os.pread(file.fileno(), length, offset)
-    except OSError as error:
-        raise StoreError(f"cannot read image file {path}: {error}") from error
-    if len(data) != length:
-        raise StoreError(f"image file {path} changed while it was stored: {len(data)} of {length} bytes at {offset}")
-    return data
+    def import_(self, source: BinaryIO, namespace: str = "", job: str = "") -> Manifest:
+        """Take in an archive of `export`, verified, under its own job or another. Raises StoreError."""
+        return archive.read(self, source, namespace, job)

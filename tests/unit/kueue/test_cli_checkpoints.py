@@ -16,7 +16,7 @@ from kueue_integration.errors import PlatformError
 from kueue_integration.fake import FakeKube
 from kueue_integration.resources import POD
 from proxy.protocol import names
-from proxy.protocol.manifest import Manifest, RankImage, Requirements
+from proxy.protocol.manifest import Manifest, Requirements
 from proxy.store import Store, admin
 
 CHART = {
@@ -39,7 +39,7 @@ def url(tmp_path: Path) -> str:
             Manifest(
                 id=f"digits-a1-g{number}", namespace="default", job="digits", attempt=1, generation=number, step=number,
                 world_size=1, engine="process", created_at=1e9 + number,
-                ranks=[RankImage(0, store.put_image_dir(image).files)],
+                ranks=store.put_ranks("default", "digits", f"digits-a1-g{number}", {0: image}).images,
                 requirements=Requirements("x86_64", "", "3", ""),
             )
         )  # fmt: skip
@@ -85,7 +85,7 @@ def test_ls_show_and_verify(kube: FakeKube, where: str) -> None:
     assert "digits-a1-g2" in table and "IN USE" in table
     assert "architecture: x86_64" in run("show", "digits", "digits-a1-g1", "--where", where).stdout
     verified = run("verify", "digits", "--where", where)
-    assert verified.exit_code == 0 and verified.stdout.startswith("digits-a1-g3: 1 chunks")
+    assert verified.exit_code == 0 and verified.stdout.startswith("digits-a1-g3: 2 objects")
     assert kube.list(POD, "default") == []
 
 
@@ -96,10 +96,10 @@ def test_a_file_store_is_asked_in_a_pod_by_itself(kube: FakeKube) -> None:
 
 
 def test_verify_exits_1_for_what_is_altered(kube: FakeKube, tmp_path: Path) -> None:
-    (chunk,) = [p for p in (tmp_path / "store" / "chunks").rglob("*") if p.is_file()]
-    chunk.write_bytes(b"y" * 4000)
+    (pack,) = [p for p in (tmp_path / "store").rglob("packs/*") if p.is_file()]
+    pack.write_bytes(b"y" * 4000)
     refused = run("verify", "digits", "digits-a1-g1")
-    assert refused.exit_code == 1 and "1 PROBLEMS" in refused.stdout and "rank 0, file pages-1.img" in refused.stdout
+    assert refused.exit_code == 1 and "1 PROBLEMS" in refused.stdout and "4000 bytes instead of" in refused.stdout
 
 
 def test_gc_asks_first_and_keeps_what_the_job_needs(kube: FakeKube, url: str) -> None:

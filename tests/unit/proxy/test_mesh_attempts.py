@@ -47,6 +47,7 @@ async def world(folder: Path, controller: FakeController) -> AsyncIterator[World
 async def test_commit_then_restore_in_two_pods(folder: Path, controller: FakeController) -> None:
     first = await World(folder, controller, workers=4, world_size=5).start()
     await first.stepped(5)
+    await eventually("it is reported as running", lambda: any(p.phase == "running" for p in controller.progress))
     await controller.command(20)
     await eventually("commit", lambda: controller.commits)
     commit = controller.commits[0]
@@ -185,7 +186,7 @@ async def test_commit_is_retried_while_the_controller_is_ill(world: World, contr
 async def test_commit_that_never_succeeds_is_given_up(world: World, controller: FakeController) -> None:
     controller.commit_errors = 10**6
     await world.stepped(3)
-    await controller.command(2.0)
+    await controller.command(8.0)
     await eventually("failure", lambda: controller.failures)
     assert "are stored, but the commit failed" in controller.failures[0].message
     assert "API server is away" in controller.failures[0].message
@@ -218,7 +219,7 @@ async def test_finished_rank_cancels(folder: Path, controller: FakeController) -
     await world.end()
 
 
-async def test_corrupt_chunk_refuses_the_restore_by_name(folder: Path, controller: FakeController) -> None:
+async def test_corrupt_pack_refuses_the_restore_by_name(folder: Path, controller: FakeController) -> None:
     first = await World(folder, controller, workers=2, world_size=2).start()
     await first.stepped(3)
     await controller.command(20)
@@ -227,13 +228,14 @@ async def test_corrupt_chunk_refuses_the_restore_by_name(folder: Path, controlle
     ref = controller.commits[0].checkpoint
     store = Store(ref.url)
     manifest = store.read_manifest("team", "train", ref.id)
-    chunk = next(f for f in manifest.ranks[1].files if f.path == "pages-1.img").chunks[-1]
-    path = Path(store.backend.path(layout.chunk_path(chunk.sha256)))
-    path.write_bytes(bytes(len(path.read_bytes())))
+    pack = manifest.ranks[1].packs[-1]
+    path = Path(store.backend.path(layout.object_path(layout.job_folder("team", "train"), "packs", pack.name)))
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     controller.attempt, controller.leader_ip = 2, ""
     second = await World(folder, controller, workers=2, world_size=2, attempt=2).start()
     await eventually("refusal", lambda: second.launchers[1].refusal)
-    assert chunk.sha256 in second.launchers[1].refusal and "does not match its digest" in second.launchers[1].refusal
+    assert pack.name in second.launchers[1].refusal and "does not match its digest" in second.launchers[1].refusal
     await second.end()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.protocol import manifest as mf
 from proxy.protocol import messages as m
-from proxy.protocol.manifest import Chunk, ImageFile, Manifest, RankImage, Requirements
+from proxy.protocol.manifest import ImageFile, Manifest, RankImage, Requirements, Stored
 from proxy.protocol.placement import index_of, ranks_of
 from proxy.sidecar.peers import Directive, PodReport
 
@@ -76,22 +76,26 @@ def test_booleans_are_not_numbers_and_integers_are_floats() -> None:
 
 
 digests = st.text("0123456789abcdef", min_size=64, max_size=64)
-chunks = st.builds(Chunk, digests, st.integers(0, 1 << 30))
+stored = st.builds(Stored, digests, st.integers(0, 1 << 30))
 parts = st.text("abcdefghijklmnop-.", min_size=1, max_size=8).filter(lambda p: p not in (".", ".."))
 files = st.builds(
-    lambda p, c: ImageFile("/".join(p), sum(x.size for x in c), c),
-    st.lists(parts, min_size=1, max_size=3),
-    st.lists(chunks, max_size=3),
+    lambda n, p, size: ImageFile("/".join([f"{n}x", *p]), size),
+    st.integers(0, 1 << 40),
+    st.lists(parts, max_size=2),
+    st.integers(0, 1 << 40),
+)
+images = st.tuples(
+    st.lists(files, max_size=2, unique_by=lambda f: f.path.split("/")[0]), st.lists(stored, max_size=3), stored
 )
 manifests = st.builds(
     lambda ids, number, each: Manifest(
         id=ids, namespace="n", job="j", attempt=1, generation=1, step=number, world_size=len(each), engine="process",
-        created_at=1.0, ranks=[RankImage(i, f) for i, f in enumerate(each)],
+        created_at=1.0, ranks=[RankImage(i, *e) for i, e in enumerate(each)],
         requirements=Requirements("x86_64", "", "", ""),
     ),
     st.from_regex(r"[a-z0-9][a-z0-9-]{0,62}", fullmatch=True),
     st.integers(0, 1 << 40),
-    st.lists(st.lists(files, max_size=2), max_size=3),
+    st.lists(images, max_size=3),
 )  # fmt: skip
 
 
@@ -110,10 +114,12 @@ def test_damaged_manifest_is_refused_or_equal_in_meaning(manifest: Manifest, at:
         return
 
 
-def _with_file(**changes: Any) -> str:
-    file = ImageFile("a", 1, [Chunk("0" * 64, 1)])
+RECIPE = Stored("0" * 64, 4)
+
+
+def _with(*files: ImageFile, packs: list[Stored] | None = None, recipe: Stored = RECIPE) -> str:
     manifest = Manifest(
-        "i", "n", "j", 1, 1, 1, 1, "process", 1.0, [RankImage(0, [dataclasses.replace(file, **changes)])],
+        "i", "n", "j", 1, 1, 1, 1, "process", 1.0, [RankImage(0, list(files), packs or [], recipe)],
         Requirements("x86_64", "", "", ""),
     )  # fmt: skip
     return mf.dumps(manifest)
@@ -122,32 +128,82 @@ def _with_file(**changes: Any) -> str:
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../b", "a//b", "", ".", "a/.", "a\0b"])
 def test_paths_that_leave_the_directory_are_refused(path: str) -> None:
     with pytest.raises(m.MessageError, match="not a plain relative path"):
-        mf.loads(_with_file(path=path))
+        mf.loads(_with(ImageFile(path, 1)))
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    ("text", "match"),
     [
-        ({"size": 2}, "has 2 bytes but its chunks have 1"),
-        ({"chunks": [Chunk("../../etc", 1)]}, "not a sha256"),
-        ({"chunks": [Chunk("0" * 64, -1), Chunk("0" * 64, 2)]}, "not a sha256"),
+        (_with(ImageFile("a", -1)), "'a' has -1 bytes"),
+        (_with(ImageFile("a", 1), ImageFile("a", 1)), "'a' is named twice"),
+        (_with(ImageFile("a/b", 1), ImageFile("a", 1)), "'a' is a file and the folder of 'a/b'"),
+        (_with(packs=[Stored("../../etc", 1)]), "not a sha256"),
+        (_with(packs=[Stored("0" * 64, -1)]), "not a sha256"),
+        (_with(recipe=Stored("0" * 63 + "A", 1)), "not a sha256"),
     ],
 )
-def test_inconsistent_files_are_refused(changes: dict[str, Any], text: str) -> None:
-    with pytest.raises(m.MessageError, match=text):
-        mf.loads(_with_file(**changes))
+def test_inconsistent_images_are_refused(text: str, match: str) -> None:
+    with pytest.raises(m.MessageError, match=match):
+        mf.loads(text)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(manifests, st.data())
+def test_a_manifest_with_any_value_replaced_is_refused_or_stays_within_bounds(
+    manifest: Manifest, data: st.DataObject
+) -> None:
+    """Every field of every level, any JSON value: MessageError, or a manifest in which no name leads out."""
+    tree = json.loads(mf.dumps(manifest))
+    spots: list[tuple[Any, Any]] = []
+
+    def collect(node: Any) -> None:
+        for key in node if isinstance(node, dict) else range(len(node)):
+            spots.append((node, key))
+            if isinstance(node[key], (dict, list)):
+                collect(node[key])
+
+    collect(tree)
+    node, key = data.draw(st.sampled_from(spots))
+    node[key] = data.draw(json_values | st.sampled_from(["../x", "/x", "a/../b", "\0", "0" * 64, -1, 1 << 70]))
+    try:
+        got = mf.loads(json.dumps(tree))
+    except m.MessageError:
+        return
+    for rank in got.ranks:
+        for file in rank.files:
+            assert not {"", ".", ".."} & set(file.path.split("/")) and "\0" not in file.path and file.size >= 0
+        for stored in (*rank.packs, rank.recipe):
+            assert len(stored.name) == 64 and set(stored.name) <= set("0123456789abcdef") and stored.size >= 0
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200))
+def test_anything_that_is_no_manifest_is_refused(data: bytes | str) -> None:
+    with pytest.raises(m.MessageError):
+        mf.loads(data)
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(m.MessageError, match="not valid JSON"):
+        mf.loads("[" * 200_000)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("format", 2, "format: 2 is not supported"),
+        ("format", 1, "format: 1 is not supported, this build reads format 2"),
+        ("format", 3, "format: 3 is not supported"),
         ("id", "../x", "not a checkpoint id"),
         ("world_size", 2, r"wants 0..1 once each"),
     ],
 )
 def test_manifest_header_is_checked(field: str, value: object, text: str) -> None:
-    data = json.loads(_with_file())
+    data = json.loads(_with())
     data[field] = value
     with pytest.raises(m.MessageError, match=text):
         mf.loads(json.dumps(data))

@@ -20,7 +20,7 @@ from mesh_world import eventually, free_port
 
 from proxy.errors import ConfigError, ControllerError, RestoreRefusedError, StaleAttemptError
 from proxy.protocol import names, page
-from proxy.protocol.manifest import Manifest, RankImage, Requirements
+from proxy.protocol.manifest import Manifest, RankImage, Requirements, Stored
 from proxy.protocol.messages import LauncherCommand, LauncherEvent, Plan, from_json, to_json
 from proxy.protocol.ratchet import RankView
 from proxy.sidecar import machine_facts
@@ -259,7 +259,7 @@ async def test_a_failed_commit_does_not_revive_an_attempt_that_was_called_stale_
     trigger = Trigger("preempted", time.time(), time.time() + 20)
     leader.state = replace(leader.state, phase="commit", sequence=1, stop_at=5, acquired=True, trigger=trigger)
     generation = leader.state.generation
-    leader._images = {i: (generation, [RankImage(i, [])], 0) for i in range(2)}
+    leader._images = {i: (generation, [RankImage(i, [], [], Stored("0" * 64, 0))], 0) for i in range(2)}
     await leader._commit()
     assert leader.state.phase == "stopped" and leader.directive.op == "exit"
 

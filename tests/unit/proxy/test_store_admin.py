@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.protocol.manifest import Manifest, RankImage, Requirements
+from proxy.protocol.manifest import Manifest, Requirements
 from proxy.store import Store, admin
 
 NEEDS = Requirements(architecture="x86_64", cpu_flags_digest="", python="3.14.0", image="")
@@ -25,11 +25,11 @@ def url(tmp_path: Path) -> str:
         image = tmp_path / f"image-{number}"
         image.mkdir()
         (image / "pages-1.img").write_bytes(os.urandom(5000))
-        files = store.put_image_dir(image).files
+        images = store.put_ranks("team", "train", f"train-a1-g{number}", {0: image}).images
         store.write_manifest(
             Manifest(
                 id=f"train-a1-g{number}", namespace="team", job="train", attempt=1, generation=number, step=10 * number,
-                world_size=1, engine="process", created_at=1000.0 + number, ranks=[RankImage(0, files)],
+                world_size=1, engine="process", created_at=1000.0 + number, ranks=images,
                 requirements=NEEDS,
             )
         )  # fmt: skip
@@ -51,21 +51,21 @@ def test_ls_and_show(url: str) -> None:
 
 def test_verify_finds_every_altered_byte(url: str, tmp_path: Path) -> None:
     assert admin.answer(url, ["verify", "team", "train", "train-a1-g1"])["result"]["problems"] == []
-    chunks = [p for p in (tmp_path / "store" / "chunks").rglob("*") if p.is_file()]
-    for path in chunks:
+    packs = [p for p in (tmp_path / "store").rglob("packs/*") if p.is_file()]
+    for path in packs:
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(bytes(data))
     found = admin.answer(url, ["verify", "team", "train", "train-a1-g1"])["result"]
-    assert len(found["problems"]) == found["chunks"] == 1
-    assert "rank 0, file pages-1.img" in found["problems"][0]
-    chunks[0].unlink()
+    assert len(found["problems"]) == 1 and found["objects"] == 2
+    assert "does not match its digest" in found["problems"][0]
 
 
 def test_gc_keeps_the_newest_and_what_is_live(url: str) -> None:
     plan = admin.answer(url, ["gc", "team", "train", "1", "plan", "train-a1-g1"])["result"]
     assert plan == {
         "deleted": False, "checkpoints": ["train-a1-g2"], "stay": ["train-a1-g3", "train-a1-g1"], "bytes_freed": 0,
+        "uploads": [],
     }  # fmt: skip
     assert ids(url) == ["train-a1-g3", "train-a1-g2", "train-a1-g1"]
     done = admin.answer(url, ["gc", "team", "train", "1", "delete", "train-a1-g1"])["result"]

@@ -1,0 +1,133 @@
+"""A checkpoint as one tar archive: `manifest.json`, then `recipes/<sha256>` and `packs/<sha256>`.
+
+An archive comes from anywhere: names, sizes, kinds and digests are checked against the manifest, nothing is unpacked
+to a path that the archive chose, and the checkpoint exists only when everything was there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from ..errors import CorruptChunkError, StoreError
+from ..protocol import manifest as mf
+from ..protocol.manifest import Manifest
+from ..protocol.messages import MessageError
+from . import catalog, layout, locks, pack
+
+if TYPE_CHECKING:
+    from .store import Store
+
+MANIFEST: Final = "manifest.json"
+LARGEST_MANIFEST: Final = 256 << 20
+LARGEST_RECIPE: Final = 1 << 30
+LARGEST_PACK: Final = pack.HEAD_SIZE + 2 * pack.CONTENT_SIZE
+"""Bytes."""
+
+
+def write(store: Store, manifest: Manifest, target: BinaryIO) -> int:
+    """See `Store.export`."""
+    folder = layout.job_folder(manifest.namespace, manifest.job)
+    total = 0
+    with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+
+        def add(name: str, data: bytes) -> None:
+            nonlocal total
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            info.mtime = int(manifest.created_at)
+            tar.addfile(info, io.BytesIO(data))
+            total += len(data)
+
+        add(MANIFEST, mf.dumps(manifest).encode())
+        for (kind, name), size in catalog.objects(manifest).items():
+            where = f"checkpoint {manifest.id}"
+            data = store.backend.read(layout.object_path(folder, kind, name))
+            if data is None:
+                raise CorruptChunkError(kind[:-1], name, where, "is missing")
+            problem = _problem(kind, name, size, data)
+            if problem:
+                raise CorruptChunkError(kind[:-1], name, where, problem)
+            add(f"{kind}/{name}", data)
+    return total
+
+
+def read(store: Store, source: BinaryIO, namespace: str, job: str) -> Manifest:
+    """See `Store.import_`."""
+    try:
+        with tarfile.open(fileobj=source, mode="r|") as tar:
+            manifest = _manifest(tar, tar.next())
+            manifest = replace(manifest, namespace=namespace or manifest.namespace, job=job or manifest.job)
+            folder = layout.job_folder(manifest.namespace, manifest.job)
+            path = layout.manifest_path(manifest.namespace, manifest.job, manifest.id)
+            if store.backend.read(path) is not None:
+                raise StoreError(
+                    f"store {store.url}: job {manifest.namespace}/{manifest.job} has a checkpoint {manifest.id!r} "
+                    "already: import it under another job"
+                )
+            name = f"upload-import-{uuid.uuid4().hex}"
+            locks.announce_upload(store.backend, folder, name, lambda: False)
+            try:
+                _objects(store, tar, manifest, folder)
+                store.backend.write(path, mf.dumps(manifest).encode())
+            finally:
+                locks.withdraw(store.backend, folder, name)
+            return manifest
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        raise StoreError(f"the archive cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _manifest(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> Manifest:
+    if member is None or member.name != MANIFEST:
+        raise StoreError(f"the archive does not begin with {MANIFEST}: it is no exported checkpoint")
+    try:
+        return mf.loads(_content(tar, member, LARGEST_MANIFEST))
+    except MessageError as error:
+        raise StoreError(f"the archive's {MANIFEST} is not valid: {error}") from None
+
+
+def _objects(store: Store, tar: tarfile.TarFile, manifest: Manifest, folder: str) -> None:
+    wanted = {f"{kind}/{name}": (kind, name, size) for (kind, name), size in catalog.objects(manifest).items()}
+    while (member := tar.next()) is not None:
+        if member.name not in wanted:
+            raise StoreError(f"the archive holds {member.name!r}, twice or without need: refused")
+        kind, name, size = wanted.pop(member.name)
+        data = _content(tar, member, min(size, LARGEST_RECIPE if kind == "recipes" else LARGEST_PACK))
+        problem = _problem(kind, name, size, data)
+        if problem:
+            raise CorruptChunkError(kind[:-1], name, "the archive", problem)
+        store.backend.write(layout.object_path(folder, kind, name), data)
+    if wanted:
+        raise StoreError(f"the archive lacks {next(iter(wanted))} ({len(wanted)} objects): it is not complete")
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, most: int) -> bytes:
+    if not member.isreg():
+        raise StoreError(f"the archive's {member.name!r} is not a regular file: refused")
+    if not 0 <= member.size <= most:
+        raise StoreError(f"the archive's {member.name!r} has {member.size} bytes, more than {most}: refused")
+    file = tar.extractfile(member)
+    assert file is not None, "a regular file"
+    data = file.read()
+    if len(data) != member.size:
+        raise StoreError(f"the archive ends within {member.name!r}")
+    return data
+
+
+def _problem(kind: layout.Kind, name: str, size: int, data: bytes) -> str:
+    """What is wrong with an object; "" if it is what its name says."""
+    if len(data) != size:
+        return f"has {len(data)} bytes instead of {size}"
+    if kind == "recipes":
+        return "" if hashlib.sha256(data).hexdigest() == name else "does not match its digest"
+    try:
+        head = pack.read_head(name, data)
+        for block in head.blocks:
+            pack.read_block(block, data)
+    except pack.PackError as error:
+        return str(error)
+    return "" if head.size == size else "is longer than its head says"

@@ -1,0 +1,240 @@
+"""`python -m proxy.store ls|show|verify|pin|unpin|prune|gc|export|import --store URL`: look after a store.
+
+Runs where the store is reachable, for example in a pod. `--json`: one JSON document on standard output. Exit status: 0
+done, 1 the store or the checkpoint is at fault (the reason on standard error, or in the document), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..errors import StoreError
+from ..protocol.manifest import Manifest
+from . import catalog
+from .catalog import Listing
+from .store import Store
+
+Answer = tuple[int, dict[str, Any], list[str]]
+"""Exit status, document for --json, lines for people."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; its exit status."""
+    args = _parser().parse_args(argv)
+    if args.command == "gc" and bool(args.namespace) != bool(args.job):
+        print("gc: give --namespace and --job, or neither for all jobs", file=sys.stderr)
+        return 2
+    try:
+        status, document, lines = _COMMANDS[args.command](Store(args.store, patience_s=args.patience), args)
+    except (StoreError, OSError) as error:
+        if args.json:
+            print(json.dumps({"error": str(error)}))
+        print(error, file=sys.stderr)
+        return 1
+    # An export to standard output leaves no room for words there.
+    out = sys.stderr if args.command == "export" and args.file == "-" else sys.stdout
+    print(json.dumps(document) if args.json else "\n".join(lines), file=out)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m proxy.store", description="Look after a checkpoint store.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    helps = {
+        "ls": "checkpoints of all jobs, of a namespace, or of a job",
+        "show": "one checkpoint: ranks, sizes, requirements",
+        "verify": "read everything a checkpoint needs and check every byte",
+        "pin": "keep a checkpoint from being pruned",
+        "unpin": "let a checkpoint be pruned again",
+        "prune": "delete all but the newest and the pinned checkpoints of a job",
+        "gc": "delete content that no checkpoint needs any more",
+        "export": "write a checkpoint as one tar archive",
+        "import": "take in an archive, verified",
+    }
+    for name, text in helps.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--store", required=True, metavar="URL", help="for example file:///mnt/checkpoints")
+        required = name in ("show", "verify", "pin", "unpin", "prune", "export")
+        command.add_argument("--namespace", required=required, default="", help="of the job")
+        command.add_argument("--job", required=required, default="", help="name of the job")
+        command.add_argument("--json", action="store_true", help="one JSON document")
+        command.add_argument("--patience", type=float, default=30.0, metavar="S", help="seconds to try again")
+        if name in ("show", "verify", "pin", "unpin", "export"):
+            command.add_argument("id", help="of the checkpoint; `latest`: the newest that is complete")
+        if name in ("export", "import"):
+            command.add_argument("file", help="the archive; - is standard output or input")
+        if name == "prune":
+            command.add_argument("--keep", type=int, default=3, help="how many of the newest stay")
+    return parser
+
+
+def _ls(store: Store, args: argparse.Namespace) -> Answer:
+    found = [
+        (ns, job)
+        for ns, job in store.jobs()
+        if (not args.namespace or ns == args.namespace) and (not args.job or job == args.job)
+    ]
+    rows: list[dict[str, Any]] = []
+    for namespace, job in found:
+        rows += [_row(namespace, job, listing) for listing in store.list_checkpoints(namespace, job)]
+    lines = [f"{'CHECKPOINT':<32} {'JOB':<32} {'STEP':>8} {'RANKS':>5} {'SIZE':>12}  MADE"]
+    for row in rows:
+        if row["problem"]:
+            lines.append(f"{row['id']:<32} {row['namespace'] + '/' + row['job']:<32} cannot be used: {row['problem']}")
+        else:
+            made = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row["created_at"]))
+            lines.append(
+                f"{row['id']:<32} {row['namespace'] + '/' + row['job']:<32} {row['step']:>8} {row['world_size']:>5} "
+                f"{row['bytes'] / 2**20:>8.1f} MiB  {made}{'  pinned' if row['pinned'] else ''}"
+            )
+    return 0, {"checkpoints": rows}, lines
+
+
+def _row(namespace: str, job: str, listing: Listing) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": listing.id, "namespace": namespace, "job": job, "pinned": listing.pinned, "problem": listing.problem,
+    }  # fmt: skip
+    if listing.manifest is not None:
+        row |= _summary(listing.manifest)
+    return row
+
+
+def _summary(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "attempt": manifest.attempt,
+        "generation": manifest.generation,
+        "step": manifest.step,
+        "world_size": manifest.world_size,
+        "engine": manifest.engine,
+        "created_at": manifest.created_at,
+        "bytes": sum(f.size for r in manifest.ranks for f in r.files),
+        "bytes_in_store": sum(catalog.objects(manifest).values()),
+        "format": manifest.format,
+    }
+
+
+def _show(store: Store, args: argparse.Namespace) -> Answer:
+    manifest = _manifest(store, args)
+    files = store.backend.find(f"jobs/{manifest.namespace}/{manifest.job}")
+    problem = catalog.missing(manifest, files)
+    requirements = manifest.requirements
+    document: dict[str, Any] = {
+        "id": manifest.id,
+        "namespace": manifest.namespace,
+        "job": manifest.job,
+        "problem": problem,
+        "pinned": f"jobs/{manifest.namespace}/{manifest.job}/pins/{manifest.id}" in files,
+        **_summary(manifest),
+        "requirements": {
+            "architecture": requirements.architecture,
+            "cpu_flags_digest": requirements.cpu_flags_digest,
+            "python": requirements.python,
+            "image": requirements.image,
+        },
+        "labels": manifest.labels,
+        "ranks": [
+            {
+                "rank": r.rank,
+                "files": len(r.files),
+                "bytes": sum(f.size for f in r.files),
+                "packs": len(r.packs),
+                "bytes_in_store": sum(p.size for p in r.packs) + r.recipe.size,
+            }
+            for r in manifest.ranks
+        ],
+    }
+    lines = [f"{key}: {value}" for key, value in document.items() if key != "ranks" and value not in ("", {})]
+    for rank in document["ranks"]:
+        lines.append(f"rank {rank['rank']}: {rank['files']} files, {rank['bytes']} bytes in {rank['packs']} packs")
+    return (1 if problem else 0), document, lines
+
+
+def _verify(store: Store, args: argparse.Namespace) -> Answer:
+    manifest = _manifest(store, args)
+    problems = store.verify(manifest)
+    count = len(catalog.objects(manifest))
+    document = {"id": manifest.id, "objects": count, "problems": problems}
+    return (1 if problems else 0), document, problems or [f"{manifest.id}: all {count} objects are intact"]
+
+
+def _pin(store: Store, args: argparse.Namespace) -> Answer:
+    manifest = _manifest(store, args) if args.command == "pin" or args.id == "latest" else None
+    checkpoint = manifest.id if manifest else args.id
+    store.pin(args.namespace, args.job, checkpoint, args.command == "pin")
+    return 0, {"id": checkpoint, "pinned": args.command == "pin"}, [f"{checkpoint}: {args.command}ned"]
+
+
+def _prune(store: Store, args: argparse.Namespace) -> Answer:
+    deleted = store.prune(args.namespace, args.job, args.keep)
+    return 0, {"deleted": deleted}, [f"deleted {name}" for name in deleted] or ["nothing to delete"]
+
+
+def _gc(store: Store, args: argparse.Namespace) -> Answer:
+    found = [(args.namespace, args.job)] if args.job else store.jobs()
+    rows: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for namespace, job in found:
+        try:
+            done = store.collect_garbage(namespace, job)
+        except StoreError as error:
+            rows.append({"namespace": namespace, "job": job, "error": str(error)})
+            lines.append(f"{namespace}/{job}: {error}")
+            continue
+        rows.append(
+            {"namespace": namespace, "job": job, "deleted": done.deleted, "freed": done.freed,
+             "uploads_running": done.running, "unfinished": done.unfinished}
+        )  # fmt: skip
+        busy = f"nothing deleted, {len(done.running)} uploads are under way" if done.running else ""
+        lines.append(f"{namespace}/{job}: {busy or f'{done.deleted} objects deleted, {done.freed} bytes freed'}")
+    return (1 if any("error" in row for row in rows) else 0), {"jobs": rows}, lines
+
+
+def _export(store: Store, args: argparse.Namespace) -> Answer:
+    manifest = _manifest(store, args)
+    if args.file == "-":
+        size = store.export(manifest, sys.stdout.buffer)
+    else:
+        target = Path(args.file)
+        draft = target.with_name(target.name + ".part")
+        try:
+            with draft.open("wb") as file:
+                size = store.export(manifest, file)
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+    return 0, {"id": manifest.id, "file": args.file, "bytes": size}, [f"{manifest.id}: {size} bytes to {args.file}"]
+
+
+def _import(store: Store, args: argparse.Namespace) -> Answer:
+    def take(source: BinaryIO) -> Manifest:
+        return store.import_(source, args.namespace, args.job)
+
+    if args.file == "-":
+        manifest = take(sys.stdin.buffer)
+    else:
+        with Path(args.file).open("rb") as file:
+            manifest = take(file)
+    document = {"id": manifest.id, "namespace": manifest.namespace, "job": manifest.job}
+    return 0, document, [f"imported {manifest.id} of {manifest.namespace}/{manifest.job}"]
+
+
+def _manifest(store: Store, args: argparse.Namespace) -> Manifest:
+    if args.id != "latest":
+        return store.read_manifest(args.namespace, args.job, args.id)
+    manifest, skipped = store.latest_valid(args.namespace, args.job)
+    if manifest is None:
+        why = f": {skipped[0].id}: {skipped[0].problem}" if skipped else ""
+        raise StoreError(f"job {args.namespace}/{args.job} has no checkpoint that can be used{why}")
+    return manifest
+
+
+_COMMANDS: dict[str, Callable[[Store, argparse.Namespace], Answer]] = {
+    "ls": _ls, "show": _show, "verify": _verify, "pin": _pin, "unpin": _pin, "prune": _prune, "gc": _gc,
+    "export": _export, "import": _import,
+}  # fmt: skip

@@ -1,0 +1,157 @@
+"""The pack: some thousand grains in one object, named by the sha256 of its head. Pure functions, no I/O.
+
+    head   magic, number of grains, number of blocks
+           per block: bytes stored, bytes of content, codec, sha256 of the stored bytes
+           per grain: key (16 bytes), length
+    data   the blocks; a grain lies in one block
+
+The name vouches for the head, the head for every block: a part of a pack can be read and verified alone, and nothing
+that was not verified reaches the decompressor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from .grains import KEY_SIZE, LARGEST
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+CONTENT_SIZE: Final = 8 << 20
+"""Bytes of content after which a pack is closed."""
+MOST_GRAINS: Final = 8192
+BLOCK_SIZE: Final = 256 << 10
+"""Bytes of content after which a block is closed."""
+LEVEL: Final = 1
+WORTH: Final = 0.93
+"""A block is stored compressed if that makes it smaller than this part of itself; a sample decides whether to try."""
+SAMPLE: Final = 32 << 10
+_MAGIC: Final = b"SGPACK\x00\x02"
+_START: Final = struct.Struct("<8sII")
+_BLOCK: Final = struct.Struct("<IIB32s")
+_LENGTH: Final = 4
+_MOST_BLOCKS: Final = (CONTENT_SIZE + LARGEST) // BLOCK_SIZE + 2
+HEAD_SIZE: Final = _START.size + _MOST_BLOCKS * _BLOCK.size + MOST_GRAINS * (KEY_SIZE + _LENGTH)
+"""Bytes: no head is longer."""
+_RAW, _ZSTD = 0, 1
+
+
+class PackError(ValueError):
+    """The bytes are not the pack that was asked for. The message ends a sentence that begins with the pack's name."""
+
+
+@dataclass(frozen=True)
+class Block:
+    offset: int
+    """In the pack."""
+    stored: int
+    begin: int
+    """In the content."""
+    length: int
+    codec: int
+    sha256: bytes
+
+
+@dataclass(frozen=True)
+class Head:
+    """`starts[i]` is where grain i begins in the content; one more entry for its end."""
+
+    keys: list[bytes]
+    starts: list[int]
+    blocks: list[Block]
+    size: int
+    """Bytes of the whole pack."""
+
+    def span(self, first: int, count: int) -> tuple[int, int]:
+        """Where `count` grains from number `first` lie in the content. Raises PackError."""
+        if first < 0 or count < 1 or first + count > len(self.keys):
+            raise PackError(f"has no grains {first} to {first + count - 1}, only {len(self.keys)}")
+        return self.starts[first], self.starts[first + count]
+
+
+def build(grains: Sequence[tuple[bytes, bytes]]) -> tuple[str, bytes]:
+    """Name and bytes of the pack of these (key, content), in this order."""
+    blocks: list[bytes] = []
+    table = b""
+    at = 0
+    while at < len(grains):
+        size, begin = 0, at
+        while at < len(grains) and size < BLOCK_SIZE:
+            size += len(grains[at][1])
+            at += 1
+        content = b"".join(g for _, g in grains[begin:at])
+        codec, stored = _compress(content)
+        table += _BLOCK.pack(len(stored), len(content), codec, hashlib.sha256(stored).digest())
+        blocks.append(stored)
+    lengths = array("I", [len(g) for _, g in grains])
+    if sys.byteorder == "big":
+        lengths.byteswap()
+    start = _START.pack(_MAGIC, len(grains), len(blocks))
+    head = b"".join((start, table, *(key for key, _ in grains), lengths.tobytes()))
+    return hashlib.sha256(head).hexdigest(), b"".join((head, *blocks))
+
+
+def read_head(name: str, data: bytes) -> Head:
+    """Parse and verify the head of the pack `name`; `data` holds at least the head. Raises PackError."""
+    if len(data) < _START.size:
+        raise PackError(f"has only {len(data)} bytes")
+    magic, count, blocks = _START.unpack_from(data)
+    end = _START.size + blocks * _BLOCK.size + count * (KEY_SIZE + _LENGTH)
+    if magic != _MAGIC or count > MOST_GRAINS or blocks > _MOST_BLOCKS or len(data) < end:
+        raise PackError("does not begin like a pack of this version")
+    if hashlib.sha256(memoryview(data)[:end]).hexdigest() != name:
+        raise PackError("does not match its digest")
+    keys_at = _START.size + blocks * _BLOCK.size
+    lengths_at = keys_at + count * KEY_SIZE
+    keys = [data[i : i + KEY_SIZE] for i in range(keys_at, lengths_at, KEY_SIZE)]
+    lengths = struct.unpack_from(f"<{count}I", data, lengths_at)
+    table, offset, begin = [], end, 0
+    for stored, length, codec, sha256 in _BLOCK.iter_unpack(memoryview(data)[_START.size : keys_at]):
+        table.append(Block(offset, stored, begin, length, codec, sha256))
+        offset, begin = offset + stored, begin + length
+    starts = list(accumulate(lengths, initial=0))
+    if starts[-1] != begin or begin > CONTENT_SIZE + LARGEST:
+        raise PackError("has a head that contradicts itself")
+    return Head(keys, starts, table, offset)
+
+
+def block_at(head: Head, at: int) -> int:
+    """Number of the block that holds content byte `at`."""
+    return bisect_right(head.blocks, at, key=lambda b: b.begin) - 1
+
+
+def read_block(block: Block, data: bytes) -> bytes:
+    """Verified content of a block; `data` is the whole pack. Raises PackError."""
+    stored = data[block.offset : block.offset + block.stored]
+    if hashlib.sha256(stored).digest() != block.sha256:
+        raise PackError(f"does not match its digest (bytes {block.offset} to {block.offset + block.stored})")
+    if block.codec == _RAW:
+        content = stored
+    else:
+        try:
+            content = zstd.ZstdDecompressor().decompress(stored, max_length=block.length + 1)
+        except zstd.ZstdError as error:
+            raise PackError(f"cannot be decompressed: {error}") from None
+    if len(content) != block.length:
+        raise PackError("has a block of another length than its head says")
+    return content
+
+
+def _compress(content: bytes) -> tuple[int, bytes]:
+    sample = content[len(content) // 2 :][:SAMPLE]
+    if len(zstd.compress(sample, LEVEL)) < WORTH * len(sample):
+        packed = zstd.compress(content, LEVEL)
+        if len(packed) < WORTH * len(content):
+            return _ZSTD, packed
+    return _RAW, content

@@ -1,0 +1,82 @@
+"""The recipe: how the files of one rank are put together from packs. Pure functions, no I/O.
+
+Little-endian 32-bit words. Per file, in the manifest's order: number of runs, then per run four words: pack (1 = the
+first of the rank's packs, 0 = zeros), first grain, number of grains, bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ..protocol.manifest import ImageFile
+
+ZEROS: Final = 0
+_RUN: Final = struct.Struct("<IIII")
+_COUNT: Final = struct.Struct("<I")
+LONGEST: Final = 1 << 31
+"""Bytes in one run."""
+
+
+class RecipeError(ValueError):
+    """The bytes are no recipe of these files. The message ends a sentence that begins with the recipe."""
+
+
+@dataclass(frozen=True)
+class Run:
+    pack: int
+    first: int
+    count: int
+    size: int
+
+
+def encode(files: Sequence[Sequence[Run]]) -> bytes:
+    """Bytes of the recipe."""
+    parts: list[bytes] = []
+    for runs in files:
+        parts.append(_COUNT.pack(len(runs)))
+        parts.extend(_RUN.pack(r.pack, r.first, r.count, r.size) for r in runs)
+    return b"".join(parts)
+
+
+def join(grains: Sequence[tuple[int, int, int]]) -> list[Run]:
+    """Runs of (pack, slot, size), in file order; neighbours in a pack, and zeros, become one run."""
+    runs: list[Run] = []
+    pack = first = count = size = 0
+    for next_pack, slot, length in grains:
+        follows = next_pack == pack and (pack == ZEROS or slot == first + count)
+        if count and follows and size + length <= LONGEST:
+            count, size = count + 1, size + length
+            continue
+        if count:
+            runs.append(Run(pack, first, count, size))
+        pack, first, count, size = next_pack, slot, 1, length
+    if count:
+        runs.append(Run(pack, first, count, size))
+    return runs
+
+
+def decode(data: bytes, files: Sequence[ImageFile], packs: int) -> list[list[Run]]:
+    """Runs per file, checked against the sizes of `files` and the number of packs. Raises RecipeError."""
+    result: list[list[Run]] = []
+    at = 0
+    for file in files:
+        if at + _COUNT.size > len(data):
+            raise RecipeError("is too short")
+        (count,) = _COUNT.unpack_from(data, at)
+        at += _COUNT.size
+        end = at + count * _RUN.size
+        if end > len(data):
+            raise RecipeError("is too short")
+        runs = [Run(*words) for words in _RUN.iter_unpack(memoryview(data)[at:end])]
+        at = end
+        if any(r.pack > packs or r.count < 1 or r.size > LONGEST for r in runs):
+            raise RecipeError(f"has a run of {file.path!r} that cannot be")
+        if sum(r.size for r in runs) != file.size:
+            raise RecipeError(f"has {sum(r.size for r in runs)} bytes for {file.path!r}, which has {file.size}")
+        result.append(runs)
+    if at != len(data):
+        raise RecipeError("goes on after the last file")
+    return result

@@ -1,0 +1,278 @@
+"""One pod's upload: files -> grains -> packs, with bounded memory.
+
+The caller's thread reads, cuts and hashes; `threads` others compress, write and sync. At most `threads + 1` packs are
+in memory: the caller waits for a free place (back-pressure), so a slow store slows the reading down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..errors import StoreError
+from ..protocol.manifest import ImageFile, RankImage, Stored
+from . import grains, layout, pack, recipe
+from .backend import Backend
+from .known import SLOT_BITS, Known
+
+READ_SIZE: Final = 4 << 20
+"""Bytes."""
+WEAK: Final = 0.125
+"""A pack of an earlier checkpoint of which a rank would use less than this part is not used: it can be deleted with
+that checkpoint, instead of being kept for ever by a few grains."""
+STRETCH_BITS: Final = 5
+"""One grain in 2**STRETCH_BITS begins a stretch, the unit in which replicas divide the work."""
+_SLOT_MASK: Final = (1 << SLOT_BITS) - 1
+_SIZE_BITS: Final = 15
+_OFFSET_BITS: Final = 48
+_SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class File:
+    path: Path
+    name: str
+    size: int
+    changed: int
+    """mtime in nanoseconds."""
+
+
+class Upload:
+    """:param part: (i, n): this is upload i of n that run at the same time. Each begins with another part of what is
+    new and looks for what the others have stored meanwhile, so that equal content is stored once.
+    :param progress: called with (bytes done, bytes in all)
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        folder: str,
+        pool: ThreadPoolExecutor,
+        threads: int,
+        part: tuple[int, int],
+        cancelled: Callable[[], bool],
+        progress: Progress,
+    ) -> None:
+        self._backend = backend
+        self._folder = folder
+        self._pool = pool
+        self._places = threading.Semaphore(threads + 1)
+        self._part, self._parts = part
+        self._cancelled = cancelled
+        self._progress = progress
+        self._known = Known(backend, folder, pool)
+        self._earlier = len(self._known.packs)
+        self._pending: list[Future[None]] = []
+        self._ranks: list[tuple[int, list[ImageFile], list[int], bytes]] = []
+        self._lock = threading.Lock()
+        self.stored = 0
+        """Bytes written to the store."""
+        self.done = self.total = 0
+
+    def put(self, rank: int, files: list[File]) -> None:
+        """Read one rank's files and hand what is new to the writers. Raises StoreError."""
+        layouts, where = self._scan(files)
+        for batch in self._batches(self._fresh(where), where):
+            self._store(files, where, batch)
+        for file in files:
+            _check_unchanged(file)
+        numbers, runs = self._runs(layouts, where)
+        self._ranks.append((rank, [ImageFile(f.name, f.size) for f in files], numbers, recipe.encode(runs)))
+
+    def finish(self) -> list[RankImage]:
+        """Wait until everything is in the store. Raises the first error."""
+        for future in self._pending:
+            future.result()
+        images: list[RankImage] = []
+        for rank, files, numbers, data in self._ranks:
+            packs = [p for n in numbers if (p := self._known.packs[n]) is not None]
+            assert len(packs) == len(numbers), "every pending write has ended well"
+            name = hashlib.sha256(data).hexdigest()
+            self._backend.write(layout.object_path(self._folder, "recipes", name), data)
+            self.stored += len(data)
+            images.append(RankImage(rank, files, packs, Stored(name, len(data))))
+        return images
+
+    # --- finding out what is new ------------------------------------------------------------------------------------
+    def _scan(self, files: list[File]) -> tuple[list[list[bytes | int]], dict[bytes, int]]:
+        """Per file its grains (key, or length of zeros), and where each key's content can be read."""
+        layouts: list[list[bytes | int]] = []
+        where: dict[bytes, int] = {}
+        for index, file in enumerate(files):
+            found: list[bytes | int] = []
+            offset = 0
+            for grain in self._grains(file):
+                if grains.is_zero(grain):
+                    found.append(len(grain))
+                else:
+                    key = grains.key_of(grain)
+                    place = (index << _OFFSET_BITS | offset) << _SIZE_BITS | len(grain)
+                    where.setdefault(key, place)
+                    found.append(key)
+                offset += len(grain)
+            if offset != file.size:
+                raise StoreError(f"image file {file.path} changed while it was stored: {offset} of {file.size} bytes")
+            layouts.append(found)
+        return layouts, where
+
+    def _grains(self, file: File) -> Iterator[bytes]:
+        try:
+            with file.path.open("rb", buffering=0) as source:
+                rest = b""
+                while True:
+                    self._check()
+                    data = source.read(READ_SIZE)
+                    text = rest + data
+                    begin = 0
+                    for end in grains.ends(text, not data):
+                        yield text[begin:end]
+                        begin = end
+                    rest = text[begin:]
+                    self.done += len(data)
+                    self._progress(self.done, self.total)
+                    if not data:
+                        return
+        except OSError as error:
+            raise StoreError(f"cannot read image file {file.path}: {error}") from error
+
+    def _fresh(self, where: dict[bytes, int]) -> list[bytes]:
+        """Keys that have to be stored, in the order of the files."""
+        places = self._known.places
+        used: dict[int, int] = {}
+        for key in where:
+            if (place := places.get(key)) is not None:
+                used[place >> SLOT_BITS] = used.get(place >> SLOT_BITS, 0) + 1
+        few = {n for n, count in used.items() if n < self._earlier and count < WEAK * self._known.grains[n]}
+        self._known.forget(few)
+        places = self._known.places
+        return [key for key in where if key not in places]
+
+    def _batches(self, fresh: list[bytes], where: dict[bytes, int]) -> Iterator[list[bytes]]:
+        """Keys for one pack after the other; what others stored meanwhile is left out."""
+        groups: list[list[bytes]] = [[] for _ in range(self._parts)]
+        group = self._part
+        for key in fresh:
+            if key[0] >> (8 - STRETCH_BITS) == 0:
+                group = key[1] % self._parts
+            groups[group].append(key)
+        for turn in range(self._parts):
+            batch: list[bytes] = []
+            size = 0
+            for key in groups[(self._part + turn) % self._parts]:
+                if not batch and self._parts > 1:
+                    self._known.refresh_if_cheap()
+                if key in self._known.places:
+                    continue
+                batch.append(key)
+                size += where[key] & _SIZE_MASK
+                if size >= pack.CONTENT_SIZE or len(batch) == pack.MOST_GRAINS:
+                    yield batch
+                    batch, size = [], 0
+            if batch:
+                yield batch
+
+    # --- storing ----------------------------------------------------------------------------------------------------
+    def _store(self, files: list[File], where: dict[bytes, int], keys: list[bytes]) -> None:
+        self._check()
+        while not self._places.acquire(timeout=0.5):
+            self._check()
+        try:
+            content = list(_read(files, where, keys))
+            number = self._known.add(keys)
+            self._pending.append(self._pool.submit(self._write, number, content))
+        except BaseException:
+            self._places.release()
+            raise
+        for future in [f for f in self._pending if f.done()]:
+            future.result()
+            self._pending.remove(future)
+
+    def _write(self, number: int, content: list[tuple[bytes, bytes]]) -> None:
+        try:
+            self._check()
+            name, data = pack.build(content)
+            self._backend.write(layout.object_path(self._folder, "packs", name), data)
+            with self._lock:
+                self._known.written(number, Stored(name, len(data)))
+                self.stored += len(data)
+        finally:
+            self._places.release()
+
+    def _runs(
+        self, layouts: list[list[bytes | int]], where: dict[bytes, int]
+    ) -> tuple[list[int], list[list[recipe.Run]]]:
+        """Numbers of the packs that a rank needs, and its runs per file."""
+        numbers: dict[int, int] = {}
+        places = self._known.places
+        runs: list[list[recipe.Run]] = []
+        for grains_of_file in layouts:
+            found: list[tuple[int, int, int]] = []
+            for grain in grains_of_file:
+                if isinstance(grain, int):
+                    found.append((recipe.ZEROS, 0, grain))
+                else:
+                    place = places[grain]
+                    pack_index = numbers.setdefault(place >> SLOT_BITS, len(numbers) + 1)
+                    found.append((pack_index, place & _SLOT_MASK, where[grain] & _SIZE_MASK))
+            runs.append(recipe.join(found))
+        return list(numbers), runs
+
+    def _check(self) -> None:
+        if self._cancelled():
+            raise StoreError("the upload was cancelled")
+
+
+def walk(root: Path) -> list[File]:
+    """Every file below `root`, sorted. Raises StoreError."""
+    if not root.is_dir():
+        raise StoreError(f"{root} is not a directory: there is no image to store")
+    files: list[File] = []
+    for path in sorted(root.rglob("*")):
+        state = path.lstat()
+        if stat.S_ISDIR(state.st_mode):
+            continue
+        if not stat.S_ISREG(state.st_mode):
+            raise StoreError(f"{path} is not a regular file: an image directory holds files only")
+        files.append(File(path, path.relative_to(root).as_posix(), state.st_size, state.st_mtime_ns))
+    return files
+
+
+def _check_unchanged(file: File) -> None:
+    try:
+        state = file.path.lstat()
+    except OSError as error:
+        raise StoreError(f"image file {file.path} went away while it was stored: {error}") from error
+    if (state.st_size, state.st_mtime_ns) != (file.size, file.changed):
+        raise StoreError(f"image file {file.path} changed while it was stored")
+
+
+def _read(files: list[File], where: dict[bytes, int], keys: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """(key, content) of every key. Raises StoreError."""
+    opened, source = -1, -1
+    try:
+        for key in keys:
+            place = where[key]
+            size, place = place & _SIZE_MASK, place >> _SIZE_BITS
+            index, offset = place >> _OFFSET_BITS, place & (1 << _OFFSET_BITS) - 1
+            if index != opened:
+                if source >= 0:
+                    os.close(source)
+                opened, source = index, -1
+                source = os.open(files[index].path, os.O_RDONLY)
+            content = os.pread(source, size, offset)
+            if len(content) != size:
+                raise StoreError(f"image file {files[index].path} changed while it was stored")
+            yield key, content
+    except OSError as error:
+        raise StoreError(f"cannot read image file {files[opened].path}: {error}") from error
+    finally:
+        if source >= 0:
+            os.close(source)

@@ -1,0 +1,132 @@
+"""Grains, packs and recipes: cutting is exact and finds shifted content, nothing altered is accepted."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from store_samples import noise
+
+from proxy.protocol.manifest import ImageFile
+from proxy.store import grains, pack, recipe
+
+CONTENT = noise(1, 900_000) + bytes(40_000) + b"text, again and again\n" * 30_000
+
+
+def cut(data: bytes) -> list[bytes]:
+    found, last = [], 0
+    for end in grains.ends(data, True):
+        found.append(data[last:end])
+        last = end
+    return found
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 2047, 2048, 16384, 16385, 100_000, len(CONTENT)])
+def test_grains_cover_the_data_and_keep_their_bounds(size: int) -> None:
+    found = cut(CONTENT[:size])
+    assert b"".join(found) == CONTENT[:size]
+    assert all(grains.SMALLEST <= len(g) <= grains.LARGEST for g in found[:-1])
+    assert not found or 0 < len(found[-1]) <= grains.LARGEST
+
+
+@given(st.lists(st.integers(1, 300_000), max_size=6))
+def test_reading_in_parts_cuts_at_the_same_places(sizes: list[int]) -> None:
+    whole = grains.ends(CONTENT, True)
+    found: list[int] = []
+    rest, at, begin = b"", 0, 0
+    for size in [*sizes, len(CONTENT)]:
+        text = rest + CONTENT[at : at + size]
+        at += size
+        ends = grains.ends(text, at >= len(CONTENT))
+        found += [begin + end for end in ends]
+        last = ends[-1] if ends else 0
+        rest, begin = text[last:], begin + last
+        if at >= len(CONTENT):
+            break
+    assert found == whole
+
+
+@pytest.mark.parametrize("shift", [64, 640, 4032])
+def test_content_that_moved_by_lines_of_64_bytes_is_found_again(shift: int) -> None:
+    one = {grains.key_of(g) for g in cut(noise(7, 1 << 20))}
+    other = cut(noise(8, 128 * 64 + shift) + noise(7, 1 << 20))
+    again = sum(len(g) for g in other if grains.key_of(g) in one)
+    assert again > 0.95 * (1 << 20)
+
+
+def packed() -> tuple[list[tuple[bytes, bytes]], str, bytes]:
+    content = [(grains.key_of(g), g) for g in cut(CONTENT)]
+    return (content, *pack.build(content))
+
+
+def unpack(name: str, data: bytes) -> bytes:
+    head = pack.read_head(name, data)
+    if head.size != len(data):
+        raise pack.PackError("has another size")
+    return b"".join(pack.read_block(block, data) for block in head.blocks)
+
+
+def test_a_pack_gives_back_what_went_in_and_is_smaller_where_that_helps() -> None:
+    content, name, data = packed()
+    assert unpack(name, data) == CONTENT
+    assert len(data) < len(CONTENT) - 500_000
+    head = pack.read_head(name, data[: pack.HEAD_SIZE])
+    assert head.keys == [key for key, _ in content]
+    codecs = {b.codec for b in head.blocks}
+    assert codecs == {0, 1}, "noise is stored as it is, text compressed"
+    begin, end = head.span(3, 2)
+    assert CONTENT[begin:end] == content[3][1] + content[4][1]
+    for first, count in ((-1, 1), (0, 0), (len(content), 1), (0, len(content) + 1)):
+        with pytest.raises(pack.PackError, match="has no grains"):
+            head.span(first, count)
+
+
+def test_every_altered_byte_of_a_pack_is_noticed() -> None:
+    _, name, data = packed()
+    head = pack.read_head(name, data)
+    first = head.blocks[0].offset
+    chosen = random.Random(3)
+    # Each class of byte: magic, counts, block table, keys, lengths, and the content of each block.
+    spots = [*range(16), *range(16, 100), *(chosen.randrange(100, first) for _ in range(60))]
+    spots += [b.offset + chosen.randrange(b.stored) for b in head.blocks]
+    for at in spots:
+        altered = bytearray(data)
+        altered[at] ^= 1 << chosen.randrange(8)
+        with pytest.raises(pack.PackError):
+            unpack(name, bytes(altered))
+    for size in (0, 3, 15, 16, first - 1, first, len(data) - 1):
+        with pytest.raises(pack.PackError):
+            unpack(name, data[:size])
+    with pytest.raises(pack.PackError):
+        unpack(name, data + b"x")
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_make_the_reader_of_packs_fail_otherwise(data: bytes) -> None:
+    for start in (b"", b"SGPACK\x00\x02"):
+        with pytest.raises(pack.PackError):
+            pack.read_head("0" * 64, start + data)
+
+
+FILES = [ImageFile("a", 300), ImageFile("b", 0), ImageFile("c", 70)]
+RUNS = [recipe.join([(1, 0, 100), (1, 1, 100), (0, 0, 60), (0, 0, 40)]), [], recipe.join([(2, 5, 70)])]
+
+
+def test_a_recipe_joins_neighbours_and_reads_back() -> None:
+    assert [len(runs) for runs in RUNS] == [2, 0, 1]
+    assert recipe.decode(recipe.encode(RUNS), FILES, 2) == RUNS
+
+
+@given(st.binary(max_size=120) | st.just(recipe.encode(RUNS)), st.integers(0, 200), st.integers(0, 255))
+def test_any_bytes_are_a_recipe_of_these_files_or_refused(data: bytes, at: int, byte: int) -> None:
+    altered = bytearray(data)
+    if altered:
+        altered[at % len(altered)] = byte
+    try:
+        runs = recipe.decode(bytes(altered), FILES, 2)
+    except recipe.RecipeError:
+        return
+    assert [sum(r.size for r in of_file) for of_file in runs] == [f.size for f in FILES]
+    assert all(0 <= r.pack <= 2 for of_file in runs for r in of_file)
