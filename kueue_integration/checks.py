@@ -40,15 +40,25 @@ def _local_queue(kube: Kube, spec: TrainSpec) -> Object:
     try:
         queues = {q["metadata"]["name"]: q for q in kube.list(LOCAL_QUEUE, spec.namespace)}
     except NotFound:
-        raise PlatformError(
-            f"this cluster does not serve {LOCAL_QUEUE.api_version}: install Kueue 0.15 or later, or upgrade it"
-        ) from None
+        raise PlatformError(_no_kueue(kube)) from None
     if spec.queue in queues:
         return queues[spec.queue]
     if not queues and _readable(kube, NAMESPACE, None, spec.namespace) is False:
         raise SpecError([("namespace", spec.namespace, "does not exist in this cluster; create it or use another")])
     there = f"use one of: {', '.join(sorted(queues))}" if queues else "it has none; ask the platform team for one"
     raise SpecError([("queue", spec.queue, f"is not a LocalQueue of namespace {spec.namespace!r}; {there}")])
+
+
+def _no_kueue(kube: Kube) -> str:
+    wanted = LOCAL_QUEUE.api_version
+    try:
+        group = kube.get_path(f"/apis/{names.KUEUE_GROUP}")
+    except NotFound:
+        return f"this cluster has no Kueue (nobody serves {wanted}): install Kueue 0.15 or later"
+    served = ", ".join(str(version.get("version")) for version in group.get("versions") or ())
+    if names.KUEUE_VERSION in served.split(", "):
+        return f"this cluster's Kueue lacks LocalQueues in {wanted}: apply all CRDs of your Kueue release again"
+    return f"this cluster's Kueue serves {served} only, not {names.KUEUE_VERSION}: upgrade it to 0.15 or later"
 
 
 def _priority(kube: Kube, spec: TrainSpec) -> list[tuple[str, object, str]]:

@@ -63,7 +63,7 @@ async def serve(settings: config.Config) -> None:
         web.AppRunner(api.app(), access_log=None, shutdown_timeout=2),
         web.AppRunner(
             health_app(
-                ready=lambda: "" if reconciler.world.synced else "objects are being listed",
+                ready=lambda: reconciler.world.unlisted,
                 alive=lambda: "" if reconciler.silent_for() < STUCK_S else "the worker is stuck",
                 metrics=metrics,
             ),

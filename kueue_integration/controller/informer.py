@@ -50,6 +50,8 @@ class Informer:
         self._stop = threading.Event()
         self.synced = threading.Event()
         self._heard = time.monotonic()
+        self.problem = ""
+        """Why the last list or watch failed, "" since one worked."""
 
     def silent_for(self) -> float:
         """Seconds since the API server last answered."""
@@ -110,6 +112,7 @@ class Informer:
                 self._stop.wait(ABSENT_S)
                 continue
             except KubeError as error:
+                self.problem = str(error)
                 log.warning("watch of %s: %s; again in %.1f s", self.kind.plural, error, backoff)
             except Exception:
                 # A surprise in one event must not end the thread: everything after it would go unseen.
@@ -147,6 +150,7 @@ class Informer:
             self._on_change(obj, False)
         self._heard = time.monotonic()
         self.synced.set()
+        self.problem = ""
         return version
 
     def _watch(self, version: str) -> str:

@@ -79,6 +79,12 @@ class World:
         """Whether every kind has been listed, and none has been without word from the API server for long."""
         return self.synced and all(informer.silent_for() < SILENT_S for informer in self._informers)
 
+    @property
+    def unlisted(self) -> str:
+        """The kinds that have never been listed, with the reasons; "" when all have."""
+        missing = [informer for informer in self._informers if not informer.synced.is_set()]
+        return "; ".join(f"{i.kind.plural}: {i.problem or 'being listed'}" for i in missing)
+
     def wait_synced(self, timeout_s: float) -> bool:
         """Whether every kind has been listed within `timeout_s` seconds."""
         end = time.monotonic() + timeout_s

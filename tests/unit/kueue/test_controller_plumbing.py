@@ -15,9 +15,10 @@ from kueue_integration.controller.errors import ConfigError
 from kueue_integration.controller.informer import Informer
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.workqueue import WorkQueue
-from kueue_integration.errors import Gone, Unreachable
+from kueue_integration.controller.world import World
+from kueue_integration.errors import Gone, NotFound, Unreachable
 from kueue_integration.fake import FakeKube
-from kueue_integration.resources import POD, label
+from kueue_integration.resources import POD, WORKLOAD, label
 
 
 # --- queue ----------------------------------------------------------------------------------------------------------
@@ -216,3 +217,21 @@ def test_a_claimed_key_is_in_one_hand_only():
     assert queue.claim(1.0) == "a"
     queue.done("a")
     assert queue.claim(0.05) is None
+
+
+class WithoutWorkloads(FakeKube):
+    def list_versioned(self, kind, namespace=None, selector=None):
+        if kind is WORKLOAD:
+            raise NotFound("GET workloads: the server could not find the requested resource", 404)
+        return super().list_versioned(kind, namespace, selector)
+
+
+def test_readiness_names_what_cannot_be_listed_and_why():
+    world = World(WithoutWorkloads())
+    assert "jobs: being listed" in world.unlisted
+    world.start()
+    end = time.monotonic() + 10
+    while world.unlisted != "workloads: GET workloads: the server could not find the requested resource":
+        assert time.monotonic() < end, world.unlisted
+        time.sleep(0.01)
+    world.stop()

@@ -318,3 +318,21 @@ def test_no_chart() -> None:
 def test_a_newer_chart_may_say_more() -> None:
     text = '{"agent_image": "a", "controller_url": "u", "controller_ca": "c", "new": 1, "volumes": null}'
     assert platform.from_json(text).volumes == ()
+
+
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [
+        (None, "has no Kueue"),
+        (["v1beta1"], "serves v1beta1 only, not v1beta2: upgrade it"),
+        (["v1beta2"], "apply all CRDs"),
+    ],
+)
+def test_a_cluster_without_the_kueue_that_is_needed(versions: list[str] | None, words: str) -> None:
+    kube = cluster()
+    if versions is not None:
+        kube.paths["/apis/kueue.x-k8s.io"] = {"versions": [{"version": version} for version in versions]}
+    kube.fail_next("list", LOCAL_QUEUE, NotFound("the server could not find the requested resource", 404))
+    with pytest.raises(PlatformError, match=words):
+        jobs.submit(kube, spec(), PLATFORM)
+    assert left(kube) == []
