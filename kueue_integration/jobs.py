@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from proxy.protocol import names
 
-from . import checks
+from . import checks, estimate, records
 from .errors import AlreadyExists, ConflictError, Invalid, JobNotFoundError, KubeError, NotFound, SpecError
 from .kube import Kube
 from .manifests import render
 from .platform import PlatformConfig
 from .resources import JOB, Object, kind_of, label, selector
 from .spec import TrainSpec
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> Submitted:
             found = adopted
     else:
         found = adopted
+    for text in too_short(kube, spec, platform, adopted):
+        log.warning("%s: %s", spec.name, text)
     meta = found["metadata"]
     # Adopting completes what a submitter left undone when it died. A Job of another name has its own files.
     if _alive(found) and meta["name"] == spec.name:
@@ -68,6 +74,40 @@ def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> Submitted:
                 _drop(kube, found)
             raise
     return Submitted(meta["namespace"], meta["name"], meta["uid"], adopted is not None)
+
+
+def too_short(kube: Kube, spec: TrainSpec, platform: PlatformConfig, adopted: Object | None = None) -> list[str]:
+    """Limits of `spec` (of the `adopted` Job) shorter than what a checkpoint of this program took before, with the fix.
+
+    Before: the adopted Job itself, else the youngest Job of the queue with the same name, identity or program that has
+    saved one. Empty when none has, or the submitter may not look.
+    """
+    if adopted is not None:
+        return estimate.warnings(estimate.of_job(adopted), estimate.limits_of(adopted, platform.max_budget_s))
+    query = selector({names.LABEL_MANAGED: "true", names.KUEUE_QUEUE_LABEL: spec.queue})
+    try:
+        known = kube.list(JOB, spec.namespace, query)
+    except KubeError:
+        return []  # only advice hangs on it
+    known.sort(key=lambda job: str(job["metadata"].get("creationTimestamp", "")), reverse=True)
+    seconds = next((s for s in map(estimate.of_job, (j for j in known if _alike(j, spec))) if s is not None), None)
+    limits = estimate.Limits(spec.checkpoint_budget_s if spec.hold else 0, spec.grace_period_s, platform.max_budget_s)
+    return estimate.warnings(seconds, limits)
+
+
+def _alike(job: Object, spec: TrainSpec) -> bool:
+    """Whether `job` runs, or ran, what `spec` asks for."""
+    if job["metadata"]["name"] == spec.name or (spec.identity and label(job, names.LABEL_IDENTITY) == spec.identity):
+        return True
+    containers = (((job.get("spec") or {}).get("template") or {}).get("spec") or {}).get("containers") or ()
+    env = {
+        e["name"]: e.get("value") for c in containers if c["name"] == names.CONTAINER_TRAIN for e in c.get("env") or ()
+    }
+    try:
+        command = json.loads(env.get(names.ENV_COMMAND) or "null")
+    except ValueError:
+        return False
+    return bool(command == list(spec.command) and records.integer(job, names.ANN_WORLD_SIZE) == spec.ranks)
 
 
 def search(kube: Kube, namespace: str, identity: str) -> list[Object]:

@@ -13,7 +13,7 @@ from typing import Any
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, RequestStatus
 
-from . import kinds, records, requests, visibility
+from . import estimate, kinds, records, requests, visibility
 from .classify import Phase, classify, evictions, shortages
 from .errors import Gone, JobNotFoundError, KubeError
 from .kube import Kube
@@ -71,6 +71,10 @@ class JobStatus:
     """What is missing in which flavor while it waits."""
     evictions: dict[str, int] = field(default_factory=dict)
     """Kueue's count of evictions by reason."""
+    estimated_save_s: float | None = None
+    """Seconds that the last checkpoint took from request to commit: what the next one may take."""
+    warnings: list[str] = field(default_factory=list)
+    """Limits that are shorter than that, with what to set."""
 
     @property
     def final(self) -> bool:
@@ -130,6 +134,8 @@ def summarise(
         queue_position=position,
         shortages=shortages(workload),
         evictions=_evictions(workload),
+        estimated_save_s=estimate.of_attempts(attempts),
+        warnings=estimate.warnings(estimate.of_attempts(attempts), estimate.limits_of(job)),
     )
 
 

@@ -115,6 +115,9 @@ def detail(status: JobStatus, wide: bool = False) -> str:
         last = status.checkpoints[-1]
         amount = f", {last['bytes'] / 1e6:.1f} MB ({last['bytes_stored'] / 1e6:.1f} MB new)" if "bytes" in last else ""
         lines.append(f"Checkpoint:  {last['id']} at step {last['step']}{amount}")
+    if status.estimated_save_s is not None:
+        lines.append(f"Save time:   {status.estimated_save_s:.0f} s estimated, from the last checkpoint")
+    lines += [f"Warning:     {text}" for text in status.warnings]
     for name, values in status.timings_s.items():
         if values:
             lines.append(f"Seconds:     {name} {', '.join(f'{value:.2f}' for value in values)}")

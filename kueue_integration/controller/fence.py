@@ -8,9 +8,12 @@ from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef
 
 from ..resources import Object, is_true
-from . import records, views
+from . import clock, records, views
 from .actions import AnswerReady, Decision, Wait
 from .errors import BadAnnotationError
+
+STUCK_S = 30.0
+"""A pod that is there so long after its grace period is on a node that does not answer."""
 
 
 def asks(workload: Object, check_name: str) -> bool:
@@ -40,11 +43,38 @@ def decide(job: Object, workload: Object, pods: Sequence[Object], preemptor: str
     if writers:
         shown = ", ".join(sorted(p["metadata"]["name"] for p in writers)[:4])
         more = f" and {len(writers) - 4} more" if len(writers) > 4 else ""
-        return Decision(Wait(message=f"waiting for the pods of the attempt before to end: {shown}{more}"))
+        waiting = f"waiting for the pods of the attempt before to end: {shown}{more}"
+        stuck, look_at = _stuck(writers, now)
+        return Decision(Wait(message=f"{waiting}{stuck}"), wake_at=look_at)
     try:
         return Decision(_answer(job, workload, preemptor, now))
     except BadAnnotationError as error:
         return Decision(Wait(message=str(error)))
+
+
+def _stuck(pods: Sequence[Object], now: float) -> tuple[str, float | None]:
+    """Words for the first pod that should have ended long ago, and when to look again if there is none yet.
+
+    Only its node could tell that nothing of it runs any more, so only a person, or whoever removes lost nodes, may say
+    so in the node's place.
+    """
+    due = []
+    for pod in sorted(pods, key=lambda p: str(p["metadata"]["name"])):
+        meta = pod["metadata"]
+        text = meta.get("deletionTimestamp")  # the API server adds the grace period to it
+        node = (pod.get("spec") or {}).get("nodeName")
+        if not text or not node:
+            continue
+        late = clock.parse(str(text)) + STUCK_S
+        if now >= late:
+            return (
+                f"; pod {meta['name']} should have ended at {text}, but its node {node} does not say so. If the node "
+                f"is off: kubectl taint nodes {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or "
+                f"kubectl delete node {node}; if only the pod hangs and nothing of it runs: "
+                f"kubectl delete pod {meta['name']} -n {meta['namespace']} --force --grace-period=0"
+            ), None
+        due.append(late)
+    return "", min(due, default=None)
 
 
 def _answer(job: Object, workload: Object, preemptor: str | None, now: float) -> AnswerReady:

@@ -15,8 +15,8 @@ from proxy.protocol.messages import to_json
 NOW = T0 + 12
 
 
-def look(job, workload, pods=()):
-    return decide(job, workload, list(pods), NOW, Settings(), scene.nobody)
+def look(job, workload, pods=(), now=NOW):
+    return decide(job, workload, list(pods), now, Settings(), scene.nobody)
 
 
 def test_the_first_attempt_starts_with_number_one_and_no_checkpoint():
@@ -163,3 +163,27 @@ def test_the_history_is_bounded():
     assert isinstance(action, AnswerReady)
     kept = scene.stored(action.job_annotations)
     assert (len(kept), kept[0].attempt, kept[-1].attempt) == (50, 12, 61)
+
+
+def test_a_pod_on_a_lost_node_is_named_with_what_unblocks_it():
+    lost = scene.pod(0, deleting=True)
+    lost["spec"]["nodeName"] = "gpu-7"
+    lost["metadata"]["deletionTimestamp"] = at(20)
+    job = scene.job(annotations=scene.history(scene.record(evicted_at=T0 + 11, ended_by="Preempted")))
+    early = look(job, scene.workload(reserved_at=12), [lost], now=T0 + 25)
+    assert isinstance(early.action, Wait)
+    assert "gpu-7" not in early.action.message
+    assert early.wake_at == T0 + 50
+    late = look(job, scene.workload(reserved_at=12), [lost], now=T0 + 50)
+    assert isinstance(late.action, Wait)
+    assert late.wake_at is None
+    name = lost["metadata"]["name"]
+    for text in (
+        f"pod {name} should have ended at {at(20)}, but its node gpu-7 does not say so",
+        "kubectl taint nodes gpu-7 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
+        "kubectl delete node gpu-7",
+        f"kubectl delete pod {name} -n team --force --grace-period=0",
+    ):
+        assert text in late.action.message
+    lost["spec"]["nodeName"] = ""  # never scheduled: nothing of it runs anywhere, the Job controller removes it
+    assert "should have ended" not in look(job, scene.workload(reserved_at=12), [lost], now=T0 + 99).action.message
