@@ -73,6 +73,11 @@ def running(job: Mapping[str, Any] | None, slot: Slot) -> tuple[JobRequest, Requ
     return (request, status) if request is not None and status is not None and status.state == "running" else None
 
 
+def written(request: JobRequest) -> dict[str, str | None]:
+    """The annotation that asks for it. Whoever writes it (a verb, a policy of ours) checks `problem` first."""
+    return {slot_of(request.op).request: to_json(request)}
+
+
 def stored(status: RequestStatus) -> dict[str, str | None]:
     """The annotation that stores an answer."""
     message = status.message

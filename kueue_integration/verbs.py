@@ -14,14 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from proxy.protocol import names
-from proxy.protocol.messages import JobRequest, RequestOp, to_json
+from proxy.protocol.messages import JobRequest, RequestOp
 
 from . import placement, requests
 from .errors import Conflict, JobNotFoundError, KubeError, RequestRefusedError, RequestTimeoutError, SpecError
 from .kube import Kube
 from .resources import JOB, Object, label
 
-ANY_FLAVOR = "any"
 _TRIES = 5
 _LOOK_S = 0.5
 
@@ -175,7 +174,7 @@ def _ask(
         before, answer = requests.asked(job, slot), requests.answer(job, slot)
         if before is not None and (answer is None or answer.state == "running") and _same(before, request):
             return _result(job, before)
-        body = {"metadata": {"annotations": {slot.request: to_json(request)}}}
+        body = {"metadata": {"annotations": requests.written(request)}}
         try:
             written = kube.patch_job(namespace, name, body, resource_version=job["metadata"]["resourceVersion"])
         except Conflict:

@@ -118,6 +118,8 @@ def detail(status: JobStatus, wide: bool = False) -> str:
     if status.estimated_save_s is not None:
         lines.append(f"Save time:   {status.estimated_save_s:.0f} s estimated, from the last checkpoint")
     lines += [f"Warning:     {text}" for text in status.warnings]
+    for asked in status.requests:
+        lines.append(f"Request:     {asked.op} {asked.state}: {asked.message}")
     for name, values in status.timings_s.items():
         if values:
             lines.append(f"Seconds:     {name} {', '.join(f'{value:.2f}' for value in values)}")

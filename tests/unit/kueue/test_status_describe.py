@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import pytest
 from kueue_samples import attempt, job, saved, workload
 
+from kueue_integration.cli import tables
 from kueue_integration.errors import Forbidden, JobNotFoundError, Unreachable
 from kueue_integration.fake import FakeKube
 from kueue_integration.resources import JOB
 from kueue_integration.status import describe, follow, steps_lost, summarise, timings, to_json
 from proxy.protocol import names
+from proxy.protocol.messages import JobRequest, RequestStatus
+from proxy.protocol.messages import to_json as message_json
 
 RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
 ADMITTED = ("Admitted", "True", "Admitted", "")
@@ -145,3 +149,29 @@ def test_follow_gives_up_at_its_timeout() -> None:
     kube = FakeKube(running(), workload(RESERVED, ADMITTED))
     with pytest.raises(TimeoutError, match="still Running after 0 s"):
         list(follow(kube, "default", "digits", timeout_s=0.0))
+
+
+def test_checkpoints_on_the_side_and_requests_are_shown() -> None:
+    aside = [saved(1, step) for step in (20, 40)]
+    aside = [dataclasses.replace(ref, id=f"digits-a1-g{n}") for n, ref in enumerate(aside, 1)]
+    request = JobRequest("r-1", "checkpoint", 1.0)
+    answer = RequestStatus("r-1", "checkpoint", "done", "checkpoint digits-a1-g2 at step 40", 2.0)
+    stale = RequestStatus("r-0", "pause", "running", "of a request that was replaced", 2.0)
+    its_job = job(
+        history=[attempt(1)],
+        checkpoint=aside[-1],
+        annotations={
+            names.ANN_CHECKPOINTS: message_json(aside),
+            names.ANN_CHECKPOINT_REQUEST: message_json(request),
+            names.ANN_CHECKPOINT_STATUS: message_json(answer),
+            names.ANN_REQUEST: message_json(JobRequest("r-2", "pause", 1.0)),
+            names.ANN_REQUEST_STATUS: message_json(stale),
+        },
+    )
+    status = summarise(its_job, None, [])
+    assert [(c["id"], c["step"], "bytes" in c) for c in status.checkpoints] == [
+        ("digits-a1-g1", 20, False),
+        ("digits-a1-g2", 40, True),
+    ]
+    assert status.requests == [answer]
+    assert "Request:     checkpoint done: checkpoint digits-a1-g2 at step 40" in tables.detail(status)
