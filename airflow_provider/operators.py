@@ -28,11 +28,10 @@ from .exceptions import (
 )
 from .identity import Claim, Decision, TaskKey, Try, decide
 from .lineage import document, headline
+from .memory import OUTAGE_KEY, STORE_KEY, add_past, remember
 from .triggers import USER_STATES, SingularityJobTrigger
 
 DeletionPolicy = Literal["never", "on_success", "always"]
-STORE_KEY = "singularity_job"
-OUTAGE_KEY = "singularity_api_outage_since"
 RETRY_AFTER_S = 30.0
 REMOVE_WAIT_S = 60.0
 
@@ -193,10 +192,12 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
         namespace = self.namespace or default_namespace
         store = context.get("task_state_store")
         record = None if store is None else Claim.from_dict(store.get(STORE_KEY))
-        decision = decide(
-            key, now, namespace, self.name or self.task_id, submission.owned_jobs(kube, namespace, key), record
-        )
+        owned = submission.owned_jobs(kube, namespace, key)
+        decision = decide(key, now, namespace, self.name or self.task_id, owned, record)
         self.log.info("%s", decision.why[0].upper() + decision.why[1:])
+        for former in owned:
+            if not decision.adopt or former["metadata"]["uid"] != decision.claim.uid:
+                add_past(store, document(summarise(former, kube.get_workload_for_job(former), ())))
         # An earlier try that died before it wrote the uid down may have left the Job without its Service and files.
         unfinished = record is not None and record.uid is None
         spec = None
@@ -206,7 +207,7 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
         claim = decision.claim
         if spec is not None:
             if not decision.adopt:
-                self._remember(store, claim)
+                remember(store, claim, self.kubernetes_conn_id)
             done = submission.submit(kube, spec)
             claim = Claim(claim.key, claim.generation, claim.made_by, done.namespace, done.name, done.uid)
             size = (
@@ -222,7 +223,7 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
                 size,
                 spec.ranks,
             )
-        self._remember(store, claim)
+        remember(store, claim, self.kubernetes_conn_id)
         if store is not None:
             store.delete(OUTAGE_KEY)
         if self._kill_requested:
@@ -248,10 +249,6 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
         if left:
             self.log.info("Still ending: %s; trying again in %.0f s", ", ".join(left), RETRY_AFTER_S)
             raise AirflowRescheduleException(timezone.utcnow() + datetime.timedelta(seconds=RETRY_AFTER_S))
-
-    def _remember(self, store: Any, claim: Claim) -> None:
-        if store is not None:
-            store.set(STORE_KEY, claim.to_dict())
 
     def _ride_out(self, context: Any, error: KubeError) -> None:
         """Raise AirflowRescheduleException, which uses no retry, unless the outage has lasted too long."""
@@ -294,6 +291,8 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
         job, outcome, message = event["job"], event["status"], event["message"]
         where = f"Job {job['namespace']}/{job['name']}"
         self._push(context, job, event["lineage"])
+        if outcome != "success":
+            add_past(context.get("task_state_store"), event["lineage"])
         self._clean_up(job, outcome)
         if outcome == "success":
             self.log.info("%s succeeded: %s", where, message)

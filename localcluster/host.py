@@ -79,23 +79,23 @@ def check_space(path: Path, wanted: int) -> None:
         )
 
 
-def missing_packages() -> list[str]:
+def missing_packages(packages: Mapping[str, str] = PACKAGES) -> list[str]:
     """Debian packages whose program or file is not here."""
     search = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin"
     found = []
-    for needed, package in PACKAGES.items():
+    for needed, package in packages.items():
         present = Path(needed).exists() if needed.startswith("/") else shutil.which(needed, path=search) is not None
         if not present:
             found.append(package)
     return sorted(set(found))
 
 
-def install_packages(cache: Path, progress: Progress) -> None:
-    """Install what is missing with apt.
+def install_packages(cache: Path, progress: Progress, packages: Mapping[str, str] = PACKAGES) -> None:
+    """Install what is missing of `packages` (program or file -> Debian package) with apt.
 
     :raises HostError: not Debian, or apt fails
     """
-    missing = missing_packages()
+    missing = missing_packages(packages)
     if not missing:
         return
     names = " ".join(missing)
@@ -113,7 +113,7 @@ def install_packages(cache: Path, progress: Progress) -> None:
             run_logged(install, log, env=env, timeout=900)
     except CommandError as error:
         raise HostError(f"apt-get could not install {names}: {error}") from error
-    still = missing_packages()
+    still = missing_packages(packages)
     if still:
         raise HostError(f"apt-get installed {names}, yet these still lack their programs: {' '.join(still)}")
 

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from localcluster import guests
@@ -24,7 +24,8 @@ from .rest import AirflowApi
 from .wait import wait_for
 
 PARTS = ("api-server", "scheduler", "dag-processor", "triggerer")
-HEALTH = ("metadatabase", "scheduler", "dag_processor", "triggerer")
+HEALTH = {"scheduler": "scheduler", "dag-processor": "dag_processor", "triggerer": "triggerer"}
+"""Part -> its name in the health report; the api-server is the one that reports."""
 MIGRATE_TIMEOUT_S = 120.0
 HEALTHY_TIMEOUT_S = 180.0
 REAP_TIMEOUT_S = 30.0
@@ -43,7 +44,12 @@ class Airflow:
         kubeconfig: Path,
         extra_env: Mapping[str, str] | None = None,
         say: Callable[[str], None] = print,
+        parts: Sequence[str] = PARTS,
+        setup: Sequence[Sequence[str]] = (),
     ) -> None:
+        """`parts`: which of PARTS to start. `setup`: arguments of `airflow` to run after the database is made."""
+        self._parts = parts
+        self._setup = (("db", "migrate"), *setup)
         self.home = home
         self._dags = dags
         self._kubeconfig = kubeconfig
@@ -69,8 +75,9 @@ class Airflow:
         self._env = environment(self.home, self._dags, self._kubeconfig, port, scheduler_logs, trigger_logs)
         self._env |= self._extra
         self.api = AirflowApi(f"http://127.0.0.1:{port}")
-        self._migrate()
-        for part in PARTS:
+        for arguments in self._setup:
+            self._set_up(arguments)
+        for part in self._parts:
             self.start_part(part)
         try:
             wait_for(self._healthy, "a healthy Airflow", HEALTHY_TIMEOUT_S)
@@ -117,8 +124,9 @@ class Airflow:
         for process in list(self._processes.values()):
             process.wait(REAP_TIMEOUT_S)
 
-    def _migrate(self) -> None:
-        process = self._run("db-migrate", "db", "migrate")
+    def _set_up(self, arguments: Sequence[str]) -> None:
+        name = "-".join(arguments[:2])
+        process = self._run(name, *arguments)
         try:
             code = process.wait(MIGRATE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -126,7 +134,8 @@ class Airflow:
             process.wait(REAP_TIMEOUT_S)
             code = process.returncode
         if code:
-            raise AirflowStartError(f"airflow db migrate ended with {code}:\n{tail(self.log_file('db-migrate'))}")
+            what = " ".join(arguments)
+            raise AirflowStartError(f"airflow {what} ended with {code}:\n{tail(self.log_file(name))}")
 
     def _healthy(self) -> bool:
         if self._stopped:
@@ -138,7 +147,8 @@ class Airflow:
             health = self.api.health()
         except AirflowApiError:
             return False
-        return all(health.get(part) == "healthy" for part in HEALTH)
+        wanted = ("metadatabase", *(HEALTH[part] for part in self._parts if part in HEALTH))
+        return all(health.get(part) == "healthy" for part in wanted)
 
     def _health_text(self) -> str:
         try:

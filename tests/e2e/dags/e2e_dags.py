@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG
 
 from airflow_provider.operators import SingularityTrainOperator
@@ -55,3 +56,17 @@ with DAG("cleared", schedule=None, catchup=False):
     SingularityTrainOperator(
         task_id="train", workers=1, pod_resources={"cpu": "250m"}, script_args=["--seconds", "20"], **COMMON
     )
+
+with DAG("ui", schedule=None, catchup=False):
+    SingularityTrainOperator(
+        task_id="train",
+        workers=2,
+        world_size=2,
+        pod_resources={"cpu": "250m"},
+        queue_name="training",
+        script=str(Path(__file__).parent / "scripts" / "train_digits.py"),
+        script_args=["--data", "/shared/e2e/digits.npz", "--output", "/shared/e2e/ui", "--steps", "400"],
+    )
+
+with DAG("unrelated", schedule=None, catchup=False):
+    EmptyOperator(task_id="train")

@@ -22,7 +22,8 @@ from airflow_provider.exceptions import (
     TrainingFailedError,
     TrainingTimeoutError,
 )
-from airflow_provider.operators import OUTAGE_KEY, STORE_KEY, SingularityTrainOperator
+from airflow_provider.memory import OUTAGE_KEY, STORE_KEY
+from airflow_provider.operators import SingularityTrainOperator
 from kueue_integration import jobs
 from kueue_integration.errors import Unreachable
 from kueue_integration.fake import FakeKube

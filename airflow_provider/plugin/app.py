@@ -1,0 +1,175 @@
+"""The plugin's API below `/singularity`, mounted into Airflow's api-server.
+
+Authorisation is Airflow's own, per Dag: `requires_access_dag` takes the id from the path parameter called `dag_id`, so
+every route that touches a task instance has exactly that. Actions are POSTs with a JSON body from our own origin only:
+Airflow has no CSRF token, and a page on another port of the same host is "same site" for its cookie.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.common.db.common import SessionDep
+from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag
+from airflow.api_fastapi.logging.decorators import action_logging
+from airflow.models.dag import DagModel
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel, ConfigDict, Field
+
+from kueue_integration import verbs
+from kueue_integration.errors import KubeError, SingularityError, SpecError
+from kueue_integration.k8s import Kube
+
+from ..identity import TaskKey
+from . import data
+from .actions import Clusters, NotTheJobError, find
+
+log = logging.getLogger(__name__)
+
+TI = "/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/{map_index}"
+READ = Depends(requires_access_dag("GET", DagAccessEntity.TASK_INSTANCE))
+EDIT = Depends(requires_access_dag("PUT", DagAccessEntity.TASK_INSTANCE))
+"""What Airflow itself asks for clearing or marking a task."""
+
+app = FastAPI(title="Singularity", docs_url=None, redoc_url=None, openapi_url=None)
+# Public on purpose: there is no data in it.
+app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
+clusters = Clusters()
+
+
+def same_origin(request: Request) -> None:
+    """Refuse what another site's page made the browser send; who sends no such header is no browser of today."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise HTTPException(403, "cross-site request refused")
+
+
+def task_key(dag_id: str, run_id: str, task_id: str, map_index: int) -> TaskKey:
+    return TaskKey(dag_id, run_id, task_id, map_index)
+
+
+Key = Annotated[TaskKey, Depends(task_key)]
+
+
+class Nothing(BaseModel):
+    """An action without arguments still needs a JSON body: a plain form cannot send one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Resize(Nothing):
+    workers: int = Field(ge=1)
+
+
+class Migrate(Nothing):
+    flavor: str = Field(min_length=1)
+
+
+def _action(name: str) -> list[Any]:
+    """EDIT comes first, so that only what was allowed is in the audit log."""
+    return [EDIT, Depends(same_origin), Depends(action_logging(event=f"training_{name}"))]
+
+
+@app.get(TI + "/context", dependencies=[READ])
+def context(key: Key, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+    """What the tab needs once: whether the user may act, and the jobs that earlier tries had."""
+    details = DagDetails(id=key.dag_id, team_name=DagModel.get_team_name(key.dag_id))
+    can_act = get_auth_manager().is_authorized_dag(
+        method="PUT", access_entity=DagAccessEntity.TASK_INSTANCE, details=details, user=user
+    )
+    claim = data.claim(session, key)
+    job = None if claim is None else {name: claim[name] for name in ("namespace", "name", "uid")}
+    return {"can_act": can_act, "job": job, "past": data.past(session, key)}
+
+
+@app.get(TI + "/live", dependencies=[READ])
+def live(key: Key, session: SessionDep) -> dict[str, Any]:
+    """`{"job": lineage document as the cluster has it now, or None when the Job is gone, "why"}`. 502: no cluster."""
+
+    def look(_: Kube, claim: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"job": clusters.live(key, claim), "why": None}
+        except NotTheJobError as error:
+            return {"job": None, "why": str(error)}
+
+    return _with_job(key, session, look)
+
+
+@app.get("/runs")
+def runs(
+    user: GetUserDep, session: SessionDep, dag_id: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 200
+) -> dict[str, Any]:
+    """All training task instances of Dags that the user may read, newest first."""
+    readable = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
+    return {"runs": data.runs(session, readable, dag_id, limit)}
+
+
+@app.post(TI + "/actions/checkpoint", dependencies=_action("checkpoint"))
+def checkpoint(key: Key, body: Nothing, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+    """Commit a checkpoint; the training goes on."""
+    return _act(key, session, user, verbs.checkpoint)
+
+
+@app.post(TI + "/actions/resize", dependencies=_action("resize"))
+def resize(key: Key, body: Resize, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+    """Go on with another number of pods."""
+    return _act(key, session, user, partial(verbs.resize, workers=body.workers))
+
+
+@app.post(TI + "/actions/migrate", dependencies=_action("migrate"))
+def migrate(key: Key, body: Migrate, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+    """Go on on another flavor."""
+    return _act(key, session, user, partial(verbs.migrate, flavor=body.flavor))
+
+
+@app.post(TI + "/actions/pause", dependencies=_action("pause"))
+def pause(key: Key, body: Nothing, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+    """Commit a checkpoint and give the quota back until `resume`."""
+    return _act(key, session, user, verbs.pause)
+
+
+@app.post(TI + "/actions/resume", dependencies=_action("resume"))
+def resume(key: Key, body: Nothing, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+    """Queue a paused job again."""
+    return _act(key, session, user, verbs.resume)
+
+
+def _act(key: TaskKey, session: Any, user: Any, verb: Callable[..., verbs.Result]) -> dict[str, Any]:
+    def act(kube: Kube, claim: dict[str, Any]) -> dict[str, Any]:
+        find(kube, key, claim)
+        asked = verb(kube, claim["namespace"], claim["name"], by=f"airflow:{user.get_name()}")
+        return {"message": asked.message, "state": asked.state, "id": asked.id}
+
+    return _with_job(key, session, act)
+
+
+def _with_job(
+    key: TaskKey, session: Any, action: Callable[[Kube, dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Call `action` with the cluster and the claim; every error becomes an answer that says what to do."""
+    claim = data.claim(session, key)
+    if claim is None:
+        raise HTTPException(404, "this task instance has not submitted a training job yet")
+    conn_id = claim.get("conn_id")
+    try:
+        return action(clusters.kube(str(conn_id)), claim)
+    except NotTheJobError as error:
+        raise HTTPException(404, str(error)) from None
+    except SpecError as error:
+        raise HTTPException(422, "; ".join(f"{field} = {value!r}: {text}" for field, value, text in error.problems))  # noqa: B904
+    except KubeError as error:
+        clusters.forget(str(conn_id))
+        raise HTTPException(502, f"the cluster of connection {conn_id} did not do it: {error}") from None
+    except SingularityError as error:
+        raise HTTPException(409, str(error)) from None
+    except Exception as error:  # a connection that is missing or broken raises whatever its provider likes
+        log.exception("connection %s", conn_id)
+        clusters.forget(str(conn_id))
+        what = f"{type(error).__name__}: {error}"
+        raise HTTPException(502, f"the api-server cannot use connection {conn_id!r} ({what})") from None

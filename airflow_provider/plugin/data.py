@@ -1,0 +1,86 @@
+"""What Airflow's database knows about training task instances. Read only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from airflow.models.dagrun import DagRun
+from airflow.models.task_state_store import TaskStateStoreModel
+from airflow.models.taskinstance import TaskInstance
+from airflow.models.xcom import XComModel
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from ..identity import TaskKey
+from ..lineage import condensed
+from ..memory import PAST_KEY, STORE_KEY
+
+MAX_RUNS = 1000
+
+
+def stored(session: Session, key: TaskKey, name: str) -> Any:
+    """Value of the task state store, None when there is none or when it is not JSON."""
+    rows = TaskStateStoreModel
+    value = session.scalar(
+        select(rows.value).where(
+            rows.dag_id == key.dag_id,
+            rows.run_id == key.run_id,
+            rows.task_id == key.task_id,
+            rows.map_index == key.map_index,
+            rows.key == name,
+        )
+    )
+    return _decoded(value)
+
+
+def claim(session: Session, key: TaskKey) -> dict[str, Any] | None:
+    """Which Job the task instance has: namespace, name, uid, conn_id; None before its submission."""
+    found = stored(session, key, STORE_KEY)
+    return found if isinstance(found, dict) and found.get("uid") else None
+
+
+def past(session: Session, key: TaskKey) -> list[dict[str, Any]]:
+    """The jobs of the task instance that a later try replaced, oldest first."""
+    found = stored(session, key, PAST_KEY)
+    return found if isinstance(found, list) else []
+
+
+def runs(session: Session, dag_ids: Collection[str], dag_id: str | None, limit: int) -> list[dict[str, Any]]:
+    """One entry per training task instance of `dag_ids`, newest first: `lineage.condensed` and where it belongs."""
+    query = (
+        select(
+            XComModel.dag_id, XComModel.run_id, XComModel.task_id, XComModel.map_index, XComModel.value,
+            TaskInstance.state,
+        )
+        .join(
+            TaskInstance,
+            (TaskInstance.dag_id == XComModel.dag_id)
+            & (TaskInstance.run_id == XComModel.run_id)
+            & (TaskInstance.task_id == XComModel.task_id)
+            & (TaskInstance.map_index == XComModel.map_index),
+        )
+        .join(DagRun, DagRun.id == XComModel.dag_run_id)
+        .where(XComModel.key == "lineage", XComModel.dag_id.in_(dag_ids))
+        .order_by(DagRun.run_after.desc(), XComModel.timestamp.desc())
+        .limit(min(limit, MAX_RUNS))
+    )  # fmt: skip
+    if dag_id is not None:
+        query = query.where(XComModel.dag_id == dag_id)
+    found = []
+    for row in session.execute(query):
+        short = condensed(_decoded(row.value))
+        if short is not None:
+            place = {"dag_id": row.dag_id, "run_id": row.run_id, "task_id": row.task_id, "map_index": row.map_index}
+            found.append({**short, **place, "state": row.state})
+    return found
+
+
+def _decoded(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return None

@@ -1,0 +1,294 @@
+// The tab `Training` of a task instance, of a Dag, and the page of all training runs. Hand written, no build step: the
+// host's own React, Chakra and router are globals, so colours, fonts and dark mode are Airflow's. Loaded once per URL.
+// Job data is only ever given to React as text: the session cookie can be readable by scripts.
+(() => {
+  const { React, ChakraUI: C, ReactRouterDOM: Router } = globalThis;
+  const h = React.createElement;
+  const base = new URL(document.baseURI).pathname.replace(/\/$/, "");
+  const segment = encodeURIComponent;
+  const color = (token) => `var(--chakra-colors-${token})`;
+  const FINAL = ["Succeeded", "Failed", "Deleted"];
+  const TASK_FINAL = ["success", "failed", "skipped", "removed", "upstream_failed"];
+  const POLL_MS = 4000, SLOW_MS = 30000;
+
+  // Airflow's state palettes: the same colours as in the grid.
+  const PHASE = {
+    Submitted: "scheduled", Queued: "queued", Admitted: "scheduled", Starting: "up_for_retry", Restoring: "up_for_retry",
+    Running: "running", Checkpointing: "deferred", Preempted: "up_for_reschedule", Suspended: "skipped",
+    Succeeded: "success", Failed: "failed", Deleted: "removed",
+  };
+  const SEGMENT = { queue: "queued", start: "up_for_retry", run: "running", save: "deferred" };
+  const LEGEND = [["queue", "waits for quota"], ["start", "starts or restores"], ["run", "trains"], ["save", "checkpoint"]];
+
+  // --- data ---------------------------------------------------------------------------------------------------------
+  async function api(path, { body, signal } = {}) {
+    const answer = await fetch(base + path, {
+      method: body === undefined ? "GET" : "POST",
+      credentials: "same-origin",
+      headers: { Accept: "application/json", ...(body === undefined ? {} : { "Content-Type": "application/json" }) },
+      body: body === undefined ? undefined : JSON.stringify(body),
+      signal,
+    });
+    const content = await answer.json().catch(() => null);
+    if (!answer.ok) {
+      const detail = content && content.detail;
+      const text = Array.isArray(detail) ? detail.map((d) => d.msg).join("; ") : detail || answer.statusText;
+      throw Object.assign(new Error(text), { status: answer.status });
+    }
+    return content;
+  }
+
+  // Polls `get` until `pause(data, error)` says null; its number is the milliseconds to the next look.
+  function usePolled(get, pause, keys) {
+    const [state, setState] = React.useState({ loading: true });
+    const again = React.useRef(() => {});
+    React.useEffect(() => {
+      let alive = true, timer, control;
+      const look = async () => {
+        clearTimeout(timer);
+        control = new AbortController();
+        let data, error;
+        try { data = await get(control.signal); } catch (caught) { error = caught; }
+        if (!alive || (error && error.name === "AbortError")) return;
+        setState((old) => (error ? { ...old, loading: false, error } : { data }));
+        const wait = pause(data, error);
+        if (wait !== null) timer = setTimeout(look, document.hidden ? Math.max(wait, SLOW_MS) : wait);
+      };
+      setState({ loading: true });
+      look();
+      again.current = look;
+      return () => { alive = false; clearTimeout(timer); if (control) control.abort(); };
+    }, keys);
+    return [state, () => again.current()];
+  }
+
+  // --- words --------------------------------------------------------------------------------------------------------
+  const known = (value) => value !== null && value !== undefined;
+  const seconds = (value) => {
+    if (!known(value)) return "–";
+    if (value < 10) return `${value.toFixed(1)} s`;
+    if (value < 90) return `${Math.round(value)} s`;
+    if (value < 5400) return `${Math.round(value / 60)} min`;
+    if (value < 172800) return `${(value / 3600).toFixed(1)} h`;
+    return `${Math.round(value / 86400)} d`;
+  };
+  const between = (from, to) => (known(from) && known(to) ? seconds(Math.max(0, to - from)) : "–");
+  const bytes = (value) => {
+    if (!known(value)) return "–";
+    const units = ["B", "KB", "MB", "GB", "TB"];
+    let unit = 0;
+    for (; value >= 1000 && unit < units.length - 1; unit++) value /= 1000;
+    return `${value >= 100 || unit === 0 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
+  };
+  const percent = (value) => (known(value) ? `${Math.round(value * 100)} %` : "–");
+  const steps = (a) => (known(a.first_step) && known(a.last_step) ? `${a.first_step} – ${a.last_step}` : known(a.first_step) ? `${a.first_step} –` : "–");
+  const clock = (unix) => new Date(unix * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const ended = (a) => {
+    if (a.ended_by === "Finished") return ["success", "finished"];
+    if (a.ended_by === "Failed") return ["failed", "failed"];
+    if (a.preempted_by) return ["up_for_reschedule", `preempted by ${a.preempted_by}`];
+    if (a.ended_by) return ["up_for_reschedule", a.ended_by];
+    return ["running", "running"];
+  };
+
+  // --- small parts --------------------------------------------------------------------------------------------------
+  class Boundary extends React.Component { // a throw would otherwise replace the whole Airflow page by an error page
+    constructor(props) { super(props); this.state = {}; }
+    static getDerivedStateFromError(error) { return { error }; }
+    render() { return this.state.error ? h(Notice, { status: "error", title: "The Training tab failed" }, String(this.state.error.message)) : this.props.children; }
+  }
+  const Notice = ({ status, title, children }) => h(C.Alert.Root, { status, width: "auto", "data-testid": `training-${status}` },
+    h(C.Alert.Indicator), h(C.Alert.Content, null, h(C.Alert.Title, null, title), children && h(C.Alert.Description, null, children)));
+  const Empty = ({ title, children }) => h(C.EmptyState.Root, { "data-testid": "training-empty" },
+    h(C.EmptyState.Content, null, h(C.EmptyState.Title, null, title), h(C.EmptyState.Description, null, children)));
+  const Card = ({ title, aside, children }) => h(C.Box, { borderWidth: 1, borderColor: "border", borderRadius: "md", p: 4 },
+    h(C.Flex, { justify: "space-between", align: "center", mb: 3, wrap: "wrap", gap: 2 }, h(C.Heading, { size: "sm" }, title), aside), children);
+  const Stat = ({ label, hint, children, testid }) => h(C.Stat.Root, { minW: "84px", flex: "0 0 auto", title: hint },
+    h(C.Stat.Label, null, label), h(C.Stat.ValueText, { fontSize: "lg", "data-testid": testid }, children));
+  const Phase = ({ phase, size = "md" }) => h(C.Badge, { colorPalette: PHASE[phase] || "none", size, "data-testid": "training-phase" }, phase);
+  const Table = ({ heads, rows, testid }) => h(C.Box, { overflowX: "auto" }, h(C.Table.Root, { size: "sm", striped: true, "data-testid": testid },
+    h(C.Table.Header, null, h(C.Table.Row, null, heads.map((text) => h(C.Table.ColumnHeader, { key: text, whiteSpace: "nowrap" }, text)))),
+    h(C.Table.Body, null, rows.map((cells, i) => h(C.Table.Row, { key: i }, cells.map((cell, j) => h(C.Table.Cell, { key: j, whiteSpace: j === cells.length - 1 ? "normal" : "nowrap" }, cell)))))));
+  const Loading = () => h(C.VStack, { align: "stretch", p: 4, gap: 3 }, h(C.Skeleton, { height: "60px" }), h(C.Skeleton, { height: "160px" }));
+  function useWidth() { // drawn in pixels of the panel: text keeps its size at every width
+    const ref = React.useRef(null), [width, setWidth] = React.useState(900);
+    React.useLayoutEffect(() => {
+      const observer = new ResizeObserver((entries) => setWidth(Math.max(360, Math.round(entries[0].contentRect.width))));
+      observer.observe(ref.current);
+      return () => observer.disconnect();
+    }, []);
+    return [ref, width];
+  }
+  const text = (x, y, words, { fill = color("fg-muted"), ...rest } = {}) => // the host's CSS beats attributes
+    h("text", { x, y, style: { fontSize: "12px", fill }, ...rest }, words);
+
+  // --- timeline -----------------------------------------------------------------------------------------------------
+  // `tries`: [{label, attempts}], oldest first. One row per attempt, one coloured stretch per thing it did.
+  function stretches(a, now) {
+    const end = a.finished_at || a.released_at || a.committed_at || now;
+    const stop = a.evicted_at || a.finished_at || now;
+    const parts = [];
+    const add = (kind, from, to, words) => { if (known(from) && to > from) parts.push({ kind, from, to, words: `${words}: ${seconds(to - from)}` }); };
+    add("queue", a.queued_at, a.admitted_at, "waited for quota");
+    add("start", a.admitted_at, a.first_step_at || stop, a.restored_from ? `restored ${a.restored_from}` : "started");
+    add("run", a.first_step_at, stop, `trained, steps ${steps(a)}`);
+    if (a.evicted_at) add("save", a.evicted_at, a.committed_at || a.released_at || end, a.checkpoint ? `checkpoint ${a.checkpoint}` : "no checkpoint");
+    return parts;
+  }
+  function Timeline({ tries, now }) {
+    const [hover, setHover] = React.useState(null), [ref, width] = useWidth();
+    const rows = tries.flatMap((t) => t.attempts.map((a) => ({ a, label: `${t.label}${a.attempt} · `, name: `${a.flavor || "?"} × ${a.pods}`, parts: stretches(a, now) })));
+    const all = rows.flatMap((r) => r.parts);
+    if (!all.length) return h(C.Text, { color: "fg.muted", ref }, "No attempt yet: the job waits for its first admission.");
+    const from = Math.min(...all.map((p) => p.from)), to = Math.max(...all.map((p) => p.to), from + 1);
+    const left = 16 + 7 * Math.max(...rows.map((r) => r.label.length + r.name.length)), row = 30, height = rows.length * row + 24;
+    const x = (time) => left + ((time - from) / (to - from)) * (width - left - 12);
+    return h("div", { ref }, h("svg", { width, height, role: "img", "aria-label": "attempts over time", style: { display: "block" }, "data-testid": "training-timeline" },
+      rows.map((r, i) => h("g", { key: i, onMouseEnter: () => setHover(i), onMouseLeave: () => setHover(null), opacity: hover === null || hover === i ? 1 : 0.45 },
+        text(0, i * row + 19, `${r.label}${r.name}`, { fill: color("fg") }),
+        r.parts.map((p, j) => h("rect", { key: j, "data-kind": p.kind, x: x(p.from), y: i * row + 5, width: Math.max(2, x(p.to) - x(p.from)), height: 20, rx: 3, fill: color(`${SEGMENT[p.kind]}-solid`) }, h("title", null, p.words))))),
+      [0, 0.25, 0.5, 0.75, 1].map((f) => h("g", { key: f },
+        h("line", { x1: x(from + f * (to - from)), x2: x(from + f * (to - from)), y1: 0, y2: height - 20, stroke: color("border"), strokeDasharray: "2 4" }),
+        text(x(from + f * (to - from)), height - 4, f === 0 ? clock(from) : `+${seconds(f * (to - from))}`, { textAnchor: f === 1 ? "end" : f === 0 ? "start" : "middle" })))));
+  }
+  const Legend = () => h(C.HStack, { gap: 4, wrap: "wrap" }, LEGEND.map(([kind, words]) => h(C.HStack, { key: kind, gap: 1.5 },
+    h("span", { style: { width: 10, height: 10, borderRadius: 2, background: color(`${SEGMENT[kind]}-solid`), display: "inline-block" } }), h(C.Text, { fontSize: "xs", color: "fg.muted" }, words))));
+
+  // --- loss curve ---------------------------------------------------------------------------------------------------
+  function Curve({ points, cuts }) {
+    const [ref, width] = useWidth();
+    const height = 190, left = 52, top = 8, bottom = 26;
+    const xs = points.map((p) => p[0]), ys = points.map((p) => p[1]);
+    const [x0, x1] = [Math.min(...xs), Math.max(...xs)], [y0, y1] = [Math.min(...ys, 0), Math.max(...ys)];
+    const x = (v) => left + ((v - x0) / (x1 - x0 || 1)) * (width - left - 12);
+    const y = (v) => top + (1 - (v - y0) / (y1 - y0 || 1)) * (height - top - bottom);
+    return h("div", { ref }, h("svg", { width, height, role: "img", "aria-label": "training loss", style: { display: "block" }, "data-testid": "training-loss" },
+      [0, 0.5, 1].map((f) => h("g", { key: f }, h("line", { x1: left, x2: width - 12, y1: y(y0 + f * (y1 - y0)), y2: y(y0 + f * (y1 - y0)), stroke: color("border-emphasized"), strokeDasharray: "3 3" }),
+        text(0, y(y0 + f * (y1 - y0)) + 4, (y0 + f * (y1 - y0)).toPrecision(3)))),
+      cuts.filter((c) => c > x0 && c < x1).map((c) => h("line", { key: c, x1: x(c), x2: x(c), y1: top, y2: height - bottom, stroke: color("up_for_reschedule-solid") }, h("title", null, `moved at step ${c}`))),
+      h("path", { d: `M${points.map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).join("L")}`, fill: "none", stroke: color("blue-fg"), strokeWidth: 2 }),
+      text(left, height - 6, `step ${x0}`), text(width - 12, height - 6, `step ${x1}`, { textAnchor: "end" })));
+  }
+
+  // --- actions ------------------------------------------------------------------------------------------------------
+  function Ask({ title, label, words, field, start, type, onCancel, onSend }) {
+    const [value, setValue] = React.useState(start);
+    const send = (event) => { event.preventDefault(); onSend({ [field]: type === "number" ? Number(value) : value.trim() }); };
+    return h(C.Dialog.Root, { open: true, onOpenChange: (e) => { if (!e.open) onCancel(); }, placement: "center" }, h(C.Portal, null, h(C.Dialog.Backdrop), h(C.Dialog.Positioner, null,
+      h(C.Dialog.Content, { "data-testid": "training-dialog" }, h("form", { onSubmit: send },
+        h(C.Dialog.Header, null, h(C.Dialog.Title, null, title)),
+        h(C.Dialog.Body, null, h(C.Field.Root, null, h(C.Field.Label, null, label),
+          h(C.Input, { value, type, min: type === "number" ? 1 : undefined, autoFocus: true, name: field, onChange: (e) => setValue(e.target.value) }), h(C.Field.HelperText, null, words))),
+        h(C.Dialog.Footer, null, h(C.Button, { variant: "outline", onClick: onCancel }, "Cancel"),
+          h(C.Button, { type: "submit", colorPalette: "brand", disabled: !String(value).trim(), "data-testid": "training-send" }, title)))))));
+  }
+  function Actions({ own, job, onDone }) {
+    const [busy, setBusy] = React.useState(null), [asked, setAsked] = React.useState(null), [answer, setAnswer] = React.useState(null);
+    const send = async (name, body) => {
+      setAsked(null); setBusy(name); setAnswer(null);
+      try { setAnswer({ status: "success", title: (await api(`${own}/actions/${name}`, { body })).message }); onDone(); }
+      catch (error) { setAnswer({ status: "error", title: `${name} was refused${error.status ? ` (${error.status})` : ""}`, text: error.message }); }
+      setBusy(null);
+    };
+    const button = (name, words, click) => h(C.Button, { key: name, size: "sm", variant: "outline", loading: busy === name, disabled: busy !== null, onClick: click, "data-testid": `training-${name}` }, words);
+    const paused = job.phase === "Suspended";
+    return h(React.Fragment, null,
+      h(C.HStack, { gap: 2, wrap: "wrap" },
+        button("checkpoint", "Checkpoint now", () => send("checkpoint", {})),
+        button("resize", "Resize", () => setAsked("resize")), button("migrate", "Migrate", () => setAsked("migrate")),
+        paused ? button("resume", "Resume", () => send("resume", {})) : button("pause", "Pause", () => send("pause", {}))),
+      answer && h(C.Box, { flexBasis: "100%" }, h(Notice, { status: answer.status, title: answer.title }, answer.text)),
+      asked === "resize" && h(Ask, { title: "Resize", field: "workers", type: "number", label: "Pods", start: String(job.workers || 1), onCancel: () => setAsked(null), onSend: (body) => send("resize", body),
+        words: `The ${job.world_size} ranks stay; they are spread over this many pods. A checkpoint is committed first, no step is lost.` }),
+      asked === "migrate" && h(Ask, { title: "Migrate", field: "flavor", type: "text", label: "ResourceFlavor", start: "", onCancel: () => setAsked(null), onSend: (body) => send("migrate", body),
+        words: "The job gives its quota back after a checkpoint and continues on this flavor as soon as Kueue admits it there." }));
+  }
+
+  // --- the tab of one task instance ---------------------------------------------------------------------------------
+  function TaskTab({ dagId, runId, taskId, mapIndex }) {
+    const index = mapIndex === undefined || String(mapIndex).startsWith("{") ? "-1" : String(mapIndex);
+    const ti = `/api/v2/dags/${segment(dagId)}/dagRuns/${segment(runId)}/taskInstances/${segment(taskId)}`;
+    const own = `/singularity/dags/${segment(dagId)}/dagRuns/${segment(runId)}/taskInstances/${segment(taskId)}/${index}`;
+    const keys = [dagId, runId, taskId, index];
+    const over = React.useRef(false);
+    // Whether there is a job at all is asked first: for other tasks nothing else is fetched, so nothing fails.
+    const [context] = usePolled((signal) => api(`${own}/context`, { signal }), (data, error) => (over.current || (error && error.status === 401) ? null : data && !data.job ? SLOW_MS / 3 : SLOW_MS), keys);
+    const uid = context.data && context.data.job && context.data.job.uid;
+    // What Airflow keeps is there for good; the cluster is asked as well while the job lives.
+    const [kept, lookAgain] = usePolled(
+      (signal) => (uid ? api(`${ti}/xcomEntries/lineage?map_index=${index}`, { signal }).then((r) => (typeof r.value === "string" ? JSON.parse(r.value) : r.value)) : Promise.resolve(null)),
+      (data, error) => (!uid || (error && error.status === 401) ? null : error ? SLOW_MS / 3 : FINAL.includes(data.phase) ? null : POLL_MS * 2), [...keys, uid]);
+    const [live, liveAgain] = usePolled((signal) => (uid ? api(`${own}/live`, { signal }) : Promise.resolve(null)),
+      (data, error) => (!uid || over.current || (error && error.status === 401) ? null : error || !data.job ? SLOW_MS / 3 : FINAL.includes(data.job.phase) ? null : POLL_MS), [...keys, uid]);
+
+    // The document that ended the task wins over the cluster's, which may already be of the past or gone.
+    const fresh = live.data && live.data.job, settled = kept.data && FINAL.includes(kept.data.phase) && (!fresh || kept.data.uid === fresh.uid);
+    const job = settled ? kept.data : fresh || kept.data;
+    over.current = Boolean(job && FINAL.includes(job.phase));
+    if (!job && (context.loading || (uid && (kept.loading || live.loading)))) return h(Loading);
+    if (!job) {
+      const error = context.error || (kept.error && kept.error.status !== 404 && kept.error);
+      if (error) return h(C.Box, { p: 4 }, h(Notice, { status: "error", title: error.status === 403 ? "You may not read this Dag" : `Training data cannot be read${error.status ? ` (${error.status})` : ""}` }, error.message));
+      return h(Empty, { title: "No training data" }, "This task is not a training step, or its job has not been submitted yet.");
+    }
+    const now = over.current ? Math.max(...job.attempts.map((a) => a.finished_at || a.released_at || a.admitted_at), 0) : Date.now() / 1000;
+    const past = ((context.data && context.data.past) || []).filter((p) => p.uid !== job.uid);
+    const tries = [...past.map((p, i) => ({ label: `job ${i + 1}, attempt `, attempts: p.attempts })), { label: past.length ? `job ${past.length + 1}, attempt ` : "attempt ", attempts: job.attempts }];
+    const seen = job.progress || {};
+    const cuts = job.attempts.slice(1).map((a) => a.first_step).filter(known);
+    const evictions = job.attempts.filter((a) => a.evicted_at).length;
+    const trouble = !over.current && live.error;
+    return h(C.VStack, { align: "stretch", gap: 3, p: 3, overflow: "auto", height: "100%", "data-testid": "training-tab" },
+      kept.error && kept.error.status === 401 && h(Notice, { status: "warning", title: "Not updating: you are not logged in any more" }),
+      trouble && h(Notice, { status: "info", title: "Shown as Airflow last heard of it" }, live.error.message),
+      h(C.Flex, { justify: "space-between", align: "center", wrap: "wrap", gap: 3 },
+        h(C.HStack, { gap: 6, wrap: "wrap" },
+          h(Stat, { label: "Step", testid: "training-step" }, known(seen.total) ? `${job.step} / ${seen.total}` : job.step),
+          known(seen.eta_s) && h(Stat, { label: "Left" }, seconds(seen.eta_s)),
+          known(seen.loss) && h(Stat, { label: "Loss" }, Number(seen.loss).toPrecision(4)),
+          h(Stat, { label: "Attempts", hint: `${evictions} evictions` }, job.attempts.length + (job.attempts_omitted || 0)),
+          h(Stat, { label: "Pods", hint: `wants ${job.workers}, at least ${job.min_workers}; ${job.world_size} ranks` }, job.pods ? `${job.pods} × ${job.flavor}` : `0 of ${job.workers}`),
+          h(Stat, { label: "Steps lost", testid: "training-lost" }, job.steps_lost),
+          known(job.goodput) && h(Stat, { label: "Goodput", hint: "share of the time since submission in which steps ran that count" }, percent(job.goodput))),
+        h(Phase, { phase: job.phase })),
+      h(C.Text, { color: "fg.muted", "data-testid": "training-message" }, `Job ${job.namespace}/${job.name}, queue ${job.queue}${job.priority_class ? `, priority ${job.priority_class}` : ""}: ${job.message}`),
+      !over.current && context.data && context.data.can_act && h(C.Flex, { wrap: "wrap", gap: 3 }, h(Actions, { own, job, onDone: () => { liveAgain(); lookAgain(); } })),
+      h(Card, { title: "Attempts over time", aside: h(Legend) }, h(Timeline, { tries, now })),
+      job.curve && job.curve.length > 1 && h(Card, { title: "Training loss" }, h(Curve, { points: job.curve, cuts })),
+      job.attempts.length > 0 && h(Card, { title: "Attempts" }, h(Table, { testid: "training-attempts",
+        heads: ["#", "Flavor", "Pods", "Steps", "Queued", "To first step", "Checkpoint", "Ended", "Note"],
+        rows: [...job.attempts].reverse().map((a) => [a.attempt, a.flavor, a.pods, steps(a), between(a.queued_at, a.admitted_at), between(a.admitted_at, a.first_step_at), between(a.evicted_at, a.committed_at),
+          h(C.Badge, { colorPalette: ended(a)[0] }, ended(a)[1]), a.note || ""]) })),
+      job.checkpoints.length > 0 && h(Card, { title: "Checkpoints" }, h(Table, { testid: "training-checkpoints", heads: ["Checkpoint", "Step", "Committed", "Size", "New in the store"],
+        rows: [...job.checkpoints].reverse().map((c) => [c.id, known(c.step) ? c.step : "–", known(c.committed_at) ? `${clock(c.committed_at)} (${seconds(Math.max(0, Date.now() / 1000 - c.committed_at))} ago)` : "–", bytes(c.bytes), bytes(c.bytes_stored)]) })),
+      h(C.Box, { pb: 2 }));
+  }
+
+  // --- all runs (page), or those of one Dag (tab) -------------------------------------------------------------------
+  function Runs({ dagId }) {
+    const [state] = usePolled((signal) => api(`/singularity/runs?limit=1000${dagId ? `&dag_id=${segment(dagId)}` : ""}`, { signal }), (data, error) => (error && error.status === 401 ? null : SLOW_MS / 3), [dagId]);
+    const [shown, setShown] = React.useState(100), [wanted, setWanted] = React.useState("");
+    if (state.loading) return h(Loading);
+    if (!state.data) return h(C.Box, { p: 4 }, h(Notice, { status: "error", title: "Training runs cannot be read" }, state.error.message));
+    const words = wanted.trim().toLowerCase();
+    const found = state.data.runs.filter((r) => !words || [r.dag_id, r.task_id, r.run_id, r.queue, r.phase, r.flavor, r.name].some((v) => String(v || "").toLowerCase().includes(words)));
+    if (!state.data.runs.length) return h(Empty, { title: "No training runs" }, "Tasks made with SingularityTrainOperator or @task.singularity_train appear here.");
+    const alive = state.data.runs.filter((r) => !FINAL.includes(r.phase) && !TASK_FINAL.includes(r.state));
+    const shares = state.data.runs.map((r) => r.goodput).filter(known);
+    const link = (r) => `/dags/${segment(r.dag_id)}/runs/${segment(r.run_id)}/tasks/${segment(r.task_id)}${r.map_index >= 0 ? `/mapped/${r.map_index}` : ""}/plugin/training`;
+    return h(C.VStack, { align: "stretch", gap: 3, p: 3, overflow: "auto", height: "100%", "data-testid": "training-runs" },
+      h(C.Flex, { justify: "space-between", align: "center", wrap: "wrap", gap: 3 },
+        h(C.HStack, { gap: 6 }, h(Stat, { label: "Training runs" }, state.data.runs.length), h(Stat, { label: "Active" }, alive.length), h(Stat, { label: "Waiting" }, alive.filter((r) => ["Queued", "Preempted", "Suspended"].includes(r.phase)).length),
+          h(Stat, { label: "Evictions" }, state.data.runs.reduce((sum, r) => sum + r.evictions, 0)), h(Stat, { label: "Steps lost" }, state.data.runs.reduce((sum, r) => sum + (r.steps_lost || 0), 0)),
+          shares.length > 0 && h(Stat, { label: "Goodput", hint: "mean over the runs" }, percent(shares.reduce((a, b) => a + b, 0) / shares.length))),
+        h(C.Input, { placeholder: "Dag, task, queue, flavor, phase", value: wanted, onChange: (e) => setWanted(e.target.value), width: "280px", size: "sm", "aria-label": "filter" })),
+      h(Table, { testid: "training-runs-table", heads: [...(dagId ? [] : ["Dag"]), "Task", "Run", "Phase", "Queue", "On", "Step", "Attempts", "Lost", "Goodput", "Why"],
+        rows: found.slice(0, shown).map((r) => [...(dagId ? [] : [r.dag_id]),
+          h(C.Link, { asChild: true, color: "fg.info" }, h(Router.Link, { to: link(r) }, r.map_index >= 0 ? `${r.task_id} [${r.map_index}]` : r.task_id)), r.run_id, h(Phase, { phase: r.phase, size: "sm" }), r.queue,
+          r.pods ? `${r.pods} × ${r.flavor}` : "–", r.step, r.attempts, r.steps_lost, percent(r.goodput), h(C.Text, { color: "fg.muted", fontSize: "sm", lineClamp: 2 }, r.message)]) }),
+      found.length > shown && h(C.Button, { variant: "outline", size: "sm", onClick: () => setShown(shown + 200) }, `Show more (${found.length - shown})`));
+  }
+
+  const Root = (props) => (props.taskId && props.runId ? h(TaskTab, { ...props, key: [props.dagId, props.runId, props.taskId, props.mapIndex].join("|") }) : h(Runs, { dagId: props.dagId, key: props.dagId || "all" }));
+  globalThis.AirflowPlugin = (props) => h(Boundary, null, h(Root, props));
+})();

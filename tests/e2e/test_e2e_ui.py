@@ -1,0 +1,96 @@
+"""The Training tab in a real Chromium on a real Airflow, with a real job behind it: what it shows, what its buttons do.
+
+The pictures go to build/e2e/ui; those of the README are made by this test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from browser import SLOW_MS, open_page
+from dag_run import Run
+from playwright.sync_api import Page, expect
+
+from kueue_integration.status import describe
+from localcluster.demo.stage import CHECKOUT, NAMESPACE, Stage
+from localcluster.demo.wait import wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.timeout(2400)]
+PICTURES = CHECKOUT / "build" / "e2e" / "ui"
+
+
+def test_tab_shows_the_job_and_its_buttons_work(
+    stage: Stage, digits: str, start_run: Callable[[str], Run], say: Callable[[str], None]
+) -> None:
+    run = start_run("ui")
+    run.until_state("deferred")
+    job = run.job()
+    url = f"{stage.airflow.url}/dags/{run.dag_id}/runs/{run.run_id}/tasks/train/plugin/training"
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    with open_page(say) as (page, errors):
+        page.goto(url)
+        phase(page, "Running")
+        wait_for(lambda: describe(stage.kube, NAMESPACE, job).step >= 20, "20 steps of training", 300)
+
+        page.get_by_test_id("training-checkpoint").click()
+        expect(page.get_by_test_id("training-success")).to_be_visible(timeout=SLOW_MS)
+        expect(page.get_by_test_id("training-checkpoints").locator("tbody tr")).to_have_count(1, timeout=SLOW_MS)
+        say("ui: checkpoint made, training goes on")
+
+        page.get_by_test_id("training-resize").click()
+        page.get_by_test_id("training-dialog").locator("input").fill("1")
+        page.get_by_test_id("training-send").click()
+        expect(page.get_by_test_id("training-attempts").locator("tbody tr")).to_have_count(2, timeout=2 * SLOW_MS)
+        phase(page, "Running")
+        picture(page, "tab-light.png")
+        say("ui: resized to one pod")
+
+        page.get_by_test_id("training-pause").click()
+        phase(page, "Suspended")
+        page.get_by_test_id("training-resume").click()
+        phase(page, "Running")
+        say("ui: paused and resumed")
+
+        page.evaluate("localStorage.setItem('theme', 'dark')")
+        page.reload()
+        expect(page.get_by_test_id("training-timeline")).to_be_visible(timeout=SLOW_MS)
+        picture(page, "tab-dark.png")
+
+        assert run.until_run_ends() == "success"
+        phase(page, "Succeeded")
+        expect(page.get_by_test_id("training-lost")).to_have_text("0")
+        expect(page.get_by_test_id("training-pause")).to_have_count(0)
+
+        page.goto(f"{stage.airflow.url}/plugin/training_all")
+        expect(page.get_by_test_id("training-runs")).to_be_visible(timeout=SLOW_MS)
+        picture(page, "runs-dark.png")
+        page.get_by_label("filter").fill(run.dag_id)
+        page.get_by_test_id("training-runs-table").get_by_role("link", name="train").first.click()
+        expect(page.get_by_test_id("training-tab")).to_be_visible(timeout=SLOW_MS)
+        assert errors == []
+    audit = stage.airflow.api.call("GET", f"eventLogs?dag_id={run.dag_id}&run_id={run.run_id}&limit=100")["event_logs"]
+    assert {f"training_{verb}" for verb in ("checkpoint", "resize", "pause", "resume")} <= {e["event"] for e in audit}
+
+
+def test_tab_of_another_task_says_that_it_is_empty(
+    stage: Stage, start_run: Callable[[str], Run], say: Callable[[str], None]
+) -> None:
+    run = start_run("unrelated")
+    assert run.until_run_ends() == "success"
+    with open_page(say) as (page, errors):
+        failed: list[str] = []
+        page.on("response", lambda r: failed.append(r.url) if r.status >= 400 and "/singularity/" in r.url else None)
+        page.goto(f"{stage.airflow.url}/dags/unrelated/runs/{run.run_id}/tasks/train/plugin/training")
+        expect(page.get_by_test_id("training-empty")).to_be_visible(timeout=SLOW_MS)
+        assert errors == []
+        assert failed == []
+
+
+def phase(page: Page, name: str) -> None:
+    expect(page.get_by_test_id("training-tab").get_by_test_id("training-phase")).to_have_text(name, timeout=2 * SLOW_MS)
+
+
+def picture(page: Page, name: str) -> None:
+    page.screenshot(path=Path(PICTURES, name))

@@ -1,0 +1,202 @@
+"""The UI plugin without an api-server: whose Job may be acted on, what is remembered, what lists show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import airflow.models as airflow_models
+import pytest
+from airflow.models.dagrun import DagRun
+from airflow.models.task_state_store import TaskStateStoreModel
+from airflow.models.taskinstance import TaskInstance
+from airflow.models.xcom import XComModel
+from airflow_fakes import NAMESPACE
+from sqlalchemy import create_engine, event
+from sqlalchemy.orm import Session
+
+from airflow_provider import memory
+from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
+from airflow_provider.lineage import condensed, goodput
+from airflow_provider.plugin import SingularityPlugin, actions, data
+from kueue_integration.fake import FakeKube
+from kueue_integration.resources import JOB
+from proxy.protocol import names
+
+KEY = TaskKey("dag", "run", "train", -1)
+
+
+def made(kube: FakeKube, key: TaskKey = KEY) -> dict[str, Any]:
+    """A Job of task instance `key`, and what Airflow's store says about it."""
+    import json
+
+    claim = Claim(key, 0, Try(1, 0, 0), NAMESPACE, "train-1")
+    job = kube.create(
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {
+                "name": claim.name,
+                "namespace": claim.namespace,
+                "labels": {names.LABEL_MANAGED: "true", names.KUEUE_QUEUE_LABEL: "training"},
+                "annotations": {ANN_TASK: json.dumps(claim.to_dict())},
+            },
+            "spec": {"parallelism": 2, "suspend": True, "template": {"spec": {"containers": []}}},
+        }
+    )
+    return {**claim.to_dict(), "uid": job["metadata"]["uid"], "conn_id": "c"}
+
+
+def test_live_shows_the_job_and_looks_once_for_many_tabs() -> None:
+    kube = FakeKube()
+    claim = made(kube)
+    asked: list[str] = []
+    clusters = actions.Clusters(lambda conn_id: (asked.append(conn_id), (kube, "default"))[1])
+    first = clusters.live(KEY, claim)
+    assert (first["name"], first["queue"], first["phase"]) == ("train-1", "training", "Submitted")
+    kube.delete(JOB, NAMESPACE, "train-1")
+    assert clusters.live(KEY, claim) == first
+    assert asked == ["c"]
+
+
+@pytest.mark.parametrize("other", [TaskKey("dag", "run", "train", 3), TaskKey("other", "run", "train", -1)])
+def test_a_job_of_somebody_else_is_not_touched(other: TaskKey) -> None:
+    kube = FakeKube()
+    claim = made(kube, other)
+    with pytest.raises(actions.NotTheJobError, match="does not belong"):
+        actions.find(kube, KEY, claim)
+
+
+def test_a_job_of_the_same_name_is_not_the_job() -> None:
+    kube = FakeKube()
+    claim = {**made(kube), "uid": "another"}
+    with pytest.raises(actions.NotTheJobError, match="does not exist"):
+        actions.find(kube, KEY, claim)
+
+
+class Store(dict[str, Any]):
+    def set(self, key: str, value: Any) -> None:
+        self[key] = value
+
+
+def test_the_past_keeps_one_document_per_job_and_stays_small() -> None:
+    store = Store()
+    memory.add_past(store, {"uid": "a", "attempts": [{"attempt": 1}]})
+    memory.add_past(store, {"uid": "b", "attempts": []})
+    memory.add_past(store, {"uid": "a", "attempts": [{"attempt": 1}, {"attempt": 2}]})
+    assert [(p["uid"], len(p["attempts"])) for p in store[memory.PAST_KEY]] == [("a", 2)]
+    for number in range(40):
+        memory.add_past(store, {"uid": str(number), "attempts": [{"note": "x" * 3000}]})
+    kept = [p["uid"] for p in store[memory.PAST_KEY]]
+    assert kept == [str(n) for n in range(40 - len(kept), 40)]
+    assert 5 < len(kept) < 20
+
+
+def attempt(**times: float) -> dict[str, Any]:
+    return {"queued_at": 0.0, "admitted_at": 10.0, "first_step": 0, **times}
+
+
+def test_goodput_counts_steps_that_stand() -> None:
+    only = attempt(first_step_at=20.0, finished_at=100.0, last_step=79)
+    done = {"phase": "Succeeded", "steps_lost": 0, "attempts": [only]}
+    assert goodput(done, now=1e9) == pytest.approx(0.8)
+    assert goodput({**done, "steps_lost": 20}, now=1e9) == pytest.approx(0.6)
+    assert goodput({**done, "phase": "Preempted"}, now=200.0) == pytest.approx(0.4)
+    assert goodput({"phase": "Queued", "attempts": []}, now=1.0) is None
+
+
+def test_condensed_takes_nothing_else_for_a_lineage() -> None:
+    assert condensed(None) is None
+    assert condensed({"phase": "Running"}) is None
+    assert condensed("text") is None
+
+
+# --- the database queries, on Airflow's own models --------------------------------------------------------------------
+@pytest.fixture
+def session() -> Iterator[Session]:
+    engine = create_engine("sqlite://")
+    # The rows of a task instance without the Dag version and the log template that a scheduler would make first.
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys=OFF"))
+    airflow_models.import_all_models()
+    DagRun.metadata.create_all(engine)
+    with Session(engine) as made_session:
+        yield made_session
+
+
+def lineage(phase: str) -> dict[str, Any]:
+    return {"phase": phase, "attempts": [attempt(first_step_at=20.0, last_step=4)], "queue": "q", "steps_lost": 0}
+
+
+def add(session: Session, dag_id: str, number: int, value: Any) -> None:
+    from datetime import datetime, timedelta, timezone
+    from uuid import uuid4
+
+    start = datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(hours=number)
+    run_id = f"run-{number}"
+    run = {"id": number, "dag_id": dag_id, "run_id": run_id, "run_type": "manual", "state": "running"}
+    row = {"dag_id": dag_id, "run_id": run_id, "task_id": "train", "map_index": -1}
+    session.execute(DagRun.__table__.insert().values(**run, run_after=start, clear_number=0))
+    task = {**row, "id": uuid4(), "state": "deferred", "pool": "p", "pool_slots": 1}
+    session.execute(TaskInstance.__table__.insert().values(**task))
+    xcom = {**row, "dag_run_id": number, "key": "lineage", "value": value, "timestamp": start}
+    session.execute(XComModel.__table__.insert().values(**xcom))
+
+
+def test_runs_lists_readable_dags_newest_first(session: Session) -> None:
+    for number in range(5):
+        add(session, "mine", number, lineage("Running"))
+    add(session, "theirs", 7, lineage("Running"))
+    add(session, "mine", 8, "not a lineage")
+    found = data.runs(session, {"mine"}, None, 3)
+    assert [r["run_id"] for r in found] == ["run-4", "run-3"]  # the unreadable one was among the newest three
+    assert {r["dag_id"] for r in data.runs(session, {"mine", "theirs"}, None, 10)} == {"mine", "theirs"}
+    assert [r["run_id"] for r in data.runs(session, {"mine", "theirs"}, "theirs", 10)] == ["run-7"]
+    assert data.runs(session, set(), None, 10) == []
+
+
+def test_a_thousand_runs_are_read_at_once(session: Session) -> None:
+    for number in range(1000):
+        add(session, "mine", number, lineage("Running"))
+    assert len(data.runs(session, {"mine"}, None, 5000)) == 1000
+
+
+def test_claim_and_past_of_exactly_one_task_instance(session: Session) -> None:
+    import json
+
+    def put(index: int, key: str, value: str) -> None:
+        row = {"dag_run_id": 1, "dag_id": "dag", "run_id": "run", "task_id": "train", "map_index": index}
+        session.execute(TaskStateStoreModel.__table__.insert().values(**row, key=key, value=value))
+
+    put(-1, memory.STORE_KEY, json.dumps({"uid": None, "namespace": "n"}))
+    put(2, memory.STORE_KEY, json.dumps({"uid": "u", "namespace": "n"}))
+    put(2, memory.PAST_KEY, "broken")
+    assert data.claim(session, KEY) is None
+    assert data.claim(session, TaskKey("dag", "run", "train", 2)) == {"uid": "u", "namespace": "n"}
+    assert data.past(session, TaskKey("dag", "run", "train", 2)) == []
+    assert data.past(session, KEY) == []
+
+
+def test_plugin_has_routes_and_bundles_of_its_own() -> None:
+    routes = [entry["url_route"] for entry in SingularityPlugin.react_apps]
+    bundles = [entry["bundle_url"] for entry in SingularityPlugin.react_apps]
+    assert len(set(routes)) == len(set(bundles)) == 3
+    # Airflow refuses a prefix that begins with one of its own, without a word in the UI.
+    (api,) = SingularityPlugin.fastapi_apps
+    assert not api["url_prefix"].startswith(("/ui", "/api", "/auth", "/execution"))
+    assert all(bundle.startswith(api["url_prefix"].strip("/")) for bundle in bundles)
+
+
+def test_every_route_is_authorised_and_every_action_is_guarded() -> None:
+    from airflow_provider.plugin import app as plugin_app
+
+    routes = [r for r in plugin_app.app.routes if getattr(r, "methods", None)]
+    for route in routes:
+        calls = [d.call for d in route.dependant.dependencies]
+        if "{dag_id}" in route.path:
+            assert any("requires_access_dag" in getattr(c, "__qualname__", "") for c in calls), route.path
+        if route.methods != {"GET"}:
+            assert "{dag_id}" in route.path
+            assert plugin_app.same_origin in calls
+            assert any("action_logging" in getattr(c, "__qualname__", "") for c in calls)
+            assert route.body_field is not None
+    assert sum(route.methods == {"POST"} for route in routes) == 5
