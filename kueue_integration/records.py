@@ -28,6 +28,10 @@ class ProgressNote:
     step: int
     at: float
     phase: str = ""
+    printed: int | None = None
+    """Step, total and loss as rank 0 printed them last, in the script's own counting."""
+    total: int | None = None
+    loss: float | None = None
 
 
 def history(job: Mapping[str, Any] | None) -> list[AttemptRecord]:

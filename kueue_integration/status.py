@@ -13,7 +13,7 @@ from typing import Any
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, RequestStatus
 
-from . import estimate, kinds, records, requests, visibility
+from . import curve, estimate, kinds, records, requests, visibility
 from .classify import Phase, classify, evictions, shortages
 from .errors import Gone, JobNotFoundError, KubeError
 from .kube import Kube
@@ -75,6 +75,10 @@ class JobStatus:
     """Seconds that the last checkpoint took from request to commit: what the next one may take."""
     warnings: list[str] = field(default_factory=list)
     """Limits that are shorter than that, with what to set."""
+    progress: dict[str, Any] = field(default_factory=dict)
+    """What the script printed: `step`, `total`, `loss`, and `eta_s` (seconds left at this attempt's speed) if known."""
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    """`(step, loss)` as printed, thinned out."""
 
     @property
     def final(self) -> bool:
@@ -131,6 +135,8 @@ def summarise(
         timings_s=timings(attempts),
         workload=workload["metadata"]["name"] if workload else "",
         created_at=str(job["metadata"].get("creationTimestamp", "")),
+        progress=_printed(seen, last),
+        curve=curve.points(job),
         queue_position=position,
         shortages=shortages(workload),
         evictions=_evictions(workload),
@@ -144,6 +150,19 @@ def _evictions(workload: Mapping[str, Any] | None) -> dict[str, int]:
     for reason, _, count in evictions(workload):
         counts[reason] = counts.get(reason, 0) + count
     return counts
+
+
+def _printed(seen: records.ProgressNote | None, last: AttemptRecord | None) -> dict[str, Any]:
+    """The script counts in its own way (per epoch, per accumulation): its rate is taken from ours and their ratio."""
+    if seen is None or (seen.printed is None and seen.loss is None):
+        return {}
+    found: dict[str, Any] = {"step": seen.printed, "total": seen.total, "loss": seen.loss}
+    if last is not None and last.first_step_at is not None and last.first_step is not None:
+        done, took = seen.step - last.first_step, seen.at - last.first_step_at
+        if seen.attempt == last.attempt and seen.printed and seen.total and done > 0 < took and seen.step:
+            each = took / done * seen.step / seen.printed
+            found["eta_s"] = round(max(0, seen.total - seen.printed) * each, 1)
+    return found
 
 
 def _reached(record: AttemptRecord | None) -> int:

@@ -25,7 +25,7 @@ from proxy.protocol.messages import (
     to_json,
 )
 
-from .. import requests
+from .. import curve, requests
 from ..resources import Object, annotation
 from . import records, views
 from .actions import Annotations
@@ -99,8 +99,13 @@ def command(job: Object) -> Command | None:
 def progress(job: Object, message: Progress, now: float, pods: Sequence[Object] = ()) -> Annotations:
     """What to write; `pods` are the Job's, as far as known. Raises RefusedError 409."""
     require_current(job, message.attempt)
-    shown = {"attempt": message.attempt, "step": message.step, "phase": message.phase, "at": round(now, 3)}
-    change: dict[str, str | None] = {names.ANN_PROGRESS: json.dumps(shown, separators=(",", ":"))}
+    shown: dict[str, object] = {"attempt": message.attempt, "step": message.step, "phase": message.phase}
+    shown["at"] = round(now, 3)
+    change: dict[str, str | None] = {}
+    if message.reading is not None:
+        shown |= curve.printed(job, message.reading)
+        change |= curve.extended(job, message.reading)
+    change[names.ANN_PROGRESS] = json.dumps(shown, separators=(",", ":"))
     history, record = _current(job, message.attempt)
     if record is None:
         return change

@@ -18,6 +18,7 @@ from .criu import Criu
 from .errors import DumpError, LauncherError, RestoreError, SidecarError, SlotError
 from .outbox import Outbox
 from .paths import Paths
+from .readout import Readout
 from .slot import Slot
 from .tail import Tail
 
@@ -46,6 +47,7 @@ class Supervisor:
         self.plan: Plan | None = None
         self.slots: dict[int, Slot] = {}
         self.tails: dict[int, Tail] = {}
+        self.readout = Readout()
         self.codes: dict[int, int] = {}
         self.lost: set[int] = set()
         """Ranks that failed because a rank of another pod was gone."""
@@ -74,6 +76,9 @@ class Supervisor:
         reap.orphans()
         for tail in self.tails.values():
             tail.pump()
+        reading = self.readout.due(time.monotonic())
+        if reading is not None:
+            self.outbox.put(LauncherEvent("reading", reading=reading))
         self._poll_ranks()
         self._check_term()
 
@@ -122,7 +127,8 @@ class Supervisor:
         restored = plan.mode == "restore"
         positions = restore.log_positions(plan, self.paths) if restored else dict.fromkeys(plan.ranks, 0)
         out = sys.stdout.buffer
-        self.tails = {r: Tail(self.paths.log(r), f"[rank {r}] ", out, positions[r]) for r in plan.ranks}
+        see = {0: self.readout.see}
+        self.tails = {r: Tail(self.paths.log(r), f"[rank {r}] ", out, positions[r], see.get(r)) for r in plan.ranks}
         if restored:
             slots = restore.restore(plan, self.paths, self.criu, self._pod_env(), say)
         else:

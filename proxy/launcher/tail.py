@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,13 +12,18 @@ CHUNK = 1 << 20
 
 
 class Tail:
-    """:param position: byte of the file to begin at; lines before it were shown by an earlier pod"""
+    """:param position: byte of the file to begin at; lines before it were shown by an earlier pod
+    :param see: called with every line
+    """
 
-    def __init__(self, path: Path, prefix: str, out: BinaryIO, position: int = 0) -> None:
+    def __init__(
+        self, path: Path, prefix: str, out: BinaryIO, position: int = 0, see: Callable[[bytes], None] | None = None
+    ) -> None:
         self.path = path
         self.position = position
         self._prefix = prefix.encode()
         self._out = out
+        self._see = see
         self._rest = b""
 
     def pump(self, final: bool = False) -> int:
@@ -58,3 +64,5 @@ class Tail:
 
     def _line(self, line: bytes) -> None:
         self._out.write(self._prefix + line + b"\n")
+        if self._see is not None:
+            self._see(line)

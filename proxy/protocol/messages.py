@@ -211,18 +211,30 @@ class LauncherCommand:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """What rank 0's output says about its progress, in the script's own counting; None for what it does not say."""
+
+    step: int | None = None
+    total: int | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
 class LauncherEvent:
     """`started`/`restored`: all ranks of the pod run. `dumped`: images of all ranks lie in IMAGE_DIR/<checkpoint_id>.
     `dump_failed`/`restore_failed`: `message` says why. `exited`: `rank` ended by itself with `code`.
-    `terminating`: SIGTERM came, `grace_s` seconds are left."""
+    `terminating`: SIGTERM came, `grace_s` seconds are left. `reading`: rank 0 has printed something new."""
 
-    kind: Literal["started", "restored", "dumped", "dump_failed", "restore_failed", "exited", "terminating"]
+    kind: Literal[
+        "started", "restored", "dumped", "dump_failed", "restore_failed", "exited", "terminating", "reading"
+    ]
     generation: int = 0
     rank: int = -1
     code: int = 0
     grace_s: float = 0.0
     message: str = ""
     seconds: float = 0.0
+    reading: Reading | None = None
 
 
 # --- sidecar <-> controller ---------------------------------------------------------------------------------------
@@ -272,6 +284,7 @@ class Progress:
     """Unix seconds at which the first step of this attempt was completed."""
     barrier_at: float | None = None
     """Unix seconds at which all ranks stood still for a checkpoint that ends the attempt."""
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Final
 from ..errors import ProxyError
 from ..protocol import names, page
 from ..protocol.manifest import RankImage
-from ..protocol.messages import LauncherCommand, LauncherEvent
+from ..protocol.messages import LauncherCommand, LauncherEvent, Reading
 from ..protocol.ratchet import RankView
 from ..store import Store
 from .barrier_page import BarrierPage
@@ -69,6 +69,8 @@ class Pod:
         self.changed = asyncio.Event()
         self._heard = asyncio.Event()
         self.directive = Directive(op="run")
+        self.reading: Reading | None = None
+        """What rank 0 printed last, in the pod that has it."""
         self.started = beside_ranks(config, barrier)
         """The launcher has started or restored the ranks; true at once beside ranks of a sidecar that is gone."""
         self._first_step_at: float | None = None
@@ -146,6 +148,9 @@ class Pod:
     # --- events of the launcher -------------------------------------------------------------------------------------
     def on_event(self, event: LauncherEvent) -> None:
         """Take in an event of this pod's launcher."""
+        if event.kind == "reading":
+            self.reading = event.reading  # goes along with the next report, which the steps make due
+            return
         log.info("launcher says %s %s", event.kind, event.message or f"generation {event.generation}")
         if event.kind in ("started", "restored"):
             self._ranks_run()

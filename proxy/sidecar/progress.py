@@ -12,12 +12,13 @@ from typing import Final, Literal
 
 from ..errors import ControllerError, StaleAttemptError
 from ..protocol import page
-from ..protocol.messages import Progress
+from ..protocol.messages import Progress, Reading
 from . import machine
 from .config import Config
 from .controller import Controller
 from .leader import Leader
 from .machine import Heard, State
+from .pod import Pod
 
 EVERY_S: Final = 1.0
 FIRST_PAUSE_S: Final = 0.5
@@ -26,7 +27,14 @@ Phase = Literal["starting", "restoring", "running", "barrier", "dumping", "uploa
 log = logging.getLogger(__name__)
 
 
-def summary(config: Config, state: State, heard: Mapping[int, Heard], first_step: int, restoring: bool) -> Progress:
+def summary(
+    config: Config,
+    state: State,
+    heard: Mapping[int, Heard],
+    first_step: int,
+    restoring: bool,
+    reading: Reading | None = None,
+) -> Progress:
     """The progress of the whole job, as the leader sees it."""
     views = machine.world(state, heard)
     reports = {index: item.report for index, item in heard.items()}
@@ -42,6 +50,7 @@ def summary(config: Config, state: State, heard: Mapping[int, Heard], first_step
         first_step=first_step,
         first_step_at=max(reached) if everybody and len(reached) == len(firsts) else None,
         barrier_at=None if state.goes_on else state.barrier_at or None,
+        reading=reading,
     )
 
 
@@ -65,11 +74,12 @@ class Reporter:
     """Sends progress once a second while the step moves, and at once when the phase changes."""
 
     def __init__(
-        self, config: Config, controller: Controller, leader: Leader, first_step: int, restoring: bool
+        self, config: Config, controller: Controller, leader: Leader, pod: Pod, first_step: int, restoring: bool
     ) -> None:
         self._config = config
         self._controller = controller
         self._leader = leader
+        self._pod = pod
         self._first_step = first_step
         self._restoring = restoring
         self._last: Progress | None = None
@@ -94,7 +104,9 @@ class Reporter:
         """Send what is due (with `force`: whatever is new). Raises StaleAttemptError; an unreachable controller is
         only logged: the next report says the same and more."""
         leader = self._leader
-        now = summary(self._config, leader.state, leader.heard, self._first_step, self._restoring)
+        now = summary(
+            self._config, leader.state, leader.heard, self._first_step, self._restoring, self._pod.reading
+        )
         last = self._last
         urgent = last is None or (now.phase, now.first_step_at) != (last.phase, last.first_step_at)
         due = time.monotonic() - self._last_at >= EVERY_S or force

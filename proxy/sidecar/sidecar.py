@@ -81,7 +81,7 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
         if config.leader:
             leader = Leader(config, controller, store, pod)
             leader.continue_after(max(barrier.request, barrier.acquired), barrier.acquired >= barrier.request)
-            reporter = Reporter(config, controller, leader, first_step, reply.checkpoint is not None)
+            reporter = Reporter(config, controller, leader, pod, first_step, reply.checkpoint is not None)
             mesh = MeshServer(reply.peer_key, config.workers, leader.exchange)
             await mesh.start(config.mesh_port)
             stack.push_async_callback(mesh.close)

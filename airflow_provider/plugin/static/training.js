@@ -243,7 +243,7 @@
       trouble && h(Notice, { status: "info", title: "Shown as Airflow last heard of it" }, live.error.message),
       h(C.Flex, { justify: "space-between", align: "center", wrap: "wrap", gap: 3 },
         h(C.HStack, { gap: 6, wrap: "wrap" },
-          h(Stat, { label: "Step", testid: "training-step" }, known(seen.total) ? `${job.step} / ${seen.total}` : job.step),
+          h(Stat, { label: "Step", testid: "training-step" }, known(seen.total) && known(seen.step) ? `${seen.step} / ${seen.total}` : job.step),
           known(seen.eta_s) && h(Stat, { label: "Left" }, seconds(seen.eta_s)),
           known(seen.loss) && h(Stat, { label: "Loss" }, Number(seen.loss).toPrecision(4)),
           h(Stat, { label: "Attempts", hint: `${evictions} evictions` }, job.attempts.length + (job.attempts_omitted || 0)),
