@@ -27,5 +27,8 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "operators": [{"integration-name": "Singularity", "python-modules": ["airflow_provider.operators"]}],
+        "task-decorators": [
+            {"name": "singularity_train", "class-name": "airflow_provider.decorators.singularity_train_task"}
+        ],
         "triggers": [{"integration-name": "Singularity", "python-modules": ["airflow_provider.triggers"]}],
     }

@@ -21,6 +21,10 @@ class TrainingTimeoutError(SingularityProviderError):
     """`execution_timeout` passed; the Job was deleted."""
 
 
+class TrainingResultError(SingularityProviderError):
+    """The Job succeeded, but what it returned cannot be read. A retry adopts the Job and reads it again."""
+
+
 class KilledError(SingularityProviderError):
     """A user acted on the task while it was being submitted; the Job was deleted."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from kueue_integration.status import JobStatus
 from proxy.protocol.messages import AttemptRecord
@@ -26,7 +27,25 @@ def narrate(before: JobStatus | None, now: JobStatus) -> list[str]:
 
 def progress(now: JobStatus) -> str:
     """One line on how far a running job is."""
-    return f"Attempt {now.attempt}: {now.step} steps done on {now.flavor} with {_count(now.pods, 'pod')}"
+    done = f"Attempt {now.attempt}: {now.step} steps done on {now.flavor} with {_count(now.pods, 'pod')}"
+    return ", ".join([done, *_printed(now.progress)])
+
+
+def _printed(progress: Mapping[str, Any]) -> Iterator[str]:
+    """What the script itself says, in its own counting."""
+    step, total, loss, left = (progress.get(name) for name in ("step", "total", "loss", "eta_s"))
+    if step is not None and total:
+        yield f"{100 * step / total:.0f} % of its {total}"
+    if loss is not None:
+        yield f"loss {loss:.4g}"
+    if left is not None:
+        yield f"about {_long(left)} left"
+
+
+def _long(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _attempt(

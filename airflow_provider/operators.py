@@ -24,6 +24,7 @@ from .exceptions import (
     SingularityProviderError,
     TrainingDeletedError,
     TrainingFailedError,
+    TrainingResultError,
     TrainingTimeoutError,
 )
 from .identity import Claim, Decision, TaskKey, Try, decide
@@ -155,10 +156,10 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
             raise ValueError(f"script = {script!r}: give either command or script, not both")
 
     # --- first part: submit, then defer ---------------------------------------------------------------------------
-    def execute(self, context: Any) -> None:
+    def execute(self, context: Any) -> Any:
         """Create or adopt the Job and defer. Raises InvalidTrainingError (never retried), SingularityProviderError."""
         try:
-            claim = self._place(context)
+            claim, finished = self._place(context)
         except SpecError as error:
             lines = "".join(f"\n  {field} = {value!r}: {text}" for field, value, text in error.problems)
             raise InvalidTrainingError(f"The training job was refused before anything was created:{lines}") from None
@@ -168,8 +169,8 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
             raise SingularityProviderError(str(error)) from error
         except SingularityError as error:
             raise SingularityProviderError(str(error)) from error
-        if claim is None:
-            return
+        if finished is not None:
+            return self.execute_complete(context, finished)
         limit = self.execution_timeout
         self.defer(
             trigger=SingularityJobTrigger(
@@ -182,9 +183,11 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
             ),
             method_name="execute_complete",
         )
+        raise AssertionError("defer raises")
 
-    def _place(self, context: Any) -> Claim | None:
-        """The claim on a Job that is there to be waited for; None when an adopted one has succeeded already."""
+    def _place(self, context: Any) -> tuple[Claim, dict[str, Any] | None]:
+        """The claim on a Job that is there to be waited for, and its last event if an adopted one has succeeded
+        already."""
         ti = context["ti"]
         key = TaskKey(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index)
         now = Try(ti.try_number, ti.max_tries, compat.clear_number(context))
@@ -232,10 +235,8 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
         if job is not None and is_true(job, "Complete"):
             lineage = document(summarise(job, kube.get_workload_for_job(job), ()))
             reference = {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid}
-            event = {"status": "success", "message": "finished already", "job": reference, "lineage": lineage}
-            self.execute_complete(context, event)
-            return None
-        return claim
+            return claim, {"status": "success", "message": "finished already", "job": reference, "lineage": lineage}
+        return claim, None
 
     def _make_room(self, kube: Kube, decision: Decision, record: Claim | None) -> None:
         """Delete what this try replaces, and come back later if that takes long."""
@@ -286,22 +287,36 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
         )
 
     # --- second part: after the trigger's event ---------------------------------------------------------------------
-    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> None:
+    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Any:
         """Report what became of the Job. Raises TrainingFailedError, TrainingDeletedError, TrainingTimeoutError."""
         job, outcome, message = event["job"], event["status"], event["message"]
         where = f"Job {job['namespace']}/{job['name']}"
         self._push(context, job, event["lineage"])
         if outcome != "success":
             add_past(context.get("task_state_store"), event["lineage"])
+        value = self._read_result(job) if outcome == "success" else None
         self._clean_up(job, outcome)
         if outcome == "success":
             self.log.info("%s succeeded: %s", where, message)
-        elif outcome == "timeout":
+            return value
+        if outcome == "timeout":
             raise TrainingTimeoutError(f"{where} ran out of time: {message}; the Job is deleted")
-        elif outcome == "deleted":
+        if outcome == "deleted":
             raise TrainingDeletedError(f"{where} was deleted while the task waited for it: {message}")
-        else:
-            raise TrainingFailedError(f"{where} failed: {message}")
+        raise TrainingFailedError(f"{where} failed: {message}")
+
+    def _read_result(self, job: Mapping[str, Any]) -> Any:
+        """Before anything is deleted. An API server that is away for a moment costs a retry that adopts the Job."""
+        if type(self)._result is SingularityTrainOperator._result:
+            return None
+        try:
+            return self._result(cluster.connect(self.kubernetes_conn_id)[0], job["namespace"], job["name"])
+        except KubeError as error:
+            raise TrainingResultError(f"The training succeeded, its return value cannot be read: {error}") from error
+
+    def _result(self, kube: Kube, namespace: str, name: str) -> Any:
+        """Return value of the task once its Job has succeeded. Raises TrainingResultError, KubeError."""
+        return None
 
     def _push(self, context: Any, job: Mapping[str, Any], lineage: Mapping[str, Any] | None) -> None:
         context["ti"].xcom_push(key="job", value=dict(job))

@@ -15,6 +15,7 @@ from kueue_integration.resources import JOB, Object, label, selector
 from kueue_integration.spec import TrainSpec, from_mapping
 from proxy.protocol import names
 
+from . import taskflow
 from .identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey
 
 SPEC_FIELDS: Mapping[str, str] = {
@@ -124,11 +125,23 @@ def log_tails(kube: Kube, namespace: str, name: str, failed: bool, lines: int = 
             wanted = code not in (None, 0, names.EXIT_PREEMPTED) if failed else _index(pod) == "0" and code == 0
             if wanted:
                 yield f"--- last lines of {pod['metadata']['name']}, exit code {code}"
-                yield from kube.pod_logs(
+                every = kube.pod_logs(
                     namespace, pod["metadata"]["name"], names.CONTAINER_TRAIN, tail=lines, timeout_s=10.0
                 )
+                yield from (line for line in every if taskflow.MARKER not in line)
     except KubeError as error:
         yield f"--- no output of the pods to be had: {error}"
+
+
+def rank0_output(kube: Kube, namespace: str, name: str, lines: int) -> list[str]:
+    """The last output of the pod in which rank 0 finished. Raises LookupError, KubeError."""
+    for pod in kube.list_pods(namespace, selector({names.LABEL_JOB: name})):
+        if _index(pod) == "0" and _exit_code(pod) == 0:
+            pod_name = pod["metadata"]["name"]
+            prefix = "[rank 0] "
+            every = kube.pod_logs(namespace, pod_name, names.CONTAINER_TRAIN, tail=lines, timeout_s=30.0)
+            return [line.removeprefix(prefix) for line in every if line.startswith(prefix)]
+    raise LookupError("the pod in which rank 0 finished is gone")
 
 
 def _exit_code(pod: Mapping[str, Any]) -> int | None:

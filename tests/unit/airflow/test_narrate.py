@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from airflow_fakes import ADMITTED, WAITING, make_attempt, make_job, make_workload
 
 from airflow_provider.lineage import MAX_BYTES, document, headline
-from airflow_provider.narrate import narrate
+from airflow_provider.narrate import narrate, progress
 from kueue_integration.status import JobStatus, summarise
 from proxy.protocol.messages import AttemptRecord
 
@@ -77,3 +78,14 @@ def test_the_document_is_bounded_and_keeps_the_newest() -> None:
     assert len(json.dumps(found)) <= MAX_BYTES
     assert found["attempts"][-1]["attempt"] == 50
     assert found["attempts_omitted"] + len(found["attempts"]) == 50
+
+
+def test_progress_tells_what_the_script_prints() -> None:
+    running = dataclasses.replace(status(make_attempt(1, first_step=0, first_step_at=1001.0), step=40), progress={})
+    assert progress(running).startswith("Attempt 1: 40 steps done on ")
+    assert "," not in progress(running)
+    printed = {"step": 20, "total": 80, "loss": 0.123456, "eta_s": 600.0}
+    assert progress(dataclasses.replace(running, progress=printed)).endswith(
+        ", 25 % of its 80, loss 0.1235, about 10 min left"
+    )
+    assert progress(dataclasses.replace(running, progress={"loss": 2.0})).endswith(", loss 2")

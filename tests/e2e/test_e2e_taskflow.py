@@ -1,0 +1,20 @@
+"""`@task.singularity_train`, mapped: one Job per value, and what the functions return arrives downstream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from dag_run import Run
+
+from localcluster.demo.stage import Stage
+
+pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.timeout(1200)]
+
+
+def test_a_sweep_of_functions_returns_its_values(stage: Stage, start_run: Callable[[str], Run]) -> None:
+    run = start_run("sweep")
+    assert run.until_run_ends() == "success", run.log()
+    assert stage.airflow.api.xcom(run.dag_id, run.run_id, "train", "return_value") == 9
+    made = [job["metadata"]["name"] for kind, job in run.job_events() if kind == "ADDED"]
+    assert len(made) == len(set(made)) == 2
