@@ -253,6 +253,7 @@
         h(Phase, { phase: job.phase })),
       h(C.Text, { color: "fg.muted", "data-testid": "training-message" }, `Job ${job.namespace}/${job.name}, queue ${job.queue}${job.priority_class ? `, priority ${job.priority_class}` : ""}: ${job.message}`),
       !over.current && context.data && context.data.can_act && h(C.Flex, { wrap: "wrap", gap: 3 }, h(Actions, { own, job, onDone: () => { liveAgain(); lookAgain(); } })),
+      (job.requests || []).filter((r) => (!over.current && r.state === "running") || (r.state === "failed" && now - r.at < 600)).map((r) => h(Notice, { key: r.id, status: r.state === "failed" ? "warning" : "info", title: `${r.op} ${r.state === "failed" ? "failed" : "is under way"}` }, r.message)),
       h(Card, { title: "Attempts over time", aside: h(Legend) }, h(Timeline, { tries, now })),
       job.curve && job.curve.length > 1 && h(Card, { title: "Training loss" }, h(Curve, { points: job.curve, cuts })),
       job.attempts.length > 0 && h(Card, { title: "Attempts" }, h(Table, { testid: "training-attempts",
