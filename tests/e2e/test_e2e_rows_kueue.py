@@ -263,10 +263,10 @@ DEFAULT: tuple[Row, ...] = (
     reclaim_while_borrowing,
     cluster_queue_hold_and_drain,
     admission_check_retry,
-    admission_check_rejected,
     deactivation,
-    maximum_execution_time,
 )
+REACTIVATED: tuple[Row, ...] = (admission_check_rejected, maximum_execution_time)
+"""With the default configuration as well."""
 CONFIGURED: tuple[Row, ...] = (fair_sharing, pods_ready_recovery_and_requeuing_limit)
 TUNED = {
     "fairSharing": {"preemptionStrategies": ["LessThanOrEqualToFinalShare", "LessThanInitialShare"]},
@@ -306,7 +306,10 @@ def played(stage: Stage, say: Callable[[str], None], request: pytest.FixtureRequ
     """Every row whose test was collected, at once where the same configuration of Kueue serves."""
     params = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
     wanted = {spec.params["row"] for spec in params if spec is not None}
-    chosen = [tuple(row for row in group if row in wanted) for group in (DEFAULT, CONFIGURED, (pods_never_ready,))]
+    chosen = [
+        tuple(row for row in group if row in wanted)
+        for group in ((*DEFAULT, *REACTIVATED), CONFIGURED, (pods_never_ready,))
+    ]
     rows, result = Rows(stage, "rows-kueue", say), Played()
     try:
         say(f"{len(chosen[0])} rows with Kueue's default configuration")
@@ -335,8 +338,8 @@ def test_row(played: Played, row: Row) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("row", CONFIGURED, ids=lambda row: row.__name__)
-def test_row_of_another_configuration(played: Played, row: Row) -> None:
+@pytest.mark.parametrize("row", [*REACTIVATED, *CONFIGURED], ids=lambda row: row.__name__)
+def test_long_row(played: Played, row: Row) -> None:
     played.results[row.__name__].result()
 
 
