@@ -17,7 +17,7 @@ from .resources import annotation
 class Limits:
     """Seconds that a checkpoint has: `budget` of the job, cut to the platform's `maximum`, while Kueue is held back.
 
-    `grace` of the pods when the eviction bypasses Kueue, or nothing is held. `budget` 0: nothing is; `maximum` 0: not
+    `grace` of the pods when the eviction bypasses Kueue, or nothing is held. `budget` 0: nothing is; others 0: not
     known.
     """
 
@@ -45,7 +45,7 @@ def of_job(job: Mapping[str, Any]) -> float | None:
 def limits_of(job: Mapping[str, Any], maximum: float = 0.0) -> Limits:
     """The limits that a Job was submitted with."""
     pod = ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
-    grace = float(pod.get("terminationGracePeriodSeconds") or 30)
+    grace = float(pod.get("terminationGracePeriodSeconds") or (30 if pod else 0))  # other kinds keep theirs elsewhere
     held = annotation(job, names.ANN_HOLD) is not None
     return Limits(float(records.integer(job, names.ANN_BUDGET, int(maximum))) if held else 0.0, grace, maximum)
 
@@ -67,7 +67,7 @@ def warnings(seconds: float | None, limits: Limits) -> list[str]:
         found.append(
             f"the last checkpoint took {seconds:.0f} s, Kueue's preemption is held back for {held:.0f} s at most: {fix}"
         )
-    if seconds > limits.grace:
+    if limits.grace and seconds > limits.grace:
         found.append(
             f"the last checkpoint took {seconds:.0f} s, and a node drain or `kubectl delete pod` leaves the pods "
             f"{limits.grace:.0f} s: the pods' grace period binds (grace_period_s), set it to {wanted}"

@@ -54,6 +54,7 @@ def test_the_newest_checkpoint_counts_from_its_request():
         (Limits(100, 30, 600), ["leaves the pods 30 s: the pods' grace period binds (grace_period_s), set it to 121"]),
         (Limits(50, 30), ["the job's own budget binds", "the pods' grace period binds"]),
         (Limits(0, 100, 600), []),
+        (Limits(100, 0, 600), []),
     ],
 )
 def test_the_limit_that_binds_is_named(limits, texts):

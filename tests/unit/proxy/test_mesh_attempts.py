@@ -216,6 +216,7 @@ async def test_finished_rank_cancels(folder: Path, controller: FakeController) -
     await controller.command(20)
     await eventually("failure", lambda: controller.failures)
     assert "a rank has ended already: ranks 0-1 ended at step 4" in controller.failures[0].message
+    assert controller.failures[0].finishing, "the controller must not end the hold for it"
     await world.end()
 
 
