@@ -26,6 +26,8 @@ from .pod import Pod, resume_port
 
 TICK_S: Final = 0.1
 """Longest time between two looks at the deadline while a checkpoint runs."""
+KEEP: Final = 3
+"""Checkpoints of a job that stay in the store, besides the committed and the pinned ones."""
 TELL_S: Final = 60.0
 """How long the leader tries to tell the controller of a failure."""
 log = logging.getLogger(__name__)
@@ -176,6 +178,27 @@ class Leader:
             log.info("committed %s at step %d%s", manifest.id, manifest.step, ", training goes on" if goes_on else "")
             if self.state.phase == "commit":
                 self._move(machine.committed(self.state))
+            if goes_on:
+                self._spawn(self.retain(manifest.id))
+
+    async def retain(self, checkpoint: str, fresh: bool = False) -> None:
+        """Delete old checkpoints, and what none needs any more; never `checkpoint`. A failure is only logged.
+
+        :param fresh: no pod of this attempt has uploaded yet, and those of earlier ones cannot commit any more
+        """
+        namespace, job = self._config.namespace, self._config.job
+
+        def work() -> None:
+            if fresh:
+                self._store.end_uploads(namespace, job)
+            gone = self._store.prune(namespace, job, KEEP, frozenset({checkpoint} - {""}))
+            done = self._store.collect_garbage(namespace, job)
+            log.info("retention: deleted checkpoints %s and %d bytes", gone, done.freed)
+
+        try:
+            await asyncio.to_thread(work)
+        except ProxyError as error:
+            log.warning("old checkpoints stay in the store: %s", error)
 
     def _manifest(self, state: State) -> tuple[Manifest, int]:
         sets = [self._images[i] for i in range(state.workers)]

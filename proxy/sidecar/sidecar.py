@@ -86,6 +86,8 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
             await mesh.start(config.mesh_port)
             stack.push_async_callback(mesh.close)
             background += [leader.drive(), leader.listen(), reporter.run()]
+            if not pod.started:
+                background.append(leader.retain(reply.checkpoint.id if reply.checkpoint else "", fresh=True))
         else:
             background.append(Follower(pod, reply.leader_ip, config.mesh_port, reply.peer_key).run())
         await _until_ended(background, stop, leader, reporter, pod)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import uuid
@@ -86,8 +87,8 @@ class Store:
         name = locks.pod_upload(checkpoint_id, part[0])
         stop = threading.Event()
         backend = Backend(self.url, self.backend.patience_s, lambda: stop.is_set() or cancelled())
-        locks.announce_upload(backend, folder, name, cancelled)
         try:
+            locks.announce_upload(backend, folder, name, cancelled)
             with self.pool("store-put") as pool:
                 try:
                     work = upload.Upload(backend, folder, pool, self._threads, part, backend.cancelled, progress)
@@ -100,7 +101,9 @@ class Store:
                     pool.shutdown(cancel_futures=True)
                     raise
         except BaseException:
-            locks.withdraw(self.backend, folder, name)
+            stop.set()  # one try is enough
+            with contextlib.suppress(StoreError):
+                locks.withdraw(backend, folder, name)
             raise
         finally:
             self.backend.retries += backend.retries

@@ -1,4 +1,4 @@
-"""What a store does, on every kind of file system: file and memory."""
+"""What a store does, on every kind of file system: file, memory, and gs on a real fake-gcs-server."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from proxy.store import PutResult, Store, layout, locks
 from proxy.store.known import Known
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "memory", "gs"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "file":
         yield Store(f"file://{tmp_path}/store", patience_s=5)
+    elif request.param == "gs":
+        yield Store(request.getfixturevalue("gs_url"), patience_s=5)
     else:
         yield Store(f"memory://{tmp_path.name}", patience_s=5)
         memory = fsspec.filesystem("memory")
