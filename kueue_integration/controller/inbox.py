@@ -61,7 +61,9 @@ def ended(job: Object, attempt: int) -> bool:
 def hello(job: Object, pods: Sequence[Object], message: Hello, secret: bytes) -> HelloReply | None:
     """The answer, None while the pod has to ask again. Raises RefusedError 409 for an attempt that is over."""
     require_current(job, message.attempt)
-    if ended(job, message.attempt):
+    _, record = _current(job, message.attempt)
+    given_up = record is not None and record.ended_by == "Deleted" and views.hold(job) != names.HOLD_ARMED
+    if ended(job, message.attempt) or given_up:
         return None  # this pod is a replacement that Kueue is about to remove, or has ranks that may end
     leader_ip = None
     for pod in views.of_attempt(pods, message.attempt):

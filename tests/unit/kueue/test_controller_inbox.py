@@ -79,6 +79,12 @@ def test_a_replacement_pod_of_an_attempt_that_has_ended_waits():
     assert inbox.hello(ended, [scene.pod(0, ip="10.0.0.1")], HELLO, b"s") is None
 
 
+def test_a_replacement_pod_of_an_attempt_that_was_given_up_does_not_start_ranks():
+    """They could never reach a barrier, and the pod would sit out its grace period."""
+    broken = job(scene.record(ended_by="Deleted"), **{names.ANN_HOLD: names.HOLD_RELEASED})
+    assert inbox.hello(broken, [scene.pod(0, ip="10.0.0.1")], HELLO, b"s") is None
+
+
 def test_a_stale_attempt_is_refused():
     current = 2
     other = job(scene.record(), **{names.ANN_ATTEMPT: str(current)})

@@ -1,0 +1,202 @@
+"""Real faults on the local cluster, each of which says that it fired.
+
+    faults = Faults(stage, namespace)
+    faults.kill_pod(pod)                    # every process of the pod, SIGKILL: out of memory, a node that died
+    faults.kubectl("drain", node, ...)
+    with faults.api_server_down(15):        # for at least so many seconds; `hang`: it takes connections, says nothing
+        ...
+    faults.second_controller(identity)      # one more controller process, on this machine
+    faults.count                            # fault -> how often it was seen to have fired
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from kueue_integration.errors import KubeError
+from kueue_integration.resources import POD, Object
+from localcluster import build, control_plane, processes, registry, sandbox
+from localcluster.config import ClusterConfig, cache_dir
+from localcluster.demo.stage import Stage
+from localcluster.demo.wait import wait_for
+from localcluster.probe import http_ok
+from localcluster.sandbox import Sandbox
+from localcluster.status import health_urls
+from proxy.protocol import names
+
+API_SERVER = "kube-apiserver"
+TIMEOUT_S = 300.0
+
+
+class Faults:
+    """`count` is what a test asserts: no fault that did not happen passes for one that was survived."""
+
+    def __init__(self, stage: Stage, namespace: str) -> None:
+        self.stage, self.kube, self.namespace = stage, stage.kube, namespace
+        self.count: Counter[str] = Counter()
+        self._compactions = 0
+
+    @property
+    def config(self) -> ClusterConfig:
+        found = registry.find(self.stage.name)
+        assert found is not None
+        return found
+
+    @property
+    def box(self) -> Sandbox:
+        found = sandbox.find(self.config)
+        assert found is not None
+        return found
+
+    def kubectl(self, *words: str) -> str:
+        """kubectl as an administrator would type it; its output."""
+        command = [str(self.stage.cluster.kubectl), "--kubeconfig", str(self.stage.cluster.kubeconfig), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def kill_pod(self, pod: Object) -> None:
+        """SIGKILL to every process of the pod, the sandbox's own included, with no word to anybody."""
+        uid = str(pod["metadata"]["uid"])
+        victims = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _of(entry, uid)]
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                self.count["killed process"] += 1
+        assert victims, f"pod {pod['metadata']['name']} has no process"
+
+    def kill_part(self, name: str) -> None:
+        """SIGKILL to a part of the cluster (a kubelet, a containerd)."""
+        process = processes.running(self.box, name)
+        assert process is not None, f"{name} does not run"
+        self.box.run(["kill", "-KILL", str(process.pid)])
+        wait_for(lambda: processes.running(self.box, name) is None, f"{name} is gone", 60)
+        self.count[f"killed {name}"] += 1
+
+    # --- the API server -----------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def api_server_down(self, seconds: float, *, hang: bool = False, forget: bool = False) -> Iterator[None]:
+        """Down for at least `seconds`, counted from its last answer; up and ready again afterwards.
+
+        :param hang: stopped, not killed: requests are accepted and never answered
+        :param forget: etcd forgets its history meanwhile, so that every watch that is taken up again gets 410 Gone
+        """
+        process = processes.running(self.box, API_SERVER)
+        assert process is not None
+        self.box.run(["kill", "-STOP" if hang else "-KILL", str(process.pid)])
+        end = time.monotonic() + seconds
+        try:
+            yield
+            if forget:
+                self._compact()
+            # Not a wait for anything to happen: the length of the outage is the fault.
+            wait_for(lambda: time.monotonic() >= end, "the end of the outage", seconds + 60)
+            try:
+                self.kube.get_path("/version")
+            except KubeError:
+                self.count["API server down"] += 1
+        finally:
+            if hang:
+                self.box.run(["kill", "-CONT", str(process.pid)])
+            else:
+                binaries = build.build_all(cache_dir(), lambda text: None)
+                processes.start(self.box, control_plane.apiserver(self.config, binaries))
+            url, ca = health_urls(self.config)[API_SERVER], self.config.pki / "ca.crt"
+            wait_for(lambda: http_ok(url, ca=ca), "the API server is ready again", TIMEOUT_S, tick_s=0.2)
+
+    def _compact(self) -> None:
+        """etcd's own HTTP gateway: throw away every revision but the last."""
+        post = (
+            "import json, urllib.request as u\n"
+            f"url = {control_plane.ETCD_URL!r}\n"
+            "ask = lambda path, body: json.load(u.urlopen(url + path, json.dumps(body).encode(), timeout=30))\n"
+            "now = ask('/v3/kv/range', {'key': 'Lw=='})['header']['revision']\n"
+            "ask('/v3/kv/compaction', {'revision': now, 'physical': True})\n"
+            "print(now)\n"
+        )
+        assert int(self.box.run([sys.executable, "-I", "-c", post])) > 0
+        self.count["history forgotten"] += 1
+
+    # --- the controller -----------------------------------------------------------------------------------------------
+    def controllers(self) -> list[Object]:
+        """Running pods of the controller."""
+        pods = self.kube.list(POD, names.SYSTEM_NAMESPACE)
+        return [p for p in pods if p["status"].get("phase") == "Running" and not p["metadata"].get("deletionTimestamp")]
+
+    def metric(self, name: str, where: str = "") -> float:
+        """A metric of the controller that the cluster runs, or of the one that listens at `where` (host:port)."""
+        address = where or f"{self.controllers()[0]['status']['podIP']}:8080"
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        found = [line.rpartition(" ")[2] for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+        return sum(map(float, found))
+
+    def controller_log(self) -> str:
+        pod = self.controllers()[0]["metadata"]["name"]
+        return "\n".join(self.kube.pod_logs(names.SYSTEM_NAMESPACE, pod, "controller"))
+
+    @contextlib.contextmanager
+    def second_controller(self, identity: str, folder: Path, skew_s: float = 0) -> Iterator[str]:
+        """One more controller process until the end of the block; gives host:port of its metrics.
+
+        :param skew_s: its clock is ahead by so many seconds
+        """
+        (folder / "sitecustomize.py").write_text(
+            f"import time\n_right = time.time\ntime.time = lambda: _right() + {float(skew_s)!r}\n"
+        )
+        secret = self.kubectl("-n", names.SYSTEM_NAMESPACE, "get", "secret", names.CONTROLLER_NAME, "-o", "json")
+        for name, value in json.loads(secret)["data"].items():
+            (folder / name).write_bytes(base64.b64decode(value))
+        ports = [_free_port(), _free_port()]
+        command = [
+            *(sys.executable, "-m", "kueue_integration.controller", "--identity", identity),
+            *("--kubeconfig", str(self.stage.cluster.kubeconfig), "--secret-dir", str(folder)),
+            *("--namespace", names.SYSTEM_NAMESPACE, "--api-port", str(ports[0]), "--health-port", str(ports[1])),
+        ]
+        log = folder / "second-controller.log"
+        where = f"127.0.0.1:{ports[1]}"
+        with log.open("wb") as output:
+            env = {**os.environ, "PYTHONPATH": str(folder)}
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
+        try:
+            alive = "a second controller that is ready"
+            wait_for(lambda: process.poll() is None and _ready(where), alive, 120, detail=log.read_text)
+            self.count["second controller"] += 1
+            yield where
+            assert process.poll() is None, log.read_text()
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _of(entry: Path, uid: str) -> bool:
+    try:
+        return uid in (entry / "cgroup").read_text()
+    except OSError:  # it ended meanwhile
+        return False
+
+
+def _ready(where: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{where}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
