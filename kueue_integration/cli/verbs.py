@@ -11,7 +11,7 @@ import click
 from .. import verbs
 from ..kube import Kube
 from . import EXIT_FAILED, tables
-from .common import cluster_options
+from .common import cluster_options, job_argument
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,7 +26,7 @@ def verb_options(function: F) -> F:
         help="With --wait: seconds to wait.",
     )(function)
     function = click.option("--wait", is_flag=True, help="Return when it is done, and say so.")(function)
-    return click.argument("name")(cluster_options(function))
+    return job_argument(cluster_options(function))
 
 
 def finish(ctx: click.Context, kube: Kube, asked: verbs.Result, wait: bool, timeout: float) -> None:
