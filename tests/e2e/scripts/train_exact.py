@@ -62,6 +62,7 @@ def main() -> None:
         optimizer.step()
         with open(log, "a") as file:
             file.write(f"{step} {loss.item().hex()}\n")
+        print(f"step {step}", flush=True)
         time.sleep(args.pace)
     del ballast
     if world > 1:
