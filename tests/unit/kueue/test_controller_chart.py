@@ -183,3 +183,15 @@ def test_metrics_objects_come_only_when_asked_for():
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in {port["name"] for port in ports}
     board = json.loads(wanted["ConfigMap", "singularity-dashboard"]["data"]["singularity.json"])
     assert len(board["panels"]) >= 8
+
+
+def test_adoption_is_refused_where_the_api_server_cannot_do_it():
+    done = helm("template", "s", str(CHART), "--kube-version", "1.33.0", "--set", "adoption.enabled=true")
+    assert done.returncode != 0 and "adoption.enabled: this cluster serves no MutatingAdmissionPolicy" in done.stderr
+    served = "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy"
+    options = ("--kube-version", "1.34.0", "--set", "adoption.enabled=true", "--api-versions", served)
+    done = helm("template", "s", str(CHART), *options)
+    assert done.returncode == 0, done.stderr
+    kinds = {d["kind"]: d["apiVersion"] for d in yaml.safe_load_all(done.stdout) if d}
+    assert kinds["MutatingAdmissionPolicy"] == "admissionregistration.k8s.io/v1beta1" and "PodTemplate" in kinds
+    assert not any("Mutating" in kind for kind, _ in render())
