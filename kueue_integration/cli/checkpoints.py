@@ -1,4 +1,4 @@
-"""`checkpoints ls|show|verify|gc`: what the store holds of a job, which may be long gone.
+"""`checkpoints ls|show|verify|gc|pin`: what the store holds of a job, which may be long gone.
 
 The one module of this package that imports `proxy.store`: a store that the user's machine reaches needs no pod.
 """
@@ -163,6 +163,24 @@ def gc(name: str, keep: int, yes: bool, output: str, **options: Any) -> None:
             click.echo(f"{len(found['uploads'])} uploads are under way: their data, and all else, stays for now")
     elif gone:
         click.echo("nothing was deleted: add --yes")
+
+
+@checkpoints.command()
+@job_argument
+@click.argument("checkpoint")
+@click.option("--remove", is_flag=True, help="Take the pin away again.")
+@_store_options
+def pin(name: str, checkpoint: str, remove: bool, **options: Any) -> None:
+    """Keep a checkpoint whatever is removed by retention or gc, until the pin is taken away.
+
+    \b
+    Examples:
+      singularityctl checkpoints pin digits digits-a1-g1
+      singularityctl checkpoints pin digits digits-a1-g1 --remove
+    """
+    asker = _Asker(name, **options)
+    asker.ask("unpin" if remove else "pin", asker.namespace, name, checkpoint)
+    click.echo(f"{checkpoint} is {'no longer pinned' if remove else 'pinned'}")
 
 
 class _Asker:

@@ -88,6 +88,9 @@ def _ask(store: Store, question: list[str]) -> Any:
     if not question:
         raise StoreError("ask ls, show, verify or gc")
     command, *rest = question
+    if command in ("pin", "unpin") and len(rest) == 3:
+        store.pin(rest[0], rest[1], rest[2], command == "pin")
+        return {"id": rest[2], "pinned": command == "pin"}
     if command == "probe" and not rest:
         store.probe()
         return {"url": store.url}

@@ -119,6 +119,17 @@ def test_gc_asks_first_and_keeps_what_the_job_needs(kube: FakeKube, url: str) ->
     assert [x.id for x in Store(url).list_checkpoints("default", "digits")] == ["digits-a1-g3", "digits-a1-g2"]
 
 
+def test_a_pinned_checkpoint_outlives_gc_until_it_is_unpinned(kube: FakeKube, url: str) -> None:
+    assert run("pin", "nobody", "digits-a1-g1", "--store", url).exit_code == 3
+    assert run("pin", "digits", "digits-a1-g1").stdout == "digits-a1-g1 is pinned\n"
+    kube.put(job(annotations={names.ANN_STORE: url}))
+    run("gc", "digits", "--keep", "1", "--yes")
+    assert [x.id for x in Store(url).list_checkpoints("default", "digits")] == ["digits-a1-g3", "digits-a1-g1"]
+    assert run("pin", "digits", "digits-a1-g1", "--remove").exit_code == 0
+    run("gc", "digits", "--keep", "1", "--yes")
+    assert [x.id for x in Store(url).list_checkpoints("default", "digits")] == ["digits-a1-g3"]
+
+
 def test_what_a_job_refers_to() -> None:
     pod = {"metadata": {"annotations": {names.ANN_CHECKPOINT: "digits-a0-g9"}}}
     running = job(history=[attempt(restored_from="digits-a0-g1")], checkpoint=saved())
