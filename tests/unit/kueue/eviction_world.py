@@ -87,7 +87,9 @@ class Copies:
     def __init__(self, world: World, replica: Replica, lag: int) -> None:
         self._world, self._replica, self._lag = world, replica, lag
         self._shown: Any = world.snapshots[-1]
-        self.jobs = SimpleNamespace(get=lambda namespace, name: self._look()[0])
+
+    def job(self, namespace: str, key: str) -> Any:
+        return self._look()[0]
 
     def _look(self) -> Any:
         if self._world.now >= self._replica.cut_until:
@@ -108,6 +110,9 @@ class Copies:
 
     def preemptor(self, uid: str) -> None:
         return None
+
+    def flavors_of(self, workload: Any) -> Any:
+        return ()
 
 
 class Replica:
