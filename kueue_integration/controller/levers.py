@@ -24,7 +24,7 @@ STOPPING = "kueue.x-k8s.io/stopping"
 """On a Job while Kueue puts its template back as it was."""
 NOTE = "as asked for"
 """Every message and note of a readmission that a user's request needs starts with this."""
-SENT_BACK_S = 2
+SENT_BACK_S = 5
 """Seconds before Kueue looks again at an admission that came too early: time to give it the new shape."""
 
 

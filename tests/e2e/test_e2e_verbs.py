@@ -97,7 +97,8 @@ def test_one_job_through_all_verbs(rows: Rows) -> None:
 
     verb(rows, "pause", "verbs")
     assert job.look().phase == "Suspended"
-    wait_for(lambda: not job.pods(), "no pod of the paused job", TIMEOUT_S)
+    phases = ("Succeeded", "Failed")
+    wait_for(lambda: all(p["status"].get("phase") in phases for p in job.pods()), "no pod of it at work", TIMEOUT_S)
     with pytest.raises(RequestRefusedError, match="does not run now"):
         verbs.checkpoint(rows.kube, NAMESPACE, "verbs")
     verb(rows, "resume", "verbs")

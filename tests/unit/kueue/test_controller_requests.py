@@ -7,7 +7,7 @@ import pytest
 from controller_scene import T0
 
 from kueue_integration import placement, requests
-from kueue_integration.controller import answers
+from kueue_integration.controller import answers, levers
 from kueue_integration.controller.actions import (
     AnswerReady,
     AnswerRequest,
@@ -273,7 +273,7 @@ def admitted(count=4, least=2, flavor="ondemand", wanted=4, where=None):
 def test_an_admission_in_the_old_shape_is_sent_back_at_the_fence():
     sent = action(stopped(), admitted())
     assert isinstance(sent, RequestReadmission)
-    assert (sent.message, sent.requeue_after_s) == ("as asked for: admitted in its old shape", 2)
+    assert (sent.message, sent.requeue_after_s) == ("as asked for: admitted in its old shape", levers.SENT_BACK_S)
     shaped = merge_patch(stopped(), {"spec": {"parallelism": 2, "completions": 2}})
     shaped["metadata"]["annotations"].pop(MIN_PARALLELISM)
     assert isinstance(action(shaped, admitted()), RequestReadmission)  # Kueue has not taken it over yet
