@@ -73,7 +73,8 @@ def measure(arguments: argparse.Namespace) -> int:
         load = os.getloadavg()[0]
         print(f"[{time.monotonic() - started:6.1f} s, load {load:4.1f}] {text}", file=sys.stderr, flush=True)
 
-    entries = {entry["key"]: entry for entry in read(arguments.output)} if arguments.keep else {}
+    kept = read(arguments.output) if arguments.keep and arguments.output.exists() else []
+    entries = {entry["key"]: entry for entry in kept}
     options = Options(arguments.quick, arguments.workloads)
     failed = []
     for group, wanted in chosen:

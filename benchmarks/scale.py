@@ -95,7 +95,7 @@ def measure_evictions(options: Options, say: Say) -> Mapping[str, Measured]:
         run = evict(on, "many", many, say)
     late, few_late = run["all_released_s"], few_run["all_released_s"]
     baseline = (
-        f"{many} evicted at once, none lost; after their {BUDGET_S} s budget; latest {run['latest_s']:.2g} s after its "
+        f"{many} evicted at once, none lost, beyond their {BUDGET_S} s budget; last {run['latest_s']:.2g} s after its "
         f"own deadline; {few_run['jobs']:.0f} evictions: {few_late:.3g} s"
     )
     suspended = few_run["suspended"]
@@ -126,16 +126,20 @@ def evict(on: Fleet, name: str, count: int, say: Say) -> dict[str, Any]:
         began = time.time()
         on.stop([name], "HoldAndDrain")
         until(lambda: len(watch.suspended) >= count, f"{count} suspended Jobs", LIMIT_S)
-    lost = [one for one in jobs if one not in watch.released]
-    if lost:
-        raise RuntimeError(f"{len(lost)} of {count} holds were never seen to be released, {lost[0]} for one")
-    released = watch.released
-    kept = [max(0.0, watch.suspended[one] - released[one]) for one in jobs]
+        took = max(watch.suspended.values()) - began
+    # The policy itself lets a suspend through once the deadline has passed: then no release need be written.
+    by_deadline = [one for one in jobs if one not in watch.released]
+    if any(one not in watch.deadline for one in by_deadline):
+        raise RuntimeError(f"a Job of {name} was suspended without a hold: is the controller down?")
+    released = {one: watch.released.get(one, watch.deadline[one]) for one in jobs}
+    kept = [max(0.0, watch.suspended[one] - watch.released[one]) for one in jobs if one in watch.released]
     found = {
         "jobs": float(count),
         "requests": requests,
         "all_released_s": max(released.values()) - began - BUDGET_S,
         "latest_s": max(released[one] - watch.deadline[one] for one in jobs),
+        "by_deadline": len(by_deadline),
+        "all_suspended_s": took,
         "suspended": [round(value, 3) for value in kept],
     }
     say(f"{name}: {json.dumps({**found, 'suspended': median(kept)})}")

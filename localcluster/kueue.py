@@ -25,6 +25,12 @@ CERTIFICATE_DIRECTORY = "/etc/kueue/metrics/certs"
 """Hard-coded in Kueue's main program (cmd/kueue/main.go, v0.19)."""
 VISIBILITY_DIRECTORY = "/visibility"
 """Hard-coded too (pkg/visibility/server.go)."""
+CONCURRENCY = {
+    "Job.batch": 5,
+    "Workload.kueue.x-k8s.io": 10,
+    "LocalQueue.kueue.x-k8s.io": 5,
+    "ClusterQueue.kueue.x-k8s.io": 5,
+}
 RBAC_FILES = (
     "service_account.yaml",
     "role.yaml",
@@ -51,6 +57,8 @@ def configuration(config: ClusterConfig) -> dict[str, Any]:
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
         "clientConnection": {"qps": 300, "burst": 500},
+        # As in Kueue's own installation; without it one Job waits for the other.
+        "controller": {"groupKindConcurrency": CONCURRENCY},
         # A kind that is not served yet is waited for.
         "integrations": {"frameworks": ["batch/job", "jobset.x-k8s.io/jobset"]},
         "visibilityServer": {"bindAddress": config.address, "bindPort": KUEUE_VISIBILITY_PORT},

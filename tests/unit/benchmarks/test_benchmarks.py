@@ -74,7 +74,7 @@ def test_a_run_writes_what_it_measured_and_keeps_what_it_did_not(tmp_path, monke
     ]
     monkeypatch.setattr(catalogue, "GROUPS", groups)
     output = tmp_path / "deep" / "figures.json"
-    assert cli.main(["--output", str(output), "--only", "one"]) == 0
+    assert cli.main(["--output", str(output), "--keep", "--only", "one"]) == 0
     assert [entry["key"] for entry in json.loads(output.read_text())] == ["one"]
     assert json.loads(output.read_text())[0]["runs"] == [[1, 2]]
     assert cli.main(["--output", str(output), "--keep"]) == 1
