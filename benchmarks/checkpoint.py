@@ -20,9 +20,9 @@ WIDE, NARROW = 2048, 64
 WARM, BETWEEN = 20, 30
 
 
-def put(folder: Path, images: Sequence[Path]) -> tuple[int, int]:
-    """(bytes dumped, bytes newly stored)."""
-    result = Store(f"file://{folder}").put_ranks("bench", "train", f"c{time.time_ns()}", dict(enumerate(images)))
+def put(folder: Path, checkpoint: str, images: Sequence[Path]) -> tuple[int, int]:
+    """(bytes dumped, bytes newly stored) of the ranks' images, as one pod would upload them."""
+    result = Store(f"file://{folder}").put_ranks("bench", "job", checkpoint, dict(enumerate(images)))
     return result.bytes, result.bytes_stored
 
 
@@ -44,7 +44,7 @@ def over_time(made: Prepared, options: Options, say: Say) -> Mapping[str, Measur
             raced = race(job.folder, images, copy_first=bool(number % 2))
             races.append({"dump": stop.dump_s, **raced})
             if number < 2:
-                stored.append(put(job.folder / "store", images))
+                stored.append(put(job.folder / "store", job.checkpoint, images))
             job.forget_images()
             job.go_on()
             say(f"checkpoint {number + 1}: seconds {races[-1]}, bytes dumped and stored {stored[-1]}")
@@ -53,7 +53,7 @@ def over_time(made: Prepared, options: Options, say: Say) -> Mapping[str, Measur
     upload = median_ratio([(r["cp"], r["put"]) for r in races])
     (first, first_new), (second, second_new) = stored
     gb = f"{first / 1e9:.2f} GB dumped"
-    text = f"cp of the same {gb}; dump and store count, the store alone {upload:.2g}"
+    text = f"cp and fsync of the same {gb}; dump and store count, the store alone {upload:.2g}"
     return {
         "dump_vs_cp": Measured(whole, races, text),
         "dedup_first_x": Measured(first / first_new, [stored[0]], f"{gb}, {first_new / 1e9:.2f} stored"),
@@ -64,7 +64,7 @@ def over_time(made: Prepared, options: Options, say: Say) -> Mapping[str, Measur
 
 
 def race(folder: Path, images: Sequence[Path], copy_first: bool) -> dict[str, float]:
-    """Seconds of `cp` and of a put into an empty store, on the same disk, one after the other."""
+    """Seconds of `cp` and of a put into an empty store, one after the other, same disk; both are durable then."""
     seconds: dict[str, float] = {}
     for name in ("cp", "put") if copy_first else ("put", "cp"):
         target = folder / f"race-{name}"
@@ -72,7 +72,7 @@ def race(folder: Path, images: Sequence[Path], copy_first: bool) -> dict[str, fl
         if name == "cp":
             copy(images, target)
         else:
-            put(target, images)
+            put(target, "c", images)
         seconds[name] = time.monotonic() - began
         shutil.rmtree(target)
     return seconds
@@ -89,8 +89,8 @@ def replicas(made: Prepared, say: Say) -> Mapping[str, Measured]:
             job.start(4)
             job.wait_step(WARM)
             job.stop()
-            one = put(job.folder / "one", job.images()[:1])[1]
-            four = put(job.folder / "four", job.images())[1]
+            one = put(job.folder / "one", "c", job.images()[:1])[1]
+            four = put(job.folder / "four", "c", job.images())[1]
         stored[width] = (one, four)
         say(f"width {width}: one replica stores {one / 1e6:.0f} MB, four {four / 1e6:.0f} MB")
     one, four = (wide - narrow for wide, narrow in zip(stored[WIDE], stored[NARROW], strict=True))

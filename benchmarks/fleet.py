@@ -165,7 +165,8 @@ def queue(name: str, cohort: str, cpu: int, borrow: int, fenced: bool, namespace
     resource = {"name": "cpu", "nominalQuota": str(cpu), **({"borrowingLimit": str(borrow)} if borrow else {})}
     spec: dict[str, Any] = {
         "namespaceSelector": {},
-        "preemption": {"reclaimWithinCohort": "Any", "withinClusterQueue": "LowerPriority"},
+        # Kueue's benchmark lets them preempt each other; here nobody would take an evicted Workload back.
+        "preemption": {"reclaimWithinCohort": "Never", "withinClusterQueue": "Never"},
         "resourceGroups": [{"coveredResources": ["cpu"], "flavors": [{"name": FLAVOR, "resources": [resource]}]}],
     }
     if cohort:

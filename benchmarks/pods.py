@@ -159,8 +159,10 @@ def bytes_of(folders: Sequence[Path]) -> int:
 
 
 def copy(folders: Sequence[Path], target: Path) -> None:
-    """`cp` of what the store gets; raises CalledProcessError."""
+    """`cp` of what the store gets, on the disk when it returns, as the store's put is. Raises CalledProcessError."""
     target.mkdir(parents=True)
     subprocess.run(["cp", "-r", *map(str, folders), str(target)], check=True)
+    files = [str(path) for path in target.rglob("*") if path.is_file()]
+    subprocess.run(["sync", "--data", *files], check=True)
 
 
