@@ -41,8 +41,8 @@ class Fleet:
     kubectl: Kubectl
 
     def apply(self, documents: Sequence[dict[str, Any]]) -> None:
-        for start in range(0, len(documents), 250):
-            self.kubectl.apply(documents[start : start + 250])
+        for start in range(0, len(documents), 50):
+            self.kubectl.apply(documents[start : start + 50])
 
     def create(self, objects: Iterable[dict[str, Any]]) -> None:
         """As fast as the API server takes them."""
