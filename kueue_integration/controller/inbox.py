@@ -22,6 +22,7 @@ from proxy.protocol.messages import (
     Hello,
     HelloReply,
     Progress,
+    Reading,
     to_json,
 )
 
@@ -103,10 +104,9 @@ def progress(job: Object, message: Progress, now: float, pods: Sequence[Object] 
     require_current(job, message.attempt)
     shown: dict[str, object] = {"attempt": message.attempt, "step": message.step, "phase": message.phase}
     shown["at"] = round(now, 3)
-    change: dict[str, str | None] = {}
-    if message.reading is not None:
-        shown |= curve.printed(job, message.reading)
-        change |= curve.extended(job, message.reading)
+    reading = message.reading or Reading()
+    shown |= curve.printed(job, reading)
+    change: dict[str, str | None] = curve.extended(job, reading)
     change[names.ANN_PROGRESS] = json.dumps(shown, separators=(",", ":"))
     history, record = _current(job, message.attempt)
     if record is None:

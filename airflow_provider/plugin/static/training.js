@@ -186,7 +186,7 @@
     const [busy, setBusy] = React.useState(null), [asked, setAsked] = React.useState(null), [answer, setAnswer] = React.useState(null);
     const send = async (name, body) => {
       setAsked(null); setBusy(name); setAnswer(null);
-      try { setAnswer({ status: "success", title: (await api(`${own}/actions/${name}`, { body })).message }); onDone(); }
+      try { const reply = await api(`${own}/actions/${name}`, { body }); setAnswer({ status: "success", title: `${name}: ${reply.message}` }); onDone(); }
       catch (error) { setAnswer({ status: "error", title: `${name} was refused${error.status ? ` (${error.status})` : ""}`, text: error.message }); }
       setBusy(null);
     };
