@@ -30,5 +30,6 @@ def get_provider_info() -> dict[str, Any]:
         "task-decorators": [
             {"name": "singularity_train", "class-name": "airflow_provider.decorators.singularity_train_task"}
         ],
+        "sensors": [{"integration-name": "Singularity", "python-modules": ["airflow_provider.sensors"]}],
         "triggers": [{"integration-name": "Singularity", "python-modules": ["airflow_provider.triggers"]}],
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG, task
+from airflow.sdk import DAG
 
 from airflow_provider.operators import SingularityTrainOperator
 
@@ -70,20 +70,3 @@ with DAG("ui", schedule=None, catchup=False):
 
 with DAG("unrelated", schedule=None, catchup=False):
     EmptyOperator(task_id="train")
-
-with DAG("sweep", schedule=None, catchup=False):
-
-    @task.singularity_train(queue_name="training", pod_resources={"cpu": "250m"}, retries=0)
-    def square(number: int) -> dict[str, int]:
-        import time
-
-        for step in range(1, 4):
-            print(f"step {step}/3 loss {number / step}", flush=True)
-            time.sleep(0.1)
-        return {"number": number, "square": number * number}
-
-    @task(task_id="train")
-    def best(results: list[dict[str, int]]) -> int:
-        return max(result["square"] for result in results)
-
-    best(square.expand(number=[2, 3]))

@@ -160,3 +160,16 @@ def test_no_boundary_runs_and_ends() -> None:
         capture_output=True, text=True, timeout=30, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["second 1 of 1, no step boundary", "done"]
+
+
+def test_the_sweep_parses_and_maps_over_the_rates() -> None:
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    spec = importlib.util.spec_from_file_location("sweep_dag", DAGS / "sweep.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.dag.validate()
+    again = DagSerialization.from_dict(DagSerialization.to_dict(module.dag))
+    assert again.task_dict["fit"].is_mapped
+    assert again.task_dict["fit"].downstream_task_ids == {"best"}

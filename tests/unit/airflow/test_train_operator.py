@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from airflow_provider.exceptions import (
     SingularityProviderError,
     TrainingDeletedError,
     TrainingFailedError,
+    TrainingResultError,
     TrainingTimeoutError,
 )
 from airflow_provider.memory import OUTAGE_KEY, STORE_KEY
@@ -482,3 +484,53 @@ def test_every_parameter_of_the_spec_can_be_templated_or_is_listed_as_fixed() ->
 def test_airflows_own_queue_is_left_alone() -> None:
     assert operator().queue != "training"
     assert operator(queue="gpu-workers").queue == "gpu-workers"
+
+
+# --- @task.singularity_train ------------------------------------------------------------------------------------------
+def decorated(**kwargs: Any) -> Any:
+    from airflow.sdk import DAG, task
+
+    with DAG("dag", schedule=None):
+
+        @task.singularity_train(queue_name="training", namespace=NAMESPACE, **kwargs)
+        def fit(rate: float, steps: int = 3) -> dict[str, float]:
+            return {"rate": rate, "steps": steps}
+
+        return fit(0.5).operator.prepare_for_execution()
+
+
+def test_a_decorated_function_is_shipped_with_its_arguments(kube: FakeKube, airflow: Airflow) -> None:
+    submit(airflow, decorated())
+    (files,) = (c["data"] for c in kube.list(CONFIG_MAP, NAMESPACE))
+    (script,) = (text for text in files.values() if "def fit(rate" in text)
+    assert "@task" not in script
+    (arguments,) = (text for text in files.values() if text.startswith("{"))
+    assert json.loads(arguments) == {"args": [0.5], "kwargs": {}}
+
+
+def test_what_rank_0_returned_is_the_value_of_the_task(
+    kube: FakeKube, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = decorated()
+    submit(airflow, op)
+    job = job_of(kube)
+    reference = {key: job["metadata"][key] for key in ("namespace", "name", "uid")}
+    event = {"status": "success", "message": "done", "job": reference, "lineage": None}
+    monkeypatch.setattr(submission, "rank0_output", lambda *_: ["loss 1", "::singularity-return 1/1 eyJhIjogMX0="])
+    assert op.execute_complete(airflow.context(), event) == {"a": 1}
+    monkeypatch.setattr(submission, "rank0_output", lambda *_: ["loss 1"])
+    with pytest.raises(TrainingResultError, match="a retry reads it again"):
+        op.execute_complete(airflow.context(), event)
+
+
+def test_arguments_that_are_not_json_are_refused_before_anything_is_created(kube: FakeKube, airflow: Airflow) -> None:
+    op = decorated()
+    op.op_kwargs = {"rate": object()}
+    with pytest.raises(InvalidTrainingError, match="rate = "):
+        op.execute(airflow.context())
+    assert kube.list(JOB, NAMESPACE) == []
+
+
+def test_the_function_takes_the_place_of_the_script() -> None:
+    with pytest.raises(ValueError, match="leave it out"):
+        decorated(script="train.py")
