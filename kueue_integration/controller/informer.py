@@ -107,6 +107,7 @@ class Informer:
                 log.info("watch of %s is too old, listing again in %.1f s", self.kind.plural, backoff)
             except NotFound as error:
                 if not self._optional:
+                    self.problem = str(error)
                     log.warning("%s: %s; again in %.0f s", self.kind.plural, error, ABSENT_S)
                 self._vanish()
                 self._stop.wait(ABSENT_S)
