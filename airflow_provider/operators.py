@@ -69,6 +69,8 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
     :param engine: `auto` or `process`
     :param checkpoint_budget_s: how long a preemption may be held for a checkpoint, seconds (templated)
     :param grace_period_s: grace period of the pods, seconds (templated)
+    :param checkpoint_every: save a checkpoint and train on, again and again: `"300s"`, `"10m"`, a number of seconds,
+        `"500 steps"` or `"auto"`; default off (templated)
     :param hold: cooperative preemption; False: plain Kueue, the checkpoint has to fit the grace period
     :param volumes, volume_mounts: added to the pods, as in a Pod manifest (templated)
     :param labels, annotations: added to Job and pods (templated)
@@ -80,7 +82,7 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
     template_fields: Sequence[str] = (
         "queue_name", "command", "script", "script_args", "name", "namespace", "workers", "min_workers", "world_size",
         "image", "priority_class", "pod_resources", "env", "files", "workdir", "store", "checkpoint_budget_s",
-        "grace_period_s", "volumes", "volume_mounts", "labels", "annotations", "kubernetes_conn_id",
+        "grace_period_s", "checkpoint_every", "volumes", "volume_mounts", "labels", "annotations", "kubernetes_conn_id",
     )  # fmt: skip
     template_fields_renderers = {"pod_resources": "json", "env": "json", "files": "json", "command": "json"}  # noqa: RUF012
     ui_color = "#d5e8d4"
@@ -107,6 +109,7 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
         engine: str = "auto",
         checkpoint_budget_s: int | str = 120,
         grace_period_s: int | str = 90,
+        checkpoint_every: str | float | None = None,
         hold: bool = True,
         volumes: Sequence[Mapping[str, Any]] = (),
         volume_mounts: Sequence[Mapping[str, Any]] = (),
@@ -137,6 +140,7 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
         self.engine = engine
         self.checkpoint_budget_s = checkpoint_budget_s
         self.grace_period_s = grace_period_s
+        self.checkpoint_every = checkpoint_every
         self.hold = hold
         self.volumes = volumes
         self.volume_mounts = volume_mounts

@@ -22,7 +22,8 @@ SPEC_FIELDS: Mapping[str, str] = {
     "queue_name": "queue", "pod_resources": "resources", "workers": "workers", "min_workers": "min_workers",
     "world_size": "world_size", "image": "image", "priority_class": "priority_class", "env": "env",
     "workdir": "workdir", "store": "store", "engine": "engine", "checkpoint_budget_s": "checkpoint_budget_s",
-    "grace_period_s": "grace_period_s", "hold": "hold", "volumes": "volumes", "volume_mounts": "volume_mounts",
+    "grace_period_s": "grace_period_s", "checkpoint_every": "checkpoint_every", "hold": "hold",
+    "volumes": "volumes", "volume_mounts": "volume_mounts",
 }  # fmt: skip
 """Operator parameter -> field of TrainSpec, for those that are passed on as they are."""
 GONE_POLL_S = 0.5

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord
+from proxy.protocol.messages import AttemptRecord, RequestStatus
 
 from . import records
 from .resources import annotation
@@ -35,6 +35,16 @@ def of_attempts(attempts: Sequence[AttemptRecord]) -> float | None:
                 asked = min(asked, record.evicted_at)
             return round(max(0.0, record.committed_at - asked), 1)
     return None
+
+
+def of_request(status: RequestStatus) -> float | None:
+    """Seconds from taking a checkpoint request up to its commit; None for one that brought no checkpoint.
+
+    The ranks stand still for less than that: the request has to reach them, and a barrier waits for the step to end.
+    """
+    if status.op != "checkpoint" or status.state != "done" or status.finished_at is None:
+        return None
+    return round(max(0.0, status.finished_at - status.at), 1)
 
 
 def of_job(job: Mapping[str, Any]) -> float | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from proxy.protocol import names
 
+from . import every
 from .platform import PlatformConfig
 from .pod import file_keys, files_name, pod_spec
 from .resources import Object
@@ -86,6 +87,9 @@ def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str
     }
     if spec.fewest_workers < spec.workers:
         annotations[MIN_PARALLELISM] = str(spec.fewest_workers)
+    interval = every.parse(spec.checkpoint_every)
+    if interval is not None:
+        annotations[names.ANN_CHECKPOINT_EVERY] = str(interval)
     if spec.hold:
         annotations[names.ANN_HOLD] = names.HOLD_ARMED
     return annotations

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from proxy.protocol import names, page
 
-from . import quantities
+from . import every, quantities
 from .platform import PlatformConfig
 from .spec import TrainSpec
 
@@ -212,6 +212,10 @@ def _times(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem
             yield field, value, "must be a whole number of seconds, 1 or more"
         elif field == "checkpoint_budget_s" and platform is not None and value > platform.max_budget_s:
             yield field, value, f"is more than the platform's ceiling; use at most {platform.max_budget_s}"
+    try:
+        every.parse(spec.checkpoint_every)
+    except ValueError as error:
+        yield "checkpoint_every", spec.checkpoint_every, str(error)
 
 
 def _volumes(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:

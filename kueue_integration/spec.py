@@ -37,6 +37,9 @@ class TrainSpec:
     :param store: fsspec URL of the checkpoint store; None: the platform's default
     :param checkpoint_budget_s: how long Kueue's preemption may be held for a checkpoint, seconds
     :param grace_period_s: terminationGracePeriodSeconds: time for a checkpoint when the hold is off or bypassed
+    :param checkpoint_every: save and train on, again and again: `"300s"`, `"10m"`, a number of seconds, `"500 steps"`,
+        or `"auto"` (the interval that loses the least time, from measured cost and failures); None or `"off"`: only
+        when the job is stopped or somebody asks
     :param hold: cooperative preemption; False: plain Kueue, checkpoint within the grace period
     :param identity: owner's identity (label value); submit adopts a live Job with the same one
     """
@@ -58,6 +61,7 @@ class TrainSpec:
     engine: str = "auto"
     checkpoint_budget_s: int = 120
     grace_period_s: int = 90
+    checkpoint_every: str | float | None = None
     hold: bool = True
     volumes: Sequence[Mapping[str, Any]] = ()
     volume_mounts: Sequence[Mapping[str, Any]] = ()

@@ -13,7 +13,7 @@ from typing import Any
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, RequestStatus
 
-from . import curve, estimate, kinds, records, requests, visibility
+from . import curve, estimate, kinds, policy, records, requests, visibility
 from .classify import Phase, classify, evictions, shortages
 from .errors import Gone, JobNotFoundError, KubeError
 from .kube import Kube
@@ -80,6 +80,11 @@ class JobStatus:
     curve: list[tuple[int, float]] = field(default_factory=list)
     """`(step, loss)` as printed, thinned out."""
 
+    checkpoint_every: str = ""
+    """As wished: `300s`, `500 steps`, `auto`; "" for no periodic checkpoints."""
+    next_checkpoint: policy.Plan | None = None
+    """The next periodic one, while the job trains; in the past: it is being asked for or saved."""
+
     @property
     def final(self) -> bool:
         return Phase(self.phase).final
@@ -140,6 +145,8 @@ def summarise(
         queue_position=position,
         shortages=shortages(workload),
         evictions=_evictions(workload),
+        checkpoint_every=annotation(job, names.ANN_CHECKPOINT_EVERY) or "",
+        next_checkpoint=policy.plan(job) if state.phase is Phase.RUNNING else None,
         estimated_save_s=estimate.of_attempts(attempts),
         warnings=estimate.warnings(estimate.of_attempts(attempts), estimate.limits_of(job)),
     )

@@ -46,6 +46,11 @@ _OPTIONS = (
     click.option("--no-hold", is_flag=True, help="Plain Kueue preemption: checkpoint within the grace period."),
     click.option("--budget", type=int, default=120, show_default=True, help="Seconds a preemption may be held."),
     click.option("--grace", type=int, default=90, show_default=True, help="Termination grace of the pods, seconds."),
+    click.option(
+        "--checkpoint-every",
+        metavar="INTERVAL",
+        help="Save and train on, again and again: 300s, 10m, '500 steps' or auto. Default: off.",
+    ),
     click.option("--identity", help="Owner's identity: submitting twice with the same one makes one job."),
 )
 

@@ -115,6 +115,8 @@ def detail(status: JobStatus, wide: bool = False) -> str:
         last = status.checkpoints[-1]
         amount = f", {last['bytes'] / 1e6:.1f} MB ({last['bytes_stored'] / 1e6:.1f} MB new)" if "bytes" in last else ""
         lines.append(f"Checkpoint:  {last['id']} at step {last['step']}{amount}")
+    if status.checkpoint_every:
+        lines.append(f"Periodic:    {_periodic(status)}")
     if status.estimated_save_s is not None:
         lines.append(f"Save time:   {status.estimated_save_s:.0f} s estimated, from the last checkpoint")
     lines += [f"Warning:     {text}" for text in status.warnings]
@@ -129,6 +131,21 @@ def detail(status: JobStatus, wide: bool = False) -> str:
         notes = [f"attempt {a.attempt}: {a.note}" for a in status.attempts if a.note]
         lines += [piece for note in notes for piece in _wrapped(note, 4, wide)]
     return "\n".join(lines)
+
+
+def _periodic(status: JobStatus) -> str:
+    """The interval, and when the next checkpoint is due."""
+    text, planned = f"a checkpoint every {status.checkpoint_every}", status.next_checkpoint
+    if status.checkpoint_every == "auto":
+        text = "checkpoints at an interval from cost and failures"
+        if planned is not None and planned.interval_s is not None:
+            text += f", now {planned.interval_s:.0f} s"
+    if planned is not None:
+        text += f"; next at step {planned.step}" if planned.step is not None else f"; next at {clock(planned.at)}"
+        if planned.failures:
+            text += f", not before {clock(planned.at)}" if planned.step is not None else ""
+            text += f" ({planned.failures} in a row could not be had)"
+    return text
 
 
 def _wrapped(line: str, indent: int, wide: bool) -> list[str]:

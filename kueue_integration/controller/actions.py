@@ -91,6 +91,13 @@ class AnswerRequest(Action):
 
 
 @dataclass(frozen=True)
+class AskCheckpoint(Action):
+    """A periodic checkpoint is due: make the request that a user could have made. `message` is for the log."""
+
+    message: str = ""
+
+
+@dataclass(frozen=True)
 class Reshape(Action):
     """Give the suspended Job another size or placement: a merge patch."""
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
+from .. import policy
 from ..resources import Object, is_true
 from . import answers, fence, hold, levers, records, repair, revive, views
-from .actions import Action, AnswerRequest, Decision, RecordHistory, RequestReadmission, Revive
+from .actions import Action, AnswerRequest, AskCheckpoint, Decision, RecordHistory, RequestReadmission, Revive
 from .errors import BadAnnotationError
 from .hold import Settings
 
@@ -69,7 +70,10 @@ def decide(
             return Decision(answer, wake)
         broken = _broken(job, workload, pods, settings, now) if running and not leaves else Decision()
         action = broken.action or levers.lever(job, workload, pods, settings.check_name)
-        return Decision(action, min((at for at in (wake, broken.wake_at) if at is not None), default=None))
+        due_at = None
+        if action is None and broken.wake_at is None:
+            action, due_at = _periodic(job, workload, settings, now)
+        return Decision(action, min((at for at in (wake, broken.wake_at, due_at) if at is not None), default=None))
     except BadAnnotationError:
         pass  # said at the fence, where it stops something
     return Decision()
@@ -128,6 +132,20 @@ def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Set
     if views.hold(job) is not None:
         change[names.ANN_HOLD] = names.HOLD_RELEASED
     return Decision(RequestReadmission(change, message=message, requeue_after_s=_pause(history)))
+
+
+def _periodic(job: Object, workload: Object, settings: Settings, now: float) -> tuple[Action | None, float | None]:
+    """A checkpoint that is due by the job's own policy, or when to look again: only while Kueue leaves it alone."""
+    state = views.check(workload, settings.check_name)
+    stays = is_true(workload, "Admitted") and state is not None and state.get("state") == "Ready"
+    if views.suspended(job) or views.failing(job) or not stays or views.leaves(workload) or not levers.active(workload):
+        return None, None
+    request, at = policy.due(job, now)
+    if request is None:
+        return None, at
+    seen = policy.memory(job)
+    cost = "nothing known of its cost" if seen.cost_s is None else f"the last one took {seen.cost_s:.1f} s"
+    return AskCheckpoint(policy.asking(job, request), message=f"due; {cost}, {seen.failures} failed in a row"), None
 
 
 def _cause(

@@ -23,7 +23,17 @@ from ..resources import (
     selector,
 )
 from . import clock, fence, planner, preemptor, views, writer
-from .actions import Action, AnswerReady, AnswerRequest, Decision, RecordHistory, Repair, StartCheckpoint, Wait
+from .actions import (
+    Action,
+    AnswerReady,
+    AnswerRequest,
+    AskCheckpoint,
+    Decision,
+    RecordHistory,
+    Repair,
+    StartCheckpoint,
+    Wait,
+)
 from .decide import decide
 from .hold import Settings
 from .measure import Meter, live_gauges
@@ -206,7 +216,7 @@ class Reconciler:
         if first.action is None or (isinstance(first.action, Wait) and self._said(workload, first.action)):
             return
         # These only write the Job, whose version guards them: no time is lost between an eviction and its barrier.
-        if isinstance(first.action, (RecordHistory, Repair, StartCheckpoint, AnswerRequest)):
+        if isinstance(first.action, (RecordHistory, Repair, StartCheckpoint, AnswerRequest, AskCheckpoint)):
             self._perform(first.action, job, workload)
             return
         # Copies may be old, so everything else is decided again on fresh reads. Pods come before the Job: a pod that

@@ -35,6 +35,9 @@ class WorkQueue(Generic[K]):
             self._due[key] = when
             self._count += 1
             heapq.heappush(self._heap, (when, self._count, key))
+            if len(self._heap) > 2 * len(self._due) + 64:  # of a late time that is set again and again one is enough
+                self._heap = [(at, number, name) for number, (name, at) in enumerate(self._due.items())]
+                heapq.heapify(self._heap)
             self._changed.notify()
 
     def get(self, timeout_s: float) -> K | None:

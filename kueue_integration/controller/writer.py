@@ -14,6 +14,7 @@ from .actions import (
     Annotations,
     AnswerReady,
     AnswerRequest,
+    AskCheckpoint,
     PatchWorkload,
     ReleaseHold,
     Repair,
@@ -121,6 +122,8 @@ def _tell(action: Action, job: Object, metrics: Metrics) -> None:
         metrics.add("singularity_requests_total", f"{action.status.op} {action.status.state}")
         fields.update(request=action.status.id, op=action.status.op, state=action.status.state)
         log.info("request: %s", action.status.message, extra=fields)
+    elif isinstance(action, AskCheckpoint):
+        log.info("periodic checkpoint: %s", action.message, extra=fields)
     elif isinstance(action, (Reshape, PatchWorkload)):
         what = "Job" if isinstance(action, Reshape) else f"Workload ({action.why})"
         log.info("request: %s changed", what, extra={**fields, "change": dict(action.body)})

@@ -214,6 +214,7 @@ def test_execution_timeout_becomes_the_triggers_deadline(kube: FakeKube, airflow
         ({"store": "file:///tmp/x"}, "store"),
         ({"priority_class": "nope"}, "priority_class"),
         ({"env": {"RANK": "1"}}, "env['RANK']"),
+        ({"checkpoint_every": "now and then"}, "checkpoint_every"),
     ],
 )
 def test_bad_input_is_refused_by_parameter_before_anything_exists(
@@ -534,3 +535,11 @@ def test_arguments_that_are_not_json_are_refused_before_anything_is_created(kube
 def test_the_function_takes_the_place_of_the_script() -> None:
     with pytest.raises(ValueError, match="leave it out"):
         decorated(script="train.py")
+
+
+@pytest.mark.parametrize(("given", "wish"), [("10m", "600s"), (300, "300s"), ("None", None), (None, None)])
+def test_periodic_checkpoints_reach_the_job(
+    kube: FakeKube, airflow: Airflow, given: str | int | None, wish: str | None
+) -> None:
+    submit(airflow, operator(checkpoint_every=given))
+    assert job_of(kube)["metadata"]["annotations"].get(names.ANN_CHECKPOINT_EVERY) == wish

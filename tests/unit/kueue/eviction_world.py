@@ -24,7 +24,7 @@ from kueue_integration.errors import Conflict, KubeError, Unreachable
 from kueue_integration.fake import FakeKube
 from kueue_integration.resources import JOB, LEASE, POD, WORKLOAD, annotation, is_true
 from proxy.protocol import names
-from proxy.protocol.messages import CheckpointRef, CommitRequest, Progress
+from proxy.protocol.messages import CheckpointFailure, CheckpointRef, CommitRequest, Progress
 
 TICK_S = 0.5
 BUDGET_S = 20
@@ -194,6 +194,12 @@ class World:
         self.evicted_at: float | None = None
         self.longest_hold = 0.0
         self.denials = 0
+        self.asked: list[tuple[float, int, bool]] = []
+        """(time, attempt, whether it goes on) of every checkpoint that the pods were asked for."""
+        self.report_s = float("inf")
+        """How often the pods tell their progress after the first time."""
+        self.save_s, self.save_fails = SAVE_S, False
+        """Of checkpoints that Kueue does not ask for."""
         self.replicas = [Replica(self, f"replica-{n}", **options) for n in range(replicas)]
 
     # --- faults -------------------------------------------------------------------------------------------------------
@@ -340,10 +346,14 @@ class Training:
         self.kill_at: float | None = None
         self.done = False
         self.ref: CheckpointRef | None = None
+        self.goes_on = False
+        self.saved = 0
+        self.told_at = 0.0
 
     def terminate(self) -> None:
         """SIGTERM: a checkpoint within the grace period, unless one was committed."""
         self.kill_at = self.world.now + GRACE_S
+        self.goes_on = False
         if self.done or self.step is None:
             self.gone = True
         elif self.save_done is None:
@@ -393,15 +403,23 @@ class Training:
             return
         if self.done:
             return  # stopped with the dump, waits for SIGTERM
-        if not self.told and self.step > self.first:
+        if (not self.told or world.now >= self.told_at + world.report_s) and self.step > self.first:
             seen = Progress(NS, "train", self.attempt, "running", self.step, self.first, world.now)
-            self.told = bool(self._write(lambda j: inbox.progress(j, seen, world.now, world.pods())))
+            self.told = bool(self._write(lambda j: inbox.progress(j, seen, world.now, world.pods()))) or self.told
+            self.told_at = world.now
         if self.save_done is None:
             self.step += 1
             command = self._call(lambda: inbox.command(world.kube.get_job(NS, "train")))
             if command is not None and command.seq > self.asked_after:
                 self.asked_after = command.seq
-                self.save_done, self.deadline = world.now + SAVE_S, command.deadline
+                self.goes_on = command.then == "continue"
+                self.save_done = world.now + (world.save_s if self.goes_on else SAVE_S)
+                self.deadline = command.deadline
+                world.asked.append((world.now, self.attempt, self.goes_on))
+        elif world.now >= self.save_done and world.save_fails and self.goes_on:
+            seen_failure = CheckpointFailure(NS, "train", self.attempt, "the store is full", self.step, goes_on=True)
+            if self._write(lambda j: inbox.failure(j, seen_failure, world.now)):
+                self.save_done, self.goes_on = None, False
         elif world.now >= self.save_done:
             self._commit()
 
@@ -420,9 +438,10 @@ class Training:
         world = self.world
         assert self.step is not None
         if self.ref is None:
-            self.ref = dataclasses.replace(scene.checkpoint(self.attempt, step=self.step), created_at=world.now)
+            new = scene.checkpoint(self.attempt, self.saved + 1, step=self.step)
+            self.ref = dataclasses.replace(new, created_at=world.now)
         ref = self.ref
-        request = CommitRequest(NS, "train", self.attempt, ref, world.now - SAVE_S, self.step - 1)
+        request = CommitRequest(NS, "train", self.attempt, ref, world.now - SAVE_S, self.step - 1, self.goes_on)
         try:
             said = self._write(lambda j: inbox.commit(j, request, world.now))
         except RefusedError:
@@ -431,7 +450,10 @@ class Training:
         stands = views.checkpoint(world.job()) == ref
         if stands and ref not in world.committed:
             world.committed.append(ref)
-        if said:
+        if said and self.goes_on:
+            assert stands
+            self.saved, self.ref, self.save_done, self.goes_on = self.saved + 1, None, None, False
+        elif said:
             assert stands
             self.done = True
             self.gone = self.kill_at is not None

@@ -275,3 +275,11 @@ def test_durations_and_steps() -> None:
     assert tables.steps(attempt(first_step=3)) == "3-"
     assert tables.seconds(attempt(released_at=112.25)) == "12.2 s" and tables.seconds(attempt()) is None
     assert "Attempt" not in tables.detail(summarise(job(suspend=True), None, []))
+
+
+def test_submit_with_periodic_checkpoints(kube: FakeKube) -> None:
+    assert run(*GOOD, "--checkpoint-every", "500 steps", *COMMAND).exit_code == 0
+    (job,) = kube.list(JOB, "default")
+    assert job["metadata"]["annotations"][names.ANN_CHECKPOINT_EVERY] == "500 steps"
+    refused = run(*GOOD, "--checkpoint-every", "daily", *COMMAND)
+    assert (refused.exit_code, "checkpoint_every = 'daily': is not an interval" in refused.output) == (2, True)

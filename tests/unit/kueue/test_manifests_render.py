@@ -148,3 +148,13 @@ def test_a_users_error_ends_the_job_and_a_preemption_does_not() -> None:
     assert [action(code) for code in (names.EXIT_PREEMPTED, 137, 1, names.EXIT_RESTORE_FAILED)] == [
         "Ignore", "Count", "FailJob", "FailJob",
     ]  # fmt: skip
+
+
+def test_periodic_checkpoints_are_an_annotation_in_one_spelling() -> None:
+    def wish(value: Any) -> Any:
+        job = next(o for o in render(spec(checkpoint_every=value), PLATFORM) if o["kind"] == "Job")
+        return job["metadata"]["annotations"].get(names.ANN_CHECKPOINT_EVERY)
+
+    assert [wish(v) for v in (None, "off", 300, "10m", "500 steps", "auto")] == [
+        None, None, "300s", "600s", "500 steps", "auto",
+    ]  # fmt: skip

@@ -175,3 +175,21 @@ def test_checkpoints_on_the_side_and_requests_are_shown() -> None:
     ]
     assert status.requests == [answer]
     assert "Request:     checkpoint done: checkpoint digits-a1-g2 at step 40" in tables.detail(status)
+
+
+def test_the_next_periodic_checkpoint_is_shown() -> None:
+    trains = attempt(1, first_step=0, first_step_at=120.0)
+
+    def shown(wish: str, end: Any = None) -> Any:
+        its_job = job(*([end] if end else []), history=[trains], annotations={names.ANN_CHECKPOINT_EVERY: wish})
+        return summarise(its_job, workload(RESERVED, ADMITTED), [])
+
+    timed = shown("600s")
+    assert (timed.phase, timed.checkpoint_every, timed.next_checkpoint.at) == ("Running", "600s", 720.0)
+    assert f"Periodic:    a checkpoint every 600s; next at {tables.clock(720.0)}" in tables.detail(timed)
+    assert shown("600s") == timed  # without a clock: watching does not show it again and again
+    assert "every 500 steps; next at step 500" in tables.detail(shown("500 steps"))
+    assert "from cost and failures, now 300 s; next at" in tables.detail(shown("auto"))
+    assert shown("600s", end=("Complete", "True")).next_checkpoint is None
+    assert "Periodic" not in tables.detail(shown(""))
+    assert json.loads(to_json(timed))["next_checkpoint"]["at"] == 720.0

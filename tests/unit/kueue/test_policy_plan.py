@@ -1,0 +1,314 @@
+"""When the next periodic checkpoint is due: words, interval, plan, request. Nothing here has a clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import controller_scene as scene
+import pytest
+from controller_scene import T0
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from kueue_integration import every, policy, requests
+from kueue_integration.controller.actions import AskCheckpoint, RecordHistory
+from kueue_integration.controller.decide import decide
+from kueue_integration.controller.hold import Settings
+from kueue_integration.every import Every
+from kueue_integration.policy import LONGEST_S, SHORTEST_S
+from kueue_integration.resources import merge_patch
+from proxy.protocol import names
+from proxy.protocol.messages import JobRequest, RequestStatus, to_json
+
+FIRST = T0 + 20
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("300s", Every(seconds=300.0)), ("10m", Every(seconds=600.0)), ("1.5h", Every(seconds=5400.0)),
+        (300, Every(seconds=300.0)), (90.5, Every(seconds=90.5)), ("45", Every(seconds=45.0)),
+        ("500 steps", Every(steps=500)), ("1 step", Every(steps=1)), ("500steps", Every(steps=500)),
+        (" AUTO ", Every()), ("off", None), ("", None), ("None", None), (None, None),
+    ],
+)  # fmt: skip
+def test_an_interval_is_read_and_written(text, meaning):
+    assert every.parse(text) == meaning
+    assert meaning is None or every.parse(str(meaning)) == meaning
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_an_interval_or_a_clear_error(text):
+    try:
+        found = every.parse(text)
+    except ValueError as error:
+        assert "interval" in str(error) or "must be from" in str(error)
+    else:
+        assert found is None or every.parse(str(found)) == found
+
+
+# --- the interval of auto -------------------------------------------------------------------------------------------
+def test_the_optimum_is_youngs_with_dalys_correction():
+    assert policy.optimum(1, 1e8) == pytest.approx((2 * 1e8) ** 0.5, rel=1e-3)  # small costs: Young alone
+    cost, mtbf = 120.0, 3600.0
+    x = cost / (2 * mtbf)
+    daly = (2 * cost * mtbf) ** 0.5 * (1 + x**0.5 / 3 + x / 9) - cost
+    assert policy.optimum(cost, mtbf) == pytest.approx(daly)
+
+
+def wasted(interval, cost, mtbf):
+    """Share of time lost to checkpoints and repeated steps: failures come as a Poisson process, restarts are free."""
+    return mtbf * math.expm1((interval + cost) / mtbf) / interval
+
+
+@given(st.floats(0.1, 3600), st.floats(600, 1e7))
+def test_no_other_interval_wastes_much_less(cost, mtbf):
+    assume(cost < mtbf / 4)
+    best = policy.optimum(cost, mtbf)
+    ours = wasted(best, cost, mtbf)
+    assert all(ours <= wasted(best * factor, cost, mtbf) * 1.001 for factor in (0.25, 0.5, 0.8, 1.25, 2.0, 4.0))
+
+
+def lives(failures, others=0, pods=2):
+    """History: `failures` attempts that were lost after 100 s, `others` that were held and saved, one that trains."""
+    end = {"first_step_at": T0, "evicted_at": T0 + 100, "pods": pods}
+    past = [scene.record(n + 1, ended_by="Deleted", **end) for n in range(failures)]
+    past += [
+        scene.record(n + 1, ended_by="Preempted", checkpoint="c", **end) for n in range(failures, failures + others)
+    ]
+    return [*past, scene.record(failures + others + 1, pods=pods, first_step_at=T0 + 100)]
+
+
+@given(
+    st.floats(0, 5000), st.floats(0, 5000), st.integers(0, 40), st.integers(0, 40), st.integers(0, 5),
+    st.integers(1, 64),
+)  # fmt: skip
+def test_the_interval_grows_with_cost_shrinks_with_failures_and_keeps_its_bounds(cost, more, few, many, others, pods):
+    cheap, dear = sorted((cost, more))
+    few, many = sorted((few, many))
+    until = T0 + 200
+    calm, rough = lives(few, many - few + others, pods), lives(many, others, pods)  # the same time, other ends
+    assert policy.interval(calm, cheap, until) <= policy.interval(calm, dear, until) + 1e-6
+    assert policy.interval(rough, cheap, until) <= policy.interval(calm, cheap, until) + 1e-6
+    assert SHORTEST_S <= policy.interval(rough, cheap, until) <= LONGEST_S
+
+
+def test_what_counts_as_a_failure():
+    until = T0 + 100
+    calm = policy.mtbf(lives(0), until)
+    assert calm == pytest.approx(policy.PRIOR_POD_S / 2)
+    assert policy.mtbf(lives(1), until) < calm * 0.51
+    assert policy.mtbf(lives(0, 3), until) > calm  # held evictions: only time in which nothing failed
+    never = [scene.record(1, ended_by="Deleted", evicted_at=T0 + 900), scene.record(2, first_step_at=T0 + 100)]
+    assert policy.mtbf(never, until) == calm  # lost before its first step: nothing to save, nothing to learn
+    assert policy.mtbf(lives(0, pods=8), until) == pytest.approx(calm / 4)
+
+
+# --- the plan -------------------------------------------------------------------------------------------------------
+def job(
+    wish="60s", *, past=None, progress=(1, 500), saved=(), answer=None, cost=None, failures=0, suspend=False, **more
+):
+    """A Job that trains since FIRST. `answer`: (state, taken up at, finished at) of the last checkpoint request."""
+    past = past or [scene.record(1, first_step=0, first_step_at=FIRST)]
+    notes = {names.ANN_WORLD_SIZE: "2", names.ANN_HOLD: "armed", **scene.history(*past)}
+    if wish is not None:
+        notes[names.ANN_CHECKPOINT_EVERY] = wish
+    if progress is not None:
+        notes[names.ANN_PROGRESS] = json.dumps(
+            {
+                "attempt": progress[0],
+                "step": progress[1],
+                "at": FIRST,
+                "phase": progress[2] if progress[2:] else "running",
+            }
+        )
+    if saved:
+        notes[names.ANN_CHECKPOINTS] = to_json(list(saved))
+        notes[names.ANN_CHECKPOINT] = to_json(saved[-1])
+    if cost is not None or failures:
+        notes[names.ANN_CHECKPOINT_POLICY] = to_json(policy.Memory(cost, failures))
+    if answer is not None:
+        state, taken, finished = answer
+        notes[names.ANN_CHECKPOINT_REQUEST] = to_json(JobRequest("p-1", "checkpoint", taken, "policy"))
+        status = RequestStatus("p-1", "checkpoint", state, "", taken, past[-1].attempt, finished, deadline=taken + 300)
+        notes[names.ANN_CHECKPOINT_STATUS] = to_json(status)
+    notes.update(more.pop("annotations", {}))
+    return scene.job(annotations=notes, suspend=suspend, **more)
+
+
+def ref(step, at):
+    return dataclasses.replace(scene.checkpoint(step=step), created_at=at)
+
+
+@pytest.mark.parametrize(
+    ("the_job", "at", "step"),
+    [
+        (job(), FIRST + 60, None),
+        (job("10m"), FIRST + 600, None),
+        (job(saved=[ref(300, FIRST + 70)]), FIRST + 130, None),
+        (job(answer=("done", FIRST + 60, FIRST + 63)), FIRST + 123, None),
+        (job(answer=("failed", FIRST + 60, FIRST + 90)), FIRST + 90 + 120, None),
+        (job(answer=("failed", FIRST + 60, FIRST + 90), failures=2), FIRST + 90 + 480, None),
+        (job(answer=("failed", FIRST + 60, FIRST + 90), failures=30), FIRST + 90 + policy.MAX_PAUSE_S, None),
+        (job("2h", answer=("failed", FIRST + 60, FIRST + 90), failures=30), FIRST + 90 + 7200, None),
+        (job(answer=("done", FIRST + 60, FIRST + 90), failures=5), FIRST + 150, None),
+        (job("500 steps"), FIRST, 500),
+        (job("500 steps", saved=[ref(620, FIRST + 70)]), FIRST + 70 + every.LEAST_S, 1120),
+        (job("500 steps", answer=("failed", FIRST + 60, FIRST + 90)), FIRST + 90 + 120, 500),
+        (job("auto"), FIRST + policy.FIRST_S, None),
+        (job("auto", cost=1e-9), FIRST + policy.optimum(policy.LEAST_COST_S, 12 * 3600), None),
+        (job("auto", cost=10.0), FIRST + policy.optimum(10, 12 * 3600), None),
+        (job("auto", cost=1e7), FIRST + LONGEST_S, None),
+    ],
+)
+def test_the_plan(the_job, at, step):
+    planned = policy.plan(the_job)
+    assert planned is not None
+    assert (planned.at, planned.step) == (pytest.approx(at), step)
+
+
+def test_auto_measures_what_a_checkpoint_of_this_job_costs():
+    planned = policy.plan(job("auto", answer=("done", FIRST + 300, FIRST + 320)))
+    assert planned.interval_s == pytest.approx(policy.optimum(20, (policy.PRIOR_POD_S + 2 * 300 + 2 * 20) / 2))
+    preempted = scene.record(first_step=0, first_step_at=FIRST, evicted_at=FIRST + 9, barrier_at=FIRST + 10,
+                             committed_at=FIRST + 49, checkpoint="c", ended_by="Preempted")  # fmt: skip
+    again = scene.record(2, first_step=9, first_step_at=FIRST + 90)
+    assert policy.memory(job("auto", past=[preempted, again], progress=(2, 90))).cost_s == 40.0
+
+
+def test_a_request_that_an_eviction_overtook_is_no_failure():
+    over = [
+        scene.record(1, first_step_at=FIRST, ended_by="Preempted", checkpoint="c"),
+        scene.record(2, first_step_at=T0 + 90),
+    ]
+    moved = job(past=over, progress=(2, 90))
+    moved["metadata"]["annotations"] |= {
+        names.ANN_CHECKPOINT_REQUEST: to_json(JobRequest("p-1", "checkpoint", T0 + 60, "policy")),
+        names.ANN_CHECKPOINT_STATUS: to_json(RequestStatus("p-1", "checkpoint", "failed", "", T0 + 60, 1, T0 + 70)),
+    }
+    assert policy.memory(moved).failures == 0
+    assert policy.plan(moved).at == T0 + 150  # an interval after the new attempt's own first step
+
+
+@pytest.mark.parametrize(
+    "the_job",
+    [
+        job(None), job("off"), job("sometimes"), job(""),
+        job(past=[scene.record(1)]),
+        job(past=[scene.record(1, first_step_at=FIRST, ended_by="Preempted", evicted_at=FIRST + 50)]),
+        job(past=[scene.record(1, first_step_at=FIRST, checkpoint="c")]),
+    ],
+    ids=["none", "off", "unreadable", "empty", "no step yet", "evicted", "stopped"],
+)  # fmt: skip
+def test_no_plan(the_job):
+    assert policy.plan(the_job) is None
+    assert policy.due(the_job, FIRST + 1e6) == (None, None)
+
+
+# --- asking ---------------------------------------------------------------------------------------------------------
+def test_a_request_when_it_is_due_and_a_time_to_wake_up_before():
+    assert policy.due(job(), FIRST + 59) == (None, FIRST + 60)
+    request, wake = policy.due(job(), FIRST + 60)
+    assert wake is None
+    assert (request.op, request.by, request.timeout_s) == ("checkpoint", "policy", requests.DEFAULT_CHECKPOINT_S)
+    assert policy.due(job(), FIRST + 61)[0].id != request.id
+    assert policy.due(job("500 steps", progress=(1, 499)), FIRST + 9999) == (None, None)
+    assert policy.due(job("500 steps"), FIRST + 1)[0] is not None
+
+
+def test_more_patience_after_failures_and_with_a_known_cost():
+    later = FIRST + 1e5
+    assert policy.due(job(cost=200.0), later)[0].timeout_s == 600
+    assert policy.due(job(failures=2), later)[0].timeout_s == 1200
+    assert policy.due(job(failures=40), later)[0].timeout_s == requests.MAX_CHECKPOINT_S
+
+
+CHANGE = {
+    op: {names.ANN_REQUEST: to_json(JobRequest("r-1", op, T0, "ann", workers=2))}
+    for op in ("pause", "resize", "resume")
+}
+
+
+def answered(op, state):
+    status = RequestStatus("r-1", op, state, "", T0, 1, None if state == "running" else T0 + 1)
+    return {**CHANGE[op], names.ANN_REQUEST_STATUS: to_json(status)}
+
+
+@pytest.mark.parametrize(
+    ("the_job", "asks"),
+    [
+        (job(), True),
+        (job(answer=("running", FIRST + 60, None)), False),
+        (job(annotations=CHANGE["pause"]), False),
+        (job(annotations=answered("pause", "running")), False),
+        (job(annotations=answered("resume", "done")), True),
+        (job(annotations=CHANGE["resize"]), False),
+        (job(annotations=answered("resize", "running")), True),  # growth waits for quota, maybe for days
+        (job(suspend=True), False),
+        (job(conditions=[scene.condition("Complete", True, 99)]), False),
+        (job(progress=None), False),
+        (job(progress=(1, 900, "finished")), False),
+        (job(saved=[ref(500, FIRST + 70)]), False),  # not a step since
+        (job(saved=[ref(499, FIRST + 70)]), True),
+    ],
+)
+def test_whether_it_asks(the_job, asks):
+    assert (policy.due(the_job, FIRST + 1000)[0] is not None) is asks
+
+
+@given(st.sampled_from(["10s", "60s", "1h", "1 step", "auto"]), st.floats(0, 1e5), st.floats(0, 1e5), st.integers(0, 9))
+def test_never_two_within_the_least_time(wish, ended, later, failures):
+    current = job(
+        wish, answer=("done", FIRST + ended, FIRST + ended), saved=[ref(100, FIRST + ended)], failures=failures
+    )
+    if policy.due(current, FIRST + ended + later)[0] is not None:
+        assert later >= every.LEAST_S - 0.01
+        assert wish != "auto" or later >= SHORTEST_S - 0.01
+
+
+# --- in the controller ----------------------------------------------------------------------------------------------
+def look(the_job, workload, now, pods=None):
+    pods = [scene.pod(i) for i in range(2)] if pods is None else pods
+    for _ in range(3):
+        found = decide(the_job, workload, pods, now, Settings(), scene.nobody)
+        if not isinstance(found.action, RecordHistory):
+            return found
+        the_job = merge_patch(the_job, {"metadata": {"annotations": dict(found.action.job_annotations)}})
+    raise AssertionError("the bookkeeping does not settle")
+
+
+def ready(**fields):
+    return scene.workload(state="Ready", admitted=True, **fields)
+
+
+def test_the_controller_makes_the_request_that_a_user_could_have_made():
+    waits = look(job(), ready(), FIRST + 10)
+    assert (waits.action, waits.wake_at) == (None, FIRST + 60)
+    asked = look(job(answer=("failed", FIRST, FIRST + 1), failures=1), ready(), FIRST + 1000).action
+    assert isinstance(asked, AskCheckpoint)
+    written = merge_patch(job(), {"metadata": {"annotations": dict(asked.job_annotations)}})
+    assert requests.asked(written, requests.CHECKPOINT).by == "policy"
+    assert policy.memory(written).failures == 2
+    assert look(written, ready(), FIRST + 1000).action.status.state == "running"  # taken up like any other
+
+
+@pytest.mark.parametrize("case", ["evicted", "not admitted", "sent back", "paused", "a pod ends", "no workload"])
+def test_never_while_kueue_or_a_pod_is_about_to_end_the_attempt(case):
+    workload, pods = ready(), [scene.pod(i) for i in range(2)]
+    if case == "evicted":
+        workload = ready(evicted=("Preempted", scene.PREEMPTED, 99))
+    elif case == "not admitted":
+        workload = scene.workload(state="Ready")
+    elif case == "sent back":
+        workload["status"]["admissionChecks"][0]["state"] = "Retry"
+    elif case == "paused":
+        workload["spec"]["active"] = False
+    elif case == "a pod ends":
+        pods[1] = scene.pod(1, deleting=True, created=70)
+    else:
+        workload = None
+    assert isinstance(look(job(), ready(), FIRST + 60).action, AskCheckpoint)
+    assert not isinstance(look(job(), workload, FIRST + 60, pods).action, AskCheckpoint)
