@@ -14,17 +14,26 @@ MAX_BYTES = 60_000
 """XCom and task-state values are meant to stay below 64 KiB."""
 
 
-def document(status: JobStatus) -> dict[str, Any]:
-    """`status` as JSON-able data with its `goodput`, the oldest attempts left out if it would be too long
+def document(status: JobStatus, preemption_alert: int | None = None) -> dict[str, Any]:
+    """`status` as JSON-able data with its `goodput` and `preemptions` (`preemption_alert` there: whether they are more
+    than the number given here, False without one), the oldest attempts left out if it would be too long
     (`attempts_omitted` says how many)."""
     found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(status)))
     found["goodput"] = goodput(found, time.time())
+    found["preemptions"] = preemptions(status)
+    found["preemption_alert"] = preemption_alert is not None and found["preemptions"] > preemption_alert
     found["attempts_omitted"] = 0
     while len(json.dumps(found)) > MAX_BYTES and found["attempts"]:
         found["attempts"].pop(0)
         found["checkpoints"] = found["checkpoints"][-len(found["attempts"]) :] if found["attempts"] else []
         found["attempts_omitted"] += 1
     return found
+
+
+def preemptions(status: JobStatus) -> int:
+    """How often Kueue preempted this Job: as its Workload counts, or the attempts do when that was made anew."""
+    told = sum(1 for record in status.attempts if record.ended_by == "Preempted")
+    return max(told, status.evictions.get("Preempted", 0))
 
 
 def headline(lineage: Mapping[str, Any]) -> str:

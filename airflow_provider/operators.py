@@ -76,6 +76,8 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
     :param labels, annotations: added to Job and pods (templated)
     :param kubernetes_conn_id: Airflow connection of type `kubernetes`
     :param deletion_policy: whether the ended Job is deleted: `never`, `on_success`, `always`
+    :param preemption_alert: preemptions are unlimited and use no retry; more than this many are a warning in the task
+        log and `preemption_alert: true` in `lineage`; default: never
     :param api_outage_tolerance: how long an unreachable Kubernetes API is ridden out without using a retry
     """
 
@@ -117,6 +119,7 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
         annotations: Mapping[str, str] | None = None,
         kubernetes_conn_id: str = "kubernetes_default",
         deletion_policy: DeletionPolicy = "never",
+        preemption_alert: int | None = None,
         api_outage_tolerance: datetime.timedelta = datetime.timedelta(hours=1),
         **kwargs: Any,
     ) -> None:
@@ -148,12 +151,16 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
         self.annotations = annotations
         self.kubernetes_conn_id = kubernetes_conn_id
         self.deletion_policy = deletion_policy
+        self.preemption_alert = preemption_alert
         self.api_outage_tolerance = api_outage_tolerance
         self._kill_requested = False
         if deletion_policy not in get_args(DeletionPolicy):
             raise ValueError(
                 f"deletion_policy = {deletion_policy!r}: must be one of {', '.join(get_args(DeletionPolicy))}"
             )
+        whole = isinstance(preemption_alert, int) and not isinstance(preemption_alert, bool)
+        if preemption_alert is not None and not (whole and preemption_alert >= 0):
+            raise ValueError(f"preemption_alert = {preemption_alert!r}: must be a whole number, 0 or more, or None")
         if command is None and script is None:
             raise ValueError("command = None: give command or script")
         if command is not None and script is not None:
@@ -184,6 +191,7 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
                 uid=str(claim.uid),
                 # Airflow does not enforce execution_timeout while a task is deferred.
                 deadline=None if limit is None else time.time() + limit.total_seconds(),
+                preemption_alert=self.preemption_alert,
             ),
             method_name="execute_complete",
         )
@@ -237,7 +245,7 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
             self._honour_kill(kube, ti, claim)
         job = kube.find(JOB, claim.namespace, claim.name) if decision.adopt else None
         if job is not None and is_true(job, "Complete"):
-            lineage = document(summarise(job, kube.get_workload_for_job(job), ()))
+            lineage = document(summarise(job, kube.get_workload_for_job(job), ()), self.preemption_alert)
             reference = {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid}
             return claim, {"status": "success", "message": "finished already", "job": reference, "lineage": lineage}
         return claim, None

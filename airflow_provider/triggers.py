@@ -16,7 +16,7 @@ from kueue_integration.status import JobStatus, summarise
 from . import compat
 from .cluster import ApiError, connect_async
 from .informer import Subscription, subscribe
-from .lineage import document
+from .lineage import document, preemptions
 from .narrate import narrate, progress
 
 SETTLE_S = 15.0
@@ -42,15 +42,25 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
     :param name: name of the Job
     :param uid: uid of the Job: another Job of that name is not ours
     :param deadline: Unix seconds, None for no limit
+    :param preemption_alert: warn in the task log, and in the lineage, when there are more preemptions than this
     """
 
-    def __init__(self, conn_id: str, namespace: str, name: str, uid: str, deadline: float | None = None) -> None:
+    def __init__(
+        self,
+        conn_id: str,
+        namespace: str,
+        name: str,
+        uid: str,
+        deadline: float | None = None,
+        preemption_alert: int | None = None,
+    ) -> None:
         super().__init__()
         self.conn_id = conn_id
         self.namespace = namespace
         self.name = name
         self.uid = uid
         self.deadline = deadline
+        self.preemption_alert = preemption_alert
         self._fired = False
         self._shown: JobStatus | None = None
         self._progress_at = 0.0
@@ -64,6 +74,7 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
             "name": self.name,
             "uid": self.uid,
             "deadline": self.deadline,
+            "preemption_alert": self.preemption_alert,
         }
 
     async def run(self) -> AsyncIterator[compat.TriggerEvent]:
@@ -123,6 +134,13 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         if status.phase == Phase.RUNNING.value and time.monotonic() - self._progress_at >= PROGRESS_EVERY_S and moved:
             self.log.info("%s", progress(status))
             self._progress_at = time.monotonic()
+        limit, count = self.preemption_alert, preemptions(status)
+        if limit is not None and count > limit >= (0 if self._shown is None else preemptions(self._shown)):
+            self.log.warning(
+                "Preempted %d times, preemption_alert is %d: the job goes on and no retry is used, but its queue or "
+                "priority may be the wrong one",
+                count, limit,
+            )  # fmt: skip
         self._shown = status
 
     def _tell_trouble(self, view: Subscription, since: float | None) -> float | None:
@@ -145,7 +163,7 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         if self._publishing is not None and not self._publishing.done():
             return  # the next change writes it; the final document comes with the event
         self._published = mark
-        self._publishing = asyncio.create_task(self._write_xcom(document(status)))
+        self._publishing = asyncio.create_task(self._write_xcom(document(status, self.preemption_alert)))
 
     async def _write_xcom(self, value: dict[str, Any]) -> None:
         try:
@@ -164,7 +182,7 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         return job is None or job["metadata"]["uid"] != self.uid
 
     def _event(self, status: str, message: str) -> dict[str, Any]:
-        lineage = None if self._shown is None else document(self._shown)
+        lineage = None if self._shown is None else document(self._shown, self.preemption_alert)
         job = {"namespace": self.namespace, "name": self.name, "uid": self.uid}
         return {"status": status, "message": message, "job": job, "lineage": lineage}
 

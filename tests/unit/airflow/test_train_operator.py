@@ -143,12 +143,15 @@ def end(kube: FakeKube, job: dict[str, Any], how: str) -> None:
 
 # --- submit -----------------------------------------------------------------------------------------------------------
 def test_submits_one_job_and_defers_to_it(kube: FakeKube, airflow: Airflow) -> None:
-    deferred = submit(airflow, operator(workers=4, min_workers="2", pod_resources={"cpu": "250m"}, env={"A": "b"}))
+    deferred = submit(
+        airflow,
+        operator(workers=4, min_workers="2", pod_resources={"cpu": "250m"}, env={"A": "b"}, preemption_alert=3),
+    )
     job = job_of(kube)
     _, kwargs = deferred.trigger.serialize()
     assert kwargs == {
         "conn_id": "kubernetes_default", "namespace": NAMESPACE, "name": job["metadata"]["name"],
-        "uid": job["metadata"]["uid"], "deadline": None,
+        "uid": job["metadata"]["uid"], "deadline": None, "preemption_alert": 3,
     }  # fmt: skip
     assert deferred.method_name == "execute_complete"
     assert job["metadata"]["labels"][names.KUEUE_QUEUE_LABEL] == "training"
@@ -233,6 +236,8 @@ def test_bad_input_is_refused_by_parameter_before_anything_exists(
     [
         ({"command": None}, "give command or script"),
         ({"script": "x.py"}, "either command or script"),
+        ({"preemption_alert": -1}, "preemption_alert = -1: must be a whole number"),
+        ({"preemption_alert": "3"}, "must be a whole number, 0 or more, or None"),
         ({"deletion_policy": "sometimes"}, "deletion_policy = 'sometimes': must be one of never, on_success, always"),
     ],
 )

@@ -19,8 +19,10 @@ from kueue_integration.resources import JOB, WORKLOAD
 LIMIT_S = 20.0
 
 
-def make_trigger(name: str = "train", uid: str = "u1", deadline: float | None = None) -> SingularityJobTrigger:
-    trigger = SingularityJobTrigger(CONN_ID, NAMESPACE, name, uid, deadline)
+def make_trigger(
+    name: str = "train", uid: str = "u1", deadline: float | None = None, alert: int | None = None
+) -> SingularityJobTrigger:
+    trigger = SingularityJobTrigger(CONN_ID, NAMESPACE, name, uid, deadline, alert)
     trigger._task_instance = SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=-1, task=None)
     return trigger
 
@@ -108,6 +110,26 @@ async def test_success_tells_the_whole_story_and_brings_the_lineage(api: ApiServ
         "Attempt 2: first step is 41, completed 5.0 s after admission, no step lost",
         "Attempt 2: finished, last step 99",
     ]
+
+
+@pytest.mark.parametrize(("alert", "warned"), [(None, False), (2, False), (1, True), (0, True)])
+async def test_many_preemptions_are_a_warning_told_once_and_no_failure(
+    api: ApiServer, lines: list[str], alert: int | None, warned: bool
+) -> None:
+    past = [make_attempt(n, ended_by="Preempted", released_at=1000.0 + n, checkpoint=f"c{n}") for n in (1, 2)]
+    job = make_job(attempts=[past[0]])
+    api.put(JOB, job)
+    api.put(WORKLOAD, make_workload(job, *ADMITTED))
+    waiting = run(make_trigger(alert=alert))
+    await until(lambda: any(line.startswith("Attempt 1") for line in lines))
+    api.put(JOB, make_job(attempts=[*past, make_attempt(3)]))
+    await until(lambda: any(line.startswith("Attempt 3") for line in lines))
+    last = make_attempt(3, ended_by="Finished", finished_at=1050.0)
+    api.put(JOB, make_job(attempts=[*past, last], condition="Complete"))
+    event = await waiting
+    assert event["status"] == "success"
+    assert (event["lineage"]["preemptions"], event["lineage"]["preemption_alert"]) == (2, warned)
+    assert len([line for line in lines if line.startswith("Preempted ")]) == warned
 
 
 async def test_failure_brings_kubernetes_words(api: ApiServer) -> None:
