@@ -72,7 +72,7 @@ def resolve(kube: Kube, job: Object, flavor: str | None, node: str | None, anywh
         return before
     flavors = _flavors(kube, job)
     if flavor is not None:
-        _check_flavor(flavor, flavors)
+        check_flavor(flavor, flavors)
     nodes = _list(kube, NODE) if node is not None or before.avoid_nodes else []
     known = {str(n["metadata"]["name"]): n for n in nodes}
     if node is not None and node not in known:
@@ -92,12 +92,12 @@ def resolve(kube: Kube, job: Object, flavor: str | None, node: str | None, anywh
             [(field, value, f"no usable node of flavor {_names(pinned)} is left without {_names(avoid)}; {fix}")]
         )
     for name in allowed if len(allowed) < len(flavors) else ():
-        _check_flavor(name, flavors)
+        check_flavor(name, flavors)
     hosts = [label(known[name], HOSTNAME) or name for name in avoid]
     return make(flavors, allowed, avoid, hosts)
 
 
-def _check_flavor(name: str, flavors: Sequence[Flavor]) -> None:
+def check_flavor(name: str, flavors: Sequence[Flavor]) -> None:
     """Whether node labels can tell this flavor from the queue's others: nothing else steers Kueue."""
     found = next((f for f in flavors if f.name == name), None)
     if found is None:

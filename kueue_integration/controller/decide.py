@@ -10,8 +10,18 @@ from proxy.protocol.messages import AttemptRecord
 
 from .. import policy
 from ..resources import Object, is_true
-from . import answers, fence, hold, levers, records, repair, revive, views
-from .actions import Action, AnswerRequest, AskCheckpoint, Decision, RecordHistory, RequestReadmission, Revive
+from . import answers, fence, fit, hold, levers, records, repair, revive, views
+from .actions import (
+    Action,
+    AnswerReady,
+    AnswerRequest,
+    AskCheckpoint,
+    Decision,
+    RecordHistory,
+    RequestReadmission,
+    Revive,
+    Wait,
+)
 from .errors import BadAnnotationError
 from .hold import Settings
 
@@ -34,6 +44,7 @@ def decide(
     settings: Settings,
     name_of: NameOf,
     flavors_of: answers.FlavorsOf = _unknown,
+    machines_of: fit.MachinesOf = fit.unknown,
 ) -> Decision:
     """`pods` are all pods of the Job, whatever their attempt, those included that were seen to go away (phase Failed).
 
@@ -55,7 +66,16 @@ def decide(
         return Decision(answer)
     if workload is not None and fence.asks(workload, settings.check_name):
         sent_back = _before_start(job, workload)
-        return Decision(sent_back) if sent_back else fence.decide(job, workload, pods, preemptor, now)
+        if sent_back:
+            return Decision(sent_back)
+        said = fence.decide(job, workload, pods, preemptor, now)
+        # Last, as it may have to ask the API server for nodes.
+        if ours and isinstance(said.action, AnswerReady):
+            try:
+                sent_back = fit.sent_back(job, workload, settings.check_name, flavors_of, machines_of)
+            except BadAnnotationError as error:
+                return Decision(Wait(message=str(error)))
+        return Decision(sent_back) if sent_back else said
     if not ours:
         return Decision()
     try:

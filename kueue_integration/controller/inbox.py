@@ -21,6 +21,7 @@ from proxy.protocol.messages import (
     CommitRequest,
     Hello,
     HelloReply,
+    Needs,
     Progress,
     Reading,
     to_json,
@@ -31,6 +32,9 @@ from ..resources import Object, annotation
 from . import records, views
 from .actions import Annotations
 from .errors import RefusedError
+
+MAX_NEEDS = 32
+"""Features that a checkpoint may need, and letters of a name: it is kept in annotations of limited size."""
 
 
 def require_current(job: Object, attempt: int) -> None:
@@ -200,6 +204,9 @@ def _require_fit(job: Object, new: CheckpointRef) -> None:
         raise RefusedError(400, f"CommitRequest.checkpoint.generation: {text}")
     if not manifest.is_id(new.id):
         raise RefusedError(400, f"CommitRequest.checkpoint.id: {new.id!r} is not a checkpoint id")
+    needs = new.needs
+    if needs is not None and (len(needs.cpu) > MAX_NEEDS or any(len(n) > MAX_NEEDS for n in _words(needs))):
+        raise RefusedError(400, f"CommitRequest.checkpoint.needs: more than {MAX_NEEDS} features, or a longer name")
     store = annotation(job, names.ANN_STORE)
     if store is not None and not f"{new.url.rstrip('/')}/".startswith(f"{store.rstrip('/')}/"):
         raise RefusedError(400, f"CommitRequest.checkpoint.url: {new.url!r}, the Job's store is {store!r}")
@@ -246,3 +253,7 @@ def progress_age(job: Object, now: float) -> float:
         return now - float(json.loads(annotation(job, names.ANN_PROGRESS) or "{}")["at"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
+
+
+def _words(needs: Needs) -> list[str]:
+    return [needs.architecture, *needs.cpu]

@@ -36,6 +36,7 @@ from .actions import (
 )
 from .decide import decide
 from .hold import Settings
+from .machines import Machines
 from .measure import Meter, live_gauges
 from .metrics import Metrics
 from .workqueue import WorkQueue
@@ -84,6 +85,7 @@ class Reconciler:
         self._now = now
         self.queue: WorkQueue[Task] = WorkQueue()
         self.world = World(kube, self._on_job, self._on_workload, self._on_pod, self._on_queue)
+        self._machines = Machines(kube)
         self._failures: dict[Task, int] = {}
         self._stop = threading.Event()
         self._threads = [
@@ -252,7 +254,8 @@ class Reconciler:
 
     def _decide(self, job: Object, workload: Object | None, pods: Sequence[Object]) -> Decision:
         now, world = self._now(), self.world
-        decision = decide(job, workload, pods, now, self._settings, world.name_of, world.flavors_of)
+        flavors = world.flavors_of
+        decision = decide(job, workload, pods, now, self._settings, world.name_of, flavors, self._machines.of)
         return replace(decision, action=preemptor.named(decision.action, workload, world.preemptor))
 
     def _said(self, workload: Object | None, action: Wait) -> bool:

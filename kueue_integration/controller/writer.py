@@ -8,7 +8,7 @@ from typing import Any
 
 from ..k8s import Kube
 from ..resources import WORKLOAD, Object, kind_of
-from . import clock, levers, planner, views
+from . import clock, fit, levers, planner, views
 from .actions import (
     Action,
     Annotations,
@@ -108,7 +108,7 @@ def _tell(action: Action, job: Object, metrics: Metrics) -> None:
             metrics.add("singularity_holds_expired_total")
         log.warning("hold released: %s", action.message, extra=fields)
     elif isinstance(action, RequestReadmission):
-        causes = {planner.NOTE: "regrow", levers.NOTE: "request"}
+        causes = {planner.NOTE: "regrow", levers.NOTE: "request", fit.NOTE: "machines"}
         cause = next((word for start, word in causes.items() if action.message.startswith(start)), "broken")
         metrics.add("singularity_readmissions_total", cause)
         log.info("readmission: %s", action.message, extra=fields)

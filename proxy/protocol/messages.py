@@ -42,6 +42,16 @@ class MessageError(ValueError):
 
 
 @dataclass(frozen=True)
+class Needs:
+    """What a node must have for a checkpoint's process images to run there, in the words of node labels."""
+
+    architecture: str
+    """As in the label kubernetes.io/arch; "" when unknown."""
+    cpu: list[str] = field(default_factory=list)
+    """Instruction set extensions, as node feature discovery names them in feature.node.kubernetes.io/cpu-cpuid.*"""
+
+
+@dataclass(frozen=True)
 class CheckpointRef:
     """A committed checkpoint as in the Job's annotation. `url` is the store's, the manifest is found by id."""
 
@@ -56,6 +66,8 @@ class CheckpointRef:
     bytes_stored: int
     created_at: float
     """Unix seconds."""
+    needs: Needs | None = None
+    """None: not known."""
 
 
 @dataclass(frozen=True)

@@ -232,6 +232,7 @@ class Leader:
             bytes=sum(f.size for r in manifest.ranks for f in r.files),
             bytes_stored=stored,
             created_at=manifest.created_at,
+            needs=machine_facts.needs(),
         )
         c = self._config
         return CommitRequest(c.namespace, c.job, c.attempt, ref, state.barrier_at, manifest.step - 1, goes_on)

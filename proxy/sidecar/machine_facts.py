@@ -8,24 +8,62 @@ from pathlib import Path
 
 from ..errors import RestoreRefusedError
 from ..protocol.manifest import Manifest, Requirements
+from ..protocol.messages import Needs
+
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_EXTENSIONS = {
+    "avx": "AVX",
+    "avx2": "AVX2",
+    "fma": "FMA3",
+    "avx_vnni": "AVXVNNI",
+    "avx512f": "AVX512F",
+    "avx512bw": "AVX512BW",
+    "avx512cd": "AVX512CD",
+    "avx512dq": "AVX512DQ",
+    "avx512vl": "AVX512VL",
+    "avx512_vnni": "AVX512VNNI",
+    "avx512_bf16": "AVX512BF16",
+    "avx512_fp16": "AVX512FP16",
+    "amx_tile": "AMXTILE",
+    "amx_int8": "AMXINT8",
+    "amx_bf16": "AMXBF16",
+}
+"""Flag of /proc/cpuinfo -> name by node feature discovery: those for which libraries choose other code at their start,
+and that it labels unless told not to."""
+
+
+def _flags(cpuinfo: str) -> set[str]:
+    """Feature flags of the first processor in the text of /proc/cpuinfo; none if it names none."""
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return set(value.split())
+    return set()
 
 
 def cpu_flags_digest(cpuinfo: str) -> str:
     """sha256 of the sorted feature flags of the first processor in the text of /proc/cpuinfo; "" if it names none."""
-    for line in cpuinfo.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return hashlib.sha256(" ".join(sorted(set(value.split()))).encode()).hexdigest()
-    return ""
+    flags = _flags(cpuinfo)
+    return hashlib.sha256(" ".join(sorted(flags)).encode()).hexdigest() if flags else ""
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
 
 
 def requirements(python: str = "", image: str = "") -> Requirements:
     """Of a checkpoint taken on this machine."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
-    return Requirements(platform.machine(), cpu_flags_digest(text), python, image)
+    return Requirements(platform.machine(), cpu_flags_digest(_cpuinfo()), python, image)
+
+
+def needs(machine: str = "", cpuinfo: str = "") -> Needs:
+    """Of a checkpoint taken on this machine, or on one with these facts."""
+    machine, flags = machine or platform.machine(), _flags(cpuinfo or _cpuinfo())
+    known = sorted(name for flag, name in _EXTENSIONS.items() if flag in flags)
+    return Needs(_ARCHITECTURES.get(machine, machine), known)
 
 
 def check(manifest: Manifest, world_size: int, here: Requirements) -> str:

@@ -116,6 +116,8 @@ def test_the_controllers_rights_are_exactly_these():
         *(("", "pods", verb) for verb in ("list", "watch")),
         *((kueue, "workloads", verb) for verb in ("get", "list", "watch", "patch")),
         *((kueue, what, verb) for what in ("clusterqueues", "localqueues") for verb in ("list", "watch")),
+        (kueue, "resourceflavors", "get"),
+        ("", "nodes", "list"),
         (kueue, "workloads/status", "patch"),
         (kueue, "admissionchecks", "get"),
         (kueue, "admissionchecks/status", "patch"),

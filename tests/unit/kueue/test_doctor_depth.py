@@ -94,7 +94,7 @@ def test_the_permissions_asked_for_are_those_that_the_chart_grants() -> None:
 
     text = (HOLD_YAML.parent / "rbac.yaml").read_text()
     granted: dict[str, set[str]] = {}
-    for rule in re.findall(r"resources: \[([^]]*)\](?:\n +resourceNames: .*)?\n +verbs: \[([^]]*)\]", text):
+    for rule in re.findall(r"resources: \[([^]]*)\](?:\n +(?:resourceNames:|#).*)*\n +verbs: \[([^]]*)\]", text):
         for resource in rule[0].split(", "):
             granted.setdefault(resource, set()).update(rule[1].split(", "))
     for need in access.NEEDED:

@@ -21,7 +21,7 @@ from mesh_world import eventually, free_port
 from proxy.errors import ConfigError, ControllerError, RestoreRefusedError, StaleAttemptError
 from proxy.protocol import names, page
 from proxy.protocol.manifest import Manifest, RankImage, Requirements, Stored
-from proxy.protocol.messages import LauncherCommand, LauncherEvent, Plan, from_json, to_json
+from proxy.protocol.messages import LauncherCommand, LauncherEvent, Needs, Plan, from_json, to_json
 from proxy.protocol.ratchet import RankView
 from proxy.sidecar import machine_facts
 from proxy.sidecar.barrier_page import BarrierPage
@@ -140,6 +140,14 @@ def test_fit_of_a_checkpoint() -> None:
         machine_facts.check(_manifest(), 2, Requirements("aarch64", "abc", "", ""))
     with pytest.raises(RestoreRefusedError, match="engine 'state'"):
         machine_facts.check(_manifest(engine="state"), 2, here)
+
+
+def test_needs_are_in_the_words_of_node_labels() -> None:
+    info = "processor: 0\nflags : sse4_2 fma avx2 avx512f avx512_vnni amx_tile made_up\n"
+    found = machine_facts.needs("x86_64", info)
+    assert (found.architecture, found.cpu) == ("amd64", ["AMXTILE", "AVX2", "AVX512F", "AVX512VNNI", "FMA3"])
+    assert machine_facts.needs("aarch64", "Features : fp asimd\n") == Needs("arm64", [])
+    assert machine_facts.needs().architecture
 
 
 def test_cpu_flags_digest_ignores_order_and_depends_on_the_flags() -> None:

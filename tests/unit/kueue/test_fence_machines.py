@@ -1,0 +1,199 @@
+"""The fence and machines: a checkpoint is continued only on nodes that can run it, else on another flavor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import controller_scene as scene
+import pytest
+from controller_scene import T0
+
+from kueue_integration import placement
+from kueue_integration.controller import fit, inbox
+from kueue_integration.controller.actions import AnswerReady, RequestReadmission, Reshape, Wait
+from kueue_integration.controller.decide import decide
+from kueue_integration.controller.errors import RefusedError
+from kueue_integration.controller.fit import ARCHITECTURE, CPUID, FlavorMachines
+from kueue_integration.controller.hold import Settings
+from kueue_integration.controller.machines import KEPT_S, Machines
+from kueue_integration.fake import FakeKube
+from kueue_integration.resources import NODE, RESOURCE_FLAVOR, merge_patch
+from proxy.protocol import names
+from proxy.protocol.messages import CommitRequest, Needs, NodeRequirement, Placement, from_json, to_json
+
+NOW = T0 + 41
+AMD = Needs("amd64", ["AVX2", "AVX512F"])
+SKYLAKE = {ARCHITECTURE: "amd64", CPUID + "AVX2": "true", CPUID + "AVX512F": "true"}
+ZEN3 = {ARCHITECTURE: "amd64", CPUID + "AVX2": "true"}
+GRAVITON = {ARCHITECTURE: "arm64"}
+BARE = {ARCHITECTURE: "amd64"}
+
+
+def machines(**flavors):
+    """Flavors with their nodes; each flavor's nodeLabels are `flavor: NAME`."""
+    made = {
+        name: FlavorMachines({"flavor": name}, {f"{name}-{i}": labels for i, labels in enumerate(nodes)})
+        for name, nodes in flavors.items()
+        if nodes is not None
+    }
+    return made.get
+
+
+def job(needs=AMD, **annotations):
+    ended = scene.record(ended_by="Preempted", evicted_at=T0 + 20, committed_at=T0 + 22, released_at=T0 + 23)
+    saved = {names.ANN_CHECKPOINT: to_json(replace(scene.checkpoint(), needs=needs))}
+    made = scene.job(annotations={**scene.history(ended), **saved, **annotations})
+    made["spec"]["template"] = {"spec": {"containers": [{"name": "train"}]}}
+    return made
+
+
+def admitted(flavor="spot", retries=0):
+    made = scene.workload(reserved_at=40, flavor=flavor)
+    made["status"]["admissionChecks"][-1]["retryCount"] = retries
+    return made
+
+
+def look(the_job, workload, machines_of, flavors=("spot", "ondemand")):
+    return decide(the_job, workload, [], NOW, Settings(), scene.nobody, lambda _: flavors, machines_of).action
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [[SKYLAKE], [GRAVITON, SKYLAKE], [BARE], [{}], [], None, [ZEN3, {ARCHITECTURE: "amd64"}]],
+    ids=["fits", "one fits", "CPU not labelled", "not labelled", "no nodes", "not known", "one not labelled"],
+)
+def test_a_flavor_that_fits_or_may_fit_is_used(nodes):
+    action = look(job(), admitted(), machines(spot=nodes, ondemand=[SKYLAKE]))
+    assert isinstance(action, AnswerReady)
+    assert action.pod_annotations[names.ANN_CHECKPOINT] == "train-a1-g1"
+
+
+@pytest.mark.parametrize("needs", [None, Needs("")], ids=["checkpoint of before", "nothing known"])
+def test_a_checkpoint_that_does_not_say_what_it_needs_is_let_through(needs):
+    assert isinstance(look(job(needs), admitted(), machines(spot=[GRAVITON])), AnswerReady)
+
+
+def test_a_reference_without_the_field_can_be_read():
+    text = to_json(scene.checkpoint()).replace(',"needs":null', "")
+    assert "needs" not in text
+    assert from_json(type(scene.checkpoint()), text) == scene.checkpoint()
+
+
+def test_without_a_checkpoint_no_node_is_looked_at():
+    def never(flavor):
+        raise AssertionError(f"asked for {flavor}")
+
+    assert isinstance(look(scene.job(), scene.workload(), never), AnswerReady)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ([GRAVITON, GRAVITON], "flavor spot: its nodes are arm64, checkpoint train-a1-g1 needs amd64"),
+        ([GRAVITON, ZEN3], "flavor spot: its nodes lack AVX512F, which checkpoint train-a1-g1 needs"),
+    ],
+)
+def test_a_flavor_that_does_not_fit_is_left_for_one_that_does(nodes, words):
+    current = job()
+    action = look(current, admitted(), machines(spot=nodes, ondemand=[SKYLAKE]))
+    assert isinstance(action, RequestReadmission)
+    assert words in action.message and action.message.endswith("next: ondemand")
+    where = from_json(Placement, action.job_annotations[names.ANN_PLACEMENT])
+    assert where == Placement(["ondemand"], [], [[NodeRequirement("flavor", "In", ["ondemand"])]])
+    (record,) = scene.stored(action.job_annotations)
+    assert words in record.note
+    # Without quota the Job gets the shape that keeps Kueue from choosing the same flavor again, and then starts.
+    current = merge_patch(current, {"metadata": {"annotations": dict(action.job_annotations)}})
+    shaped = look(current, scene.workload(reserved_at=None), machines(spot=nodes, ondemand=[SKYLAKE]))
+    assert isinstance(shaped, Reshape)
+    current = merge_patch(current, shaped.body)
+    good = admitted("ondemand")
+    good["spec"]["podSets"][0]["template"]["spec"]["affinity"] = placement.affinity(where)
+    answer = look(current, good, machines(spot=nodes, ondemand=[SKYLAKE]))
+    assert isinstance(answer, AnswerReady) and answer.attempt == 2
+    # An admission on the old flavor that was under way is sent back as well.
+    again = look(current, admitted("spot"), machines(spot=nodes, ondemand=[SKYLAKE]))
+    assert isinstance(again, RequestReadmission) and "only on ondemand" in again.message
+
+
+def test_nodes_that_the_job_keeps_away_from_stay_avoided():
+    away = Placement([], ["x"], [[NodeRequirement(placement.HOSTNAME, "NotIn", ["host-x"])]])
+    current = job(**{names.ANN_PLACEMENT: to_json(away)})
+    current["spec"]["template"]["spec"]["affinity"] = placement.affinity(away)
+    shape = admitted()
+    shape["spec"]["podSets"][0]["template"]["spec"]["affinity"] = placement.affinity(away)
+    action = look(current, shape, machines(spot=[GRAVITON], ondemand=[SKYLAKE]))
+    where = from_json(Placement, action.job_annotations[names.ANN_PLACEMENT])
+    assert (where.flavors, where.avoid_nodes) == (["ondemand"], ["x"])
+    assert NodeRequirement(placement.HOSTNAME, "NotIn", ["host-x"]) in where.terms[0]
+
+
+def test_when_no_flavor_fits_kueue_tries_again_ever_later_and_nothing_starts():
+    nodes = machines(spot=[GRAVITON], ondemand=[ZEN3])
+    current, pauses = job(), []
+    for retries in (0, 1, 3, 30):
+        action = look(current, admitted(retries=retries), nodes)
+        assert isinstance(action, RequestReadmission)
+        assert action.message.endswith("needs amd64; no flavor it may use fits")
+        assert names.ANN_PLACEMENT not in action.job_annotations
+        pauses.append(action.requeue_after_s)
+        current = merge_patch(current, {"metadata": {"annotations": dict(action.job_annotations)}})
+    assert pauses == [5, 10, 40, fit.LONGEST_PAUSE_S]
+    (record,) = inbox.views.history(current)
+    assert record.note.count("no flavor it may use fits") == 1
+
+
+def test_a_flavor_that_the_user_did_not_name_is_not_taken():
+    only = Placement(["spot"], [], [[NodeRequirement("flavor", "In", ["spot"])]])
+    current = job(**{names.ANN_PLACEMENT: to_json(only)})
+    current["spec"]["template"]["spec"]["affinity"] = placement.affinity(only)
+    shape = admitted()
+    shape["spec"]["podSets"][0]["template"]["spec"]["affinity"] = placement.affinity(only)
+    action = look(current, shape, machines(spot=[GRAVITON], ondemand=[SKYLAKE]))
+    assert isinstance(action, RequestReadmission)
+    assert "no flavor it may use fits" in action.message and names.ANN_PLACEMENT not in action.job_annotations
+
+
+def test_an_affinity_of_the_users_own_and_flavors_without_labels_are_left_alone():
+    current = job()
+    current["spec"]["template"]["spec"]["affinity"] = {"nodeAffinity": {"mine": True}}
+    action = look(current, admitted(), machines(spot=[GRAVITON], ondemand=[SKYLAKE]))
+    assert isinstance(action, RequestReadmission) and names.ANN_PLACEMENT not in action.job_annotations
+    plain = {"spot": FlavorMachines({}, {"a": GRAVITON}), "ondemand": FlavorMachines({}, {"b": SKYLAKE})}
+    action = look(job(), admitted(), plain.get)
+    assert isinstance(action, RequestReadmission) and names.ANN_PLACEMENT not in action.job_annotations
+    assert "do not tell them apart" in action.message
+
+
+def test_a_placement_that_cannot_be_read_is_named_and_nothing_starts():
+    action = look(job(**{names.ANN_PLACEMENT: "{"}), admitted(), machines(spot=[GRAVITON], ondemand=[SKYLAKE]))
+    assert isinstance(action, Wait) and names.ANN_PLACEMENT in action.message
+
+
+def test_nodes_are_listed_by_the_flavors_labels_once_for_many_restores():
+    def node(name, **labels):
+        return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+
+    spot = {"kind": "ResourceFlavor", "apiVersion": RESOURCE_FLAVOR.api_version, "metadata": {"name": "spot"}}
+    kube = FakeKube(
+        {**spot, "spec": {"nodeLabels": {"flavor": "spot"}}},
+        node("a", flavor="spot", **GRAVITON),
+        node("b", flavor="ondemand", **BARE),
+    )
+    now = [100.0]
+    known = Machines(kube, lambda: now[0])
+    for _ in range(3):
+        assert known.of("spot") == FlavorMachines({"flavor": "spot"}, {"a": {"flavor": "spot", **GRAVITON}})
+    assert [kind for _, kind, _ in kube.requests].count(NODE.name) == 1
+    kube.create(node("c", flavor="spot", **BARE))
+    now[0] += KEPT_S
+    assert set(known.of("spot").nodes) == {"a", "c"}
+    assert known.of("gone") is None
+
+
+@pytest.mark.parametrize("needs", [Needs("a" * 99), Needs("amd64", ["X"] * 33), Needs("amd64", ["x" * 99])])
+def test_what_a_pod_says_it_needs_is_bounded(needs):
+    ref = replace(scene.checkpoint(), needs=needs)
+    current = scene.job(suspend=False, annotations=scene.history(scene.record()))
+    with pytest.raises(RefusedError, match=r"checkpoint\.needs"):
+        inbox.commit(current, CommitRequest("team", "train", 1, ref, T0 + 30, 99), T0 + 31)
