@@ -5,13 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any
 
-from kueue_integration.errors import Gone, KubeError
+from kueue_integration.errors import KubeError
 from kueue_integration.k8s import Kube
 from kueue_integration.resources import WORKLOAD, Object, is_true
+
+from .events import changes
 
 FINISHERS = 4
 RUNTIME = "bench/runtime-ms"
@@ -37,24 +38,8 @@ class Finisher:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
 
-    def _events(self) -> Iterator[Object]:
-        version = ""
-        while not self._stop.is_set():
-            try:
-                if not version:
-                    items, version = self._kube.list_versioned(WORKLOAD, self._namespace)
-                    yield from items
-                for event, found in self._kube.watch(WORKLOAD, self._namespace, None, version, 30):
-                    version = found["metadata"]["resourceVersion"]
-                    if event in ("ADDED", "MODIFIED"):
-                        yield found
-            except Gone:
-                version = ""
-            except KubeError:
-                self._stop.wait(0.5)
-
     def _watch(self) -> None:
-        for workload in self._events():
+        for workload in changes(self._kube, WORKLOAD, self._namespace, self._stop):
             name = str(workload["metadata"]["name"])
             if name not in self.admitted and is_true(workload, "Admitted"):
                 self.admitted[name] = time.monotonic()

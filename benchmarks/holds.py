@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from datetime import datetime
 
-from kueue_integration.errors import Gone, KubeError
 from kueue_integration.k8s import Kube
 from kueue_integration.resources import JOB, Object, annotation
 from proxy.protocol import names
+
+from .events import changes
 
 
 class HoldWatch:
@@ -32,24 +33,8 @@ class HoldWatch:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
 
-    def _events(self) -> Iterator[Object]:
-        version = ""
-        while not self._stop.is_set():
-            try:
-                if not version:
-                    items, version = self._kube.list_versioned(JOB, self._namespace)
-                    yield from items
-                for event, found in self._kube.watch(JOB, self._namespace, None, version, 30):
-                    version = found["metadata"]["resourceVersion"]
-                    if event in ("ADDED", "MODIFIED"):
-                        yield found
-            except Gone:
-                version = ""
-            except KubeError:
-                self._stop.wait(0.5)
-
     def _run(self) -> None:
-        for job in self._events():
+        for job in changes(self._kube, JOB, self._namespace, self._stop):
             name = str(job["metadata"]["name"])
             if name in self._jobs:
                 self._note(name, job, time.time())
