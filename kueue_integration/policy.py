@@ -142,7 +142,8 @@ def plan(job: Mapping[str, Any]) -> Plan | None:
     saved = [ref for ref in known_refs if ref is not None and ref.attempt == record.attempt]
     last = requests.answer(job, requests.CHECKPOINT)
     tried = last.finished_at if last is not None and last.attempt == record.attempt else None
-    since = max([record.first_step_at, *(ref.created_at for ref in saved), *([tried] if tried is not None else [])])
+    # The controller's own clock, where it can be had: the others are the pods'.
+    since = tried if tried is not None else max([record.first_step_at, *(ref.created_at for ref in saved)])
     if wanted.steps is not None:
         start = max([record.first_step or 0, *(ref.step for ref in saved)])
         at = since + (_backed_off(SHORTEST_S, known.failures) if known.failures else every.LEAST_S if saved else 0.0)

@@ -9,6 +9,7 @@ from typing import Any
 
 from proxy.protocol.messages import AttemptRecord
 
+from .. import every
 from ..classify import preempted_by
 from ..status import JobStatus
 
@@ -135,6 +136,10 @@ def detail(status: JobStatus, wide: bool = False) -> str:
 
 def _periodic(status: JobStatus) -> str:
     """The interval, and when the next checkpoint is due."""
+    try:
+        every.parse(status.checkpoint_every)
+    except ValueError as error:
+        return f"none: {status.checkpoint_every!r} {error}"
     text, planned = f"a checkpoint every {status.checkpoint_every}", status.next_checkpoint
     if status.checkpoint_every == "auto":
         text = "checkpoints at an interval from cost and failures"

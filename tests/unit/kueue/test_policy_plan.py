@@ -155,6 +155,7 @@ def ref(step, at):
         (job(answer=("failed", FIRST + 60, FIRST + 90), failures=30), FIRST + 90 + policy.MAX_PAUSE_S, None),
         (job("2h", answer=("failed", FIRST + 60, FIRST + 90), failures=30), FIRST + 90 + 7200, None),
         (job(answer=("done", FIRST + 60, FIRST + 90), failures=5), FIRST + 150, None),
+        (job(answer=("done", FIRST + 60, FIRST + 63), saved=[ref(300, FIRST + 9000)]), FIRST + 123, None),
         (job("500 steps"), FIRST, 500),
         (job("500 steps", saved=[ref(620, FIRST + 70)]), FIRST + 70 + every.LEAST_S, 1120),
         (job("500 steps", answer=("failed", FIRST + 60, FIRST + 90)), FIRST + 90 + 120, 500),

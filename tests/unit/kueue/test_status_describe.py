@@ -191,5 +191,6 @@ def test_the_next_periodic_checkpoint_is_shown() -> None:
     assert "every 500 steps; next at step 500" in tables.detail(shown("500 steps"))
     assert "from cost and failures, now 300 s; next at" in tables.detail(shown("auto"))
     assert shown("600s", end=("Complete", "True")).next_checkpoint is None
+    assert "Periodic:    none: 'daily' is not an interval; use '300s'" in tables.detail(shown("daily"))
     assert "Periodic" not in tables.detail(shown(""))
     assert json.loads(to_json(timed))["next_checkpoint"]["at"] == 720.0
