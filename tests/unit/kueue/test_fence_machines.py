@@ -9,15 +9,17 @@ import pytest
 from controller_scene import T0
 
 from kueue_integration import placement
-from kueue_integration.controller import fit, inbox
+from kueue_integration.controller import fit, inbox, levers
 from kueue_integration.controller.actions import AnswerReady, RequestReadmission, Reshape, Wait
 from kueue_integration.controller.decide import decide
 from kueue_integration.controller.errors import RefusedError
 from kueue_integration.controller.fit import ARCHITECTURE, CPUID, FlavorMachines
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.machines import KEPT_S, Machines
+from kueue_integration.controller.metrics import Metrics
+from kueue_integration.controller.reconciler import Reconciler, Task
 from kueue_integration.fake import FakeKube
-from kueue_integration.resources import NODE, RESOURCE_FLAVOR, merge_patch
+from kueue_integration.resources import JOB, NODE, RESOURCE_FLAVOR, WORKLOAD, annotation, merge_patch
 from proxy.protocol import names
 from proxy.protocol.messages import CommitRequest, Needs, NodeRequirement, Placement, from_json, to_json
 
@@ -189,6 +191,38 @@ def test_nodes_are_listed_by_the_flavors_labels_once_for_many_restores():
     now[0] += KEPT_S
     assert set(known.of("spot").nodes) == {"a", "c"}
     assert known.of("gone") is None
+
+
+def kueue(kind, name, namespace=None, **spec):
+    meta = {"name": name, **({"namespace": namespace} if namespace else {})}
+    return {"apiVersion": RESOURCE_FLAVOR.api_version, "kind": kind, "metadata": meta, "spec": spec}
+
+
+def test_the_worker_sends_the_admission_back_and_places_the_job():
+    flavors = [{"name": "spot", "resources": []}, {"name": "ondemand", "resources": []}]
+    current = job()
+    current["metadata"]["labels"][names.KUEUE_QUEUE_LABEL] = "q"
+    objects = [
+        kueue("ClusterQueue", "training", resourceGroups=[{"coveredResources": ["cpu"], "flavors": flavors}]),
+        kueue("LocalQueue", "q", scene.NS, clusterQueue="training"),
+    ]
+    for name, labels in (("spot", GRAVITON), ("ondemand", SKYLAKE)):
+        objects.append(kueue("ResourceFlavor", name, nodeLabels={"flavor": name}))
+        meta = {"name": f"node-{name}", "labels": {"flavor": name, **labels}}
+        objects.append({"apiVersion": "v1", "kind": "Node", "metadata": meta})
+    kube = FakeKube(current, admitted(), *objects)
+    reconciler = Reconciler(kube, Settings(regrow=False), Metrics(), now=lambda: NOW)
+    reconciler.world.start()
+    try:
+        assert reconciler.world.wait_synced(30)
+        reconciler.handle(Task("job", scene.NS, "train"))
+    finally:
+        reconciler.world.stop()
+    (state,) = kube.get(WORKLOAD, scene.NS, "job-train-1")["status"]["admissionChecks"]
+    assert (state["state"], state["requeueAfterSeconds"]) == ("Retry", levers.SENT_BACK_S)
+    assert "flavor spot: its nodes are arm64, checkpoint train-a1-g1 needs amd64; next: ondemand" in state["message"]
+    stored = annotation(kube.get(JOB, scene.NS, "train"), names.ANN_PLACEMENT)
+    assert from_json(Placement, stored).flavors == ["ondemand"]
 
 
 @pytest.mark.parametrize("needs", [Needs("a" * 99), Needs("amd64", ["X"] * 33), Needs("amd64", ["x" * 99])])
