@@ -79,19 +79,19 @@ def check_space(path: Path, wanted: int) -> None:
         )
 
 
-def missing_packages(packages: Mapping[str, str] = PACKAGES) -> list[str]:
-    """Debian packages whose program or file is not here."""
+def missing_packages(packages: Mapping[str, str] | None = None) -> list[str]:
+    """Debian packages whose program or file is not here; of PACKAGES, if not said."""
     search = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin"
     found = []
-    for needed, package in packages.items():
+    for needed, package in (PACKAGES if packages is None else packages).items():
         present = Path(needed).exists() if needed.startswith("/") else shutil.which(needed, path=search) is not None
         if not present:
             found.append(package)
     return sorted(set(found))
 
 
-def install_packages(cache: Path, progress: Progress, packages: Mapping[str, str] = PACKAGES) -> None:
-    """Install what is missing of `packages` (program or file -> Debian package) with apt.
+def install_packages(cache: Path, progress: Progress, packages: Mapping[str, str] | None = None) -> None:
+    """Install what is missing of `packages` (program or file -> Debian package; PACKAGES, if not said) with apt.
 
     :raises HostError: not Debian, or apt fails
     """
