@@ -163,7 +163,7 @@ def maximum_execution_time(rows: Rows) -> None:
 def deactivated(rows: Rows, job: Training, reason: str, *words: str, number: int = 1) -> None:
     """Checkpoint first, then Suspended with the reason and how to go on; activated again the job may go on."""
     saved(job, number, reason)
-    reads(job, "Suspended", reason, "is committed", "set spec.active", *words)
+    reads(job, "Suspended", reason, "is committed", "singularityctl resume", *words)
     assert rows.workload(job.name)["spec"]["active"] is False
     # Until our controller has taken it back, Kueue would deactivate again at once.
     wait_for(lambda: not is_true(rows.workload(job.name), "DeactivationTarget"), "no DeactivationTarget", TIMEOUT_S)
