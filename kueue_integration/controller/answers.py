@@ -124,6 +124,8 @@ def _done(
             return ""
         return f"paused; {records.restart_point(views.checkpoint(job))} when it is resumed"
     if not active:
+        if levers.reshaping(workload):
+            return ""
         waits = request.op != "resume" and given is None and levers.reshape(job, workload) is None
         return "set; takes effect when the job is resumed" if waits else ""
     if given is None or record is None or not _trains(workload, record, check_name):

@@ -2,7 +2,9 @@
 
 Shape = number of workers, fewest workers, placement. It stands in the Job's annotations and is given to Kueue while
 the Job is suspended and its Workload has no quota: only then does Kueue take a change over without starting anew. An
-admission that came faster than that is sent back at the fence.
+admission that came faster than that is stopped at the fence: the Workload leaves the queue (`spec.active: false`), gets
+its shape in peace and comes back. Sending it back with Retry would not do: Kueue looks again in the same moment in
+which it takes the quota away, with or without a delay, and admits the old shape for ever.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ STOPPING = "kueue.x-k8s.io/stopping"
 NOTE = "as asked for"
 """Every message and note of a readmission that a user's request needs starts with this."""
 SENT_BACK_S = 5
-"""Seconds before Kueue looks again at an admission that came too early: time to give it the new shape."""
+"""Seconds before Kueue looks again at an admission that the fence does not want."""
 
 
 def active(workload: Object) -> bool:
@@ -54,10 +56,12 @@ def lever(job: Object, workload: Object, pods: Sequence[Object], check_name: str
     found = requests.running(job, requests.CHANGE)
     op = found[0].op if found else ""
     if op in ("pause", "resume") and active(workload) == (op == "pause"):
-        return PatchWorkload(body={"spec": {"active": op == "resume"}}, why=op)
+        return PatchWorkload(body=_activity(workload, op == "resume"), why=op)
     shaped = reshape(job, workload)
     if shaped is not None:
         return shaped
+    if reshaping(workload) and op != "pause" and _in_new_shape(job, workload):
+        return PatchWorkload(body=_activity(workload, True), why="reshaped")
     record = records.last(views.history(job))
     state = views.check(workload, check_name)
     runs = not views.suspended(job) and is_true(workload, "Admitted") and not is_true(workload, "Evicted")
@@ -77,7 +81,33 @@ def at_fence(job: Object, workload: Object) -> Action | None:
     if found is not None and found[0].op == "pause":
         return PatchWorkload(body={"spec": {"active": False}}, why="pause")
     problem = _wrong_admission(job, workload)
-    return RequestReadmission(message=f"{NOTE}: {problem}", requeue_after_s=SENT_BACK_S) if problem else None
+    if not problem:
+        return None
+    if _stale(job, workload):
+        out = {"metadata": {"annotations": {names.ANN_RESHAPE: problem}}, "spec": {"active": False}}
+        return PatchWorkload(body=out, why="reshape")
+    return RequestReadmission(message=f"{NOTE}: {problem}", requeue_after_s=SENT_BACK_S)
+
+
+def reshaping(workload: Object) -> bool:
+    """Whether the Workload is out of the queue only until it has its new shape."""
+    return not active(workload) and annotation(workload, names.ANN_RESHAPE) is not None
+
+
+def _activity(workload: Object, on: bool) -> dict[str, Any]:
+    body: dict[str, Any] = {"spec": {"active": on}}
+    if annotation(workload, names.ANN_RESHAPE) is not None:
+        body["metadata"] = {"annotations": {names.ANN_RESHAPE: None}}
+    return body
+
+
+def _in_new_shape(job: Object, workload: Object) -> bool:
+    return views.suspended(job) and views.reservation(workload) is None and not _stale(job, workload)
+
+
+def _stale(job: Object, workload: Object) -> bool:
+    """Whether Job or Workload do not have the shape yet that was asked for."""
+    return bool(_job_change(job)) or _stale_podset(job, workload)
 
 
 def unfit(job: Object, workload: Object, pods: Sequence[Object], record: AttemptRecord) -> str:
@@ -101,8 +131,7 @@ def _wrong_admission(job: Object, workload: Object) -> str:
     target = where(job)
     if target.flavors and given.flavor not in target.flavors:
         return f"not on {given.flavor}, only on {' or '.join(target.flavors)}"
-    stale = _job_change(job) or _stale_podset(job, workload)
-    return "admitted in its old shape" if stale else ""
+    return "admitted in its old shape" if _stale(job, workload) else ""
 
 
 def _stale_podset(job: Object, workload: Object) -> bool:

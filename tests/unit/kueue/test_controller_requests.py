@@ -270,14 +270,44 @@ def admitted(count=4, least=2, flavor="ondemand", wanted=4, where=None):
     return made
 
 
-def test_an_admission_in_the_old_shape_is_sent_back_at_the_fence():
-    sent = action(stopped(), admitted())
-    assert isinstance(sent, RequestReadmission)
-    assert (sent.message, sent.requeue_after_s) == ("as asked for: admitted in its old shape", levers.SENT_BACK_S)
+def test_an_admission_in_the_old_shape_leaves_the_queue_until_it_has_the_new_one():
+    out = action(stopped(), admitted())
+    assert isinstance(out, PatchWorkload)
+    assert out.body["spec"] == {"active": False}
+    assert out.body["metadata"] == {"annotations": {names.ANN_RESHAPE: "admitted in its old shape"}}
     shaped = merge_patch(stopped(), {"spec": {"parallelism": 2, "completions": 2}})
     shaped["metadata"]["annotations"].pop(MIN_PARALLELISM)
-    assert isinstance(action(shaped, admitted()), RequestReadmission)  # Kueue has not taken it over yet
+    assert isinstance(action(shaped, admitted()), PatchWorkload)  # Kueue has not taken it over yet
     assert isinstance(action(shaped, admitted(2, None, wanted=2)), AnswerReady)
+
+
+def test_a_workload_out_of_the_queue_comes_back_in_its_new_shape():
+    """The whole way of a migration that Kueue was faster than."""
+    current, workload = stopped(request("migrate", placement=SPOT), placed(SPOT)), admitted()
+    out = action(current, workload)
+    assert isinstance(out, PatchWorkload)
+    workload = merge_patch(waiting(active=False), out.body)
+    assert not isinstance(action(current, workload), AnswerRequest)
+    first = action(current, workload)
+    assert isinstance(first, Reshape)
+    current = merge_patch(current, first.body)
+    second = action(current, workload)
+    assert isinstance(second, PatchWorkload)
+    assert "podSets" in second.body["spec"]
+    workload = merge_patch(workload, second.body)
+    back = action(current, workload)
+    assert isinstance(back, PatchWorkload)
+    assert back.body == {"spec": {"active": True}, "metadata": {"annotations": {names.ANN_RESHAPE: None}}}
+    assert action(current, merge_patch(workload, back.body)) is None
+
+
+def test_a_pause_while_a_workload_is_out_of_the_queue_keeps_it_out():
+    current = stopped(request("pause"), {})
+    out = merge_patch(waiting(active=False), {"metadata": {"annotations": {names.ANN_RESHAPE: "x"}}})
+    assert not isinstance(action(current, out), PatchWorkload)
+    resumed = action(stopped(request("resume"), {}), out)
+    assert isinstance(resumed, PatchWorkload)
+    assert resumed.body == {"spec": {"active": True}, "metadata": {"annotations": {names.ANN_RESHAPE: None}}}
 
 
 def test_an_admission_on_the_wrong_flavor_is_sent_back_at_the_fence():
@@ -285,8 +315,8 @@ def test_an_admission_on_the_wrong_flavor_is_sent_back_at_the_fence():
     current["spec"]["template"]["spec"]["affinity"] = placement.affinity(SPOT)
     sent = action(current, admitted(where=SPOT))
     assert isinstance(sent, RequestReadmission)
-    assert sent.message == "as asked for: not on ondemand, only on spot"
-    assert isinstance(action(current, admitted(flavor="spot")), RequestReadmission)  # by chance: Kueue knows nothing
+    assert (sent.message, sent.requeue_after_s) == ("as asked for: not on ondemand, only on spot", levers.SENT_BACK_S)
+    assert isinstance(action(current, admitted(flavor="spot")), PatchWorkload)  # by chance: Kueue knows nothing
     assert isinstance(action(current, admitted(flavor="spot", where=SPOT)), AnswerReady)
 
 

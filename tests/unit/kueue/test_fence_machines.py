@@ -10,7 +10,7 @@ from controller_scene import T0
 
 from kueue_integration import placement
 from kueue_integration.controller import fit, inbox, levers
-from kueue_integration.controller.actions import AnswerReady, RequestReadmission, Reshape, Wait
+from kueue_integration.controller.actions import AnswerReady, PatchWorkload, RequestReadmission, Reshape, Wait
 from kueue_integration.controller.decide import decide
 from kueue_integration.controller.errors import RefusedError
 from kueue_integration.controller.fit import ARCHITECTURE, CPUID, FlavorMachines
@@ -113,9 +113,10 @@ def test_a_flavor_that_does_not_fit_is_left_for_one_that_does(nodes, words):
     good["spec"]["podSets"][0]["template"]["spec"]["affinity"] = placement.affinity(where)
     answer = look(current, good, machines(spot=nodes, ondemand=[SKYLAKE]))
     assert isinstance(answer, AnswerReady) and answer.attempt == 2
-    # An admission on the old flavor that was under way is sent back as well.
+    # An admission on the old flavor that was under way does not start: it gets the new shape out of the queue.
     again = look(current, admitted("spot"), machines(spot=nodes, ondemand=[SKYLAKE]))
-    assert isinstance(again, RequestReadmission) and "only on ondemand" in again.message
+    assert isinstance(again, PatchWorkload)
+    assert again.body["metadata"]["annotations"] == {names.ANN_RESHAPE: "not on spot, only on ondemand"}
 
 
 def test_nodes_that_the_job_keeps_away_from_stay_avoided():
