@@ -186,11 +186,12 @@ def steps_lost(attempts: Sequence[AttemptRecord]) -> int:
 
 
 def timings(attempts: Sequence[AttemptRecord]) -> dict[str, list[float]]:
-    """Durations in seconds by name, one per attempt that has both ends."""
+    """Durations in seconds by name, one per attempt that has both ends in this order."""
     found: dict[str, list[float]] = {}
     for name, (start, end) in TIMINGS.items():
         ends = [(getattr(a, start), getattr(a, end)) for a in attempts]
-        found[name] = [round(b - a, 3) for a, b in ends if a is not None and b is not None]
+        # Beside Kueue (a drained node, say) the barrier comes before the eviction: that is no duration.
+        found[name] = [round(b - a, 3) for a, b in ends if a is not None and b is not None and b >= a]
     return found
 
 

@@ -194,3 +194,9 @@ def test_the_next_periodic_checkpoint_is_shown() -> None:
     assert "Periodic:    none: 'daily' is not an interval; use '300s'" in tables.detail(shown("daily"))
     assert "Periodic" not in tables.detail(shown(""))
     assert json.loads(to_json(timed))["next_checkpoint"]["at"] == 720.0
+
+
+def test_a_barrier_before_the_eviction_is_no_duration():
+    record = attempt(1, evicted_at=9.0, barrier_at=5.0, committed_at=7.0)
+    assert timings([record])["evicted_to_barrier"] == []
+    assert timings([record])["barrier_to_committed"] == [2.0]
