@@ -5,26 +5,15 @@ from __future__ import annotations
 import click
 
 from .. import verbs
-from .common import open_cluster
-from .verbs import finish, verb_options
+from ..kube import Kube
+from .verbs import verb
 
 
 @click.command()
-@verb_options
+@verb
 @click.option("--workers", type=int, required=True, help="Pods wanted from now on.")
 @click.option("--min-workers", type=int, help="Fewest pods to go on with. Default: as before, --workers at most.")
-@click.pass_context
-def resize(
-    ctx: click.Context,
-    name: str,
-    kubeconfig: str | None,
-    context: str | None,
-    namespace: str,
-    wait: bool,
-    timeout: float,
-    workers: int,
-    min_workers: int | None,
-) -> None:
+def resize(kube: Kube, namespace: str, name: str, workers: int, min_workers: int | None) -> verbs.Result:
     """Change the number of pods of a job. Its ranks stay the same, several per pod when there are fewer.
 
     A smaller job gives its quota back at once, after a checkpoint. A bigger one goes on as it is until the quota is
@@ -34,11 +23,5 @@ def resize(
     Examples:
       singularityctl resize digits --workers 2 --wait
       singularityctl resize digits --workers 8 --min-workers 4
-
-    \b
-    Exit codes:
-      0 asked for (with --wait: done)   1 with --wait: failed, replaced, or not done in time
-      2 refused: nothing was changed    3 the cluster or the platform is not as it must be
     """
-    kube = open_cluster(kubeconfig, context)
-    finish(ctx, kube, verbs.resize(kube, namespace, name, workers, min_workers), wait, timeout)
+    return verbs.resize(kube, namespace, name, workers, min_workers)

@@ -1,7 +1,8 @@
-"""What the commands of the verbs share: their options, waiting, and the exit code."""
+"""What the commands of the verbs share: their options, the cluster, waiting, and the exit codes."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,9 +12,38 @@ import click
 from .. import verbs
 from ..kube import Kube
 from . import EXIT_FAILED, tables
-from .common import cluster_options, job_argument
+from .common import cluster_options, job_argument, open_cluster
 
 F = TypeVar("F", bound=Callable[..., Any])
+_EXIT_CODES = """
+    \b
+    Exit codes:
+      0 asked for (with --wait: done)   1 with --wait: failed, replaced, or not done in time
+      2 refused: nothing was changed    3 the cluster or the platform is not as it must be
+    """
+
+
+def verb(function: Callable[..., verbs.Result]) -> Callable[..., None]:
+    """A command out of `function(kube, namespace, name, **its own options)`: it asks, tells, and waits if told to."""
+
+    @functools.wraps(function)
+    @click.pass_context
+    def command(
+        ctx: click.Context,
+        /,
+        name: str,
+        kubeconfig: str | None,
+        context: str | None,
+        namespace: str,
+        wait: bool,
+        timeout: float,
+        **own: Any,
+    ) -> None:
+        kube = open_cluster(kubeconfig, context)
+        finish(ctx, kube, function(kube, namespace, name, **own), wait, timeout)
+
+    command.__doc__ = (function.__doc__ or "").rstrip() + "\n" + _EXIT_CODES
+    return verb_options(command)
 
 
 def verb_options(function: F) -> F:

@@ -7,6 +7,7 @@ a store which nobody else does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ..errors import ProxyError, StoreError
@@ -27,16 +28,10 @@ def show(store: Store, namespace: str, job: str, checkpoint: str) -> Json:
     """The manifest without its packs: sizes per rank, requirements. Raises StoreError."""
     manifest = store.read_manifest(namespace, job, checkpoint)
     ranks = [{"rank": r.rank, "files": len(r.files), "bytes": sum(f.size for f in r.files)} for r in manifest.ranks]
-    needs = manifest.requirements
     return {
         **_entry(Listing(manifest.id, manifest)),
         "engine": manifest.engine,
-        "requirements": {
-            "architecture": needs.architecture,
-            "cpu_flags_digest": needs.cpu_flags_digest,
-            "python": needs.python,
-            "image": needs.image,
-        },
+        "requirements": asdict(manifest.requirements),
         "ranks": sorted(ranks, key=lambda rank: rank["rank"]),
     }
 
@@ -50,7 +45,7 @@ def verify(store: Store, namespace: str, job: str, checkpoint: str) -> Json:
     return {
         "id": manifest.id,
         "objects": len(catalog.objects(manifest)),
-        "bytes": _bytes(manifest),
+        "bytes": content_size(manifest),
         "problems": sorted(store.verify(manifest)),
     }
 
@@ -118,12 +113,13 @@ def _entry(listing: Listing) -> Json:
         "step": manifest.step,
         "world_size": manifest.world_size,
         "created_at": manifest.created_at,
-        "bytes": _bytes(manifest),
+        "bytes": content_size(manifest),
         "labels": dict(manifest.labels),
         "pinned": listing.pinned,
         "problem": listing.problem,
     }
 
 
-def _bytes(manifest: Manifest) -> int:
+def content_size(manifest: Manifest) -> int:
+    """Bytes of the images as they were dumped."""
     return sum(file.size for rank in manifest.ranks for file in rank.files)

@@ -11,12 +11,14 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import StoreError
 from ..protocol.manifest import Manifest
 from . import catalog
+from .admin import content_size
 from .catalog import Listing
 from .store import Store
 
@@ -113,7 +115,7 @@ def _summary(manifest: Manifest) -> dict[str, Any]:
         "world_size": manifest.world_size,
         "engine": manifest.engine,
         "created_at": manifest.created_at,
-        "bytes": sum(f.size for r in manifest.ranks for f in r.files),
+        "bytes": content_size(manifest),
         "bytes_in_store": sum(catalog.objects(manifest).values()),
         "format": manifest.format,
     }
@@ -123,7 +125,6 @@ def _show(store: Store, args: argparse.Namespace) -> Answer:
     manifest = _manifest(store, args)
     files = store.backend.find(f"jobs/{manifest.namespace}/{manifest.job}")
     problem = catalog.missing(manifest, files)
-    requirements = manifest.requirements
     document: dict[str, Any] = {
         "id": manifest.id,
         "namespace": manifest.namespace,
@@ -131,12 +132,7 @@ def _show(store: Store, args: argparse.Namespace) -> Answer:
         "problem": problem,
         "pinned": f"jobs/{manifest.namespace}/{manifest.job}/pins/{manifest.id}" in files,
         **_summary(manifest),
-        "requirements": {
-            "architecture": requirements.architecture,
-            "cpu_flags_digest": requirements.cpu_flags_digest,
-            "python": requirements.python,
-            "image": requirements.image,
-        },
+        "requirements": asdict(manifest.requirements),
         "labels": manifest.labels,
         "ranks": [
             {

@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 from test_verbs_ask import answer, cluster, running
 
 from kueue_integration import cli, verbs
-from kueue_integration.cli import checkpoint, migrate, pause, resize, resume
+from kueue_integration.cli import verbs as cli_verbs
 from kueue_integration.fake import FakeKube
 from kueue_integration.resources import JOB
 
@@ -19,8 +19,7 @@ COMMANDS = {
 @pytest.fixture
 def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
     fake = cluster(running())
-    for module in (resize, migrate, checkpoint, pause, resume):
-        monkeypatch.setattr(module, "open_cluster", lambda kubeconfig, context: fake)
+    monkeypatch.setattr(cli_verbs, "open_cluster", lambda kubeconfig, context: fake)
     return fake
 
 
