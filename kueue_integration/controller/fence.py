@@ -8,7 +8,7 @@ from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef
 
 from ..resources import Object, is_true
-from . import clock, records, views
+from . import records, views
 from .actions import AnswerReady, Decision, Wait
 from .errors import BadAnnotationError
 
@@ -61,14 +61,15 @@ def _stuck(pods: Sequence[Object], now: float) -> tuple[str, float | None]:
     due = []
     for pod in sorted(pods, key=lambda p: str(p["metadata"]["name"])):
         meta = pod["metadata"]
-        text = meta.get("deletionTimestamp")  # the API server adds the grace period to it
+        gone_at = views.gone_at(pod)
         node = (pod.get("spec") or {}).get("nodeName")
-        if not text or not node:
+        if gone_at is None or not node:
             continue
-        late = clock.parse(str(text)) + STUCK_S
+        late = gone_at + STUCK_S
         if now >= late:
             return (
-                f"; pod {meta['name']} should have ended at {text}, but its node {node} does not say so. If the node "
+                f"; pod {meta['name']} should have ended at {meta['deletionTimestamp']}, but its node {node} does not "
+                f"say so. If the node "
                 f"is off: kubectl taint nodes {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or "
                 f"kubectl delete node {node}; if only the pod hangs and nothing of it runs: "
                 f"kubectl delete pod {meta['name']} -n {meta['namespace']} --force --grace-period=0"

@@ -342,8 +342,8 @@ class Reconciler:
 
     def _policy(self) -> None:
         """The hold is an admission policy with its binding: without either, no preemption waits for a checkpoint."""
-        kinds = (ADMISSION_POLICY, ADMISSION_POLICY_BINDING)
-        missing = [kind.name for kind in kinds if self._kube.find(kind, None, names.HOLD_LEASE) is None]
+        parts = (ADMISSION_POLICY, ADMISSION_POLICY_BINDING)
+        missing = [kind.name for kind in parts if self._kube.find(kind, None, names.HOLD_LEASE) is None]
         self._metrics.set("singularity_hold_policy_missing", float(bool(missing)))
         if missing:
             what = " and no ".join(missing)
