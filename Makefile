@@ -88,6 +88,6 @@ $(STAMP): pyproject.toml | python
 	@echo "Python packages into $(VENV) (first time: one to three minutes)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install -q --upgrade uv
-	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip install -q -e ".[airflow,kueue,proxy,dev]" scikit-learn
+	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip install -q -e ".[airflow,openlineage,kueue,proxy,dev]" scikit-learn
 	@rm -f $(VENV)/.installed-*
 	@touch $@

@@ -28,13 +28,16 @@ WATCH_S = 300
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
 
+ALL = ""
+"""Instead of a Job's name: a subscription to every managed Job of the namespace."""
+
 _Key = tuple[int, str, str]
 _informers: dict[_Key, Informer] = {}
 
 
 @dataclass
 class Subscription:
-    """One trigger's view on one Job."""
+    """One trigger's view on one Job, or on all (name `ALL`)."""
 
     informer: Informer
     name: str
@@ -53,6 +56,11 @@ class Subscription:
     @property
     def job(self) -> Object | None:
         return self.informer.jobs.get(self.name)
+
+    @property
+    def jobs(self) -> list[Object]:
+        """Every managed Job of the namespace."""
+        return list(self.informer.jobs.values())
 
     @property
     def workload(self) -> Object | None:
@@ -209,7 +217,7 @@ class Informer:
         self.workloads[label(obj, names.KUEUE_JOB_UID_LABEL) or ""] = obj
 
     def _notify(self, name: str) -> None:
-        for subscription in self._by_name.get(name, ()):
+        for subscription in (*self._by_name.get(name, ()), *self._by_name.get(ALL, ())):
             subscription.notify()
 
     def _notify_all(self) -> None:

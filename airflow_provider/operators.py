@@ -30,6 +30,7 @@ from .exceptions import (
 from .identity import Claim, Decision, TaskKey, Try, decide
 from .lineage import document, headline
 from .memory import OUTAGE_KEY, STORE_KEY, add_past, remember
+from .reporting import TrainingReporter
 from .triggers import USER_STATES, SingularityJobTrigger
 
 DeletionPolicy = Literal["never", "on_success", "always"]
@@ -37,7 +38,7 @@ RETRY_AFTER_S = 30.0
 REMOVE_WAIT_S = 60.0
 
 
-class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
+class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[misc]
     """Train on Kueue-managed Kubernetes; preemption, migration and resizing do not end the task nor cost a retry.
 
     The task submits one Indexed Job and defers; a worker slot is held only for the seconds of submitting and ending.
@@ -46,7 +47,8 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
     deletes the one that runs.
 
     Results are the XComs `job` (`{"namespace", "name", "uid"}`) and `lineage` (attempts, checkpoints, timings; kept
-    current while the task is deferred).
+    current while the task is deferred). The event of every asset in `outlets` gets `extra["training"]`: job, steps,
+    preemptions, last checkpoint. With the openlineage provider every attempt is a run below the task's.
 
     :param queue_name: Kueue LocalQueue in `namespace` (templated). Airflow's own `queue` stays the worker's queue
     :param command: argv of the program, one process per rank, without torchrun (templated)
@@ -304,6 +306,7 @@ class SingularityTrainOperator(BaseOperator):  # type: ignore[misc]
         job, outcome, message = event["job"], event["status"], event["message"]
         where = f"Job {job['namespace']}/{job['name']}"
         self._push(context, job, event["lineage"])
+        self.report(context, event["lineage"], outcome == "success")
         if outcome != "success":
             add_past(context.get("task_state_store"), event["lineage"])
         value = self._read_result(job) if outcome == "success" else None

@@ -18,13 +18,16 @@ from kueue_integration.status import summarise
 from . import cluster, submission
 from .exceptions import SingularityProviderError
 from .identity import Claim, TaskKey
+from .reporting import add_to_events
 
 
 class SingularityCheckpointSensor(BaseSensorOperator):  # type: ignore[misc]
     """Succeed when the training task has a checkpoint that is new enough; its XCom is that checkpoint.
 
     The XCom is `{"id", "attempt", "step", "committed_at", "bytes", "url", ...}`. `mode="reschedule"` (the default here)
-    holds no worker slot in between. A training that has ended without such a checkpoint fails the sensor at once.
+    holds no worker slot in between. A training that has ended without such a checkpoint fails the sensor at once. The
+    event of every asset in `outlets` has it in `extra["training"]["checkpoint"]`; for one event per checkpoint see
+    `airflow_provider.assets`.
 
     :param training_task_id: the task made with SingularityTrainOperator or `@task.singularity_train` (templated)
     :param training_dag_id: its Dag; default: the sensor's own (templated)
@@ -89,6 +92,7 @@ class SingularityCheckpointSensor(BaseSensorOperator):  # type: ignore[misc]
             return PokeReturnValue(is_done=False)
         if found is not None:
             self.log.info("Checkpoint %s at step %s", found["id"], found.get("step"))
+            add_to_events(context, self.outlets, {"checkpoint": found})
         elif over:
             raise SingularityProviderError(f"The training {key.task_id} has ended without such a checkpoint")
         return PokeReturnValue(is_done=found is not None, xcom_value=found)

@@ -1,0 +1,84 @@
+"""What an ended training tells the rest of Airflow: asset events of the task's outlets, and OpenLineage.
+
+Both are told after the outcome stands; trouble with either is a warning in the task log and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from airflow.sdk import Asset
+
+
+class TrainingReporter:
+    """Mixin of the operator. `report` notes the lineage for the methods that the openlineage provider calls later."""
+
+    log: Any
+    outlets: Any
+    _reported: Mapping[str, Any] | None = None
+
+    def report(self, context: Any, lineage: Mapping[str, Any] | None, succeeded: bool) -> None:
+        """Tell what became of the job, in `execute_complete`."""
+        if lineage is None:
+            return
+        self._reported = lineage
+        if succeeded:
+            add_to_events(context, self.outlets, model_extra(lineage))
+        try:
+            from . import openlineage
+
+            sent = openlineage.send_attempts(context["ti"], lineage)
+        except ImportError:
+            return  # not installed
+        except Exception as error:  # the transport, or a provider that has changed
+            self.log.warning("OpenLineage: the attempts were not sent (%s: %s)", type(error).__name__, error)
+        else:
+            if sent:
+                self.log.info("OpenLineage: %d events of %d attempts sent", sent, len(lineage["attempts"]))
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """Called by the openlineage provider. It has imported what is imported here."""
+        from airflow.providers.openlineage.extractors import OperatorLineage
+
+        from . import openlineage
+
+        if self._reported is None:
+            return OperatorLineage()
+        return OperatorLineage(
+            outputs=openlineage.checkpoint_datasets(self._reported),
+            run_facets={"singularity_training": openlineage.training_facet(self._reported)},
+        )
+
+    get_openlineage_facets_on_failure = get_openlineage_facets_on_complete
+
+
+def model_extra(lineage: Mapping[str, Any]) -> dict[str, Any]:
+    """`extra` of the event of an asset that a training has made: which job, how it went, its last checkpoint."""
+    checkpoints = lineage.get("checkpoints") or ()
+    attempts = lineage.get("attempts") or ()
+    return {
+        "job": {name: lineage.get(name) for name in ("namespace", "name", "uid")},
+        "step": lineage.get("step"),
+        "loss": (lineage.get("progress") or {}).get("loss"),
+        "world_size": lineage.get("world_size"),
+        "attempts": len(attempts) + lineage.get("attempts_omitted", 0),
+        "preemptions": lineage.get("preemptions"),
+        "steps_lost": lineage.get("steps_lost"),
+        "goodput": lineage.get("goodput"),
+        "flavors": list(dict.fromkeys(record["flavor"] for record in attempts)),
+        "checkpoint": dict(checkpoints[-1]) if checkpoints else None,
+    }
+
+
+def add_to_events(context: Any, outlets: Iterable[Any], extra: Mapping[str, Any]) -> None:
+    """Put `extra` under the key `training` into the event of every asset among `outlets`.
+
+    Whatever else the Dag's author puts there stays.
+    """
+    events = context.get("outlet_events")
+    if events is None:
+        return
+    for outlet in outlets or ():
+        if isinstance(outlet, Asset):
+            events[outlet].extra["training"] = dict(extra)
