@@ -288,6 +288,7 @@ def _admitted(job: _Obj, past: Sequence[AttemptRecord], pods: Sequence[_Obj]) ->
     wanted = int(job["spec"].get("parallelism") or 1)
     ready = int((job.get("status") or {}).get("ready") or 0)
     where = f" on {last.flavor}" if last and last.flavor else ""
+    where += f" in cluster {last.cluster}" if last and last.cluster else ""
     seen = records.progress(job)
     now = seen if seen and last and seen.attempt == last.attempt else None
     if last and last.first_step_at is not None:

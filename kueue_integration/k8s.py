@@ -236,3 +236,21 @@ def connect(kubeconfig: str | None = None, context: str | None = None) -> ApiKub
             "export KUBECONFIG=$(singularityctl local kubeconfig)) or give --kubeconfig"
         ) from error
     return ApiKube(client.ApiClient(configuration))
+
+
+def connect_to(kubeconfig: Mapping[str, Any]) -> ApiKube:
+    """A client for the cluster of a kubeconfig that somebody has put into the cluster as data.
+
+    Raises PlatformError: it cannot be used, or would have us run a program or read a file of ours.
+    """
+    for user in kubeconfig.get("users") or ():
+        given = user.get("user") or {}
+        strange = sorted({"exec", "auth-provider", "tokenFile", "client-certificate", "client-key"} & set(given))
+        if strange:
+            raise PlatformError(f"user {user.get('name')!r} has {strange[0]}: give token or client-certificate-data")
+    configuration = client.Configuration()
+    try:
+        config.load_kube_config_from_dict(dict(kubeconfig), client_configuration=configuration)
+    except (config.ConfigException, OSError, KeyError, TypeError, ValueError) as error:
+        raise PlatformError(f"not a kubeconfig: {error}") from error
+    return ApiKube(client.ApiClient(configuration))

@@ -81,6 +81,10 @@ PRIORITY_CLASS: Final = Kind(
 RESOURCE_FLAVOR: Final = Kind(
     "ResourceFlavor", names.KUEUE_GROUP, names.KUEUE_VERSION, "resourceflavors", namespaced=False
 )
+MULTIKUEUE_CLUSTER: Final = Kind(
+    "MultiKueueCluster", names.KUEUE_GROUP, names.KUEUE_VERSION, "multikueueclusters", namespaced=False
+)
+SECRET: Final = Kind("Secret", "", "v1", "secrets")
 
 KINDS: Final[Mapping[str, Kind]] = {
     kind.name: kind
@@ -106,6 +110,8 @@ KINDS: Final[Mapping[str, Kind]] = {
         ADMISSION_CHECK,
         PRIORITY_CLASS,
         RESOURCE_FLAVOR,
+        MULTIKUEUE_CLUSTER,
+        SECRET,
     )
 }
 

@@ -84,6 +84,8 @@ class JobStatus:
     """As wished: `300s`, `500 steps`, `auto`; "" for no periodic checkpoints."""
     next_checkpoint: policy.Plan | None = None
     """The next periodic one, while the job trains; in the past: it is being asked for or saved."""
+    cluster: str = ""
+    """The worker cluster that the current attempt runs in, where MultiKueue has moved the job there."""
 
     @property
     def final(self) -> bool:
@@ -132,6 +134,7 @@ def summarise(
         attempt=records.integer(job, names.ANN_ATTEMPT),
         pods=last.pods if last and alive else 0,
         flavor=last.flavor if last and alive else "",
+        cluster=(last.cluster or "") if last and alive else "",
         step=max(seen.step if seen else 0, saved.step if saved else 0, _reached(last)),
         steps_lost=steps_lost(attempts),
         attempts=attempts,

@@ -45,7 +45,7 @@ def jobs_table(statuses: Sequence[JobStatus], wide: bool = False) -> str:
     """One line per job."""
     head = ["NAME", "PHASE", "QUEUE", "ATTEMPT", "PODS", "FLAVOR", "STEP", "MESSAGE"]
     rows = [
-        (s.name, s.phase, s.queue, s.attempt or None, f"{s.pods}/{s.workers}", s.flavor, s.step, s.message)
+        (s.name, s.phase, s.queue, s.attempt or None, f"{s.pods}/{s.workers}", place(s), s.step, s.message)
         for s in statuses
     ]
     if wide:
@@ -62,7 +62,7 @@ def attempts_table(attempts: Sequence[AttemptRecord], wide: bool = False) -> str
     """One line per attempt."""
     head = ["ATTEMPT", "FLAVOR", "PODS", "RANKS", "STEPS", "RAN FOR", "ENDED BY", "PREEMPTED BY"]
     rows = [
-        (a.attempt, a.flavor, a.pods, a.ranks, steps(a), seconds(a), a.ended_by or "runs", preempted_by(a))
+        (a.attempt, place(a), a.pods, a.ranks, steps(a), seconds(a), a.ended_by or "runs", preempted_by(a))
         for a in attempts
     ]
     return table(head, rows, 10_000 if wide else WIDTH)
@@ -81,6 +81,11 @@ def checkpoints_table(entries: Sequence[Mapping[str, Any]]) -> str:
         for e in entries
     ]  # fmt: skip
     return table(head, rows)
+
+
+def place(where: JobStatus | AttemptRecord) -> str:
+    """The flavor, with the cluster before it where that is another one."""
+    return f"{where.cluster}/{where.flavor}" if where.cluster else where.flavor
 
 
 def steps(record: AttemptRecord) -> str:

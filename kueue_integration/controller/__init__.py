@@ -5,5 +5,5 @@ hold and the fence, `planner` the regrowth, `inbox` what a pod's message does to
 `workqueue`, `reconciler` (acts), `lease` (who acts), `api` (answers the pods), `__main__`.
 
 All state lives in Kubernetes: annotations of the Job and the admission check of the Workload. A controller that is
-killed at any line loses nothing. Nothing else of this project imports this package.
+killed at any line loses nothing. Only `multikueue`, which runs in this process, imports this package.
 """

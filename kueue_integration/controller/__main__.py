@@ -14,6 +14,7 @@ from aiohttp import web
 
 from ..errors import SingularityError
 from ..k8s import connect
+from ..multikueue.courier import Courier
 from . import clock, config, logs
 from .api import Api, Hub, health_app
 from .lease import LeaseKeeper
@@ -55,6 +56,16 @@ async def serve(settings: config.Config) -> None:
         server=server,
     )
     reconciler.leads = lambda: keeper.leads
+    courier = None
+    if settings.multikueue_namespace:
+        courier = Courier(
+            kube,
+            settings.multikueue_namespace,
+            settings.settings.check_name,
+            metrics,
+            leads=lambda: keeper.leads,
+            now=server.now,
+        )
     api = Api(kube, reconciler.world, hub, (settings.secret_dir / "peer-key").read_bytes(), metrics, server)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(settings.secret_dir / "tls.crt", settings.secret_dir / "tls.key")
@@ -77,6 +88,8 @@ async def serve(settings: config.Config) -> None:
     await web.TCPSite(runners[0], port=settings.api_port, ssl_context=tls).start()
     await asyncio.to_thread(reconciler.world.wait_synced, 60)
     keeper.start()
+    if courier is not None:
+        courier.start()
     log.info("serving", extra={"api_port": settings.api_port, "identity": settings.identity})
 
     stop = asyncio.Event()
@@ -85,6 +98,8 @@ async def serve(settings: config.Config) -> None:
     await stop.wait()
     log.info("stopping")
     await asyncio.to_thread(keeper.stop)
+    if courier is not None:
+        await asyncio.to_thread(courier.stop)
     await asyncio.to_thread(reconciler.stop)
     for runner in runners:
         await runner.cleanup()

@@ -61,6 +61,11 @@ class RecordHistory(Action):
 
 
 @dataclass(frozen=True)
+class KeepRecords(Action):
+    """Put our finalizer on a Job that MultiKueue has copied here: it may be deleted at any moment."""
+
+
+@dataclass(frozen=True)
 class Repair(Action):
     """Put back what somebody deleted or spoilt by hand. `what` is one of the words counted in the metrics."""
 

@@ -30,6 +30,8 @@ class Config:
     health_port: int = 8080
     log_level: str = "INFO"
     kubeconfig: str | None = None
+    multikueue_namespace: str = ""
+    """Of Kueue, when this cluster is a MultiKueue manager: it has the Secrets of the worker clusters. "" for none."""
 
 
 def _number(env: Mapping[str, str], name: str, default: float, minimum: float) -> float:
@@ -90,4 +92,5 @@ def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
         health_port=args.health_port,
         log_level=args.log_level,
         kubeconfig=args.kubeconfig,
+        multikueue_namespace=env.get("SINGULARITY_MULTIKUEUE_NAMESPACE") or "",
     )

@@ -17,6 +17,7 @@ from .actions import (
     AnswerRequest,
     AskCheckpoint,
     Decision,
+    KeepRecords,
     RecordHistory,
     RequestReadmission,
     Revive,
@@ -52,6 +53,8 @@ def decide(
     """
     preemptor = _preemptor(workload, name_of)
     ours = views.managed(job) and not job["metadata"].get("deletionTimestamp")
+    if ours and views.copied(job) and not views.kept(job):
+        return Decision(KeepRecords())
     running = not views.suspended(job) and not views.failing(job)
     # A Workload that is gone without a trace (its finalizer was removed by hand): Kueue suspends such a Job as well.
     leaves = workload is None or views.leaves(workload)
@@ -64,7 +67,8 @@ def decide(
     answer = _take_up(job, workload, flavors_of, now)
     if answer is not None:
         return Decision(answer)
-    if workload is not None and fence.asks(workload, settings.check_name):
+    # An attempt of a copied Workload is the manager's to number, and to let in.
+    if workload is not None and not views.copied(workload) and fence.asks(workload, settings.check_name):
         sent_back = _before_start(job, workload)
         if sent_back:
             return Decision(sent_back)
@@ -82,7 +86,8 @@ def decide(
         changed = _bookkeeping(job, workload, pods, preemptor, now)
         if changed is not None:
             return Decision(changed)
-        revived = revive.due(workload, now) if workload is not None and not running else None
+        idle = workload is not None and not running and not views.copied(workload)
+        revived = revive.due(workload, now) if workload is not None and idle else None
         if revived is not None:
             return Decision(Revive(status=revived))
         answer, wake = answers.follow(job, workload, pods, settings.check_name, now)

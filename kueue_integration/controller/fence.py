@@ -47,7 +47,7 @@ def decide(job: Object, workload: Object, pods: Sequence[Object], preemptor: str
         stuck, look_at = _stuck(writers, now)
         return Decision(Wait(message=f"{waiting}{stuck}"), wake_at=look_at)
     try:
-        return Decision(_answer(job, workload, preemptor, now))
+        return Decision(answer(job, workload, preemptor, now))
     except BadAnnotationError as error:
         return Decision(Wait(message=str(error)))
 
@@ -78,7 +78,13 @@ def _stuck(pods: Sequence[Object], now: float) -> tuple[str, float | None]:
     return "", min(due, default=None)
 
 
-def _answer(job: Object, workload: Object, preemptor: str | None, now: float) -> AnswerReady:
+def answer(
+    job: Object, workload: Object, preemptor: str | None, now: float, cluster: str | None = None
+) -> AnswerReady:
+    """The next attempt of `job` on the reservation of `workload`, which is `cluster`'s if it is in another one.
+
+    Raises BadAnnotationError.
+    """
     given, reservation = views.admission(workload), views.reservation(workload)
     assert given is not None and reservation is not None  # `asks` saw them
     history, checkpoint = views.history(job), views.checkpoint(job)
@@ -105,6 +111,7 @@ def _answer(job: Object, workload: Object, preemptor: str | None, now: float) ->
             queued_at=_queued_at(workload, before),
             restored_from=checkpoint.id if checkpoint else None,
             held=views.hold(job) is not None,
+            cluster=cluster,
         )
         change = {names.ANN_ATTEMPT: str(number), names.ANN_HOLD_DEADLINE: None}
         if views.hold(job) is not None:

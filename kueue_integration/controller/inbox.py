@@ -39,7 +39,7 @@ MAX_NEEDS = 32
 
 def require_current(job: Object, attempt: int) -> None:
     """Raises RefusedError 409 unless `attempt` is the Job's current one, and the Job is to stay."""
-    if job["metadata"].get("deletionTimestamp"):
+    if views.going(job):
         raise RefusedError(409, "the job is being deleted: its pods have nothing more to save")
     current = views.attempt(job)
     if attempt != current:

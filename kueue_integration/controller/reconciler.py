@@ -29,6 +29,7 @@ from .actions import (
     AnswerRequest,
     AskCheckpoint,
     Decision,
+    KeepRecords,
     RecordHistory,
     Repair,
     StartCheckpoint,
@@ -53,6 +54,7 @@ PLAN_SHARE = 0.1
 """Planning looks at every Workload of a cohort: it may take this share of the worker's time, no more."""
 CONFLICT_DELAY_S = 0.05
 BACKOFF_MAX_S = 30.0
+_JOB_ONLY = (RecordHistory, Repair, StartCheckpoint, AnswerRequest, AskCheckpoint, KeepRecords)
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ class Reconciler:
         if first.action is None or (isinstance(first.action, Wait) and self._said(workload, first.action)):
             return
         # These only write the Job, whose version guards them: no time is lost between an eviction and its barrier.
-        if isinstance(first.action, (RecordHistory, Repair, StartCheckpoint, AnswerRequest, AskCheckpoint)):
+        if isinstance(first.action, _JOB_ONLY):
             self._perform(first.action, job, workload)
             return
         # Copies may be old, so everything else is decided again on fresh reads. Pods come before the Job: a pod that
@@ -267,6 +269,8 @@ class Reconciler:
         workload = self.world.workloads.get(task.namespace, task.name)  # its version guards the answer
         if workload is None or views.owner_job(workload) or not fence.asks(workload, self._settings.check_name):
             return
+        if views.copied(workload):
+            return  # its Job follows when the manager has let the attempt in: see kueue_integration.multikueue
         action = fence.decide({"metadata": workload["metadata"]}, workload, (), None, self._now()).action
         assert action is not None
         self._perform(action, workload, workload)

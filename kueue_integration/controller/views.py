@@ -27,7 +27,27 @@ _PREEMPTOR = re.compile(r"\(UID: ([^,)\s]+)(?:, JobUID: ([^,)\s]+))?")
 
 # --- Job ----------------------------------------------------------------------------------------------------------
 def managed(job: Object | None) -> bool:
-    return label(job, names.LABEL_MANAGED) == "true"
+    return label(job, names.LABEL_MANAGED) == "true" and not delegated(job)
+
+
+def delegated(job: Object | None) -> bool:
+    """Whether MultiKueue runs the Job in another cluster: here it is only a record of what happens there."""
+    return ((job or {}).get("spec") or {}).get("managedBy") == names.MULTIKUEUE_CONTROLLER
+
+
+def copied(obj: Object | None) -> bool:
+    """Whether MultiKueue has copied the Job or Workload into this cluster: its attempts are numbered elsewhere."""
+    return label(obj, names.MULTIKUEUE_ORIGIN_LABEL) is not None
+
+
+def kept(job: Object) -> bool:
+    """Whether a deletion of the Job waits until its records have been read."""
+    return names.FINALIZER_RECORDS in (job["metadata"].get("finalizers") or ())
+
+
+def going(job: Object) -> bool:
+    """Whether the Job is being deleted and nothing more can be written on it."""
+    return bool(job["metadata"].get("deletionTimestamp")) and not kept(job)
 
 
 def suspended(job: Object) -> bool:
@@ -223,6 +243,11 @@ def reservation(workload: Object) -> str | None:
         return None
     reserved = condition(workload, "QuotaReserved") or {}
     return f"{workload['metadata']['uid']}/{reserved.get('lastTransitionTime', '')}"
+
+
+def reserved_at(workload: Object) -> float:
+    """Unix seconds of the quota reservation (whole ones), 0 without one."""
+    return clock.transition(condition(workload, "QuotaReserved")) or 0.0
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,8 @@ class World:
                 continue
             if is_true(workload, "Evicted") or is_true(workload, "Finished"):
                 continue
+            if views.delegated(job) or views.copied(job):
+                continue  # its size is the same in every cluster, and where it runs is the manager's to say
             try:
                 history = views.history(job)
                 views.workers_wanted(job)

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from proxy.protocol import names
+
 from ..k8s import Kube
 from ..resources import WORKLOAD, Object, kind_of
 from . import clock, fit, levers, planner, views
@@ -15,6 +17,7 @@ from .actions import (
     AnswerReady,
     AnswerRequest,
     AskCheckpoint,
+    KeepRecords,
     PatchWorkload,
     ReleaseHold,
     Repair,
@@ -36,12 +39,27 @@ def patch_annotations(kube: Kube, job: Object, change: Annotations) -> Object:
     return kube.patch(kind_of(job), meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
 
 
+def drop_finalizer(kube: Kube, job: Object) -> Object:
+    """Let a deletion of the Job go through, if it is still as `job` shows it. Raises Conflict, KubeError."""
+    left = [name for name in job["metadata"].get("finalizers") or () if name != names.FINALIZER_RECORDS]
+    return _patch_finalizers(kube, job, left)
+
+
+def _patch_finalizers(kube: Kube, job: Object, finalizers: list[str]) -> Object:
+    meta = job["metadata"]
+    body = {"metadata": {"finalizers": finalizers}}
+    return kube.patch(kind_of(job), meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
+
+
 def perform(
     kube: Kube, action: Action, job: Object, workload: Object | None, check_name: str, metrics: Metrics, now: float
 ) -> None:
     """Raises Conflict when the objects have changed since the decision: decide again. Raises KubeError."""
     if action.job_annotations:
         patch_annotations(kube, job, action.job_annotations)
+    if isinstance(action, KeepRecords):
+        finalizers = [*(job["metadata"].get("finalizers") or ()), names.FINALIZER_RECORDS]
+        _patch_finalizers(kube, job, finalizers)
     if isinstance(action, Reshape):
         meta = job["metadata"]
         kube.patch_job(meta["namespace"], meta["name"], action.body, resource_version=meta["resourceVersion"])
@@ -127,6 +145,8 @@ def _tell(action: Action, job: Object, metrics: Metrics) -> None:
     elif isinstance(action, (Reshape, PatchWorkload)):
         what = "Job" if isinstance(action, Reshape) else f"Workload ({action.why})"
         log.info("request: %s changed", what, extra={**fields, "change": dict(action.body)})
+    elif isinstance(action, KeepRecords):
+        log.info("copied here by MultiKueue: its records are kept until the manager has them", extra=fields)
     else:
         record = views.history(job)[-1]
         log.debug("history of attempt %d updated", record.attempt, extra=fields)

@@ -118,6 +118,8 @@ class AttemptRecord:
     """What a user should read about how it ended, if anything is unusual."""
     held: bool = False
     """Its hold was armed at the start."""
+    cluster: str | None = None
+    """The worker cluster that it ran in, as MultiKueue calls it; None: the cluster of the Job itself."""
 
 
 # --- user -> controller, in annotations of the Job ----------------------------------------------------------------

@@ -1,0 +1,188 @@
+"""The worker clusters: connected to with the kubeconfig Secrets that MultiKueue's own objects name."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from proxy.protocol import names
+
+from ..controller import views
+from ..controller.informer import Informer
+from ..controller.world import SILENT_S
+from ..errors import KubeError, NotFound, PlatformError
+from ..k8s import connect_to
+from ..kinds import JOB_NAME_LABEL
+from ..kube import Kube
+from ..resources import JOB, MULTIKUEUE_CLUSTER, POD, SECRET, WORKLOAD, Object, label, selector
+from .ledger import Site, prebuilt
+
+log = logging.getLogger(__name__)
+
+KUBECONFIG_KEY = "kubeconfig"
+"""In the Secret (MultiKueueConfigSecretKey in Kueue's apis/kueue/v1beta2/multikueue_types.go)."""
+_COPIES = names.MULTIKUEUE_ORIGIN_LABEL
+
+Changed = Callable[[str, str], None]
+"""`(namespace, name of the Workload)`, which is the same in all clusters."""
+
+
+class Worker:
+    """One worker cluster and our copies of what MultiKueue has made there."""
+
+    def __init__(self, name: str, kube: Kube, changed: Changed) -> None:
+        self.name, self.kube = name, kube
+        self._changed = changed
+        self.jobs = Informer(kube, JOB, self._on_job, selector=_COPIES, index=_workload_of_copy)
+        self.workloads = Informer(kube, WORKLOAD, self._on_workload, selector=_COPIES)
+        managed = selector({names.LABEL_MANAGED: "true"})
+        self.pods = Informer(kube, POD, self._on_pod, selector=managed, index=_job_of_pod)
+        self._informers = (self.jobs, self.workloads, self.pods)
+
+    def start(self) -> None:
+        for informer in self._informers:
+            informer.start()
+
+    def stop(self) -> None:
+        for informer in self._informers:
+            informer.stop()
+
+    @property
+    def fresh(self) -> bool:
+        return all(i.synced.is_set() and i.silent_for() < SILENT_S for i in self._informers)
+
+    def site(self, namespace: str, name: str, workload: str) -> Site:
+        """What it has of the Job `name` with that Workload, by our copies."""
+        pods = self.pods.indexed((namespace, name))
+        job, copy = self.jobs.get(namespace, name), self.workloads.get(namespace, workload)
+        return Site(self.name, self.fresh, job, copy, pods)
+
+    def look(self, namespace: str, name: str, workload: str) -> Site:
+        """The same, asked of the cluster now. The Job comes last: pods that it may have made later are none of ours.
+
+        Not reachable when it does not answer.
+        """
+        try:
+            copy = self.kube.find(WORKLOAD, namespace, workload)
+            job = self.kube.find(JOB, namespace, name)
+            pods = self.kube.list(POD, namespace, selector({JOB_NAME_LABEL: name}))
+        except KubeError as error:
+            log.warning("cluster %s: %s", self.name, error)
+            return Site(self.name, reachable=False)
+        return Site(self.name, True, job, copy if copy is None or views.copied(copy) else None, pods)
+
+    def _on_job(self, job: Object, deleted: bool) -> None:
+        self._changed(str(job["metadata"]["namespace"]), prebuilt(job))
+
+    def _on_workload(self, workload: Object, deleted: bool) -> None:
+        self._changed(str(workload["metadata"]["namespace"]), str(workload["metadata"]["name"]))
+
+    def _on_pod(self, pod: Object, deleted: bool) -> None:
+        namespace, name = _job_of_pod(pod)
+        job = self.jobs.get(namespace, name)
+        if job is not None:
+            self._changed(namespace, prebuilt(job))
+
+
+def _workload_of_copy(job: Object) -> tuple[str, str]:
+    return str(job["metadata"]["namespace"]), prebuilt(job)
+
+
+def _job_of_pod(pod: Object) -> tuple[str, str]:
+    return str(pod["metadata"]["namespace"]), label(pod, JOB_NAME_LABEL) or ""
+
+
+class Fleet:
+    """The worker clusters of this manager. `namespace` is Kueue's own, where the Secrets are."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        namespace: str,
+        changed: Changed,
+        everything: Callable[[], None],
+        connector: Callable[[Mapping[str, Any]], Kube] = connect_to,
+    ) -> None:
+        self._kube, self._namespace, self._changed, self._connector = kube, namespace, changed, connector
+        self._everything = everything
+        self._lock = threading.Lock()
+        self._workers: dict[str, Worker] = {}
+        self._made_of: dict[str, str] = {}
+        self.declared = Informer(kube, MULTIKUEUE_CLUSTER, lambda obj, deleted: everything(), optional=True)
+
+    def start(self) -> None:
+        self.declared.start()
+
+    def stop(self) -> None:
+        self.declared.stop()
+        with self._lock:
+            for worker in self._workers.values():
+                worker.stop()
+
+    def refresh(self) -> None:
+        """Connect to clusters that are new or have another kubeconfig, forget those that are declared no more."""
+        if not self.declared.synced.is_set():
+            return
+        wanted = {str(obj["metadata"]["name"]): obj for obj in self.declared.all()}
+        for name in [name for name in self._workers if name not in wanted]:
+            self._forget(name)
+        for name, declared in wanted.items():
+            try:
+                version, kubeconfig = self._kubeconfig(declared)
+                if self._made_of.get(name) == version:
+                    continue
+                kube = self._connector(kubeconfig)
+            except (KubeError, PlatformError) as error:
+                log.error("MultiKueueCluster %s: %s", name, error)
+                continue
+            self._forget(name)
+            worker = Worker(name, kube, self._changed)
+            with self._lock:
+                self._workers[name], self._made_of[name] = worker, version
+            worker.start()
+            log.info("connecting to worker cluster %s", name)
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            worker = self._workers.pop(name, None)
+            self._made_of.pop(name, None)
+        if worker is not None:
+            worker.stop()
+            log.info("worker cluster %s is not ours any more", name)
+
+    def _kubeconfig(self, declared: Object) -> tuple[str, Mapping[str, Any]]:
+        """Identity and content. Raises PlatformError, KubeError."""
+        source = ((declared.get("spec") or {}).get("clusterSource") or {}).get("kubeConfig")
+        if not source or source.get("locationType", "Secret") != "Secret":
+            raise PlatformError("spec.clusterSource names no Secret: only kubeConfig with locationType Secret is read")
+        try:
+            secret = self._kube.get(SECRET, self._namespace, str(source["location"]))
+        except NotFound:
+            raise PlatformError(f"there is no Secret {source['location']} in namespace {self._namespace}") from None
+        try:
+            content = yaml.safe_load(base64.b64decode(secret["data"][KUBECONFIG_KEY], validate=True))
+        except (KeyError, TypeError, ValueError, binascii.Error, yaml.YAMLError) as error:
+            raise PlatformError(f"Secret {source['location']}: no kubeconfig under key kubeconfig: {error}") from None
+        if not isinstance(content, dict):
+            raise PlatformError(f"Secret {source['location']}: its kubeconfig is no mapping")
+        return str(secret["metadata"]["uid"]) + str(secret["metadata"]["resourceVersion"]), content
+
+    def worker(self, name: str) -> Worker:
+        """Raises KeyError: it has been forgotten."""
+        with self._lock:
+            return self._workers[name]
+
+    def workers(self) -> Sequence[Worker]:
+        with self._lock:
+            return list(self._workers.values())
+
+    def unconnected(self) -> Sequence[str]:
+        """Clusters that are declared and that we cannot even try."""
+        declared = {str(obj["metadata"]["name"]) for obj in self.declared.all()}
+        return sorted(declared - {worker.name for worker in self.workers()})

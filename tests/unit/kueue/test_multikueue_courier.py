@@ -1,0 +1,221 @@
+"""The courier between a manager and two worker clusters, all fakes: a job moves, is cut off, killed on the way."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import controller_scene as scene
+import pytest
+from controller_scene import CHECK, NS, pod
+from test_multikueue_ledger import NAME, copy, local, ran, there
+
+from kueue_integration.controller import views
+from kueue_integration.controller.decide import decide
+from kueue_integration.controller.hold import Settings
+from kueue_integration.controller.metrics import Metrics
+from kueue_integration.errors import Conflict, PlatformError, Unreachable
+from kueue_integration.fake import FakeKube
+from kueue_integration.k8s import connect_to
+from kueue_integration.multikueue import companions
+from kueue_integration.multikueue.courier import Courier
+from kueue_integration.resources import CONFIG_MAP, JOB, MULTIKUEUE_CLUSTER, POD, SERVICE, WORKLOAD, Object, annotation
+from proxy.protocol import names
+from proxy.protocol.messages import to_json
+
+CLUSTERS = ("a", "b")
+TIMEOUT_S = 20.0
+
+
+def declared(name: str) -> Object:
+    source = {"kubeConfig": {"locationType": "Secret", "location": name}}
+    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "MultiKueueCluster", "metadata": {"name": name},
+            "spec": {"clusterSource": source}}  # fmt: skip
+
+
+def secret(name: str) -> Object:
+    text = base64.b64encode(json.dumps({"server": name}).encode()).decode()
+    meta = {"name": name, "namespace": "kueue-system"}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": {"kubeconfig": text}}
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+class Land:
+    """Manager and workers."""
+
+    def __init__(self) -> None:
+        self.manager = FakeKube(*map(declared, CLUSTERS), *map(secret, CLUSTERS))
+        self.workers = {name: FakeKube() for name in CLUSTERS}
+        self.courier = self.new()
+
+    def new(self) -> Courier:
+        def connector(config: Any) -> FakeKube:
+            return self.workers[config["server"]]
+
+        return Courier(self.manager, "kueue-system", CHECK, Metrics(), lambda: True, connector=connector)
+
+    def start(self) -> None:
+        self.courier.start()
+        until(lambda: len(self.courier.fleet.workers()) == 2, "two clusters are connected to")
+        until(lambda: all(w.fresh for w in self.courier.fleet.workers()), "the clusters are listed")
+
+    def job(self) -> Object:
+        return self.manager.get(JOB, NS, "train")
+
+    def check(self, cluster: str) -> dict[str, Any]:
+        return dict(views.check(self.workers[cluster].get(WORKLOAD, NS, NAME), CHECK) or {})
+
+    def dispatch(self, cluster: str) -> None:
+        """What Kueue does when the fence of `cluster` is open: the Job is copied, with the annotations of now."""
+        made = copy(kept=True)
+        made["metadata"]["annotations"] = dict(self.job()["metadata"]["annotations"])
+        made["metadata"].pop("uid")
+        made["metadata"].pop("resourceVersion")
+        self.workers[cluster].put(made)
+
+    def note(self, cluster: str, **annotations: str) -> None:
+        body = {"metadata": {"annotations": annotations}}
+        self.workers[cluster].patch(JOB, NS, "train", body)
+
+
+@pytest.fixture
+def land() -> Iterator[Land]:
+    made = Land()
+    yield made
+    made.courier.stop()
+
+
+def test_a_job_moves_with_its_checkpoint_and_never_runs_twice(land: Land):
+    land.manager.put(local())
+    land.manager.put(scene.workload(NAME, state=None))
+    land.start()
+    land.workers["a"].put(there(20))
+    until(lambda: land.check("a").get("state") == "Ready", "cluster a is let in")
+    assert annotation(land.job(), names.ANN_ATTEMPT) == "1"
+    land.workers["b"].put(there(21, uid="b-uid"))
+    until(lambda: "a has been let in" in land.check("b")["message"], "cluster b is told to wait")
+    land.dispatch("a")
+    land.workers["a"].put(pod(0))
+    # It trains there, is preempted and saved; the worker's controller writes that on the copy.
+    record = ran(1, "a", checkpoint=scene.checkpoint().id)
+    land.note("a", **scene.history(record), **{names.ANN_CHECKPOINT: to_json(scene.checkpoint())})
+    until(lambda: views.checkpoint(land.job()) == scene.checkpoint(), "the checkpoint is known here")
+    # Kueue deletes the Workload and the Job there; a pod is slow to end.
+    land.workers["a"].delete(WORKLOAD, NS, NAME)
+    going = land.workers["a"].get(JOB, NS, "train")
+    going["metadata"]["deletionTimestamp"] = scene.at(60)
+    land.workers["a"].put({**going, "spec": {**going["spec"], "suspend": True}})
+    until(lambda: land.workers["a"].find(POD, NS, "train-0-a1") is None, "its pods are ended")
+    until(lambda: land.check("b").get("state") == "Ready" or not land.workers["a"].get(JOB, NS, "train")["metadata"]
+          .get("finalizers"), "the copy may go")  # fmt: skip
+    assert land.check("b")["state"] == "Pending"
+    land.workers["a"].delete(JOB, NS, "train")
+    until(lambda: land.check("b").get("state") == "Ready", "cluster b is let in")
+    updates = land.check("b")["podSetUpdates"][0]["annotations"]
+    assert updates[names.ANN_ATTEMPT] == "2" and updates[names.ANN_CHECKPOINT] == scene.checkpoint().id
+    first, second = views.history(land.job())
+    assert (first.cluster, second.cluster, second.restored_from) == ("a", "b", scene.checkpoint().id)
+
+
+def test_records_that_were_written_while_nobody_listened_are_taken_before_the_copy_goes(land: Land):
+    land.manager.put(local(scene.record(1, cluster="a")))
+    land.manager.put(scene.workload(NAME, state=None))
+    saved = {names.ANN_CHECKPOINT: to_json(scene.checkpoint())}
+    land.workers["a"].put(copy(ran(1, "a"), deleted=True, suspend=True, annotations=saved))
+    land.start()
+    until(lambda: not land.workers["a"].get(JOB, NS, "train")["metadata"].get("finalizers"), "the copy may go")
+    assert views.checkpoint(land.job()) == scene.checkpoint()
+
+
+def test_a_cluster_that_is_cut_off_stops_the_next_attempt_until_somebody_gives_it_up(land: Land):
+    land.manager.put(local(ran(1, "a")))
+    land.manager.put(scene.workload(NAME, state=None))
+    land.start()
+    for _ in range(3):  # the decision that counts is made on fresh reads, and those fail
+        land.workers["a"].fail_next("list", POD, Unreachable("cut"))
+    land.workers["b"].put(there(70, uid="b-uid"))
+    until(lambda: "does not answer" in land.check("b").get("message", ""), "cluster b is told why it waits")
+    assert len(views.history(land.job())) == 1
+    land.workers["a"]._failures.clear()
+    land.workers["a"].fail_next("list", POD, Unreachable("cut"))
+    land.manager.delete(MULTIKUEUE_CLUSTER, None, "a")
+    until(lambda: land.check("b").get("state") == "Ready", "cluster b is let in")
+    assert [r.cluster for r in views.history(land.job())] == ["a", "b"]
+
+
+def test_a_courier_that_dies_after_the_record_finishes_the_same_attempt(land: Land):
+    land.manager.put(local())
+    land.manager.put(scene.workload(NAME, state=None))
+    land.workers["a"].put(there(20))
+    land.workers["a"].fail_next("patch", WORKLOAD, Unreachable("cut"))
+    land.start()
+    until(lambda: land.check("a").get("state") == "Ready", "cluster a is let in")
+    assert [r.attempt for r in views.history(land.job())] == [1]
+    assert land.check("a")["podSetUpdates"][0]["annotations"][names.ANN_ATTEMPT] == "1"
+
+
+def test_service_and_files_follow_the_job(land: Land):
+    job = local(scene.record(1, cluster="a"))
+    job["spec"]["template"] = {
+        "spec": {"subdomain": "train", "volumes": [{"name": "s", "configMap": {"name": "train-files"}}]}
+    }
+    land.manager.put(job)
+    land.manager.put(scene.workload(NAME, state=None))
+    meta = {"namespace": NS, "labels": {names.LABEL_JOB: "train"}}
+    spec = {"clusterIP": "None", "clusterIPs": ["None"], "selector": {"job-name": "train"}}
+    land.manager.put({"apiVersion": "v1", "kind": "Service", "metadata": {**meta, "name": "train"}, "spec": spec})
+    files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**meta, "name": "train-files"}, "data": {"x": "y"}}
+    land.manager.put(files)
+    land.workers["a"].put(copy(scene.record(1, cluster="a")))
+    land.start()
+    until(lambda: land.workers["a"].find(SERVICE, NS, "train"), "the Service is there")
+    until(lambda: land.workers["a"].find(CONFIG_MAP, NS, "train-files"), "the files are there")
+    service = land.workers["a"].get(SERVICE, NS, "train")
+    owner = service["metadata"]["ownerReferences"][0]
+    assert owner["uid"] == land.workers["a"].get(JOB, NS, "train")["metadata"]["uid"]
+    assert "clusterIPs" not in service["spec"] and service["spec"]["clusterIP"] == "None"
+
+
+def test_files_of_an_earlier_copy_are_waited_for_until_they_are_gone():
+    kube = FakeKube()
+    files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "f", "namespace": NS}, "data": {}}
+    old, new = copy(), copy()
+    old["metadata"]["uid"], new["metadata"]["uid"] = "old", "new"
+    companions.create(kube, companions.made_for(files, old))
+    companions.create(kube, companions.made_for(files, old))  # made already
+    with pytest.raises(Conflict, match="earlier copy"):
+        companions.create(kube, companions.made_for(files, new))
+    kube.delete(CONFIG_MAP, NS, "f")
+    kube.put(files)  # a user's own, which nobody owns, stays as it is
+    companions.create(kube, companions.made_for(files, new))
+
+
+def test_a_kubeconfig_that_would_run_a_program_of_ours_is_refused():
+    with pytest.raises(PlatformError, match="exec"):
+        connect_to({"users": [{"name": "u", "user": {"exec": {"command": "sh"}}}]})
+    with pytest.raises(PlatformError, match="not a kubeconfig"):
+        connect_to({"clusters": []})
+
+
+# --- the workers' own controllers ---------------------------------------------------------------------------------
+def test_a_worker_keeps_the_records_of_a_copy_first_of_all_and_leaves_its_fence_to_the_manager():
+    job = copy(scene.record(1), kept=False, suspend=True)
+    seen = decide(job, there(10), [], 0.0, Settings(), lambda uid: None).action
+    assert type(seen).__name__ == "KeepRecords"
+    kept = copy(scene.record(1), suspend=True)
+    assert decide(kept, there(10), [], scene.T0 + 11, Settings(), lambda uid: None).action is None
+
+
+def test_a_manager_leaves_a_job_that_runs_elsewhere_alone():
+    job = local(scene.record(1, cluster="a"), suspend=False)
+    workload = scene.workload(NAME, evicted=("AdmissionCheck", "", 50), admitted=True)
+    assert decide(job, workload, [], scene.T0 + 60, Settings(), lambda uid: None).action is None

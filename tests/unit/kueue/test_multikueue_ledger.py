@@ -1,0 +1,237 @@
+"""The ledger of a MultiKueue manager: what is due for a job, seen in all clusters. Every rule of docs/multikueue.md."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import controller_scene as scene
+import pytest
+from controller_scene import CHECK, T0, at, condition, pod
+
+from kueue_integration import requests
+from kueue_integration.controller import views
+from kueue_integration.multikueue import ledger
+from kueue_integration.multikueue.ledger import Drop, End, Grant, Hand, Record, Say, Site
+from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord, JobRequest, to_json
+
+NAME = "job-train-1"
+
+
+def local(*attempts: AttemptRecord, managed: bool = True, **fields: Any) -> dict[str, Any]:
+    """The manager's Job."""
+    marks = {names.ANN_HOLD: names.HOLD_ARMED, **(scene.history(*attempts) if attempts else {})}
+    made = scene.job(annotations={**marks, **fields.pop("annotations", {})}, managed=managed, **fields)
+    made["spec"]["managedBy"] = names.MULTIKUEUE_CONTROLLER
+    return made
+
+
+def copy(*attempts: AttemptRecord, deleted: bool = False, kept: bool = True, **fields: Any) -> dict[str, Any]:
+    """The Job as a worker cluster has it."""
+    marks = scene.history(*attempts) if attempts else {}
+    made = scene.job(annotations={**marks, **fields.pop("annotations", {})}, suspend=fields.pop("suspend", False))
+    made["metadata"]["labels"] |= {names.MULTIKUEUE_ORIGIN_LABEL: "manager", names.KUEUE_PREBUILT: NAME}
+    if kept:
+        made["metadata"]["finalizers"] = [names.FINALIZER_RECORDS]
+    if deleted:
+        made["metadata"]["deletionTimestamp"] = at(60)
+    return made
+
+
+def there(reserved_at: float | None = 10, **fields: Any) -> dict[str, Any]:
+    """The Workload as a worker cluster has it."""
+    made = scene.workload(NAME, reserved_at=reserved_at, owner=None, uid=fields.pop("uid", scene.WL_UID), **fields)
+    made["metadata"]["labels"] = {names.MULTIKUEUE_ORIGIN_LABEL: "manager"}
+    return made
+
+
+def ran(attempt: int = 1, cluster: str = "a", **fields: Any) -> AttemptRecord:
+    ended = {"ended_by": "Preempted", "evicted_at": T0 + 40, "first_step": 0, "last_step": 99, "first_step_at": T0 + 20}
+    return scene.record(attempt, cluster=cluster, **{**ended, **fields})
+
+
+HERE = scene.workload(NAME, state=None)
+"""The manager's Workload, with the manager's quota."""
+SAVED = {names.ANN_CHECKPOINT: to_json(scene.checkpoint())}
+
+
+def decide(job: Any, sites: list[Site], workload: Any = HERE) -> ledger.Step | None:
+    return ledger.decide(job, workload, sites, CHECK, T0 + 100)
+
+
+# --- the fence --------------------------------------------------------------------------------------------------------
+def test_the_first_attempt_goes_to_the_cluster_that_has_quota_longest():
+    step = decide(local(), [Site("a", workload=there(30)), Site("b", workload=there(20, flavor="spot"))])
+    assert isinstance(step, Grant) and step.cluster == "b"
+    assert step.answer.attempt == 1
+    assert step.answer.pod_annotations[names.ANN_FLAVOR] == "spot"
+    (written,) = views.history({"metadata": {"annotations": step.answer.job_annotations}})
+    assert (written.cluster, written.attempt, written.held) == ("b", 1, True)
+
+
+def test_the_next_attempt_carries_number_and_checkpoint_on():
+    step = decide(local(ran(), annotations=SAVED), [Site("a"), Site("b", workload=there(70))])
+    assert isinstance(step, Grant) and (step.cluster, step.answer.attempt) == ("b", 2)
+    assert step.answer.pod_annotations[names.ANN_CHECKPOINT] == scene.checkpoint().id
+    assert step.answer.job_annotations[names.ANN_HOLD] == names.HOLD_ARMED
+    before, after = views.history({"metadata": {"annotations": step.answer.job_annotations}})
+    assert (before.cluster, after.cluster, after.restored_from) == ("a", "b", scene.checkpoint().id)
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ([Site("a", job=copy(ran(), suspend=True))], "earlier attempt to leave cluster a"),
+        ([Site("a", job=copy(ran(), deleted=True, kept=False))], "earlier attempt to leave cluster a"),
+        ([Site("a", pods=[pod(0, deleting=True)])], "pods in cluster a to end: train-0-a1"),
+        ([Site("a", reachable=False)], "kubectl delete multikueuecluster a"),
+        ([Site("a", workload=there(50, state="Ready", uid="other"))], "cluster a has been let in"),
+    ],
+)
+def test_nothing_starts_while_something_of_the_attempt_before_may_write(others, words):
+    job = local(ran(), annotations=SAVED)
+    step = decide(job, [*others, Site("b", workload=there(70))])
+    assert isinstance(step, Say) and step.cluster == "b" and words in step.message
+    said = there(70)
+    said["status"]["admissionChecks"][0]["message"] = step.message
+    assert decide(job, [*others, Site("b", workload=said)]) is None  # said once
+
+
+def test_pods_that_have_ended_hold_nothing_back():
+    step = decide(local(ran()), [Site("a", pods=[pod(0, phase="Failed")]), Site("b", workload=there(70))])
+    assert isinstance(step, Grant)
+
+
+def test_a_cluster_that_never_ran_the_job_may_be_silent():
+    sites = [Site("c", reachable=False), Site("b", workload=there(70))]
+    assert isinstance(decide(local(ran(cluster="a")), sites), Grant)
+
+
+def test_a_crash_between_the_two_writes_gives_the_same_cluster_the_same_number():
+    first = decide(local(), [Site("a", workload=there(20)), Site("b", workload=there(30, uid="other"))])
+    assert isinstance(first, Grant) and first.cluster == "a"
+    job = local(annotations=dict(first.answer.job_annotations))
+    early = there(5, uid="other")  # meanwhile another cluster turns up with an earlier reservation
+    again = decide(job, [Site("a", workload=there(20)), Site("b", workload=early)])
+    assert isinstance(again, Grant) and (again.cluster, again.answer.attempt) == ("a", 1)
+    assert again.answer.job_annotations == {}
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [scene.workload(NAME, reserved_at=None), scene.workload(NAME, evicted=("AdmissionCheck", "", 50), state=None)],
+)
+def test_nothing_starts_without_the_managers_own_quota(workload):
+    assert decide(local(ran()), [Site("a", workload=there(70))], workload) is None
+
+
+def test_an_unreadable_annotation_stops_the_fence_and_says_so():
+    step = decide(local(annotations={names.ANN_HISTORY: "{"}), [Site("a", workload=there())])
+    assert isinstance(step, Say) and names.ANN_HISTORY in step.message
+
+
+def test_a_job_that_is_not_ours_is_let_in_as_it_is():
+    step = decide(local(managed=False), [Site("a", workload=there())])
+    assert isinstance(step, Grant) and not step.answer.pod_annotations and not step.answer.job_annotations
+
+
+def test_a_jobset_of_ours_is_told_that_it_cannot_train_here():
+    step = ledger.no_jobsets(HERE, [Site("a", workload=there())], CHECK)
+    assert isinstance(step, Say) and "make it a Job" in step.message
+
+
+# --- records ------------------------------------------------------------------------------------------------------
+def test_records_of_the_copy_come_to_the_managers_job():
+    job = local(scene.record(1, cluster="a"))
+    newer = copy(scene.record(1, cluster="a", first_step=0), annotations={**SAVED, names.ANN_HOLD: "released"})
+    step = decide(job, [Site("a", job=newer)])
+    assert isinstance(step, Record)
+    assert step.change[names.ANN_CHECKPOINT] == SAVED[names.ANN_CHECKPOINT]
+    assert names.ANN_HOLD not in step.change  # the next attempt is held again
+    job["metadata"]["annotations"].update(step.change)
+    assert decide(job, [Site("a", job=newer)]) is None
+
+
+def test_records_of_an_older_attempt_never_replace_newer_ones():
+    job = local(ran(1), scene.record(2, cluster="b"))
+    old = copy(ran(1), deleted=True, annotations=SAVED)
+    assert decide(job, [Site("a", job=old), Site("b")]) == Drop("a")
+
+
+def test_a_copy_made_of_an_old_reading_of_the_job_is_handed_the_attempt():
+    job = local(scene.record(1, cluster="a"), annotations=SAVED)
+    step = decide(job, [Site("a", job=copy())])
+    assert isinstance(step, Hand) and step.cluster == "a"
+    assert step.change[names.ANN_ATTEMPT] == "1" and step.change[names.ANN_HOLD] == names.HOLD_ARMED
+    assert step.change[names.ANN_CHECKPOINT] == SAVED[names.ANN_CHECKPOINT]
+
+
+def test_the_end_of_the_job_is_recorded_from_the_status_that_kueue_brings():
+    done = condition("Complete", True, 90)
+    job = local(scene.record(1, cluster="a", first_step=0), conditions=[done])
+    behind = copy(scene.record(1, cluster="a", first_step=0), deleted=True)
+    step = decide(job, [Site("a", job=behind)])
+    assert isinstance(step, Record)
+    job["metadata"]["annotations"].update(step.change)
+    (last,) = views.history(job)
+    assert last.ended_by == "Finished" and last.finished_at is not None
+    assert decide(job, [Site("a", job=behind)]) == Drop("a")  # its history, which knows less, takes nothing back
+
+
+def test_a_checkpoint_that_is_asked_for_here_is_taken_there_and_answered_here():
+    request = JobRequest(id="r1", op="checkpoint", at=T0)
+    job = local(scene.record(1, cluster="a"), annotations={**_written(request)})
+    running = copy(scene.record(1, cluster="a"))
+    step = decide(job, [Site("a", job=running)])
+    assert step == Hand("a", requests.written(request))
+    running["metadata"]["annotations"].update(step.change)
+    assert decide(job, [Site("a", job=running)]) is None
+    answer = {names.ANN_CHECKPOINT_STATUS: '{"id":"r1","op":"checkpoint","state":"done","message":"","at":1.0}'}
+    running["metadata"]["annotations"].update(answer)
+    step = decide(job, [Site("a", job=running)])
+    assert isinstance(step, Record) and set(step.change) == {names.ANN_CHECKPOINT_STATUS}
+    job["metadata"]["annotations"].update(step.change)
+    # A later, periodic request of the worker's controller replaces it there: it is not asked for again.
+    later = JobRequest(id="p2", op="checkpoint", at=T0, by="policy")
+    running["metadata"]["annotations"].update(_written(later))
+    assert decide(job, [Site("a", job=running)]) is None
+
+
+def test_other_requests_are_refused_with_what_to_do():
+    job = local(scene.record(1, cluster="a"), annotations=_written(JobRequest(id="r", op="pause", at=T0)))
+    step = decide(job, [])
+    assert isinstance(step, Record)
+    job["metadata"]["annotations"].update(step.change)
+    answer = requests.answer(job, requests.CHANGE)
+    assert answer is not None and answer.state == "failed" and "spec.active" in answer.message
+
+
+def _written(request: JobRequest) -> dict[str, str]:
+    return {k: v for k, v in requests.written(request).items() if v is not None}
+
+
+# --- copies that go -----------------------------------------------------------------------------------------------
+def test_a_copy_goes_when_its_records_are_here_and_its_pods_have_ended():
+    record = ran()
+    going = copy(record, deleted=True, annotations=SAVED)
+    job = local(replace(record, last_step=50))
+    assert isinstance(decide(job, [Site("a", job=going)]), Record)  # first of all
+    job = local(record, annotations=SAVED)
+    assert decide(job, [Site("a", job=going, pods=[pod(0)])]) == End("a", ["train-0-a1"])
+    assert decide(job, [Site("a", job=going, pods=[pod(0, deleting=True)])]) is None
+    assert decide(job, [Site("a", job=going, pods=[pod(0, phase="Failed", deleting=True)])]) == Drop("a")
+    assert decide(job, [Site("a", reachable=False, job=going)]) is None
+
+
+def test_a_copy_of_a_job_that_is_gone_goes_at_once():
+    going = copy(ran(), deleted=True)
+    assert ledger.decide(None, None, [Site("a", job=going, pods=[pod(0)])], CHECK, T0) == Drop("a")
+    assert ledger.decide(None, None, [Site("a", job=copy(ran()))], CHECK, T0) is None  # Kueue deletes it first
+    other = copy(ran(), deleted=True)
+    other["metadata"]["labels"][names.KUEUE_PREBUILT] = "job-train-of-before"
+    assert decide(local(), [Site("a", job=other)]) == Drop("a")
+
+
+def test_whose_copies_they_are_is_not_guessed_while_kueue_has_no_workload():
+    assert decide(local(ran()), [Site("a", job=copy(ran(), deleted=True))], None) is None
