@@ -91,14 +91,15 @@ def _fence(kube: Kube, queue: str, cluster_queue: str) -> None:
     if found is False:
         raise PlatformError(f"LocalQueue {queue!r} points to ClusterQueue {cluster_queue!r}, which does not exist")
     try:
-        ours = {
-            check["metadata"]["name"]
+        controllers = {
+            check["metadata"]["name"]: check.get("spec", {}).get("controllerName")
             for check in kube.list(ADMISSION_CHECK)
-            if check.get("spec", {}).get("controllerName") == names.ADMISSION_CHECK_CONTROLLER
         }
     except Forbidden:
-        ours = {names.ADMISSION_CHECK_NAME}
-    if not ours & _admission_checks(found["spec"]):
+        controllers = {names.ADMISSION_CHECK_NAME: names.ADMISSION_CHECK_CONTROLLER}
+    there = {controllers.get(name) for name in _admission_checks(found["spec"])}
+    # Behind a MultiKueue check the job runs in another cluster, whose queue has the fence.
+    if not there & {names.ADMISSION_CHECK_CONTROLLER, names.MULTIKUEUE_CONTROLLER}:
         raise PlatformError(
             f"ClusterQueue {cluster_queue!r} of queue {queue!r} lacks the admission check "
             f"{names.ADMISSION_CHECK_NAME!r}, which tells pods their attempt and checkpoint; "

@@ -10,7 +10,7 @@ from proxy.protocol import names
 
 from ..errors import Forbidden
 from ..kube import Kube
-from ..resources import CLUSTER_QUEUE, LOCAL_QUEUE, PRIORITY_CLASS, Object, condition
+from ..resources import ADMISSION_CHECK, CLUSTER_QUEUE, LOCAL_QUEUE, PRIORITY_CLASS, Object, condition
 from .check import FAIL, OK, REPAIR, WARN, Check, listing
 
 
@@ -54,7 +54,8 @@ def _queue(kube: Kube, name: str, queue: Object, target: str) -> Iterator[Check]
         yield Check(name, FAIL, f"ClusterQueue {target} does not exist", fix)
         return
     spec = cluster_queue.get("spec") or {}
-    yield from _fenced(name, target, spec)
+    if not _elsewhere(kube, spec):
+        yield from _fenced(name, target, spec)
     yield from _active(name, "clusterqueue", cluster_queue)
     yield from _active(name, "localqueue", queue)
     preemption = spec.get("preemption") or {}
@@ -62,6 +63,18 @@ def _queue(kube: Kube, name: str, queue: Object, target: str) -> Iterator[Check]
         patch = _patch(target, {"preemption": {"withinClusterQueue": "LowerPriority"}})
         fix = f"If urgent jobs shall not wait, allow it:\n{patch}"
         yield Check(name, WARN, f"ClusterQueue {target} never preempts: urgent jobs wait for others to end", fix)
+
+
+def _elsewhere(kube: Kube, spec: Mapping[str, Any]) -> bool:
+    """Whether MultiKueue runs the queue's jobs in other clusters, whose queues are fenced."""
+    for item in (spec.get("admissionChecksStrategy") or {}).get("admissionChecks") or ():
+        try:
+            check = kube.find(ADMISSION_CHECK, None, str(item.get("name")))
+        except Forbidden:
+            continue
+        if ((check or {}).get("spec") or {}).get("controllerName") == names.MULTIKUEUE_CONTROLLER:
+            return True
+    return False
 
 
 def _fenced(name: str, target: str, spec: Mapping[str, Any]) -> Iterator[Check]:

@@ -197,3 +197,23 @@ def test_adoption_is_refused_where_the_api_server_cannot_do_it():
     kinds = {d["kind"]: d["apiVersion"] for d in yaml.safe_load_all(done.stdout) if d}
     assert kinds["MutatingAdmissionPolicy"] == "admissionregistration.k8s.io/v1beta1" and "PodTemplate" in kinds
     assert not any("Mutating" in kind for kind, _ in render())
+
+
+def test_multikueue_adds_what_manager_and_worker_need_and_nothing_unless_asked():
+    assert not any("multikueue" in name for _, name in render())
+    manager = render("multikueue.manager.enabled=true", "multikueue.manager.secrets={a,b}")
+    env = manager["Deployment", names.CONTROLLER_NAME]["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "SINGULARITY_MULTIKUEUE_NAMESPACE", "value": "kueue-system"} in env
+    (rule,) = manager["Role", "singularity-multikueue-manager"]["rules"]
+    assert rule["resources"] == ["secrets"] and rule["resourceNames"] == ["a", "b"] and rule["verbs"] == ["get"]
+    worker = render("multikueue.worker.enabled=true")
+    rules = worker["ClusterRole", "singularity-multikueue"]["rules"]
+    assert all("*" not in value for rule in rules for value in (*rule["resources"], *rule["verbs"]))
+    assert not any("secrets" in rule["resources"] for rule in rules)
+    assert ("ServiceAccount", "singularity-multikueue") in worker
+
+
+def test_a_job_that_runs_in_another_cluster_is_not_held_here():
+    conditions = render()["ValidatingAdmissionPolicy", names.HOLD_LEASE]["spec"]["matchConditions"]
+    (here,) = [c["expression"] for c in conditions if c["name"] == "runs-here"]
+    assert names.MULTIKUEUE_CONTROLLER in here

@@ -293,6 +293,13 @@ def test_the_fix_of_a_queue_is_a_patch_that_repairs_it(kube: FakeKube) -> None:
         assert findings(kube) == []
 
 
+def test_a_queue_whose_jobs_run_in_another_cluster_needs_no_fence_here(kube: FakeKube) -> None:
+    far = {"controllerName": "kueue.x-k8s.io/multikueue"}
+    kube.put(obj(ADMISSION_CHECK, "far", spec=far))
+    _spec(CLUSTER_QUEUE, "training", admissionChecksStrategy={"admissionChecks": [{"name": "far"}]})(kube)
+    assert [c for c in findings(kube) if c.name == "queue training"] == []
+
+
 def test_a_cluster_without_the_chart_is_told_the_helm_command() -> None:
     kube = FakeKube(obj(NAMESPACE, "default"), node("one"))
     kube.paths = {"/version": {"major": "1", "minor": "36", "gitVersion": "v1.36.3"}}

@@ -214,6 +214,15 @@ def test_the_fence_may_have_another_name() -> None:
     assert not jobs.submit(kube, spec(), PLATFORM).adopted
 
 
+def test_behind_a_multikueue_check_the_fence_is_in_another_cluster() -> None:
+    kube = cluster()
+    fence = kube.get(ADMISSION_CHECK, None, "singularity-fence")
+    kube.put({**fence, "metadata": {"name": "far"}, "spec": {"controllerName": "kueue.x-k8s.io/multikueue"}})
+    strategy = {"admissionChecksStrategy": {"admissionChecks": [{"name": "far"}]}}
+    kube.patch(CLUSTER_QUEUE, None, "training", {"spec": strategy})
+    assert not jobs.submit(kube, spec(), PLATFORM).adopted
+
+
 def test_a_queue_that_leads_nowhere() -> None:
     kube = cluster()
     kube.delete(CLUSTER_QUEUE, None, "training")
