@@ -177,7 +177,7 @@ class Courier:
         step = self._decide(job, workload, sites)
         if step is not None:
             self._perform(step, job, sites)
-        return step is not None and not isinstance(step, (ledger.End, ledger.Say))
+        return step is not None and not isinstance(step, (ledger.End, ledger.Say, ledger.Back))
 
     def _decide(self, job: Object | None, workload: Object | None, sites: Sequence[Site]) -> ledger.Step | None:
         blind = [Site(name, reachable=False) for name in self.fleet.unconnected()]
@@ -229,6 +229,8 @@ class Courier:
             log.info("Job %s: ending its pods in cluster %s", _name(site.job), step.cluster, extra=where)
         elif isinstance(step, ledger.Say):
             self._answer(worker, site, Wait(message=step.message))
+        elif isinstance(step, ledger.Back):
+            self._answer(worker, site, step.action)
         else:
             if job is not None and step.answer.job_annotations:
                 writer.patch_annotations(self._kube, job, step.answer.job_annotations)

@@ -15,7 +15,7 @@ from proxy.protocol.messages import AttemptRecord, RequestStatus
 
 from .. import requests
 from ..controller import fence, records, views
-from ..controller.actions import Annotations, AnswerReady
+from ..controller.actions import Annotations, AnswerReady, RequestReadmission
 from ..controller.errors import BadAnnotationError
 from ..resources import Object, annotation, is_true, label
 
@@ -35,6 +35,11 @@ UNSUPPORTED = (
     "not possible for a job that MultiKueue runs in another cluster. To move it, drain or preempt it there; to pause "
     "it, set spec.active of its Workload here"
 )
+
+LEAVES = "the manager has evicted the job: its copies here are about to be removed"
+PAUSE_S = 5
+"""Kueue's manager brings the status of a copy up only while the Workload beside it is evicted. One that had quota again
+at once would leave the manager waiting for a job that has long stopped (`reconcileGroup`, Kueue 0.19.2)."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,15 @@ class Say:
     message: str
 
 
-Step = Record | Hand | End | Drop | Grant | Say
+@dataclass(frozen=True)
+class Back:
+    """Give the quota of the Workload in `cluster` back: the manager is about to take it away from there."""
+
+    cluster: str
+    action: RequestReadmission
+
+
+Step = Record | Hand | End | Drop | Grant | Say | Back
 
 
 def decide(
@@ -241,12 +254,17 @@ def no_jobsets(workload: Object, sites: Sequence[Site], check_name: str) -> Step
 
 
 def _grant(job: Object, workload: Object, sites: Sequence[Site], check_name: str, now: float) -> Step | None:
-    out = is_true(workload, "Evicted") or views.reservation(workload) is None
-    if out or views.finished(job) is not None or job["metadata"].get("deletionTimestamp"):
+    if (
+        views.reservation(workload) is None
+        or views.finished(job) is not None
+        or job["metadata"].get("deletionTimestamp")
+    ):
         return None
     waiting = _waiting(sites, check_name)
     if not waiting:
         return None
+    if is_true(workload, "Evicted"):
+        return Back(waiting[0].cluster, RequestReadmission(message=LEAVES, requeue_after_s=PAUSE_S))
     history = views.history(job)
     last = records.last(history)
     # We died between the Job's patch and the Workload's: the attempt is that cluster's already.

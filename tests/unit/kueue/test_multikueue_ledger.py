@@ -12,7 +12,7 @@ from controller_scene import CHECK, T0, at, condition, pod
 from kueue_integration import requests
 from kueue_integration.controller import views
 from kueue_integration.multikueue import ledger
-from kueue_integration.multikueue.ledger import Drop, End, Grant, Hand, Record, Say, Site
+from kueue_integration.multikueue.ledger import Back, Drop, End, Grant, Hand, Record, Say, Site
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, JobRequest, to_json
 
@@ -118,12 +118,15 @@ def test_a_crash_between_the_two_writes_gives_the_same_cluster_the_same_number()
     assert again.answer.job_annotations == {}
 
 
-@pytest.mark.parametrize(
-    "workload",
-    [scene.workload(NAME, reserved_at=None), scene.workload(NAME, evicted=("AdmissionCheck", "", 50), state=None)],
-)
-def test_nothing_starts_without_the_managers_own_quota(workload):
-    assert decide(local(ran()), [Site("a", workload=there(70))], workload) is None
+def test_nothing_starts_without_the_managers_own_quota():
+    waits = scene.workload(NAME, reserved_at=None)
+    assert decide(local(ran()), [Site("a", workload=there(70))], waits) is None
+
+
+def test_quota_that_a_worker_gives_while_the_manager_takes_the_job_away_is_given_back():
+    leaves = scene.workload(NAME, evicted=("AdmissionCheck", "", 50), state=None)
+    step = decide(local(ran()), [Site("a", job=copy(ran(), suspend=True), workload=there(70))], leaves)
+    assert isinstance(step, Back) and step.cluster == "a" and step.action.requeue_after_s >= 1
 
 
 def test_an_unreadable_annotation_stops_the_fence_and_says_so():
