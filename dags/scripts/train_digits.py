@@ -57,6 +57,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=64, help="channels of the first convolution")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--loader-workers", type=int, default=0, help="DataLoader worker processes per rank")
+    parser.add_argument("--weights", type=Path, help="weights.pt to start from, if the file is there")
     parser.add_argument("--scratch", type=Path, default=Path(), help="where the loss log is written until the end")
     args = parser.parse_args()
     if args.steps < 1:
@@ -94,7 +95,10 @@ def main() -> None:
     )
 
     torch.manual_seed(args.seed)
-    model = DistributedDataParallel(DigitNet(args.width, dropout=0.25))
+    net = DigitNet(args.width, dropout=0.25)
+    if args.weights is not None and args.weights.exists():
+        net.load_state_dict(torch.load(args.weights, weights_only=True))
+    model = DistributedDataParallel(net)
     torch.manual_seed(1000 * (args.seed + 1) + rank)  # every rank drops other neurons
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, args.steps))

@@ -82,9 +82,10 @@ class AirflowApi:
         body = {"dry_run": False, "dag_run_id": run_id, "task_ids": [task_id], "only_failed": False}
         self.call("POST", f"dags/{quote(dag_id)}/clearTaskInstances", body)
 
-    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str) -> Any:
+    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str, map_index: int = -1) -> Any:
         """The deserialised value, None when there is none."""
-        path = f"{self._task(dag_id, run_id, task_id)}/xcomEntries/{quote(key)}?deserialize=true"
+        path = f"{self._task(dag_id, run_id, task_id)}/xcomEntries/{quote(key)}"
+        path += f"?deserialize=true&map_index={map_index}"
         try:
             return self.call("GET", path)["value"]
         except AirflowApiError as error:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from kueue_integration.k8s import Kube, connect
@@ -27,10 +28,17 @@ T = TypeVar("T")
 class Stage:
     """Cluster `name` and one Airflow. What was up before `up` is left up by `close`."""
 
-    def __init__(self, name: str, say: Callable[[str], None], dags: Path = DAGS) -> None:
+    def __init__(
+        self,
+        name: str,
+        say: Callable[[str], None],
+        dags: Path = DAGS,
+        airflow_env: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.name = name
         self.say = say
         self._dags = dags
+        self._airflow_env = dict(airflow_env)
         self._cluster: local.Cluster | None = None
         self._was_up = False
         self._started = False
@@ -63,7 +71,7 @@ class Stage:
             home=place.root / "airflow",
             dags=self._dags,
             kubeconfig=place.kubeconfig,
-            extra_env={"SINGULARITY_SHARED_DIR": str(place.shared)},
+            extra_env={"SINGULARITY_SHARED_DIR": str(place.shared), **self._airflow_env},
         )
         self.say("Airflow: starting api-server, scheduler, dag-processor, triggerer")
         airflow.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -28,8 +29,17 @@ def _needs_root() -> None:
 
 
 @pytest.fixture(scope="session")
+def openlineage_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Airflow's OpenLineage provider writes what it sends: one JSON document per line."""
+    return tmp_path_factory.mktemp("openlineage") / "events.jsonl"
+
+
+@pytest.fixture(scope="session")
 def stage(
-    request: pytest.FixtureRequest, say: Callable[[str], None], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    say: Callable[[str], None],
+    tmp_path_factory: pytest.TempPathFactory,
+    openlineage_events: Path,
 ) -> Iterator[Stage]:
     """Cluster and, if a test of the session is marked `airflow`, an Airflow with the DAGs of examples and tests."""
     with_airflow = any(item.get_closest_marker("airflow") for item in request.session.items)
@@ -37,7 +47,8 @@ def stage(
     shutil.copytree(DAGS, dags, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(Path(__file__).parent / "dags", dags, dirs_exist_ok=True)
     shutil.rmtree(EVIDENCE, ignore_errors=True)
-    made = Stage(CLUSTER, say, dags)
+    transport = {"type": "file", "log_file_path": str(openlineage_events), "append": True}
+    made = Stage(CLUSTER, say, dags, {"AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(transport)})
     cluster.down(CLUSTER, progress=say)  # of a run that was killed: its jobs hold quota, and nobody would take it down
     try:
         made.up(with_airflow)

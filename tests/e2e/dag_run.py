@@ -15,7 +15,9 @@ from localcluster.demo.wait import wait_for
 class Run:
     """A run of `dag_id`, whose one task is called `train`."""
 
-    def __init__(self, stage: Stage, dag_id: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, stage: Stage, dag_id: str, say: Callable[[str], None], conf: dict[str, Any] | None = None
+    ) -> None:
         self.api, self.kube = stage.airflow.api, stage.kube
         self.dag_id = dag_id
         self.run_id = f"{dag_id}-{time.time_ns()}"
@@ -23,7 +25,7 @@ class Run:
         self.version = self.kube.list_versioned(JOB, NAMESPACE)[1]
         wait_for(lambda: self.api.dag_exists(dag_id), f"DAG {dag_id} known to Airflow", 300)
         self.api.unpause(dag_id)
-        self.api.trigger(dag_id, self.run_id)
+        self.api.trigger(dag_id, self.run_id, conf or {})
         say(f"DAG run {self.run_id}")
 
     def task_state(self) -> str | None:

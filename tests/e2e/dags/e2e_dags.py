@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG
+from airflow.sdk import DAG, Asset, AssetWatcher, task
 
+from airflow_provider.assets import SingularityCheckpointTrigger
 from airflow_provider.operators import SingularityTrainOperator
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "no_boundary.py")
@@ -70,3 +71,17 @@ with DAG("ui", schedule=None, catchup=False):
 
 with DAG("unrelated", schedule=None, catchup=False):
     EmptyOperator(task_id="train")
+
+NIGHTLY_CHECKPOINTS = Asset(
+    "nightly-checkpoints",
+    watchers=[AssetWatcher(name="nightly", trigger=SingularityCheckpointTrigger(dag_id="nightly_finetune"))],
+)
+
+with DAG("on_checkpoint", schedule=NIGHTLY_CHECKPOINTS, catchup=False):
+
+    @task
+    def seen(*, triggering_asset_events: Any = None) -> Any:
+        """What the event of the checkpoint says."""
+        return triggering_asset_events[NIGHTLY_CHECKPOINTS][-1].extra["payload"]
+
+    seen()

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import digits
 import numpy as np
 import pytest
 
@@ -83,9 +84,9 @@ def test_prepare_writes_the_digits_once_and_alike(
 
 def test_a_missing_shared_directory_is_named(quickstart: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SINGULARITY_SHARED_DIR", raising=False)
-    monkeypatch.setattr(quickstart.Variable, "get", lambda *args, **kwargs: None)
+    monkeypatch.setattr(digits.Variable, "get", lambda *args, **kwargs: None)
     with pytest.raises(ValueError, match="SINGULARITY_SHARED_DIR is not set"):
-        quickstart.shared_dir()
+        digits.shared_dir()
 
 
 def weights(width: int = 2, seed: int = 3) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def test_predict_agrees_with_the_network_written_out_by_hand(quickstart: ModuleT
         hidden = np.maximum(w["fc1.weight"] @ np.array(pooled) + w["fc1.bias"], 0)
         return int((w["fc2.weight"] @ hidden + w["fc2.bias"]).argmax())
 
-    assert list(quickstart.predict(w, images)) == [slow(image) for image in images]
+    assert list(digits.predict(w, images)) == [slow(image) for image in images]
 
 
 @pytest.mark.parametrize(("threshold", "passes"), [(0.0, True), (1.0, False)])
