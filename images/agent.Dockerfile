@@ -25,6 +25,7 @@ COPY proxy /opt/singularity/app/proxy
 RUN set -e; app=/opt/singularity/app/proxy; lib=/opt/singularity/lib; mkdir -p $lib/_singularity; \
     cp $app/agent/sitecustomize.py $lib/; cp $app/__init__.py $lib/_singularity/; \
     cp -r $app/protocol $app/agent $app/launcher $lib/_singularity/; rm $lib/_singularity/agent/sitecustomize.py; \
+    cp $(/opt/singularity/venv/bin/python -c "import pynvml; print(pynvml.__file__)") $lib/_singularity/; \
     /opt/singularity/venv/bin/python -m compileall -q $app
 
 ENV PYTHONPATH=/opt/singularity/app

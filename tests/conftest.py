@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -24,3 +25,12 @@ def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
             print(f"    {text}", flush=True)
 
     return line
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped where there is none; they never block."""
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU (/dev/nvidia0)"))

@@ -2,7 +2,7 @@
 
 Files, all written atomically, all in RUN_DIR/rank-<r>:
 
-    frozen-<generation>.json    agent     {"pid", "step", "sockets", "threads", "python"}: ready to be dumped
+    frozen-<generation>.json    agent     {"pid", "step", "sockets", "threads", "python", "devices"}: may be dumped
     resume-<generation>.json    launcher  {"restore_id", "master_addr", "master_port", "env"}: go on
     resumed-<generation>.json   agent     {"restore_id", "seconds"}: communication is rebuilt
 """
@@ -36,8 +36,10 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 def freeze(boundary: Boundary, generation: int) -> None:
     """Give up everything that ties the rank to this pod, wait for the word to go on, take it all up again."""
     torch = sys.modules.get("torch")
+    devices: list[str] = []
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+        devices = used_devices(torch.cuda)
     comm.drop()
     gc.collect()  # the backends' sockets close when the last reference is gone, and some are in cycles
     fork.forget()
@@ -48,11 +50,18 @@ def freeze(boundary: Boundary, generation: int) -> None:
         "sockets": fork.tcp_sockets(),
         "python": ".".join(map(str, sys.version_info[:3])),
         "threads": len(list(Path("/proc/self/task").iterdir())),
+        "devices": devices,
     }
     frozen = boundary.rank_dir / f"frozen-{generation}.json"
     write_json(frozen, report)
     order = _wait_for(boundary.rank_dir / f"resume-{generation}.json")
     _resume(boundary, generation, order)
+
+
+def used_devices(cuda: Any) -> list[str]:
+    """UUIDs of the GPUs that this process has memory on, or is set to."""
+    numbers = {n for n in range(cuda.device_count()) if cuda.memory_reserved(n)} | {cuda.current_device()}
+    return [f"GPU-{cuda.get_device_properties(n).uuid}" for n in sorted(numbers)]
 
 
 def _wait_for(path: Path) -> dict[str, Any]:

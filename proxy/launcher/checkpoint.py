@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from . import criu, image, scan
+from . import criu, device, image, scan
 from .errors import DumpError, SlotError
 from .paths import Paths
 from .slot import Slot
@@ -23,16 +23,26 @@ POLL_S = 0.01
 Slots = Mapping[int, Slot]
 
 
-def dump(slots: Slots, paths: Paths, tool: criu.Criu, generation: int, checkpoint_id: str, deadline: float) -> None:
+def dump(
+    slots: Slots,
+    paths: Paths,
+    tool: criu.Criu,
+    generation: int,
+    checkpoint_id: str,
+    deadline: float,
+    devices: device.Backend,
+) -> None:
     """Images of all ranks to IMAGE_DIR/<checkpoint_id>; afterwards the ranks are stopped, and can be resumed.
 
     `deadline`: Unix seconds. Raises DumpError; the ranks are then still there, frozen, and can be resumed.
     """
     frozen = {rank: _wait_frozen(slot, paths, generation, deadline) for rank, slot in slots.items()}
     _check(slots)
+    devices.suspend({rank: scan.processes(slot.init) for rank, slot in slots.items()}, deadline)
     with ThreadPoolExecutor(len(slots)) as pool:
         jobs = [
-            pool.submit(_dump_rank, slots[rank], paths, tool, checkpoint_id, deadline, frozen[rank]) for rank in slots
+            pool.submit(_dump_rank, slots[rank], paths, tool, checkpoint_id, deadline, frozen[rank], devices)
+            for rank in slots
         ]
     problems = [str(error) for job in jobs if (error := job.exception()) is not None]
     if problems:
@@ -69,7 +79,13 @@ def _check(slots: Slots) -> None:
 
 
 def _dump_rank(
-    slot: Slot, paths: Paths, tool: criu.Criu, checkpoint_id: str, deadline: float, frozen: dict[str, Any]
+    slot: Slot,
+    paths: Paths,
+    tool: criu.Criu,
+    checkpoint_id: str,
+    deadline: float,
+    frozen: dict[str, Any],
+    devices: device.Backend,
 ) -> None:
     images, logs = paths.image(checkpoint_id, slot.rank), paths.criu_work(checkpoint_id, slot.rank)
     for folder in (images, logs):
@@ -90,6 +106,9 @@ def _dump_rank(
     image.pack(work, images / image.WORK_TAR)
     image.pack(slot.shm, images / image.SHM_TAR)
     record = image.RankRecord(slot.rank, slot.root, int(frozen["step"]), str(frozen["python"]), log_size, sizes)
+    on_device = devices.record(scan.processes(slot.init), frozen.get("devices") or [])
+    if on_device is not None:
+        device.write(images, on_device)
     image.write_record(images, record)
 
 
@@ -110,14 +129,32 @@ def clear_control(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def resume(slots: Slots, paths: Paths, generation: int, address: str, port: int, env: Mapping[str, str]) -> None:
-    """Ranks frozen for `generation`, stopped by a dump or not, go on. One that is not frozen is not disturbed."""
+def resume(
+    slots: Slots,
+    paths: Paths,
+    generation: int,
+    address: str,
+    port: int,
+    env: Mapping[str, str],
+    devices: device.Backend,
+) -> list[str]:
+    """Ranks frozen for `generation`, stopped by a dump or not, go on. One that is not frozen is not disturbed.
+
+    Returns what went wrong: a rank that does not get its device back goes on, and its next device call fails.
+    """
+    problems = []
     for rank, slot in slots.items():
         (paths.control(rank) / f"frozen-{generation}.json").unlink(missing_ok=True)
         write_resume(paths, rank, generation, address, port, env)
         with contextlib.suppress(SlotError, OSError):
             for path in slot.shm.glob("link_remap.*"):  # CRIU's, of a dump that nobody restored here
                 path.unlink(missing_ok=True)
-            for pid in scan.processes(slot.init):
+            pids = scan.processes(slot.init)
+            for pid in pids:
                 with contextlib.suppress(ProcessLookupError):  # ended by one that goes on already
                     os.kill(pid, signal.SIGCONT)
+            try:
+                devices.resume(pids)
+            except DumpError as error:
+                problems.append(f"rank {rank}: {error}")
+    return problems

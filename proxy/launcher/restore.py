@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..protocol.messages import Plan
-from . import checkpoint, criu, image, scan
+from . import checkpoint, criu, device, image, scan
 from .errors import RestoreError
 from .paths import Paths
 from .slot import Slot
@@ -22,7 +22,9 @@ POLL_S = 0.02
 Say = Callable[[str], None]
 
 
-def restore(plan: Plan, paths: Paths, tool: criu.Criu, env: Mapping[str, str], say: Say) -> dict[int, Slot]:
+def restore(
+    plan: Plan, paths: Paths, tool: criu.Criu, env: Mapping[str, str], say: Say, devices: device.Backend
+) -> dict[int, Slot]:
     """Restore all ranks of `plan`, tell them to go on, and wait until they have met the ranks of the other pods.
 
     :param env: new values for the ranks' environment
@@ -36,6 +38,7 @@ def restore(plan: Plan, paths: Paths, tool: criu.Criu, env: Mapping[str, str], s
             slots[rank].adopt(records[rank].root)
             image.unpack(paths.image(plan.checkpoint_id, rank) / image.SHM_TAR, slots[rank].shm)
         _restore_all(plan, paths, tool, slots)
+        _restore_devices(plan, paths, slots, devices)
         ids = {
             rank: checkpoint.write_resume(paths, rank, plan.generation, plan.master_addr, plan.master_port, env)
             for rank in plan.ranks
@@ -80,6 +83,17 @@ def _restore_all(plan: Plan, paths: Paths, tool: criu.Criu, slots: Mapping[int, 
         told.append("The kernel killed processes of this container for memory: its limit is below what the ranks need")
     if told:
         raise RestoreError("; ".join(told))
+
+
+def _restore_devices(plan: Plan, paths: Paths, slots: Mapping[int, Slot], devices: device.Backend) -> None:
+    """Before the ranks are told to go on: they wait for that without touching a device."""
+    for place, rank in enumerate(plan.ranks):
+        record = device.read(paths.image(plan.checkpoint_id, rank))
+        if record is not None:
+            try:
+                devices.restore(device.by_inner(scan.processes(slots[rank].init)), record, place)
+            except RestoreError as error:
+                raise RestoreError(f"rank {rank}: {error}") from None
 
 
 def _restore_rank(plan: Plan, paths: Paths, tool: criu.Criu, slot: Slot) -> str:

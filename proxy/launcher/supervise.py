@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..protocol import names
 from ..protocol.messages import LauncherCommand, LauncherEvent, Plan
-from . import checkpoint, rankenv, reap, restore, verdict
+from . import checkpoint, device, rankenv, reap, restore, verdict
 from .client import SidecarClient
 from .criu import Criu
 from .errors import DumpError, LauncherError, RestoreError, SidecarError, SlotError
@@ -41,6 +41,7 @@ class Supervisor:
         self.paths = Paths.from_env(env)
         self.argv = rankenv.command(env, argv)
         self.criu = Criu.find(self.paths.criu)
+        self.devices = device.find()
         self.client = SidecarClient(self.paths.socket)
         self.outbox = Outbox(self.client.post, say)
         self.inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -65,6 +66,8 @@ class Supervisor:
     def run(self) -> int:
         """Returns the exit code of the container."""
         signal.signal(signal.SIGTERM, self._on_term)
+        for line in device.health():
+            say(line)
         self._background(self._start)
         while self.ended is None:
             with contextlib.suppress(queue.Empty):
@@ -130,7 +133,7 @@ class Supervisor:
         see = {0: self.readout.see}
         self.tails = {r: Tail(self.paths.log(r), f"[rank {r}] ", out, positions[r], see.get(r)) for r in plan.ranks}
         if restored:
-            slots = restore.restore(plan, self.paths, self.criu, self._pod_env(), say)
+            slots = restore.restore(plan, self.paths, self.criu, self._pod_env(), say, self.devices)
         else:
             slots = self._start_fresh(plan)
         seconds = time.monotonic() - began
@@ -244,7 +247,9 @@ class Supervisor:
             command = self._postponed.pop(0)
             address = command.master_addr or self.plan.master_addr
             port = command.master_port or self.plan.master_port
-            checkpoint.resume(self._living(), self.paths, command.generation, address, port, self._pod_env())
+            ranks, env = self._living(), self._pod_env()
+            for line in checkpoint.resume(ranks, self.paths, command.generation, address, port, env, self.devices):
+                say(line)
 
     def _living(self) -> dict[int, Slot]:
         return {rank: slot for rank, slot in self.slots.items() if rank not in self.codes}
@@ -255,7 +260,9 @@ class Supervisor:
         try:
             if self.codes:
                 raise DumpError(f"ranks {sorted(self.codes)} have ended")
-            checkpoint.dump(self.slots, self.paths, self.criu, command.generation, command.checkpoint_id, deadline)
+            checkpoint.dump(
+                self.slots, self.paths, self.criu, command.generation, command.checkpoint_id, deadline, self.devices
+            )
             event = LauncherEvent("dumped", command.generation, seconds=time.monotonic() - began)
             text = f"dumped {command.checkpoint_id} in {event.seconds:.2f} s"
         except (DumpError, SlotError, OSError) as error:

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 from fake_sidecar import FakeSidecar
 
-from proxy.launcher import checkpoint, criu, image, rankenv, reap, scan, slotinit, verdict
+from proxy.launcher import checkpoint, criu, device, image, rankenv, reap, scan, slotinit, verdict
 from proxy.launcher.client import SidecarClient
 from proxy.launcher.errors import CommandError, LauncherError, RestoreError, SidecarError
 from proxy.launcher.paths import ENV_ROOT, Paths
@@ -380,7 +380,7 @@ def test_ranks_are_resumed_only_after_the_dump_that_was_cancelled_has_ended(
 
     monkeypatch.setattr(criu.Criu, "find", lambda folder: criu.Criu(("criu",)))
     monkeypatch.setattr(checkpoint, "dump", dump)
-    monkeypatch.setattr(checkpoint, "resume", lambda *given: order.append(f"resume {given[2]}"))
+    monkeypatch.setattr(checkpoint, "resume", lambda *given: order.append(f"resume {given[2]}") or [])
     supervisor = Supervisor({names.ENV_COMMAND: '["python3", "x.py"]', ENV_ROOT: str(tmp_path)})
     supervisor.plan = PLAN
     supervisor._obey(LauncherCommand(1, "dump", generation=7, checkpoint_id="c", deadline=time.time() + 60))
@@ -420,7 +420,7 @@ def test_a_process_that_has_ended_does_not_keep_the_others_stopped(
         paths.control(0).mkdir(parents=True)
         monkeypatch.setattr(scan, "processes", lambda init: [gone.pid, stopped.pid])
         slot = SimpleNamespace(shm=tmp_path, init=1)
-        checkpoint.resume({0: slot}, paths, 5, "10.0.0.1", 29501, {})  # type: ignore[dict-item]
+        checkpoint.resume({0: slot}, paths, 5, "10.0.0.1", 29501, {}, device.NoDevices())  # type: ignore[dict-item]
         end = time.monotonic() + 20
         while os.waitid(os.P_PID, stopped.pid, os.WCONTINUED | os.WNOHANG) is None:
             assert time.monotonic() < end, "still stopped"

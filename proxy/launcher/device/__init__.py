@@ -1,0 +1,16 @@
+"""State on devices: moved to the ranks' own memory before CRIU dumps them, and back after it has restored them.
+
+`backend` is what the launcher uses; it has one implementation for machines without devices and one for CUDA. `driver`
+is the thin layer over NVIDIA's checkpoint API (`cuda.bindings`, from the user's torch), `fake` keeps its rules without
+a GPU and passes the same contract tests, `remap` says which GPU takes the place of which, `nvml` reads health.
+
+The driver itself copies: device memory lands in the memory of the process that owns it, so that CRIU's images have it,
+and the store keeps once what replicas have in common. The driver's custom storage (CUDA 13.4: our own copies, each
+buffer once per device) is not used yet. Nothing here knows about ranks of other pods, checkpoints or stores.
+"""
+
+from __future__ import annotations
+
+from .backend import RECORD, Backend, DeviceRecord, NoDevices, by_inner, find, health, read, write
+
+__all__ = ["RECORD", "Backend", "DeviceRecord", "NoDevices", "by_inner", "find", "health", "read", "write"]

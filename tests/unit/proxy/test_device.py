@@ -1,0 +1,399 @@
+"""Device state through suspend, resume and restore. The driver's contract runs on the fake, on a real one if there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from proxy.agent import freeze
+from proxy.launcher import device
+from proxy.launcher.device import backend, nvml, remap
+from proxy.launcher.device.backend import Cuda, DeviceRecord, NoDevices
+from proxy.launcher.device.driver import CudaDriver, Device, DriverError, State
+from proxy.launcher.device.fake import FakeDriver, FakeProcess
+from proxy.launcher.errors import DumpError, RestoreError
+
+GIB = 1 << 30
+H200 = [Device(f"GPU-{n:08d}-0000-0000-0000-000000000000", "NVIDIA H200", 139 * GIB) for n in range(4)]
+OTHER = [Device(f"GPU-{n:08d}-1111-0000-0000-000000000000", "NVIDIA H200", 139 * GIB) for n in range(4)]
+A100 = [Device("GPU-00000000-2222-0000-0000-000000000000", "NVIDIA A100-SXM4-80GB", 80 * GIB)]
+
+
+# --- the contract of a driver ---------------------------------------------------------------------------------------
+class Subject:
+    """A driver, a process that uses its device, and how to see what the process holds there."""
+
+    def __init__(self, driver: Any, pid: int, content: Any) -> None:
+        self.driver, self.pid, self.content = driver, pid, content
+
+
+PROGRAM = """
+import sys, torch
+tensor = torch.arange(1 << 20, device="cuda", dtype=torch.int64)
+torch.cuda.synchronize()
+print("ready", flush=True)
+for line in sys.stdin:
+    print(int(tensor.sum().item()), flush=True)
+"""
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    if request.param == "fake":
+        process = FakeProcess({H200[0].uuid: b"weights"})
+        yield Subject(FakeDriver(H200[:1], {7: process}), 7, lambda: process.memory)
+        return
+    driver = CudaDriver()
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert child.stdin is not None and child.stdout is not None
+    stdin, stdout = child.stdin, child.stdout
+
+    def content() -> str:
+        stdin.write("sum\n")
+        stdin.flush()
+        return stdout.readline()
+
+    try:
+        assert stdout.readline() == "ready\n"
+        yield Subject(driver, child.pid, content)
+    finally:
+        child.kill()
+        child.wait(30)
+        stdin.close()
+        stdout.close()
+
+
+def test_state_goes_to_host_memory_and_comes_back(subject: Subject) -> None:
+    before = subject.content()
+    driver, pid = subject.driver, subject.pid
+    assert driver.state(pid) is State.RUNNING
+    driver.lock(pid, 30_000)
+    assert driver.state(pid) is State.LOCKED
+    driver.checkpoint(pid)
+    assert driver.state(pid) is State.CHECKPOINTED
+    driver.restore(pid, {})
+    assert driver.state(pid) is State.LOCKED
+    driver.unlock(pid)
+    assert driver.state(pid) is State.RUNNING
+    assert subject.content() == before
+
+
+def test_verbs_out_of_order_are_refused(subject: Subject) -> None:
+    driver, pid = subject.driver, subject.pid
+    with pytest.raises(DriverError, match="cuCheckpointProcessCheckpoint: CUDA_ERROR_"):
+        driver.checkpoint(pid)
+    with pytest.raises(DriverError, match="cuCheckpointProcessRestore: CUDA_ERROR_"):
+        driver.restore(pid, {})
+    driver.lock(pid, 30_000)
+    with pytest.raises(DriverError, match="cuCheckpointProcessLock: CUDA_ERROR_"):
+        driver.lock(pid, 1000)
+    driver.unlock(pid)
+
+
+def test_a_process_without_a_device_is_refused(subject: Subject) -> None:
+    with pytest.raises(DriverError):
+        subject.driver.lock(1, 1000)
+
+
+def test_a_device_has_a_uuid_a_name_and_memory(subject: Subject) -> None:
+    [first, *_] = subject.driver.devices()
+    assert first.uuid.startswith("GPU-") and len(first.uuid) == 40 and first.name and first.memory > GIB
+
+
+# --- the backend ----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """PIDs 11, 12 (rank 0) and 21 (rank 1) hold a GPU open, 13 does not; their PIDs in the slot are 2, 3, 2 and 4."""
+    held = ((11, 2, "/dev/nvidia0"), (12, 3, "/dev/nvidia-uvm"), (21, 2, "/dev/nvidia1"), (13, 4, "/x"))
+    for pid, inner, target in held:
+        folder = tmp_path / str(pid) / "fd"
+        folder.mkdir(parents=True)
+        (folder / "3").symlink_to(target)
+        (tmp_path / str(pid) / "status").write_text(f"Name:\tpython3\nNSpid:\t{pid}\t{inner}\n")
+    return tmp_path
+
+
+RANKS = {0: [11, 12, 13], 1: [21]}
+
+
+def world(devices: list[Device] | None = None) -> FakeDriver:
+    devices = devices or H200[:2]
+    owners = {11: 0, 12: 0, 21: 1}
+    memory = {pid: {devices[place % len(devices)].uuid: b"state of %d" % pid} for pid, place in owners.items()}
+    return FakeDriver(devices, {pid: FakeProcess(held) for pid, held in memory.items()})
+
+
+def far() -> float:
+    return time.time() + 60
+
+
+def test_only_processes_with_cuda_state_count(proc: Path) -> None:
+    driver = world()
+    del driver.processes[12]  # holds the device for NVML only
+    assert Cuda(driver, proc).users([11, 12, 13, 99]) == [11]
+
+
+def test_all_are_locked_before_the_first_is_copied(proc: Path) -> None:
+    driver = world()
+    Cuda(driver, proc).suspend(RANKS, far())
+    verbs = [verb for verb, _ in driver.calls if verb in ("Lock", "Checkpoint")]
+    assert verbs == ["Lock"] * 3 + ["Checkpoint"] * 3
+    assert {process.state for process in driver.processes.values()} == {State.CHECKPOINTED}
+    assert all(not process.memory for process in driver.processes.values())
+
+
+def test_suspended_ranks_go_on_in_place(proc: Path) -> None:
+    driver = world()
+    before = {pid: dict(process.memory) for pid, process in driver.processes.items()}
+    made = Cuda(driver, proc)
+    made.suspend(RANKS, far())
+    for pid in (11, 12, 21):
+        (proc / str(pid) / "fd" / "3").unlink()  # as the driver leaves it
+    for pids in RANKS.values():
+        made.resume(pids)
+    assert {pid: process.memory for pid, process in driver.processes.items()} == before
+    assert {process.state for process in driver.processes.values()} == {State.RUNNING}
+    calls = list(driver.calls)
+    made.resume(RANKS[0])  # once more: nothing is suspended
+    assert driver.calls == calls
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ({"busy": 21}, "rank 1: its device was still busy when the time for the checkpoint was over"),
+        ({"fail": ("Checkpoint", 12)}, "rank 0: the driver cannot checkpoint it"),
+        ({"fail": ("Lock", 11)}, "rank 0: the driver cannot lock it"),
+    ],
+    ids=["busy", "checkpoint", "lock"],
+)
+def test_when_one_cannot_be_suspended_all_go_on(proc: Path, fault: dict[str, Any], text: str) -> None:
+    driver = world()
+    if "busy" in fault:
+        driver.processes[fault["busy"]].busy = True
+    else:
+        driver.fail[fault["fail"]] = "CUDA_ERROR_NOT_SUPPORTED"
+    with pytest.raises(DumpError, match=text):
+        Cuda(driver, proc).suspend(RANKS, far())
+    assert {process.state for process in driver.processes.values()} == {State.RUNNING}
+    assert all(process.memory for process in driver.processes.values())
+
+
+def test_a_rank_that_cannot_get_its_device_back_is_named(proc: Path) -> None:
+    driver = world()
+    made = Cuda(driver, proc)
+    made.suspend(RANKS, far())
+    driver.fail["Restore", 12] = "CUDA_ERROR_OUT_OF_MEMORY"
+    with pytest.raises(DumpError, match=r"process 12 could not get its device back \(.*CUDA_ERROR_OUT_OF_MEMORY"):
+        made.resume(RANKS[0])
+    assert driver.processes[11].state is State.RUNNING
+
+
+def moved(source: FakeDriver, devices: list[Device], pids: dict[int, int]) -> FakeDriver:
+    """What CRIU does: the processes, suspended, come to life in a pod with other devices under other PIDs."""
+    return FakeDriver(devices, {new: source.processes[old] for old, new in pids.items()})
+
+
+def test_a_rank_moves_to_other_gpus(proc: Path, tmp_path: Path) -> None:
+    source = world()
+    made = Cuda(source, proc)
+    made.suspend(RANKS, far())
+    records = {0: made.record(RANKS[0], [H200[0].uuid]), 1: made.record(RANKS[1], [H200[1].uuid])}
+    for rank, record in records.items():
+        assert record is not None
+        folder = tmp_path / f"rank-{rank}"
+        folder.mkdir()
+        device.write(folder, record)
+        assert device.read(folder) == record
+    target = moved(source, OTHER[:2], {11: 111, 12: 112, 21: 121})
+    there = Cuda(target)
+    assert records[0] is not None and records[1] is not None
+    there.restore({2: 111, 3: 112}, records[0], 0)
+    there.restore({2: 121}, records[1], 1)
+    assert target.processes[111].memory == {OTHER[0].uuid: b"state of 11"}
+    assert target.processes[112].memory == {OTHER[0].uuid: b"state of 12"}
+    assert target.processes[121].memory == {OTHER[1].uuid: b"state of 21"}
+    assert {process.state for process in target.processes.values()} == {State.RUNNING}
+
+
+def test_two_ranks_meet_on_one_gpu(proc: Path) -> None:
+    """One GPU per pod before, two ranks in a pod with one GPU afterwards."""
+    source = world(H200[:1])
+    made = Cuda(source, proc)
+    made.suspend(RANKS, far())
+    target = moved(source, OTHER[:1], {11: 111, 12: 112, 21: 121})
+    there = Cuda(target)
+    for place, (rank, pids) in enumerate({0: {2: 111, 3: 112}, 1: {2: 121}}.items()):
+        record = made.record(RANKS[rank], [H200[0].uuid])
+        assert record is not None
+        there.restore(pids, record, place)
+    assert all(process.memory.keys() == {OTHER[0].uuid} for process in target.processes.values())
+
+
+def test_a_rank_without_device_state_has_no_record(proc: Path, tmp_path: Path) -> None:
+    made = Cuda(world(), proc)
+    made.suspend({0: [13]}, far())
+    assert made.record([13], []) is None
+    assert device.read(tmp_path) is None
+
+
+def test_processes_that_are_missing_are_named() -> None:
+    record = DeviceRecord([2, 5], H200[:1], [])
+    with pytest.raises(RestoreError, match=r"processes \[5\] had state on a device"):
+        Cuda(world()).restore({2: 111}, record, 0)
+
+
+def test_the_driver_may_refuse_a_restore(proc: Path) -> None:
+    source = world()
+    made = Cuda(source, proc)
+    made.suspend(RANKS, far())
+    record = made.record(RANKS[1], [H200[1].uuid])
+    assert record is not None
+    target = moved(source, OTHER[:2], {21: 121})
+    target.fail["Restore", 121] = "CUDA_ERROR_OUT_OF_MEMORY"
+    with pytest.raises(RestoreError, match=r"process 2 did not get its device state back .*OUT_OF_MEMORY"):
+        Cuda(target).restore({2: 121}, record, 0)
+
+
+def test_a_pod_without_devices_refuses_device_state() -> None:
+    record = DeviceRecord([2], H200[:1], [H200[0].uuid])
+    with pytest.raises(RestoreError, match="state on NVIDIA H200, this pod has no GPU"):
+        NoDevices().restore({2: 2}, record, 0)
+    none = NoDevices()
+    none.suspend(RANKS, far())
+    none.resume([1])
+    assert none.users([os.getpid()]) == [] and none.record([1], []) is None
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"pids": [1], "devices": [{}], "used": []}', '{"pids": 3}', "[]"])
+def test_a_spoilt_record_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / backend.RECORD).write_text(text)
+    with pytest.raises(RestoreError, match="the image is incomplete"):
+        device.read(tmp_path)
+
+
+def test_this_machine_has_the_backend_it_should_have() -> None:
+    expected = "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
+    assert device.find().name == expected
+
+
+# --- which GPU takes whose place ------------------------------------------------------------------------------------
+def test_every_old_gpu_has_a_new_one() -> None:
+    found = remap.pairs(H200, [H200[2].uuid], OTHER, 2)
+    assert found[H200[2].uuid] == OTHER[2].uuid
+    assert sorted(found) == [d.uuid for d in H200] and len(set(found.values())) == 4
+
+
+def test_ranks_of_one_pod_spread_over_its_gpus() -> None:
+    places = [remap.pairs(H200[:1], [H200[0].uuid], OTHER[:2], place)[H200[0].uuid] for place in range(4)]
+    assert places == [OTHER[0].uuid, OTHER[1].uuid, OTHER[0].uuid, OTHER[1].uuid]
+
+
+def test_a_rank_with_two_gpus_gets_two() -> None:
+    used = [H200[0].uuid, H200[1].uuid]
+    second = remap.pairs(H200[:2], used, OTHER, 1)
+    assert [second[name] for name in used] == [OTHER[2].uuid, OTHER[3].uuid]
+
+
+def test_too_few_gpus_are_named() -> None:
+    with pytest.raises(RestoreError, match=r"state on 2 GPUs, this pod has 1: give its pods nvidia.com/gpu: 2"):
+        remap.pairs(H200, [H200[0].uuid, H200[1].uuid], OTHER[:1], 0)
+
+
+def test_another_type_of_gpu_is_named() -> None:
+    with pytest.raises(RestoreError, match=r"taken on NVIDIA H200 \(139 GiB\); this pod has NVIDIA A100"):
+        remap.pairs(H200[:1], [H200[0].uuid], A100, 0)
+
+
+# --- health ---------------------------------------------------------------------------------------------------------
+class FakeNvml:
+    """The part of pynvml that is used. The second GPU has no utilisation sensor and bad memory."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
+
+    def __init__(self, driver: bool = True) -> None:
+        self.driver, self.open = driver, 0
+
+    def nvmlInit(self) -> None:
+        if not self.driver:
+            raise self.NVMLError("Driver Not Loaded")
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
+        return number
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return SimpleNamespace(used=(handle + 1) * GIB, total=139 * GIB)
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str | bytes:
+        return H200[handle].uuid if handle else H200[handle].uuid.encode()  # old versions give bytes
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return "NVIDIA H200"
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        if handle:
+            raise self.NVMLError("Not Supported")
+        return SimpleNamespace(gpu=45)
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, counter: int) -> int:
+        return 3 * handle
+
+
+def test_health_is_read_and_told() -> None:
+    fake = FakeNvml()
+    first, second = nvml.read(fake)
+    assert first.line() == f"{H200[0].uuid} NVIDIA H200: 1.0 of 139.0 GiB used, 45 % busy"
+    assert first.sound and not second.sound
+    assert second.line().endswith("2.0 of 139.0 GiB used; NOT SOUND: 3 uncorrected memory errors, replace it")
+    assert fake.open == 0
+
+
+def test_no_driver_is_no_health() -> None:
+    assert nvml.read(FakeNvml(driver=False)) == []
+
+
+def test_the_real_library_is_the_one_that_is_asked_for() -> None:
+    library = nvml.library()
+    assert library is not None
+    assert all(hasattr(library, name) for name in vars(FakeNvml) if name.startswith(("nvml", "NVML")))
+    assert isinstance(device.health(), list)
+
+
+@pytest.mark.gpu
+def test_the_health_of_a_real_gpu() -> None:
+    library = nvml.library()
+    assert library is not None
+    [first, *_] = nvml.read(library)
+    assert first.memory_total > GIB and first.sound
+
+
+# --- the agent ------------------------------------------------------------------------------------------------------
+def test_the_agent_tells_which_gpus_hold_memory() -> None:
+    cuda = SimpleNamespace(
+        device_count=lambda: 3,
+        memory_reserved=lambda n: 100 if n == 2 else 0,
+        current_device=lambda: 0,
+        get_device_properties=lambda n: SimpleNamespace(uuid=f"uuid-{n}"),
+    )
+    assert json.dumps(freeze.used_devices(cuda)) == '["GPU-uuid-0", "GPU-uuid-2"]'
