@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 from ..errors import Gone, KubeError, NotFound
 from ..k8s import Kube
@@ -26,6 +28,7 @@ _Key = tuple[str, str]
 class Informer:
     """`on_change(object, deleted)` runs in the informer's thread, after the copy has changed.
 
+    `keep`: what of an object is worth its memory. `index`: the values under which `indexed` finds it.
     `optional`: a cluster that does not serve the kind has no objects of it; it may begin to at any time.
     """
 
@@ -35,8 +38,9 @@ class Informer:
         kind: Kind,
         on_change: Callable[[Object, bool], None],
         selector: str | None = None,
-        index: Callable[[Object], Hashable] = lambda obj: None,
+        index: Callable[[Object], Iterable[Hashable]] = lambda obj: (),
         optional: bool = False,
+        keep: Callable[[Object], Object] = lambda obj: obj,
     ) -> None:
         self._kube = kube
         self.kind = kind
@@ -44,6 +48,7 @@ class Informer:
         self._optional = optional
         self._on_change = on_change
         self._index = index
+        self._keep = keep
         self._lock = threading.Lock()
         self._objects: dict[_Key, Object] = {}
         self._by_index: dict[Hashable, dict[_Key, Object]] = {}
@@ -68,23 +73,30 @@ class Informer:
             return list(self._objects.values())
 
     def indexed(self, value: Hashable) -> Sequence[Object]:
-        """Objects for which the index function gives `value`."""
+        """Objects for which `value` is among what the index function gives."""
         with self._lock:
             return list(self._by_index.get(value, {}).values())
 
     def _remember(self, obj: Object) -> None:
-        obj["metadata"].pop("managedFields", None)  # nobody here reads them, and they are half of a Workload
-        self._forget(_key(obj))
-        self._objects[_key(obj)] = obj
-        self._by_index.setdefault(self._index(obj), {})[_key(obj)] = obj
+        key = _key(obj)
+        self._forget(key)
+        self._objects[key] = obj
+        for value in self._index(obj):
+            self._by_index.setdefault(value, {})[key] = obj
 
     def _forget(self, key: _Key) -> None:
         old = self._objects.pop(key, None)
-        if old is not None:
-            bucket = self._by_index[self._index(old)]
-            del bucket[key]
+        for value in self._index(old) if old is not None else ():
+            bucket = self._by_index.get(value, {})
+            bucket.pop(key, None)
             if not bucket:
-                del self._by_index[self._index(old)]
+                self._by_index.pop(value, None)
+
+    def _small(self, obj: Object) -> Object:
+        """What is kept of `obj`, its strings shared with all other objects."""
+        obj["metadata"].pop("managedFields", None)  # nobody here reads them, and they are half of a Workload
+        found: Object = _shared(self._keep(obj))
+        return found
 
     # --- running --------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -136,7 +148,8 @@ class Informer:
         self.synced.set()
 
     def _list(self) -> str:
-        items, version = self._kube.list_versioned(self.kind, None, self._selector)
+        found, version = self._kube.list_versioned(self.kind, None, self._selector)
+        items = [self._small(obj) for obj in found]
         fresh = {_key(obj): obj for obj in items}
         with self._lock:
             gone = [obj for key, obj in self._objects.items() if key not in fresh]
@@ -161,6 +174,7 @@ class Informer:
             version = _version(obj) or version
             if event != "BOOKMARK":
                 deleted = event == "DELETED"
+                obj = self._small(obj)
                 with self._lock:
                     if deleted:
                         self._forget(_key(obj))
@@ -173,6 +187,17 @@ class Informer:
         if self._heard - started < 1.0:
             self._stop.wait(1.0)  # a server that ends every watch at once must not be asked without pause
         return version
+
+
+def _shared(value: Any) -> Any:
+    """`value` with every string once in memory: a cluster's objects say the same few words thousands of times."""
+    if isinstance(value, str):
+        return sys.intern(value)
+    if isinstance(value, dict):
+        return {sys.intern(key): _shared(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shared(item) for item in value]
+    return value
 
 
 def _key(obj: Object) -> _Key:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from proxy.protocol import names
 from proxy.protocol.messages import Preemptor
@@ -26,12 +26,26 @@ def _ignore(obj: Object, deleted: bool) -> None:
     return None
 
 
-def _owner(workload: Object) -> tuple[str, str | None]:
-    return str(workload["metadata"]["namespace"]), views.owner_job(workload)
+def _workload_index(workload: Object) -> Iterable[Hashable]:
+    """Its Job (`workload_of`), its own UID and its Job's (`preemptor`)."""
+    yield str(workload["metadata"]["namespace"]), views.owner_job(workload)
+    yield from {workload["metadata"].get("uid"), label(workload, names.KUEUE_JOB_UID_LABEL)} - {None}
+
+
+def _worth_keeping(workload: Object) -> Object:
+    """Finished Workloads stay in a cluster until their owner goes: of others' ones only that they have been there."""
+    if not is_true(workload, "Finished") or views.has_our_pods(workload):
+        return workload
+    spec = {key: value for key, value in (workload.get("spec") or {}).items() if key != "podSets"}
+    return {**workload, "spec": spec, "status": {"conditions": workload["status"]["conditions"]}}
 
 
 def _pod_owner(pod: Object) -> tuple[str, str | None]:
     return str(pod["metadata"]["namespace"]), job_of(pod)
+
+
+def _pod_index(pod: Object) -> Iterable[Hashable]:
+    return (_pod_owner(pod),)
 
 
 def job_of(pod: Object) -> str | None:
@@ -56,8 +70,8 @@ class World:
         self._lost_lock = threading.Lock()
         self.jobs = Informer(kube, JOB, self._job_changed, selector=_MANAGED)
         self.jobsets = Informer(kube, JOBSET, self._job_changed, selector=_MANAGED, optional=True)
-        self.pods = Informer(kube, POD, self._pod_changed, selector=_MANAGED, index=_pod_owner)
-        self.workloads = Informer(kube, WORKLOAD, on_workload, index=_owner)
+        self.pods = Informer(kube, POD, self._pod_changed, selector=_MANAGED, index=_pod_index)
+        self.workloads = Informer(kube, WORKLOAD, on_workload, index=_workload_index, keep=_worth_keeping)
         self.cluster_queues = Informer(kube, CLUSTER_QUEUE, on_queue)
         self.local_queues = Informer(kube, LOCAL_QUEUE, on_queue)
         self._informers = (self.jobs, self.jobsets, self.pods, self.workloads, self.cluster_queues, self.local_queues)
@@ -138,10 +152,8 @@ class World:
 
     def preemptor(self, uid: str) -> Preemptor | None:
         """Who the Workload with this UID is, or the one of the Job with this UID."""
-        for workload in self.workloads.all():
-            if uid in (workload["metadata"].get("uid"), label(workload, names.KUEUE_JOB_UID_LABEL)):
-                return preemptor.of(workload)
-        return None
+        found = self.workloads.indexed(uid)
+        return preemptor.of(found[0]) if found else None
 
     # --- quota --------------------------------------------------------------------------------------------------------
     def candidates(self) -> list[planner.Candidate]:

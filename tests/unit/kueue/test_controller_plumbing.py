@@ -64,7 +64,7 @@ def informer():
         kube,
         POD,
         lambda obj, deleted: events.append((obj["metadata"]["name"], deleted)),
-        index=lambda obj: label(obj, "batch.kubernetes.io/job-name"),
+        index=lambda obj: [label(obj, "batch.kubernetes.io/job-name")],
     )
     yield kube, copy, events
     copy.stop()
