@@ -38,6 +38,13 @@ class Wait(Action):
 
 
 @dataclass(frozen=True)
+class Withdraw(Action):
+    """Fence: an answer that was given before the Job was managed is taken back: our check is Pending again."""
+
+    message: str = ""
+
+
+@dataclass(frozen=True)
 class StartCheckpoint(Action):
     """Hold: ask for a checkpoint. The annotations carry the deadline, from which the pods' command is derived."""
 

@@ -81,7 +81,11 @@ def decide(
                 return Decision(Wait(message=str(error)))
         return Decision(sent_back) if sent_back else said
     if not ours:
-        return Decision()
+        ahead = workload is not None and not views.managed(job) and fence.asks_ahead(workload, settings.check_name)
+        return Decision(fence.UNMANAGED if ahead else None)
+    taken_back = fence.withdrawal(job, workload, settings.check_name) if workload is not None else None
+    if taken_back is not None:
+        return Decision(taken_back)
     try:
         changed = _bookkeeping(job, workload, pods, preemptor, now)
         if changed is not None:

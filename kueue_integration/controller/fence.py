@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef
 
-from ..resources import Object, is_true
+from ..resources import Object, annotation, is_true
 from . import records, views
-from .actions import AnswerReady, Decision, Wait
+from .actions import Action, AnswerReady, Decision, RequestReadmission, Wait, Withdraw
 from .errors import BadAnnotationError
 
 STUCK_S = 30.0
 """A pod that is there so long after its grace period is on a node that does not answer."""
+UNMANAGED = AnswerReady(message="not a managed Job: nothing to wait for")
 
 
 def asks(workload: Object, check_name: str) -> bool:
@@ -33,10 +34,45 @@ def asks(workload: Object, check_name: str) -> bool:
     )
 
 
+def asks_ahead(workload: Object, check_name: str) -> bool:
+    """Whether the Workload, none of ours, waits in its queue with our check Pending: it may be told Ready already.
+
+    Kueue writes the check when the Workload is queued, and its scheduler admits in the very write that reserves quota
+    if every check is Ready by then (v0.19.2: prepareWorkload, SyncAdmittedCondition). So what is not fenced takes no
+    quota for the time of a round trip. An eviction makes the check Pending again, and then this is True again.
+    Not for pods of ours, whoever owns the Workload now: their answer names an attempt and where it has quota.
+    """
+    state = views.check(workload, check_name)
+    return (
+        state is not None
+        and state.get("state") == "Pending"
+        and views.reservation(workload) is None
+        and not is_true(workload, "Finished")
+        and not workload["metadata"].get("deletionTimestamp")
+        and not views.has_our_pods(workload)
+        and not views.copied(workload)
+    )
+
+
+def withdrawal(job: Object, workload: Object, check_name: str) -> Action | None:
+    """For a Job that became ours after its Workload had been told Ready as none of ours; None: nothing to take back."""
+    state = views.check(workload, check_name)
+    if state is None or state.get("state") != "Ready" or state.get("podSetUpdates") or views.copied(workload):
+        return None
+    if is_true(workload, "Evicted") or is_true(workload, "Finished"):
+        return None
+    if views.reservation(workload) is None:
+        return Withdraw(message="managed since: answered when it has quota")
+    if views.our_template(job) and not annotation(job, names.ANN_HISTORY) and is_true(workload, "Admitted"):
+        # Kueue's scheduler reserved at the same moment and wrote the check as it had known it.
+        return RequestReadmission(message="admitted before it was managed: its pods have no attempt number")
+    return None
+
+
 def decide(job: Object, workload: Object, pods: Sequence[Object], preemptor: str | None, now: float) -> Decision:
     """The Workload has quota and waits for us: answer, or say what for we wait."""
     if not views.managed(job):
-        return Decision(AnswerReady(message="not a managed Job: nothing to wait for"))
+        return Decision(UNMANAGED)
     if not views.suspended(job):
         return Decision(Wait(message="the Job is not suspended yet"))
     writers = [p for p in pods if views.can_write(p)]

@@ -31,6 +31,7 @@ from .actions import (
     Decision,
     KeepRecords,
     RecordHistory,
+    ReleaseHold,
     Repair,
     StartCheckpoint,
     Wait,
@@ -139,7 +140,7 @@ class Reconciler:
         namespace, owner = str(workload["metadata"]["namespace"]), views.owner_job(workload)
         if owner is not None:
             self.queue.add(Task("job", namespace, owner))
-        elif fence.asks(workload, self._settings.check_name):
+        elif self._asks(workload):
             self.queue.add(Task("workload", namespace, str(workload["metadata"]["name"])))
         self.queue.add(Task("plan"), self._plan_delay())
 
@@ -205,7 +206,7 @@ class Reconciler:
         workload = self.world.workload_of(namespace, name)
         job = self.world.job(namespace, name)
         if job is None:
-            if workload is None or not fence.asks(workload, self._settings.check_name):
+            if workload is None or not self._asks(workload):
                 return
             # Not a managed Job, or one that our copy does not have yet: only the API server can tell.
             job = kinds.find(self._kube, namespace, name)
@@ -220,7 +221,13 @@ class Reconciler:
         if first.action is None or (isinstance(first.action, Wait) and self._said(workload, first.action)):
             return
         # These only write the Job, whose version guards them: no time is lost between an eviction and its barrier.
-        if isinstance(first.action, _JOB_ONLY):
+        # Nor when a budget ends, as a thousand may at once: the policy lets the suspend through by then anyway.
+        late = isinstance(first.action, ReleaseHold) and first.action.why == "deadline"
+        if late or isinstance(first.action, _JOB_ONLY):
+            self._perform(first.action, job, workload)
+            return
+        if isinstance(first.action, AnswerReady) and not views.managed(job):
+            # Nothing is fenced: the Job has just been read, and its Workload's version guards the answer.
             self._perform(first.action, job, workload)
             return
         # Copies may be old, so everything else is decided again on fresh reads. Pods come before the Job: a pod that
@@ -264,10 +271,15 @@ class Reconciler:
         state = views.check(workload, self._settings.check_name) if workload else None
         return state is not None and state.get("message") == action.message
 
+    def _asks(self, workload: Object) -> bool:
+        """Whether the Workload, if it is none of a managed Job, needs an answer: now that it has quota, or ahead."""
+        name = self._settings.check_name
+        return fence.asks(workload, name) or fence.asks_ahead(workload, name)
+
     def _ownerless(self, task: Task) -> None:
         """A Workload of something that is no Job waits at our fence because its queue names our check."""
         workload = self.world.workloads.get(task.namespace, task.name)  # its version guards the answer
-        if workload is None or views.owner_job(workload) or not fence.asks(workload, self._settings.check_name):
+        if workload is None or views.owner_job(workload) or not self._asks(workload):
             return
         if views.copied(workload):
             return  # its Job follows when the manager has let the attempt in: see kueue_integration.multikueue

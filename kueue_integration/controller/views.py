@@ -227,6 +227,12 @@ def short_uid(pod: Object) -> str:
     return str(pod["metadata"]["uid"])[:8]
 
 
+def our_template(owner: Object) -> bool:
+    """Whether pods made from the `template` of this Job or podset carry our label."""
+    template = (owner.get("spec") or owner).get("template") or {}
+    return label({"metadata": template.get("metadata") or {}}, names.LABEL_MANAGED) == "true"
+
+
 # --- Workload -----------------------------------------------------------------------------------------------------
 def check(workload: Object, name: str) -> Mapping[str, Any] | None:
     """Our admission check's state in the Workload."""
@@ -235,6 +241,11 @@ def check(workload: Object, name: str) -> Mapping[str, Any] | None:
             found: Mapping[str, Any] = item
             return found
     return None
+
+
+def has_our_pods(workload: Object) -> bool:
+    """Whether pods of a podset carry our label, which the label of the Workload's owner, if it has one yet, may not."""
+    return any(map(our_template, (workload.get("spec") or {}).get("podSets") or ()))
 
 
 def reservation(workload: Object) -> str | None:

@@ -26,6 +26,7 @@ from .actions import (
     Revive,
     StartCheckpoint,
     Wait,
+    Withdraw,
 )
 from .metrics import Metrics
 
@@ -67,7 +68,7 @@ def perform(
         meta = workload["metadata"]
         version = meta["resourceVersion"]
         kube.patch(WORKLOAD, meta["namespace"], meta["name"], action.body, resource_version=version)
-    if workload is not None and isinstance(action, (AnswerReady, Wait, RequestReadmission)):
+    if workload is not None and isinstance(action, (AnswerReady, Wait, Withdraw, RequestReadmission)):
         _patch_check(kube, workload, check_name, _check_change(action, workload, now))
     if workload is not None and isinstance(action, Revive):
         meta = workload["metadata"]
@@ -80,6 +81,8 @@ def _check_change(action: Action, workload: Object, now: float) -> Mapping[str, 
     """The fields of our admission check that `action` changes."""
     if isinstance(action, Wait):
         return {"message": action.message}
+    if isinstance(action, Withdraw):
+        return {"state": "Pending", "message": action.message, "lastTransitionTime": clock.to_whole(now)}
     if isinstance(action, AnswerReady):
         podsets = [podset["name"] for podset in (workload.get("spec") or {}).get("podSets") or ()]
         change: dict[str, Any] = {"state": "Ready", "message": action.message}
@@ -113,8 +116,10 @@ def _tell(action: Action, job: Object, metrics: Metrics) -> None:
     fields: dict[str, object] = {"job": f"{meta['namespace']}/{meta['name']}"}
     if isinstance(action, AnswerReady):
         metrics.add("singularity_fence_answers_total")
-        log.info("fence: %s", action.message, extra={**fields, **dict(action.pod_annotations)})
-    elif isinstance(action, Wait):
+        # Of others' Workloads there may be thousands.
+        level = logging.INFO if action.attempt else logging.DEBUG
+        log.log(level, "fence: %s", action.message, extra={**fields, **dict(action.pod_annotations)})
+    elif isinstance(action, (Wait, Withdraw)):
         log.info("fence: %s", action.message, extra=fields)
     elif isinstance(action, StartCheckpoint):
         metrics.add("singularity_checkpoints_requested_total")

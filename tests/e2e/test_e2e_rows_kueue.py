@@ -60,7 +60,10 @@ def goes_on(job: Training, number: int = 2) -> None:
 def preempted(rows: Rows, job: Training, other: str, reason: str, words: str) -> None:
     workload = rows.workload(other)["metadata"]["name"]
     saved(job, 1, "Preempted", preempted_by=workload)
-    rows.until_admitted(other)
+    given = rows.until_admitted(other)
+    # What is not ours was answered while it waited: it takes no quota for the time of our answer.
+    (answer,) = given["status"]["admissionChecks"]
+    assert answer["lastTransitionTime"] < (condition(given, "QuotaReserved") or {})["lastTransitionTime"], answer
     assert (condition(rows.workload(job.name), "Preempted") or {}).get("reason") == reason
     reads(job, "Preempted", "Preempted", f"by {workload}", f": {words}; ", "is committed", "waits for quota")
     rows.remove(other)

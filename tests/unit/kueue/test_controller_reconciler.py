@@ -198,6 +198,54 @@ def test_a_workload_without_a_job_is_let_through(world):
     assert check_of(kube, "pod-group")["state"] == "Ready"
 
 
+@pytest.mark.parametrize("owner", [None, "train"])
+def test_what_is_not_managed_is_answered_in_the_queue_with_one_write(world, owner):
+    kube, reconciler = world(scene.job(managed=False), fresh(scene.workload("plain", reserved_at=None, owner=owner)))
+    reconciler.handle(Task("workload", NS, "plain") if owner is None else TASK)
+    asked = [(verb, kind) for verb, kind, _ in kube.requests if verb not in ("list", "watch")]
+    assert asked == ([("get", "Job")] if owner else []) + [("patch", "Workload")]
+    assert check_of(kube, "plain")["state"] == "Ready"
+
+
+def test_an_answer_to_a_job_that_has_become_managed_is_withdrawn_and_given_again_with_quota(world):
+    kube, reconciler = world(scene.job(managed=False), fresh(scene.workload(reserved_at=None)))
+    reconciler.handle(TASK)
+    assert check_of(kube)["state"] == "Ready"
+    kube.put(scene.job())
+    eventually(lambda: reconciler.world.job(NS, "train") and is_ready(reconciler))
+    reconciler.handle(TASK)
+    assert check_of(kube)["state"] == "Pending"
+    given = kube.get(WORKLOAD, NS, "job-train-1")
+    kube.put(
+        {
+            **given,
+            "status": {**fresh(scene.workload())["status"], "admissionChecks": given["status"]["admissionChecks"]},
+        }
+    )
+    eventually(lambda: reconciler.world.workload_of(NS, "train")["status"]["conditions"])
+    reconciler.handle(TASK)
+    assert check_of(kube)["state"] == "Ready"
+    assert check_of(kube)["podSetUpdates"][0]["annotations"][names.ANN_ATTEMPT] == "1"
+
+
+def is_ready(reconciler):
+    checks = reconciler.world.workload_of(NS, "train")["status"]["admissionChecks"]
+    return [check["state"] for check in checks] == ["Ready"]
+
+
+def test_what_others_have_finished_takes_little_memory(world):
+    ended = [scene.condition("Finished", True, 11)]
+    theirs = scene.workload("theirs", owner=None, extra_conditions=copy.deepcopy(ended))
+    mine = scene.workload("mine", owner=None, extra_conditions=copy.deepcopy(ended), uid="mine")
+    mine["spec"]["podSets"][0]["template"]["metadata"] = {"labels": {names.LABEL_MANAGED: "true"}}
+    live = scene.workload("live", owner=None, uid="live")
+    _, reconciler = world(*map(fresh, (theirs, mine, live)))
+    kept = {w["metadata"]["name"]: "podSets" in w["spec"] for w in reconciler.world.workloads.all()}
+    assert kept == {"theirs": False, "mine": True, "live": True}
+    assert reconciler.world.name_of("mine") == "mine"
+    assert reconciler.world.name_of("nobody") is None
+
+
 def evicted_scene(**annotations):
     record = scene.record(admitted_at=time.time() - 60)
     job = scene.job(
@@ -226,9 +274,12 @@ def test_the_deadline_releases_the_hold_without_any_event(world):
     end = time.monotonic() + 10
     while annotation(kube.get_job(NS, "train"), names.ANN_HOLD) == "armed":
         assert time.monotonic() < end, "the hold outlived its deadline"
+        kube.requests.clear()
         task = reconciler.queue.get(timeout_s=0.2)
         if task is not None:
             reconciler.handle(task)
+    asked = [(verb, kind) for verb, kind, _ in kube.requests if verb != "watch"]
+    assert asked == [("patch", "Job"), ("get", "Job")]  # one, and this test's own look
     (record,) = scene.stored(kube.get_job(NS, "train")["metadata"]["annotations"])
     assert record.note is not None
     assert record.note.startswith("no checkpoint within 1 s")

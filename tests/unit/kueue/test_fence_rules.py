@@ -6,7 +6,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0, at
 
-from kueue_integration.controller.actions import AnswerReady, Wait
+from kueue_integration.controller.actions import AnswerReady, RequestReadmission, Wait, Withdraw
 from kueue_integration.controller.decide import decide
 from kueue_integration.controller.hold import Settings
 from proxy.protocol import names
@@ -41,6 +41,48 @@ def test_a_job_that_is_not_managed_starts_at_once_and_untouched():
     action = look(scene.job(managed=False), scene.workload(), [scene.pod(0)]).action
     assert isinstance(action, AnswerReady)
     assert (action.job_annotations, action.pod_annotations) == ({}, {})
+
+
+def ours(obj):
+    """`obj`, a Job or a Workload, with our label on the pods that are made from it."""
+    for owner in obj["spec"].get("podSets") or [obj["spec"]]:
+        owner.setdefault("template", {})["metadata"] = {"labels": {names.LABEL_MANAGED: "true"}}
+    return obj
+
+
+@pytest.mark.parametrize("evicted", [None, ("Preempted", scene.PREEMPTED, 30.0)], ids=["new", "evicted, released"])
+def test_who_is_none_of_ours_is_answered_before_there_is_quota(evicted):
+    """Kueue then admits in the write that reserves quota; after an eviction the check is Pending again."""
+    action = look(scene.job(managed=False), scene.workload(reserved_at=None, evicted=evicted)).action
+    assert isinstance(action, AnswerReady)
+    assert (action.job_annotations, action.pod_annotations) == ({}, {})
+
+
+@pytest.mark.parametrize("change", ["managed", "our pods", "ready already", "finished", "deleted", "no check of ours"])
+def test_nobody_else_is_answered_before_there_is_quota(change):
+    states = {"ready already": "Ready", "no check of ours": None}
+    ended = [scene.condition("Finished", True, 11)] if change == "finished" else None
+    workload = scene.workload(reserved_at=None, state=states.get(change, "Pending"), extra_conditions=ended)
+    if change == "deleted":
+        workload["metadata"]["deletionTimestamp"] = at(11)
+    if change == "our pods":  # a Job that is to be managed, and a Workload that is to get an owner
+        ours(workload)
+    decision = look(scene.job(managed=change == "managed"), workload)
+    assert decision.action is None
+
+
+def test_an_answer_from_before_a_job_was_managed_is_taken_back():
+    action = look(scene.job(), scene.workload(reserved_at=None, state="Ready")).action
+    assert isinstance(action, Withdraw)
+    assert look(scene.job(managed=False), scene.workload(reserved_at=None, state="Ready")).action is None
+
+
+def test_a_job_that_kueue_admitted_in_the_moment_it_became_managed_is_admitted_again():
+    """The scheduler writes the checks as it knew them: it may put back what was taken back."""
+    job, workload = ours(scene.job(suspend=False)), ours(scene.workload(state="Ready", admitted=True))
+    assert isinstance(look(job, workload).action, RequestReadmission)
+    workload["status"]["admissionChecks"][0]["podSetUpdates"] = [{"name": "main"}]  # an answer to a managed Job
+    assert look(job, workload).action is None
 
 
 def test_nobody_is_answered_while_evicted_is_true():
