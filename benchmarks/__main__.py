@@ -4,7 +4,7 @@ examples:
   python -m benchmarks --list
   python -m benchmarks --only boundary_hook_us,steady_overhead_pct
   python -m benchmarks --quick                       everything, small
-  python -m benchmarks --only fence_admission_ratio --workloads 15000
+  python -m benchmarks --only fence_admission_ratio --workloads 15000 --limit 240
   python -m benchmarks --table                       the last figures as a markdown table
 
 exit codes: 0 measured (whether aims are reached or not), 1 a measurement failed, 2 wrong arguments
@@ -35,6 +35,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="KEY,...", help="measure these figures only")
     parser.add_argument("--quick", action="store_true", help="a tenth of the size: to try things out")
     parser.add_argument("--workloads", type=int, metavar="N", help="size of the admission figures (default 15000)")
+    parser.add_argument("--evictions", type=int, metavar="N", help="size of the eviction figures (default 1000)")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        metavar="SECONDS",
+        help="longest time of each side of the admission figures: the sizes that both reach in it are compared",
+    )
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="FILE", help="default build/bench/figures.json")
     parser.add_argument("--keep", action="store_true", help="keep the figures in FILE that this run does not measure")
     parser.add_argument("--list", action="store_true", help="list the figures and measure nothing")
@@ -42,6 +49,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.workloads is not None and arguments.workloads < 30:
         parser.error(f"argument --workloads: {arguments.workloads} is less than one for each of the 30 queues")
+    if arguments.evictions is not None and arguments.evictions < 10:
+        parser.error(f"argument --evictions: {arguments.evictions} is less than 10")
+    if arguments.limit is not None and arguments.limit <= 0:
+        parser.error(f"argument --limit: {arguments.limit:g} s is no time")
     return arguments
 
 
@@ -75,7 +86,7 @@ def measure(arguments: argparse.Namespace) -> int:
 
     kept = read(arguments.output) if arguments.keep and arguments.output.exists() else []
     entries = {entry["key"]: entry for entry in kept}
-    options = Options(arguments.quick, arguments.workloads)
+    options = Options(arguments.quick, arguments.workloads, arguments.evictions, arguments.limit)
     failed = []
     for group, wanted in chosen:
         say(f"{group.name}: {', '.join(spec.key for spec in wanted)}")

@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ API = f"{names.KUEUE_GROUP}/{names.KUEUE_VERSION}"
 FLAVOR = "fake"
 SCHEMA = "bench-controller"
 CREATORS = 8
+PROGRESS_S = 15.0
 TAINT = "kwok.x-k8s.io/node"
 
 
@@ -61,11 +63,18 @@ class Fleet:
             for job in jobs:
                 job.result()
 
-    def requests(self) -> int:
-        """Requests of our controller that the API server has taken so far, watches and Lease left out."""
+    def requests(self) -> Counter[str]:
+        """Requests of our controller that the API server has taken so far, as `patch jobs`; watches and Lease left out.
+
+        The difference of two of them is what was asked in between.
+        """
         pattern = re.compile(r"^apiserver_flowcontrol_dispatched_requests_total\{(.*)\} ([0-9.e+]+)$", re.MULTILINE)
-        text = self.kubectl("get", "--raw", "/metrics")
-        return int(sum(float(n) for labels, n in pattern.findall(text) if f'flow_schema="{SCHEMA}"' in labels))
+        found: Counter[str] = Counter()
+        for labels, number in pattern.findall(self.kubectl("get", "--raw", "/metrics")):
+            schema = re.search(rf'flow_schema="{SCHEMA}-([a-z]+)-([a-z]+)"', labels)
+            if schema:
+                found[f"{schema[1]} {schema[2]}"] += int(float(number))
+        return found
 
     def controller_pid(self) -> int:
         """As this machine numbers it. Raises RuntimeError."""
@@ -103,7 +112,7 @@ def fleet(nodes: int, say: Say) -> Iterator[Fleet]:
             *("--manage-nodes-with-label-selector=type=kwok", "--node-lease-duration-seconds=120"),
         ]
         processes.start(box, processes.Part("kwok", [str(folder / "kwok"), *options]))
-        made.apply([*_nodes(nodes), _flavor(), _flow_schema()])
+        made.apply([*_nodes(nodes), _flavor(), *_flow_schemas()])
         _give_cpu(made.controller_pid())
         say(f"{nodes} fake nodes are created")
         yield made
@@ -137,20 +146,28 @@ def _flavor() -> dict[str, Any]:
     return {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": FLAVOR}, "spec": spec}
 
 
-def _flow_schema() -> dict[str, Any]:
-    """Makes the API server itself count the controller's requests."""
+def _flow_schemas() -> list[dict[str, Any]]:
+    """Make the API server itself count the controller's requests, by verb and resource."""
+    return [
+        _flow_schema(verb, resource)
+        for verb in ("get", "list", "create", "update", "patch", "delete")
+        for resource in ("jobs", "pods", "workloads", "admissionchecks")
+    ]
+
+
+def _flow_schema(verb: str, resource: str) -> dict[str, Any]:
     who = {"namespace": names.SYSTEM_NAMESPACE, "name": "singularity-controller"}
     what = {
-        "verbs": ["get", "list", "create", "update", "patch", "delete"],
+        "verbs": [verb],
         "apiGroups": ["", "batch", names.KUEUE_GROUP],
-        "resources": ["jobs", "pods", "workloads", "workloads/status", "admissionchecks", "admissionchecks/status"],
+        "resources": [resource, f"{resource}/status"],
         "namespaces": ["*"],
         "clusterScope": True,
     }
     return {
         "apiVersion": "flowcontrol.apiserver.k8s.io/v1",
         "kind": "FlowSchema",
-        "metadata": {"name": SCHEMA},
+        "metadata": {"name": f"{SCHEMA}-{verb}-{resource}"},
         "spec": {
             "priorityLevelConfiguration": {"name": "workload-high"},
             "matchingPrecedence": 400,
@@ -215,10 +232,16 @@ class Usage:
         self.peak_mb = int(found[1]) / 1000 if found else 0.0
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float) -> None:
-    """Raises RuntimeError."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end:
-            raise RuntimeError(f"waited {timeout_s:g} s in vain for: {what}")
-        time.sleep(0.2)
+def until(count: Callable[[], int], goal: int, what: str, timeout_s: float, say: Say) -> bool:
+    """Wait until `count()` reaches `goal`, saying now and then how far it is; False when the time is over."""
+    began = said = time.monotonic()
+    while (reached := count()) < goal:
+        now = time.monotonic()
+        if now - began > timeout_s:
+            say(f"{what}: {reached} of {goal} when its {timeout_s:.0f} s were over")
+            return False
+        if now - said > PROGRESS_S:
+            said = now
+            say(f"{what}: {reached} of {goal} after {now - began:.0f} s, {reached / (now - began):.1f}/s")
+        time.sleep(0.1)
+    return True

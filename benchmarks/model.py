@@ -14,10 +14,14 @@ Say = Callable[[str], None]
 class Options:
     """:param quick: a tenth of the size, for trying things out
     :param workloads: size of the admission figures; None: what `quick` gives
+    :param evictions: likewise of the eviction figures
+    :param limit_s: longest time of each side of the admission figures, and of each wait of the eviction figures
     """
 
     quick: bool = False
     workloads: int | None = None
+    evictions: int | None = None
+    limit_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kueue_integration.manifests import render
@@ -30,22 +31,36 @@ LIMIT_S = 3600.0
 
 
 # --- admission -------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Piece:
+    """Seconds from opening the queues to each admission, ascending; and from the first creation to the opening."""
+
+    admitted: list[float]
+    created_s: float
+
+
 def measure_admission(options: Options, say: Say) -> Mapping[str, Measured]:
     """`total` Workloads with the fence and as many without, in pieces that take turns."""
     total = options.workloads or (WORKLOADS // 10 if options.quick else WORKLOADS)
-    seconds: dict[bool, list[float]] = {True: [], False: []}
+    limit = (options.limit_s or 2 * LIMIT_S) / 2
+    pieces: dict[bool, list[Piece]] = {True: [], False: []}
     with fleet(NODES // 10 if options.quick else NODES, say) as on, Usage(on.controller_pid()) as usage:
         before = on.requests()
         for number, fenced in enumerate((False, True, True, False)):
-            seconds[fenced].append(admit(on, f"piece-{number}", total // 2, fenced, say))
-        asked = (on.requests() - before) / (total // 2 * 2)
-    pairs = [list(pair) for pair in zip(seconds[True], seconds[False], strict=True)]
-    ratio = median_ratio([(with_it, without) for with_it, without in pairs])
-    rate = total / sum(seconds[False])
-    size = f"{total} Workloads on each side, {COHORTS} x {QUEUES} queues"
+            pieces[fenced].append(admit(on, f"piece-{number}", total // 2, fenced, limit, say))
+        asked = (on.requests() - before).total() / (total // 2 * 2)
+    pairs = [compared(*pair) for pair in zip(pieces[True], pieces[False], strict=True)]
+    ratio = median_ratio([(with_it, without) for with_it, without, _ in pairs])
+    size = sum(count for _, _, count in pairs)
+    rate = size / sum(without for _, without, _ in pairs)
+    created = {fenced: sum(piece.created_s for piece in some) for fenced, some in pieces.items()}
+    text = (
+        f"the same queues without the check ({rate:.0f}/s); {size} Workloads on each side, {COHORTS} x {QUEUES} "
+        f"queues, created and queued before, in {created[True]:.0f} s with and {created[False]:.0f} s without"
+    )
     return {
-        "fence_admission_ratio": Measured(ratio, pairs, f"the same queues without the check ({rate:.0f}/s); {size}"),
-        "fence_workloads": Measured(float(total), [total], f"Kueue's own benchmark has {WORKLOADS}"),
+        "fence_admission_ratio": Measured(ratio, pairs, text),
+        "fence_workloads": Measured(float(size), [size], f"Kueue's own benchmark has {WORKLOADS}"),
         "controller_rss_mb": Measured(usage.peak_mb, [usage.peak_mb], f"peak, with {4 * (total // 2)} Workloads"),
         "controller_cpu_cores": Measured(
             max(usage.cores), usage.cores, f"busiest 5 s; median {median(usage.cores):.2g}; {asked:.2g} requests each"
@@ -53,8 +68,19 @@ def measure_admission(options: Options, say: Say) -> Mapping[str, Measured]:
     }
 
 
-def admit(on: Fleet, piece: str, count: int, fenced: bool, say: Say) -> float:
-    """Seconds from opening the queues until the last of `count` Workloads was admitted."""
+def compared(with_it: Piece, without: Piece) -> tuple[float, float, int]:
+    """Seconds with and without until as many were admitted as either side has reached within its time, and how many.
+
+    :raises RuntimeError: one side has admitted nothing
+    """
+    count = min(len(with_it.admitted), len(without.admitted))
+    if not count:
+        raise RuntimeError("no Workload was admitted on one side: is the controller down, or the time per side short?")
+    return with_it.admitted[count - 1], without.admitted[count - 1], count
+
+
+def admit(on: Fleet, piece: str, count: int, fenced: bool, limit_s: float, say: Say) -> Piece:
+    """Create `count` Workloads in closed queues, open these, and watch the admissions for at most `limit_s` seconds."""
     on.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": piece}}])
     queues = [f"{piece}-{n}" for n in range(COHORTS * QUEUES)]
     made: list[dict[str, Any]] = []
@@ -63,17 +89,22 @@ def admit(on: Fleet, piece: str, count: int, fenced: bool, say: Say) -> float:
     for item in made[::2]:
         item["spec"]["stopPolicy"] = "Hold"
     on.apply(made)
+    what = f"{piece} ({'fence' if fenced else 'no check'})"
     began = time.monotonic()
     on.create(workload(piece, n, queues[n % len(queues)]) for n in range(count))
-    say(f"{piece} ({'fence' if fenced else 'no check'}): {count} Workloads created in {time.monotonic() - began:.0f} s")
     with Finisher(on.kube, piece) as finisher:
-        began = time.monotonic()
+        # Not before all is still: what Kueue and the fence write for queued Workloads is no part of the admission.
+        until(lambda: len(finisher.settled(fenced)), count, f"{what}: queued", LIMIT_S, say)
+        opened = time.monotonic()
+        say(f"{what}: {count} Workloads created and queued in {opened - began:.0f} s")
         on.stop(queues, "None")
-        until(lambda: len(finisher.admitted) >= count, f"{count} admissions", LIMIT_S)
-        taken = max(finisher.admitted.values()) - began
-        until(lambda: len(finisher.finished) >= count, f"{count} ends", LIMIT_S)
-    say(f"{piece}: admitted in {taken:.1f} s")
-    return taken
+        in_time = until(lambda: len(finisher.admitted), count, f"{what}: admitted", limit_s, say)
+        admitted = sorted(moment - opened for moment in list(finisher.admitted.values()))
+        if not in_time:
+            on.stop(queues, "Hold")
+        until(lambda: len(finisher.finished), len(finisher.admitted), f"{what}: ended", LIMIT_S, say)
+    say(f"{what}: {len(admitted)} admitted in {admitted[-1] if admitted else 0:.1f} s")
+    return Piece(admitted, opened - began)
 
 
 def workload(namespace: str, number: int, local_queue: str) -> dict[str, Any]:
@@ -89,10 +120,11 @@ def workload(namespace: str, number: int, local_queue: str) -> dict[str, Any]:
 # --- evictions -------------------------------------------------------------------------------------------
 def measure_evictions(options: Options, say: Say) -> Mapping[str, Measured]:
     """Managed Jobs on fake nodes. No sidecar answers there, so every hold lasts until its deadline: the worst case."""
-    many = EVICTIONS // 10 if options.quick else EVICTIONS
+    many = options.evictions or (EVICTIONS // 10 if options.quick else EVICTIONS)
     with fleet(NODES // 10 if options.quick else NODES, say) as on:
-        few_run = evict(on, "few", max(10, many // 10), say)
-        run = evict(on, "many", many, say)
+        limit = options.limit_s or LIMIT_S
+        few_run = evict(on, "few", max(10, many // 10), limit, say)
+        run = evict(on, "many", many, limit, say)
     late, few_late = run["all_released_s"], few_run["all_released_s"]
     baseline = (
         f"{many} evicted at once, none lost, beyond their {BUDGET_S} s budget; last {run['latest_s']:.2g} s after its "
@@ -111,7 +143,7 @@ def measure_evictions(options: Options, say: Say) -> Mapping[str, Measured]:
     }
 
 
-def evict(on: Fleet, name: str, count: int, say: Say) -> dict[str, Any]:
+def evict(on: Fleet, name: str, count: int, limit_s: float, say: Say) -> dict[str, Any]:
     """Start `count` Jobs in a queue of their own, drain the queue, watch every hold to its end."""
     # Kueue's preemption of one job by another is per job; a drained queue evicts all of them in the same moment.
     on.apply(queue(name, "", cpu=100_000, borrow=0, fenced=True, namespace=NAMESPACE))
@@ -120,19 +152,23 @@ def evict(on: Fleet, name: str, count: int, say: Say) -> dict[str, Any]:
     on.create(job(on, one, name) for one in jobs)
     say(f"{count} Jobs are created")
     with HoldWatch(on.kube, NAMESPACE, set(jobs)) as watch:
-        until(lambda: len(watch.started) >= count, f"{count} Jobs with a running pod", LIMIT_S)
-        requests = (on.requests() - before) / count
-        say(f"{count} Jobs run; {requests:.2f} requests each; the queue is drained")
-        began = time.time()
+        if not until(lambda: len(watch.started), count, f"{name}: Jobs with a running pod", limit_s, say):
+            raise RuntimeError(f"only {len(watch.started)} of {count} Jobs have started")
+        asked = on.requests() - before
+        requests = asked.total() / count
+        say(f"{count} Jobs run; {requests:.2f} requests each: {dict(asked)}; the queue is drained")
+        before, began = on.requests(), time.time()
         on.stop([name], "HoldAndDrain")
-        until(lambda: len(watch.suspended) >= count, f"{count} suspended Jobs", LIMIT_S)
+        if not until(lambda: len(watch.suspended), count, f"{name}: suspended Jobs", limit_s, say):
+            lost = sorted(set(jobs) - set(watch.suspended))
+            raise RuntimeError(f"{len(lost)} of {count} Jobs were never suspended, the first {lost[0]}")
         took = max(watch.suspended.values()) - began
     # The policy itself lets a suspend through once the deadline has passed: then no release need be written.
     by_deadline = [one for one in jobs if one not in watch.released]
     if any(one not in watch.deadline for one in by_deadline):
         raise RuntimeError(f"a Job of {name} was suspended without a hold: is the controller down?")
     released = {one: watch.released.get(one, watch.deadline[one]) for one in jobs}
-    kept = [max(0.0, watch.suspended[one] - watch.released[one]) for one in jobs if one in watch.released]
+    kept = [max(0.0, watch.suspended[one] - watch.released[one]) for one in jobs if one in watch.released] or [0.0]
     found = {
         "jobs": float(count),
         "requests": requests,
@@ -142,7 +178,8 @@ def evict(on: Fleet, name: str, count: int, say: Say) -> dict[str, Any]:
         "all_suspended_s": took,
         "suspended": [round(value, 3) for value in kept],
     }
-    say(f"{name}: {json.dumps({**found, 'suspended': median(kept)})}")
+    asked = on.requests() - before
+    say(f"{name}: {json.dumps({**found, 'suspended': median(kept)})}; requests of the eviction: {dict(asked)}")
     return found
 
 

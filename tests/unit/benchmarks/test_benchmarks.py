@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks import __main__ as cli
-from benchmarks import catalogue, model, stats, table
+from benchmarks import catalogue, model, scale, stats, table
 
 
 def test_median_of_paired_ratios_not_ratio_of_medians():
@@ -93,10 +93,19 @@ def test_bad_arguments(argv, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_too_few_workloads(capsys):
+@pytest.mark.parametrize("argument", ["--workloads 3", "--evictions 1", "--limit 0"])
+def test_sizes_that_measure_nothing(argument, capsys):
     with pytest.raises(SystemExit):
-        cli.main(["--workloads", "3"])
-    assert "--workloads: 3" in capsys.readouterr().err
+        cli.main(argument.split())
+    assert argument.replace(" ", ": ") in capsys.readouterr().err
+
+
+def test_admissions_are_compared_at_the_size_that_both_sides_have_reached():
+    fast, slow = scale.Piece([1.0, 2.0, 3.0, 4.0], 9.0), scale.Piece([2.0, 5.0], 9.0)
+    assert scale.compared(slow, fast) == (5.0, 2.0, 2)
+    assert scale.compared(fast, fast) == (4.0, 4.0, 4)
+    with pytest.raises(RuntimeError, match="no Workload was admitted on one side"):
+        scale.compared(scale.Piece([], 9.0), fast)
 
 
 def test_list_names_every_key(capsys):
