@@ -64,7 +64,7 @@ class Worker:
         return Site(self.name, self.fresh, job, copy, pods)
 
     def look(self, namespace: str, name: str, workload: str) -> Site:
-        """The same, asked of the cluster now. The Job comes last: pods that it may have made later are none of ours.
+        """The same, asked of the cluster now. Pods come last: without a Job nothing makes more of them.
 
         Not reachable when it does not answer.
         """
