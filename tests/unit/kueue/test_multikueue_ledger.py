@@ -10,9 +10,11 @@ import pytest
 from controller_scene import CHECK, T0, at, condition, pod
 
 from kueue_integration import requests
+from kueue_integration.cli import tables
 from kueue_integration.controller import views
 from kueue_integration.multikueue import ledger
 from kueue_integration.multikueue.ledger import Back, Drop, End, Grant, Hand, Record, Say, Site
+from kueue_integration.status import summarise
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, JobRequest, to_json
 
@@ -238,3 +240,17 @@ def test_a_copy_of_a_job_that_is_gone_goes_at_once():
 
 def test_whose_copies_they_are_is_not_guessed_while_kueue_has_no_workload():
     assert decide(local(ran()), [Site("a", job=copy(ran(), deleted=True))], None) is None
+
+
+# --- what people see ----------------------------------------------------------------------------------------------
+def test_status_at_the_manager_names_the_cluster():
+    record = scene.record(1, cluster="east", first_step=0, first_step_at=T0 + 20)
+    job = local(record, suspend=False)
+    job["status"] = {"active": 2, "ready": 2}
+    status = summarise(job, scene.workload(NAME, state=None, admitted=True), [])
+    assert (status.phase, status.cluster, status.pods) == ("Running", "east", 2)
+    assert "on ondemand in cluster east" in status.message
+    assert "east/ondemand" in tables.attempts_table(status.attempts)
+    assert "east/ondemand" in tables.jobs_table([status])
+    here = summarise(scene.job(annotations=scene.history(scene.record(1))), scene.workload(), [])
+    assert here.cluster == "" and "/" not in tables.attempts_table(here.attempts)
