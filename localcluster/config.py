@@ -51,11 +51,26 @@ class Node:
     health_port: int
 
 
-NODES = (
+NODE_COUNT_VARIABLE = "SINGULARITY_LOCAL_NODES"
+_ALL_NODES = (
     Node("ondemand-0", "ondemand", 10250, 10348),
     Node("ondemand-1", "ondemand", 10350, 10448),
     Node("spot-0", "spot", 10450, 10548),
 )
+
+
+def nodes(environ: Mapping[str, str]) -> tuple[Node, ...]:
+    """All three, or the first so many as $SINGULARITY_LOCAL_NODES says: several clusters at once on a small machine.
+
+    :raises ConfigError: the variable holds something else than 1, 2 or 3
+    """
+    text = environ.get(NODE_COUNT_VARIABLE) or str(len(_ALL_NODES))
+    if text not in [str(count) for count in range(1, len(_ALL_NODES) + 1)]:
+        raise ConfigError(f"{NODE_COUNT_VARIABLE} = {text!r}: give 1, 2 or {len(_ALL_NODES)}")
+    return _ALL_NODES[: int(text)]
+
+
+NODES = nodes(os.environ)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from localcluster import multikueue
-from localcluster.config import check_name
+from localcluster.config import check_name, nodes
+from localcluster.errors import ConfigError
 from localcluster.holder import COVERED
 
 
@@ -19,6 +20,14 @@ def test_names_are_those_of_clusters():
 
 def test_the_shared_folder_is_one_that_every_cluster_sees():
     assert not any(multikueue.SHARED_ROOT.is_relative_to(cover) for cover in COVERED)
+
+
+def test_a_small_machine_gets_clusters_of_fewer_nodes():
+    assert [node.name for node in nodes({})] == ["ondemand-0", "ondemand-1", "spot-0"]
+    assert [node.name for node in nodes({"SINGULARITY_LOCAL_NODES": "1"})] == ["ondemand-0"]
+    for bad in ("0", "4", "many"):
+        with pytest.raises(ConfigError, match="SINGULARITY_LOCAL_NODES"):
+            nodes({"SINGULARITY_LOCAL_NODES": bad})
 
 
 def test_the_managers_queue_sends_to_exactly_these_workers():
