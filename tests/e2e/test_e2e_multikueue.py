@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import CLUSTER, EVIDENCE
 from rows import TIMEOUT_S, Rows, Training
 
 from kueue_integration.k8s import Kube, connect
@@ -22,6 +21,7 @@ from kueue_integration.status import JobStatus
 from localcluster import multikueue
 from localcluster.demo.cluster_jobs import intruder
 from localcluster.demo.evidence import collect, show
+from localcluster.demo.stage import CHECKOUT
 from localcluster.demo.wait import wait_for
 from localcluster.multikueue import QUEUE, WORKER_QUEUE, Federation
 from localcluster.registry import find
@@ -29,7 +29,8 @@ from proxy.protocol import names
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 NAMESPACE = "default"
-NAME = f"{CLUSTER}-mk"
+NAME = os.environ.get("SINGULARITY_TEST_CLUSTER", "test") + "-mk"
+EVIDENCE = CHECKOUT / "build" / "e2e"
 
 
 @dataclass
