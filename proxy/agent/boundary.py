@@ -2,6 +2,9 @@
 
 Steady state, per optimizer step: one 8-byte store and one 8-byte load on a shared memory page. No system call, no
 collective, no lock. The protocol of the page is `protocol.page`, the coordinator's side is `protocol.ratchet`.
+
+Where that does not answer a stop in time (no optimizer, ranks whose steps are not in step, a long evaluation), the
+rank also stops at collectives, and at any line of the script when the launcher nudges it: `protocol.cut`.
 """
 
 from __future__ import annotations
@@ -9,19 +12,31 @@ from __future__ import annotations
 import atexit
 import mmap
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from ..protocol import names, page
-from . import lost
+from . import lost, work
 
 POLL_S = 0.001
 """How often a rank that waits at a boundary looks at the page."""
 
+PATIENCE_S = 3.0
+"""So long after a stop was asked for, step boundaries alone may answer it: nothing is in flight at them, and GPUs and
+processes hold least there. Longer where a mini-batch takes long (`STEPS` of them), shorter where none has been seen."""
+STEPS = 3.0
+LONGEST_PATIENCE_S = 20.0
+NO_STEPS_S = 0.5
+
 _REQUEST = page.W_REQUEST  # one look-up less at each boundary
+_UNSAFE = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous")
+"""A nudge that meets a frame of these modules, or of ours, comes again: a group or an operation may be half made."""
+_OURS = __name__.rpartition(".")[0] + "."
 
 Freeze = Callable[["Boundary", int], None]
 
@@ -35,7 +50,10 @@ class Boundary:
         the rank goes on, possibly in another pod
     """
 
-    __slots__ = ("_at", "_freeze", "_map", "_words", "count", "done", "rank", "rank_dir")
+    __slots__ = (
+        "_asked", "_at", "_freeze", "_lock", "_map", "_opened", "_since", "_talk", "_words", "count", "done", "rank",
+        "rank_dir",
+    )  # fmt: skip
 
     def __init__(self, rank_dir: Path, rank: int, freeze: Freeze) -> None:
         if not 0 <= rank < page.MAX_WORLD:
@@ -49,6 +67,13 @@ class Boundary:
         self._at = page.rank_word(rank, 0)
         self._map: mmap.mmap | None = None
         self._words: memoryview | None = None
+        self._lock = threading.Lock()
+        self._opened = (0.0, 0)
+        """When the page was mapped, and COUNT then."""
+        self._asked = 0
+        """Generation that `_since`, when we saw it first, and `_talk` belong to."""
+        self._since = 0.0
+        self._talk: Any = None
 
     def open(self) -> None:
         """Map the page and state who we are. Raises OSError, or ValueError for a page of another layout or owner."""
@@ -69,6 +94,7 @@ class Boundary:
         words[self._at + page.R_BLOCKED] = 0
         words[self._at + page.R_PID] = os.getpid()
         words[self._at + page.R_STATE] = page.STATE_RUNNING
+        self._opened = (time.monotonic(), self.count)
         self._map, self._words = mapping, words
 
     def close(self, state: int) -> None:
@@ -89,8 +115,16 @@ class Boundary:
         if words[_REQUEST] > self.done:
             self._wait(words)
 
+    def asked(self) -> bool:
+        """Is a stop asked for that we have not come back from?"""
+        words = self._words
+        return words is not None and words[_REQUEST] > self.done
+
     def _wait(self, words: memoryview) -> None:
-        """Wait while the barrier says so. Returns when it was cancelled, moved beyond us, or after a freeze."""
+        """Wait at a step boundary while the barrier says so; after some patience, meet the others by what was issued.
+
+        Returns when the stop was cancelled, moved beyond us, or after a freeze.
+        """
         waits_for = 0
         while True:
             request = words[page.W_REQUEST]
@@ -98,15 +132,106 @@ class Boundary:
             # Whoever waited when the barrier was acquired freezes, even if it was cancelled a moment later: the other
             # ranks may be frozen already, and all must rebuild communication together.
             if 0 < waits_for <= acquired:
-                break
-            if request <= self.done or self.count < words[page.W_STOP_AT]:
-                words[self._at + page.R_BLOCKED] = 0
+                self._stop(acquired)
                 return
+            late = request > self.done and self._late(request)
+            if request <= self.done or late or self.count < words[page.W_STOP_AT]:
+                words[self._at + page.R_BLOCKED] = 0
+                # Blocked is only taken back with the leader's knowledge, which then lets us go one step further.
+                if late and (not waits_for or self._leave(words, waits_for)):
+                    self.meet("")
+                return
+            if not waits_for and work.messages():
+                return  # what the peer sends after this step may be asked for already: only `meet` knows
             waits_for = request
             words[self._at + page.R_BLOCKED] = request
             time.sleep(POLL_S)
-        self.done = acquired
-        self._freeze(self, acquired)
+
+    def _leave(self, words: memoryview, waits_for: int) -> bool:
+        """After taking BLOCKED back: wait for the leader to have seen it. False: it had not, and we have frozen."""
+        while 0 < words[page.W_REQUEST] == waits_for and words[page.W_STOP_AT] <= self.count:
+            if waits_for <= words[page.W_ACQUIRED]:
+                break
+            time.sleep(POLL_S)
+        if waits_for <= words[page.W_ACQUIRED]:
+            words[self._at + page.R_BLOCKED] = waits_for
+            self._stop(words[page.W_ACQUIRED])
+            return False
+        return True
+
+    def _stop(self, generation: int) -> None:
+        self.done = generation
+        if self._talk is not None:
+            self._talk.close()
+        self._freeze(self, generation)
+
+    def _late(self, request: int) -> bool:
+        """Have step boundaries had their time to answer `request`?"""
+        now = time.monotonic()
+        if self._asked != request:
+            self._asked, self._since, self._talk = request, now, None
+        opened, count = self._opened
+        if self.count > count:
+            patience = min(max(PATIENCE_S, STEPS * (now - opened) / (self.count - count)), LONGEST_PATIENCE_S)
+        else:
+            patience = PATIENCE_S if self.count else NO_STEPS_S
+        return now - self._since >= patience
+
+    def meet(self, issue: str) -> None:
+        """A place between step boundaries, before the operation on channel `issue` ('': none), while a stop is asked.
+
+        Returns when we are to go on: at once until the time of the step boundaries is over.
+        """
+        with self._lock:  # another thread of the script that comes along waits, too
+            words = self._words
+            if words is None or not self._late(words[_REQUEST]):
+                return
+            talk = self._talk or self._open_talk(words)
+            if talk is not None:
+                self._meet(words, talk, issue)
+
+    def _open_talk(self, words: memoryview) -> Any:
+        from . import comm, cut
+
+        world = words[page.W_WORLD]
+        store = comm.stores[-1].inner if comm.stores else None
+        if world == 1 or store is not None:
+            self._talk = cut.Talk(self._asked, self.rank, world, store if world > 1 else None)
+        return self._talk
+
+    def _meet(self, words: memoryview, talk: Any, issue: str) -> None:
+        request = self._asked
+        talk.publish(self.count, True, issue)
+        while words[_REQUEST] == request:
+            verdict = talk.verdict()
+            if verdict == "settled":
+                if not self._settled(words, talk):
+                    return
+                continue
+            if verdict == "pass":
+                break
+            time.sleep(talk.pace)
+        talk.publish(self.count, False, issue)
+
+    def _settled(self, words: memoryview, talk: Any) -> bool:
+        """Say that we are blocked until every rank is. True: somebody went on after all. False: the stop is over."""
+        request, at = self._asked, self._at
+        words[at + page.R_BLOCKED] = request
+        while True:
+            # Ranks whose steps are not in step have one number from here on. BLOCKED is set first: a leader that saw
+            # the higher count alone would move the bound beyond it.
+            self.count = max(self.count, talk.highest(), words[page.W_STOP_AT])
+            words[at] = self.count
+            if request <= words[page.W_ACQUIRED]:
+                self._stop(words[page.W_ACQUIRED])
+                return False
+            if words[_REQUEST] != request:
+                words[at + page.R_BLOCKED] = 0
+                return False
+            if talk.verdict() != "settled":
+                words[at + page.R_BLOCKED] = 0
+                return self._leave(words, request)
+            time.sleep(talk.pace)
 
 
 _boundary: Boundary | None = None
@@ -135,9 +260,30 @@ def claim() -> Boundary | None:
         hooks.report(f"process {os.getpid()} takes no part in checkpoints: {error}")
         return None
     _boundary, _step = boundary, boundary.step
+    _listen()
     atexit.register(_finish, boundary, os.getpid())
     os.register_at_fork(after_in_child=_forget)
     return boundary
+
+
+def _listen() -> None:
+    """Be nudged by the launcher, unless the script has its own use of the signal, which does nothing by default."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGURG) == signal.SIG_DFL:
+        signal.signal(signal.SIGURG, _nudged)
+        signal.siginterrupt(signal.SIGURG, False)  # calls of the script's libraries go on by themselves
+
+
+def _nudged(number: int, frame: FrameType | None) -> None:
+    """A stop is asked for and step boundaries are not coming: is this line a place to stop at?"""
+    boundary = _boundary
+    if boundary is None or not boundary.asked():
+        return
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith(_OURS) or name in _UNSAFE:
+            return
+        frame = frame.f_back
+    boundary.meet("")
 
 
 def _finish(boundary: Boundary, pid: int) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import datetime
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from . import fork, hooks, work
+from . import boundary, fork, hooks, work
 
 _COLLECTIVES = [
     "broadcast",
@@ -33,9 +34,10 @@ _COLLECTIVES = [
     "alltoall",
     "barrier",
 ]
-# Have no future, and may never complete if the peer is at the barrier: must not be open across a step boundary.
-_POINT_TO_POINT = ["send", "recv", "recv_anysource"]
+_POINT_TO_POINT = {"send": (0, 1), "recv": (1, 0)}
+"""Does the peer, or do we, receive: order of (we, peer) in the channel's name."""
 _FORWARDED = [
+    "recv_anysource",  # from whom is known when it has ended: belongs between two stops, and to no channel
     "set_timeout",
     "_set_sequence_number_for_group",
     "_get_sequence_number_for_group",
@@ -74,6 +76,8 @@ MIN_STORE_TIMEOUT = datetime.timedelta(seconds=300)
 # Strong references: a Python subclass of a pybind class loses its overrides when only C++ still holds it.
 backends: list[Any] = []
 stores: list[Any] = []
+epoch = 0
+"""How often the script has destroyed all its groups."""
 
 
 def _forward(name: str) -> Any:
@@ -121,10 +125,45 @@ def make_store_class(base: Any) -> Any:
     return ProxyStore
 
 
+def channels() -> dict[str, tuple[int, tuple[int, ...]]]:
+    """What this rank has issued on every group and to every peer, as `protocol.cut` compares it."""
+    found: dict[str, tuple[int, tuple[int, ...]]] = {}
+    for backend in backends:
+        found[backend.channel] = (backend.issued, backend.ranks)
+        for ends, issued in backend.messages.items():
+            found[_message(backend, ends)] = (issued, tuple(backend.ranks[end] for end in ends))
+    return found
+
+
+def _message(backend: Any, ends: tuple[int, int]) -> str:
+    return f"{backend.channel}:{ends[0]}>{ends[1]}"
+
+
 def _asynchronous(name: str, swap_work: Any) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        rank = boundary.current()
+        if rank is not None and rank.asked():
+            rank.meet(self.channel)
+        self.issued += 1
         started = getattr(self.inner, name)(*args, **kwargs)
         return None if started is None else swap_work(started)
+
+    method.__name__ = name
+    return method
+
+
+def _point_to_point(name: str, order: tuple[int, int], swap_work: Any) -> Any:
+    def method(self: Any, tensors: Any, peer: int, tag: int) -> Any:
+        both = (self.rank(), peer)
+        ends = (both[order[0]], both[order[1]])
+        messages = self.messages
+        issued = messages.setdefault(ends, 0)
+        rank = boundary.current()
+        if rank is not None and rank.asked():
+            rank.meet(_message(self, ends))
+        messages[ends] = issued + 1
+        started = getattr(self.inner, name)(tensors, peer, tag)
+        return None if started is None else swap_work(started, message=True)
 
     method.__name__ = name
     return method
@@ -134,11 +173,18 @@ def make_backend_class(base: Any, swap_work: Any) -> Any:
     """SwapBackend, a subclass of torch's C++ Backend; its collectives return `swap_work`."""
 
     class SwapBackend(base):  # type: ignore[misc]
-        def __init__(self, make: Any, rank: int, size: int, name: str) -> None:
+        def __init__(self, make: Any, rank: int, size: int, name: str, group: str, ranks: Sequence[int]) -> None:
             super().__init__(rank, size)
-            self._make = make
+            self.make = make
             self._label = name
             self.inner: Any = make(0)
+            self.ranks = tuple(ranks) or tuple(range(size))
+            """Global ranks; none are named for the world."""
+            same = sum(backend.channel.startswith(f"{group}/{name}/") for backend in backends)
+            self.channel = f"{group}/{name}/{same}"
+            self.issued = 1
+            self.messages: dict[tuple[int, int], int] = {}
+            """(from, to), both ranks within the group -> sends or receives issued."""
             backends.append(self)
 
         def name(self) -> str:
@@ -148,7 +194,7 @@ def make_backend_class(base: Any, swap_work: Any) -> Any:
             self.inner = None
 
         def rebuild(self, generation: int) -> None:
-            self.inner = self._make(generation)
+            self.inner = self.make(generation)
 
         def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> Any:
             return self.inner.monitored_barrier(options.timeout, wait_all_ranks)
@@ -168,7 +214,9 @@ def make_backend_class(base: Any, swap_work: Any) -> Any:
     for name in _COLLECTIVES:
         if hasattr(base, name):
             setattr(SwapBackend, name, _asynchronous(name, swap_work))
-    for name in (*_POINT_TO_POINT, *_FORWARDED):
+    for name, order in _POINT_TO_POINT.items():
+        setattr(SwapBackend, name, _point_to_point(name, order, swap_work))
+    for name in _FORWARDED:
         if hasattr(base, name):
             setattr(SwapBackend, name, _forward(name))
     return SwapBackend
@@ -183,6 +231,7 @@ def install(module: ModuleType) -> None:
     swap_backend = make_backend_class(c10d.Backend, work.make_work_class(c10d.Work))
     _wrap_rendezvous(module, proxy_store)
     _wrap_registration(module, swap_backend)
+    _wrap_debug(module, swap_backend)
     _wrap_destroy(module)
 
 
@@ -190,8 +239,6 @@ def _wrap_rendezvous(module: Any, proxy_store: Any) -> None:
     stock = module.rendezvous
 
     def rendezvous(*args: Any, **kwargs: Any) -> Any:
-        from . import boundary
-
         boundary.claim()
         with fork.communication():
             found = stock(*args, **kwargs)
@@ -225,13 +272,17 @@ def _wrap_registration(module: Any, swap_backend: Any) -> None:
                 with fork.communication():
                     return stock(options, backend_options)
 
-            return swap_backend(make, options.group_rank, options.group_size, name.lower())
+            found = (options.group_id, options.global_ranks_in_group)
+            return swap_backend(make, options.group_rank, options.group_size, name.lower(), *found)
 
         creator.swaps = True  # type: ignore[attr-defined]
         registry._plugins[name] = plugin._replace(creator_fn=creator)
         if name == "GLOO":
-            # With type GLOO the C++ DDP logger casts the object to ProcessGroupGloo and crashes.
-            registry.backend_type_map["gloo"] = module.ProcessGroup.BackendType.CUSTOM
+            custom()
+
+    def custom() -> None:
+        # With type GLOO the C++ DDP logger casts the object to ProcessGroupGloo and crashes.
+        registry.backend_type_map["gloo"] = module.ProcessGroup.BackendType.CUSTOM
 
     register = registry.register_backend
 
@@ -243,14 +294,38 @@ def _wrap_registration(module: Any, swap_backend: Any) -> None:
 
     # Built-in backends register lazily, after this module was imported: wrap the registrar, and those already there.
     registry.register_backend = staticmethod(register_backend)
+    custom()  # a group without a named backend looks its default type up before gloo is registered, and anew by that
     for name in SWAPPED:
         wrap(name)
+
+
+def _wrap_debug(module: Any, swap_backend: Any) -> None:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checking wrapper, with a gloo group of its own, around each backend: it has
+    to go into ours, so that it is dropped and made again with it."""
+    stock = module._create_process_group_wrapper
+
+    def wrapper(wrapped_pg: Any, store_prefix: str, store: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(wrapped_pg, swap_backend):
+            return stock(wrapped_pg, store_prefix, store, *args, **kwargs)
+        make = wrapped_pg.make
+
+        def checked(inner: Any, generation: int) -> Any:
+            below = module.PrefixStore(f"singularity/{generation}", store) if generation else store
+            with fork.communication():
+                return stock(inner, store_prefix, below, *args, **kwargs)
+
+        wrapped_pg.make = lambda generation: checked(make(generation), generation)
+        wrapped_pg.inner = checked(wrapped_pg.inner, 0)
+        return wrapped_pg
+
+    module._create_process_group_wrapper = wrapper
 
 
 def _wrap_destroy(module: Any) -> None:
     stock = module.destroy_process_group
 
     def destroy_process_group(group: Any = None) -> None:
+        global epoch
         everything = group is None or group == module.GroupMember.WORLD
         stock(group)
         if everything:  # our strong references must not keep sockets open that the script has done with
@@ -260,6 +335,7 @@ def _wrap_destroy(module: Any) -> None:
                 store.inner = None
             backends.clear()
             stores.clear()
+            epoch += 1
 
     destroy_process_group.__doc__ = stock.__doc__
     module.destroy_process_group = destroy_process_group

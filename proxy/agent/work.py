@@ -18,9 +18,11 @@ def make_work_class(base: Any) -> Any:
     """SwapWork, a subclass of torch's Work; `base` is completed (`complete`) on the way."""
 
     class SwapWork(base):  # type: ignore[misc]
-        def __init__(self, inner: Any) -> None:
+        def __init__(self, inner: Any, message: bool = False) -> None:
             super().__init__()
             self._inner = inner
+            self.message = message
+            """A send or receive: ends only once the peer has issued its part, which it may do many steps later."""
             self._future: Any = None
             _open.add(self)
 
@@ -69,6 +71,11 @@ def complete(work: Any) -> None:
     through_future("is_completed", lambda future: future.done())
     through_future("is_success", lambda future: future.done())
     through_future("result", lambda future: future.value())
+
+
+def messages() -> bool:
+    """Are there sends or receives that nobody has waited for yet?"""
+    return any(work.message for work in list(_open))
 
 
 def finish() -> None:

@@ -48,11 +48,18 @@ def name(pid: int, proc: Path = PROC) -> str:
     """`python3 train.py (pid 1000)`, PID as the process sees itself."""
     try:
         words = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        status = (proc / str(pid) / "status").read_text()
     except OSError:
         return f"process {pid}"
-    inner = next((line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")), str(pid))
-    return f"{' '.join(words).strip()[:80]} (pid {inner})"
+    return f"{' '.join(words).strip()[:80]} (pid {inner_pid(pid, proc)})"
+
+
+def inner_pid(pid: int, proc: Path = PROC) -> int:
+    """PID of a process as it sees itself; as we see it once it has ended."""
+    try:
+        status = (proc / str(pid) / "status").read_text()
+    except OSError:
+        return pid
+    return next((int(line.split()[-1]) for line in status.splitlines() if line.startswith("NSpid:")), pid)
 
 
 def _address(text: str) -> str:

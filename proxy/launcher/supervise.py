@@ -16,6 +16,7 @@ from . import checkpoint, device, rankenv, reap, restore, verdict
 from .client import SidecarClient
 from .criu import Criu
 from .errors import DumpError, LauncherError, RestoreError, SidecarError, SlotError
+from .nudge import Nudge
 from .outbox import Outbox
 from .paths import Paths
 from .readout import Readout
@@ -49,6 +50,7 @@ class Supervisor:
         self.slots: dict[int, Slot] = {}
         self.tails: dict[int, Tail] = {}
         self.readout = Readout()
+        self.nudge = Nudge(self.paths)
         self.codes: dict[int, int] = {}
         self.lost: set[int] = set()
         """Ranks that failed because a rank of another pod was gone."""
@@ -83,6 +85,7 @@ class Supervisor:
         if reading is not None:
             self.outbox.put(LauncherEvent("reading", reading=reading))
         self._poll_ranks()
+        self.nudge.due(time.monotonic(), self._living())
         self._check_term()
 
     def _end(self, code: int) -> int:

@@ -1,0 +1,69 @@
+"""The rank's side of `protocol.cut`: what it has issued, said to the other ranks through the job's own store.
+
+Nothing here runs before a stop was asked for and the step boundaries alone did not answer it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from ..protocol import cut
+from . import comm, fork
+
+PREFIX = "singularity/cut"
+POLL_S = 0.002
+
+
+class Talk:
+    """The entries of all ranks for one generation.
+
+    :param store: the program's store, of which we take a connection of our own: another thread may wait in its own
+    """
+
+    def __init__(self, generation: int, rank: int, world: int, store: Any) -> None:
+        self.generation = generation
+        self._rank, self._world = rank, world
+        self._entries: dict[int, cut.Entry] = {}
+        self.pace = POLL_S * world
+        """Seconds between two looks: all ranks ask one server for all ranks."""
+        self._store: Any = None
+        if store is not None:
+            with fork.communication():
+                self._store = store.clone()
+
+    def publish(self, count: int, waiting: bool, issue: str) -> None:
+        """`issue`: channel of the operation that this rank is about to issue, counted once it does not wait."""
+        channels = comm.channels()
+        if issue and not waiting:
+            issued, ranks = channels[issue]
+            channels[issue] = (issued + 1, ranks)
+        entry = cut.Entry(comm.epoch, waiting, count, channels)
+        if entry != self._entries.get(self._rank):
+            self._entries[self._rank] = entry
+            if self._store is not None:
+                with contextlib.suppress(RuntimeError):
+                    self._store.set(self._key(self._rank), entry.to_json())
+
+    def read(self) -> dict[int, cut.Entry]:
+        """The newest entries. A store that has gone brings no news: rank 0 has frozen, and with it its server."""
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError):
+                for rank in range(self._world):
+                    known = rank in self._entries or self._store.check([self._key(rank)])
+                    if rank != self._rank and known:
+                        self._entries[rank] = cut.Entry.from_json(self._store.get(self._key(rank)))
+        return self._entries
+
+    def verdict(self) -> str:
+        return cut.judge(self._rank, self.read(), self._world)
+
+    def highest(self) -> int:
+        """Most step boundaries that a rank has passed."""
+        return max(entry.count for entry in self._entries.values())
+
+    def close(self) -> None:
+        self._store = None
+
+    def _key(self, rank: int) -> str:
+        return f"{PREFIX}/{self.generation}/{rank}"

@@ -1,0 +1,73 @@
+"""Where may the ranks of a program stop that does not come to step boundaries in step? The rule, as a pure function.
+
+A *place* is where a rank could be stopped: a step boundary, the entry of a collective or of a send or receive, or any
+line of the script while it is in none of these. At each place a rank publishes what it has issued so far:
+
+    channel -> how many operations on it, and which ranks take part
+
+A process group is a channel of its members (each collective counts one, its creation the first); the messages from one
+rank to another in a group are a channel of these two. A set of places, one per rank, is a *consistent cut* if every
+channel has the same count at all its ranks: all that was issued can end, and nothing crosses the cut. Consistent cuts
+form a lattice, so "whoever is behind goes on to the next place" ends at the first one that everybody can still reach.
+
+    pass      somebody has issued what we have not, and may wait for us in it; or somebody has not been heard of since
+              the stop was asked for, and may sit in anything: on to the next place
+    wait      we are not behind, but somebody else is, or has gone on
+    settled   everybody waits, and nobody is behind: this is the cut
+
+No deadlock: whoever sits inside an operation has published it, or has published nothing yet; its partners go on in both
+cases until they are in the operation, too. What is published only grows; the leader's ratchet (`protocol.ratchet`)
+has the last word on "acquired", so a rank that said it is blocked takes that back only with the leader's knowledge.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Channels = Mapping[str, tuple[int, tuple[int, ...]]]
+"""Name -> (operations issued, global ranks that take part). Names are the same at all of these."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one rank has published last."""
+
+    epoch: int
+    """How often it has destroyed all its process groups; names of channels may come again after that."""
+    waiting: bool
+    """At a place, with exactly this issued; if not, it has gone on, and the operation it is in counts as issued."""
+    count: int
+    """Its step boundaries."""
+    channels: Channels
+
+    def to_json(self) -> str:
+        channels = {name: [count, list(ranks)] for name, (count, ranks) in self.channels.items()}
+        return json.dumps([self.epoch, self.waiting, self.count, channels])
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Entry:
+        epoch, waiting, count, channels = json.loads(text)
+        return cls(epoch, waiting, count, {name: (n, tuple(ranks)) for name, (n, ranks) in channels.items()})
+
+
+def behind(rank: int, mine: Entry, other: Entry) -> bool:
+    """Has `other` issued something that `rank` has to issue, too?"""
+    if mine.epoch != other.epoch:
+        return mine.epoch < other.epoch
+    return any(
+        rank in ranks and mine.channels.get(name, (0, ()))[0] < count for name, (count, ranks) in other.channels.items()
+    )
+
+
+def judge(rank: int, entries: Mapping[int, Entry], world: int) -> Literal["pass", "wait", "settled"]:
+    """What `rank` does, who waits at a place and has published that. `entries`: the newest of each rank heard of."""
+    mine = entries[rank]
+    if len(entries) < world or any(behind(rank, mine, other) for other in entries.values()):
+        return "pass"
+    if not all(entry.waiting for entry in entries.values()):
+        return "wait"
+    somebody = any(behind(r, entry, other) for r, entry in entries.items() for other in entries.values())
+    return "wait" if somebody else "settled"
