@@ -28,10 +28,12 @@ POLL_S = 0.001
 
 PATIENCE_S = 3.0
 """So long after a stop was asked for, step boundaries alone may answer it: nothing is in flight at them, and GPUs and
-processes hold least there. Longer where a mini-batch takes long (`STEPS` of them), shorter where none has been seen."""
+processes hold least there. Longer where a step takes long (`STEPS` of them), shorter where none has been seen."""
 STEPS = 3.0
 LONGEST_PATIENCE_S = 20.0
 NO_STEPS_S = 0.5
+_WINDOW = 16
+"""Steps over which their duration is measured; a power of two."""
 
 _REQUEST = page.W_REQUEST  # one look-up less at each boundary
 _UNSAFE = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous")
@@ -51,8 +53,8 @@ class Boundary:
     """
 
     __slots__ = (
-        "_asked", "_at", "_freeze", "_lock", "_map", "_opened", "_since", "_talk", "_words", "count", "done", "rank",
-        "rank_dir",
+        "_agreed", "_asked", "_at", "_durations", "_freeze", "_lock", "_map", "_marked", "_since", "_talk", "_words",
+        "count", "done", "rank", "rank_dir",
     )  # fmt: skip
 
     def __init__(self, rank_dir: Path, rank: int, freeze: Freeze) -> None:
@@ -68,8 +70,11 @@ class Boundary:
         self._map: mmap.mmap | None = None
         self._words: memoryview | None = None
         self._lock = threading.Lock()
-        self._opened = (0.0, 0)
-        """When the page was mapped, and COUNT then."""
+        self._agreed = 0
+        """COUNT as the last cut left it: above it are steps that this rank has made."""
+        self._marked = 0.0
+        self._durations = (0.0, 0.0)
+        """Seconds per step in the last two windows, of which one may contain an evaluation; 0: not known."""
         self._asked = 0
         """Generation that `_since`, when we saw it first, and `_talk` belong to."""
         self._since = 0.0
@@ -94,7 +99,7 @@ class Boundary:
         words[self._at + page.R_BLOCKED] = 0
         words[self._at + page.R_PID] = os.getpid()
         words[self._at + page.R_STATE] = page.STATE_RUNNING
-        self._opened = (time.monotonic(), self.count)
+        self._marked, self._durations = 0.0, (0.0, 0.0)
         self._map, self._words = mapping, words
 
     def close(self, state: int) -> None:
@@ -112,8 +117,16 @@ class Boundary:
         if words is None:
             return
         words[self._at] = count  # R_COUNT is word 0 of the rank
+        if not count % _WINDOW:
+            self._mark()
         if words[_REQUEST] > self.done:
             self._wait(words)
+
+    def _mark(self) -> None:
+        now = time.monotonic()
+        if self._marked:
+            self._durations = (self._durations[1], (now - self._marked) / _WINDOW)
+        self._marked = now
 
     def asked(self) -> bool:
         """Is a stop asked for that we have not come back from?"""
@@ -170,11 +183,8 @@ class Boundary:
         now = time.monotonic()
         if self._asked != request:
             self._asked, self._since, self._talk = request, now, None
-        opened, count = self._opened
-        if self.count > count:
-            patience = min(max(PATIENCE_S, STEPS * (now - opened) / (self.count - count)), LONGEST_PATIENCE_S)
-        else:
-            patience = PATIENCE_S if self.count else NO_STEPS_S
+        usual = min((d for d in self._durations if d), default=0.0)
+        patience = min(max(PATIENCE_S, STEPS * usual), LONGEST_PATIENCE_S) if self.count > self._agreed else NO_STEPS_S
         return now - self._since >= patience
 
     def meet(self, issue: str) -> None:
@@ -220,7 +230,7 @@ class Boundary:
         while True:
             # Ranks whose steps are not in step have one number from here on. BLOCKED is set first: a leader that saw
             # the higher count alone would move the bound beyond it.
-            self.count = max(self.count, talk.highest(), words[page.W_STOP_AT])
+            self.count = self._agreed = max(self.count, talk.highest(), words[page.W_STOP_AT])
             words[at] = self.count
             if request <= words[page.W_ACQUIRED]:
                 self._stop(words[page.W_ACQUIRED])

@@ -13,18 +13,18 @@ from program_runs import Program, Runner
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 
 ROWS = {
-    "HSDP on a 2x2 mesh": Program("hsdp.py", ("60",), 10, ranks=4),
-    "tensor parallel": Program("tensor_parallel.py", ("300",), 20),
-    "pipeline": Program("pipeline.py", ("120",), 10, ranks=3),
-    "evaluation with collectives": Program("eval_loop.py", ("12",), 4),
-    "Join": Program("join.py", ("60",), 20),
-    "LBFGS": Program("lbfgs.py", ("60",), 5),
-    "gradient scaler": Program("grad_scaler.py", ("300",), 30),
-    "compiled, eager backend": Program("compiled.py", ("200", "aot_eager"), 20),
-    "no optimizer": Program("no_optimizer.py", ("2500",), 100, ranks=4),
-    "evaluation without collectives": Program("long_eval.py", ("150",), 5),
-    "debug level DETAIL": Program("backends.py", ("200", "gloo"), 20, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}),
-    "backend per device": Program("backends.py", ("300", "cpu:gloo,cuda:nccl"), 20),
+    "HSDP on a 2x2 mesh": Program("hsdp.py", ("20",), 5, ranks=4),
+    "tensor parallel": Program("tensor_parallel.py", ("40",), 10),
+    "pipeline": Program("pipeline.py", ("25",), 5, ranks=3),
+    "evaluation with collectives": Program("eval_loop.py", ("2",), 3),
+    "Join": Program("join.py", ("30",), 5),
+    "LBFGS": Program("lbfgs.py", ("20",), 3),
+    "gradient scaler": Program("grad_scaler.py", ("100",), 10),
+    "compiled, eager backend": Program("compiled.py", ("60", "aot_eager"), 5),
+    "no optimizer": Program("no_optimizer.py", ("150",), 10, ranks=4),
+    "evaluation without collectives": Program("long_eval.py", ("200",), 5),
+    "debug level DETAIL": Program("backends.py", ("40", "gloo"), 5, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}),
+    "backend per device": Program("backends.py", ("60", "cpu:gloo,cuda:gloo"), 5),
 }
 QUICK = ["HSDP on a 2x2 mesh", "pipeline", "Join", "no optimizer"]
 

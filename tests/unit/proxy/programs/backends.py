@@ -1,6 +1,7 @@
 """DDP with the backend that argv names, sub-groups included. argv: steps, backend."""
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ def main():
         optimizer.step()
         mean = loss.detach().clone()
         dist.all_reduce(mean, group=other)
+        time.sleep(0.01)
         log.write(f"{step} {loss.item().hex()} {mean.item().hex()}\n")
     for name, value in net.state_dict().items():
         log.write(f"{name} {value.double().sum().item().hex()}\n")

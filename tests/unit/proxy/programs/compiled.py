@@ -1,6 +1,7 @@
 """DDP around a compiled model. argv: steps, backend of torch.compile."""
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        time.sleep(0.01)
         log.write(f"{step} {loss.item().hex()}\n")
     for name, value in net.state_dict().items():
         log.write(f"{name} {value.double().sum().item().hex()}\n")

@@ -4,6 +4,7 @@ argv: steps.
 """
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,7 @@ def main():
             for value in net.parameters():
                 dist.all_reduce(value, op=dist.ReduceOp.SUM)
                 value /= dist.get_world_size()
+        time.sleep(0.05)
         log.write(f"{step} {loss.item().hex()} {scaler.get_scale()}\n")
     for name, value in net.state_dict().items():
         log.write(f"{name} {value.double().sum().item().hex()}\n")

@@ -1,6 +1,7 @@
 """Hybrid sharding: FSDP2 on a 2x2 mesh, sharded in one dimension and replicated in the other. argv: steps."""
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ def main():
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        time.sleep(0.01)
         log.write(f"{step} {loss.item().hex()}\n")
     for name, value in net.state_dict().items():
         log.write(f"{name} {value.full_tensor().double().sum().item().hex()}\n")

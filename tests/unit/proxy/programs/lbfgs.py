@@ -1,6 +1,7 @@
 """LBFGS: one step() calls the closure, and so DDP's all-reduce, many times. argv: steps."""
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ def main():
             dist.all_reduce(loss)  # the line search must decide alike everywhere
             return loss
 
+        time.sleep(0.01)
         log.write(f"{step} {optimizer.step(closure).item().hex()}\n")
     for name, value in net.state_dict().items():
         log.write(f"{name} {value.double().sum().item().hex()}\n")

@@ -4,6 +4,7 @@ argv: steps.
 """
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,7 @@ def main():
             dist.send(weights[0], rank + 1)
         else:
             dist.recv(weights[0], rank - 1)
+        time.sleep(0.01)
         log.write(f"{step} {near.item().hex()}\n")
     log.write(f"weights {weights.double().sum().item().hex()}\n")
     dist.destroy_process_group()

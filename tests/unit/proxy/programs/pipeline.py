@@ -1,6 +1,7 @@
 """Pipeline parallelism (1F1B): stages pass activations and gradients by send and receive only. argv: steps."""
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ def main():
         else:
             schedule.step()
         optimizer.step()
+        time.sleep(0.01)
         log.write(f"{step} {[loss.item().hex() for loss in losses]}\n")
     for name, value in net.state_dict().items():
         log.write(f"{name} {value.double().sum().item().hex()}\n")

@@ -1,6 +1,7 @@
 """Tensor parallelism with DTensor: a column-wise and a row-wise linear layer. argv: steps."""
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        time.sleep(0.01)
         log.write(f"{step} {loss.item().hex()}\n")
     for name, value in net.state_dict().items():
         log.write(f"{name} {value.full_tensor().double().sum().item().hex()}\n")
