@@ -171,3 +171,64 @@ def test_a_page_of_another_layout_is_refused(tmp_path: Path, shared: Page) -> No
 def test_a_rank_beyond_the_page_is_refused(tmp_path: Path, rank: int) -> None:
     with pytest.raises(ValueError, match=f"RANK = {rank}"):
         Boundary(tmp_path, rank, lambda *_: None)
+
+
+# --- places between step boundaries -----------------------------------------------------------------------------------
+class Alone:
+    """A world of one rank, which makes no steps."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.page = Page(tmp_path, 1)
+        (tmp_path / "rank-0").mkdir()
+        self.frozen: list[tuple[int, int]] = []
+        self.boundary = Boundary(tmp_path / "rank-0", 0, self._freeze)
+        self.boundary.open()
+
+    def _freeze(self, boundary: Boundary, generation: int) -> None:
+        self.frozen.append((generation, boundary.count))
+
+    def leader(self, generation: int) -> threading.Thread:
+        thread = threading.Thread(target=drive, args=(self.page, 1, generation), daemon=True)
+        thread.start()
+        return thread
+
+
+def test_a_rank_without_steps_stops_where_it_is_after_some_patience(tmp_path: Path) -> None:
+    alone = Alone(tmp_path)
+    leader = alone.leader(7)
+    until(alone.boundary.asked, "asked")
+    alone.boundary.meet("")
+    assert alone.frozen == []  # a step may still come
+
+    def meets() -> bool:
+        alone.boundary.meet("")
+        return bool(alone.frozen)
+
+    until(meets, "frozen")
+    leader.join(20)
+    assert alone.frozen == [(7, 1)] and not alone.boundary.asked()
+
+
+def test_a_stop_that_is_withdrawn_lets_it_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.agent.boundary.NO_STEPS_S", 0.0)
+    alone = Alone(tmp_path)
+    alone.page.publish(7, 1, 0)
+    rank = threading.Thread(target=alone.boundary.meet, args=("",), daemon=True)
+    rank.start()
+    until(lambda: alone.page.rank(0).blocked == 7, "blocked")
+    alone.page.publish(0, 1, 0)
+    rank.join(20)
+    assert not rank.is_alive() and alone.frozen == [] and alone.page.rank(0).blocked == 0
+
+
+def test_at_a_step_boundary_that_the_others_do_not_come_to_it_looks_for_another_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.agent.boundary.PATIENCE_S", 0.0)
+    alone = Alone(tmp_path)
+    alone.boundary.step()
+    leader = alone.leader(7)
+    until(alone.boundary.asked, "asked")
+    alone.boundary.step()
+    leader.join(20)
+    assert [generation for generation, _ in alone.frozen] == [7]
