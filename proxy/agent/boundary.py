@@ -201,12 +201,15 @@ class Boundary:
                 self._meet(words, talk, issue)
 
     def _open_talk(self, words: memoryview) -> Any:
-        from . import comm, cut
+        from . import comm, cut, hooks
 
         world = words[page.W_WORLD]
         store = comm.stores[-1].inner if comm.stores else None
         if world == 1 or store is not None:
-            self._talk = cut.Talk(self._asked, self.rank, world, store if world > 1 else None)
+            try:
+                self._talk = cut.Talk(self._asked, self.rank, world, store if world > 1 else None)
+            except RuntimeError as error:  # the server has gone: the script will notice soon enough
+                hooks.report(f"rank {self.rank} cannot ask the others where to stop: {error}")
         return self._talk
 
     def _meet(self, words: memoryview, talk: Any, issue: str) -> None:
