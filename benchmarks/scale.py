@@ -28,6 +28,7 @@ TEN = [(200, 50, 1)] * 7 + [(500, 100, 5)] * 2 + [(1000, 200, 20)]
 EVICTIONS = 1_000
 BUDGET_S = 60
 LIMIT_S = 3600.0
+SETTLE_S = 600.0
 
 
 # --- admission -------------------------------------------------------------------------------------------
@@ -94,7 +95,8 @@ def admit(on: Fleet, piece: str, count: int, fenced: bool, limit_s: float, say: 
     on.create(workload(piece, n, queues[n % len(queues)]) for n in range(count))
     with Finisher(on.kube, piece) as finisher:
         # Not before all is still: what Kueue and the fence write for queued Workloads is no part of the admission.
-        until(lambda: len(finisher.settled(fenced)), count, f"{what}: queued", LIMIT_S, say)
+        if not until(lambda: len(finisher.settled(fenced)), count, f"{what}: queued", SETTLE_S, say):
+            raise RuntimeError(f"{what}: only {len(finisher.settled(fenced))} of {count} are queued, and answered")
         opened = time.monotonic()
         say(f"{what}: {count} Workloads created and queued in {opened - began:.0f} s")
         on.stop(queues, "None")
