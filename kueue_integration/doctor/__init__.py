@@ -54,6 +54,6 @@ def run(kube: Kube, namespace: str, now: float) -> list[Check]:
         return found
     found += guarded("permissions", security.permissions(kube, namespace))
     if served:
-        found += guarded("queues", queues.local_queues(kube, namespace))
+        found += guarded("queues", queues.local_queues(kube, namespace, not isinstance(installed, Check)))
     maximum = 0 if isinstance(installed, Check) else installed.max_budget_s
     return found + guarded("jobs", jobs.running(kube, namespace, now, maximum))

@@ -24,7 +24,7 @@ from ..resources import (
     selector,
 )
 from ..spec import TrainSpec
-from .check import FAIL, HELM, OK, REPAIR, WARN, Check, unix
+from .check import FAIL, HELM, IMAGES, OK, REPAIR, WARN, Check, unix
 
 POLICY = names.HOLD_LEASE
 """The policy and its binding have the name of the Lease that they read."""
@@ -39,7 +39,8 @@ def config(kube: Kube) -> PlatformConfig | Check:
     try:
         if kube.find(CONFIG_MAP, _SYSTEM, names.PLATFORM_CONFIGMAP) is None:
             missing = f"not installed: no ConfigMap {_SYSTEM}/{names.PLATFORM_CONFIGMAP}"
-            return Check("chart", FAIL, missing, f"Build and push the images of images/, then install it:\n{HELM}")
+            fix = "In a checkout of this project, build and push two images, then install the chart (after Kueue):"
+            return Check("chart", FAIL, missing, f"{fix}\n{IMAGES}\n{HELM}")
         return platform.load(kube)
     except Forbidden as error:
         fix = "Every authenticated user must be able to read it; the chart's RoleBinding is missing:"

@@ -16,6 +16,13 @@ WARN: Final = "warn"
 FAIL: Final = "fail"
 """Training jobs cannot run, or preemption is not what the platform promises."""
 
+IMAGES: Final = (
+    "docker build -f images/agent.Dockerfile -t REGISTRY/singularity-agent:TAG .\n"
+    "docker build -f images/controller.Dockerfile -t REGISTRY/singularity-controller:TAG .\n"
+    "docker push REGISTRY/singularity-agent:TAG\n"
+    "docker push REGISTRY/singularity-controller:TAG"
+)
+"""In a checkout of this project, as is `HELM`."""
 HELM: Final = (
     f"helm upgrade --install singularity charts/singularity -n {names.SYSTEM_NAMESPACE} \\\n"
     "  --create-namespace \\\n"

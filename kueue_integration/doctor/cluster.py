@@ -26,7 +26,13 @@ KUBERNETES = (1, 33)
 KERNEL = (5, 9)
 """CRIU restores process ids with clone3(set_tid) and asks for CAP_CHECKPOINT_RESTORE: 5.5 and 5.9."""
 _NEEDED = (WORKLOAD, LOCAL_QUEUE, CLUSTER_QUEUE, ADMISSION_CHECK, PRIORITY_CLASS, RESOURCE_FLAVOR)
-_INSTALL_KUEUE = "Install Kueue 0.19 (0.15 or later): https://kueue.sigs.k8s.io/docs/installation"
+_RELEASE = "https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml"
+_INSTALL_KUEUE = (
+    "Install it before the chart, which makes objects of its kinds: 0.19, or 0.15 and later, as "
+    "https://kueue.sigs.k8s.io/docs/installation says, for example:\n"
+    f"kubectl apply --server-side -f \\\n  {_RELEASE}\n"
+    "kubectl -n kueue-system rollout status deployment/kueue-controller-manager"
+)
 
 
 def api_server(kube: Kube) -> Iterator[Check]:

@@ -10,7 +10,7 @@ from proxy.protocol import names
 
 from ..errors import Forbidden
 from ..kube import Kube
-from ..resources import ADMISSION_CHECK, CLUSTER_QUEUE, LOCAL_QUEUE, PRIORITY_CLASS, Object, condition
+from ..resources import ADMISSION_CHECK, CLUSTER_QUEUE, LOCAL_QUEUE, PRIORITY_CLASS, Kind, Object, condition
 from .check import FAIL, OK, REPAIR, WARN, Check, listing
 
 
@@ -21,26 +21,48 @@ def priority_classes(kube: Kube) -> Iterator[Check]:
         yield Check("priority classes", OK, listing((f"{name} {value}" for value, name in found), 6))
     else:
         there = f"only {found[0][1]}" if found else "none"
-        fix = "Create WorkloadPriorityClasses with different values, for example low 10 and high 1000."
+        more = [("low", 10), ("high", 1000)] if not found else [("high", found[-1][0] + 1000)]
+        made = "\n".join(_create(PRIORITY_CLASS, {"name": name}, {"value": value}) for name, value in more)
+        fix = f"Create classes with different values, and name one in each job (--priority-class):\n{made}"
         yield Check("priority classes", WARN, f"{there}: no job can preempt another by priority", fix)
 
 
-def local_queues(kube: Kube, namespace: str) -> Iterator[Check]:
-    """One finding per LocalQueue if all is well with it, else one per thing that is not."""
+def local_queues(kube: Kube, namespace: str, installed: bool) -> Iterator[Check]:
+    """One finding per LocalQueue if all is well with it, else one per thing that is not. `installed`: the chart is."""
     found = kube.list(LOCAL_QUEUE, namespace)
     if not found:
-        values = f"--set sampleQueues.enabled=true,sampleQueues.namespace={namespace}"
-        sample = f"{REPAIR} \\\n  {values}"
-        yield Check(
-            "queue",
-            FAIL,
-            f"namespace {namespace} has no LocalQueue, so nothing can be submitted to it",
-            f"Create a LocalQueue that points to a ClusterQueue, or take the chart's sample queues:\n{sample}",
-        )
+        missing = f"namespace {namespace} has no LocalQueue, so nothing can be submitted to it"
+        yield Check("queue", FAIL, missing, _first_queue(kube, namespace, installed))
     for queue in found:
         name, target = str(queue["metadata"]["name"]), str((queue.get("spec") or {}).get("clusterQueue", ""))
         wrong = list(_queue(kube, f"queue {name}", queue, target))
         yield from wrong or [Check(f"queue {name}", OK, f"ClusterQueue {target}: fenced, active, preempts")]
+
+
+def _first_queue(kube: Kube, namespace: str, installed: bool) -> str:
+    """How the namespace gets a LocalQueue: for a ClusterQueue that is there, else with the chart's samples."""
+    try:
+        targets = sorted(str(queue["metadata"]["name"]) for queue in kube.list(CLUSTER_QUEUE))
+    except Forbidden:
+        targets = ["CLUSTERQUEUE"]
+    if targets:
+        meta = {"name": targets[0], "namespace": namespace}
+        made = _create(LOCAL_QUEUE, meta, {"spec": {"clusterQueue": targets[0]}})
+        which = f" (there are {listing(targets, 5)})" if len(targets) > 1 else ""
+        return f"Create a LocalQueue that points to a ClusterQueue{which}:\n{made}"
+    samples = f"  --set sampleQueues.enabled=true,sampleQueues.namespace={namespace}"
+    text = "There is no ClusterQueue either. Create flavors, ClusterQueue and LocalQueue, or take the chart's samples"
+    if installed:
+        return f"{text} (flavors ondemand and spot, by node label flavor):\n{REPAIR} \\\n{samples}"
+    return f"{text}: add to the chart's installation above:\n{samples.strip()}"
+
+
+def _create(kind: Kind, meta: Mapping[str, str], body: Mapping[str, Any]) -> str:
+    """A command that makes an object; it may be copied with the spaces before its lines."""
+    document = {"apiVersion": kind.api_version, "kind": kind.name, "metadata": meta, **body}
+    first, *rest = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in document.items())
+    head, tail = f"{first}, {rest[0]}", ",\n  ".join(rest[1:])
+    return f"echo '{{{head},\n  {tail}}}' | \\\n  kubectl create -f -"
 
 
 def _queue(kube: Kube, name: str, queue: Object, target: str) -> Iterator[Check]:

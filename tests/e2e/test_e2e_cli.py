@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-import urllib.request
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,16 +12,16 @@ from typing import Any
 import pytest
 import yaml
 from rows import Rows
+from scrape import scrape, until_told
+from shell import Shell
 
 from kueue_integration.resources import LOCAL_QUEUE, POD
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 NAMESPACE = "cli"
 QUEUE = "shell"
-PROGRAM = Path(sys.executable).parent / "singularityctl"
 TIMEOUT_S = 300.0
 PLATFORM = (
     "API server", "feature gates", "Kueue", "Kueue config", "visibility", "chart", "store", "controller",
@@ -41,39 +38,9 @@ def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
     made.close()
 
 
-class Shell:
-    """singularityctl as a process of its own, with the cluster's kubeconfig."""
-
-    def __init__(self, stage: Stage) -> None:
-        self._env = {**os.environ, "KUBECONFIG": str(stage.cluster.kubeconfig), "COLUMNS": "200"}
-
-    def run(self, *arguments: str, code: int = 0) -> str:
-        """Standard output; fails unless the exit code is `code`."""
-        done = subprocess.run(
-            [PROGRAM, *arguments], env=self._env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-        assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    def start(self, output: Path, *arguments: str) -> subprocess.Popen[bytes]:
-        with output.open("wb") as out, output.with_suffix(".err").open("wb") as err:
-            return subprocess.Popen([PROGRAM, *arguments], env=self._env, stdout=out, stderr=err)
-
-    def doctor(self, *arguments: str, code: int) -> dict[str, dict[str, str]]:
-        """Findings by name of the check."""
-        return {c["name"]: c for c in json.loads(self.run("doctor", "-o", "json", *arguments, code=code))}
-
-    def doctor_whatever_it_exits_with(self) -> dict[str, dict[str, str]]:
-        done = subprocess.run(
-            [PROGRAM, "doctor", "-o", "json"], env=self._env, capture_output=True, timeout=TIMEOUT_S, check=False
-        )
-        assert done.returncode in (0, 3), done.stderr
-        return {c["name"]: c for c in json.loads(done.stdout)}
-
-
 @pytest.fixture
 def shell(stage: Stage) -> Shell:
-    return Shell(stage)
+    return Shell(stage.cluster)
 
 
 def test_doctor_is_content_with_the_chart_and_says_how_to_mend_what_is_not(rows: Rows, shell: Shell) -> None:
@@ -86,7 +53,8 @@ def test_doctor_is_content_with_the_chart_and_says_how_to_mend_what_is_not(rows:
     # Waited for: a test before this one may have given the controller or its Lease something to recover from.
     wait_for(well, "every check of the platform is ok", TIMEOUT_S, detail=lambda: str(seen))
     bare = shell.doctor("-n", "kube-public", code=3)
-    assert bare["queue"]["status"] == "fail" and "sampleQueues.namespace=kube-public" in bare["queue"]["fix"]
+    assert bare["queue"]["status"] == "fail" and "no LocalQueue" in bare["queue"]["message"]
+    assert '"metadata": {"name": ' in bare["queue"]["fix"] and "kubectl create -f -" in bare["queue"]["fix"]
     rows.patch(LOCAL_QUEUE, QUEUE, {"stopPolicy": "Hold"})
     try:
         stopped = shell.doctor("-n", NAMESPACE, code=3)[f"queue {QUEUE}"]
@@ -100,6 +68,7 @@ def test_doctor_is_content_with_the_chart_and_says_how_to_mend_what_is_not(rows:
 def test_a_preemption_from_the_shell(
     stage: Stage, rows: Rows, shell: Shell, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
+    before = scrape(rows.kube)
     job = rows.train("watched", QUEUE)
     log = tmp_path / "follow.log"
     follower = shell.start(log, "logs", "watched", "-n", NAMESPACE, "--follow", "--all-ranks")
@@ -110,7 +79,11 @@ def test_a_preemption_from_the_shell(
         rows.until_admitted("urgent")
         _waits(shell)
         _checkpoints(stage, shell)
-        _scraped(stage)
+        (saved,) = job.look().checkpoints
+        numbers = scrape(rows.kube)
+        assert numbers["singularity_jobs", "Preempted"] >= 1
+        age = numbers["singularity_checkpoint_age_seconds", f"watched/{NAMESPACE}"]
+        assert age == pytest.approx(time.time() - saved["committed_at"], abs=5)
         rows.remove("urgent")
         job.until_attempt(2)
         last = job.finish()
@@ -119,6 +92,7 @@ def test_a_preemption_from_the_shell(
     finally:
         follower.kill()
         follower.wait(30)
+    until_told(rows.kube, before, last)
     steps = [int(step) for step in re.findall(r"^\[rank 0\] step (\d+)$", log.read_text(), re.MULTILINE)]
     told = log.with_suffix(".err").read_text()
     say(f"followed {len(steps)} lines over {len(last.attempts)} attempts; {told or 'no gap'}")
@@ -161,30 +135,3 @@ def _checkpoints(stage: Stage, shell: Shell) -> None:
     kept = shell.run("checkpoints", "gc", "watched", "--yes", *here)
     assert "deleted 0 checkpoints" in kept and f"{found['id']} (in use)" in kept
     assert not stage.kube.list(POD, NAMESPACE, "app.kubernetes.io/name=singularity-store")
-
-
-def _scraped(stage: Stage) -> None:
-    """The controller's numbers tell of this preemption."""
-    wanted = (
-        r'singularity_eviction_to_barrier_seconds_count{reason="Preempted"} [1-9]',
-        r'singularity_eviction_to_committed_seconds_count{reason="Preempted"} [1-9]',
-        r'singularity_eviction_to_released_seconds_count{reason="Preempted"} [1-9]',
-        r'singularity_admission_to_first_step_seconds_count{start="fresh"} [1-9]',
-        r'singularity_queue_wait_seconds_count{queued="first"} [1-9]',
-        r'singularity_attempts_total{reason="Preempted"} [1-9]',
-        r'singularity_checkpoint_age_seconds{job="watched",namespace="cli"} \d',
-        r'singularity_jobs{phase="Preempted"} [1-9]',
-    )
-    missing: list[str] = [*wanted]
-
-    def told() -> bool:
-        pods = stage.kube.list(POD, names.SYSTEM_NAMESPACE, "app.kubernetes.io/component=controller")
-        addresses = [pod["status"]["podIP"] for pod in pods if (pod.get("status") or {}).get("podIP")]
-        text = ""
-        for address in addresses:
-            with urllib.request.urlopen(f"http://{address}:8080/metrics", timeout=30) as answer:
-                text += answer.read().decode()
-        missing[:] = [pattern for pattern in wanted if not re.search(rf"^{pattern}", text, re.MULTILINE)]
-        return not missing
-
-    wait_for(told, "the controller's metrics of the preemption", TIMEOUT_S, detail=lambda: f"missing: {missing}")

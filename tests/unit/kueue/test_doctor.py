@@ -224,7 +224,7 @@ CASES: dict[str, tuple[Callable[[FakeKube], object], str, str, str, str]] = {
     "fence of somebody else": (
         _spec(ADMISSION_CHECK, FENCE, controllerName="x/y"), "fence", "fail", "belongs to x/y", "kubectl delete"
     ),
-    "one priority": (_gone(PRIORITY_CLASS, "high"), "priority classes", "warn", "only low", "high 1000"),
+    "one priority": (_gone(PRIORITY_CLASS, "high"), "priority classes", "warn", "only low", '{"name": "high"}'),
     "pod security": (
         lambda k: k.patch(
             NAMESPACE, None, "default", {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
@@ -237,7 +237,13 @@ CASES: dict[str, tuple[Callable[[FakeKube], object], str, str, str, str]] = {
         "permissions", "fail", "you may not create jobs.batch; get pods/log in default",
         "--verb=create --resource=jobs.batch",
     ),
-    "no queue": (_gone(LOCAL_QUEUE, "training", "default"), "queue", "fail", "no LocalQueue", "sampleQueues.enabled"),
+    "no queue and none to point to": (
+        lambda k: (k.delete(LOCAL_QUEUE, "default", "training"), k.delete(CLUSTER_QUEUE, None, "training")),
+        "queue", "fail", "no LocalQueue", "--reuse-values \\\n  --set sampleQueues.enabled=true,",
+    ),
+    "no queue": (
+        _gone(LOCAL_QUEUE, "training", "default"), "queue", "fail", "no LocalQueue", '{"clusterQueue": "training"}'
+    ),
     "no cluster queue": (_gone(CLUSTER_QUEUE, "training"), "queue training", "fail", "does not exist", "Create it"),
     "queue with other checks only": (
         _spec(CLUSTER_QUEUE, "training", admissionChecksStrategy={"admissionChecks": [{"name": "prov"}]}),
@@ -309,6 +315,15 @@ def test_a_cluster_without_the_chart_is_told_the_helm_command() -> None:
     assert "helm upgrade --install singularity charts/singularity -n singularity-system" in found["chart"].fix
     for value in ("--set images.agent=", "--set images.controller=", "--set store.url="):
         assert value in found["chart"].fix
+
+
+def test_the_first_queue_without_the_chart_comes_with_its_installation(kube: FakeKube) -> None:
+    kube.delete(CONFIG_MAP, SYSTEM, names.PLATFORM_CONFIGMAP)
+    kube.delete(LOCAL_QUEUE, "default", "training")
+    kube.delete(CLUSTER_QUEUE, None, "training")
+    fix = {check.name: check for check in findings(kube)}["queue"].fix
+    assert "helm upgrade singularity" not in fix, "there is no release to upgrade"
+    assert "--set sampleQueues.enabled=true,sampleQueues.namespace=default" in fix
 
 
 def test_kueue_too_old_or_incomplete(kube: FakeKube) -> None:
@@ -415,8 +430,9 @@ def test_command_table_and_exit_codes(kube: FakeKube, monkeypatch: pytest.Monkey
     assert bad.exit_code == 3 and "1 failed, 1 warnings" in bad.output
     lines = bad.output.splitlines()
     at_fault = next(number for number, line in enumerate(lines) if line.startswith("FAIL  chart"))
-    assert lines[at_fault + 1].startswith("      fix: Build and push the images")
-    assert lines[at_fault + 2].strip().startswith("helm upgrade --install singularity")
+    assert lines[at_fault + 1].startswith("      fix: In a checkout of this project, build and push two images")
+    assert sum(line.strip().startswith("docker build -f images/") for line in lines) == 2
+    assert any(line.strip().startswith("helm upgrade --install singularity") for line in lines)
     assert max(map(len, lines)) <= 100
 
 

@@ -1,0 +1,76 @@
+"""What `doctor` says while a platform is being built: Kueue missing, then our chart missing, then all there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from shell import Shell
+
+from localcluster import build, cluster, processes, registry, sandbox
+from localcluster.config import ClusterConfig, cache_dir
+from localcluster.kubectl import Kubectl, for_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
+NAME = f"{os.environ.get('SINGULARITY_TEST_CLUSTER', 'test')}-bare"
+
+
+@pytest.fixture
+def config(say: Callable[[str], None]) -> Iterator[ClusterConfig]:
+    """A cluster of its own without our chart."""
+    cluster.down(NAME, progress=say)
+    try:
+        cluster.up(NAME, progress=say, only="cluster")
+        found = registry.find(NAME)
+        assert found is not None
+        yield found
+    finally:
+        cluster.down(NAME, progress=say)
+
+
+def without_kueue(config: ClusterConfig, kubectl: Kubectl, manifests: Path) -> None:
+    """As it was before anybody installed Kueue; the next `up` installs it again."""
+    box = sandbox.find(config)
+    assert box is not None
+    processes.stop(box, "kueue")
+    kubectl("delete", "validatingwebhookconfigurations,mutatingwebhookconfigurations", "--all")
+    for version in ("v1beta1", "v1beta2"):
+        kubectl("delete", "apiservice", f"{version}.visibility.kueue.x-k8s.io")
+    kubectl("delete", "-f", manifests / "crds", timeout=120)
+    kubectl("delete", "namespace", "kueue-system", timeout=120)
+    (config.root / f"applied-{manifests.name}").unlink()
+
+
+def test_doctor_guides_from_a_bare_cluster_to_a_ready_one(config: ClusterConfig, say: Callable[[str], None]) -> None:
+    """Each time it names just what is missing, and the way on."""
+    shell, binaries = Shell(cluster.describe(config)), build.build_all(cache_dir(), lambda text: None)
+    kubectl = for_cluster(config, binaries)
+    without_kueue(config, kubectl, binaries.folders["kueue"])
+    bare = shell.doctor(code=3)
+    say(shell.run("doctor", code=3))
+    assert {name for name, check in bare.items() if check["status"] != "ok"} == {"Kueue", "chart"}
+    assert "not installed: nobody serves kueue.x-k8s.io" in bare["Kueue"]["message"]
+    assert "kubectl apply --server-side -f" in bare["Kueue"]["fix"]
+    assert "rollout status deployment/kueue-controller-manager" in bare["Kueue"]["fix"]
+    assert "(after Kueue)" in bare["chart"]["fix"]
+
+    cluster.up(NAME, progress=say, only="cluster")  # what the fix says, from the cache of this machine
+    chartless = shell.doctor(code=3)
+    say(shell.run("doctor", code=3))
+    wrong = {name: check["status"] for name, check in chartless.items() if check["status"] != "ok"}
+    assert wrong == {"chart": "fail", "queue": "fail", "priority classes": "warn"}
+    assert "not installed: no ConfigMap singularity-system/" in chartless["chart"]["message"]
+    chart = chartless["chart"]["fix"]
+    assert chart.index("docker build -f images/") < chart.index("helm upgrade --install singularity charts/singularity")
+    assert "helm upgrade singularity" not in chartless["queue"]["fix"], "there is no release yet"
+    assert "--set sampleQueues.enabled=true" in chartless["queue"]["fix"]
+    shell.follow(chartless["priority classes"]["fix"])
+    assert shell.doctor(code=3)["priority classes"]["status"] == "ok"
+    kubectl("delete", "workloadpriorityclasses", "--all")  # Helm adopts nothing that others made
+
+    cluster.up(NAME, progress=say)
+    ready = shell.doctor(code=0)
+    assert {name for name, check in ready.items() if check["status"] == "fail"} == set()
+    assert {"controller", "lease", "hold policy", "fence", "queue training"} <= ready.keys()
