@@ -1,12 +1,14 @@
 """Real faults on the local cluster, each of which says that it fired.
 
-    faults = Faults(stage, namespace)
-    faults.kill_pod(pod)                    # every process of the pod, SIGKILL: out of memory, a node that died
-    faults.kubectl("drain", node, ...)
-    with faults.api_server_down(15):        # for at least so many seconds; `hang`: it takes connections, says nothing
-        ...
-    faults.second_controller(identity)      # one more controller process, on this machine
-    faults.count                            # fault -> how often it was seen to have fired
+faults = Faults(stage, namespace)
+faults.kill_pod(pod)                    # every process of the pod, SIGKILL: out of memory, a node that died
+faults.kubectl("drain", node, ...)
+with faults.api_server_down(15):        # for at least so many seconds; `hang`: it takes connections, says nothing
+    ...
+with faults.suspend_refused(job):       # somebody else's policy lets Kueue wait
+    ...
+faults.second_controller(identity)      # one more controller process, on this machine
+faults.count                            # fault -> how often it was seen to have fired
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kueue_integration.errors import KubeError
-from kueue_integration.resources import POD, Object
-from localcluster import build, control_plane, processes, registry, sandbox
+from kueue_integration.resources import ADMISSION_POLICY, ADMISSION_POLICY_BINDING, NODE, POD, Object, is_true
+from localcluster import build, cluster, control_plane, processes, registry, sandbox
 from localcluster.config import ClusterConfig, cache_dir
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
@@ -62,10 +64,13 @@ class Faults:
 
     def kubectl(self, *words: str) -> str:
         """kubectl as an administrator would type it; its output."""
-        command = [str(self.stage.cluster.kubectl), "--kubeconfig", str(self.stage.cluster.kubeconfig), *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = self._kubectl(*words)
         assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def _kubectl(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self.stage.cluster.kubectl), "--kubeconfig", str(self.stage.cluster.kubeconfig), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
 
     def kill_pod(self, pod: Object) -> None:
         """SIGKILL to every process of the pod, the sandbox's own included, with no word to anybody."""
@@ -84,6 +89,48 @@ class Faults:
         self.box.run(["kill", "-KILL", str(process.pid)])
         wait_for(lambda: processes.running(self.box, name) is None, f"{name} is gone", 60)
         self.count[f"killed {name}"] += 1
+
+    @contextlib.contextmanager
+    def suspend_refused(self, job: str) -> Iterator[None]:
+        """Somebody else's admission policy refuses to suspend `job`: Kueue tries again until the block ends."""
+        about = {"name": f"refuse-{job}"}
+        kind = {"apiVersion": ADMISSION_POLICY.api_version, "metadata": about}
+        rule = {
+            "matchConstraints": {
+                "resourceRules": [
+                    {"apiGroups": ["batch"], "apiVersions": ["v1"], "resources": ["jobs"], "operations": ["UPDATE"]}
+                ]
+            },
+            "matchConditions": [{"name": "job", "expression": f"object.metadata.name == {job!r}"}],
+            "validations": [{"expression": "!object.spec.suspend || oldObject.spec.suspend"}],
+        }
+        self.kube.create({**kind, "kind": ADMISSION_POLICY.name, "spec": rule})
+        bound = {"policyName": about["name"], "validationActions": ["Deny"]}
+        self.kube.create({**kind, "kind": ADMISSION_POLICY_BINDING.name, "spec": bound})
+        suspend = ("patch", "job", job, "--dry-run=server", "--type=merge", '-p={"spec":{"suspend":true}}')
+        try:
+            refused = lambda: about["name"] in self._kubectl("-n", self.namespace, *suspend).stderr  # noqa: E731
+            wait_for(refused, f"the suspend of {job} is refused", TIMEOUT_S, tick_s=0.1)
+            self.count["suspend refused"] += 1
+            yield
+        finally:
+            self.kube.delete(ADMISSION_POLICY_BINDING, None, about["name"])
+            self.kube.delete(ADMISSION_POLICY, None, about["name"])
+
+    @contextlib.contextmanager
+    def node_down(self, name: str) -> Iterator[None]:
+        """The power of a node goes: its kubelet, its containerd and all processes of its pods; up again afterwards."""
+        for part in (f"kubelet-{name}", f"containerd-{name}"):
+            self.kill_part(part)
+        for pod in self.kube.list(POD):
+            if (pod.get("spec") or {}).get("nodeName") == name and pod["status"].get("phase") == "Running":
+                self.kill_pod(pod)
+        try:
+            yield
+        finally:
+            cluster.up(self.stage.name, progress=lambda text: None, only="cluster")
+            ready = lambda: is_true(self.kube.get(NODE, None, name), "Ready")  # noqa: E731
+            wait_for(ready, f"node {name} is ready again", TIMEOUT_S)
 
     # --- the API server -----------------------------------------------------------------------------------------------
     @contextlib.contextmanager

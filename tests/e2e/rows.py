@@ -138,6 +138,10 @@ class Training:
         status = self.look()
         return status if status.attempts and status.attempts[-1].finished_at else None
 
+    def slow(self, slow: bool = True) -> None:
+        """Make the step that runs, or the next one, last until this is called with False."""
+        (self.output / "slow").touch() if slow else (self.output / "slow").unlink(missing_ok=True)
+
     def lines(self, rank: int = 0) -> list[tuple[int, float]]:
         """(step, loss) as the script wrote them, oldest first."""
         try:

@@ -20,6 +20,7 @@ from kueue_integration.resources import ADMISSION_POLICY_BINDING, JOB, LEASE, an
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 LEASE_S = 10
@@ -78,38 +79,68 @@ def go_on(rows: Rows, job: Training) -> None:
     job.assert_exact()
 
 
-def test_api_server_killed_while_saving_and_hanging_at_the_fence(rows: Rows, faults: Faults, job: Training) -> None:
-    stop(rows, job)
-    until_saving(job)
-    with faults.api_server_down(LEASE_S + 4, forget=True):
-        rows.say("--> the API server is killed while images are saved; etcd forgets its history (410 Gone)")
-    ended = job.until_ended(1)
-    assert ended.checkpoint is not None, ended
-    rows.activate(job.name, True)
-    with faults.api_server_down(LEASE_S + 2, hang=True):
-        rows.say("--> the API server hangs while the next attempt is being admitted")
-    job.until_attempt(2)
-    job.assert_exact(job.finish())
-    assert (faults.count["API server down"], faults.count["history forgotten"]) == (2, 1)
+def test_api_server_down_for_a_minute_then_hanging(rows: Rows, faults: Faults) -> None:
+    """One outage, five jobs, each at another step of its way; what the records say afterwards proves where it was.
 
-
-@pytest.mark.parametrize("step", ["asked", "saving", "committed", "released", "admitted"])
-def test_api_server_down_for_a_minute(rows: Rows, faults: Faults, job: Training, step: str) -> None:
-    stop(rows, job)
-    if step in ("asked", "saving", "committed"):
-        {"asked": until_asked, "saving": until_saving, "committed": until_committed}[step](job)
-        with faults.api_server_down(60):
-            rows.say(f"--> the API server is killed for 60 s: {step}")
-        go_on(rows, job)
-    else:
+    etcd forgets its history meanwhile. Afterwards the next attempts are let in by an API server that hangs.
+    """
+    rows.queue("outage", {"ondemand": "250m"})
+    steps = ("asked", "saving", "committed", "released", "admitted")
+    jobs = {step: rows.train(f"outage-{step}", "outage", ballast=64, grace_period_s=600) for step in steps}
+    asked, saving, committed, released, admitted = jobs.values()
+    for job in jobs.values():
+        job.until_steps(2)
+    for job in (released, admitted):
+        stop(rows, job)
         assert job.until_ended(1).checkpoint is not None
-        if step == "admitted":
-            rows.activate(job.name, True)
-        with faults.api_server_down(60):
-            rows.say(f"--> the API server is killed for 60 s: {step}")
-        go_on(rows, job)
-    assert faults.count["API server down"] == 1
-    job.assert_exact(job.finish())
+    for job in (asked, saving, committed):
+        job.slow()
+        stop(rows, job)
+        until_asked(job)
+    admitted.slow()  # it may start, but not do a step
+    rows.activate(admitted.name, True)
+    wait_for(lambda: not admitted.job()["spec"]["suspend"], "an admission", TIMEOUT_S, tick_s=0.05)
+    with faults.suspend_refused(committed.name):
+        committed.slow(False)
+        until_committed(committed)
+        saving.slow(False)
+        until_saving(saving)
+        with faults.api_server_down(60, forget=True):
+            down_at = time.time()
+            rows.say(f"--> the API server is killed for 60 s: {', '.join(steps)}; etcd forgets its history (410 Gone)")
+            for job in (asked, admitted):
+                job.slow(False)
+    ended = {job.name: job.until_ended(1) for job in jobs.values()}
+    rows.say(f"down at {down_at}: {ended}")
+    for job in (asked, saving, committed, released):
+        assert ended[job.name].checkpoint is not None, ended[job.name]
+        rows.activate(job.name, True)
+    with faults.api_server_down(LEASE_S + 2, hang=True):
+        rows.say("--> the API server hangs while the next attempts are being admitted")
+    for job in jobs.values():
+        job.until_attempt(2)
+        job.assert_exact(job.finish())
+    _at(down_at, ended[asked.name], "evicted_at", "barrier_at")
+    _at(down_at, ended[saving.name], "barrier_at", "committed_at")
+    _at(down_at, ended[committed.name], "committed_at", "released_at")
+    again = {job.name: job.look().attempts[1] for job in (released, admitted)}
+    assert _seconds(ended[released.name], "released_at") <= down_at < _seconds(again[released.name], "admitted_at")
+    _at(down_at, again[admitted.name], "admitted_at", "first_step_at")
+    assert (faults.count["API server down"], faults.count["history forgotten"]) == (2, 1)
+    assert faults.count["suspend refused"] == 1
+    for job in jobs.values():
+        rows.remove(job.name)
+
+
+def _at(moment: float, record: AttemptRecord, done: str, not_yet: str) -> None:
+    """At `moment` the attempt had passed `done`, and not yet `not_yet`."""
+    assert _seconds(record, done) <= moment < _seconds(record, not_yet), (moment, done, not_yet, record)
+
+
+def _seconds(record: AttemptRecord, field: str) -> float:
+    value = getattr(record, field)
+    assert isinstance(value, float), (field, record)
+    return value
 
 
 def test_what_is_removed_by_hand_is_put_back(rows: Rows, faults: Faults, job: Training) -> None:

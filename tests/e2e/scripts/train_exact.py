@@ -5,6 +5,7 @@
 Minimises (w - target(step))^2 by SGD with momentum; all factors are powers of two, so that each operation rounds once
 and plain Python gives the same bits. Each rank appends a line `step loss-as-hex` to DIR/rank-<r>.log after each step
 and never holds the file open over a step. It ends after N steps, or when DIR/stop exists. Works for 1, 2, 4, ... ranks.
+While DIR/slow exists a step does not end, so that a test may choose what happens in the middle of one.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
     ballast = torch.frombuffer(bytearray(os.urandom(args.ballast << 20)), dtype=torch.uint8) if args.ballast else None
     args.output.mkdir(parents=True, exist_ok=True)
-    log, stop = args.output / f"rank-{rank}.log", args.output / "stop"
+    log, stop, slow = args.output / f"rank-{rank}.log", args.output / "stop", args.output / "slow"
     for step in range(args.steps):
         go_on = torch.tensor([0 if stop.exists() else 1])
         if world > 1:
@@ -64,6 +65,8 @@ def main() -> None:
             file.write(f"{step} {loss.item().hex()}\n")
         print(f"step {step}", flush=True)
         time.sleep(args.pace)
+        while slow.exists():
+            time.sleep(0.05)
     del ballast
     if world > 1:
         dist.barrier()
