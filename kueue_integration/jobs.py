@@ -10,7 +10,7 @@ from typing import Any
 
 from proxy.protocol import names
 
-from . import checks, estimate, records
+from . import checks, estimate, kinds, records
 from .errors import AlreadyExists, ConflictError, Invalid, JobNotFoundError, KubeError, NotFound, SpecError
 from .kube import Kube
 from .manifests import render
@@ -117,18 +117,21 @@ def search(kube: Kube, namespace: str, identity: str) -> list[Object]:
 
 
 def delete(kube: Kube, namespace: str, name: str, uid: str | None = None, propagation: str = "Foreground") -> bool:
-    """Delete a managed Job with its pods, Service and files; with `uid` only that very Job.
+    """Delete a managed job (`kinds.job_key`) with its pods, Service and files; with `uid` only that very one.
 
     Returns False if it (or that uid) is not there any more. Foreground keeps the name taken until the pods are gone, so
     that a later Job of that name never meets them. Raises JobNotFoundError for a Job that is not ours, KubeError.
     """
-    job = kube.find(JOB, namespace, name)
+    job = kinds.find(kube, namespace, name)
     if job is None or (uid is not None and job["metadata"]["uid"] != uid):
         return False
     if label(job, names.LABEL_MANAGED) != "true":
-        raise JobNotFoundError(f"Job {name!r} in namespace {namespace!r} is not a training job of this platform")
+        where = f"{job['kind']} {name!r} in namespace {namespace!r}"
+        raise JobNotFoundError(f"{where} is not a training job of this platform")
     try:
-        kube.delete(JOB, namespace, name, uid=job["metadata"]["uid"], propagation=propagation)
+        kube.delete(
+            kind_of(job), namespace, job["metadata"]["name"], uid=job["metadata"]["uid"], propagation=propagation
+        )
     except NotFound:
         return False
     return True

@@ -95,9 +95,11 @@ def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str
     return annotations
 
 
-def failure_rules() -> list[Object]:
-    """First match wins. Stopped on purpose or by the node: not counted. Killed: counted. The user's error: the end."""
-    train = names.CONTAINER_TRAIN
+def failure_rules(train: str = names.CONTAINER_TRAIN) -> list[Object]:
+    """First match wins. Stopped on purpose or by the node: not counted. Killed: counted. The user's error: the end.
+
+    `train` is the name of the container that trains.
+    """
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {

@@ -21,7 +21,7 @@ from proxy.protocol.messages import (
     to_json,
 )
 
-from . import placement, records
+from . import kinds, placement, records
 from .manifests import COMPLETIONS_EQUAL_PARALLELISM
 from .resources import annotation, is_true, label
 
@@ -121,6 +121,12 @@ def problem(job: Mapping[str, Any], request: JobRequest, flavors: Sequence[str] 
     return None
 
 
+_FIXED = {
+    "JobSet": "the parallelism of its Jobs cannot be changed, and Kueue admits all of its pods or none",
+    "TrainJob": "its spec.trainer cannot be changed, and Kueue admits all of its pods or none",
+}
+
+
 def _resize_problem(job: Mapping[str, Any], request: JobRequest) -> Problem | None:
     workers, fewest = request.workers, request.min_workers
     ranks = records.integer(job, names.ANN_WORLD_SIZE)
@@ -128,6 +134,9 @@ def _resize_problem(job: Mapping[str, Any], request: JobRequest) -> Problem | No
         return "workers", workers, "must be a whole number, 1 or more"
     if fewest is not None and not 1 <= fewest <= workers:
         return "min_workers", fewest, f"must be from 1 to workers ({workers})"
+    if not kinds.is_job(job):
+        fixed = f"the number of pods of a {job['kind']} is fixed: "
+        return "name", job["metadata"]["name"], fixed + _FIXED[job["kind"]]
     if not ranks or annotation(job, COMPLETIONS_EQUAL_PARALLELISM) != "true":
         return "name", job["metadata"]["name"], "its number of pods is fixed: it was not made by submit"
     if workers > ranks:
@@ -147,6 +156,9 @@ def _migrate_problem(job: Mapping[str, Any], request: JobRequest, flavors: Seque
         return "flavor", unknown[0], f"is not a flavor of the job's queue; it has: {', '.join(flavors or ())}"
     if bool(wanted.terms) != bool(wanted.flavors or wanted.avoid_nodes) or not all(wanted.terms):
         return "placement", wanted, "its terms do not say what its flavors and nodes say"
+    if wanted.avoid_nodes and not kinds.is_job(job):
+        fix = f"the node affinity of the pods of a {job['kind']} cannot be changed; name a flavor to move to instead"
+        return "away_from_node", wanted.avoid_nodes[0], fix
     try:
         ours = placement.affinity(placement.of(job))
     except MessageError:

@@ -40,6 +40,10 @@ class Kind:
 
 JOB: Final = Kind("Job", "batch", "v1", "jobs")
 JOBSET: Final = Kind("JobSet", "jobset.x-k8s.io", "v1alpha2", "jobsets")
+TRAINJOB: Final = Kind("TrainJob", "trainer.kubeflow.org", "v1alpha1", "trainjobs")
+TRAINING_RUNTIME: Final = Kind(
+    "ClusterTrainingRuntime", "trainer.kubeflow.org", "v1alpha1", "clustertrainingruntimes", namespaced=False
+)
 POD: Final = Kind("Pod", "", "v1", "pods")
 CONFIG_MAP: Final = Kind("ConfigMap", "", "v1", "configmaps")
 SERVICE: Final = Kind("Service", "", "v1", "services")
@@ -91,6 +95,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     for kind in (
         JOB,
         JOBSET,
+        TRAINJOB,
+        TRAINING_RUNTIME,
         POD,
         CONFIG_MAP,
         SERVICE,

@@ -17,7 +17,7 @@ from . import curve, estimate, kinds, policy, records, requests, visibility
 from .classify import Phase, classify, evictions, shortages
 from .errors import Gone, JobNotFoundError, KubeError
 from .kube import Kube
-from .resources import JOB, JOBSET, annotation, label, selector
+from .resources import annotation, label, selector
 from .shortage import Shortage
 from .visibility import Position
 
@@ -93,11 +93,9 @@ class JobStatus:
 
 
 def describe(kube: Kube, namespace: str, name: str) -> JobStatus:
-    """The status of a managed Job. Raises JobNotFoundError, KubeError."""
-    job = kube.find(JOB, namespace, name)
-    if label(job, names.LABEL_MANAGED) != "true":
-        job = kinds.find(kube, namespace, kinds.owner_key(JOBSET.name, name))
-    if job is None or label(job, names.LABEL_MANAGED) != "true":
+    """The status of the managed job that is called `name` (`kinds.named`). Raises JobNotFoundError, KubeError."""
+    job = kinds.named(kube, namespace, name)
+    if job is None:
         raise JobNotFoundError(f"no training job {name!r} in namespace {namespace!r}; see `singularityctl status`")
     pods = kube.list_pods(namespace, selector({names.LABEL_JOB: kinds.job_key(job)}))
     workload = kube.get_workload_for_job(job)
@@ -119,7 +117,7 @@ def summarise(
     alive = last is not None and last.ended_by is None
     return JobStatus(
         namespace=job["metadata"]["namespace"],
-        name=job["metadata"]["name"],
+        name=kinds.job_key(job),
         uid=job["metadata"]["uid"],
         phase=state.phase.value,
         reason=state.reason,
@@ -252,8 +250,9 @@ def _until_change(kube: Kube, status: JobStatus) -> None:
     """Return at the next change of the Job, or after a moment: Workload and pods are looked at again then."""
     query = selector({names.LABEL_JOB: status.name})
     try:
-        _, version = kube.list_versioned(JOB, status.namespace, query)
-        for event, _ in kube.watch(JOB, status.namespace, query, version, timeout_s=_RELOOK_S):
+        kind, _ = kinds.kind_and_name(status.name)
+        _, version = kube.list_versioned(kind, status.namespace, query)
+        for event, _ in kube.watch(kind, status.namespace, query, version, timeout_s=_RELOOK_S):
             if event != "BOOKMARK":
                 return
     except Gone:

@@ -13,13 +13,12 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from proxy.protocol import names
 from proxy.protocol.messages import JobRequest, RequestOp
 
-from . import placement, requests
+from . import kinds, placement, requests
 from .errors import Conflict, JobNotFoundError, KubeError, RequestRefusedError, RequestTimeoutError, SpecError
 from .kube import Kube
-from .resources import JOB, Object, label
+from .resources import Object, kind_of
 
 _TRIES = 5
 _LOOK_S = 0.5
@@ -31,6 +30,7 @@ class Result:
 
     namespace: str
     name: str
+    """What the job is called (`kinds.job_key`)."""
     op: RequestOp
     id: str
     state: str
@@ -113,7 +113,7 @@ def resume(kube: Kube, namespace: str, name: str, by: str | None = None) -> Resu
 
 def look(kube: Kube, asked: Result) -> Result:
     """How far the request is now. Raises KubeError."""
-    job = kube.find(JOB, asked.namespace, asked.name)
+    job = kinds.find(kube, asked.namespace, asked.name)
     if job is None:
         return replace(asked, state="gone", message="the job does not exist any more")
     slot = requests.slot_of(asked.op)
@@ -164,8 +164,8 @@ def _ask(
     who = os.environ.get("USER", "") if by is None else by
     blank = JobRequest(uuid.uuid4().hex[:12], op, round(time.time(), 3), who)
     for left in reversed(range(_TRIES)):
-        job = kube.find(JOB, namespace, name)
-        if job is None or label(job, names.LABEL_MANAGED) != "true":
+        job = kinds.named(kube, namespace, name)
+        if job is None:
             raise JobNotFoundError(f"no training job {name!r} in namespace {namespace!r}; see `singularityctl status`")
         request = fill(job, blank)
         problem = requests.problem(job, request, None)
@@ -176,7 +176,8 @@ def _ask(
             return _result(job, before)
         body = {"metadata": {"annotations": requests.written(request)}}
         try:
-            written = kube.patch_job(namespace, name, body, resource_version=job["metadata"]["resourceVersion"])
+            meta = job["metadata"]
+            written = kube.patch(kind_of(job), namespace, meta["name"], body, resource_version=meta["resourceVersion"])
         except Conflict:
             if not left:
                 raise
@@ -191,7 +192,7 @@ def _same(one: JobRequest, other: JobRequest) -> bool:
 
 def _result(job: Object, request: JobRequest) -> Result:
     meta, answer = job["metadata"], requests.answer(job, requests.slot_of(request.op))
-    base = Result(meta["namespace"], meta["name"], request.op, request.id, "asked", "asked for")
+    base = Result(meta["namespace"], kinds.job_key(job), request.op, request.id, "asked", "asked for")
     if answer is None:
         return base
     return replace(

@@ -37,6 +37,15 @@ class Chart:
     kubectl: Kubectl
     torch: Path
 
+    def upgrade(self, **values: bool) -> None:
+        """Set values of the installed release, `a__b=True` for `a.b: true`; what else it was given stays.
+
+        :raises CommandError: helm failed
+        """
+        given = [f"--set={name.replace('__', '.')}={str(value).lower()}" for name, value in values.items()]
+        self._forget_interrupted()
+        self.helm("upgrade", RELEASE, str(CHART), "--reuse-values", *given)
+
     def install(self, images: Mapping[str, Image], clock: Clock) -> bool:
         """Install or upgrade the release and wait for the controller. False when nothing had changed.
 

@@ -60,7 +60,7 @@ def configuration(config: ClusterConfig) -> dict[str, Any]:
         # As in Kueue's own installation; without it one Job waits for the other.
         "controller": {"groupKindConcurrency": CONCURRENCY},
         # A kind that is not served yet is waited for.
-        "integrations": {"frameworks": ["batch/job", "jobset.x-k8s.io/jobset"]},
+        "integrations": {"frameworks": ["batch/job", "jobset.x-k8s.io/jobset", "trainer.kubeflow.org/trainjob"]},
         "visibilityServer": {"bindAddress": config.address, "bindPort": KUEUE_VISIBILITY_PORT},
     }
 
@@ -192,7 +192,8 @@ def webhooks(documents: Iterable[Mapping[str, Any]], ca: bytes) -> list[dict[str
 
 
 def _wanted(path: str) -> bool:
-    return "-kueue-x-k8s-io-" in path or path.endswith(("-batch-v1-job", "-jobset-x-k8s-io-v1alpha2-jobset"))
+    frameworks = ("-batch-v1-job", "-jobset-x-k8s-io-v1alpha2-jobset", "-trainer-kubeflow-org-v1alpha1-trainjob")
+    return "-kueue-x-k8s-io-" in path or path.endswith(frameworks)
 
 
 def _by_url(hook: Mapping[str, Any], ca: bytes) -> dict[str, Any]:

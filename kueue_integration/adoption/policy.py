@@ -1,8 +1,12 @@
 """`python -m kueue_integration.adoption.policy` writes the chart's adoption objects from `patch` and `rules`.
 
-Our parts travel as a PodTemplate, which the chart fills with the platform's values and which is the policies'
+Our parts travel as a PodTemplate, which the chart fills with the platform's values and which is the mutating policy's
 parameter; what differs between Jobs is computed in CEL. A Job that breaks a rule is left alone by the mutating policy
 and refused, with the rule's sentence, by the validating one.
+
+Only labelled Jobs that lack our parts are ever refused. The API server asks a binding's parameter before it looks at
+match conditions, so a binding that denies without its parameter would also refuse Jobs that need no adoption: the
+mutating one does nothing then, and the validating one, which has no parameter, says why the Job was not adopted.
 """
 
 from __future__ import annotations
@@ -19,13 +23,15 @@ from proxy.protocol import names
 from ..manifests import COMPLETIONS_EQUAL_PARALLELISM, failure_rules
 from ..platform import PlatformConfig
 from ..resources import Object
-from . import patch, rules
+from . import patch, rules, trainjob
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "charts" / "singularity" / "templates"
 NAME = "singularity-adoption"
 HEAD = "{{/* Generated: python -m kueue_integration.adoption.policy (a test compares). Do not edit. */}}\n"
 _GROUP = "admissionregistration.k8s.io"
 _LABELS = "@LABELS@"
+_RUNTIME_LABELS = "@RUNTIME_LABELS@"
+_NAMESPACE = "@NAMESPACE@"
 _ANNOTATIONS = "object.metadata.?annotations"
 
 
@@ -143,20 +149,16 @@ def _common(kind: str, version: str, spec: Object) -> Object:
 
 
 def _binding(kind: str, version: str, **more: Any) -> Object:
-    param = {"name": NAME, "namespace": "@NAMESPACE@", "parameterNotFoundAction": "Deny"}
-    return _common(kind, version, {"policyName": NAME, "paramRef": param, **more})
+    return _common(kind, version, {"policyName": NAME, **more})
 
 
 def policies() -> list[Object]:
     """The mutating and the validating policy with their bindings; `@...@` is for Helm."""
-    base = {
-        "failurePolicy": "Fail",
-        "paramKind": {"apiVersion": "v1", "kind": "PodTemplate"},
-        "matchConstraints": _match(),
-    }
+    base = {"failurePolicy": "Fail", "matchConstraints": _match()}
     fits = [{"name": f"rule-{n}", "expression": rule.cel} for n, rule in enumerate(rules.RULES)]
     mutating = {
         **base,
+        "paramKind": {"apiVersion": "v1", "kind": "PodTemplate"},
         "reinvocationPolicy": "Never",
         "matchConditions": [_lacks_our_parts(), *fits],
         "variables": _variables(),
@@ -166,49 +168,58 @@ def policies() -> list[Object]:
         ],
     }
     said = [{"expression": r.cel, "message": f"{r.field}: {r.fix}", "reason": "Invalid"} for r in rules.RULES]
-    last = {"expression": "false", "message": "the Job was not adopted: the platform's mutating policy did not run"}
+    missing = f"PodTemplate {_NAMESPACE}/{NAME} or MutatingAdmissionPolicy {NAME} is missing"
+    fix = f"upgrade the chart, or remove the Job's label {names.LABEL_MANAGED} to run it unmanaged"
+    last = {"expression": "false", "message": f"the Job was not adopted: {missing}; {fix}"}
+    param = {"name": NAME, "namespace": _NAMESPACE, "parameterNotFoundAction": "Allow"}
     validating = {**base, "matchConditions": [_lacks_our_parts()], "validations": [*said, last]}
     return [
         _common("MutatingAdmissionPolicy", "@API@", mutating),
-        _binding("MutatingAdmissionPolicyBinding", "@API@"),
+        _binding("MutatingAdmissionPolicyBinding", "@API@", paramRef=param),
         _common("ValidatingAdmissionPolicy", f"{_GROUP}/v1", validating),
         _binding("ValidatingAdmissionPolicyBinding", f"{_GROUP}/v1", validationActions=["Deny"]),
     ]
 
 
+_MARKS = PlatformConfig(
+    agent_image="@AGENT@",
+    controller_url="@URL@",
+    controller_ca="@CA@",
+    train_image="@TRAIN@",
+    store="@STORE@",
+    volumes=({"name": "@VOLUMES@"},),
+    volume_mounts=({"name": "@MOUNTS@"},),
+    env={"@ENV@": "@ENV@", "PYTHONPATH": "@PATH@"},
+    image_pull_policy="@PULL@",
+)
+"""The platform whose values Helm puts in."""
+
+
 def pod_template() -> Object:
-    """Our parts for the platform whose values Helm puts in."""
-    marks = PlatformConfig(
-        agent_image="@AGENT@",
-        controller_url="@URL@",
-        controller_ca="@CA@",
-        store="@STORE@",
-        volumes=({"name": "@VOLUMES@"},),
-        volume_mounts=({"name": "@MOUNTS@"},),
-        env={"@ENV@": "@ENV@", "PYTHONPATH": "@PATH@"},
-        image_pull_policy="@PULL@",
-    )
+    """Our parts."""
     return {
         "apiVersion": "v1",
         "kind": "PodTemplate",
         "metadata": {
             "name": NAME,
-            "namespace": "@NAMESPACE@",
+            "namespace": _NAMESPACE,
             "labels": _LABELS,
-            "annotations": {names.ANN_STORE: "@STORE@", names.ANN_BUDGET: "@BUDGET@"},
+            "annotations": {names.ANN_STORE: "@STORE@"},
         },
-        "template": {"spec": patch.parts(marks)},
+        "template": {"spec": patch.parts(_MARKS)},
     }
 
 
+_FRAMEWORK = " ".join(f'"{key}" "{value}"' for key, value in trainjob.FRAMEWORK.items())
 _VALUES = {
+    _RUNTIME_LABELS: f'{{{{ include "singularity.labels" .root | fromYaml | merge (dict {_FRAMEWORK}) | toJson }}}}',
     _LABELS: '{{ include "singularity.labels" .root | fromYaml | toJson }}',
-    "@NAMESPACE@": "{{ .root.Release.Namespace | toJson }}",
+    _NAMESPACE: "{{ .root.Release.Namespace | toJson }}",
     "@AGENT@": "{{ .root.Values.images.agent | toJson }}",
     "@URL@": "{{ .url | toJson }}",
     "@CA@": "{{ .ca | toJson }}",
     "@STORE@": '{{ .root.Values.store.url | default "" | toJson }}',
-    "@BUDGET@": "{{ .root.Values.budget.maxSeconds | toString | toJson }}",
+    "@TRAIN@": f'{{{{ .root.Values.images.train | default "{trainjob.NO_IMAGE}" | toJson }}}}',
     "@PULL@": "{{ .root.Values.imagePullPolicy | toJson }}",
 }
 _EACH = "{{{{ range .root.Values.pods.{0} }}}}, {{{{ toJson . }}}}{{{{ end }}}}"
@@ -218,9 +229,9 @@ _ENV = (
 )
 
 
-def parts_template() -> str:
-    """`_adoption.tpl`: the PodTemplate as a named template of `root`, `url` and `ca`."""
-    text = json.dumps(pod_template(), indent=1)
+def _platform_values(data: Object) -> str:
+    """JSON with the marks replaced by what Helm evaluates, in a named template of `root`, `url` and `ca`."""
+    text = json.dumps(data, indent=1)
     for mark, value in _VALUES.items():
         text = text.replace(json.dumps(mark), value)
     text = re.sub(r',\s*\{\s*"name": "@VOLUMES@"\s*\}', lambda _: _EACH.format("volumes"), text)
@@ -230,15 +241,34 @@ def parts_template() -> str:
     entry = r'\{\s*"name": "@ENV@",\s*"value": "@ENV@"\s*\},\s*'
     other = 'not (or (hasPrefix "PYTHON" $name) (hasPrefix "LD_" $name))'
     text = re.sub(entry, lambda _: _ENV.replace("CONDITION", other), text, count=1)
-    text = re.sub(entry, lambda _: _ENV.replace("CONDITION", 'ne $name "PYTHONPATH"'), text, count=1)
-    return f'{HEAD}{{{{- define "singularity.adoption.parts" }}}}\n{text}\n{{{{- end }}}}\n'
+    return re.sub(entry, lambda _: _ENV.replace("CONDITION", 'ne $name "PYTHONPATH"'), text, count=1)
+
+
+def parts_template() -> str:
+    """`_adoption.tpl`: the PodTemplate and the ClusterTrainingRuntime as named templates of `root`, `url` and `ca`."""
+    runtime = trainjob.runtime(_MARKS)
+    runtime["metadata"]["labels"] = _RUNTIME_LABELS
+    made = {"adoption.parts": pod_template(), "trainjob.runtime": runtime}
+    defines = [f'{{{{- define "singularity.{n}" }}}}\n{_platform_values(d)}\n{{{{- end }}}}\n' for n, d in made.items()]
+    return HEAD + "".join(defines)
+
+
+_EACH_NAME = 'include "singularity.listed" (dict "of" .Values.pods.{} "key" "{}") | fromJsonArray'
+_RULE_VALUES = {
+    rules.MARK_MOUNT_PATHS: _EACH_NAME.format("volumeMounts", "mountPath"),
+    rules.MARK_VOLUME_NAMES: _EACH_NAME.format("volumes", "name"),
+    rules.MARK_STORE: '.Values.store.url | default ""',
+    rules.MARK_BUDGET: "int .Values.budget.maxSeconds",
+}
 
 
 def policies_template() -> str:
     """`adoption.yaml`."""
     text = yaml.safe_dump_all(policies(), sort_keys=False, width=110)
     text = text.replace(f"'{_LABELS}'", '{{ include "singularity.labels" . | fromYaml | toJson }}')
-    text = text.replace("'@NAMESPACE@'", "{{ .Release.Namespace }}")
+    text = text.replace(_NAMESPACE, "{{ .Release.Namespace }}")
+    for mark, value in _RULE_VALUES.items():
+        text = text.replace(mark, f'{{{{ {value} | toJson | replace "\'" "\\\\u0027" }}}}')
     text = text.replace("'@API@'", '{{ include "singularity.adoption.api" . }}')
     return f"{HEAD}{{{{- if .Values.adoption.enabled }}}}\n{text}{{{{- end }}}}\n"
 

@@ -25,13 +25,13 @@ from ..errors import (
     PlatformError,
     SpecError,
 )
-from ..kinds import is_jobset
 from ..kube import Kube
 from ..platform import PlatformConfig
-from ..resources import CONFIG_MAP, JOB, POD, Object, label, selector
+from ..resources import CONFIG_MAP, JOB, JOBSET, POD, TRAINJOB, Object, label, selector
 from ..spec import TrainSpec
 from .jobset import adopted_jobset
 from .patch import adopted, managed
+from .trainjob import adopted_trainjob
 
 KEY = "job.json"
 GONE_S = 60.0
@@ -90,8 +90,10 @@ def cluster_checks(kube: Kube, job: Mapping[str, Any]) -> None:
 
 
 def manifest(job: Mapping[str, Any], platform: PlatformConfig) -> Object:
-    """The adopted form of a Job or JobSet. Raises SpecError."""
-    return adopted_jobset(job, platform) if is_jobset(job) else adopted(job, platform)
+    """The adopted form of a Job, JobSet or TrainJob. Raises SpecError."""
+    if job.get("kind") == JOBSET.name:
+        return adopted_jobset(job, platform)
+    return adopted_trainjob(job, platform) if job.get("kind") == TRAINJOB.name else adopted(job, platform)
 
 
 def create(kube: Kube, job: Mapping[str, Any], platform: PlatformConfig, dry_run: bool = False) -> Object:

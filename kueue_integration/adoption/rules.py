@@ -39,7 +39,8 @@ _NUMBER = re.compile(r"[0-9]{1,6}")
 class Rule:
     """`bad` finds the offending values (none: the rule holds); `cel` is true when the rule holds.
 
-    `cel` may use `object` and `params`, and does not fail on any Job that the API server takes.
+    `cel` may use `object` and the marks of the platform's values (`@...@`), which the chart fills in; it does not fail
+    on any Job that the API server takes.
     """
 
     field: str
@@ -156,10 +157,11 @@ def _own_names(job: Job, _: PlatformConfig) -> Sequence[object]:
 
 _ENV = f"{_C}.?env.orValue([])"
 _MOUNTS = f"{_C}.?volumeMounts.orValue([])"
-_THEIR_MOUNTS = "params.template.spec.containers[0].volumeMounts.filter(p, p.mountPath != '/dev/shm')"
-_STORE = f"object.metadata.?annotations[?'{names.ANN_STORE}'].orValue("
-_STORE += f"params.metadata.?annotations[?'{names.ANN_STORE}'].orValue(''))"
-_MAX_BUDGET = f"int(params.metadata.annotations['{names.ANN_BUDGET}'])"
+MARK_MOUNT_PATHS = "@MOUNT_PATHS@"
+MARK_VOLUME_NAMES = "@VOLUME_NAMES@"
+MARK_STORE = "@STORE@"
+MARK_BUDGET = "@BUDGET@"
+_STORE = f"object.metadata.?annotations[?'{names.ANN_STORE}'].orValue({MARK_STORE})"
 _QUEUE = f"object.metadata.?labels[?'{names.KUEUE_QUEUE_LABEL}']"
 
 
@@ -272,12 +274,12 @@ RULES: Sequence[Rule] = (
         "spec.template.spec.containers[0].volumeMounts", f"{names.ROOT} and the platform's mounts are taken; use"
         " another mountPath", _user_mounts,
         f"{_ONE} || !{_MOUNTS}.exists(m, m.mountPath == '{names.ROOT}' || m.mountPath.startsWith('{names.ROOT}/')"
-        f" || {_THEIR_MOUNTS}.exists(p, p.mountPath == m.mountPath))",
+        f" || m.mountPath in {MARK_MOUNT_PATHS})",
     ),
     Rule(
         "spec.template.spec.volumes", "has a name that is the platform's; rename it", _user_volumes,
         f"!{_POD}.?volumes.orValue([]).exists(v, v.name.startsWith('{VOLUME_PREFIX}')"
-        " || params.template.spec.volumes.exists(p, p.name == v.name))",
+        f" || v.name in {MARK_VOLUME_NAMES})",
     ),
     _numeric(
         names.ANN_WORLD_SIZE, 1, lambda j, _: page.MAX_WORLD, f"must be a whole number of ranks, 1 to {page.MAX_WORLD}",
@@ -295,7 +297,7 @@ RULES: Sequence[Rule] = (
     ),
     _numeric(
         names.ANN_BUDGET, 1, lambda _, p: p.max_budget_s, "must be a whole number of seconds within the platform's "
-        "maximum (chart value budget.maxSeconds)", f"int($GIVEN) <= {_MAX_BUDGET}",
+        "maximum (chart value budget.maxSeconds)", f"int($GIVEN) <= {MARK_BUDGET}",
     ),
     Rule(
         f"metadata.annotations[{names.ANN_STORE}]", "is missing and the platform has no default; give the checkpoint "

@@ -11,14 +11,16 @@ import yaml
 from .. import platform
 from ..adoption import recreate as live
 from ..errors import SpecError
-from ..resources import JOB, JOBSET
+from ..kinds import KINDS
 from .common import cluster_options, open_cluster
 
 
 @click.command()
 @click.argument("name", required=False)
 @cluster_options
-@click.option("-f", "--file", "file", type=click.File("r"), help="Manifest of one Job or JobSet; '-' is stdin.")
+@click.option(
+    "-f", "--file", "file", type=click.File("r"), help="Manifest of a Job, JobSet or TrainJob; '-': stdin."
+)
 @click.option("--recreate", is_flag=True, help="Replace the existing Job NAME, which must never have started.")
 @click.option("--dry-run", is_flag=True, help="Print the manifest, change nothing.")
 @click.option(
@@ -88,17 +90,21 @@ def adopt(
 
 
 def read(file: Any, namespace: str) -> dict[str, Any]:
-    """The one Job or JobSet of a manifest; its namespace is the manifest's, else `namespace`. Raises SpecError."""
+    """The one job of a manifest, of any kind; its namespace is the manifest's, else `namespace`. Raises SpecError."""
     try:
         documents = [d for d in yaml.safe_load_all(file.read()) if d is not None]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SpecError([("file", file.name, f"is not YAML: {error}")]) from None
     if len(documents) != 1 or not isinstance(documents[0], dict):
-        raise SpecError([("file", file.name, f"has {len(documents)} documents; give exactly one Job or JobSet")])
+        raise SpecError(
+            [("file", file.name, f"has {len(documents)} documents; give exactly one, a Job, JobSet or TrainJob")]
+        )
     job: dict[str, Any] = documents[0]
-    if (job.get("apiVersion"), job.get("kind")) not in [(kind.api_version, kind.name) for kind in (JOB, JOBSET)]:
+    known = {(kind.api_version, kind.name) for kind in KINDS}
+    if (job.get("apiVersion"), job.get("kind")) not in known:
         kind = f"{job.get('apiVersion')}/{job.get('kind')}"
-        fix = f"is neither batch/v1/Job nor {JOBSET.api_version}/JobSet; see docs/workload-kinds.md for the others"
+        every = ", ".join("/".join(pair) for pair in sorted(known))
+        fix = f"is none of {every}; see docs/workload-kinds.md for the others"
         raise SpecError([("kind", kind, fix)])
     for field in ("metadata", "spec"):
         if not isinstance(job.get(field), dict):

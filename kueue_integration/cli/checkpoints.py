@@ -14,10 +14,10 @@ import yaml
 
 from proxy.protocol import names
 
-from .. import platform, records, storepod
+from .. import kinds, platform, records, storepod
 from ..errors import PlatformError, SingularityError, SpecError
 from ..kube import Kube
-from ..resources import JOB, POD, Object, annotation, selector
+from ..resources import POD, Object, annotation, selector
 from . import EXIT_FAILED, tables
 from .common import cluster_options, job_argument, open_cluster
 
@@ -70,13 +70,13 @@ def ls(name: str, output: str, **options: Any) -> None:
       singularityctl checkpoints ls digits -o json
     """
     asker = _Asker(name, **options)
-    found = asker.ask("ls", asker.namespace, name)
+    found = asker.ask("ls", asker.namespace, asker.name)
     live = asker.live()
     shown = [{**entry, "in_use": entry["id"] in live} for entry in found]
     if output != "table":
         _echo(shown, output)
     elif not shown:
-        click.echo(f"no checkpoints of job {asker.namespace}/{name} in {asker.url}")
+        click.echo(f"no checkpoints of job {asker.namespace}/{asker.name} in {asker.url}")
     else:
         click.echo(tables.checkpoints_table(shown))
 
@@ -94,7 +94,7 @@ def show(name: str, checkpoint: str, output: str, **options: Any) -> None:
       singularityctl checkpoints show digits digits-a1-g1 -o yaml
     """
     asker = _Asker(name, **options)
-    found = asker.ask("show", asker.namespace, name, checkpoint)
+    found = asker.ask("show", asker.namespace, asker.name, checkpoint)
     _echo(found, "yaml" if output == "table" else output)
 
 
@@ -117,11 +117,11 @@ def verify(ctx: click.Context, /, name: str, checkpoint: str | None, output: str
     """
     asker = _Asker(name, **options)
     if checkpoint is None:
-        usable = [entry["id"] for entry in asker.ask("ls", asker.namespace, name) if not entry["problem"]]
+        usable = [entry["id"] for entry in asker.ask("ls", asker.namespace, asker.name) if not entry["problem"]]
         if not usable:
             raise SpecError([("NAME", name, f"has no readable checkpoint in {asker.url}")])
         checkpoint = str(usable[0])
-    found = asker.ask("verify", asker.namespace, name, checkpoint)
+    found = asker.ask("verify", asker.namespace, asker.name, checkpoint)
     if output != "table":
         _echo(found, output)
     else:
@@ -150,7 +150,7 @@ def gc(name: str, keep: int, yes: bool, output: str, **options: Any) -> None:
     """
     asker = _Asker(name, **options)
     live = sorted(asker.live())
-    found = asker.ask("gc", asker.namespace, name, str(keep), "delete" if yes else "plan", *live)
+    found = asker.ask("gc", asker.namespace, asker.name, str(keep), "delete" if yes else "plan", *live)
     if output != "table":
         _echo(found, output)
         return
@@ -179,7 +179,7 @@ def pin(name: str, checkpoint: str, remove: bool, **options: Any) -> None:
       singularityctl checkpoints pin digits digits-a1-g1 --remove
     """
     asker = _Asker(name, **options)
-    asker.ask("unpin" if remove else "pin", asker.namespace, name, checkpoint)
+    asker.ask("unpin" if remove else "pin", asker.namespace, asker.name, checkpoint)
     click.echo(f"{checkpoint} is {'no longer pinned' if remove else 'pinned'}")
 
 
@@ -198,9 +198,10 @@ class _Asker:
         timeout: float,
     ) -> None:
         self.namespace = namespace
-        self._name, self._where, self._timeout = job, where, timeout
+        self._where, self._timeout = where, timeout
         self._kube: Kube = open_cluster(kubeconfig, context)
-        self._job = self._kube.find(JOB, namespace, job)
+        self._job = kinds.named(self._kube, namespace, job)
+        self.name = job if self._job is None else kinds.job_key(self._job)
         self._platform: platform.PlatformConfig | None = None
         saved = records.checkpoint(self._job)
         own = annotation(self._job, names.ANN_STORE) or (saved.url if saved else "")
@@ -219,7 +220,7 @@ class _Asker:
         """Ids that the job needs while it is there."""
         pods: Iterable[Object] = ()
         if self._job is not None:
-            pods = self._kube.list(POD, self.namespace, selector({names.LABEL_JOB: self._name}))
+            pods = self._kube.list(POD, self.namespace, selector({names.LABEL_JOB: self.name}))
         return referred(self._job, pods)
 
     def ask(self, *question: str) -> Any:

@@ -8,11 +8,9 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from proxy.protocol import names
-
+from .. import kinds
 from ..errors import SingularityError
 from ..k8s import ApiKube, connect
-from ..resources import JOB, selector
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,11 +36,10 @@ def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -
     given = ctx.params
     try:
         kube = open_cluster(given.get("kubeconfig"), given.get("context"))
-        found = kube.list(JOB, given.get("namespace") or "default", selector({names.LABEL_MANAGED: "true"}))
+        found = kinds.every(kube, given.get("namespace") or "default")
     except SingularityError:
         return []
-    jobs = sorted(str(job["metadata"]["name"]) for job in found)
-    return [CompletionItem(name) for name in jobs if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in map(kinds.job_key, found) if name.startswith(incomplete)]
 
 
 job_argument = click.argument("name", shell_complete=complete_jobs)

@@ -6,9 +6,8 @@ import time
 
 import click
 
-from .. import jobs
+from .. import jobs, kinds
 from ..errors import JobNotFoundError
-from ..resources import JOB
 from . import EXIT_FAILED
 from .common import cluster_options, job_argument, open_cluster
 
@@ -37,10 +36,12 @@ def delete(
       singularityctl delete digits --wait
     """
     kube = open_cluster(kubeconfig, context)
+    found = kinds.named(kube, namespace, name)
+    name = name if found is None else kinds.job_key(found)
     if not jobs.delete(kube, namespace, name):
         raise JobNotFoundError(f"no training job {name!r} in namespace {namespace!r}")
     deadline = time.monotonic() + timeout
-    while wait and kube.find(JOB, namespace, name) is not None:
+    while wait and kinds.find(kube, namespace, name) is not None:
         if time.monotonic() > deadline:
             click.echo(f"error: job {namespace}/{name} still has pods after {timeout:.0f} s", err=True)
             ctx.exit(EXIT_FAILED)

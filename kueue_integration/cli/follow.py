@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 from proxy.protocol import names
 
-from .. import records
+from .. import kinds, records
 from .. import status as library
 from ..errors import Invalid, KubeError, NotFound
 from ..kube import Kube
-from ..resources import JOB, POD, Object, annotation, selector
+from ..resources import POD, Object, annotation, selector
 
 _LOOK_S = 1.0
 _AGAIN = 5
@@ -63,7 +63,8 @@ class Follower:
 
     def _look(self, first: bool) -> bool:
         """Start readers for new pods. Whether the job has ended."""
-        job = self._kube.find(JOB, self._namespace, self._name)  # before the pods: what it started must still be read
+        # Before the pods: what it started must still be read.
+        job = kinds.find(self._kube, self._namespace, self._name)
         final = job is None or library.summarise(job, None, []).final
         for pod in self._kube.list(POD, self._namespace, selector({names.LABEL_JOB: self._name})):
             if pod["metadata"]["uid"] in self._readers or not started(pod, self._container):

@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 import click
 
-from localcluster import cluster, jobset, registry
+from localcluster import cluster, jobset, registry, trainer
 from localcluster.errors import LocalClusterError
 from localcluster.status import find_log
 from localcluster.status import status as cluster_status
@@ -46,12 +46,15 @@ def local() -> None:
     help="cluster: without our images and chart; images: only rebuild, import and roll out what changed.",
 )
 @click.option("--jobset", "with_jobset", is_flag=True, help="JobSet's custom resource and controller as well.")
+@click.option("--trainer", "with_trainer", is_flag=True, help="Kubeflow Trainer as well, with JobSet.")
 @_plain_errors
-def up(name: str, only: str | None, with_jobset: bool) -> None:
+def up(name: str, only: str | None, with_jobset: bool, with_trainer: bool) -> None:
     """Bring the cluster up, or whatever of it does not run, and wait until it is ready."""
     cluster.up(name, click.echo, only=only)
     if with_jobset:
         jobset.start(name, click.echo)
+    if with_trainer:
+        trainer.start(name, click.echo)
 
 
 @local.command()

@@ -9,11 +9,11 @@ import click
 
 from proxy.protocol import names
 
-from .. import records
+from .. import kinds, records
 from .. import status as library
 from ..errors import Invalid, NotFound, SpecError
 from ..kube import Kube
-from ..resources import JOB, POD, Object, annotation, selector
+from ..resources import POD, Object, annotation, selector
 from .common import cluster_options, job_argument, open_cluster
 from .follow import Follower
 
@@ -30,7 +30,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 @click.option("-f", "--follow", is_flag=True, help="Go on through all attempts until the job has ended.")
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last lines, of each pod that is there now.")
 @click.option("--since", help="Only what is younger, for example 90s, 10m, 2h.")
-@click.option("--container", default=names.CONTAINER_TRAIN, show_default=True, help="Container of the pods.")
+@click.option("--container", help="Container of the pods; by default the one that trains.")
 def logs(
     name: str,
     kubeconfig: str | None,
@@ -41,7 +41,7 @@ def logs(
     follow: bool,
     tail: int | None,
     since: str | None,
-    container: str,
+    container: str | None,
 ) -> None:
     """Print what the ranks print, from all pods; by default the launcher's lines too.
 
@@ -62,7 +62,8 @@ def logs(
         raise SpecError([("--rank", rank, "and --all-ranks exclude each other; give one of them")])
     seconds = None if since is None else duration(since)
     kube = open_cluster(kubeconfig, context)
-    library.describe(kube, namespace, name)  # a sentence if there is no such job
+    name = library.describe(kube, namespace, name).name  # a sentence if there is no such job
+    container = container or kinds.train_container(name)
     if follow:
         lines = Follower(kube, namespace, name, container, _say, tail, seconds).lines()
     else:
@@ -96,7 +97,7 @@ def _once(
     kube: Kube, namespace: str, name: str, container: str, tail: int | None, since_s: float | None
 ) -> Iterator[str]:
     pods = pods_of(kube, namespace, name)
-    _tell_gone(kube.find(JOB, namespace, name), pods, _say)
+    _tell_gone(kinds.find(kube, namespace, name), pods, _say)
     for pod in pods:
         try:
             yield from kube.pod_logs(namespace, pod["metadata"]["name"], container, tail=tail, since_s=since_s)

@@ -11,10 +11,11 @@ import yaml
 
 from proxy.protocol import names
 
+from .. import kinds
 from .. import status as library
 from ..classify import Phase
 from ..kube import Kube
-from ..resources import JOB, POD, WORKLOAD, selector
+from ..resources import POD, WORKLOAD, selector
 from . import EXIT_BAD_INPUT, EXIT_FAILED, tables
 from .common import cluster_options, complete_jobs, open_cluster
 
@@ -64,7 +65,7 @@ def status(
 
 
 def list_jobs(kube: Kube, namespace: str) -> list[library.JobStatus]:
-    """Status of every managed Job of `namespace`, by name; three requests however many there are."""
+    """Status of every managed job of `namespace`, by name; five requests however many there are."""
     managed = selector({names.LABEL_MANAGED: "true"})
     pods = kube.list(POD, namespace, managed)
     workloads = {
@@ -74,9 +75,9 @@ def list_jobs(kube: Kube, namespace: str) -> list[library.JobStatus]:
         library.summarise(
             job,
             workloads.get(job["metadata"]["uid"]),
-            [p for p in pods if p["metadata"]["labels"].get(names.LABEL_JOB) == job["metadata"]["name"]],
+            [p for p in pods if p["metadata"]["labels"].get(names.LABEL_JOB) == kinds.job_key(job)],
         )
-        for job in sorted(kube.list(JOB, namespace, managed), key=lambda job: str(job["metadata"]["name"]))
+        for job in kinds.every(kube, namespace)
     ]
 
 

@@ -12,7 +12,7 @@ from proxy.protocol import names
 
 from .. import kinds
 from ..k8s import Kube
-from ..resources import JOB, Object, annotation, label, selector
+from ..resources import JOB, JOBSET, TRAINJOB, Kind, Object, annotation, label, selector
 from . import views
 from .errors import RefusedError
 from .world import World
@@ -91,15 +91,26 @@ class Identities:
         return None
 
     def _owns(self, job: Object, pod: Object) -> bool:
-        if not kinds.is_jobset(job):
+        if kinds.is_job(job):
             return _controlled(job, pod)
-        for owner in _controllers(pod):  # the pods of a JobSet belong to a Job that belongs to it
-            if owner.get("kind") != JOB.name:
-                continue
-            child = self._kube.find(JOB, pod["metadata"]["namespace"], owner["name"])
-            if child is not None and [o.get("uid") for o in _controllers(child)] == [job["metadata"]["uid"]]:
-                return _controlled(child, pod)
-        return False
+        # The pods of a JobSet belong to a Job that belongs to it, those of a TrainJob to a Job of its JobSet.
+        namespace = str(pod["metadata"]["namespace"])
+        child = self._controller(pod, JOB, namespace)
+        parent = child
+        if parent is not None and job["kind"] == TRAINJOB.name:
+            parent = self._controller(parent, JOBSET, namespace)
+        if child is None or parent is None or [o.get("uid") for o in _controllers(parent)] != [job["metadata"]["uid"]]:
+            return False
+        return _controlled(child, pod)
+
+    def _controller(self, obj: Object, kind: Kind, namespace: str) -> Object | None:
+        """The one of `kind` that controls `obj`, by name and UID."""
+        for owner in _controllers(obj):
+            if owner.get("kind") == kind.name:
+                found = self._kube.find(kind, namespace, owner["name"])
+                if found is not None and found["metadata"]["uid"] == owner.get("uid"):
+                    return found
+        return None
 
 
 def _controlled(job: Object, pod: Object) -> bool:

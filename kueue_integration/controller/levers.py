@@ -15,7 +15,7 @@ from typing import Any
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, MessageError, Placement
 
-from .. import placement, requests
+from .. import kinds, placement, requests
 from ..manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from ..resources import Object, annotation, is_true
 from . import records, views
@@ -186,7 +186,8 @@ def _job_change(job: Object) -> dict[str, Any] | None:
             if annotation(job, MIN_PARALLELISM) != least:
                 notes[MIN_PARALLELISM] = least
     wanted = placement.affinity(where(job))
-    if annotation(job, names.ANN_PLACEMENT) is not None and _affinity(job["spec"]) != wanted:
+    # The pods of the other kinds keep their affinity (JobSet's webhook): Kueue's choice of the flavor is all they need.
+    if kinds.is_job(job) and annotation(job, names.ANN_PLACEMENT) is not None and _affinity(job["spec"]) != wanted:
         spec["template"] = {"spec": {"affinity": wanted}}
     if not spec and not notes:
         return None

@@ -12,7 +12,7 @@ from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, MessageError, from_json, list_from_json
 
 from .. import kinds
-from ..resources import JOB, JOBSET, Object, annotation, condition, is_true, label
+from ..resources import Object, annotation, condition, is_true, label
 from . import clock
 from .errors import BadAnnotationError
 
@@ -20,7 +20,7 @@ CONTROLLER_UID_LABEL = "batch.kubernetes.io/controller-uid"
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 TRACKING_FINALIZER = "batch.kubernetes.io/job-tracking"
 """On a pod until the Job controller has counted it."""
-_OWNERS = {(kind.name, kind.group) for kind in (JOB, JOBSET)}
+_OWNERS = {(kind.name, kind.group) for kind in kinds.KINDS}
 _TERMINAL = ("Succeeded", "Failed")
 _PREEMPTOR = re.compile(r"\(UID: ([^,)\s]+)(?:, JobUID: ([^,)\s]+))?")
 
@@ -297,7 +297,7 @@ def admission(workload: Object) -> Admission | None:
 
 
 def owner_job(workload: Object) -> str | None:
-    """What the Job or JobSet of the Workload is called (`kinds.job_key`), None when its owner is something else."""
+    """What the job of the Workload is called (`kinds.job_key`), None when its owner is something else."""
     for owner in workload["metadata"].get("ownerReferences") or ():
         if (owner.get("kind"), str(owner.get("apiVersion", "")).partition("/")[0]) in _OWNERS:
             return kinds.owner_key(str(owner["kind"]), str(owner["name"]))

@@ -11,7 +11,19 @@ from proxy.protocol.messages import Preemptor
 
 from .. import kinds, placement
 from ..k8s import Kube
-from ..resources import CLUSTER_QUEUE, JOB, JOBSET, LOCAL_QUEUE, POD, WORKLOAD, Object, annotation, is_true, label
+from ..resources import (
+    CLUSTER_QUEUE,
+    JOB,
+    JOBSET,
+    LOCAL_QUEUE,
+    POD,
+    TRAINJOB,
+    WORKLOAD,
+    Object,
+    annotation,
+    is_true,
+    label,
+)
 from . import levers, planner, preemptor, quota, views
 from .errors import BadAnnotationError
 from .informer import WATCH_S, Informer
@@ -49,9 +61,8 @@ def _pod_index(pod: Object) -> Iterable[Hashable]:
 
 
 def job_of(pod: Object) -> str | None:
-    """What the pod's Job or JobSet is called. Labels only: `identity` asks who really owns the pod."""
-    jobset = label(pod, kinds.JOBSET_NAME_LABEL)
-    return kinds.owner_key(JOBSET.name, jobset) if jobset else label(pod, kinds.JOB_NAME_LABEL)
+    """What the pod's job is called. Labels only: `identity` asks who really owns the pod."""
+    return kinds.key_of_pod(pod)
 
 
 class World:
@@ -70,11 +81,13 @@ class World:
         self._lost_lock = threading.Lock()
         self.jobs = Informer(kube, JOB, self._job_changed, selector=_MANAGED)
         self.jobsets = Informer(kube, JOBSET, self._job_changed, selector=_MANAGED, optional=True)
+        self.trainjobs = Informer(kube, TRAINJOB, self._job_changed, selector=_MANAGED, optional=True)
         self.pods = Informer(kube, POD, self._pod_changed, selector=_MANAGED, index=_pod_index)
         self.workloads = Informer(kube, WORKLOAD, on_workload, index=_workload_index, keep=_worth_keeping)
         self.cluster_queues = Informer(kube, CLUSTER_QUEUE, on_queue)
         self.local_queues = Informer(kube, LOCAL_QUEUE, on_queue)
-        self._informers = (self.jobs, self.jobsets, self.pods, self.workloads, self.cluster_queues, self.local_queues)
+        self._of_kind = {JOB: self.jobs, JOBSET: self.jobsets, TRAINJOB: self.trainjobs}
+        self._informers = (*self._of_kind.values(), self.pods, self.workloads, self.cluster_queues, self.local_queues)
 
     def start(self) -> None:
         for informer in self._informers:
@@ -105,14 +118,14 @@ class World:
         return all(informer.synced.wait(max(0.0, end - time.monotonic())) for informer in self._informers)
 
     def job(self, namespace: str, key: str) -> Object | None:
-        """Our copy of the managed Job or JobSet that is called `key`, seen as a Job."""
+        """Our copy of the managed job that is called `key`, seen as a Job."""
         kind, name = kinds.kind_and_name(key)
-        found = (self.jobsets if kind is JOBSET else self.jobs).get(namespace, name)
+        found = self._of_kind[kind].get(namespace, name)
         return None if found is None else kinds.as_job(found)
 
     def all_jobs(self) -> Sequence[Object]:
-        """Every managed Job and JobSet, seen as Jobs."""
-        return [*self.jobs.all(), *map(kinds.as_job, self.jobsets.all())]
+        """Every managed job, seen as a Job."""
+        return [kinds.as_job(job) for informer in self._of_kind.values() for job in informer.all()]
 
     def workload_of(self, namespace: str, job: str) -> Object | None:
         """The Job's Workload; the youngest when an old one is on its way out."""

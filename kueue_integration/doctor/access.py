@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from proxy.protocol import names
 
+from .. import kinds
 from ..kube import Kube
 from ..resources import (
     ADMISSION_CHECK,
     CLUSTER_QUEUE,
-    JOB,
     LEASE,
     LOCAL_QUEUE,
     POD,
@@ -34,7 +34,7 @@ class Need:
 
 
 NEEDED = (
-    Need(JOB, ("get", "list", "watch", "patch")),
+    *(Need(kind, ("get", "list", "watch", "patch")) for kind in kinds.KINDS),
     Need(POD, ("list", "watch")),
     Need(WORKLOAD, ("get", "list", "watch")),
     Need(WORKLOAD, ("patch",), subresource="status"),

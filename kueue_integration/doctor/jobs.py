@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from proxy.protocol import names
 
-from .. import records
+from .. import kinds, records
 from ..kube import Kube
-from ..resources import JOB, WORKLOAD, Object, annotation, is_true, label, selector
+from ..resources import WORKLOAD, Object, annotation, is_true, label
 from .check import FAIL, OK, WARN, Check, unix
 
 RETRY_S = 30.0
@@ -17,7 +17,7 @@ RETRY_S = 30.0
 
 def running(kube: Kube, namespace: str, now: float, max_budget_s: int) -> Iterator[Check]:
     """`max_budget_s` is the platform's ceiling in seconds, 0 when it is not known."""
-    managed = kube.list(JOB, namespace, selector({names.LABEL_MANAGED: "true"}))
+    managed = kinds.every(kube, namespace)
     live = [job for job in managed if not (job.get("spec") or {}).get("suspend") and not _ended(job)]
     if not live:
         yield Check("jobs", OK, f"{len(managed)} in namespace {namespace}, none runs")
@@ -44,11 +44,11 @@ def _grace(job: Object) -> Iterator[Check]:
     if saves and max(saves) > grace:
         late = f"its checkpoint took {max(saves):.0f} s, a node drain gives its pods {grace} s: too little"
         fix = f"Submit it with --grace {int(max(saves) * 1.5) + 5} next time; a running job cannot be changed."
-        yield Check(f"job {job['metadata']['name']}", WARN, late, fix)
+        yield Check(f"job {kinds.job_key(job)}", WARN, late, fix)
 
 
 def _hold(job: Object, workload: Object | None, now: float, max_budget_s: int) -> Check:
-    name = f"job {job['metadata']['name']}"
+    name = f"job {kinds.job_key(job)}"
     hold = annotation(job, names.ANN_HOLD)
     if hold is None:
         return Check(name, OK, "runs without a hold: checkpoints within its grace period only")
@@ -102,7 +102,7 @@ def _seconds(job: Object, max_budget_s: int) -> int | None:
 
 def _annotate(job: Object, change: str) -> str:
     meta = job["metadata"]
-    return f"kubectl -n {meta['namespace']} annotate job {meta['name']} --overwrite \\\n  {change}"
+    return f"kubectl -n {meta['namespace']} annotate {job['kind'].lower()} {meta['name']} --overwrite \\\n  {change}"
 
 
 def _release(job: Object) -> str:

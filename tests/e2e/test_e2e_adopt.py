@@ -4,6 +4,7 @@ preempted without losing a step.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import yaml
 from plain_jobs import labelled, plain_training
 from rows import Rows
 
+from kueue_integration.adoption import policy
 from kueue_integration.adoption.patch import adopted
 from kueue_integration.errors import KubeError
 from kueue_integration.resources import CONFIG_MAP, JOB, Object, annotation
@@ -23,7 +25,7 @@ from localcluster.demo.wait import wait_for
 from proxy.protocol import names
 
 sys.path.insert(0, str(CHECKOUT / "tests" / "unit" / "kueue"))
-from adoption_cases import BAD, GOOD, changed
+from adoption_cases import BAD, GOOD, changed, plain
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 _SERVERS = ("uid", "creationTimestamp", "managedFields", "resourceVersion", "generation")
@@ -59,6 +61,31 @@ def test_the_api_server_names_the_field_of_every_bad_job(stage: Stage) -> None:
         with pytest.raises(KubeError) as caught:
             stage.kube.create(job, dry_run=True)
         assert f"denied request: {field}: " in str(caught.value), (field, value, caught.value)
+
+
+def test_without_its_parameter_adoption_refuses_only_jobs_that_need_it(stage: Stage) -> None:
+    def refused(job: Object) -> str:
+        try:
+            stage.kube.create(job, dry_run=True)
+        except KubeError as error:
+            return str(error)
+        return ""
+
+    kubectl = (str(stage.cluster.kubectl), f"--kubeconfig={stage.cluster.kubeconfig}", "-n", names.SYSTEM_NAMESPACE)
+    found = subprocess.run([*kubectl, "get", "podtemplate", policy.NAME, "-o", "json"], capture_output=True, check=True)
+    kept = json.loads(found.stdout)
+    for name in (*_SERVERS, "selfLink"):
+        kept["metadata"].pop(name, None)
+    subprocess.run([*kubectl, "delete", "podtemplate", policy.NAME], check=True)
+    try:
+        sentence = f"the Job was not adopted: PodTemplate {names.SYSTEM_NAMESPACE}/{policy.NAME}"
+        wait_for(lambda: sentence in refused(labelled(plain())), "the API server knows that the parameter is gone", 60)
+        assert refused(plain()) == ""  # somebody else's
+        assert refused(adopted(plain(), stage.platform)) == ""  # ours, made by the command
+        assert "spec.completionMode: must be Indexed" in refused(labelled(changed("spec.completionMode", None)))
+    finally:
+        subprocess.run([*kubectl, "create", "-f", "-"], input=json.dumps(kept).encode(), check=True)
+    wait_for(lambda: not refused(labelled(plain())), "adoption works again", 60)
 
 
 def test_a_labelled_job_is_preempted_and_resumes_with_no_step_lost(rows: Rows) -> None:

@@ -1,32 +1,29 @@
-"""A JobSet under the real JobSet controller and Kueue's JobSet integration: held, checkpointed, released, resumed."""
+"""A JobSet under the real JobSet controller and Kueue's JobSet integration: what it can and what it cannot."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
+from other_kinds import QUOTA, adopt, goes_through_everything
 from plain_jobs import plain_training
 from rows import Rows
 
+from kueue_integration.errors import KubeError
 from kueue_integration.resources import JOB, JOBSET, Object, annotation
 from localcluster import jobset
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 
 
 @pytest.fixture(scope="module")
 def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
     jobset.start(stage.name, say)
     made = Rows(stage, "jobset", say)
-    made.queue("own", {"ondemand": "100m"})
+    made.queue("own", QUOTA)
     yield made
     for found in made.kube.list(JOBSET, made.namespace):
         made.kube.delete(JOBSET, made.namespace, found["metadata"]["name"])
@@ -43,36 +40,47 @@ def as_jobset(job: Object) -> Object:
     }
 
 
-def test_a_jobset_is_preempted_and_resumes_with_no_step_lost(rows: Rows, tmp_path: Path) -> None:
+def test_a_jobset_is_preempted_moved_paused_and_loses_no_step(rows: Rows, tmp_path: Path) -> None:
     training, job = plain_training(rows, "set", label=False)
-    file = tmp_path / "jobset.yaml"
-    file.write_text(yaml.safe_dump(as_jobset(job)))
-    ctl = Path(sys.executable).with_name("singularityctl")
-    done = subprocess.run(
-        [str(ctl), "adopt", "-f", str(file)],
-        env={**os.environ, "KUBECONFIG": str(rows.stage.cluster.kubeconfig)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    training.until_steps(5)
+    adopt(rows, as_jobset(job), tmp_path)
+    training.until_steps(1)
     child = rows.kube.get(JOB, rows.namespace, "set-workers-0")  # made by JobSet's own controller
     assert child["metadata"]["ownerReferences"][0]["kind"] == "JobSet"
-    rows.other("urgent", "own", pods=2)
-    ended = training.until_ended(1)
-    assert ended.ended_by == "Preempted" and ended.checkpoint
-    rows.until_admitted("urgent")
-    made = rows.kube.get(JOBSET, rows.namespace, "set")
-    assert made["spec"]["suspend"] is True and annotation(made, names.ANN_CHECKPOINT)
-    rows.remove("urgent")
-    training.until_attempt(2)
-    training.assert_exact(training.finish())
-    wait_for(
-        lambda: any(
-            c["type"] == "Completed" and c["status"] == "True"
-            for c in rows.kube.get(JOBSET, rows.namespace, "set")["status"]["conditions"]
-        ),
-        "the JobSet completed",
-        300,
-    )
+    goes_through_everything(rows, training, JOBSET)
+
+
+def test_what_jobset_lets_nobody_change_while_it_is_suspended(rows: Rows, tmp_path: Path) -> None:
+    """Why there is no resize and no affinity: docs/workload-kinds.md names these fields."""
+    rows.queue("closed", QUOTA, stopPolicy="Hold")
+    _, job = plain_training(rows, "fixed", label=False)
+    job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "closed"
+    adopt(rows, as_jobset(job), tmp_path)
+    terms = [{"matchExpressions": [{"key": "flavor", "operator": "In", "values": ["spot"]}]}]
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    for path, value, allowed in (
+        (("parallelism",), 1, False),
+        (("completions",), 1, False),
+        (("template", "spec", "affinity"), affinity, False),
+        (("template", "spec", "terminationGracePeriodSeconds"), 7, False),
+        (("template", "spec", "nodeSelector"), {"flavor": "spot"}, True),
+        (("template", "metadata", "annotations"), {"example.com/a": "b"}, True),
+    ):
+        assert changes(rows, path, value) is allowed, path
+    made = rows.kube.get(JOBSET, rows.namespace, "fixed")
+    assert made["spec"]["suspend"] is True and annotation(made, "singularity.dev/attempt") is None
+
+
+def changes(rows: Rows, path: tuple[str, ...], value: object) -> bool:
+    """Whether JobSet's webhook lets the value in the template of the suspended JobSet be replaced."""
+    found = wait_for(lambda: rows.kube.find(JOBSET, rows.namespace, "fixed"), "the JobSet", 60)
+    replicated = found["spec"]["replicatedJobs"]
+    target = replicated[0]["template"]["spec"]
+    for key in path[:-1]:
+        target = target.setdefault(key, {})
+    target[path[-1]] = value
+    try:
+        rows.kube.patch(JOBSET, rows.namespace, "fixed", {"spec": {"replicatedJobs": replicated}})
+    except KubeError as error:
+        assert error.status in (403, 422), error
+        return False
+    return True

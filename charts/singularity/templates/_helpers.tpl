@@ -21,3 +21,10 @@ admissionregistration.k8s.io/v1beta1
 {{- fail "adoption.enabled: this cluster serves no MutatingAdmissionPolicy (Kubernetes 1.36, or 1.34 with its beta API switched on). Set adoption.enabled=false; `singularityctl adopt` patches manifests without it" -}}
 {{- end -}}
 {{- end }}
+
+{{/* JSON list of the values of `key` in the maps of the list `of`. */}}
+{{- define "singularity.listed" -}}
+{{- $found := list -}}
+{{- range .of }}{{ $found = append $found (get . $.key) }}{{ end -}}
+{{- toJson $found -}}
+{{- end }}

@@ -86,6 +86,25 @@ def jobset(name: str = "mine") -> Job:
     }
 
 
+def trainjob(name: str = "mine") -> Job:
+    """The plain Job, without its minimum, as a TrainJob of two ranks per node with a volume of its own."""
+    job = plain(name)
+    del job["metadata"]["annotations"]
+    (user,) = job["spec"]["template"]["spec"]["containers"]
+    mounts = [{"name": "src", "mountPath": "/src"}]
+    pod = {"volumes": [{"name": "src", "emptyDir": {}}], "containers": [{"name": "node", "volumeMounts": mounts}]}
+    patched = [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]
+    patch = {"manager": "example.com/me", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": patched}}}}
+    trainer = {key: user[key] for key in ("image", "command", "args")}
+    trainer |= {"numNodes": 2, "numProcPerNode": 2, "env": user["env"][:2]}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": job["metadata"],
+        "spec": {"runtimeRef": {"name": "singularity"}, "trainer": trainer, "runtimePatches": [patch]},
+    }
+
+
 def changed(path: str, value: Any, job: Job | None = None) -> Job:
     """`job` with the value at `a.b.0.c` replaced; None removes it."""
     result = copy.deepcopy(job or plain())

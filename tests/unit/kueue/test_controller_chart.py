@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kueue_integration.platform import PlatformConfig
+from kueue_integration.adoption import trainjob
+from kueue_integration.platform import PlatformConfig, from_json
 from proxy.protocol import names
 
 CHART = Path(__file__).parents[3] / "charts" / "singularity"
@@ -113,6 +114,7 @@ def test_the_controllers_rights_are_exactly_these():
     assert allowed == {
         *(("batch", "jobs", verb) for verb in ("get", "list", "watch", "patch")),
         *(("jobset.x-k8s.io", "jobsets", verb) for verb in ("get", "list", "watch", "patch")),
+        *(("trainer.kubeflow.org", "trainjobs", verb) for verb in ("get", "list", "watch", "patch")),
         *(("", "pods", verb) for verb in ("list", "watch")),
         *((kueue, "workloads", verb) for verb in ("get", "list", "watch", "patch")),
         *((kueue, what, verb) for what in ("clusterqueues", "localqueues") for verb in ("list", "watch")),
@@ -217,3 +219,46 @@ def test_a_job_that_runs_in_another_cluster_is_not_held_here():
     conditions = render()["ValidatingAdmissionPolicy", names.HOLD_LEASE]["spec"]["matchConditions"]
     (here,) = [c["expression"] for c in conditions if c["name"] == "runs-here"]
     assert names.MULTIKUEUE_CONTROLLER in here
+
+
+VALUES = """
+images: {train: "t:1"}
+store: {url: "file:///shared/it's"}
+pods:
+  volumes: [{name: shared, emptyDir: {}}, {name: data, emptyDir: {}}]
+  volumeMounts: [{name: shared, mountPath: /shared}, {name: data, mountPath: "/it's data"}]
+  env: {PYTHONPATH: /opt/torch, PRICE: "$5"}
+trainjob: {enabled: true}
+adoption: {enabled: true}
+"""
+
+
+@pytest.fixture
+def filled(tmp_path):
+    (tmp_path / "values.yaml").write_text(VALUES)
+    served = "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
+    options = (f"--values={tmp_path / 'values.yaml'}", "--kube-version=1.36.0", served)
+    done = helm("template", "singularity", str(CHART), "-n", names.SYSTEM_NAMESPACE, *options)
+    assert done.returncode == 0, done.stderr
+    return {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(done.stdout) if d}
+
+
+def test_the_training_runtime_is_what_the_command_expects(filled):
+    platform = from_json(filled["ConfigMap", names.PLATFORM_CONFIGMAP]["data"]["platform.json"])
+    made = filled["ClusterTrainingRuntime", trainjob.RUNTIME]
+    assert made["metadata"]["labels"].items() >= trainjob.FRAMEWORK.items()
+    assert made["spec"] == trainjob.runtime(platform)["spec"]
+    assert not any(kind == "ClusterTrainingRuntime" for kind, _ in render())
+
+
+def test_rules_of_adoption_have_the_platforms_values_and_no_parameter(filled):
+    policy = filled["ValidatingAdmissionPolicy", "singularity-adoption"]["spec"]
+    said = "\n".join(rule["expression"] for rule in policy["validations"])
+    for text in (r'["/shared","/it\u0027s data"]', '["shared","data"]', r'"file:///shared/it\u0027s"', "<= 600"):
+        assert text in said
+    assert "params" not in said and "@" not in said and "paramKind" not in policy
+    assert "paramRef" not in filled["ValidatingAdmissionPolicyBinding", "singularity-adoption"]["spec"]
+    binding = filled["MutatingAdmissionPolicyBinding", "singularity-adoption"]["spec"]
+    assert binding["paramRef"]["parameterNotFoundAction"] == "Allow"
+    last = policy["validations"][-1]["message"]
+    assert f"PodTemplate {names.SYSTEM_NAMESPACE}/singularity-adoption" in last and "@" not in last

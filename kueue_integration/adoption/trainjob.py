@@ -1,0 +1,164 @@
+"""`adopted_trainjob`: a TrainJob of Kubeflow Trainer, started behind our launcher; and the runtime it needs. Pure.
+
+A TrainJob has no field for a container, so our parts are those of the ClusterTrainingRuntime `RUNTIME`, which the chart
+makes (`trainjob.enabled`). What differs between jobs stands in the TrainJob: its program and environment in
+`spec.trainer`, the rest in a runtime patch of ours. Held to the same rules as a Job: docs/workload-kinds.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from proxy.protocol import names
+
+from ..errors import SpecError
+from ..kinds import CONTAINER_NODE, job_key
+from ..manifests import BACKOFF_LIMIT, COMPLETIONS_EQUAL_PARALLELISM, failure_rules
+from ..platform import PlatformConfig
+from ..resources import TRAINING_RUNTIME, TRAINJOB, Object, annotation
+from . import rules
+from .patch import LAUNCHER, PER_JOB, adopted, parts
+
+Problem = tuple[str, object, str]
+RUNTIME = "singularity"
+NO_IMAGE = "none"
+"""Of the runtime on a platform without a training image: every TrainJob has to name one."""
+FRAMEWORK = {"trainer.kubeflow.org/framework": "torch"}
+"""Label by which Kubeflow's clients know what a runtime is for."""
+MANAGER = "singularity.dev/adoption"
+"""Of our entry in `spec.runtimePatches`."""
+_POD = "spec.template.spec"
+_CONTAINER = f"{_POD}.containers[0]"
+
+
+def runtime(platform: PlatformConfig) -> Object:
+    """The ClusterTrainingRuntime: one Indexed Job of `spec.trainer.numNodes` pods with our parts."""
+    pod = parts(platform)
+    (train,) = pod["containers"]
+    pod["containers"] = [{**train, "name": CONTAINER_NODE, "image": platform.train_image, "command": [*LAUNCHER]}]
+    pod.update(
+        terminationGracePeriodSeconds=rules.GRACE_LEAST, automountServiceAccountToken=False, enableServiceLinks=False
+    )
+    job = {
+        "completionMode": "Indexed",
+        # A new pod of an index starts only when the old one has ended: two could write the same checkpoint.
+        "podReplacementPolicy": "Failed",
+        "backoffLimit": BACKOFF_LIMIT,
+        "podFailurePolicy": {"rules": failure_rules(CONTAINER_NODE)},
+        "template": {"spec": pod},
+    }
+    step = {"metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}, "spec": job}
+    return {
+        "apiVersion": TRAINING_RUNTIME.api_version,
+        "kind": TRAINING_RUNTIME.name,
+        "metadata": {"name": RUNTIME, "labels": {**FRAMEWORK}},
+        "spec": {
+            "mlPolicy": {"numNodes": 1},  # the launcher sets what torchrun would
+            "template": {"spec": {"replicatedJobs": [{"name": CONTAINER_NODE, "replicas": 1, "template": step}]}},
+        },
+    }
+
+
+def adopted_trainjob(trainjob: Mapping[str, Any], platform: PlatformConfig) -> Object:
+    """A new manifest: `trainjob` as its owner wrote it, behind our launcher. Raises SpecError that names every bad
+    field."""
+    result: Object = json.loads(json.dumps(trainjob))
+    found = _problems(result, platform)
+    if found:
+        raise SpecError(found)
+    spec = result["spec"]
+    trainer = spec.setdefault("trainer", {})
+    each = int(trainer.pop("numProcPerNode", None) or 1)
+    try:
+        made = adopted(_as_job(result, each), platform, job_key(result))
+    except SpecError as error:
+        raise SpecError([(_inside(field), value, fix) for field, value, fix in error.problems]) from None
+    result["metadata"] = made["metadata"]
+    result["metadata"]["annotations"].pop(COMPLETIONS_EQUAL_PARALLELISM)
+    pod = made["spec"]["template"]["spec"]
+    (train,) = pod["containers"]
+    theirs = parts(platform)["containers"][0]["env"]
+    trainer["command"] = train["command"]
+    trainer["env"] = [entry for entry in train["env"] if entry not in theirs]
+    trainer["numNodes"] = made["spec"]["parallelism"]
+    sidecar = next(c for c in pod["initContainers"] if c["name"] == names.CONTAINER_SIDECAR)
+    per_job = [entry for entry in sidecar["env"] if entry["name"] in PER_JOB]
+    labels = made["spec"]["template"]["metadata"]["labels"]
+    patch = {"initContainers": [{"name": names.CONTAINER_SIDECAR, "env": per_job}]}
+    template = {"spec": {"template": {"metadata": {"labels": labels}, "spec": patch}}}
+    jobs = [{"name": CONTAINER_NODE, "template": template}]
+    ours = {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
+    spec["runtimePatches"] = [*(spec.get("runtimePatches") or ()), ours]
+    spec["suspend"] = True
+    return result
+
+
+def _as_job(trainjob: Object, ranks_each: int) -> Object:
+    """The Job that the TrainJob stands for, as far as its owner wrote it."""
+    trainer = trainjob["spec"]["trainer"]
+    workers = int(trainer.get("numNodes") or 1)
+    meta: Object = json.loads(json.dumps(trainjob["metadata"]))
+    if ranks_each > 1 and annotation(trainjob, names.ANN_WORLD_SIZE) is None:
+        meta.setdefault("annotations", {})[names.ANN_WORLD_SIZE] = str(workers * ranks_each)
+    container: Object = {"name": CONTAINER_NODE}
+    container |= {k: trainer[k] for k in ("image", "command", "args", "env") if k in trainer}
+    pod: Object = {"restartPolicy": "Never", "containers": [container]}
+    for theirs in _pod_patches(trainjob["spec"]):
+        for kind in ("volumes", "initContainers"):
+            pod[kind] = [*pod.get(kind, ()), *(theirs.get(kind) or ())]
+        for patched in theirs.get("containers") or ():
+            container["volumeMounts"] = [*container.get("volumeMounts", ()), *(patched.get("volumeMounts") or ())]
+            if patched.get("securityContext"):
+                container["securityContext"] = patched["securityContext"]
+    spec = {"completionMode": "Indexed", "parallelism": workers, "completions": workers, "template": {"spec": pod}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
+
+
+def _pod_patches(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What the owner's runtime patches say of the pods."""
+    for patch in spec.get("runtimePatches") or ():
+        jobset = ((patch.get("trainingRuntimeSpec") or {}).get("template") or {}).get("spec") or {}
+        for job in jobset.get("replicatedJobs") or ():
+            template = ((job.get("template") or {}).get("spec") or {}).get("template") or {}
+            yield template.get("spec") or {}
+
+
+def _inside(field: str) -> str:
+    known = {"spec.parallelism": "spec.trainer.numNodes"}
+    known |= {f"{_CONTAINER}.{name}": "spec.runtimePatches" for name in ("volumeMounts", "securityContext")}
+    known |= {f"{_POD}.{name}": "spec.runtimePatches" for name in ("volumes", "initContainers")}
+    return known.get(field, field.replace(_CONTAINER, "spec.trainer", 1))
+
+
+def _problems(trainjob: Mapping[str, Any], platform: PlatformConfig) -> list[Problem]:
+    spec = trainjob["spec"]
+    found: list[Problem] = []
+    ref = spec.get("runtimeRef") or {}
+    if ref.get("name") != RUNTIME or ref.get("kind", TRAINING_RUNTIME.name) != TRAINING_RUNTIME.name:
+        fix = f"must be the {TRAINING_RUNTIME.name} {RUNTIME!r}, which has our parts (chart value trainjob.enabled)"
+        found.append(("spec.runtimeRef", ref.get("name"), fix))
+    if spec.get("initializer"):
+        fix = f"is not supported: {RUNTIME!r} has no initializer; fetch data and model in the program, or from a volume"
+        found.append(("spec.initializer", sorted(spec["initializer"]), fix))
+    own = [patch.get("manager") for patch in spec.get("runtimePatches") or ()]
+    if MANAGER in own:
+        found.append(("spec.runtimePatches", MANAGER, "is there: adopted already"))
+    trainer = spec.get("trainer") or {}
+    if not trainer.get("image") and not platform.train_image:
+        found.append(
+            ("spec.trainer.image", None, "is missing and the platform has no default; name one")
+        )
+    for name in ("numNodes", "numProcPerNode"):
+        value = trainer.get(name, 1)
+        if not isinstance(value, int) or value < 1:
+            found.append((f"spec.trainer.{name}", value, "must be a whole number, 1 or more"))
+    if annotation(trainjob, rules.MIN_PARALLELISM) is not None:
+        fix = f"is for batch/v1 Jobs only: Kueue admits a {TRAINJOB.name} with all of its pods or not at all; remove it"
+        found.append(
+            (f"metadata.annotations[{rules.MIN_PARALLELISM}]", annotation(trainjob, rules.MIN_PARALLELISM), fix)
+        )
+    if spec.get("managedBy") not in (None, "trainer.kubeflow.org/trainjob-controller"):
+        found.append(("spec.managedBy", spec["managedBy"], "is not supported: Trainer's controller has to run it"))
+    return found

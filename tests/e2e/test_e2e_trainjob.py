@@ -1,0 +1,102 @@
+"""A TrainJob under the real Kubeflow Trainer and Kueue's TrainJob integration: what it can and what it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from other_kinds import QUOTA, adopt, goes_through_everything
+from plain_jobs import plain_training
+from rows import SCRIPT, Rows
+
+from kueue_integration.adoption.trainjob import RUNTIME
+from kueue_integration.errors import KubeError
+from kueue_integration.resources import JOBSET, TRAINING_RUNTIME, TRAINJOB, Object
+from localcluster import trainer
+from localcluster.demo.stage import Stage
+from localcluster.demo.wait import wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
+
+
+@pytest.fixture(scope="module")
+def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
+    trainer.start(stage.name, say)
+    made = Rows(stage, "trainjob", say)
+    made.queue("own", QUOTA)
+    yield made
+    for found in made.kube.list(TRAINJOB, made.namespace):
+        made.kube.delete(TRAINJOB, made.namespace, found["metadata"]["name"])
+    made.close()
+
+
+def as_trainjob(job: Object) -> Object:
+    """The Job's program as a TrainJob: its volumes come by a runtime patch of the user's own."""
+    pod = job["spec"]["template"]["spec"]
+    (user,) = pod["containers"]
+    patched = {"volumes": pod["volumes"], "containers": [{"name": "node", "volumeMounts": user["volumeMounts"]}]}
+    replicated = {"name": "node", "template": {"spec": {"template": {"spec": patched}}}}
+    spec: dict[str, Any] = {"template": {"spec": {"replicatedJobs": [replicated]}}}
+    return {
+        "apiVersion": TRAINJOB.api_version,
+        "kind": TRAINJOB.name,
+        "metadata": job["metadata"],
+        "spec": {
+            "runtimeRef": {"name": RUNTIME},
+            "runtimePatches": [{"manager": "example.com/me", "trainingRuntimeSpec": spec}],
+            "trainer": {
+                "image": user["image"],
+                "command": ["python3", f"/src/{SCRIPT.name}"],
+                "args": user["args"],
+                "env": user["env"],
+                "numNodes": job["spec"]["parallelism"],
+                "resourcesPerNode": user["resources"],
+            },
+        },
+    }
+
+
+def test_a_trainjob_is_preempted_moved_paused_and_loses_no_step(rows: Rows, tmp_path: Path) -> None:
+    assert rows.kube.find(TRAINING_RUNTIME, None, RUNTIME) is not None  # the chart's
+    training, job = plain_training(rows, "kubeflow", label=False)
+    adopt(rows, as_trainjob(job), tmp_path)
+    training.until_steps(1)
+    child = rows.kube.get(JOBSET, rows.namespace, "kubeflow")  # made by Trainer's own controller
+    assert child["metadata"]["ownerReferences"][0]["kind"] == "TrainJob"
+    goes_through_everything(rows, training, TRAINJOB)
+
+
+def test_what_trainer_lets_nobody_change_while_it_is_suspended(rows: Rows, tmp_path: Path) -> None:
+    """Why there is no resize: docs/workload-kinds.md names these fields."""
+    rows.queue("closed", QUOTA, stopPolicy="Hold")
+    _, job = plain_training(rows, "fixed", label=False)
+    job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "closed"
+    adopt(rows, as_trainjob(job), tmp_path)
+    made = wait_for(lambda: rows.kube.find(TRAINJOB, rows.namespace, "fixed"), "the TrainJob", 60)
+    patches = made["spec"]["runtimePatches"]
+    container = {"name": "extra", "env": [{"name": "A", "value": "b"}]}
+    more = {"name": "node", "template": {"spec": {"template": {"spec": {"initContainers": [container]}}}}}
+    extra = {"manager": "example.com/more", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [more]}}}}
+    note = {"name": "node", "template": {"spec": {"template": {"metadata": {"annotations": {"example.com/a": "b"}}}}}}
+    fine = {"manager": "example.com/more", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [note]}}}}
+    for change, allowed in (
+        ({"trainer": {"numNodes": 1}}, False),
+        ({"trainer": {"image": "other"}}, False),
+        ({"runtimeRef": {"name": "other"}}, False),
+        ({"runtimePatches": [*patches, extra]}, False),
+        ({"runtimePatches": [*patches, fine]}, True),
+    ):
+        assert changes(rows, change) is allowed, change
+    assert rows.kube.get(TRAINJOB, rows.namespace, "fixed")["spec"]["suspend"] is True
+
+
+def changes(rows: Rows, spec: dict[str, Any]) -> bool:
+    """Whether the API server lets the suspended TrainJob's spec be changed so."""
+    try:
+        rows.kube.patch(TRAINJOB, rows.namespace, "fixed", {"spec": spec})
+    except KubeError as error:
+        assert error.status in (403, 422), error
+        return False
+    return True
