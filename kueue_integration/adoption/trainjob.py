@@ -37,7 +37,8 @@ def runtime(platform: PlatformConfig) -> Object:
     """The ClusterTrainingRuntime: one Indexed Job of `spec.trainer.numNodes` pods with our parts."""
     pod = parts(platform)
     (train,) = pod["containers"]
-    pod["containers"] = [{**train, "name": CONTAINER_NODE, "image": platform.train_image, "command": [*LAUNCHER]}]
+    own = {"name": CONTAINER_NODE, "image": platform.train_image, "imagePullPolicy": platform.image_pull_policy}
+    pod["containers"] = [{**train, **own, "command": [*LAUNCHER]}]
     pod.update(
         terminationGracePeriodSeconds=rules.GRACE_LEAST, automountServiceAccountToken=False, enableServiceLinks=False
     )

@@ -675,6 +675,7 @@
               "type": "Unconfined"
              }
             },
+            "imagePullPolicy": {{ .root.Values.imagePullPolicy | toJson }},
             "command": [
              "python3",
              "-m",
