@@ -100,8 +100,10 @@ class Courier:
             if not self._leads():
                 resync = 0.0  # whoever takes over looks at everything
                 continue
-            if time.monotonic() >= refresh or self._again_now.is_set():
+            if self._again_now.is_set():
                 self._again_now.clear()
+                refresh = resync = 0.0  # a cluster more or less may be what a job waits for
+            if time.monotonic() >= refresh:
                 self._guarded(self.fleet.refresh)
                 refresh = time.monotonic() + REFRESH_S
             if time.monotonic() >= resync:
