@@ -27,7 +27,7 @@ from proxy.protocol import names
 from proxy.protocol.messages import to_json
 
 CLUSTERS = ("a", "b")
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def declared(name: str) -> Object:
