@@ -4,6 +4,7 @@
 `slot`       one rank's PID and mount namespace, seen from outside              `slotinit` pid 1 inside of it
 `checkpoint` dump of the pod's ranks             `restore`  the way back        `criu`     the command lines, the errors
 `image`      what travels with CRIU's images: work directory, sizes             `scan`     what /proc says about a rank
+`torchrun`   ranks are started in its place
 `rankenv`    environment and command of a rank   `tail`     logs to stdout      `readout`, `mounts`, ...
 
 Runs in the pod as `_singularity.launcher`. It knows nothing of the barrier, the store, the controller or Kubernetes:

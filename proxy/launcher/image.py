@@ -1,12 +1,14 @@
-"""What travels beside CRIU's images: work directory, /dev/shm, and what the launcher must know to restore the rank."""
+"""What travels beside CRIU's images: work directory, /dev/shm, files, and what the launcher must know to restore."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tarfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..protocol.messages import MessageError, from_json
@@ -57,14 +59,65 @@ def pack(folder: Path, archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """The folder exactly as it was: links and permissions are the user's own. Raises RestoreError."""
+    """The folder as it was. Raises RestoreError, also for an archive that `pack` cannot have made."""
     folder.mkdir(parents=True, exist_ok=True)
-    trusted: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+    with opened(archive) as tar:
+        for member in checked(tar, archive):
+            extract(tar, member, folder)
+
+
+@contextlib.contextmanager
+def opened(archive: Path) -> Iterator[tarfile.TarFile]:
+    """For reading. Whatever goes wrong with it is a RestoreError."""
     try:
         with tarfile.open(archive) as tar:
-            tar.extractall(folder, **trusted)  # noqa: S202 - our own archive, its digest is checked by the sidecar
+            yield tar
     except (OSError, tarfile.TarError) as error:
         raise RestoreError(f"{archive} cannot be unpacked: {error}") from None
+
+
+def checked(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
+    """The members, each of which stays below the folder it is extracted to, whatever was extracted before.
+
+    Links are the user's own and may point anywhere; nothing is ever written through one. Raises RestoreError.
+    """
+    links: set[PurePosixPath] = set()
+    for member in tar:
+        path = PurePosixPath(member.name)
+        problem = _problem(member, path)
+        if not problem and any(parent in links for parent in path.parents):
+            problem = "lies behind a symbolic link"
+        if problem:
+            raise RestoreError(f"{archive}: {member.name!r} {problem}; the checkpoint was not made by this launcher")
+        if member.issym():
+            links.add(path)
+        yield member
+
+
+def _problem(member: tarfile.TarInfo, path: PurePosixPath) -> str:
+    if path.is_absolute() or ".." in path.parts:
+        return "leads out of its folder"
+    linked = PurePosixPath(member.linkname)
+    if member.islnk() and (linked.is_absolute() or ".." in linked.parts):
+        return f"is a link to {member.linkname!r}, out of its folder"
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk() or member.isfifo()):
+        return "is neither a file, a directory, a link nor a pipe"
+    return ""
+
+
+def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """One member of `checked`, in place of what is there. Raises RestoreError if `folder` would lead elsewhere."""
+    target = folder / member.name
+    for parent in reversed(target.relative_to(folder).parents):
+        if (folder / parent).is_symlink():
+            raise RestoreError(f"{target}: {folder / parent} is a symbolic link here, and was a directory; refused")
+    if member.isdir():
+        if target.is_symlink():
+            raise RestoreError(f"{target} is a symbolic link here, and was a directory; refused")
+    elif target.is_symlink() or (target.exists() and not target.is_dir()):
+        target.unlink()
+    trusted: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+    tar.extract(member, folder, **trusted)
 
 
 def rewind(record: RankRecord) -> list[str]:
@@ -75,6 +128,11 @@ def rewind(record: RankRecord) -> list[str]:
     done = []
     for file in record.written:
         path = Path(file.path)
+        if ".." in path.parts or Path(os.path.realpath(path)) != path:
+            raise RestoreError(
+                f"rank {record.rank} had {path} open for writing, which leads to {os.path.realpath(path)} in this pod; "
+                "refused, as the checkpoint must not change another file"
+            )
         try:
             size = path.stat().st_size
         except OSError as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..protocol import names
 from ..protocol.messages import LauncherCommand, LauncherEvent, Plan
-from . import checkpoint, device, rankenv, reap, restore, verdict
+from . import checkpoint, device, rankenv, reap, restore, torchrun, verdict
 from .client import SidecarClient
 from .criu import Criu
 from .errors import DumpError, LauncherError, RestoreError, SidecarError, SlotError
@@ -144,12 +144,15 @@ class Supervisor:
 
     def _start_fresh(self, plan: Plan) -> dict[int, Slot]:
         slots: dict[int, Slot] = {}
+        argv = torchrun.unwrapped(self.argv, plan.world_size)
+        if argv != self.argv:
+            say(f"in torchrun's place, each rank is started as: {' '.join(argv)}")
         try:
             for rank in plan.ranks:
                 cwd = rankenv.prepare(self.paths, rank, self.env.get(names.ENV_WORKDIR, ""))
                 env = rankenv.environment(self.env, plan, rank, self.paths)
                 slots[rank] = Slot(rank)
-                slots[rank].start(self.argv, env, cwd, self.paths.log(rank))
+                slots[rank].start(argv, env, cwd, self.paths.log(rank))
         except BaseException:
             for slot in slots.values():
                 slot.kill()
