@@ -26,7 +26,7 @@ ROWS = {
     "debug level DETAIL": Program("backends.py", ("40", "gloo"), 5, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}),
     "backend per device": Program("backends.py", ("60", "cpu:gloo,cuda:gloo"), 5),
 }
-QUICK = ["HSDP on a 2x2 mesh", "pipeline", "Join", "no optimizer"]
+QUICK = ["pipeline", "Join", "no optimizer"]
 
 
 def rows() -> list[object]:
