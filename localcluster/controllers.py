@@ -19,7 +19,7 @@ from .cache import Progress
 from .clock import Clock
 from .config import ClusterConfig, cache_dir
 from .errors import CommandError, NotReadyError
-from .kubectl import Kubectl, for_cluster
+from .kubectl import UNCHECKED, Kubectl, for_cluster
 from .probe import http_ok
 from .processes import Part
 from .sandbox import Sandbox
@@ -134,7 +134,7 @@ def _certificates(config: ClusterConfig) -> Path:
 def _install(controller: Controller, found: Found, folder: Path) -> None:
     crds = ("-f", folder / "crds")
     # Server-side: a whole pod template in a CRD is too long for the annotation that plain apply leaves.
-    found.kubectl("apply", "--server-side", "--force-conflicts", *map(str, crds), timeout=60)
+    found.kubectl.apply_path(*crds)
     documents = found.kubectl.documents(folder / "webhooks.yaml")
     found.kubectl.apply(webhooks(controller, documents, (found.config.pki / "ca.crt").read_bytes()))
     found.kubectl("wait", "--for=condition=Established", "--timeout=60s", *map(str, crds), timeout=70)
@@ -154,7 +154,7 @@ def _await(box: Sandbox, name: str, url: str, what: str, clock: Clock) -> None:
 
 def _takes(kubectl: Kubectl, probe: Mapping[str, Any]) -> bool:
     try:
-        kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(probe))
+        kubectl("create", "--dry-run=server", UNCHECKED, "-f", "-", stdin=json.dumps(probe))
     except CommandError:
         return False
     return True

@@ -13,6 +13,9 @@ from .config import ClusterConfig
 from .shell import run, without_proxies
 
 FIELD_MANAGER = "singularity-local"
+UNCHECKED = "--validate=false"
+"""The API server itself refuses unknown fields of a server-side apply. Without this kubectl asks it for the OpenAPI
+document of everything first, which a busy machine may not have made within kubectl's 32 seconds."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +36,15 @@ class Kubectl:
     def apply(self, documents: Iterable[Mapping[str, Any]]) -> None:
         """Server-side apply; ours wins conflicts."""
         document = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
-        self("apply", "--server-side", "--force-conflicts", *_manager(), "-f", "-", stdin=json.dumps(document))
+        self(*_apply(), "-f", "-", stdin=json.dumps(document))
 
     def apply_path(self, *arguments: str | Path) -> None:
         """Server-side apply of files: `-f PATH` or `-k PATH`."""
-        self("apply", "--server-side", "--force-conflicts", *_manager(), *arguments, timeout=120)
+        self(*_apply(), *arguments, timeout=120)
 
     def documents(self, path: Path) -> list[dict[str, Any]]:
         """The objects of a YAML file, unchanged; the API server has to know their kinds."""
-        return json_stream(self("create", "--dry-run=client", "--validate=false", "-o", "json", "-f", path))
+        return json_stream(self("create", "--dry-run=client", UNCHECKED, "-o", "json", "-f", path))
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self(*arguments, "-o", "json"))
@@ -57,8 +60,8 @@ def json_stream(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def _manager() -> Sequence[str]:
-    return ("--field-manager", FIELD_MANAGER)
+def _apply() -> Sequence[str]:
+    return ("apply", "--server-side", "--force-conflicts", UNCHECKED, "--field-manager", FIELD_MANAGER)
 
 
 def for_cluster(config: ClusterConfig, binaries: Binaries) -> Kubectl:

@@ -17,7 +17,7 @@ from .cache import Progress, digest, made_once
 from .clock import Clock
 from .config import NODES, ClusterConfig, Node
 from .errors import BuildError, CommandError
-from .kubectl import Kubectl, for_cluster
+from .kubectl import UNCHECKED, Kubectl, for_cluster
 from .nodeimages import NodeImages
 from .oci import Image, ImageStore, add_busybox
 from .probe import http_ok, resolve
@@ -143,7 +143,7 @@ class _Starter:
         """Kueue's webhooks are failurePolicy Fail: a dry run gets through only when they answer."""
         flavor = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "probe"}}
         try:
-            self.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(flavor))
+            self.kubectl("create", "--dry-run=server", UNCHECKED, "-f", "-", stdin=json.dumps(flavor))
         except CommandError:
             return False
         return True

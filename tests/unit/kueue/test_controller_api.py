@@ -288,6 +288,7 @@ async def test_progress_is_written_at_most_every_two_seconds_unless_it_is_news(s
             assert time.monotonic() < end
             await asyncio.sleep(0.01)
 
+    begin = time.monotonic()
     await served.post("/v1/progress", Progress(NS, "train", 1, "running", 1, first_step=0, first_step_at=5.0))
     await seen(1)
     (record,) = scene.stored(served.job()["metadata"]["annotations"])
@@ -298,10 +299,12 @@ async def test_progress_is_written_at_most_every_two_seconds_unless_it_is_news(s
         await asyncio.sleep(0.01)
     for step in range(2, 12):
         assert (await served.post("/v1/progress", Progress(NS, "train", 1, "running", step)))[0] == 200
-    assert len(writes()) == 1
+    assert len(writes()) <= 1 + (time.monotonic() - begin) / 2  # 1, but where the calls took long
     await served.post("/v1/progress", Progress(NS, "train", 1, "barrier", 12, barrier_at=9.0))
-    await seen(2)
-    assert json.loads(annotation(served.job(), names.ANN_PROGRESS))["phase"] == "barrier"
+    end = time.monotonic() + 10
+    while json.loads(annotation(served.job(), names.ANN_PROGRESS))["phase"] != "barrier":
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
 
 
 async def test_a_failure_releases_the_hold(served):
