@@ -63,6 +63,8 @@ class Classified:
     message: str
 
 
+OUT_OF_RETRIES = "InfrastructureRetriesExceeded"
+"""Reason of a job that lost more attempts to the infrastructure than it may."""
 _PENDING_WORDS = {
     "Pending": "waits for quota",
     "Waiting": "waits for quota",
@@ -156,6 +158,9 @@ def _ended(job: _Obj) -> Classified | None:
         return Classified(Phase.SUCCEEDED, "Complete", "finished")
     if is_true(job, "Failed"):
         found = condition(job, "Failed") or {}
+        limit = records.infrastructure_retries(job)
+        if limit is not None and records.broken(job) > limit:
+            return Classified(Phase.FAILED, OUT_OF_RETRIES, records.used_up(limit))
         return Classified(Phase.FAILED, str(found.get("reason") or "Failed"), str(found.get("message") or "failed"))
     return None
 

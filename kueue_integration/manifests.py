@@ -8,11 +8,12 @@ through the Downward API.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from proxy.protocol import names
 
-from . import every
+from . import every, override
 from .platform import PlatformConfig
 from .pod import file_keys, files_name, pod_spec
 from .resources import Object
@@ -65,12 +66,15 @@ def job(spec: TrainSpec, platform: PlatformConfig) -> Object:
             "completions": spec.workers,
             # A new pod of an index starts only when the old one has ended: two could write the same checkpoint.
             "podReplacementPolicy": "Failed",
-            "backoffLimit": BACKOFF_LIMIT,
-            "podFailurePolicy": {"rules": failure_rules()},
-            "template": {
-                "metadata": {"labels": own_labels(spec), "annotations": {**spec.annotations}},
-                "spec": pod_spec(spec, platform),
-            },
+            "backoffLimit": _backoff_limit(spec),
+            "podFailurePolicy": {"rules": failure_rules(resumed=spec.resume_on_exit_codes)},
+            "template": override.merged(
+                {
+                    "metadata": {"labels": own_labels(spec), "annotations": {**spec.annotations}},
+                    "spec": pod_spec(spec, platform),
+                },
+                spec.pod_override,
+            ),
         },
     }
 
@@ -90,23 +94,34 @@ def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str
     interval = every.parse(spec.checkpoint_every)
     if interval is not None:
         annotations[names.ANN_CHECKPOINT_EVERY] = str(interval)
+    if spec.infrastructure_retries is not None:
+        annotations[names.ANN_INFRASTRUCTURE_RETRIES] = str(spec.infrastructure_retries)
     if spec.hold:
         annotations[names.ANN_HOLD] = names.HOLD_ARMED
     return annotations
 
 
-def failure_rules(train: str = names.CONTAINER_TRAIN) -> list[Object]:
-    """First match wins. Stopped on purpose or by the node: not counted. Killed: counted. The user's error: the end.
+def _backoff_limit(spec: TrainSpec) -> int:
+    """Kubernetes counts pods, the budget counts attempts: the controller does, and this only stands behind it."""
+    if spec.infrastructure_retries is None:
+        return BACKOFF_LIMIT
+    return spec.infrastructure_retries * spec.workers
+
+
+def failure_rules(train: str = names.CONTAINER_TRAIN, resumed: Iterable[int] = ()) -> list[Object]:
+    """First match wins. Stopped on purpose or by the node: not counted. Killed, or a code of `resumed`: counted.
+    The user's error: the end.
 
     `train` is the name of the container that trains.
     """
+    counted = sorted({EXIT_KILLED, *resumed})
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
             "action": "Ignore",
             "onExitCodes": {"containerName": train, "operator": "In", "values": [names.EXIT_PREEMPTED]},
         },
-        {"action": "FailJob", "onExitCodes": {"containerName": train, "operator": "NotIn", "values": [EXIT_KILLED]}},
+        {"action": "FailJob", "onExitCodes": {"containerName": train, "operator": "NotIn", "values": counted}},
     ]
 
 

@@ -76,3 +76,22 @@ def integer(job: Mapping[str, Any] | None, name: str, default: int = 0) -> int:
     """Annotation `name` as a number, `default` if absent or not one."""
     text = annotation(job, name)
     return int(text) if text and text.isascii() and text.isdigit() else default
+
+
+def broken(job: Mapping[str, Any] | None) -> int:
+    """How many attempts of `job` were lost to the infrastructure."""
+    try:
+        return int(json.loads(annotation(job, names.ANN_BROKEN) or "null")["count"])
+    except (ValueError, TypeError, KeyError):
+        return 0
+
+
+def infrastructure_retries(job: Mapping[str, Any] | None) -> int | None:
+    """How many may be; None: no limit."""
+    text = annotation(job, names.ANN_INFRASTRUCTURE_RETRIES)
+    return int(text) if text and text.isascii() and text.isdigit() else None
+
+
+def used_up(limit: int) -> str:
+    """What is said of a job that has lost one attempt more than `limit`."""
+    return f"its budget of {limit} infrastructure retries is used up"

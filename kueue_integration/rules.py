@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +27,9 @@ LAUNCHER_ENV = frozenset(
 RESERVED_DOMAINS = (names.DOMAIN, names.KUEUE_GROUP, "batch.kubernetes.io", "job-name", "controller-uid")
 MAX_EXECUTION_LABEL = f"{names.KUEUE_GROUP}/max-exec-time-seconds"
 """Kueue's own label for the longest that a job may run, all attempts together: the one of its labels that is free."""
+MAX_EXIT_CODES = 200
+"""Kubernetes takes 255 in a rule; some are ours."""
+MAX_RETRIES = 10_000
 VOLUME_PREFIX = "singularity-"
 """Of the names of our own volumes in the pod."""
 
@@ -43,7 +46,7 @@ def problems(spec: TrainSpec, platform: PlatformConfig | None = None) -> list[Pr
     return [
         *_names(spec), *_command(spec), *_sizes(spec), *_image(spec, platform), *_resources(spec), *_env(spec),
         *_files(spec), *_workdir(spec), *_store(spec, platform), *_times(spec, platform), *_volumes(spec, platform),
-        *_metadata(spec),
+        *_metadata(spec), *_exit_codes(spec),
     ]  # fmt: skip
 
 
@@ -219,10 +222,19 @@ def _times(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem
 
 
 def _volumes(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:
-    theirs = list(platform.volumes) if platform else []
-    known = {volume.get("name") for volume in theirs}
-    for number, volume in enumerate(spec.volumes):
-        name, where = volume.get("name"), f"volumes[{number}].name"
+    theirs = platform.volumes if platform else ()
+    yield from volumes("volumes", spec.volumes, theirs)
+    known = {volume.get("name") for volume in (*theirs, *spec.volumes)} if platform else None
+    yield from mounts("volume_mounts", spec.volume_mounts, known, platform.volume_mounts if platform else ())
+
+
+def volumes(
+    field: str, given: Sequence[Mapping[str, Any]], others: Iterable[Mapping[str, Any]] = ()
+) -> Iterator[Problem]:
+    """Rules of the volumes that a user adds; `others` are in the pod already."""
+    known = {volume.get("name") for volume in others}
+    for number, volume in enumerate(given):
+        name, where = volume.get("name"), f"{field}[{number}].name"
         if not isinstance(name, str) or not _DNS_LABEL.fullmatch(name) or len(name) > 63:
             yield where, name, "is not a name that a volume can have (lower-case letters, digits, '-')"
         elif name in known:
@@ -230,10 +242,16 @@ def _volumes(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Probl
         elif name.startswith(VOLUME_PREFIX):
             yield where, name, f"names that start with {VOLUME_PREFIX!r} are reserved"
         known.add(name)
-    taken = {mount.get("mountPath") for mount in platform.volume_mounts} if platform else set()
-    for number, mount in enumerate(spec.volume_mounts):
-        where, path = f"volume_mounts[{number}]", str(mount.get("mountPath", ""))
-        if platform is not None and mount.get("name") not in known:
+
+
+def mounts(
+    field: str, given: Sequence[Mapping[str, Any]], known: Container[Any] | None, others: Iterable[Mapping[str, Any]]
+) -> Iterator[Problem]:
+    """Rules of the mounts that a user adds. `known`: names of all volumes, None when not known; `others` are there."""
+    taken = {mount.get("mountPath") for mount in others}
+    for number, mount in enumerate(given):
+        where, path = f"{field}[{number}]", str(mount.get("mountPath", ""))
+        if known is not None and mount.get("name") not in known:
             yield f"{where}.name", mount.get("name"), "is not one of the volumes; add it to volumes"
         if not path.startswith("/") or ".." in PurePosixPath(path).parts:
             yield f"{where}.mountPath", path, "must be an absolute path"
@@ -244,17 +262,39 @@ def _volumes(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Probl
         taken.add(path)
 
 
+def _exit_codes(spec: TrainSpec) -> Iterator[Problem]:
+    if not isinstance(spec.resume_on_exit_codes, tuple):
+        yield "resume_on_exit_codes", spec.resume_on_exit_codes, "must be a list of exit codes, for example [75]"
+        return
+    for code in spec.resume_on_exit_codes:
+        if not _is_int(code) or not 1 <= code <= 255:
+            yield "resume_on_exit_codes", code, "is not an exit code of a failure (1 to 255)"
+        elif code == names.EXIT_PREEMPTED:
+            yield "resume_on_exit_codes", code, "means that a pod was stopped on request; use another code"
+    if len(spec.resume_on_exit_codes) > MAX_EXIT_CODES:
+        yield "resume_on_exit_codes", len(spec.resume_on_exit_codes), f"are too many; at most {MAX_EXIT_CODES}"
+    limit = spec.infrastructure_retries
+    if limit is not None and (not _is_int(limit) or not 0 <= limit <= MAX_RETRIES):
+        yield "infrastructure_retries", limit, f"must be a whole number, 0 to {MAX_RETRIES}, or None for no limit"
+
+
 def _metadata(spec: TrainSpec) -> Iterator[Problem]:
     for field, entries in (("labels", spec.labels), ("annotations", spec.annotations)):
-        for key, value in entries.items():
-            where = f"{field}[{key!r}]"
-            prefix, _, base = str(key).rpartition("/")
-            if not _LABEL_NAME.fullmatch(base) or (prefix and not _SUBDOMAIN.fullmatch(prefix)):
-                yield where, value, f"the key is not a valid one for {field}"
-            elif field == "labels" and key == MAX_EXECUTION_LABEL:
-                if not re.fullmatch(r"[1-9][0-9]{0,8}", str(value)):
-                    yield where, value, "must be a whole number of seconds, 1 or more, as text"
-            elif (prefix or base) in RESERVED_DOMAINS:
-                yield where, value, f"keys of {prefix or base} are set by the platform; use another key"
-            elif not isinstance(value, str) or (field == "labels" and not _LABEL_VALUE.fullmatch(value)):
-                yield where, value, "the value is not a valid one; labels: at most 63 letters, digits, '-', '_', '.'"
+        yield from metadata(field, entries)
+
+
+def metadata(field: str, entries: Mapping[str, Any]) -> Iterator[Problem]:
+    """Rules of the labels or annotations that a user adds; `field` ends with one of the two words."""
+    kind = field.rpartition(".")[2]
+    for key, value in entries.items():
+        where = f"{field}[{key!r}]"
+        prefix, _, base = str(key).rpartition("/")
+        if not _LABEL_NAME.fullmatch(base) or (prefix and not _SUBDOMAIN.fullmatch(prefix)):
+            yield where, value, f"the key is not a valid one for {kind}"
+        elif kind == "labels" and key == MAX_EXECUTION_LABEL:
+            if not re.fullmatch(r"[1-9][0-9]{0,8}", str(value)):
+                yield where, value, "must be a whole number of seconds, 1 or more, as text"
+        elif (prefix or base) in RESERVED_DOMAINS:
+            yield where, value, f"keys of {prefix or base} are set by the platform; use another key"
+        elif not isinstance(value, str) or (kind == "labels" and not _LABEL_VALUE.fullmatch(value)):
+            yield where, value, "the value is not a valid one; labels: at most 63 letters, digits, '-', '_', '.'"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,8 +15,11 @@ from .errors import SpecError
 if TYPE_CHECKING:
     from .platform import PlatformConfig
 
-_INTEGERS = ("workers", "min_workers", "world_size", "checkpoint_budget_s", "grace_period_s")
-_TUPLES = ("command", "volumes", "volume_mounts")
+_INTEGERS = (
+    "workers", "min_workers", "world_size", "checkpoint_budget_s", "grace_period_s", "infrastructure_retries",
+)  # fmt: skip
+_TUPLES = ("command", "volumes", "volume_mounts", "resume_on_exit_codes")
+_MAPPINGS = ("resources", "env", "files", "labels", "annotations", "pod_override")
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,11 @@ class TrainSpec:
         or `"auto"` (the interval that loses the least time, from measured cost and failures); None or `"off"`: only
         when the job is stopped or somebody asks
     :param hold: cooperative preemption; False: plain Kueue, checkpoint within the grace period
+    :param pod_override: a Pod as plain data, merged into the training pods; see `kueue_integration.override`
+    :param infrastructure_retries: attempts that may be lost to the infrastructure (a node or pod that is gone, a kill
+        by the kernel) or to `resume_on_exit_codes`; one more fails the job. None: pods and nodes may be lost without
+        limit, but only 6 pods killed
+    :param resume_on_exit_codes: exit codes of the program after which the job goes on from its last checkpoint
     :param identity: owner's identity (label value); submit adopts a live Job with the same one
     """
 
@@ -67,6 +77,9 @@ class TrainSpec:
     volume_mounts: Sequence[Mapping[str, Any]] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    pod_override: Mapping[str, Any] | None = None
+    infrastructure_retries: int | None = None
+    resume_on_exit_codes: Sequence[int] = ()
     identity: str | None = None
 
     def __post_init__(self) -> None:
@@ -96,9 +109,9 @@ def validate(spec: TrainSpec, platform: PlatformConfig | None = None) -> None:
 
     Without `platform` the rules that depend on its defaults (image, store, budget ceiling) are left out.
     """
-    from .rules import problems  # the rules know the dataclass, not the other way round
+    from . import override, rules  # the rules know the dataclass, not the other way round
 
-    found = problems(spec, platform)
+    found = [*rules.problems(spec, platform), *override.problems(spec, platform)]
     if found:
         raise SpecError(found)
 
@@ -122,6 +135,20 @@ def from_mapping(data: Mapping[str, Any]) -> TrainSpec:
                 values[name] = int(value)
             except ValueError:
                 problems.append((name, value, "must be a whole number"))
+        elif name in _MAPPINGS:
+            try:
+                values[name] = _structure(value, Mapping)
+            except ValueError:
+                problems.append((name, value, "must be a mapping, or the JSON text of one"))
+        elif name == "resume_on_exit_codes":
+            try:
+                values[name] = [int(code) if isinstance(code, str) else code for code in _structure(value, Sequence)]
+            except ValueError:
+                problems.append((name, value, "must be a list of exit codes, or the JSON text of one"))
+        elif name in _TUPLES and isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                value = _structure(value, Sequence)
+            values[name] = value  # `validate` says how each has to look
         elif name == "hold" and isinstance(value, str):
             if value.lower() in ("true", "false"):
                 values[name] = value.lower() == "true"
@@ -135,3 +162,12 @@ def from_mapping(data: Mapping[str, Any]) -> TrainSpec:
     if problems:
         raise SpecError(problems)
     return TrainSpec(**values)
+
+
+def _structure(value: Any, wanted: type) -> Any:
+    """`value`, or what its JSON text says, if it is `wanted`. Raises ValueError."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        value = json.loads(value)
+    if isinstance(value, str) or not isinstance(value, wanted):
+        raise ValueError(value)
+    return value

@@ -80,6 +80,10 @@ class JobStatus:
     curve: list[tuple[int, float]] = field(default_factory=list)
     """`(step, loss)` as printed, thinned out."""
 
+    broken_attempts: int = 0
+    """Attempts that were lost to the infrastructure: nodes, pods, kills; preemptions never count."""
+    infrastructure_retries: int | None = None
+    """How many may be lost; None: no limit."""
     checkpoint_every: str = ""
     """As wished: `300s`, `500 steps`, `auto`; "" for no periodic checkpoints."""
     next_checkpoint: policy.Plan | None = None
@@ -146,6 +150,8 @@ def summarise(
         queue_position=position,
         shortages=shortages(workload),
         evictions=_evictions(workload),
+        broken_attempts=records.broken(job),
+        infrastructure_retries=records.infrastructure_retries(job),
         checkpoint_every=annotation(job, names.ANN_CHECKPOINT_EVERY) or "",
         next_checkpoint=policy.plan(job) if state.phase is Phase.RUNNING else None,
         estimated_save_s=estimate.of_attempts(attempts),

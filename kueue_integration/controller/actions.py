@@ -89,6 +89,14 @@ class RequestReadmission(Action):
 
 
 @dataclass(frozen=True)
+class GiveUp(Action):
+    """Fail the Job for good: one merge patch of annotations and spec."""
+
+    body: Mapping[str, Any] = field(default_factory=dict)
+    message: str = ""
+
+
+@dataclass(frozen=True)
 class Revive(Action):
     """Complete Kueue's own deactivation or reactivation of the Workload. `status`: a merge patch of its status."""
 

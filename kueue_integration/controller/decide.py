@@ -10,13 +10,14 @@ from proxy.protocol.messages import AttemptRecord
 
 from .. import policy
 from ..resources import Object, is_true
-from . import answers, fence, fit, hold, levers, records, repair, revive, views
+from . import answers, budget, fence, fit, hold, levers, records, repair, revive, views
 from .actions import (
     Action,
     AnswerReady,
     AnswerRequest,
     AskCheckpoint,
     Decision,
+    GiveUp,
     KeepRecords,
     RecordHistory,
     RequestReadmission,
@@ -155,11 +156,15 @@ def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Set
     cause, wake_at = _cause(own, record, views.roster(job, record.attempt), now)
     if cause is None:
         return Decision(wake_at=wake_at)
-    message = f"{cause}; {records.restart_point(views.checkpoint(job))}"
+    count, change = budget.counted(job, record)
+    over = budget.used_up(job, count)
+    message = f"{cause}; {over or records.restart_point(views.checkpoint(job))}"
     seen = records.noted(replace(record, ended_by=record.ended_by or "Deleted"), message)
-    change = records.stored(records.with_last(history, seen))
+    change.update(records.stored(records.with_last(history, seen)))
     if views.hold(job) is not None:
         change[names.ANN_HOLD] = names.HOLD_RELEASED
+    if over is not None:
+        return Decision(GiveUp(body={"metadata": {"annotations": change}, "spec": {**budget.END}}, message=message))
     return Decision(RequestReadmission(change, message=message, requeue_after_s=_pause(history)))
 
 

@@ -21,6 +21,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_requests_total": ("Answers to users' requests, by what was asked and how it went.", ("request",)),
     "singularity_conflicts_total": ("Writes refused because the object had changed.", ()),
     "singularity_repairs_total": ("Things put back that somebody had removed or spoilt by hand.", ("what",)),
+    "singularity_jobs_given_up_total": ("Jobs that had used up their budget of infrastructure retries.", ()),
     "singularity_errors_total": ("Rounds of the worker that ended in an error.", ()),
     "singularity_attempts_total": ("Attempts that ended, by Kueue's reason, Finished, Failed or Deleted.", ("reason",)),
     "singularity_steps_lost_total": ("Steps that were run and had to be run again.", ()),

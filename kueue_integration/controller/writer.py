@@ -17,6 +17,7 @@ from .actions import (
     AnswerReady,
     AnswerRequest,
     AskCheckpoint,
+    GiveUp,
     KeepRecords,
     PatchWorkload,
     ReleaseHold,
@@ -61,7 +62,7 @@ def perform(
     if isinstance(action, KeepRecords):
         finalizers = [*(job["metadata"].get("finalizers") or ()), names.FINALIZER_RECORDS]
         _patch_finalizers(kube, job, finalizers)
-    if isinstance(action, Reshape):
+    if isinstance(action, (Reshape, GiveUp)):
         meta = job["metadata"]
         kube.patch_job(meta["namespace"], meta["name"], action.body, resource_version=meta["resourceVersion"])
     if workload is not None and isinstance(action, PatchWorkload):
@@ -135,6 +136,9 @@ def _tell(action: Action, job: Object, metrics: Metrics) -> None:
         cause = next((word for start, word in causes.items() if action.message.startswith(start)), "broken")
         metrics.add("singularity_readmissions_total", cause)
         log.info("readmission: %s", action.message, extra=fields)
+    elif isinstance(action, GiveUp):
+        metrics.add("singularity_jobs_given_up_total")
+        log.warning("given up: %s", action.message, extra=fields)
     elif isinstance(action, Revive):
         log.info("Kueue's deactivation of the Workload completed", extra={**fields, "changed": sorted(action.status)})
     elif isinstance(action, Repair):

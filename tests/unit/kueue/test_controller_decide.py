@@ -6,9 +6,10 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0, at
 
-from kueue_integration.controller.actions import RecordHistory, ReleaseHold, RequestReadmission, StartCheckpoint
+from kueue_integration.controller.actions import GiveUp, RecordHistory, ReleaseHold, RequestReadmission, StartCheckpoint
 from kueue_integration.controller.decide import STUCK_S, decide
 from kueue_integration.controller.hold import Settings
+from kueue_integration.status import summarise
 from proxy.protocol import names
 
 NOW = T0 + 100
@@ -212,3 +213,37 @@ def test_garbage_in_annotations_never_raises():
     for name in (names.ANN_HISTORY, names.ANN_ATTEMPT, names.ANN_CHECKPOINT, names.ANN_HOLD_DEADLINE):
         for workload in (None, ADMITTED, scene.workload(evicted=("Preempted", "", 30.0))):
             look(running(**{name: "\x00{"}), workload, PODS)
+
+
+def test_the_attempt_beyond_the_infrastructure_budget_fails_the_job():
+    lost = [scene.pod(0), scene.pod(1, phase="Failed")]
+    job = running()
+    job["metadata"]["annotations"][names.ANN_INFRASTRUCTURE_RETRIES] = "1"
+    first = look(job, ADMITTED, lost).action
+    assert isinstance(first, RequestReadmission)
+    job["metadata"]["annotations"].update(first.job_annotations)
+    again = look(job, ADMITTED, lost).action  # the controller died before it could write the check
+    assert isinstance(again, RequestReadmission)
+    assert again.job_annotations.get(names.ANN_BROKEN, job["metadata"]["annotations"][names.ANN_BROKEN]) == (
+        job["metadata"]["annotations"][names.ANN_BROKEN]
+    )
+    last = scene.record(2, first_step=0, first_step_at=T0 + 20)
+    job["metadata"]["annotations"].update({**scene.history(last), names.ANN_ATTEMPT: "2"})
+    over = look(job, ADMITTED, [scene.pod(0, attempt=2), scene.pod(1, attempt=2, phase="Failed")]).action
+    assert isinstance(over, GiveUp)
+    assert over.body["spec"] == {"activeDeadlineSeconds": 1}
+    assert "its budget of 1 infrastructure retries is used up" in over.message
+    assert scene.stored(over.body["metadata"]["annotations"])[0].note == over.message
+    job["metadata"]["annotations"].update(over.body["metadata"]["annotations"])
+    job["status"]["conditions"] = [scene.condition("Failed", True, 50)]
+    found = summarise(job, None, ())
+    assert (found.phase, found.reason, found.broken_attempts) == ("Failed", "InfrastructureRetriesExceeded", 2)
+
+
+def test_an_attempt_that_stopped_with_a_checkpoint_uses_no_budget():
+    record = scene.record(checkpoint="c", first_step=0, first_step_at=T0 + 20)
+    job = running(record)
+    job["metadata"]["annotations"][names.ANN_INFRASTRUCTURE_RETRIES] = "0"
+    action = look(job, ADMITTED, [scene.pod(0), scene.pod(1, phase="Failed")]).action
+    assert isinstance(action, RequestReadmission)
+    assert names.ANN_BROKEN not in action.job_annotations

@@ -1,0 +1,159 @@
+"""`pod_override`: what is merged into the training pod, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kueue_samples import PLATFORM, spec
+
+from kueue_integration.errors import SpecError
+from kueue_integration.manifests import render
+from kueue_integration.spec import from_mapping, validate
+from proxy.protocol import names
+
+
+def template(override: dict[str, Any] | None, **changes: Any) -> dict[str, Any]:
+    *_, job = render(spec(pod_override=override, **changes), PLATFORM)
+    found: dict[str, Any] = job["spec"]["template"]
+    return found
+
+
+def container(pod: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(c for c in (*pod["spec"]["containers"], *pod["spec"]["initContainers"]) if c["name"] == name)
+
+
+def refused(override: Any) -> dict[str, str]:
+    with pytest.raises(SpecError) as caught:
+        validate(spec(pod_override=override), PLATFORM)
+    return {field: text for field, _, text in caught.value.problems}
+
+
+OVERRIDE = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"labels": {"team": "vision"}, "annotations": {"example.org/bill": "7"}},
+    "spec": {
+        "serviceAccountName": "trainer",
+        "restartPolicy": None,
+        "affinity": {"podAffinity": {}},
+        "nodeSelector": {"disk": "fast"},
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+        "containers": [
+            {
+                "name": "base",
+                "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "t"}}}],
+                "envFrom": [{"secretRef": {"name": "s"}}],
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                "resources": {"limits": {"example.org/nic": "1"}},
+            }
+        ],
+        "initContainers": [
+            {"name": "fetch", "image": "fetch:1"},
+            {"name": "device-proxy", "resources": {"requests": {"memory": "1Gi"}}},
+        ],
+    },
+}
+
+
+def test_what_the_platform_does_not_name_is_merged_in() -> None:
+    before, pod = template(None), template(OVERRIDE)
+    assert pod["metadata"]["labels"] == {**before["metadata"]["labels"], "team": "vision"}
+    assert pod["metadata"]["annotations"]["example.org/bill"] == "7"
+    for field in ("serviceAccountName", "affinity", "nodeSelector", "tolerations"):
+        assert pod["spec"][field] == OVERRIDE["spec"][field]  # type: ignore[index]
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert [*before["spec"]["volumes"], OVERRIDE["spec"]["volumes"][0]] == pod["spec"]["volumes"]  # type: ignore[index]
+    assert [c["name"] for c in pod["spec"]["containers"]] == [names.CONTAINER_TRAIN]
+    assert [c["name"] for c in pod["spec"]["initContainers"]] == ["install-agent", "device-proxy", "fetch"]
+    train, was = container(pod, "train"), container(before, "train")
+    assert train["command"] == was["command"] and train["securityContext"] == was["securityContext"]
+    assert train["env"][: len(was["env"])] == was["env"] and train["env"][-1]["name"] == "TOKEN"
+    assert train["volumeMounts"] == [*was["volumeMounts"], {"name": "data", "mountPath": "/data"}]
+    assert train["envFrom"] == [{"secretRef": {"name": "s"}}]
+    assert train["resources"]["limits"]["example.org/nic"] == "1"
+    sidecar = container(pod, "device-proxy")
+    assert sidecar == {**container(before, "device-proxy"), "resources": {"requests": {"memory": "1Gi"}}}
+
+
+def test_an_environment_variable_replaces_the_one_of_that_name_whole() -> None:
+    entry = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "a"}}}
+    override = {"spec": {"containers": [{"name": "train", "env": [entry]}]}}
+    env = container(template(override, env={"A": "plain"}), "train")["env"]
+    assert [e for e in env if e["name"] == "A"] == [entry]
+
+
+def _train(**fields: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "train", **fields}]}}
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "words"),
+    [
+        ("text", "pod_override", "must be a Pod"),
+        ({"spec": {"nodeSelector": {"a": object()}}}, "pod_override", "not plain data"),
+        ({"kind": "Job"}, "pod_override.kind", "that of a Pod"),
+        ({"template": {}}, "pod_override.template", "use metadata and spec"),
+        ({"spec": []}, "pod_override.spec", "must be a mapping"),
+        ({"metadata": {"name": "x"}}, "pod_override.metadata.name", "is set by the Job"),
+        ({"metadata": {"labels": {"singularity.dev/job": "x"}}}, "pod_override.metadata.labels['singularity.dev/job']",
+         "set by the platform"),
+        ({"spec": {"restartPolicy": "Always"}}, "pod_override.spec.restartPolicy", "next attempt has a new one"),
+        ({"spec": {"terminationGracePeriodSeconds": 1}}, "pod_override.spec.terminationGracePeriodSeconds",
+         "grace_period_s"),
+        ({"spec": {"automountServiceAccountToken": True}}, "pod_override.spec.automountServiceAccountToken",
+         "credentials"),
+        ({"spec": {"hostPID": True}}, "pod_override.spec.hostPID", "namespaces"),
+        ({"spec": {"nodeName": "n"}}, "pod_override.spec.nodeName", "nodeSelector"),
+        ({"spec": {"toleration": []}}, "pod_override.spec.toleration", "did you mean tolerations?"),
+        ({"spec": {"volumes": "data"}}, "pod_override.spec.volumes", "list of mappings"),
+        ({"spec": {"volumes": [{"name": "singularity-run"}]}}, "pod_override.spec.volumes[0].name", "reserved"),
+        ({"spec": {"containers": [{"name": "web"}]}}, "pod_override.spec.containers[0].name", "restartPolicy Always"),
+        ({"spec": {"containers": [{"name": "train"}, {"name": "base"}]}}, "pod_override.spec.containers[1].name",
+         "twice"),
+        ({"spec": {"initContainers": [{"name": "base"}]}}, "pod_override.spec.initContainers[0].name", "init"),
+        ({"spec": {"initContainers": [{"name": "device-proxy", "command": ["x"]}]}},
+         "pod_override.spec.initContainers[0].command", "belongs to the platform"),
+        ({"spec": {"initContainers": [{"name": "install-agent", "image": "x"}]}},
+         "pod_override.spec.initContainers[0].image", "belongs to the platform"),
+        ({"spec": {"initContainers": [{"name": "device-proxy", "env": [{"name": "LD_PRELOAD", "value": "x"}]}]}},
+         "pod_override.spec.initContainers[0].env[0].name", "platform's own program"),
+        (_train(image="x"), "pod_override.spec.containers[0].image", "set image instead"),
+        (_train(command=["x"]), "pod_override.spec.containers[0].command", "command or script"),
+        (_train(securityContext={}), "pod_override.spec.containers[0].securityContext", "exactly the platform's"),
+        (_train(livenessProbe={}), "pod_override.spec.containers[0].livenessProbe", "answer no probe"),
+        (_train(tty=True), "pod_override.spec.containers[0].tty", "not a field that can be set"),
+        (_train(env=[{"name": "RANK", "value": "1"}]), "pod_override.spec.containers[0].env[0].name", "another name"),
+        (_train(env=[{"name": "PYTHONPATH", "value": "/x"}]), "pod_override.spec.containers[0].env[0].name", "in env"),
+        (_train(volumeMounts=[{"name": "none", "mountPath": "/x"}]),
+         "pod_override.spec.containers[0].volumeMounts[0].name", "not one of the volumes"),
+        (_train(volumeMounts=[{"name": "shared", "mountPath": "/singularity/run"}]),
+         "pod_override.spec.containers[0].volumeMounts[0].mountPath", "mounted by the platform"),
+        (_train(resources={"requests": {"cpu": "lots"}}),
+         "pod_override.spec.containers[0].resources.requests['cpu']", "quantity"),
+    ],
+)  # fmt: skip
+def test_what_would_break_the_engine_is_refused_by_field(override: Any, field: str, words: str) -> None:
+    assert words in refused(override)[field]
+
+
+def test_structures_may_come_as_the_json_text_of_a_template() -> None:
+    found = from_mapping(
+        {
+            "name": "a", "queue": "q", "command": '["python3", "x.py"]', "env": '{"A": "b"}',
+            "pod_override": '{"spec": {}}', "resume_on_exit_codes": '["75"]', "infrastructure_retries": "3",
+        }
+    )  # fmt: skip
+    assert (found.command, found.env, found.pod_override) == (("python3", "x.py"), {"A": "b"}, {"spec": {}})
+    assert (found.resume_on_exit_codes, found.infrastructure_retries) == ((75,), 3)
+    with pytest.raises(SpecError) as caught:
+        from_mapping({"name": "a", "queue": "q", "command": [], "env": "A=b", "resume_on_exit_codes": "75"})
+    assert {field for field, *_ in caught.value.problems} == {"env", "resume_on_exit_codes"}
+
+
+def test_budget_and_exit_codes_are_in_the_job() -> None:
+    *_, job = render(spec(workers=4, infrastructure_retries=3, resume_on_exit_codes=[75, 9]), PLATFORM)
+    assert job["metadata"]["annotations"][names.ANN_INFRASTRUCTURE_RETRIES] == "3"
+    assert job["spec"]["backoffLimit"] == 12
+    assert job["spec"]["podFailurePolicy"]["rules"][-1]["onExitCodes"]["values"] == [9, 75, 137]
