@@ -26,6 +26,8 @@ from .tail import Tail
 TICK_S = 0.05
 OUTBOX_S = 10.0
 REPEAT_S = 1.0
+FINISHED_AGAIN_S = 5.0
+"""A sidecar that was started anew does not know that the ranks here have ended."""
 
 
 def say(message: str) -> None:
@@ -56,6 +58,7 @@ class Supervisor:
         """Ranks that failed because a rank of another pod was gone."""
         self.stopped: set[int] = set()
         self.ended: int | None = None
+        self._told_finished: float | None = None
         self.term_at: float | None = None
         self._term_told = False
         self._failed_at: float | None = None
@@ -188,7 +191,10 @@ class Supervisor:
             return
         code = verdict.exit_code(self.codes, len(self.plan.ranks), self.lost, self.stopped)
         if code is not None:
-            self.ended = code
+            if code or len(self.plan.ranks) == self.plan.world_size:
+                self.ended = code
+            else:
+                self._wait_for_the_world()
             return
         failed_for = None if self._failed_at is None else time.monotonic() - self._failed_at
         action = verdict.stop_signal(failed_for, self._sent_term)
@@ -203,6 +209,15 @@ class Supervisor:
                 with contextlib.suppress(SlotError):
                     slot.signal(signal.SIGTERM)
         self._sent_term = self._sent_term or action == "TERM"
+
+    def _wait_for_the_world(self) -> None:
+        """A pod that has ended with 0 is never made anew; should the ranks of another pod have to start again, they
+        would wait for these for ever. So no pod ends well before all do."""
+        if self._told_finished is None:
+            say("all ranks of this pod have ended well; waiting for those of the other pods")
+        if self._told_finished is None or time.monotonic() - self._told_finished >= FINISHED_AGAIN_S:
+            self._told_finished = time.monotonic()
+            self.outbox.put(LauncherEvent("finished"))
 
     # --- SIGTERM --------------------------------------------------------------------------------------------------
     def _check_term(self) -> None:
@@ -244,6 +259,10 @@ class Supervisor:
             # Cancelled because another pod failed, say. CRIU stops the ranks once more when it ends: only then resume.
             self._postponed.append(command)
             self._resume_postponed()
+        elif command.op == "finish":
+            # Nothing but ranks that have all ended well can be finished: else the loop ends by itself, with their code.
+            if self._told_finished is not None:
+                self.ended = 0
         else:
             self.ended = command.exit_code or names.EXIT_PREEMPTED
 

@@ -210,10 +210,11 @@ class Plan:
 @dataclass(frozen=True)
 class LauncherCommand:
     """`dump`: every rank of the pod is (about to be) frozen for `generation`; images go to IMAGE_DIR/<checkpoint_id>.
-    `resume`: ranks frozen for `generation` go on in place (cancelled or periodic checkpoint). `exit`: end now."""
+    `resume`: ranks frozen for `generation` go on in place (cancelled or periodic checkpoint). `exit`: end now.
+    `finish`: every rank of the world has ended with 0, and so does the launcher."""
 
     seq: int
-    op: Literal["dump", "resume", "exit"]
+    op: Literal["dump", "resume", "exit", "finish"]
     generation: int = 0
     checkpoint_id: str = ""
     leave_running: bool = False
@@ -237,10 +238,11 @@ class Reading:
 class LauncherEvent:
     """`started`/`restored`: all ranks of the pod run. `dumped`: images of all ranks lie in IMAGE_DIR/<checkpoint_id>.
     `dump_failed`/`restore_failed`: `message` says why. `exited`: `rank` ended by itself with `code`.
+    `finished`: every rank of the pod has ended with 0, and the launcher waits for `finish`; said again until it comes.
     `terminating`: SIGTERM came, `grace_s` seconds are left. `reading`: rank 0 has printed something new."""
 
     kind: Literal[
-        "started", "restored", "dumped", "dump_failed", "restore_failed", "exited", "terminating", "reading"
+        "started", "restored", "dumped", "dump_failed", "restore_failed", "exited", "finished", "terminating", "reading"
     ]
     generation: int = 0
     rank: int = -1

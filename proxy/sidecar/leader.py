@@ -50,6 +50,10 @@ class Leader:
         self._images: dict[int, tuple[int, list[RankImage], int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._seen: dict[int, int] = {}
+        """Version of the directive that each follower was given last."""
+        self._taken: dict[int, int] = {}
+        """... and that it has said to have."""
+        self._finished_at = 0.0
 
     def continue_after(self, generation: int, acquired: bool) -> None:
         """This sidecar was restarted beside ranks that know `generation`: number the next stop above it.
@@ -63,7 +67,7 @@ class Leader:
     # --- what comes in --------------------------------------------------------------------------------------------
     async def exchange(self, report: PodReport, seen: int, hold: float) -> Directive:
         """Take in a pod's report and answer what it has to do; waits up to `hold` seconds for something new."""
-        self._seen[report.index] = seen
+        self._seen[report.index] = self._taken[report.index] = seen
         self._take(report)
         if seen == self.directive.version and self.state.phase != "barrier":
             with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
@@ -100,6 +104,8 @@ class Leader:
         if state.phase != self.state.phase:
             step = max((v.count for v in machine.world(state, self.heard)), default=0)
             log.info("phase %s -> %s, generation %d, step %d", self.state.phase, state.phase, state.generation, step)
+        if state.phase == "finished" and not self._finished_at:
+            self._finished_at = time.monotonic()
         self.state = state
         now = machine.directive(state)
         if replace(now, version=self.directive.version) != self.directive:
@@ -117,12 +123,20 @@ class Leader:
             report = pod.report()
             self._take(report)
             pod.delivered(report)
-            await pod.apply(self.directive)
+            if self.directive.op != "finish" or self._may_finish():
+                await pod.apply(self.directive)
             if self.state.phase == "barrier":
                 await asyncio.sleep(PACE_S)
             else:
-                limit = TICK_S if self.state.active else IDLE_HOLD_S
+                limit = TICK_S if self.state.active or self.directive.op == "finish" else IDLE_HOLD_S
                 await _first_of(limit, pod.changed, self._turned)
+
+    def _may_finish(self) -> bool:
+        """The leader's pod ends last: one that has not heard the last word would take its leader for lost."""
+        return self._all_have(self._taken) or time.monotonic() - self._finished_at > machine.GONE_S
+
+    def _all_have(self, versions: dict[int, int]) -> bool:
+        return all(versions.get(i) == self.directive.version for i in range(1, self.state.workers))
 
     async def listen(self) -> None:
         """Follow the controller's commands. Returns when the attempt is stale."""
@@ -265,7 +279,9 @@ class Leader:
         if self.state.active or self._tasks:
             return False
         if self.state.phase == "stopped":
-            return all(self._seen.get(i) == self.directive.version for i in range(1, self.state.workers))
+            return self._all_have(self._seen)
+        if self.state.phase == "finished":
+            return self._may_finish()
         return all(v.state in (page.STATE_FINISHED, page.STATE_ABSENT) for v in machine.world(self.state, self.heard))
 
     def deadline(self) -> float:

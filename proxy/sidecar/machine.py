@@ -4,6 +4,8 @@
      ^        |         |        |
      +--------+---------+--------+  cancelled, or committed with then = "continue"
 
+    run -> finished                                       every rank of every pod has ended with 0
+
 `observe` is called with everything the leader has heard; it returns the next state and what the shell has to tell
 the controller. `committed`, `cancelled` and `stale` are how the shell answers phase `commit`.
 """
@@ -17,12 +19,16 @@ from typing import Final, Literal
 from ..protocol import page, ratchet
 from ..protocol.ratchet import RankView
 from . import wording
-from .peers import Directive, PodReport
+from .peers import Directive, Op, PodReport
 
 SILENCE_S: Final = 15.0
 """A pod that was heard before and says nothing for so long while a checkpoint runs is taken for dead."""
 
-Phase = Literal["run", "barrier", "save", "commit", "stopped"]
+GONE_S: Final = 60.0
+"""A pod that was heard before and says nothing for so long is lost to those that wait for the end of all ranks. The
+kubelet starts a sidecar that died anew within half of that."""
+
+Phase = Literal["run", "barrier", "save", "commit", "stopped", "finished"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class State:
     answered: frozenset[int] = frozenset()
     """Pods whose wish for a last checkpoint was tried already; they do not trigger another one."""
     unsaved: frozenset[int] = frozenset()
+    broken: str = ""
+    """Why not every rank of this world can end with 0 any more."""
 
     @property
     def generation(self) -> int:
@@ -98,9 +106,11 @@ class Failure:
 def directive(state: State) -> Directive:
     """What all pods have to do in `state`. The shell numbers it."""
     if state.phase == "stopped":
-        op: Literal["run", "barrier", "save", "stop", "exit"] = "exit" if state.exit_now else "stop"
+        op: Op = "exit" if state.exit_now else "stop"
     elif state.phase == "commit":
         op = "save"
+    elif state.phase == "finished":
+        op = "finish"
     else:
         op = state.phase
     return Directive(
@@ -111,12 +121,13 @@ def directive(state: State) -> Directive:
         checkpoint_id=state.checkpoint_id if state.sequence else "",
         deadline=state.trigger.deadline if state.trigger else 0.0,
         unsaved=sorted(state.unsaved),
+        broken=state.broken,
     )
 
 
 def request(state: State, trigger: Trigger) -> State:
     """A checkpoint is wanted. One that runs already is joined: `stop` wins with its deadline, else the earlier one."""
-    if state.phase == "stopped":
+    if state.phase in ("stopped", "finished"):
         return state
     if state.trigger is None:
         return replace(
@@ -148,6 +159,8 @@ def observe(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State
         return _barrier(state, heard, now)
     if state.phase == "save":
         return _save(state, heard, now)
+    if state.phase == "run":
+        return _run(state, heard, now), None
     return state, None
 
 
@@ -186,12 +199,24 @@ def world(state: State, heard: Mapping[int, Heard]) -> list[RankView]:
 def _terminating(state: State, heard: Mapping[int, Heard], now: float) -> State:
     for index in sorted(heard):
         deadline = heard[index].report.terminating_at
-        if deadline is None or index in state.answered or index in state.asked or state.phase == "stopped":
+        if deadline is None or index in state.answered or index in state.asked:
+            continue
+        if state.phase in ("stopped", "finished"):
             continue
         trigger = Trigger(f"pod {index} was asked to end", now, deadline, terminating=True)
         state = request(state, trigger)
         state = replace(state, asked=state.asked | {index})
     return state
+
+
+def _run(state: State, heard: Mapping[int, Heard], now: float) -> State:
+    reports = [item.report for item in heard.values()]
+    if len(reports) == state.workers and all(r.done for r in reports):
+        return replace(state, phase="finished", broken="")
+    failed = next((f"pod {r.index}: {r.broken}" for r in reports if r.broken), "")
+    gone = [index for index, item in heard.items() if now - item.at > GONE_S]
+    silent = f"{wording.pods(gone)} not heard for {GONE_S:.0f} s" if gone else ""
+    return replace(state, broken=failed or silent)
 
 
 def _barrier(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | None]:

@@ -23,8 +23,6 @@ PACE_S: Final = 0.004
 """Pause between two exchanges while ranks are on their way to the barrier."""
 TRY_S: Final = 5.0
 LONGEST_PAUSE_S: Final = 1.0
-ALONE_S: Final = 15.0
-"""A pod that was asked to end waits for its leader for so long: without one there is no checkpoint."""
 LARGEST_REPORT: Final = 256 << 20
 """Bytes. A report with images lists every file and pack, about 20 bytes per MiB of image."""
 Exchange = Callable[[PodReport, int, float], Awaitable[Directive]]
@@ -73,9 +71,8 @@ class Follower:
     """A follower's end: keeps exchanging until cancelled. An unreachable leader is retried for ever: only the Job
     controller may decide that this pod is of no use any more."""
 
-    def __init__(self, pod: Pod, leader: str, port: int, peer_key: str, alone_s: float = ALONE_S) -> None:
+    def __init__(self, pod: Pod, leader: str, port: int, peer_key: str) -> None:
         self._pod = pod
-        self._alone_s = alone_s
         self._url = f"http://{f'[{leader}]' if ':' in leader else leader}:{port}/v1/exchange"
         self._headers = {"Authorization": f"Bearer {peer_key}", "Content-Type": "application/json"}
 
@@ -93,10 +90,9 @@ class Follower:
                         log.warning("%s; trying on", error)
                         since = time.monotonic()
                     lost = True
-                    if time.monotonic() - since >= self._alone_s:
-                        await self._pod.abandoned()
+                    await self._pod.abandoned(time.monotonic() - since)
                     # After the last word the leader may end first: a pod that is asked to end later has heard it.
-                    if self._pod.directive.op in ("stop", "exit"):
+                    if self._pod.directive.op in ("stop", "exit", "finish"):
                         await self._pod.apply(self._pod.directive)
                     await asyncio.sleep(pause)
                     pause = min(LONGEST_PAUSE_S, pause * 2)

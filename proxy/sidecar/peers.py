@@ -13,6 +13,8 @@ from typing import Literal
 
 from ..protocol.manifest import RankImage
 
+Op = Literal["run", "barrier", "save", "stop", "exit", "finish"]
+
 
 @dataclass(frozen=True)
 class RankWords:
@@ -34,6 +36,10 @@ class PodReport:
     """The launcher has started or restored the ranks."""
     first_step_at: float | None = None
     """Unix seconds at which the last rank of this pod completed its first step of the attempt."""
+    done: bool = False
+    """Every rank of this pod has ended with 0; its launcher waits for the ranks of the other pods."""
+    broken: str = ""
+    """A rank of this pod has ended otherwise: which, and how."""
     terminating_at: float | None = None
     """Unix seconds by which a checkpoint must be committed, because this pod was asked to end."""
     dumped: int = 0
@@ -58,9 +64,10 @@ class Directive:
 
     `run`: no stop is asked for; ranks frozen for `generation` (if `acquired`) go on. `barrier`: stop at `stop_at`.
     `save`: the barrier is acquired, dump and upload. `stop`: committed, end when asked to. `exit`: end now.
+    `finish`: every rank of the world has ended with 0, all pods end as complete.
     """
 
-    op: Literal["run", "barrier", "save", "stop", "exit"]
+    op: Op
     generation: int = 0
     stop_at: int = 0
     acquired: bool = False
@@ -68,4 +75,6 @@ class Directive:
     deadline: float = 0.0
     unsaved: list[int] = field(default_factory=list)
     """Indices of pods that were asked to end and whose last checkpoint failed: nothing to wait for."""
+    broken: str = ""
+    """Why this world cannot end well any more: pods that wait for its end leave, without counting as complete."""
     version: int = 0

@@ -22,12 +22,15 @@ from ..protocol.manifest import RankImage
 from ..protocol.messages import LauncherCommand, LauncherEvent, Reading
 from ..protocol.ratchet import RankView
 from ..store import Store
+from . import machine
 from .barrier_page import BarrierPage
 from .config import Config
 from .peers import Directive, PodReport, RankWords
 
 MARGIN_S: Final = 4.0
 """Of a pod's grace period, kept back for ending in order after the commit: the launcher gives up 2 s before its end."""
+ALONE_S: Final = 15.0
+"""A pod that was asked to end waits for its leader for so long: without one there is no checkpoint."""
 WATCH_S: Final = 0.02
 log = logging.getLogger(__name__)
 
@@ -76,6 +79,8 @@ class Pod:
         self._first_step_at: float | None = None
         self._terminating_at: float | None = None
         self._ended: set[int] = set()
+        self._done = False
+        self._broken = ""
         self._saving = self._dumped = self._uploaded = self._failed = self._resumed = 0
         self._message = self._python = ""
         self._bytes_stored = 0
@@ -101,6 +106,8 @@ class Pod:
             ranks=words,
             started=self.started,
             first_step_at=self._first_step_at,
+            done=self._done,
+            broken=self._broken,
             terminating_at=self._terminating_at,
             dumped=self._dumped,
             uploaded=self._uploaded,
@@ -151,6 +158,8 @@ class Pod:
         if event.kind == "reading":
             self.reading = event.reading  # goes along with the next report, which the steps make due
             return
+        if event.kind == "finished" and self._done:
+            return
         log.info("launcher says %s %s", event.kind, event.message or f"generation {event.generation}")
         if event.kind in ("started", "restored"):
             self._ranks_run()
@@ -164,6 +173,10 @@ class Pod:
             self._fail(event.generation or self._saving, event.message or event.kind.replace("_", " "))
         elif event.kind == "exited":
             self._ended.add(event.rank)
+            if event.code and not self._broken:
+                self._broken = f"rank {event.rank} ended with code {event.code}"
+        elif event.kind == "finished":
+            self._done = True
         elif event.kind == "terminating" and self._terminating_at is None:
             self._terminating_at = time.time() + max(0.0, event.grace_s - MARGIN_S)
         self.changed.set()
@@ -231,8 +244,12 @@ class Pod:
             await self._run(directive)
         terminating = self._terminating_at is not None
         unsaved = directive.op == "run" and self._config.index in directive.unsaved
-        if directive.op == "exit" or (terminating and (directive.op == "stop" or unsaved)):
+        if directive.op == "finish":
+            await self._finish()
+        elif directive.op == "exit" or (terminating and (directive.op == "stop" or unsaved)):
             await self._exit()
+        elif self._done and directive.broken:
+            await self._leave(directive.broken)
 
     async def _start_saving(self, directive: Directive) -> None:
         if self._saving == directive.generation:
@@ -275,15 +292,29 @@ class Pod:
             if generation in (self._uploaded, self._failed):
                 self._tidy(directive.checkpoint_id)
 
-    async def abandoned(self) -> None:
-        """There is no leader any more: if this pod was asked to end, it does."""
-        if self._terminating_at is not None:
+    async def abandoned(self, seconds: float) -> None:
+        """The leader cannot be reached for so long: who was asked to end does soon, who waits for the others later."""
+        if self._terminating_at is not None and seconds >= ALONE_S:
             await self._exit()
+        elif self._done and seconds >= machine.GONE_S:
+            await self._leave(f"the leader cannot be reached for {machine.GONE_S:.0f} s")
+
+    async def _leave(self, why: str) -> None:
+        """Of ranks that have ended well, but not of a world that can: their index has to be run again."""
+        if not self._exit_sent:
+            log.warning("the ranks here have ended well, but not all of their world can: %s", why)
+        await self._exit()
 
     async def _exit(self) -> None:
+        await self._last_word(LauncherCommand(seq=0, op="exit", exit_code=names.EXIT_PREEMPTED))
+
+    async def _finish(self) -> None:
+        await self._last_word(LauncherCommand(seq=0, op="finish"))
+
+    async def _last_word(self, command: LauncherCommand) -> None:
         if not self._exit_sent:
             self._exit_sent = True
-            await self._send(LauncherCommand(seq=0, op="exit", exit_code=names.EXIT_PREEMPTED))
+            await self._send(command)
 
     def _withdraw_when_frozen(self, views: list[RankView]) -> None:
         """REQUEST may go once nobody needs it to freeze any more: frozen, gone on already, or ended."""

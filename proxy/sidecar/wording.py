@@ -24,6 +24,11 @@ def ranks(values: Sequence[int]) -> str:
     return f"rank{'s' if len(set(values)) != 1 else ''} {numbers(values)}"
 
 
+def pods(values: Sequence[int]) -> str:
+    """`pod 3` or `pods 0-2`."""
+    return f"pod{'s' if len(set(values)) != 1 else ''} {numbers(values)}"
+
+
 def positions(views: Sequence[RankView], generation: int) -> str:
     """Where every rank is: `ranks 0-1 at step 17, rank 2 waiting at step 18`."""
     groups: dict[str, list[int]] = {}

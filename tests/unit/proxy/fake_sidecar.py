@@ -98,6 +98,8 @@ class FakeSidecar:
         self.page = Page(run_dir, world_size)
         self.plan = plan
         self.refuse = ""
+        self.world_ends = True
+        """A pod whose ranks have ended well is told at once that those of the other pods have, too."""
         self.events: list[messages.LauncherEvent] = []
         self._commands: list[messages.LauncherCommand] = []
         self._changed = threading.Condition()
@@ -115,6 +117,8 @@ class FakeSidecar:
         with self._changed:
             self.events.append(event)
             self._changed.notify_all()
+        if event.kind == "finished" and self.world_ends:
+            self.command("finish")
 
     def command(self, op: str, **fields: object) -> None:
         with self._changed:

@@ -220,6 +220,12 @@ class Collective:
                 self._cond.wait_for(lambda: self.closed or self._arrived[step] >= self._world, 60) and not self.closed
             )
 
+    def leave(self) -> None:
+        """A rank has ended well: the others do not need it any more."""
+        with self._cond:
+            self._world -= 1
+            self._cond.notify_all()
+
     def close(self) -> None:
         with self._cond:
             self.closed = True
@@ -234,6 +240,10 @@ class Rank(threading.Thread):
         self.rank = rank
         self.collective = collective
         self.last = last
+        self.code: int | None = None
+        """Exit code once it has ended by itself."""
+        self.fails = 0
+        """Code to end with at the next step."""
         self.step_s = 0.002
         self.stalled = threading.Event()
         """Set it to keep the rank from its next step."""
@@ -268,9 +278,15 @@ class Rank(threading.Thread):
                     time.sleep(0.005)
                 self.stands.clear()
                 time.sleep(self.step_s * (1 + self.rank % 3))
+                if self.fails:
+                    self.code = self.fails
+                    return
                 if not self.collective.meet(self.boundary.count):
                     return
                 self.boundary.step()
+            if not self.collective.closed:
+                self.code = 0
+                self.collective.leave()
         finally:
             self.boundary.close(page.STATE_FINISHED)
 
@@ -288,6 +304,8 @@ class FakeLauncher:
         self.ranks: list[Rank] = []
         self.exit_code: int | None = None
         self.slow_imports = False
+        self.waits = False
+        """Its ranks have ended well, and its sidecar knows."""
         self.dump_error = ""
         self._session: aiohttp.ClientSession | None = None
 
@@ -296,7 +314,7 @@ class FakeLauncher:
         await eventually(f"socket of pod {self.config.index}", path.exists)
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as self._session:
             if await self._start():
-                await self._obey()
+                await asyncio.gather(self._obey(), self._watch())
 
     async def _start(self) -> bool:
         assert self._session is not None
@@ -329,10 +347,14 @@ class FakeLauncher:
         assert self._session is not None
         after = 0
         while self.exit_code is None:
-            async with self._session.get(f"http://launcher/v1/commands?after={after}") as response:
-                if response.status == 204:
-                    continue
-                command = from_json(LauncherCommand, await response.read())
+            try:
+                async with self._session.get(f"http://launcher/v1/commands?after={after}") as response:
+                    if response.status == 204:
+                        continue
+                    command = from_json(LauncherCommand, await response.read())
+            except (aiohttp.ClientError, OSError):  # its sidecar is being started anew
+                await asyncio.sleep(0.05)
+                continue
             after = command.seq
             self.commands.append(command)
             if command.op == "dump":
@@ -341,7 +363,25 @@ class FakeLauncher:
                 for rank in self.ranks:
                     rank.allow(command.generation)
             else:
-                self.exit_code = command.exit_code
+                self.exit_code = 0 if command.op == "finish" else command.exit_code
+
+    async def _watch(self) -> None:
+        """Say which ranks have ended; once all have, with 0, again and again until there is an answer."""
+        told: set[int] = set()
+        while self.exit_code is None:
+            with contextlib.suppress(aiohttp.ClientError, OSError):  # its sidecar is being started anew
+                for rank in self.ranks:
+                    if rank.code is not None and rank.rank not in told and not rank.is_alive():
+                        await self.post(LauncherEvent("exited", rank=rank.rank, code=rank.code))
+                        told.add(rank.rank)
+                if len(told) == len(self.ranks):
+                    codes = [rank.code for rank in self.ranks if rank.code]
+                    if codes:
+                        self.exit_code = codes[0]
+                    else:
+                        await self.post(LauncherEvent("finished"))
+                        self.waits = True
+            await asyncio.sleep(0.05)
 
     async def _dump(self, command: LauncherCommand) -> None:
         await eventually("ranks are frozen", lambda: all(command.generation in r.frozen for r in self.ranks))

@@ -134,6 +134,47 @@ def test_an_isolated_interpreter_is_refused(run: Make) -> None:
     assert "start the program without -I" in pod.log()
 
 
+# --- the end of the world ---------------------------------------------------------------------------------------------
+def test_a_pod_waits_for_the_ranks_of_the_other_pods(run: Make) -> None:
+    pod = run("pod", fresh([0], 2), ["true"], before=lambda p: setattr(p.sidecar, "world_ends", False))
+    pod.wait_event("finished")
+    again = len(pod.sidecar.events)
+    pod.wait_event("finished", skip=again)  # for a sidecar that was started anew meanwhile
+    assert pod.alive()
+    pod.sidecar.command("finish")
+    assert pod.wait() == 0, pod.log()
+    assert [(e.rank, e.code) for e in pod.sidecar.events if e.kind == "exited"] == [(0, 0)]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_pod_that_waits_does_not_end_as_complete_when_it_is_asked_to_end(run: Make, told: bool) -> None:
+    before = lambda p: setattr(p.sidecar, "world_ends", False)  # noqa: E731
+    pod = run("pod", fresh([0], 2), ["true"], before=before, env={names.ENV_GRACE: "60" if told else "4"})
+    pod.wait_event("finished")
+    pod.terminate()
+    pod.wait_event("terminating")
+    if told:
+        pod.sidecar.command("exit")
+    assert pod.wait() == 143, pod.log()
+
+
+def test_a_rank_that_failed_does_not_wait(run: Make) -> None:
+    pod = run("pod", fresh([0], 2), ["false"], before=lambda p: setattr(p.sidecar, "world_ends", False))
+    assert pod.wait() == 1
+    assert not [e for e in pod.sidecar.events if e.kind == "finished"]
+
+
+def test_finish_ends_no_rank_that_runs(run: Make) -> None:
+    pod = run("pod", fresh([0], 2), counter())
+    pod.wait_event("started")
+    pod.sidecar.command("finish")
+    path = pod.work(0) / "cwd/numbers"
+    until(lambda: "command finish" in pod.log(), "the command", pod)
+    at = len(numbers(path)) if path.exists() else 0
+    until(lambda: path.exists() and len(numbers(path)) > at + 100, "it counts on", pod)
+    assert pod.alive()
+
+
 # --- SIGTERM ----------------------------------------------------------------------------------------------------------
 def test_sigterm_waits_for_the_sidecar(run: Make) -> None:
     pod = run("pod", fresh([0], 1), counter(), env={names.ENV_GRACE: "60"})

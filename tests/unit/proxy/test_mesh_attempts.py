@@ -210,17 +210,6 @@ async def test_stale_hello_ends_the_sidecar_and_tells_the_launcher(folder: Path,
     assert "attempt 7 is current" in world.launchers[0].refusal
 
 
-async def test_finished_rank_cancels(folder: Path, controller: FakeController) -> None:
-    world = await World(folder, controller, workers=2, world_size=2).start(last=4)
-    await world.stepped(4)
-    await eventually("end", lambda: controller.progress and controller.progress[-1].phase == "finished")
-    await controller.command(20)
-    await eventually("failure", lambda: controller.failures)
-    assert "a rank has ended already: ranks 0-1 ended at step 4" in controller.failures[0].message
-    assert controller.failures[0].finishing, "the controller must not end the hold for it"
-    await world.end()
-
-
 async def test_corrupt_pack_refuses_the_restore_by_name(folder: Path, controller: FakeController) -> None:
     first = await World(folder, controller, workers=2, world_size=2).start()
     await first.stepped(3)

@@ -24,6 +24,7 @@ from proxy.protocol.manifest import Manifest, RankImage, Requirements, Stored
 from proxy.protocol.messages import LauncherCommand, LauncherEvent, Needs, Plan, from_json, to_json
 from proxy.protocol.ratchet import RankView
 from proxy.sidecar import machine_facts
+from proxy.sidecar import pod as pod_module
 from proxy.sidecar.barrier_page import BarrierPage
 from proxy.sidecar.config import ENV_ROOT, from_env
 from proxy.sidecar.launcher_api import LauncherApi
@@ -232,7 +233,10 @@ async def test_a_follower_ends_on_the_last_word_after_the_leader_has_gone(short:
     barrier.close()
 
 
-async def test_a_follower_that_is_asked_to_end_does_not_wait_for_a_leader_that_is_lost(short: Path) -> None:
+async def test_a_follower_that_is_asked_to_end_does_not_wait_for_a_leader_that_is_lost(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_module, "ALONE_S", 0.5)
     sent: list[LauncherCommand] = []
 
     async def send(command: LauncherCommand) -> None:
@@ -242,7 +246,7 @@ async def test_a_follower_that_is_asked_to_end_does_not_wait_for_a_leader_that_i
     barrier = BarrierPage(config.run_dir, config.world_size)
     pod = Pod(config, barrier, Store(f"file://{short}/store"), send, "127.0.0.1", 0)
     await pod.apply(Directive("run", version=7))
-    following = asyncio.create_task(Follower(pod, "127.0.0.1", free_port(), "key", alone_s=0.5).run())
+    following = asyncio.create_task(Follower(pod, "127.0.0.1", free_port(), "key").run())
     await asyncio.wait({following}, timeout=1.0)
     assert sent == []  # a leader that cannot be reached is no reason to end
     pod.on_event(LauncherEvent("terminating", grace_s=60))

@@ -207,3 +207,28 @@ def test_a_checkpoint_on_the_side_leaves_no_trace_of_its_barrier() -> None:
     assert (state.barrier_at, failure.goes_on) == (0.0, True)
     state, failure = machine.cancelled(_saving(), "no")
     assert (state.barrier_at, failure.goes_on) == (102.0, False)
+
+
+def test_the_world_has_finished_when_every_pod_is_done() -> None:
+    done = [_pod(i, 9, state=ENDED, done=True) for i in (0, 1)]
+    assert machine.observe(NEW, _heard(done[0]), 101.0) == (NEW, None), "a pod not heard of may still run"
+    assert machine.observe(NEW, _heard(done[0], _pod(1, 9, state=ENDED)), 101.0) == (NEW, None), "its code is not known"
+    state, failure = machine.observe(NEW, _heard(*done), 101.0)
+    assert failure is None and machine.directive(state).op == "finish"
+    assert machine.observe(state, _heard(done[0], _pod(1, 9, terminating_at=150.0)), 102.0) == (state, None)
+    assert machine.request(state, COMMAND) == state, "nothing is left to save"
+    assert machine.observe(state, _heard(*done), 9000.0) == (state, None), "pods end one after the other"
+
+
+def test_those_who_wait_learn_why_the_world_cannot_end_well() -> None:
+    failed = _heard(_pod(0, 9, done=True), _pod(1, 9, broken="rank 1 ended with code 3"))
+    state, _ = machine.observe(NEW, failed, 101.0)
+    assert machine.directive(state).op == "run"
+    assert machine.directive(state).broken == "pod 1: rank 1 ended with code 3"
+    state, _ = machine.observe(NEW, _heard(_pod(0, 9), _pod(1, 9)), 101.0 + machine.GONE_S)
+    assert machine.directive(state).broken == ""
+    old = {0: Heard(_pod(0, 9, done=True), 200.0), 1: Heard(_pod(1, 9), 101.0)}
+    state, _ = machine.observe(NEW, old, 200.0)
+    assert machine.directive(state).broken == "pod 1 not heard for 60 s"
+    state, _ = machine.observe(state, _heard(_pod(0, 9), _pod(1, 9), at=201.0), 201.0)
+    assert machine.directive(state).broken == "", "it was only cut off"

@@ -1,0 +1,67 @@
+"""One pod's ranks have ended well when an eviction's budget runs out: the next attempt has all of its ranks.
+
+A pod that ends with 0 completes its index, and Kubernetes never makes a pod of that index again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rows import TIMEOUT_S, Rows, Training
+
+from localcluster.demo.stage import Stage
+from localcluster.demo.wait import wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+SCRIPT = Path(__file__).parent / "scripts" / "train_uneven.py"
+
+
+@pytest.fixture
+def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
+    made = Rows(stage, "rows-uneven", say)
+    yield made
+    made.close()
+
+
+def submit(rows: Rows, name: str, **spec: object) -> Training:
+    folder = Path(rows.namespace) / name
+    (rows.stage.cluster.shared / folder).mkdir(parents=True)
+    (rows.stage.cluster.shared / folder).chmod(0o777)
+    command = ["python3", SCRIPT.name, "--output", f"/shared/{folder}"]
+    job = rows.train(name, "uneven", workers=2, command=command, files={SCRIPT.name: SCRIPT.read_text()}, **spec)
+    return Training(rows, job.spec, rows.stage.cluster.shared / folder)
+
+
+def lines(job: Training, name: str) -> int:
+    path = job.output / name
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def waiting(job: Training) -> bool:
+    """The pod of rank 1 has said that it waits."""
+    names = [p["metadata"]["name"] for p in job.pods() if p["metadata"]["name"].startswith(f"{job.name}-1-")]
+    said = [text for name in names for text in job.rows.kube.pod_logs(job.rows.namespace, name, "train")]
+    return any("waiting for those of the other pods" in text for text in said)
+
+
+def test_no_pod_is_complete_before_the_world_is(rows: Rows) -> None:
+    rows.queue("uneven", {"ondemand": "100m"})
+    job = submit(rows, "uneven", checkpoint_budget_s=5, grace_period_s=20)
+    wait_for(lambda: lines(job, "trained-1") == 1, "the steps of attempt 1", TIMEOUT_S)
+    wait_for(lambda: waiting(job), "rank 1 ended", TIMEOUT_S)
+    rows.say("rank 1 has ended well, rank 0 works on; the job is preempted with a budget of 5 s")
+    rows.other("urgent", "uneven", cpu="100m")
+    rows.until_admitted("urgent")
+    first = job.until_ended(1)
+    rows.say(f"attempt 1: {first.note}")
+    assert first.checkpoint is None and first.note and "a rank has ended already" in first.note
+    assert "succeeded" not in job.job()["status"] or not job.job()["status"]["succeeded"]
+    rows.remove("urgent")
+    wait_for(lambda: lines(job, "trained-1") == 2, "the steps of attempt 2", TIMEOUT_S)
+    (job.output / "stop").touch()
+    last = job.until(lambda s: s.final, "the end")
+    assert last.phase == "Succeeded", last.message
+    assert [lines(job, f"starts-{rank}") for rank in (0, 1)] == [2, 2]
+    assert job.job()["status"]["succeeded"] == 2

@@ -1,0 +1,139 @@
+"""How an attempt ends by itself: no pod is complete before every rank of the world has ended well, for Kubernetes never
+makes the pod of a complete index again."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession
+from mesh_world import FakeController, World, eventually
+
+from proxy.errors import MeshError
+from proxy.protocol import names
+from proxy.protocol.messages import LauncherEvent
+from proxy.sidecar import machine, sidecar
+from proxy.sidecar.mesh import Follower
+from proxy.sidecar.peers import Directive, PodReport
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="mesh-"))  # short: unix socket paths have at most 107 bytes
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+async def controller(folder: Path) -> AsyncIterator[FakeController]:
+    fake = FakeController()
+    runner = await fake.start(folder)
+    yield fake
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def world(folder: Path, controller: FakeController) -> AsyncIterator[World]:
+    world = await World(folder, controller, workers=3, world_size=4).start()
+    await world.stepped(3)
+    yield world
+    await world.end()
+
+
+async def _end_of(world: World, *pods: int) -> None:
+    """The ranks of these pods end well, and their launchers have said so."""
+    for pod in pods:
+        for rank in world.launchers[pod].ranks:
+            rank.last = 0
+    await eventually("they wait", lambda: all(world.launchers[pod].waits for pod in pods))
+
+
+async def _restart(world: World, index: int) -> None:
+    world.sidecars[index].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await world.sidecars[index]
+    world.sidecars[index] = asyncio.create_task(sidecar.run(world.configs[index], world.stops[index]))
+
+
+@pytest.mark.parametrize("early", [(0,), (2,), (0, 1)])
+async def test_a_pod_whose_ranks_have_ended_waits_for_the_others(world: World, early: tuple[int, ...]) -> None:
+    await _end_of(world, *early)
+    others = [rank for pod, launcher in enumerate(world.launchers) if pod not in early for rank in launcher.ranks]
+    at = max(rank.boundary.count for rank in others)
+    await eventually("the others train on", lambda: all(rank.boundary.count > at + 20 for rank in others))
+    assert all(launcher.exit_code is None for launcher in world.launchers)
+    await _end_of(world, *(pod for pod in range(3) if pod not in early))
+    await eventually("all end", lambda: [x.exit_code for x in world.launchers] == [0, 0, 0])
+    assert all([c.op for c in launcher.commands] == ["finish"] for launcher in world.launchers)
+
+
+async def test_the_leader_waits_for_a_follower_that_is_cut_off_from_the_last_word(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _end_of(world, 0, 1)
+    word, lost = asyncio.Event(), 0
+    post = Follower.post
+
+    async def cut(self: Follower, session: ClientSession, report: PodReport, seen: int, hold: float) -> Directive:
+        nonlocal lost
+        answer = await post(self, session, report, seen, hold)
+        if report.index == 2 and answer.op == "finish" and not word.is_set():
+            lost += 1
+            raise MeshError("the answer is lost on its way")
+        return answer
+
+    monkeypatch.setattr(Follower, "post", cut)
+    await _end_of(world, 2)
+    await eventually("the pod between ends", lambda: world.launchers[1].exit_code == 0)
+    await eventually("it is asked again", lambda: lost > 3)
+    assert world.launchers[0].exit_code is None and world.launchers[2].exit_code is None
+    word.set()
+    await eventually("all end", lambda: [x.exit_code for x in world.launchers] == [0, 0, 0])
+
+
+async def test_an_eviction_that_comes_too_late_leaves_no_pod_complete(world: World, controller: FakeController) -> None:
+    """The known hole: an index that is complete is not made again, and the next attempt cannot form its world."""
+    await _end_of(world, 1)
+    await controller.command(20)
+    await eventually("failure", lambda: controller.failures)
+    assert "a rank has ended already" in controller.failures[0].message and controller.failures[0].finishing
+    for launcher in world.launchers:
+        await launcher.post(LauncherEvent("terminating", grace_s=30))
+    await eventually("it is tried with the grace period", lambda: len(controller.failures) > 1)
+    assert all(launcher.exit_code is None for launcher in world.launchers), "the launchers end them, with 143"
+
+
+@pytest.mark.parametrize("waiting", [0, 2])
+async def test_a_rank_that_fails_frees_those_that_wait(world: World, waiting: int) -> None:
+    await _end_of(world, waiting)
+    world.launchers[1].ranks[0].fails = 3
+    await eventually("the failure", lambda: world.launchers[1].exit_code == 3)
+    await eventually("who waited leaves", lambda: world.launchers[waiting].exit_code == names.EXIT_PREEMPTED)
+    (other,) = {0, 2} - {waiting}
+    assert world.launchers[other].exit_code is None, "what becomes of running ranks is their launcher's business"
+
+
+@pytest.mark.parametrize(("gone", "waiting"), [(0, 1), (2, 0), (2, 1)])
+async def test_a_pod_that_is_gone_frees_those_that_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch, gone: int, waiting: int
+) -> None:
+    await _end_of(world, waiting)
+    monkeypatch.setattr(machine, "GONE_S", 1.5)
+    world.sidecars[gone].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await world.sidecars[gone]
+    await eventually("who waited leaves", lambda: world.launchers[waiting].exit_code == names.EXIT_PREEMPTED)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+async def test_a_sidecar_that_is_started_anew_learns_that_its_ranks_have_ended(world: World, index: int) -> None:
+    await _end_of(world, 0, 1)
+    await _restart(world, index)
+    await _end_of(world, 2)
+    await eventually("all end", lambda: [x.exit_code for x in world.launchers] == [0, 0, 0])
