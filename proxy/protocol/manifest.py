@@ -17,6 +17,8 @@ from .messages import MessageError, decode, to_json
 
 FORMAT = 2
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""JSON can write half a character, no file system can."""
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
@@ -96,8 +98,9 @@ def loads(text: str | bytes) -> Manifest:
     m = decode(Manifest, data)
     if not is_id(m.id):
         raise MessageError(f"Manifest.id: {m.id!r} is not a checkpoint id")
-    if sorted(r.rank for r in m.ranks) != list(range(m.world_size)):
-        found = sorted(r.rank for r in m.ranks)
+    found = sorted(r.rank for r in m.ranks)
+    # Its length first: a world size that is nonsense must not become a list of that length.
+    if not found or len(found) != m.world_size or found != list(range(m.world_size)):
         raise MessageError(f"Manifest.ranks: has {found}, wants 0..{m.world_size - 1} once each")
     for rank in m.ranks:
         _check_rank(f"Manifest.ranks[{rank.rank}]", rank)
@@ -113,7 +116,7 @@ def _check_rank(where: str, image: RankImage) -> None:
     paths: set[str] = set()
     for file in image.files:
         parts = file.path.split("/")
-        if any(p in ("", ".", "..") for p in parts) or "\0" in file.path:
+        if any(p in ("", ".", "..") for p in parts) or "\0" in file.path or _SURROGATE.search(file.path):
             raise MessageError(f"{where}: path {file.path!r} is not a plain relative path")
         if file.path in paths:
             raise MessageError(f"{where}: path {file.path!r} is named twice")
