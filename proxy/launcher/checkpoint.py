@@ -103,7 +103,7 @@ def _dump_rank(
         raise DumpError(f"rank {slot.rank}: CRIU dump {problem}. {' | '.join(lines)}")
     sizes = [image.WrittenFile(str(path), path.stat().st_size) for path in written if path.exists()]
     log_size = paths.log(slot.rank).stat().st_size
-    image.pack(work, images / image.WORK_TAR)
+    image.pack(work, images / image.WORK_TAR, without=paths.log(slot.rank).name)  # it was shown
     image.pack(slot.shm, images / image.SHM_TAR)
     record = image.RankRecord(slot.rank, slot.root, int(frozen["step"]), str(frozen["python"]), log_size, sizes)
     on_device = devices.record(scan.processes(slot.init), frozen.get("devices") or [])

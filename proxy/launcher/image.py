@@ -52,10 +52,14 @@ def read_record(folder: Path) -> RankRecord:
         raise RestoreError(f"{folder / RECORD} cannot be used: {error}; the image is incomplete") from None
 
 
-def pack(folder: Path, archive: Path) -> None:
-    """Everything in `folder` as a tar. Sockets are left out: CRIU binds them again."""
+def pack(folder: Path, archive: Path, without: str = "") -> None:
+    """Everything in `folder` but the file `without`, as a tar. Sockets are left out: CRIU binds them again."""
+
+    def wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if entry.name == f"./{without}" else entry
+
     with tarfile.open(archive, "w") as tar:
-        tar.add(folder, arcname=".")
+        tar.add(folder, arcname=".", filter=wanted)
 
 
 def unpack(archive: Path, folder: Path) -> None:

@@ -62,6 +62,8 @@ def _unpack(plan: Plan, paths: Paths, rank: int, say: Say) -> image.RankRecord:
     if record.rank != rank:
         raise RestoreError(f"{folder} holds the image of rank {record.rank}, wanted rank {rank}")
     image.unpack(folder / image.WORK_TAR, paths.work(rank))
+    with paths.log(rank).open("ab") as log:
+        log.truncate(record.log_size)  # of the size that CRIU expects; what was in it was shown by the pod that dumped
     for line in image.rewind(record):
         say(f"rank {rank}: {line}")
     control = paths.control(rank)

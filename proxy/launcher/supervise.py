@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..protocol import names
 from ..protocol.messages import LauncherCommand, LauncherEvent, Plan
-from . import checkpoint, device, rankenv, reap, restore, torchrun, verdict
+from . import checkpoint, device, lograte, rankenv, reap, restore, torchrun, verdict
 from .client import SidecarClient
 from .criu import Criu
 from .errors import DumpError, LauncherError, RestoreError, SidecarError, SlotError
+from .lograte import LogRate
 from .nudge import Nudge
 from .outbox import Outbox
 from .paths import Paths
@@ -43,6 +44,7 @@ class Supervisor:
         self.env = env
         self.paths = Paths.from_env(env)
         self.argv = rankenv.command(env, argv)
+        self.log_rate = lograte.from_env(env)
         self.criu = Criu.find(self.paths.criu)
         self.devices = device.find()
         self.client = SidecarClient(self.paths.socket)
@@ -137,7 +139,10 @@ class Supervisor:
         positions = restore.log_positions(plan, self.paths) if restored else dict.fromkeys(plan.ranks, 0)
         out = sys.stdout.buffer
         see = {0: self.readout.see}
-        self.tails = {r: Tail(self.paths.log(r), f"[rank {r}] ", out, positions[r], see.get(r)) for r in plan.ranks}
+        self.tails = {
+            r: Tail(self.paths.log(r), f"[rank {r}] ", out, positions[r], see.get(r), LogRate(self.log_rate))
+            for r in plan.ranks
+        }
         if restored:
             slots = restore.restore(plan, self.paths, self.criu, self._pod_env(), say, self.devices)
         else:

@@ -121,6 +121,8 @@ ENV_WORKDIR: Final = "SINGULARITY_WORKDIR"
 with the checkpoint."""
 ENV_COMMAND: Final = "SINGULARITY_COMMAND"
 """JSON list: the user's argv."""
+ENV_LOG_RATE: Final = "SINGULARITY_LOG_RATE"
+"""Bytes per second of each rank's output that are shown; what is above is counted. 0: all of it."""
 
 # --- environment of a rank (besides torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...) ----------------------
 ENV_RANK_DIR: Final = "SINGULARITY_RANK_DIR"
