@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..protocol.messages import Plan
-from . import checkpoint, criu, device, image, scan
+from . import checkpoint, criu, device, image, memory, scan
 from .errors import RestoreError
 from .paths import Paths
 from .slot import Slot
@@ -75,13 +75,13 @@ def _unpack(plan: Plan, paths: Paths, rank: int, say: Say) -> image.RankRecord:
 def _restore_all(plan: Plan, paths: Paths, tool: criu.Criu, slots: Mapping[int, Slot]) -> None:
     # The first alone: it fills CRIU's cache of kernel features (/run/criu.kdat), which parallel runs would race for.
     first, *others = plan.ranks
-    killed = _oom_kills()
+    killed = memory.oom_kills()
     problems = [_restore_rank(plan, paths, tool, slots[first])]
     if others and not problems[0]:
         with ThreadPoolExecutor(len(others)) as pool:
             problems += pool.map(lambda rank: _restore_rank(plan, paths, tool, slots[rank]), others)
     told = [text for text in problems if text]
-    if told and _oom_kills() > killed:
+    if told and memory.oom_kills() > killed:
         told.append("The kernel killed processes of this container for memory: its limit is below what the ranks need")
     if told:
         raise RestoreError("; ".join(told))
@@ -116,16 +116,6 @@ def _adopt_oom_score(slot: Slot) -> None:
         # Lowering needs SYS_RESOURCE on most nodes; a score that is too high is no reason to fail.
         with contextlib.suppress(OSError):
             Path(f"/proc/{pid}/oom_score_adj").write_text(ours)
-
-
-def _oom_kills() -> int:
-    """How often the kernel has killed in our memory cgroup, 0 where it does not tell."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        with contextlib.suppress(OSError):
-            for line in Path(path).read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-    return 0
 
 
 def _wait_resumed(plan: Plan, paths: Paths, slots: Mapping[int, Slot], ids: Mapping[int, str]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..protocol import names
 from ..protocol.messages import LauncherCommand, LauncherEvent, Plan
-from . import checkpoint, device, lograte, rankenv, reap, restore, torchrun, verdict
+from . import checkpoint, device, lograte, memory, rankenv, reap, restore, torchrun, verdict
 from .client import SidecarClient
 from .criu import Criu
 from .errors import DumpError, LauncherError, RestoreError, SidecarError, SlotError
@@ -56,6 +56,7 @@ class Supervisor:
         self.readout = Readout()
         self.nudge = Nudge(self.paths)
         self.codes: dict[int, int] = {}
+        self._oom_kills = memory.oom_kills()
         self.lost: set[int] = set()
         """Ranks that failed because a rank of another pod was gone."""
         self.stopped: set[int] = set()
@@ -188,8 +189,12 @@ class Supervisor:
                 peer = bool(code) and (self.paths.control(rank) / names.LOST_PEER_FILE).exists()
                 if peer:
                     self.lost.add(rank)
-                say(f"rank {rank} ended with code {code}" + (": a connection to another rank broke" if peer else ""))
-                self.outbox.put(LauncherEvent("exited", rank=rank, code=code))
+                why = "a connection to another rank broke" if peer else self._killed(rank, code)
+                text = f"rank {rank} ended with code {code}" + (f": {why}" if why else "")
+                say(text)
+                if code and not peer and self._failed_at is None:
+                    memory.note(text)
+                self.outbox.put(LauncherEvent("exited", rank=rank, code=code, message=why))
                 if code and self._failed_at is None:
                     self._failed_at = time.monotonic()
         if self.plan is None:
@@ -214,6 +219,11 @@ class Supervisor:
                 with contextlib.suppress(SlotError):
                     slot.signal(signal.SIGTERM)
         self._sent_term = self._sent_term or action == "TERM"
+
+    def _killed(self, rank: int, code: int) -> str:
+        if code != 128 + signal.SIGKILL or rank in self.stopped or memory.oom_kills() <= self._oom_kills:
+            return ""
+        return memory.sentence()
 
     def _wait_for_the_world(self) -> None:
         """A pod that has ended with 0 is never made anew; should the ranks of another pod have to start again, they

@@ -174,7 +174,7 @@ class Pod:
         elif event.kind == "exited":
             self._ended.add(event.rank)
             if event.code and not self._broken:
-                self._broken = f"rank {event.rank} ended with code {event.code}"
+                self._broken = f"rank {event.rank} ended with code {event.code} {event.message}".rstrip()
         elif event.kind == "finished":
             self._done = True
         elif event.kind == "terminating" and self._terminating_at is None:

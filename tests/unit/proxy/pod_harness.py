@@ -35,6 +35,10 @@ mount -t tmpfs -o size=1g tmpfs dev/shm
 if [ -n "$TORCH" ]; then mount --bind "$TORCH" opt/torch; mount -o remount,bind,ro opt/torch; fi
 mount --bind "$POD/singularity" singularity
 if [ -n "$SHARED" ]; then mkdir -p shared; mount --bind "$SHARED" shared; fi
+if [ -n "$CGROUP" ]; then
+  echo 0 > "$CGROUP/cgroup.procs"
+  mount -t tmpfs tmpfs sys; mkdir -p sys/fs/cgroup/memory; mount --bind "$CGROUP" sys/fs/cgroup/memory
+fi
 hostname "$NAME"
 pivot_root . .old
 cd /
@@ -78,6 +82,7 @@ class Pod:
         env: dict[str, str] | None = None,
         shared: Path | None = None,
         criu: Path | None = None,
+        cgroup: Path | None = None,
     ) -> None:
         self.folder = folder
         self.name = folder.name
@@ -87,7 +92,7 @@ class Pod:
         self.volumes = folder / "singularity"
         if criu is not None:
             shutil.copytree(criu, self.volumes / "agent/criu")
-        self._rootfs, self._torch, self._shared = rootfs, torch, shared
+        self._rootfs, self._torch, self._shared, self._cgroup = rootfs, torch, shared, cgroup
         self._env = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "PYTHONPATH": f"/singularity/agent/lib:{TRAIN}",
@@ -111,6 +116,7 @@ class Pod:
                     "ROOTFS": str(self._rootfs),
                     "TORCH": str(self._torch or ""),
                     "SHARED": str(self._shared or ""),
+                    "CGROUP": str(self._cgroup or ""),
                     "POD": str(self.folder),
                     "NAME": self.name,
                     "ENVIRONMENT": " ".join(words),

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 from fake_sidecar import FakeSidecar
 
-from proxy.launcher import checkpoint, criu, device, image, lograte, rankenv, reap, scan, slotinit, verdict
+from proxy.launcher import checkpoint, criu, device, image, lograte, memory, rankenv, reap, scan, slotinit, verdict
 from proxy.launcher.client import SidecarClient
 from proxy.launcher.errors import CommandError, LauncherError, RestoreError, SidecarError
 from proxy.launcher.lograte import LogRate
@@ -203,6 +203,25 @@ def test_no_limit_and_a_limit_that_is_no_number() -> None:
     assert all(LogRate(0).take(1 << 30) for _ in range(9))
     with pytest.raises(CommandError, match="SINGULARITY_LOG_RATE = '1MB': bytes per second as a whole number"):
         lograte.from_env({names.ENV_LOG_RATE: "1MB"})
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("events", "limit", "none"),
+    [
+        ("memory.events", "memory.max", "max"),
+        ("memory/memory.oom_control", "memory/memory.limit_in_bytes", "9223372036854771712"),
+    ],
+)
+def test_out_of_memory_is_told_with_the_limit(tmp_path: Path, events: str, limit: str, none: str) -> None:
+    (tmp_path / "memory").mkdir()
+    assert (memory.oom_kills(tmp_path), memory.limit(tmp_path)) == (0, None)
+    (tmp_path / events).write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert memory.oom_kills(tmp_path) == 2
+    (tmp_path / limit).write_text("536870912\n")
+    assert memory.sentence(tmp_path).endswith("the limit of the container is 512 MiB")
+    (tmp_path / limit).write_text(f"{none}\n")
+    assert "has no limit, so its node had no memory left" in memory.sentence(tmp_path)
 
 
 # --- exit codes -------------------------------------------------------------------------------------------------------

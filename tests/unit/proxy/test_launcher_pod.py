@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,38 @@ def test_an_isolated_interpreter_is_refused(run: Make) -> None:
     pod = run("pod", fresh([0], 1), ["python3", "-I", "x.py"])
     assert pod.wait() == 2
     assert "start the program without -I" in pod.log()
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def memory_256m(tmp_path: Path) -> Iterator[Path]:
+    """A memory cgroup (v1) of 256 MiB."""
+    top = Path("/sys/fs/cgroup/memory")
+    if not (top / "memory.oom_control").exists() and not (top / "memory.limit_in_bytes").exists():
+        pytest.skip("needs a cgroup v1 hierarchy for memory")
+    group = top / f"launcher-{os.getpid()}"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(256 << 20))
+    yield group
+    deadline = time.monotonic() + 30
+    while (group / "cgroup.procs").read_text():
+        assert time.monotonic() < deadline, "its processes do not end"
+        time.sleep(0.05)
+    group.rmdir()
+
+
+def test_a_rank_that_needs_more_memory_than_there_is(run: Make, memory_256m: Path) -> None:
+    pod = run("pod", fresh([0, 1], 2), ["python3", "-c", "bytes([1])*(1<<30)"], cgroup=memory_256m)
+    assert pod.wait() == 137, pod.log()
+    first = next(e for e in pod.sidecar.events if e.kind == "exited" and e.code == 137)
+    assert first.message == "out of memory: the kernel killed it, the limit of the container is 256 MiB"
+    assert f"rank {first.rank} ended with code 137: out of memory" in pod.log()
+
+
+def test_a_rank_that_is_killed_for_another_reason(run: Make) -> None:
+    pod = run("pod", fresh([0], 1), ["sh", "-c", "kill\t-9\t$$"])
+    assert pod.wait() == 137
+    assert "rank 0 ended with code 137\n" in pod.log() and "out of memory" not in pod.log()
 
 
 # --- the end of the world ---------------------------------------------------------------------------------------------
