@@ -10,6 +10,7 @@ from typing import Any
 
 PACKAGE = "airflow-provider-singularity"
 VERSION = "0.1.0"
+_LINKS = ("TrainingLink", "JobLink", "WorkloadLink", "LogsLink")
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -31,5 +32,7 @@ def get_provider_info() -> dict[str, Any]:
             {"name": "singularity_train", "class-name": "airflow_provider.decorators.singularity_train_task"}
         ],
         "sensors": [{"integration-name": "Singularity", "python-modules": ["airflow_provider.sensors"]}],
+        "extra-links": [f"airflow_provider.links.{name}" for name in _LINKS],
+        "plugins": [{"name": "singularity", "plugin-class": "airflow_provider.plugin.SingularityPlugin"}],
         "triggers": [{"integration-name": "Singularity", "python-modules": ["airflow_provider.triggers"]}],
     }

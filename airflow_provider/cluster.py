@@ -15,7 +15,7 @@ import aiohttp
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook, KubernetesHook
 
 from kueue_integration.k8s import ApiKube, Kube
-from kueue_integration.resources import JOB, Kind, Object, is_true
+from kueue_integration.resources import JOB, POD, Kind, Object, is_true
 
 CONNECT_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 20.0
@@ -82,6 +82,28 @@ class AsyncCluster:
                 yield event["type"], event["object"]
         finally:
             response.close()
+
+    async def pod_log(
+        self, namespace: str, pod: str, container: str, since: str, lines: int, limit_bytes: int
+    ) -> bytes:
+        """The last `lines` lines that are not older than `since` (RFC 3339, "" for all), each with its time stamp.
+
+        At most `limit_bytes` of them, from the beginning.
+        """
+        query = {
+            "container": container,
+            "timestamps": "true",
+            "tailLines": str(lines),
+            "limitBytes": str(limit_bytes),
+            **({"sinceTime": since} if since else {}),
+        }
+        timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, total=REQUEST_TIMEOUT_S)
+        response = await self._request("GET", POD.path(namespace, pod, "log"), query, None, timeout)
+        try:
+            answer: bytes = await response.read()
+        finally:
+            response.release()
+        return answer
 
     async def delete_unfinished_job(self, namespace: str, name: str, uid: str) -> bool:
         """Delete that very Job with its pods unless it has ended. Returns whether a deletion was accepted."""

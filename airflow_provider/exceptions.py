@@ -10,11 +10,32 @@ class SingularityProviderError(AirflowException):  # type: ignore[misc]
 
 
 class TrainingFailedError(SingularityProviderError):
-    """The Job failed: the program ended with an error, or its pods died too often. A retry starts a new Job."""
+    """The Job failed: the program ended with an error, or its pods died too often.
+
+    A retry starts a new Job.
+    """
+
+
+class TrainingFailedForGoodError(AirflowFailException, TrainingFailedError):  # type: ignore[misc]
+    """The program ended with one of `fail_on_exit_codes`. Never retried."""
+
+
+class TrainingInfrastructureError(TrainingFailedError):
+    """More attempts were lost to nodes, pods and kills than `infrastructure_retries` allows.
+
+    A retry starts a new Job.
+    """
+
+
+class TrainingPreemptedError(AirflowFailException, SingularityProviderError):  # type: ignore[misc]
+    """Preempted more often than `max_preemptions`; the Job was deleted. Never retried: it would begin from step 0."""
 
 
 class TrainingDeletedError(SingularityProviderError):
-    """Somebody deleted the Job while the task waited for it. A retry starts a new Job."""
+    """Somebody deleted the Job while the task waited for it.
+
+    A retry starts a new Job.
+    """
 
 
 class TrainingTimeoutError(SingularityProviderError):

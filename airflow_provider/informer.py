@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 WATCH_S = 300
 """A watch is ended by the server after about this time and goes on where it was; jitter keeps many of them apart."""
+LOG_READERS = 8
+"""Requests for the output of pods that may be under way at a time."""
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
 
@@ -68,6 +70,16 @@ class Subscription:
         job = self.job
         return self.informer.workloads.get(job["metadata"]["uid"]) if job else None
 
+    @property
+    def cluster(self) -> AsyncCluster | None:
+        """The client of the watch, None while there is none."""
+        return self.informer.cluster
+
+    @property
+    def log_slots(self) -> asyncio.Semaphore:
+        """Held while output of a pod is read."""
+        return self.informer.log_slots
+
     def notify(self) -> None:
         self._changed.set()
 
@@ -91,6 +103,8 @@ class Informer:
         self.workloads: dict[str, Object] = {}
         """By the uid of their Job."""
         self.trouble = ""
+        self.cluster: AsyncCluster | None = None
+        self.log_slots = asyncio.Semaphore(LOG_READERS)
         self._by_name: dict[str, list[Subscription]] = {}
         self._synced: set[str] = set()
         self._following: set[str] = set()
@@ -130,7 +144,11 @@ class Informer:
             started = asyncio.get_running_loop().time()
             try:
                 async with connect_async(self.conn_id) as cluster:
-                    await self._follow_both(cluster)
+                    self.cluster = cluster
+                    try:
+                        await self._follow_both(cluster)
+                    finally:
+                        self.cluster = None
             except asyncio.CancelledError:
                 raise
             except Exception as error:

@@ -1,4 +1,4 @@
-"""What a task instance remembers over all its tries: Airflow's task state store, under three keys.
+"""What a task instance remembers over all its tries: Airflow's task state store, under four keys.
 
 XComs are wiped when a try starts; this is not. `store` is what Airflow puts into the context as `task_state_store`,
 None where there is none (`dag.test()`): then nothing is remembered, and nothing fails.
@@ -15,6 +15,8 @@ from .identity import Claim
 STORE_KEY = "singularity_job"
 """`Claim` of the current Job and the connection it was made with."""
 OUTAGE_KEY = "singularity_api_outage_since"
+MANIFEST_KEY = "singularity_manifest"
+"""The manifests of the current Job as text, for the tab `Rendered Templates` of the run that ends the task."""
 PAST_KEY = "singularity_past"
 """List of the lineage documents of the jobs that a later try replaced, oldest first."""
 MAX_PAST_BYTES = 48_000

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from airflow.sdk import BaseOperator, timezone
 from airflow.sdk.exceptions import AirflowRescheduleException
 
-from kueue_integration import jobs
+from kueue_integration import jobs, platform
 from kueue_integration.errors import KubeError, SingularityError, SpecError
 from kueue_integration.k8s import Kube
 from kueue_integration.resources import JOB, is_true
 from kueue_integration.status import summarise
 
-from . import cluster, compat, submission
+from . import cluster, compat, parameters, submission
 from .exceptions import (
     ClusterUnreachableError,
-    InvalidTrainingError,
     KilledError,
     SingularityProviderError,
-    TrainingDeletedError,
-    TrainingFailedError,
     TrainingResultError,
-    TrainingTimeoutError,
 )
 from .identity import Claim, Decision, TaskKey, Try, decide
 from .lineage import document, headline
-from .memory import OUTAGE_KEY, STORE_KEY, add_past, remember
+from .links import LINKS
+from .memory import MANIFEST_KEY, OUTAGE_KEY, STORE_KEY, add_past, remember
+from .outcome import codes, failure
 from .reporting import TrainingReporter
 from .triggers import USER_STATES, SingularityJobTrigger
 
@@ -75,8 +73,22 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         `"500 steps"` or `"auto"`; default off (templated)
     :param hold: cooperative preemption; False: plain Kueue, the checkpoint has to fit the grace period
     :param volumes, volume_mounts: added to the pods, as in a Pod manifest (templated)
+    :param pod_override: a Pod (`V1Pod` or plain data) merged into the training pods: service account, affinity,
+        tolerations, environment from secrets, init containers, ...; the training container is `train` or `base`. What
+        a checkpoint depends on is refused by field (templated)
     :param labels, annotations: added to Job and pods (templated)
-    :param kubernetes_conn_id: Airflow connection of type `kubernetes`
+    :param kubernetes_conn_id: Airflow connection of type `kubernetes`; tasks of one Dag may use several clusters
+        (templated)
+    :param infrastructure_retries: attempts that may be lost to nodes, pods and kills; one more fails the task. Each
+        goes on from the last checkpoint and uses none of Airflow's retries. Default: lost pods and nodes without limit,
+        6 killed pods (templated)
+    :param resume_on_exit_codes: exit codes of the program that count like those: the job goes on (templated)
+    :param skip_on_exit_code: exit code, or several, that marks the task skipped
+    :param fail_on_exit_codes: exit codes that fail the task for good, whatever `retries` says
+    :param max_preemptions: more than this many fail the task for good and delete the Job; default: no limit
+    :param get_logs: copy what rank 0 prints to the task log while the task is deferred
+    :param logging_interval: seconds between two looks at it
+    :param log_max_lines: most lines of it in the task log; the end says how to read the rest
     :param deletion_policy: whether the ended Job is deleted: `never`, `on_success`, `always`
     :param preemption_alert: preemptions are unlimited and use no retry; more than this many are a warning in the task
         log and `preemption_alert: true` in `lineage`; default: never
@@ -87,8 +99,18 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         "queue_name", "command", "script", "script_args", "name", "namespace", "workers", "min_workers", "world_size",
         "image", "priority_class", "pod_resources", "env", "files", "workdir", "store", "checkpoint_budget_s",
         "grace_period_s", "checkpoint_every", "volumes", "volume_mounts", "labels", "annotations", "kubernetes_conn_id",
+        "engine", "hold", "pod_override", "infrastructure_retries", "resume_on_exit_codes", "manifest",
     )  # fmt: skip
-    template_fields_renderers = {"pod_resources": "json", "env": "json", "files": "json", "command": "json"}  # noqa: RUF012
+    template_fields_renderers = {  # noqa: RUF012
+        **dict.fromkeys(("pod_resources", "env", "files", "command", "volumes", "pod_override"), "json"),
+        "manifest": "yaml",
+    }
+    operator_extra_links = tuple(link() for link in LINKS)
+    overwrite_rtif_after_execution = True
+    """For `manifest`, which is known only then."""
+    manifest: str | None = None
+    shown_job: dict[str, str] | None = None
+    """Namespace, name, uid and Workload of the Job, for the links."""
     ui_color = "#d5e8d4"
 
     def __init__(
@@ -114,12 +136,21 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         checkpoint_budget_s: int | str = 120,
         grace_period_s: int | str = 90,
         checkpoint_every: str | float | None = None,
-        hold: bool = True,
+        hold: bool | str = True,
         volumes: Sequence[Mapping[str, Any]] = (),
         volume_mounts: Sequence[Mapping[str, Any]] = (),
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
+        pod_override: Any = None,
         kubernetes_conn_id: str = "kubernetes_default",
+        infrastructure_retries: int | str | None = None,
+        resume_on_exit_codes: Sequence[int] = (),
+        skip_on_exit_code: int | Collection[int] | None = None,
+        fail_on_exit_codes: Collection[int] = (),
+        max_preemptions: int | None = None,
+        get_logs: bool = True,
+        logging_interval: float = 10.0,
+        log_max_lines: int = 10_000,
         deletion_policy: DeletionPolicy = "never",
         preemption_alert: int | None = None,
         api_outage_tolerance: datetime.timedelta = datetime.timedelta(hours=1),
@@ -152,6 +183,15 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         self.labels = labels
         self.annotations = annotations
         self.kubernetes_conn_id = kubernetes_conn_id
+        self.pod_override = parameters.plain_pod(pod_override)
+        self.infrastructure_retries = infrastructure_retries
+        self.resume_on_exit_codes = resume_on_exit_codes
+        self.skip_on_exit_code = skip_on_exit_code
+        self.fail_on_exit_codes = fail_on_exit_codes
+        self.max_preemptions = max_preemptions
+        self.get_logs = get_logs
+        self.logging_interval = logging_interval
+        self.log_max_lines = log_max_lines
         self.deletion_policy = deletion_policy
         self.preemption_alert = preemption_alert
         self.api_outage_tolerance = api_outage_tolerance
@@ -160,13 +200,19 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             raise ValueError(
                 f"deletion_policy = {deletion_policy!r}: must be one of {', '.join(get_args(DeletionPolicy))}"
             )
-        whole = isinstance(preemption_alert, int) and not isinstance(preemption_alert, bool)
-        if preemption_alert is not None and not (whole and preemption_alert >= 0):
-            raise ValueError(f"preemption_alert = {preemption_alert!r}: must be a whole number, 0 or more, or None")
+        parameters.number("preemption_alert", preemption_alert, 0, "")
+        parameters.number("max_preemptions", max_preemptions, 0, " for no limit")
+        parameters.exit_codes(resume_on_exit_codes, skip_on_exit_code, fail_on_exit_codes)
+        if not isinstance(log_max_lines, int) or log_max_lines < 1:
+            fix = "must be a whole number, 1 or more; get_logs=False for none"
+            raise ValueError(f"log_max_lines = {log_max_lines!r}: {fix}")
+        if not isinstance(logging_interval, (int, float)) or logging_interval < 1:
+            raise ValueError(f"logging_interval = {logging_interval!r}: must be a number of seconds, 1 or more")
         if command is None and script is None:
             raise ValueError("command = None: give command or script")
         if command is not None and script is not None:
             raise ValueError(f"script = {script!r}: give either command or script, not both")
+        parameters.check_known(self)
 
     # --- first part: submit, then defer ---------------------------------------------------------------------------
     def execute(self, context: Any) -> Any:
@@ -174,8 +220,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         try:
             claim, finished = self._place(context)
         except SpecError as error:
-            lines = "".join(f"\n  {field} = {value!r}: {text}" for field, value, text in error.problems)
-            raise InvalidTrainingError(f"The training job was refused before anything was created:{lines}") from None
+            raise parameters.refusal(error) from None
         except KubeError as error:
             if error.transient:
                 self._ride_out(context, error)
@@ -194,6 +239,10 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
                 # Airflow does not enforce execution_timeout while a task is deferred.
                 deadline=None if limit is None else time.time() + limit.total_seconds(),
                 preemption_alert=self.preemption_alert,
+                max_preemptions=self.max_preemptions,
+                get_logs=self.get_logs,
+                logging_interval=self.logging_interval,
+                log_max_lines=self.log_max_lines,
             ),
             method_name="execute_complete",
         )
@@ -225,7 +274,9 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         if spec is not None:
             if not decision.adopt:
                 remember(store, claim, self.kubernetes_conn_id)
-            done = submission.submit(kube, spec)
+            config = platform.load(kube)
+            self.manifest = submission.manifest(spec, config)
+            done = submission.submit(kube, spec, config)
             claim = Claim(claim.key, claim.generation, claim.made_by, done.namespace, done.name, done.uid)
             size = (
                 f"{spec.workers} pods"
@@ -243,8 +294,14 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         remember(store, claim, self.kubernetes_conn_id)
         if store is not None:
             store.delete(OUTAGE_KEY)
+            if self.manifest is None:
+                self.manifest = store.get(MANIFEST_KEY)
+            else:
+                store.set(MANIFEST_KEY, self.manifest)
         if self._kill_requested:
             self._honour_kill(kube, ti, claim)
+        self.shown_job = {"namespace": claim.namespace, "name": claim.name, "uid": str(claim.uid)}
+        ti.xcom_push(key="job", value=dict(self.shown_job))
         job = kube.find(JOB, claim.namespace, claim.name) if decision.adopt else None
         if job is not None and is_true(job, "Complete"):
             lineage = document(summarise(job, kube.get_workload_for_job(job), ()), self.preemption_alert)
@@ -305,20 +362,21 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         """Report what became of the Job. Raises TrainingFailedError, TrainingDeletedError, TrainingTimeoutError."""
         job, outcome, message = event["job"], event["status"], event["message"]
         where = f"Job {job['namespace']}/{job['name']}"
+        store = context.get("task_state_store")
+        if store is not None:
+            self.manifest = store.get(MANIFEST_KEY)
+        self.shown_job = {**job, "workload": (event["lineage"] or {}).get("workload") or ""}
         self._push(context, job, event["lineage"])
         self.report(context, event["lineage"], outcome == "success")
         if outcome != "success":
-            add_past(context.get("task_state_store"), event["lineage"])
+            add_past(store, event["lineage"])
         value = self._read_result(job) if outcome == "success" else None
-        self._clean_up(job, outcome)
+        self._clean_up(job, outcome, bool(event.get("output_shown")))
         if outcome == "success":
             self.log.info("%s succeeded: %s", where, message)
             return value
-        if outcome == "timeout":
-            raise TrainingTimeoutError(f"{where} ran out of time: {message}; the Job is deleted")
-        if outcome == "deleted":
-            raise TrainingDeletedError(f"{where} was deleted while the task waited for it: {message}")
-        raise TrainingFailedError(f"{where} failed: {message}")
+        skip, fail = codes(self.skip_on_exit_code), codes(self.fail_on_exit_codes)
+        raise failure(event, skip, fail, self.infrastructure_retries)
 
     def _read_result(self, job: Mapping[str, Any]) -> Any:
         """Before anything is deleted. An API server that is away for a moment costs a retry that adopts the Job."""
@@ -339,17 +397,20 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             context["ti"].xcom_push(key="lineage", value=dict(lineage))
             self.log.info("%s", headline(lineage))
 
-    def _clean_up(self, job: Mapping[str, Any], outcome: str) -> None:
-        """Show the last output and delete what must go. The outcome stands already: trouble here is only told."""
+    def _clean_up(self, job: Mapping[str, Any], outcome: str, shown: bool) -> None:
+        """Show the last output unless it is `shown`, and delete what must go.
+
+        The outcome stands already: trouble here is only told.
+        """
         namespace, name, uid = job["namespace"], job["name"], job["uid"]
         ended = outcome in ("success", "failed")
         unwanted = self.deletion_policy == "always" or (self.deletion_policy == "on_success" and outcome == "success")
         try:
             kube, _ = cluster.connect(self.kubernetes_conn_id)
-            if ended:
+            if outcome == "failed" or (ended and not shown):
                 for line in submission.log_tails(kube, namespace, name, failed=outcome == "failed"):
                     self.log.info("%s", line)
-            if outcome == "timeout" or (ended and unwanted):
+            if outcome in ("timeout", "preempted") or (ended and unwanted):
                 jobs.delete(kube, namespace, name, uid=uid)
         except Exception as error:
             self.log.warning(

@@ -8,24 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kueue_integration import jobs, platform
+from kueue_integration import jobs, manifests, platform
 from kueue_integration.errors import KubeError, SpecError
 from kueue_integration.k8s import Kube
 from kueue_integration.resources import JOB, Object, label, selector
-from kueue_integration.spec import TrainSpec, from_mapping
+from kueue_integration.spec import TrainSpec
 from proxy.protocol import names
 
-from . import taskflow
+from . import parameters, rendered, taskflow
 from .identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey
 
-SPEC_FIELDS: Mapping[str, str] = {
-    "queue_name": "queue", "pod_resources": "resources", "workers": "workers", "min_workers": "min_workers",
-    "world_size": "world_size", "image": "image", "priority_class": "priority_class", "env": "env",
-    "workdir": "workdir", "store": "store", "engine": "engine", "checkpoint_budget_s": "checkpoint_budget_s",
-    "grace_period_s": "grace_period_s", "checkpoint_every": "checkpoint_every", "hold": "hold",
-    "volumes": "volumes", "volume_mounts": "volume_mounts",
-}  # fmt: skip
-"""Operator parameter -> field of TrainSpec, for those that are passed on as they are."""
 GONE_POLL_S = 0.5
 
 
@@ -36,41 +28,24 @@ def owned_jobs(kube: Kube, namespace: str, key: TaskKey) -> list[Object]:
 
 def build_spec(operator: Any, claim: Claim, dag_file: str | None) -> TrainSpec:
     """The TrainSpec of `operator`'s rendered parameters. Raises SpecError that names the operator's parameters."""
-    files = dict(operator.files or {})
+    files = parameters.mapping("files", operator.files)
     command = operator.command
     if operator.script is not None:
         path = script_path(operator.script, dag_file)
         files[path.name] = _read(operator.script, path)
         command = ["python3", path.name, *[str(word) for word in operator.script_args]]
-    values: dict[str, Any] = {
-        field: getattr(operator, parameter)
-        for parameter, field in SPEC_FIELDS.items()
-        if getattr(operator, parameter) is not None
-    }
-    values |= {
+    annotations = parameters.mapping("annotations", operator.annotations)
+    values = {
+        **parameters.spec_values(operator),
         "name": claim.name,
         "namespace": claim.namespace,
         "command": command,
         "files": files,
         "identity": claim.identity,
-        "labels": {**(operator.labels or {}), LABEL_OWNER: claim.key.owner},
-        "annotations": {**(operator.annotations or {}), ANN_TASK: json.dumps(claim.to_dict(), sort_keys=True)},
+        "labels": {**parameters.mapping("labels", operator.labels), LABEL_OWNER: claim.key.owner},
+        "annotations": {**annotations, ANN_TASK: json.dumps(claim.to_dict(), sort_keys=True)},
     }
-    try:
-        return from_mapping(values)
-    except SpecError as error:
-        raise in_operator_words(error) from None
-
-
-def in_operator_words(error: SpecError) -> SpecError:
-    """The same problems under the names that the DAG's author wrote."""
-    parameters = {field: parameter for parameter, field in SPEC_FIELDS.items()}
-
-    def rename(field: str) -> str:
-        base, bracket, rest = field.partition("[")
-        return parameters.get(base, base) + bracket + rest
-
-    return SpecError([(rename(field), value, text) for field, value, text in error.problems])
+    return parameters.make_spec(values)
 
 
 def script_path(script: str, dag_file: str | None) -> Path:
@@ -86,12 +61,20 @@ def _read(script: str, path: Path) -> str:
         raise SpecError([("script", script, fix)]) from None
 
 
-def submit(kube: Kube, spec: TrainSpec) -> jobs.Submitted:
+def submit(kube: Kube, spec: TrainSpec, config: platform.PlatformConfig) -> jobs.Submitted:
     """Create or adopt. Raises SpecError in the operator's words, PlatformError, ConflictError, KubeError."""
     try:
-        return jobs.submit(kube, spec, platform.load(kube))
+        return jobs.submit(kube, spec, config)
     except SpecError as error:
-        raise in_operator_words(error) from None
+        raise parameters.in_operator_words(error) from None
+
+
+def manifest(spec: TrainSpec, config: platform.PlatformConfig) -> str:
+    """What `submit` sends, for people. Raises SpecError in the operator's words."""
+    try:
+        return rendered.text(manifests.render(spec, config))
+    except SpecError as error:
+        raise parameters.in_operator_words(error) from None
 
 
 def remove(

@@ -18,6 +18,7 @@ from .cluster import ApiError, connect_async
 from .informer import Subscription, subscribe
 from .lineage import document, preemptions
 from .narrate import narrate, progress
+from .podlogs import PodLog
 
 SETTLE_S = 15.0
 """How long a finished job's last history record is waited for: Kubernetes says Complete before our controller does."""
@@ -33,9 +34,10 @@ deletes what it replaces; `deferred` means that the trigger was only handed to a
 class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
     """Fires once, when the Job has succeeded, failed, or been deleted, or when `deadline` passes.
 
-    The event is `{"status": "success" | "failed" | "deleted" | "timeout", "message", "job", "lineage"}`; `lineage` is
-    the document of `airflow_provider.lineage`, None when the Job was never seen. An API server that does not answer
-    only delays the event.
+    The event is `{"status": "success" | "failed" | "deleted" | "timeout" | "preempted", "message", "job", "lineage",
+    "output_shown"}`; `lineage` is the document of `airflow_provider.lineage`, None when the Job was never seen;
+    `output_shown` whether all of rank 0's output is in the task log. An API server that does not answer only delays the
+    event.
 
     :param conn_id: Airflow connection of type `kubernetes`
     :param namespace: namespace of the Job
@@ -43,6 +45,10 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
     :param uid: uid of the Job: another Job of that name is not ours
     :param deadline: Unix seconds, None for no limit
     :param preemption_alert: warn in the task log, and in the lineage, when there are more preemptions than this
+    :param max_preemptions: fire with "preempted" when there are more than this; None: never
+    :param get_logs: copy what rank 0 prints to the task log
+    :param logging_interval: seconds between two looks at it
+    :param log_max_lines: most lines to copy, over all attempts
     """
 
     def __init__(
@@ -53,6 +59,10 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         uid: str,
         deadline: float | None = None,
         preemption_alert: int | None = None,
+        max_preemptions: int | None = None,
+        get_logs: bool = False,
+        logging_interval: float = 10.0,
+        log_max_lines: int = 10_000,
     ) -> None:
         super().__init__()
         self.conn_id = conn_id
@@ -61,6 +71,11 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         self.uid = uid
         self.deadline = deadline
         self.preemption_alert = preemption_alert
+        self.max_preemptions = max_preemptions
+        self.get_logs = get_logs
+        self.logging_interval = logging_interval
+        self.log_max_lines = log_max_lines
+        self._output: PodLog | None = None
         self._fired = False
         self._shown: JobStatus | None = None
         self._progress_at = 0.0
@@ -75,14 +90,32 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
             "uid": self.uid,
             "deadline": self.deadline,
             "preemption_alert": self.preemption_alert,
+            "max_preemptions": self.max_preemptions,
+            "get_logs": self.get_logs,
+            "logging_interval": self.logging_interval,
+            "log_max_lines": self.log_max_lines,
         }
 
     async def run(self) -> AsyncIterator[compat.TriggerEvent]:
         async with subscribe(self.conn_id, self.namespace, self.name) as view:
-            event = await self._wait(view)
+            event = {**await self._told(view), "output_shown": self._output is not None and self._output.complete}
         await self._published_all()
         self._fired = True
         yield compat.TriggerEvent(event)
+
+    async def _told(self, view: Subscription) -> dict[str, Any]:
+        """`_wait`, with the output of rank 0 copied meanwhile."""
+        if not self.get_logs:
+            return await self._wait(view)
+        self._output = PodLog(view, self.name, self.log, self.logging_interval, self.log_max_lines)
+        follower = asyncio.create_task(self._output.follow())
+        try:
+            event = await self._wait(view)
+            await self._output.finish()
+            return event
+        finally:
+            follower.cancel()
+            await asyncio.gather(follower, return_exceptions=True)
 
     async def _wait(self, view: Subscription) -> dict[str, Any]:
         ended_at: float | None = None
@@ -105,11 +138,17 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
                 continue
             status = summarise(job, view.workload, ())
             self._tell(status)
+            if self._output is not None:
+                self._output.look(status)
             self._publish(status)
             phase = Phase(status.phase)
             if phase is Phase.DELETED:
                 return self._event("deleted", f"Job {self.name} was deleted")
             if not phase.final:
+                count = preemptions(status)
+                if self.max_preemptions is not None and count > self.max_preemptions:
+                    text = f"was preempted {count} times, max_preemptions is {self.max_preemptions}"
+                    return self._event("preempted", text)
                 if late:
                     return self._timeout()
                 continue

@@ -85,3 +85,30 @@ with DAG("on_checkpoint", schedule=NIGHTLY_CHECKPOINTS, catchup=False):
         return triggering_asset_events[NIGHTLY_CHECKPOINTS][-1].extra["payload"]
 
     seen()
+
+with DAG("streamed", schedule=None, catchup=False):
+    SingularityTrainOperator(
+        task_id="train",
+        workers=4,
+        world_size=4,
+        pod_resources={"cpu": "250m"},
+        queue_name="training",
+        priority_class="low",
+        script=str(Path(__file__).parent / "scripts" / "train_exact.py"),
+        script_args=["--output", "/shared/e2e/streamed", "--steps", "600", "--pace", "0.05"],
+        logging_interval=2,
+        pod_override={
+            "metadata": {"labels": {"team": "vision"}},
+            "spec": {"containers": [{"name": "base", "env": [{"name": "FROM_OVERRIDE", "value": "yes"}]}]},
+        },
+    )
+
+with DAG("lost", schedule=None, catchup=False):
+    SingularityTrainOperator(
+        task_id="train",
+        workers=1,
+        pod_resources={"cpu": "250m"},
+        infrastructure_retries=0,
+        script_args=["--seconds", "120"],
+        **COMMON,
+    )

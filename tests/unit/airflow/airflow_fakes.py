@@ -30,6 +30,11 @@ class ApiServer:
         self.gone_after = 0
         """Watches from a resourceVersion below this one get 410, as after a compaction."""
         self.deletions: list[tuple[str, str]] = []
+        self.logs: dict[str, list[str]] = {}
+        """Output of the training container by pod, each line with its time stamp."""
+        self.slow_logs = False
+        self.most_logs_at_once = 0
+        self._reading = 0
         self._news = asyncio.Event()
         self._streams: set[web.StreamResponse] = set()
         self._ends = 0
@@ -89,7 +94,24 @@ class ApiServer:
             app.router.add_get(prefix + "/namespaces/{namespace}/{plural}", self._collection)
             app.router.add_get(prefix + "/namespaces/{namespace}/{plural}/{name}", self._get)
             app.router.add_delete(prefix + "/namespaces/{namespace}/{plural}/{name}", self._delete)
+        app.router.add_get("/api/v1/namespaces/{namespace}/{plural}", self._collection)
+        app.router.add_get("/api/v1/namespaces/{namespace}/pods/{name}/log", self._pod_log)
         return app
+
+    async def _pod_log(self, request: web.Request) -> web.Response:
+        self.requests.append(("log", "pods"))
+        name, query = request.match_info["name"], request.query
+        assert (query["container"], query["timestamps"]) == (names.CONTAINER_TRAIN, "true")
+        self._reading += 1
+        self.most_logs_at_once = max(self.most_logs_at_once, self._reading)
+        await asyncio.sleep(0.05 if self.slow_logs else 0)
+        self._reading -= 1
+        if ("pods", name) not in self.objects:
+            return _status(404, "not found")
+        since = query.get("sinceTime", "")
+        # As the kubelet: whole seconds, the line of that second included.
+        kept = [line for line in self.logs.get(name, []) if line[:19] >= since[:19]][-int(query["tailLines"]) :]
+        return web.Response(text="".join(f"{line}\n" for line in kept)[: int(query["limitBytes"])])
 
     async def _collection(self, request: web.Request) -> web.StreamResponse:
         plural = request.match_info["plural"]
@@ -103,7 +125,16 @@ class ApiServer:
         assert request.match_info["namespace"] == NAMESPACE
         assert request.query["labelSelector"]
         if verb == "list":
-            items = [obj for (kind, _), obj in self.objects.items() if kind == plural]
+            wanted = [term.partition("=") for term in request.query["labelSelector"].split(",")]
+            items = [
+                obj
+                for (kind, _), obj in self.objects.items()
+                if kind == plural
+                and all(
+                    obj["metadata"].get("labels", {}).get(k) == v if eq else k in obj["metadata"].get("labels", {})
+                    for k, eq, v in wanted
+                )
+            ]
             return web.json_response({"items": items, "metadata": {"resourceVersion": str(self.version)}})
         return await self._watch(request, plural, int(request.query["resourceVersion"]))
 
@@ -161,8 +192,11 @@ async def _line(stream: web.StreamResponse, event: str, obj: dict[str, Any]) -> 
     await stream.write(json.dumps({"type": event, "object": obj}).encode() + b"\n")
 
 
-def connection(url: str) -> str:
-    """JSON of a `kubernetes` connection to the API server at `url`."""
+def connection(url: str, **contexts: str) -> str:
+    """JSON of a `kubernetes` connection to the API server at `url`.
+
+    `contexts`: names and URLs of further ones, of which the connection takes the one that stands for "CONTEXT".
+    """
     kube_config = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -171,7 +205,11 @@ def connection(url: str) -> str:
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "x",
     }
-    return json.dumps({"conn_type": "kubernetes", "extra": {"kube_config": kube_config}})
+    for name, server in contexts.items():
+        kube_config["clusters"].append({"name": name, "cluster": {"server": server.rstrip("/")}})  # type: ignore[attr-defined]
+        kube_config["contexts"].append({"name": name, "context": {"cluster": name, "user": "u"}})  # type: ignore[attr-defined]
+    chosen = {"cluster_context": "CONTEXT"} if contexts else {}
+    return json.dumps({"conn_type": "kubernetes", "extra": {"kube_config": kube_config, **chosen}})
 
 
 # --- objects ----------------------------------------------------------------------------------------------------------

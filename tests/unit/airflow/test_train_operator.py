@@ -152,6 +152,7 @@ def test_submits_one_job_and_defers_to_it(kube: FakeKube, airflow: Airflow) -> N
     assert kwargs == {
         "conn_id": "kubernetes_default", "namespace": NAMESPACE, "name": job["metadata"]["name"],
         "uid": job["metadata"]["uid"], "deadline": None, "preemption_alert": 3,
+        "max_preemptions": None, "get_logs": True, "logging_interval": 10.0, "log_max_lines": 10_000,
     }  # fmt: skip
     assert deferred.method_name == "execute_complete"
     assert job["metadata"]["labels"][names.KUEUE_QUEUE_LABEL] == "training"
@@ -481,7 +482,7 @@ def test_every_parameter_of_the_spec_can_be_templated_or_is_listed_as_fixed() ->
 
     from kueue_integration.spec import TrainSpec
 
-    fixed = {"engine", "hold", "identity"}
+    fixed = {"identity"}
     translated = {"queue": "queue_name", "resources": "pod_resources"}
     fields = {translated.get(f.name, f.name) for f in dataclasses.fields(TrainSpec)}
     assert fields - fixed <= set(SingularityTrainOperator.template_fields)

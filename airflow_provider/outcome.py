@@ -1,0 +1,63 @@
+"""What the end of a job means for the task: its exit code, and which exception Airflow has to see. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowException, AirflowSkipException
+
+from kueue_integration.classify import OUT_OF_RETRIES
+
+from .exceptions import (
+    TrainingDeletedError,
+    TrainingFailedError,
+    TrainingFailedForGoodError,
+    TrainingInfrastructureError,
+    TrainingPreemptedError,
+    TrainingTimeoutError,
+)
+
+_EXIT_CODE = re.compile(r"\bfailed with exit code (\d+)\b")
+"""In the message of a Job's condition Failed with reason PodFailurePolicy."""
+
+
+def exit_code(message: str) -> int | None:
+    """Exit code of the program that failed the Job; None when something else did."""
+    found = _EXIT_CODE.search(message)
+    return int(found.group(1)) if found else None
+
+
+def codes(value: int | Collection[int] | None) -> frozenset[int]:
+    """One exit code or several."""
+    return frozenset() if value is None else frozenset((value,) if isinstance(value, int) else value)
+
+
+def failure(
+    event: Mapping[str, Any], skip_on: Collection[int], fail_on: Collection[int], infrastructure_retries: object
+) -> AirflowException:
+    """The exception for an event that is no success.
+
+    :param skip_on: exit codes that skip the task
+    :param fail_on: exit codes after which a retry is pointless
+    """
+    job, outcome, message = event["job"], event["status"], event["message"]
+    where = f"Job {job['namespace']}/{job['name']}"
+    if outcome == "timeout":
+        return TrainingTimeoutError(f"{where} ran out of time: {message}; the Job is deleted")
+    if outcome == "preempted":
+        return TrainingPreemptedError(f"{where} {message}; the Job is deleted")
+    if outcome == "deleted":
+        return TrainingDeletedError(f"{where} was deleted while the task waited for it: {message}")
+    code = exit_code(message)
+    if code in skip_on:
+        return AirflowSkipException(f"{where} ended with exit code {code}, which skips the task: {message}")
+    if code in fail_on:
+        return TrainingFailedForGoodError(f"{where} failed with exit code {code}, which is not tried again: {message}")
+    if ((event.get("lineage") or {}).get("reason")) == OUT_OF_RETRIES:
+        return TrainingInfrastructureError(
+            f"{where} lost more attempts to the infrastructure than infrastructure_retries = {infrastructure_retries} "
+            f"allows: {message}"
+        )
+    return TrainingFailedError(f"{where} failed: {message}")

@@ -1,0 +1,168 @@
+"""Rank 0's output in the task log while the task is deferred, attempt after attempt.
+
+Polled, not streamed: a triggerer with a thousand running jobs would need as many open connections. A poll is one short
+request on the client that the shared watch has anyway, a few at a time; ranks that stand still for a checkpoint, and
+the end of the job, are polled for at once, so that the last lines of a pod are read before it goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import aiohttp
+
+from kueue_integration.classify import Phase
+from kueue_integration.resources import POD, Object, annotation, selector
+from kueue_integration.status import JobStatus
+from proxy.protocol import names
+
+from . import taskflow
+from .cluster import ApiError, AsyncCluster
+from .informer import Subscription
+
+RANK = "[rank 0] "
+LINES_PER_POLL = 1000
+BYTES_PER_POLL = 1_000_000
+LONGEST_LINE = 2000
+FINISH_S = 10.0
+"""How long the last poll may take: the task's end waits for it."""
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+_WITH_PODS = frozenset((Phase.STARTING, Phase.RESTORING, Phase.RUNNING, Phase.CHECKPOINTING))
+
+
+class PodLog:
+    """Copies what rank 0 of one job prints into `log`, at most `max_lines` lines over all attempts.
+
+    Never raises: what cannot be read, and what is left out, is said in the log.
+    """
+
+    def __init__(self, view: Subscription, job: str, log: Any, interval_s: float, max_lines: int) -> None:
+        self._view, self._job, self._log = view, job, log
+        self._interval_s, self._left = interval_s, max_lines
+        self._max_lines = max_lines
+        self._attempt = 0
+        self._phase: Phase | None = None
+        self._pod = ""
+        self._newest = ""
+        """Time stamp of the last line seen of this pod, as the kubelet writes it."""
+        self._wake = asyncio.Event()
+        self._busy = asyncio.Lock()
+        self._over = False
+        self._more = False
+        """Whether the last answer was cut at its end."""
+        self._read_last = False
+        self.complete = True
+        """Whether nothing was left out that was still there to be read."""
+
+    def look(self, status: JobStatus) -> None:
+        """Take notice of where the job stands now; reads nothing itself."""
+        phase = Phase(status.phase)
+        # All ranks stand still: nothing more will be printed by these pods, and they may soon be gone.
+        if phase is not self._phase and phase in (Phase.CHECKPOINTING, Phase.PREEMPTED, Phase.RUNNING):
+            self._wake.set()
+        last = status.attempts[-1] if status.attempts else None
+        if last is not None and last.barrier_at is not None and self._phase is Phase.CHECKPOINTING:
+            self._wake.set()
+        if status.attempt != self._attempt:
+            self._attempt, self._pod, self._newest = status.attempt, "", ""
+        self._phase = phase
+
+    async def follow(self) -> None:
+        """Until cancelled."""
+        while not self._over:
+            try:
+                await asyncio.wait_for(self._wake.wait(), self._interval_s * random.uniform(0.8, 1.2))  # noqa: S311
+                urgent = True
+            except TimeoutError:
+                urgent = False
+            self._wake.clear()
+            if urgent or self._phase in _WITH_PODS:
+                await self._poll()
+
+    async def finish(self) -> bool:
+        """The rest, once the job has ended. Returns whether all that was there has been shown."""
+        try:
+            async with asyncio.timeout(FINISH_S):
+                while await self._poll() and self._more:
+                    pass
+        except TimeoutError:
+            self._read_last = False
+        self.complete = self.complete and self._read_last
+        return self.complete
+
+    async def _poll(self) -> bool:
+        """Returns whether something could be read."""
+        cluster = self._view.cluster
+        self._read_last = False
+        if cluster is None or self._over or not self._attempt:
+            return False
+        async with self._busy, self._view.log_slots:
+            try:
+                self._read_last = await self._read(cluster)
+            except ApiError as error:
+                if error.status in (400, 404):  # its container has not started, or it is gone
+                    self._pod = ""
+                elif error.status in (401, 403):
+                    self._stop(f"the output of the ranks cannot be shown ({error}): the connection needs the "
+                               "permission to list pods and to get pods/log, or set get_logs=False")  # fmt: skip
+                # Anything else is told by whoever follows the Job.
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                pass
+        return self._read_last
+
+    async def _read(self, cluster: AsyncCluster) -> bool:
+        attempt = self._attempt
+        pod = self._pod or await self._find(cluster, attempt)
+        if not pod:
+            return False
+        data = await cluster.pod_log(
+            self._view.informer.namespace, pod, names.CONTAINER_TRAIN, self._newest, LINES_PER_POLL, BYTES_PER_POLL
+        )
+        if attempt != self._attempt:
+            return False  # read while the next one began; its own lines come with the next poll
+        self._pod = pod
+        lines = data.decode("utf-8", "replace").split("\n")
+        self._more = len(data) >= BYTES_PER_POLL
+        rest = lines.pop()  # what follows the last line end
+        if rest and not self._more:
+            lines.append(rest)
+        stamped = [line.partition(" ")[::2] for line in lines if line]
+        fresh = [(stamp, words) for stamp, words in stamped if stamp > self._newest]
+        if len(stamped) >= LINES_PER_POLL and len(fresh) == len(stamped):
+            since = f"since {self._newest}" if self._newest else f"at the beginning of attempt {attempt}"
+            self._log.warning("--- more than %d lines %s: the older ones are left out here", LINES_PER_POLL, since)
+            self.complete = False
+        for number, (stamp, words) in enumerate(fresh):
+            self._newest = stamp
+            if words.startswith(RANK) and taskflow.MARKER not in words:
+                if self._left <= 0:
+                    self._stop(f"--- log_max_lines = {self._max_lines} lines of output are shown, what follows is not "
+                               f"copied here: singularityctl logs {self._job} "
+                               f"--namespace {self._view.informer.namespace}")  # fmt: skip
+                    return True
+                self._left -= 1
+                self._log.info("%s", shortened(words))
+            if number % 50 == 49:
+                await asyncio.sleep(0)  # other triggers live in this loop too
+        return True
+
+    async def _find(self, cluster: AsyncCluster, attempt: int) -> str:
+        """Name of the pod with index 0 of `attempt`, the youngest of several; "" while there is none."""
+        query = selector({names.LABEL_JOB: self._job, INDEX_LABEL: "0"})
+        pods, _ = await cluster.list(POD, self._view.informer.namespace, query)
+        own: list[Object] = [pod for pod in pods if annotation(pod, names.ANN_ATTEMPT) == str(attempt)]
+        own.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+        return str(own[-1]["metadata"]["name"]) if own else ""
+
+    def _stop(self, why: str) -> None:
+        self._over, self.complete = True, False
+        self._log.warning("%s", why)
+
+
+def shortened(line: str) -> str:
+    """`line`, or its beginning and how much of it is missing."""
+    if len(line) <= LONGEST_LINE:
+        return line
+    return f"{line[:LONGEST_LINE]} [... {len(line) - LONGEST_LINE} more characters]"

@@ -1,0 +1,220 @@
+"""What the operator refuses when the Dag is parsed, its budgets, links and manifest."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from test_train_operator import (  # noqa: F401 (fixtures)
+    NAMESPACE,
+    Airflow,
+    airflow,
+    decorated,
+    event_for,
+    job_of,
+    kube,
+    operator,
+    submit,
+)
+
+from airflow_provider import links
+from airflow_provider.exceptions import (
+    InvalidTrainingError,
+    TrainingFailedError,
+    TrainingFailedForGoodError,
+    TrainingInfrastructureError,
+    TrainingPreemptedError,
+)
+from kueue_integration.classify import OUT_OF_RETRIES
+from kueue_integration.fake import FakeKube
+from kueue_integration.resources import JOB
+
+POLICY = "Container train for pod team-a/train-0-x failed with exit code {} matching FailJob rule at index 2"
+
+
+# --- parse time -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"workers": 0}, "workers"),
+        ({"queue_name": ""}, "queue_name"),
+        ({"pod_override": {"spec": {"hostPID": True}}}, "pod_override.spec.hostPID"),
+        ({"hold": "perhaps"}, "hold"),
+        ({"engine": "magic"}, "engine"),
+        ({"infrastructure_retries": -1}, "infrastructure_retries"),
+        ({"env": "A=b"}, "env"),
+        ({"labels": {"singularity.dev/x": "y"}}, "labels['singularity.dev/x']"),
+        ({"image": "{{ var.value.image }}", "workers": 0}, "workers"),
+    ],
+)
+def test_what_is_known_is_checked_when_the_dag_is_parsed(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidTrainingError) as caught:
+        operator(**changes)
+    assert f"\n  {field} = " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workers": "{{ params.n }}", "min_workers": 4},
+        {"volumes": "{{ params.volumes }}", "volume_mounts": [{"name": "data", "mountPath": "/data"}]},
+        {"env": {"A": "{{ ds }}"}, "hold": "{{ params.hold }}", "infrastructure_retries": "{{ params.r }}"},
+        {"store": "{{ params.store }}"},
+    ],
+)
+def test_what_is_a_template_is_left_to_the_submit(changes: dict[str, Any]) -> None:
+    operator(**changes)
+
+
+def test_another_tasks_value_is_left_to_the_submit() -> None:
+    from airflow.sdk import DAG, task
+
+    with DAG("dag", schedule=None):
+
+        @task
+        def size() -> int:
+            return 0
+
+        operator(workers=size(), min_workers=7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_preemptions": -1}, "max_preemptions = -1: must be a whole number, 0 or more, or None for no limit"),
+        ({"skip_on_exit_code": 0}, "exit codes of failures are whole numbers from 1 to 255"),
+        ({"fail_on_exit_codes": [3], "skip_on_exit_code": 3}, "exit code 3 is in skip_on_exit_code already"),
+        ({"logging_interval": 0.1}, "logging_interval = 0.1: must be a number of seconds, 1 or more"),
+        ({"log_max_lines": 0}, "get_logs=False for none"),
+    ],
+)
+def test_what_is_the_operators_own_is_checked_too(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        operator(**changes)
+
+
+# --- pod_override -----------------------------------------------------------------------------------------------------
+def test_a_v1pod_is_merged(kube: FakeKube, airflow: Airflow) -> None:  # noqa: F811
+    from kubernetes.client import V1Container, V1ObjectMeta, V1Pod, V1PodSpec, V1Toleration
+
+    pod = V1Pod(
+        metadata=V1ObjectMeta(labels={"team": "vision"}),
+        spec=V1PodSpec(
+            service_account_name="trainer",
+            containers=[V1Container(name="base")],
+            tolerations=[V1Toleration(key="spot")],
+        ),
+    )
+    op = operator(pod_override=pod)
+    json.dumps(op.pod_override)  # a rendered field is stored as JSON
+    submit(airflow, op)
+    template = job_of(kube)["spec"]["template"]
+    assert template["metadata"]["labels"]["team"] == "vision"
+    assert template["spec"]["serviceAccountName"] == "trainer"
+    assert template["spec"]["tolerations"] == [{"key": "spot"}]
+    assert [c["name"] for c in template["spec"]["containers"]] == ["train"]
+
+
+def test_structures_may_be_rendered_to_json_text(kube: FakeKube, airflow: Airflow) -> None:  # noqa: F811
+    op = operator()
+    op.labels, op.env, op.pod_override = '{"a": "b"}', '{"A": "1"}', '{"spec": {"nodeSelector": {"d": "f"}}}'
+    submit(airflow, op)
+    job = job_of(kube)
+    assert job["metadata"]["labels"]["a"] == "b"
+    assert job["spec"]["template"]["spec"]["nodeSelector"] == {"d": "f"}
+    op.labels = "a=b"
+    airflow.clear()
+    with pytest.raises(InvalidTrainingError, match=r"labels = 'a=b': must be a mapping, or the JSON text of one"):
+        op.execute(airflow.context())
+
+
+# --- budgets ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("code", "reason", "error", "final"),
+    [
+        (3, "PodFailurePolicy", TrainingFailedError, False),
+        (4, "PodFailurePolicy", AirflowSkipException, True),
+        (5, "PodFailurePolicy", AirflowSkipException, True),
+        (6, "PodFailurePolicy", TrainingFailedForGoodError, True),
+        (None, OUT_OF_RETRIES, TrainingInfrastructureError, False),
+    ],
+)
+def test_why_a_job_failed_decides_what_airflow_does(
+    kube: FakeKube, airflow: Airflow, code: int | None, reason: str, error: type[Exception], final: bool  # noqa: F811
+) -> None:
+    op = operator(skip_on_exit_code=[4, 5], fail_on_exit_codes=(6,), infrastructure_retries=2)
+    submit(airflow, op)
+    event = event_for(kube, "failed", POLICY.format(code) if code else "its budget is used up")
+    event["lineage"]["reason"] = reason
+    with pytest.raises(error) as caught:
+        op.execute_complete(airflow.context(), event)
+    assert type(caught.value) is error
+    assert isinstance(caught.value, AirflowFailException | AirflowSkipException) is final
+
+
+def test_too_many_preemptions_delete_the_job_and_are_not_tried_again(
+    kube: FakeKube, airflow: Airflow  # noqa: F811
+) -> None:
+    op = operator(max_preemptions=1)
+    assert submit(airflow, op).trigger.max_preemptions == 1
+    with pytest.raises(TrainingPreemptedError, match="was preempted 2 times") as caught:
+        op.execute_complete(airflow.context(), event_for(kube, "preempted", "was preempted 2 times"))
+    assert isinstance(caught.value, AirflowFailException)
+    assert kube.list(JOB, NAMESPACE) == []
+
+
+# --- what the UI shows ------------------------------------------------------------------------------------------------
+def test_the_manifest_is_a_rendered_field_that_survives_the_deferral(
+    kube: FakeKube, airflow: Airflow  # noqa: F811
+) -> None:
+    op = operator(files={"data.txt": "secret words"}, pod_resources={"cpu": "1"}, env={"A": "b"})
+    submit(airflow, op)
+    assert op.manifest is not None
+    job, _service, config = yaml.safe_load_all(op.manifest)
+    assert job["spec"]["template"]["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "1"}}
+    assert config["data"] == {"file-0000": "<12 bytes>"}
+    assert "secret words" not in op.manifest
+    assert len(op.manifest) < 4096
+    later = operator()
+    later.execute_complete(airflow.context(), event_for(kube, "success"))
+    assert later.manifest == op.manifest
+    assert "manifest" in later.template_fields and later.overwrite_rtif_after_execution
+
+
+def test_links(kube: FakeKube, airflow: Airflow, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    urls = {"job_url": "https://d/#/job/{namespace}/{name}", "workload_url": "https://d/{workload}", "logs_url": 3}
+    extra = {"conn_type": "kubernetes", "extra": {links.EXTRA: urls}}
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps(extra))
+    op = operator()
+    key = SimpleNamespace(dag_id="dag", run_id="manual__2026-01-01T00:00:00+00:00", task_id="group.train", map_index=3)
+    shown = {link.name: link for link in op.operator_extra_links}
+    training = shown["Training"].get_link(op, ti_key=key)
+    run = "manual__2026-01-01T00%3A00%3A00%2B00%3A00"
+    assert training.endswith(f"/dags/dag/runs/{run}/tasks/group.train/mapped/3/plugin/training")
+    assert shown["Kubernetes Job"].get_link(op, ti_key=key) == ""
+    submit(airflow, op)
+    name = job_of(kube)["metadata"]["name"]
+    assert shown["Kubernetes Job"].get_link(op, ti_key=key) == f"https://d/#/job/{NAMESPACE}/{name}"
+    assert shown["Kueue Workload"].get_link(op, ti_key=key) == ""  # Kueue has made none yet
+    event = event_for(kube, "success")
+    event["lineage"]["workload"] = "job-train"
+    op.execute_complete(airflow.context(), event)
+    assert shown["Kueue Workload"].get_link(op, ti_key=key) == "https://d/job-train"
+    assert shown["All logs"].get_link(op, ti_key=key) == ""
+    monkeypatch.delenv("AIRFLOW_CONN_KUBERNETES_DEFAULT")
+    monkeypatch.setattr(links.BaseHook, "get_connection", classmethod(_none))
+    assert shown["Kubernetes Job"].get_link(op, ti_key=key) == ""
+
+
+def _none(cls: type, conn_id: str) -> None:
+    raise LookupError(conn_id)
+
+
+def test_the_decorator_takes_them_all() -> None:
+    op = decorated(pod_override={"spec": {"serviceAccountName": "s"}}, max_preemptions=2, get_logs=False)
+    assert op.pod_override == {"spec": {"serviceAccountName": "s"}}
+    assert {"pod_override", "manifest"} <= set(op.template_fields)
