@@ -35,6 +35,8 @@ NO_STEPS_S = 0.5
 _WINDOW = 16
 """Steps over which their duration is measured; a power of two."""
 
+_NEVER = 1 << 62
+"""`Boundary.done` of a rank that is stopped from outside, wherever it is."""
 _REQUEST = page.W_REQUEST  # one look-up less at each boundary
 _UNSAFE = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous")
 """A nudge that meets a frame of these modules, or of ours, comes again: a group or an operation may be half made."""
@@ -98,7 +100,7 @@ class Boundary:
         words[self._at + page.R_COUNT] = self.count
         words[self._at + page.R_BLOCKED] = 0
         words[self._at + page.R_PID] = os.getpid()
-        words[self._at + page.R_STATE] = page.STATE_RUNNING
+        words[self._at + page.R_STATE] = page.STATE_ALONE if self.done == _NEVER else page.STATE_RUNNING
         self._marked, self._durations = 0.0, (0.0, 0.0)
         self._map, self._words = mapping, words
 
@@ -267,10 +269,13 @@ def claim() -> Boundary | None:
 
     try:
         boundary = Boundary(Path(os.environ[names.ENV_RANK_DIR]), int(os.environ["RANK"]), freeze.freeze)
+        if os.environ.get(names.ENV_ALONE):
+            boundary.done = _NEVER
         boundary.open()
     except (OSError, ValueError, KeyError) as error:
         _off, _step = True, _nothing
-        hooks.report(f"process {os.getpid()} takes no part in checkpoints: {error}")
+        if not os.environ.get(names.ENV_ALONE):  # there it is one of several that train in one slot
+            hooks.report(f"process {os.getpid()} takes no part in checkpoints: {error}")
         return None
     _boundary, _step = boundary, boundary.step
     _listen()

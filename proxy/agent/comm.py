@@ -8,11 +8,13 @@ Measured with torch 2.15, gloo; destroying the backend object is the only thing 
 from __future__ import annotations
 
 import datetime
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from ..protocol import names
 from . import boundary, fork, hooks, work
 
 _COLLECTIVES = [
@@ -226,6 +228,8 @@ def install(module: ModuleType) -> None:
     """Put the replaceable parts under `module`, which is torch.distributed.distributed_c10d."""
     if not hasattr(module, "ProcessGroup"):  # a torch built without distributed: nothing to replace
         return
+    if os.environ.get(names.ENV_ALONE):
+        return
     c10d: Any = sys.modules[_C10D]
     proxy_store = make_store_class(c10d.Store)
     swap_backend = make_backend_class(c10d.Backend, work.make_work_class(c10d.Work))
@@ -239,7 +243,10 @@ def _wrap_rendezvous(module: Any, proxy_store: Any) -> None:
     stock = module.rendezvous
 
     def rendezvous(*args: Any, **kwargs: Any) -> Any:
+        from . import freeze  # which needs us
+
         boundary.claim()
+        freeze.adopt_address()
         with fork.communication():
             found = stock(*args, **kwargs)
             triple = next(found)

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..protocol import page
+from ..protocol import names, page
 from . import comm, fork, hooks
 
 if TYPE_CHECKING:
@@ -62,6 +62,14 @@ def used_devices(cuda: Any) -> list[str]:
     """UUIDs of the GPUs that this process has memory on, or is set to."""
     numbers = {n for n in range(cuda.device_count()) if cuda.memory_reserved(n)} | {cuda.current_device()}
     return [f"GPU-{cuda.get_device_properties(n).uuid}" for n in sorted(numbers)]
+
+
+def adopt_address() -> None:
+    """Before the first rendezvous: the job may have moved since this process was started, and the others with it."""
+    orders = sorted(Path(os.environ[names.ENV_RANK_DIR]).glob("resume-*.json"), key=lambda p: p.stat().st_mtime)
+    if orders:
+        order = json.loads(orders[-1].read_text())
+        os.environ.update(MASTER_ADDR=str(order["master_addr"]), MASTER_PORT=str(order["master_port"]))
 
 
 def _wait_for(path: Path) -> dict[str, Any]:

@@ -4,6 +4,8 @@
 `slot`       one rank's PID and mount namespace, seen from outside              `slotinit` pid 1 inside of it
 `checkpoint` dump of the pod's ranks             `restore`  the way back        `criu`     the command lines, the errors
 `image`      what travels with CRIU's images: work directory, sizes             `scan`     what /proc says about a rank
+`sockets`    which of them can travel       `layer`    files of the container's own file system that travel
+`halt`       everything in a slot stands still  `pagewords`  the barrier page of ranks without an agent
 `torchrun`   ranks are started in its place
 `rankenv`    environment and command of a rank   `tail`     logs to stdout      `readout`, `mounts`, ...
 

@@ -6,88 +6,148 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import criu, device, image, scan
+from ..protocol import page
+from . import criu, device, halt, image, layer, pagewords, scan, sockets
 from .errors import DumpError, SlotError
 from .paths import Paths
 from .slot import Slot
 
 POLL_S = 0.01
+SETTLE_S = 5.0
+"""A rank that is stopped anywhere may hold a connection that it closes soon: so long is waited for such a moment."""
+AGAIN_S = 0.2
 Slots = Mapping[int, Slot]
 
 
-def dump(
-    slots: Slots,
-    paths: Paths,
-    tool: criu.Criu,
-    generation: int,
-    checkpoint_id: str,
-    deadline: float,
-    devices: device.Backend,
-) -> None:
+@dataclass(frozen=True)
+class Order:
+    """:param deadline: Unix seconds
+    :param anywhere: the ranks do not freeze, they are stopped where they are
+    """
+
+    generation: int
+    checkpoint_id: str
+    deadline: float
+    anywhere: bool = False
+
+
+@dataclass(frozen=True)
+class Files:
+    """:param since: Unix seconds; what the job changed in the container's file system is what changed after it
+    :param limit: bytes of files that may travel with a rank
+    """
+
+    since: float
+    limit: int
+
+
+def dump(slots: Slots, paths: Paths, tool: criu.Criu, order: Order, files: Files, devices: device.Backend) -> list[str]:
     """Images of all ranks to IMAGE_DIR/<checkpoint_id>; afterwards the ranks are stopped, and can be resumed.
 
-    `deadline`: Unix seconds. Raises DumpError; the ranks are then still there, frozen, and can be resumed.
+    Returns what the user may want to know. Raises DumpError; the ranks are then still there, and can be resumed.
     """
-    frozen = {rank: _wait_frozen(slot, paths, generation, deadline) for rank, slot in slots.items()}
-    _check(slots)
-    devices.suspend({rank: scan.processes(slot.init) for rank, slot in slots.items()}, deadline)
+    frozen = {} if order.anywhere else {rank: _wait_frozen(slot, paths, order) for rank, slot in slots.items()}
+    # Processes that stand still could not give up their device.
+    devices.suspend({rank: scan.processes(slot.init) for rank, slot in slots.items()}, order.deadline)
+    _stand(slots, paths, order)
+    changed = _changed(slots, paths, files)
     with ThreadPoolExecutor(len(slots)) as pool:
         jobs = [
-            pool.submit(_dump_rank, slots[rank], paths, tool, checkpoint_id, deadline, frozen[rank], devices)
-            for rank in slots
+            pool.submit(_dump_rank, slots[rank], paths, tool, order, frozen.get(rank), files, devices) for rank in slots
         ]
     problems = [str(error) for job in jobs if (error := job.exception()) is not None]
     if problems:
         raise DumpError("; ".join(problems))
+    _pack_layer(changed, [paths.image(order.checkpoint_id, rank) / image.LAYER_TAR for rank in slots])
+    return [f"rank {rank}: {text}, kept" for rank in slots for text in sockets.kept(scan.processes(slots[rank].init))]
 
 
-def _wait_frozen(slot: Slot, paths: Paths, generation: int, deadline: float) -> dict[str, Any]:
-    path = paths.control(slot.rank) / f"frozen-{generation}.json"
+def _stand(slots: Slots, paths: Paths, order: Order) -> None:
+    """Stop what has not frozen, and make sure that everything may be dumped."""
+    patience = time.time() + SETTLE_S if order.anywhere else 0.0
+    while True:
+        if order.anywhere:
+            for slot in slots.values():
+                halt.stop(slot.init, order.deadline)
+            joined = [r for r in slots if pagewords.read(paths.run, r, page.R_STATE) not in page.FREE]
+            if joined:
+                raise DumpError(f"ranks {joined} met the others, or ended, while they were about to be stopped")
+        problem = _refusal(slots)
+        if not problem:
+            return
+        if time.time() >= min(patience, order.deadline):
+            raise DumpError(problem)
+        for slot in slots.values():  # a download, say, may be over soon
+            halt.let_go(slot.init)
+        time.sleep(AGAIN_S)
+
+
+def _changed(slots: Slots, paths: Paths, files: Files) -> list[Path]:
+    """What travels of the container's own file system; raises DumpError when that is too much."""
+    changed = layer.changed(files.since, without=layer.mount_points() | {str(paths.root)})
+    common = layer.sizes(changed)
+    for rank, slot in slots.items():
+        own = layer.sizes(paths.work(rank).rglob("*"))
+        deleted = scan.deleted_files(scan.processes(slot.init))
+        layer.check_size(rank, {**common, **own, **deleted}, files.limit)
+    return changed
+
+
+def _pack_layer(changed: list[Path], archives: list[Path]) -> None:
+    """One archive: whichever pod a rank moves to, it finds the files of the pod it comes from."""
+    layer.pack(changed, archives[0])
+    for other in archives[1:]:
+        os.link(archives[0], other)
+
+
+def _wait_frozen(slot: Slot, paths: Paths, order: Order) -> dict[str, Any]:
+    path = paths.control(slot.rank) / f"frozen-{order.generation}.json"
     while True:
         with contextlib.suppress(FileNotFoundError):
             return dict(json.loads(path.read_text()))
         if slot.poll() is not None:
             raise DumpError(f"rank {slot.rank} has ended, with code {slot.poll()}")
-        if time.time() > deadline:
-            raise DumpError(f"rank {slot.rank} did not freeze for generation {generation} before the deadline")
+        if time.time() > order.deadline:
+            raise DumpError(f"rank {slot.rank} did not freeze for generation {order.generation} before the deadline")
         time.sleep(POLL_S)
 
 
-def _check(slots: Slots) -> None:
-    """Refuse what could be dumped but not restored."""
+def _refusal(slots: Slots) -> str:
+    """What could be dumped but not restored; "" if nothing."""
     pids = {rank: scan.processes(slot.init) for rank, slot in slots.items()}
-    sockets = [f"rank {rank}: {text}" for rank, group in pids.items() for text in scan.tcp_sockets(group)]
-    if sockets:
-        raise DumpError(
-            f"{len(sockets)} TCP sockets are still open: {'; '.join(sockets[:6])}. Connections that the program opened "
-            "itself must be closed at step boundaries"
+    refused = [f"rank {rank}: {text}" for rank, group in pids.items() for text in sockets.refused(group)]
+    if refused:
+        return (
+            f"{len(refused)} sockets lead out of their rank: {'; '.join(refused[:6])}. Only what listens on or "
+            "connects over loopback addresses within a rank can move with it: close other connections between the steps"
         )
     projected = [f"rank {rank}: {text}" for rank, group in pids.items() for text in scan.projected_files(group)]
     if projected:
-        raise DumpError(
+        return (
             f"files of projected volumes (ConfigMap, Secret, token) are open: {'; '.join(projected[:6])}. Their paths "
             "differ in every pod: read such files and close them"
         )
+    return ""
 
 
 def _dump_rank(
     slot: Slot,
     paths: Paths,
     tool: criu.Criu,
-    checkpoint_id: str,
-    deadline: float,
-    frozen: dict[str, Any],
+    order: Order,
+    frozen: dict[str, Any] | None,
+    files: Files,
     devices: device.Backend,
 ) -> None:
-    images, logs = paths.image(checkpoint_id, slot.rank), paths.criu_work(checkpoint_id, slot.rank)
+    images, logs = paths.image(order.checkpoint_id, slot.rank), paths.criu_work(order.checkpoint_id, slot.rank)
     for folder in (images, logs):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -95,7 +155,7 @@ def _dump_rank(
     written = scan.written_files(scan.processes(slot.init), work)
     slot.hold(True)
     try:
-        problem = criu.run(slot, tool.dump(slot.root, images, logs), deadline - time.time())
+        problem = criu.run(slot, tool.dump(slot.root, images, logs, files.limit), order.deadline - time.time())
     finally:
         slot.hold(False)
     if problem:
@@ -105,8 +165,11 @@ def _dump_rank(
     log_size = paths.log(slot.rank).stat().st_size
     image.pack(work, images / image.WORK_TAR, without=paths.log(slot.rank).name)  # it was shown
     image.pack(slot.shm, images / image.SHM_TAR)
-    record = image.RankRecord(slot.rank, slot.root, int(frozen["step"]), str(frozen["python"]), log_size, sizes)
-    on_device = devices.record(scan.processes(slot.init), frozen.get("devices") or [])
+    count, state = (pagewords.read(paths.run, slot.rank, word) for word in (page.R_COUNT, page.R_STATE))
+    step, python = (int(frozen["step"]), str(frozen["python"])) if frozen else (count, "")
+    held = frozen is None
+    record = image.RankRecord(slot.rank, slot.root, step, python, log_size, sizes, held, state if held else 0)
+    on_device = devices.record(scan.processes(slot.init), frozen.get("devices") or [] if frozen else None)
     if on_device is not None:
         device.write(images, on_device)
     image.write_record(images, record)
@@ -138,7 +201,7 @@ def resume(
     env: Mapping[str, str],
     devices: device.Backend,
 ) -> list[str]:
-    """Ranks frozen for `generation`, stopped by a dump or not, go on. One that is not frozen is not disturbed.
+    """Ranks frozen for `generation` or stopped anywhere, dumped or not, go on. Others are not disturbed.
 
     Returns what went wrong: a rank that does not get its device back goes on, and its next device call fails.
     """
@@ -150,9 +213,8 @@ def resume(
             for path in slot.shm.glob("link_remap.*"):  # CRIU's, of a dump that nobody restored here
                 path.unlink(missing_ok=True)
             pids = scan.processes(slot.init)
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):  # ended by one that goes on already
-                    os.kill(pid, signal.SIGCONT)
+            sockets.revive(pids)
+            halt.let_go(slot.init)
             try:
                 devices.resume(pids)
             except DumpError as error:

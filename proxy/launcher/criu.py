@@ -17,7 +17,10 @@ from .slot import Slot
 _LOADER = "ld-linux-x86-64.so.2"
 # Said by healthy runs in a container, too.
 _HARMLESS = re.compile(r"tun:|rlimit")
-_COMMON = ("-v4", "--tcp-close")
+# Connections stay inside the slot (`sockets`): while both ends stand still, nothing has to be locked out.
+_COMMON = ("-v4", "--tcp-established", "--network-lock", "skip")
+LARGEST_GHOST = 0xFFFFF000
+"""CRIU keeps the limit in 32 bits."""
 DUMP_LOG = "dump.log"
 RESTORE_LOG = "restore.log"
 LATE_S = 20.0
@@ -44,14 +47,16 @@ class Criu:
             )
         return cls((found,))
 
-    def dump(self, root: int, images: Path, work: Path) -> list[str]:
+    def dump(self, root: int, images: Path, work: Path, ghosts: int = 512 << 20) -> list[str]:
         """Dump and leave everything stopped: it can go on if the checkpoint comes to nothing, and cannot run ahead.
+
+        :param ghosts: bytes that a file may have which is deleted and still in use
 
         `--link-remap`: a named semaphore is mapped under a temporary name that glibc has unlinked since.
         """
         return [
             *self.command, "dump", "-t", str(root), "-D", str(images), "-W", str(work), "-o", DUMP_LOG, *_COMMON,
-            "--ghost-limit", "512M", "--link-remap", "--leave-stopped",
+            "--ghost-limit", str(min(ghosts, LARGEST_GHOST)), "--link-remap", "--leave-stopped",
         ]  # fmt: skip
 
     def restore(self, images: Path, work: Path) -> list[str]:

@@ -16,6 +16,7 @@ from .errors import RestoreError
 
 WORK_TAR = "work.tar"
 SHM_TAR = "shm.tar"
+LAYER_TAR = "layer.tar"
 RECORD = "rank.json"
 
 
@@ -38,6 +39,10 @@ class RankRecord:
     log_size: int
     """Bytes of stdout.log that were shown by the pod that dumped."""
     written: list[WrittenFile] = field(default_factory=list)
+    held: bool = False
+    """Was stopped where it was, and goes on without being told."""
+    state: int = 0
+    """Of the barrier page (page.STATE_...), for a rank that was held."""
 
 
 def write_record(folder: Path, record: RankRecord) -> None:

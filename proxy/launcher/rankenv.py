@@ -13,6 +13,7 @@ from ..protocol.messages import Plan
 from .errors import CommandError
 from .paths import Paths
 
+LOOPBACK = "127.0.0.1"
 _ISOLATING = {"I": "isolated mode", "E": "ignore PYTHON* variables", "S": "no site module"}
 
 
@@ -58,8 +59,11 @@ def check_command(argv: Sequence[str]) -> None:
                 break
 
 
-def environment(base: Mapping[str, str], plan: Plan, rank: int, paths: Paths) -> dict[str, str]:
-    """What torchrun would give the rank, plus what the agent needs; the rest of `base` as it is."""
+def environment(base: Mapping[str, str], plan: Plan, rank: int, paths: Paths, devices: bool = False) -> dict[str, str]:
+    """What torchrun would give the rank, plus what the agent needs; the rest of `base` as it is.
+
+    :param devices: the pod has some: their library keeps sockets of its own, which only the agent can close
+    """
     env = dict(base)
     env.pop(names.ENV_COMMAND, None)
     lib = str(paths.agent_lib)
@@ -80,6 +84,9 @@ def environment(base: Mapping[str, str], plan: Plan, rank: int, paths: Paths) ->
             **rendezvous(plan.master_addr, plan.master_port),
         }
     )
+    if plan.world_size == 1 and not devices:
+        # Whatever meets in this slot meets on addresses that are there in every pod.
+        env.update({names.ENV_ALONE: "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": LOOPBACK})
     return env
 
 
@@ -89,7 +96,7 @@ def rendezvous(address: str, port: int) -> dict[str, str]:
 
 def pod_values(base: Mapping[str, str]) -> dict[str, str]:
     """What a restored rank must know anew: a process keeps the environment of the pod it was started in."""
-    kept = {names.ENV_RANK_DIR, names.ENV_COMMAND}
+    kept = {names.ENV_RANK_DIR, names.ENV_COMMAND, names.ENV_ALONE}
     return {k: v for k, v in base.items() if k.startswith("SINGULARITY_") and k not in kept}
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..protocol.messages import Plan
-from . import checkpoint, criu, device, image, memory, scan
+from . import checkpoint, criu, device, halt, image, layer, memory, pagewords, scan
 from .errors import RestoreError
 from .paths import Paths
 from .slot import Slot
@@ -30,7 +30,10 @@ def restore(
     :param env: new values for the ranks' environment
     Raises RestoreError; nothing of the ranks is left then.
     """
-    records = {rank: _unpack(plan, paths, rank, say) for rank in plan.ranks}
+    records = {rank: _record(plan, paths, rank) for rank in plan.ranks}
+    _unpack_layers(plan, paths, records, say)
+    for record in records.values():
+        _unpack(plan, paths, record, say)
     slots: dict[int, Slot] = {}
     try:
         for rank in plan.ranks:
@@ -38,12 +41,14 @@ def restore(
             slots[rank].adopt(records[rank].root)
             image.unpack(paths.image(plan.checkpoint_id, rank) / image.SHM_TAR, slots[rank].shm)
         _restore_all(plan, paths, tool, slots)
+        for slot in slots.values():
+            halt.let_go(slot.init)
         _restore_devices(plan, paths, slots, devices)
         ids = {
             rank: checkpoint.write_resume(paths, rank, plan.generation, plan.master_addr, plan.master_port, env)
             for rank in plan.ranks
         }
-        _wait_resumed(plan, paths, slots, ids)
+        _wait_resumed(plan, paths, slots, {rank: ids[rank] for rank in ids if not records[rank].held})
     except BaseException:
         for slot in slots.values():
             slot.kill()
@@ -56,12 +61,23 @@ def log_positions(plan: Plan, paths: Paths) -> dict[int, int]:
     return {rank: image.read_record(paths.image(plan.checkpoint_id, rank)).log_size for rank in plan.ranks}
 
 
-def _unpack(plan: Plan, paths: Paths, rank: int, say: Say) -> image.RankRecord:
+def _record(plan: Plan, paths: Paths, rank: int) -> image.RankRecord:
     folder = paths.image(plan.checkpoint_id, rank)
     record = image.read_record(folder)
     if record.rank != rank:
         raise RestoreError(f"{folder} holds the image of rank {record.rank}, wanted rank {rank}")
-    image.unpack(folder / image.WORK_TAR, paths.work(rank))
+    return record
+
+
+def _unpack_layers(plan: Plan, paths: Paths, records: Mapping[int, image.RankRecord], say: Say) -> None:
+    archives = {rank: paths.image(plan.checkpoint_id, rank) / image.LAYER_TAR for rank in records}
+    written = {rank: {file.path for file in record.written} for rank, record in records.items()}
+    layer.unpack({r: path for r, path in archives.items() if path.exists()}, written, say, mounted=layer.mount_points())
+
+
+def _unpack(plan: Plan, paths: Paths, record: image.RankRecord, say: Say) -> None:
+    rank = record.rank
+    image.unpack(paths.image(plan.checkpoint_id, rank) / image.WORK_TAR, paths.work(rank))
     with paths.log(rank).open("ab") as log:
         log.truncate(record.log_size)  # of the size that CRIU expects; what was in it was shown by the pod that dumped
     for line in image.rewind(record):
@@ -69,7 +85,8 @@ def _unpack(plan: Plan, paths: Paths, rank: int, say: Say) -> image.RankRecord:
     control = paths.control(rank)
     control.mkdir(parents=True, exist_ok=True)
     checkpoint.clear_control(control)
-    return record
+    if record.held:
+        pagewords.write(paths.run, rank, record.step, record.state)
 
 
 def _restore_all(plan: Plan, paths: Paths, tool: criu.Criu, slots: Mapping[int, Slot]) -> None:

@@ -62,37 +62,6 @@ def inner_pid(pid: int, proc: Path = PROC) -> int:
     return next((int(line.split()[-1]) for line in status.splitlines() if line.startswith("NSpid:")), pid)
 
 
-def _address(text: str) -> str:
-    host, port = text.rsplit(":", 1)
-    if len(host) == 8:
-        host = ".".join(str(byte) for byte in reversed(bytes.fromhex(host)))
-    return f"{host}:{int(port, 16)}"
-
-
-def tcp_sockets(pids: Sequence[int], proc: Path = PROC) -> list[str]:
-    """A sentence for each TCP socket that the processes hold. They share our network namespace."""
-    table = {}
-    for kind in ("tcp", "tcp6"):
-        try:
-            lines = (proc / "net" / kind).read_text().splitlines()[1:]
-        except FileNotFoundError:
-            continue
-        for line in lines:
-            field = line.split()
-            listening = field[3] == "0A"
-            table[field[9]] = (
-                f"listens on {_address(field[1])}"
-                if listening
-                else f"is connected from {_address(field[1])} to {_address(field[2])}"
-            )
-    return [
-        f"{name(pid, proc)} {table[target[8:-1]]} (descriptor {descriptor})"
-        for pid in pids
-        for descriptor, target in open_files(pid, proc)
-        if target.startswith("socket:[") and target[8:-1] in table
-    ]
-
-
 def projected_files(pids: Sequence[int], proc: Path = PROC) -> list[str]:
     """A sentence for each open file of a projected volume: its path has a time in it, and is another in a new pod."""
     return [
@@ -101,6 +70,20 @@ def projected_files(pids: Sequence[int], proc: Path = PROC) -> list[str]:
         for descriptor, target in open_files(pid, proc)
         if _PROJECTED.search(target)
     ]
+
+
+def deleted_files(pids: Sequence[int], proc: Path = PROC) -> dict[Path, int]:
+    """Bytes of each regular file that the processes hold open and that has no name any more."""
+    found = {}
+    for pid in pids:
+        for descriptor, target in open_files(pid, proc):
+            try:
+                status = (proc / str(pid) / "fd" / str(descriptor)).stat()
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                found[Path(target)] = status.st_size
+    return found
 
 
 def written_files(pids: Sequence[int], inside: Path, proc: Path = PROC) -> list[Path]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..protocol import names
 from ..protocol.messages import LauncherCommand, LauncherEvent, Plan
-from . import checkpoint, device, lograte, memory, rankenv, reap, restore, torchrun, verdict
+from . import checkpoint, device, layer, lograte, memory, rankenv, reap, restore, torchrun, verdict
 from .client import SidecarClient
 from .criu import Criu
 from .errors import DumpError, LauncherError, RestoreError, SidecarError, SlotError
@@ -45,6 +45,7 @@ class Supervisor:
         self.paths = Paths.from_env(env)
         self.argv = rankenv.command(env, argv)
         self.log_rate = lograte.from_env(env)
+        self.files = checkpoint.Files(time.time(), layer.limit(env))
         self.criu = Criu.find(self.paths.criu)
         self.devices = device.find()
         self.client = SidecarClient(self.paths.socket)
@@ -159,7 +160,7 @@ class Supervisor:
         try:
             for rank in plan.ranks:
                 cwd = rankenv.prepare(self.paths, rank, self.env.get(names.ENV_WORKDIR, ""))
-                env = rankenv.environment(self.env, plan, rank, self.paths)
+                env = rankenv.environment(self.env, plan, rank, self.paths, self.devices.name != "cpu")
                 slots[rank] = Slot(rank)
                 slots[rank].start(argv, env, cwd, self.paths.log(rank))
         except BaseException:
@@ -300,9 +301,9 @@ class Supervisor:
         try:
             if self.codes:
                 raise DumpError(f"ranks {sorted(self.codes)} have ended")
-            checkpoint.dump(
-                self.slots, self.paths, self.criu, command.generation, command.checkpoint_id, deadline, self.devices
-            )
+            order = checkpoint.Order(command.generation, command.checkpoint_id, deadline, command.anywhere)
+            for line in checkpoint.dump(self.slots, self.paths, self.criu, order, self.files, self.devices):
+                say(line)
             event = LauncherEvent("dumped", command.generation, seconds=time.monotonic() - began)
             text = f"dumped {command.checkpoint_id} in {event.seconds:.2f} s"
         except (DumpError, SlotError, OSError) as error:

@@ -218,6 +218,8 @@ class LauncherCommand:
     generation: int = 0
     checkpoint_id: str = ""
     leave_running: bool = False
+    anywhere: bool = False
+    """`dump`: no rank waits for another: they are stopped where they are instead of freezing at a boundary."""
     deadline: float = 0.0
     """Unix seconds; a dump that cannot end before it is given up."""
     master_addr: str = ""

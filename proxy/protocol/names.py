@@ -127,6 +127,9 @@ ENV_LOG_RATE: Final = "SINGULARITY_LOG_RATE"
 # --- environment of a rank (besides torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...) ----------------------
 ENV_RANK_DIR: Final = "SINGULARITY_RANK_DIR"
 """`RUN_DIR/rank-<r>`; its presence switches the injected agent on."""
+ENV_ALONE: Final = "SINGULARITY_ALONE"
+"""`1` where the job has one rank and no devices: whatever processes it starts live in its slot and are saved with it,
+connections and all. The agent counts steps and leaves communication alone."""
 
 # --- paths in the pod ---------------------------------------------------------------------------------------------
 ROOT: Final = "/singularity"

@@ -41,6 +41,10 @@ STATE_RUNNING: Final = 1
 STATE_FROZEN: Final = 2
 STATE_FINISHED: Final = 3
 """The script's interpreter is shutting down: a barrier can no longer be reached and is cancelled."""
+STATE_ALONE: Final = 4
+"""Counts its steps, but has no other rank to talk to: may be stopped anywhere."""
+FREE: Final = (STATE_ABSENT, STATE_ALONE)
+"""States of a rank that nobody waits for. Absent is one that has no agent, or has not met the others yet."""
 
 
 def rank_word(rank: int, word: int) -> int:

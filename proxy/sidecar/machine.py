@@ -62,6 +62,8 @@ class State:
     stop_at: int = 0
     acquired: bool = False
     """The barrier of the current or last generation was reached: its ranks froze."""
+    anywhere: bool = False
+    """... by stopping them where they were: no rank of this world waits for another."""
     barrier_at: float = 0.0
     trigger: Trigger | None = None
     exit_now: bool = False
@@ -119,6 +121,7 @@ def directive(state: State) -> Directive:
         stop_at=state.stop_at,
         acquired=state.acquired,
         checkpoint_id=state.checkpoint_id if state.sequence else "",
+        anywhere=state.anywhere,
         deadline=state.trigger.deadline if state.trigger else 0.0,
         unsaved=sorted(state.unsaved),
         broken=state.broken,
@@ -136,6 +139,7 @@ def request(state: State, trigger: Trigger) -> State:
             sequence=state.sequence + 1,
             stop_at=0,
             acquired=False,
+            anywhere=False,
             barrier_at=0.0,
             trigger=trigger,
             asked=frozenset(),
@@ -225,6 +229,9 @@ def _barrier(state: State, heard: Mapping[int, Heard], now: float) -> tuple[Stat
     where = wording.positions(views, state.generation)
     if not any(item.report.started for item in heard.values()):
         return cancelled(state, "no rank runs yet in this attempt: nothing new to save")
+    if _free(state, heard, views):
+        state = replace(state, stop_at=_furthest(views), anywhere=True)
+        return replace(state, phase="save", acquired=True, barrier_at=now), None
     decision = ratchet.decide(views, state.generation, state.stop_at)
     if decision.finished:
         return cancelled(state, f"a rank has ended already: {where}", finishing=True)
@@ -250,7 +257,9 @@ def _save(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, 
     dumping = [i for i in pods if i not in reports or reports[i].dumped != state.generation]
     uploading = [i for i in pods if i not in dumping and reports[i].uploaded != state.generation]
     if not dumping and not uploading:
-        return replace(state, phase="commit"), None
+        # Ranks that are stopped anywhere take some steps more until they stand.
+        step = _furthest(world(state, heard)) if state.anywhere else state.stop_at
+        return replace(state, phase="commit", stop_at=step), None
     behind = ", ".join(
         f"pod {wording.numbers(which)} still {doing}"
         for which, doing in ((dumping, "dumping"), (uploading, "uploading"))
@@ -262,6 +271,18 @@ def _save(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, 
         return cancelled(state, text)
     silent = _silent(state, heard, now)
     return cancelled(state, f"{silent}: {behind}") if silent else (state, None)
+
+
+def _free(state: State, heard: Mapping[int, Heard], views: list[RankView]) -> bool:
+    """Every pod has just said that none of its ranks takes part in anything with others."""
+    assert state.trigger is not None
+    asked_at = state.trigger.started_at
+    news = len(heard) == state.workers and all(i.report.started and i.at >= asked_at for i in heard.values())
+    return news and all(v.state in page.FREE for v in views)
+
+
+def _furthest(views: list[RankView]) -> int:
+    return max(v.count for v in views)
 
 
 def _silent(state: State, heard: Mapping[int, Heard], now: float) -> str:

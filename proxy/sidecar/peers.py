@@ -71,6 +71,8 @@ class Directive:
     generation: int = 0
     stop_at: int = 0
     acquired: bool = False
+    anywhere: bool = False
+    """`save`: the launchers stop the ranks wherever they are."""
     checkpoint_id: str = ""
     deadline: float = 0.0
     unsaved: list[int] = field(default_factory=list)

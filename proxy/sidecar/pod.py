@@ -32,6 +32,8 @@ MARGIN_S: Final = 4.0
 ALONE_S: Final = 15.0
 """A pod that was asked to end waits for its leader for so long: without one there is no checkpoint."""
 WATCH_S: Final = 0.02
+STEPLESS_S: Final = 20.0
+"""Ranks that nobody waits for and that have made no step for so long count as training: they may be no training."""
 log = logging.getLogger(__name__)
 
 
@@ -77,6 +79,7 @@ class Pod:
         self.started = beside_ranks(config, barrier)
         """The launcher has started or restored the ranks; true at once beside ranks of a sidecar that is gone."""
         self._first_step_at: float | None = None
+        self._started_at: float | None = time.monotonic() if self.started else None
         self._terminating_at: float | None = None
         self._ended: set[int] = set()
         self._done = False
@@ -138,6 +141,10 @@ class Pod:
         states: list[int] = []
         while True:
             views = self.views()
+            if self._first_step_at is None and self._without_steps(views):
+                self._first_step_at = time.time()
+                self.changed.set()
+                log.info("no step within %.0f s: the program runs, and may make none", STEPLESS_S)
             if self._first_step_at is None and all(v.count > self._first_step for v in views):
                 self._first_step_at = time.time()
                 self.changed.set()
@@ -151,6 +158,10 @@ class Pod:
             states = now
             self._withdraw_when_frozen(views)
             await asyncio.sleep(WATCH_S)
+
+    def _without_steps(self, views: list[RankView]) -> bool:
+        known = self._started_at is not None and time.monotonic() - self._started_at > STEPLESS_S
+        return known and all(v.state in page.FREE and v.count <= self._first_step for v in views)
 
     # --- events of the launcher -------------------------------------------------------------------------------------
     def on_event(self, event: LauncherEvent) -> None:
@@ -183,6 +194,7 @@ class Pod:
 
     def _ranks_run(self) -> None:
         self.started = True
+        self._started_at = time.monotonic()
         try:
             self._config.started_file.touch()
         except OSError as error:
@@ -254,7 +266,10 @@ class Pod:
     async def _start_saving(self, directive: Directive) -> None:
         if self._saving == directive.generation:
             return
-        self._page.acquire(directive.generation, directive.stop_at)
+        if directive.anywhere:
+            self._page.withdraw()
+        else:
+            self._page.acquire(directive.generation, directive.stop_at)
         self._saving = directive.generation
         self._cancel.set()  # an upload that nobody waits for any more
         self._cancel = threading.Event()
@@ -266,6 +281,7 @@ class Pod:
             checkpoint_id=directive.checkpoint_id,
             # The images count only once they are committed: until then the ranks must be able to go on.
             leave_running=True,
+            anywhere=directive.anywhere,
             deadline=directive.deadline,
         )
         await self._send(command)
@@ -278,7 +294,8 @@ class Pod:
             # Ranks of other pods may be frozen: even if this pod missed the barrier's end, its ranks have to freeze
             # and rebuild communication together with them.
             self._resumed = generation
-            self._page.acquire(generation, directive.stop_at)
+            if not directive.anywhere:
+                self._page.acquire(generation, directive.stop_at)
             self._cancel.set()
             command = LauncherCommand(
                 seq=0,

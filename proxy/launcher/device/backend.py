@@ -45,8 +45,9 @@ class Backend(Protocol):
         Raises DumpError; whatever was suspended goes on then.
         """
 
-    def record(self, pids: Sequence[int], used: Sequence[str]) -> DeviceRecord | None:
-        """What to keep of one suspended rank; None: it has no state on a device. `used`: UUIDs, as its agent told."""
+    def record(self, pids: Sequence[int], used: Sequence[str] | None) -> DeviceRecord | None:
+        """What to keep of one suspended rank; None: it has no state on a device. `used`: UUIDs, as its agent told;
+        None: it has not been asked, all that the pod has count."""
 
     def resume(self, pids: Sequence[int]) -> None:
         """Undo `suspend` in place; nothing happens to processes that are not suspended. Raises DumpError."""
@@ -66,7 +67,7 @@ class NoDevices:
     def suspend(self, ranks: Mapping[int, Sequence[int]], deadline: float) -> None:
         return
 
-    def record(self, pids: Sequence[int], used: Sequence[str]) -> DeviceRecord | None:
+    def record(self, pids: Sequence[int], used: Sequence[str] | None) -> DeviceRecord | None:
         return None
 
     def resume(self, pids: Sequence[int]) -> None:
@@ -147,13 +148,14 @@ class Cuda:
         if problems:
             raise DumpError("; ".join(problems))
 
-    def record(self, pids: Sequence[int], used: Sequence[str]) -> DeviceRecord | None:
+    def record(self, pids: Sequence[int], used: Sequence[str] | None) -> DeviceRecord | None:
         mine = [pid for pid in pids if pid in self._suspended]
         if not mine:
             return None
         devices = self._driver.devices()
         here = [device.uuid for device in devices]
-        return DeviceRecord([_inner(pid, self._proc) for pid in mine], devices, [name for name in used if name in here])
+        names = here if used is None else [name for name in used if name in here]
+        return DeviceRecord([_inner(pid, self._proc) for pid in mine], devices, names)
 
     def resume(self, pids: Sequence[int]) -> None:
         problems = [text for pid in pids if pid in self._suspended and (text := self._go_on(pid))]

@@ -254,6 +254,13 @@ def test_processes_that_are_missing_are_named() -> None:
         Cuda(world()).restore({2: 111}, record, 0)
 
 
+def test_of_a_rank_that_was_not_asked_all_devices_count(proc: Path) -> None:
+    made = Cuda(world(), proc)
+    made.suspend(RANKS, far())
+    record = made.record(RANKS[1], None)
+    assert record is not None and record.used == [device.uuid for device in record.devices]
+
+
 def test_the_driver_may_refuse_a_restore(proc: Path) -> None:
     source = world()
     made = Cuda(source, proc)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -18,7 +19,20 @@ from types import SimpleNamespace
 import pytest
 from fake_sidecar import FakeSidecar
 
-from proxy.launcher import checkpoint, criu, device, image, lograte, memory, rankenv, reap, scan, slotinit, verdict
+from proxy.launcher import (
+    checkpoint,
+    criu,
+    device,
+    image,
+    lograte,
+    memory,
+    rankenv,
+    reap,
+    scan,
+    slotinit,
+    sockets,
+    verdict,
+)
 from proxy.launcher.client import SidecarClient
 from proxy.launcher.errors import CommandError, LauncherError, RestoreError, SidecarError
 from proxy.launcher.lograte import LogRate
@@ -79,6 +93,15 @@ def test_environment_of_a_rank() -> None:
     }  # fmt: skip
     assert {k: env.get(k) for k in wanted} == wanted
     assert names.ENV_COMMAND not in env
+
+
+def test_a_rank_alone_meets_its_own_processes_on_loopback_unless_a_device_library_has_sockets() -> None:
+    plan = dataclasses.replace(PLAN, world_size=1, ranks=[0])
+    env = rankenv.environment({}, plan, 0, Paths(Path("/x")))
+    assert (env[names.ENV_ALONE], env["MASTER_ADDR"], env["GLOO_SOCKET_IFNAME"]) == ("1", "127.0.0.1", "lo")
+    env = rankenv.environment({}, plan, 0, Paths(Path("/x")), devices=True)
+    assert names.ENV_ALONE not in env and env["MASTER_ADDR"] == PLAN.master_addr
+    assert names.ENV_ALONE not in rankenv.environment({}, PLAN, 2, Paths(Path("/x")))
 
 
 def test_a_users_thread_count_is_kept() -> None:
@@ -358,16 +381,16 @@ def test_sockets_and_files_of_a_process_are_found(tmp_path: Path) -> None:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         port = process.stdout.readline().strip()
-        sockets = scan.tcp_sockets([process.pid])
-        assert len(sockets) == 2
-        assert any(f"listens on 127.0.0.1:{port}" in text for text in sockets)
-        assert any(f"to 127.0.0.1:{port}" in text for text in sockets)
-        assert f"(pid {process.pid})" in sockets[0]
+        kept = sockets.kept([process.pid])
+        assert any(f"(pid {process.pid}) listens on 127.0.0.1:{port}" in text for text in kept)
+        refused = sockets.refused([process.pid])
+        assert len(refused) == 1  # the server has not accepted: the other end is nobody's yet
+        assert f"to 127.0.0.1:{port} (descriptor " in refused[0]
         assert [str(files[0]) in text for text in scan.projected_files([process.pid])] == [True]
         assert scan.written_files([process.pid], inside) == sorted([tmp_path / "out", tmp_path / "log"])
         assert process.pid in scan.processes(os.getpid())
         process.communicate("")
-    assert scan.tcp_sockets([process.pid]) == []
+    assert sockets.refused([process.pid]) == sockets.kept([process.pid]) == []
     assert process.pid not in scan.processes(os.getpid())
 
 
@@ -449,10 +472,11 @@ def test_ranks_are_resumed_only_after_the_dump_that_was_cancelled_has_ended(
     order: list[str] = []
     begun, may_end = threading.Event(), threading.Event()
 
-    def dump(*_: object) -> None:
+    def dump(*_: object) -> list[str]:
         begun.set()
         assert may_end.wait(20)
         order.append("dump has ended")
+        return []
 
     monkeypatch.setattr(criu.Criu, "find", lambda folder: criu.Criu(("criu",)))
     monkeypatch.setattr(checkpoint, "dump", dump)

@@ -312,12 +312,12 @@ def _stats(pod: Pod) -> list[str]:
 
 
 def test_an_open_connection_is_named_and_the_rank_goes_on(run: Make) -> None:
-    code = "import\tsocket;s=socket.create_server(('127.0.0.1',0))"
+    code = "import\tsocket;s=socket.create_server(('127.0.0.1',0));c=socket.create_connection(s.getsockname())"
     pod = run("pod", fresh([0], 1), counter(extra=code))
     event = dump(pod, [0])
     assert event.kind == "dump_failed"
     assert "rank 0: python3 count.py" in event.message
-    assert "listens on 127.0.0.1:" in event.message
+    assert "is connected (tcp) from 127.0.0.1:" in event.message
     path = pod.work(0) / "cwd/numbers"
     at = numbers(path)[-1]
     pod.sidecar.command("resume", generation=5)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+import os
+import re
 import shlex
+import signal
+import subprocess
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
 
-from proxy.launcher import image, torchrun
-from proxy.launcher.errors import CommandError, RestoreError
+from proxy.launcher import halt, image, layer, scan, sockets, torchrun
+from proxy.launcher.errors import CommandError, DumpError, RestoreError
 
 
 # --- archives ---------------------------------------------------------------------------------------------------------
@@ -77,6 +82,137 @@ def test_a_written_file_behind_a_link_is_refused(tmp_path: Path, name: str) -> N
     with pytest.raises(RestoreError, match="refused, as the checkpoint must not change another file"):
         image.rewind(record)
     assert (tmp_path / "file").read_text() == "longer than it was"
+
+
+# --- files of the container -------------------------------------------------------------------------------------------
+def test_what_changed_is_found_and_put_back(tmp_path: Path) -> None:
+    root, new = tmp_path / "root", tmp_path / "new"
+    for folder in (root, new):
+        (folder / "etc").mkdir(parents=True)
+        (folder / "volume").mkdir()
+        (folder / "etc/old").write_text("old")
+        (folder / "etc/edited").write_text("old")
+    since = _later(root / "etc")
+    (root / "volume/inside").write_text("x")
+    (root / "etc/edited").write_text("edited")
+    (root / "made/deep").mkdir(parents=True)
+    (root / "made/deep/file").write_text("made")
+    (root / "made/link").symlink_to("deep")
+    (root / "made/log").write_text("x")
+    os.utime(root / "made/log", (0, 0))  # a date that the program sets does not hide it
+    found = layer.changed(since, root, {str(root / "volume")})
+    assert [str(path.relative_to(root)) for path in found] == [
+        "etc/edited", "made", "made/deep", "made/deep/file", "made/link", "made/log",
+    ]  # fmt: skip
+    layer.pack(found, tmp_path / "layer.tar", root)
+    layer.unpack({0: tmp_path / "layer.tar", 1: tmp_path / "layer.tar"}, {}, pytest.fail, new)
+    assert (new / "etc/edited").read_text() == "edited"
+    assert (new / "made/deep/file").read_text() == "made" and (new / "made/link").readlink() == Path("deep")
+    with pytest.raises(RestoreError, match="was a file of the container at the checkpoint, and is in a volume here"):
+        layer.unpack({0: tmp_path / "layer.tar"}, {}, pytest.fail, new, {str(new / "made")})
+
+
+def _later(folder: Path) -> float:
+    """Seconds at which a file that is written from now on is newer than all that are there."""
+    before = (folder / "old").stat().st_ctime
+    probe = folder.parent / "volume/probe"
+    end = time.monotonic() + 10
+    while True:
+        probe.write_text("x")
+        now = probe.stat().st_ctime
+        if now > before:
+            return now
+        assert time.monotonic() < end, "the file system's clock stands still"
+
+
+def test_of_two_pods_files_the_lower_ranks_stay(tmp_path: Path) -> None:
+    zero = archive(tmp_path / "0.tar", member("same"), member("other", data=b"zero"))
+    one = archive(tmp_path / "1.tar", member("same"), member("other", data=b"one!"), member("alone"))
+    said: list[str] = []
+    new = tmp_path / "new"
+    new.mkdir()
+    layer.unpack({1: one, 0: zero}, {}, said.append, new)
+    assert (new / "other").read_text() == "zero" and (new / "alone").exists()
+    assert said == [f"{new}/other: rank 0's is kept, rank 1 had another in its own pod"]
+    with pytest.raises(RestoreError, match=f"ranks 0 and 1 both write {new}/other"):
+        layer.unpack({1: one, 0: zero}, {1: {f"{new}/other"}}, said.append, new)
+
+
+@pytest.mark.parametrize(("text", "size"), [("", 10 << 30), ("5", 5), ("2k", 2000), ("3Mi", 3 << 20), ("1Ti", 1 << 40)])
+def test_sizes_of_limits(text: str, size: int) -> None:
+    assert layer.limit({layer.ENV_LIMIT: text}) == size
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "1.5Gi", "10 Gi", "10gi"])
+def test_limits_that_are_none(text: str) -> None:
+    with pytest.raises(CommandError, match="wanted a number of bytes"):
+        layer.limit({layer.ENV_LIMIT: text})
+
+
+def test_the_largest_files_are_named(tmp_path: Path) -> None:
+    files = {tmp_path / str(n): n << 20 for n in range(6)}
+    layer.check_size(0, files, 15 << 20)
+    wanted = r"files of rank 3 are 15\.0 MiB, more than the 14\.0 MiB.*/5 \(5\.0 MiB\), \S*/4"
+    with pytest.raises(DumpError, match=wanted):
+        layer.check_size(3, files, 14 << 20)
+
+
+# --- sockets ----------------------------------------------------------------------------------------------------------
+HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+LO, ANY, POD, LO6 = "0100007F", "00000000", "0500000A", "00000000000000000000000001000000"
+MAPPED = "0000000000000000FFFF00000100007F"
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "refused"),
+    [
+        ("tcp", [(f"{LO}:0050", f"{ANY}:0000", "0A")], []),
+        ("tcp", [(f"{ANY}:0050", f"{ANY}:0000", "0A")], []),
+        ("tcp6", [(f"{LO6}:0050", f"{'0' * 32}:0000", "0A")], []),
+        ("tcp", [(f"{POD}:0050", f"{ANY}:0000", "0A")], ["listens on 10.0.0.5:80"]),
+        ("tcp", [(f"{LO}:0050", f"{LO}:1000", "01"), (f"{LO}:1000", f"{LO}:0050", "01")], []),
+        ("tcp", [(f"{LO}:1000", f"{LO}:0050", "01")], ["is connected (tcp) from 127.0.0.1:4096 to 127.0.0.1:80"]),
+        ("tcp", [(f"{POD}:1000", "08080808:01BB", "01")], ["is connected (tcp) from 10.0.0.5:4096 to 8.8.8.8:443"]),
+        ("tcp", [(f"{POD}:1000", "08080808:01BB", "02")], ["from 10.0.0.5:4096 to 8.8.8.8:443"]),
+        ("tcp6", [(f"{MAPPED}:0050", f"{MAPPED}:1000", "01"), (f"{MAPPED}:1000", f"{MAPPED}:0050", "01")], []),
+        ("udp", [(f"{ANY}:0035", f"{ANY}:0000", "07")], []),
+        ("udp", [(f"{POD}:1000", "08080808:0035", "01")], ["is connected (udp) from 10.0.0.5:4096 to 8.8.8.8:53"]),
+    ],
+)
+def test_which_sockets_travel(tmp_path: Path, kind: str, lines: list[tuple[str, str, str]], refused: list[str]) -> None:
+    (tmp_path / "net").mkdir()
+    rows = [f" {n}: {a} {b} {state} 0:0 0:0 0 0 0 {70 + n}\n" for n, (a, b, state) in enumerate(lines)]
+    (tmp_path / "net" / kind).write_text(HEAD + "".join(rows))
+    (tmp_path / "9/fd").mkdir(parents=True)
+    for n in range(len(lines)):
+        (tmp_path / f"9/fd/{n}").symlink_to(f"socket:[{70 + n}]")
+    found = sockets.refused([9], tmp_path)
+    assert len(found) == len(refused) and all(want in text for want, text in zip(refused, found, strict=True)), found
+
+
+# --- everything stands still ------------------------------------------------------------------------------------------
+def family(pid: int) -> list[int]:
+    """The process and its children, in place of all processes of a PID namespace."""
+    return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+
+def test_a_program_that_starts_others_is_told_once_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "processes", family)
+    loop = "n=0; while :; do n=$((n+1)); (:); echo $n; done"
+    with subprocess.Popen(["sh", "-c", loop], stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        try:
+            for _ in range(20):
+                assert shell.stdout.readline()
+                for pid in halt.stop(shell.pid, time.time() + 60):
+                    status = Path(f"/proc/{pid}/status").read_text()
+                    assert re.search(r"^State:\s[TZ]", status, re.M), status
+                    pending = re.search(r"^ShdPnd:\s(\w+)", status, re.M)
+                    # A second one would come in the midst of CRIU's work in the process.
+                    assert pending is not None and not int(pending[1], 16) & 1 << signal.SIGSTOP - 1, status
+                halt.let_go(shell.pid)
+        finally:
+            shell.kill()
 
 
 # --- torchrun ---------------------------------------------------------------------------------------------------------

@@ -232,3 +232,24 @@ def test_those_who_wait_learn_why_the_world_cannot_end_well() -> None:
     assert machine.directive(state).broken == "pod 1 not heard for 60 s"
     state, _ = machine.observe(state, _heard(_pod(0, 9), _pod(1, 9), at=201.0), 201.0)
     assert machine.directive(state).broken == "", "it was only cut off"
+
+
+def test_ranks_that_nobody_waits_for_are_stopped_where_they_are() -> None:
+    asked = machine.request(NEW, COMMAND)
+    absent, alone = _pod(0, 0, state=ABSENT), _pod(1, 5, state=page.STATE_ALONE)
+    before, _ = machine.observe(asked, _heard(absent, alone, at=99.0), 101.0)
+    assert before.phase == "barrier", "what was said before the request may be old"
+    starting, _ = machine.observe(asked, _heard(absent, _pod(1, 0, state=ABSENT, started=False)), 101.0)
+    assert starting.phase == "barrier"
+    meets, _ = machine.observe(asked, _heard(absent, _pod(1, 0)), 101.0)
+    assert (meets.phase, meets.anywhere) == ("barrier", False), "rank 1 waits for rank 0"
+    state, failure = machine.observe(asked, _heard(absent, alone), 101.0)
+    assert failure is None
+    first = machine.directive(state)
+    assert (first.op, first.anywhere, first.acquired, first.stop_at) == ("save", True, True, 5)
+    done = {"dumped": G, "uploaded": G}
+    later = _heard(_pod(0, 0, state=ABSENT, **done), _pod(1, 7, state=page.STATE_ALONE, **done))
+    state, _ = machine.observe(state, later, 102.0)
+    assert (state.phase, state.stop_at) == ("commit", 7), "it took two steps more until it stood"
+    again = machine.request(machine.committed(replace(state, trigger=replace(COMMAND, then="continue"))), COMMAND)
+    assert not again.anywhere

@@ -1,0 +1,144 @@
+"""Which sockets of a rank can travel, and which cannot.
+
+Both ends of a connection that stays inside a slot are dumped together, and an address that every machine has is there
+again: CRIU restores them, with what was on the way. All other ends would meet nobody: such a rank is not dumped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import scan
+
+_LISTEN = "0A"
+_UNCONNECTED = "07"
+_TCP_REPAIR = 19
+_PIDFD_GETFD = 438
+"""System call number, the same on all architectures."""
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Socket:
+    """One line of /proc/net/{tcp,tcp6,udp,udp6}. Addresses that map IPv4 into IPv6 are written as IPv4."""
+
+    protocol: str
+    local: Address
+    remote: Address
+    state: str
+
+    @property
+    def connected(self) -> bool:
+        return self.state != (_LISTEN if self.protocol == "tcp" else _UNCONNECTED)
+
+    def __str__(self) -> str:
+        if self.connected:
+            return f"is connected ({self.protocol}) from {_show(self.local)} to {_show(self.remote)}"
+        return f"{'listens' if self.protocol == 'tcp' else 'receives (udp)'} on {_show(self.local)}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A socket in the hands of a process."""
+
+    pid: int
+    descriptor: int
+    socket: Socket
+
+
+def table(proc: Path = scan.PROC) -> dict[str, Socket]:
+    """Inode -> socket, of our network namespace, which all slots share."""
+    found = {}
+    for kind in ("tcp", "tcp6", "udp", "udp6"):
+        try:
+            lines = (proc / "net" / kind).read_text().splitlines()[1:]
+        except FileNotFoundError:
+            continue
+        for line in lines:
+            field = line.split()
+            found[field[9]] = Socket(kind[:3], _address(field[1]), _address(field[2]), field[3])
+    return found
+
+
+def held(pids: Sequence[int], proc: Path = scan.PROC) -> Iterator[Held]:
+    """TCP and UDP sockets of the processes."""
+    known = table(proc)
+    for pid in pids:
+        for descriptor, target in scan.open_files(pid, proc):
+            if target.startswith("socket:[") and target[8:-1] in known:
+                yield Held(pid, descriptor, known[target[8:-1]])
+
+
+def refused(pids: Sequence[int], proc: Path = scan.PROC) -> list[str]:
+    """A sentence for each socket that could not be restored elsewhere. `pids`: all processes of one slot."""
+    found = list(held(pids, proc))
+    ours = {(h.socket.local, h.socket.remote) for h in found if h.socket.protocol == "tcp"}
+    return [
+        f"{scan.name(h.pid, proc)} {h.socket} (descriptor {h.descriptor})"
+        for h in found
+        if not _travels(h.socket, ours)
+    ]
+
+
+def kept(pids: Sequence[int], proc: Path = scan.PROC) -> list[str]:
+    """A sentence for each socket that travels with the rank."""
+    return sorted({f"{scan.name(h.pid, proc)} {h.socket}" for h in held(pids, proc)})
+
+
+def _travels(found: Socket, ours: set[tuple[Address, Address]]) -> bool:
+    if not _everywhere(found.local):
+        return False
+    if not found.connected:
+        return True
+    if not _everywhere(found.remote):
+        return False
+    return found.protocol == "udp" or (found.remote, found.local) in ours
+
+
+def _everywhere(address: Address) -> bool:
+    host = ipaddress.ip_address(address[0])
+    return host.is_loopback or host.is_unspecified
+
+
+def _address(text: str) -> Address:
+    host, port = text.rsplit(":", 1)
+    raw = b"".join(bytes.fromhex(host[i : i + 8])[::-1] for i in range(0, len(host), 8))
+    found = ipaddress.ip_address(raw)
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return str(mapped or found), int(port, 16)
+
+
+def _show(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def revive(pids: Sequence[int]) -> None:
+    """Connections that CRIU has frozen work again: it leaves them so when it leaves the processes stopped."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for item in held(pids):
+        if item.socket.protocol != "tcp" or not item.socket.connected:
+            continue
+        with contextlib.suppress(OSError), _borrowed(libc, item) as own:
+            own.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
+
+
+@contextlib.contextmanager
+def _borrowed(libc: ctypes.CDLL, item: Held) -> Iterator[socket.socket]:
+    process = os.pidfd_open(item.pid)
+    try:
+        descriptor = libc.syscall(_PIDFD_GETFD, process, item.descriptor, 0)
+        if descriptor < 0:
+            raise OSError(ctypes.get_errno(), "pidfd_getfd")
+    finally:
+        os.close(process)
+    with socket.socket(fileno=descriptor) as own:
+        yield own

@@ -1,0 +1,331 @@
+"""Programs that make no steps: stopped wherever they are and moved, with their files and connections."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pod_harness import Pod
+
+from proxy.protocol import messages
+
+pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
+Make = Callable[..., Pod]
+G = 5
+
+
+def fresh(ranks: list[int], world: int) -> messages.Plan:
+    return messages.Plan("fresh", 1, world, ranks, "127.0.0.1", 29500)
+
+
+def restore(ranks: list[int], world: int) -> messages.Plan:
+    return messages.Plan("restore", 2, world, ranks, "127.0.0.1", 29501, G, "c")
+
+
+def until(condition: Callable[[], object], what: str, pod: Pod) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}\n{pod.log()}"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Make:
+    def make(name: str, plan: messages.Plan, script: str, *bring: tuple[Pod, int], **more: object) -> Pod:
+        suffix = "sh" if script.startswith("#!/bin/sh") else "py"
+        command = ["sh" if suffix == "sh" else "python3", f"program.{suffix}"]
+        pod = make_pod(name, rootfs=rootfs, torch=None, plan=plan, command=command, criu=criu_bundle, **more)
+        (pod.volumes / f"source/program.{suffix}").write_text(script)
+        for source, rank in bring:
+            pod.bring(source, "c", rank)
+        return pod.start()
+
+    return make
+
+
+def dump(pod: Pod) -> messages.LauncherEvent:
+    pod.wait_event("started", "restored")
+    skip = len(pod.sidecar.events)
+    pod.sidecar.command("dump", generation=G, checkpoint_id="c", deadline=time.time() + 60, anywhere=True)
+    return pod.wait_event("dumped", "dump_failed", skip=skip)
+
+
+def end(pod: Pod) -> None:
+    pod.terminate()
+    pod.wait_event("terminating")
+    pod.sidecar.command("exit")
+    assert pod.wait() == 143, pod.log()
+
+
+def numbers(path: Path) -> list[int]:
+    return [int(line.split()[0]) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def upper(pod: Pod, path: str) -> Path:
+    """What the container wrote into its own file system."""
+    return pod.folder / "upper" / path.lstrip("/")
+
+
+LOOP = """#!/bin/sh
+n=0
+while [ ! -e end ]; do
+  n=$((n+1))
+  echo "$n $(date +%s.%N)" >> out
+  sleep 0.01
+done
+echo "last $n"
+"""
+
+
+def test_a_shell_loop_moves_and_no_line_is_lost(run: Make) -> None:
+    old = run("old", fresh([0], 1), LOOP)
+    until(lambda: len(numbers(old.work(0) / "cwd/out")) > 20, "lines", old)
+    assert dump(old).kind == "dumped", old.log()
+    at = numbers(old.work(0) / "cwd/out")
+    end(old)
+    new = run("new", restore([0], 1), LOOP, (old, 0))
+    new.wait_event("restored")
+    path = new.work(0) / "cwd/out"
+    until(lambda: len(numbers(path)) > len(at) + 20, "more lines", new)
+    (path.parent / "end").touch()
+    assert new.wait() == 0, new.log()
+    got = numbers(path)
+    assert got == list(range(1, len(got) + 1))
+    assert f"[rank 0] last {got[-1]}" in new.log()
+
+
+def test_loops_of_two_pods_meet_in_one_and_part_again(run: Make) -> None:
+    first = [run(f"first-{rank}", fresh([rank], 2), LOOP) for rank in (0, 1)]
+    for rank, pod in enumerate(first):
+        until(lambda p=pod, r=rank: len(numbers(p.work(r) / "cwd/out")) > 5, "lines", pod)  # type: ignore[misc]
+        assert dump(pod).kind == "dumped", pod.log()
+        end(pod)
+    one = run("one", restore([0, 1], 2), LOOP, (first[0], 0), (first[1], 1))
+    assert dump(one).kind == "dumped", one.log()
+    at = [len(numbers(one.work(rank) / "cwd/out")) for rank in (0, 1)]
+    end(one)
+    for rank in (0, 1):
+        pod = run(f"last-{rank}", restore([rank], 2), LOOP, (one, rank))
+        pod.wait_event("restored")
+        path = pod.work(rank) / "cwd/out"
+        until(lambda p=path, a=at[rank]: len(numbers(p)) > a + 5, "more lines", pod)  # type: ignore[misc]
+        (path.parent / "end").touch()
+        assert pod.wait() == 0, pod.log()
+        assert numbers(path) == list(range(1, len(numbers(path)) + 1))
+
+
+def test_saved_in_place_it_goes_on(run: Make) -> None:
+    pod = run("pod", fresh([0], 1), LOOP)
+    path = pod.work(0) / "cwd/out"
+    until(lambda: len(numbers(path)) > 5, "lines", pod)
+    assert dump(pod).kind == "dumped", pod.log()
+    at = len(numbers(path))
+    pod.sidecar.command("resume", generation=G)
+    until(lambda: len(numbers(path)) > at + 5, "more lines", pod)
+    assert numbers(path) == list(range(1, len(numbers(path)) + 1))
+
+
+# --- sockets ----------------------------------------------------------------------------------------------------------
+PAIR = """
+import os, socket, subprocess, sys, threading, time
+kind, host = (socket.AF_INET6, "::1") if len(sys.argv) > 1 else (socket.AF_INET, "127.0.0.1")
+server = socket.socket(kind)
+server.bind((host, 0))
+server.listen()
+def echo():
+    peer, _ = server.accept()
+    while data := peer.recv(100):
+        peer.sendall(data)
+threading.Thread(target=echo, daemon=True).start()
+client = socket.socket(kind)
+client.connect(server.getsockname())
+datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+datagrams.bind(("127.0.0.1", 0))
+child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+log = open("out", "a", buffering=1)
+n = 0
+while not os.path.exists("end"):
+    n += 1
+    client.sendall(b"%d" % n)
+    got = int(client.recv(100))
+    datagrams.sendto(b"%d" % n, datagrams.getsockname())
+    assert int(datagrams.recv(100)) == got
+    child.stdin.write(b"%d\\n" % n)
+    child.stdin.flush()
+    assert int(child.stdout.readline()) == got
+    log.write(f"{got}\\n")
+    time.sleep(0.001)
+late = socket.create_connection(server.getsockname())  # the listener still listens
+"""
+
+
+def test_connections_within_a_rank_survive_in_place_and_elsewhere(run: Make) -> None:
+    old = run("old", fresh([0], 1), PAIR)
+    path = old.work(0) / "cwd/out"
+    until(lambda: len(numbers(path)) > 5, "lines", old)
+    assert dump(old).kind == "dumped", old.log()
+    assert re.search(r"rank 0: python3 program.py \(pid 1000\) listens on 127.0.0.1:\d+, kept", old.log())
+    at = len(numbers(path))
+    old.sidecar.command("resume", generation=G)
+    until(lambda: len(numbers(path)) > at + 5, "more lines", old)
+    assert dump(old).kind == "dumped", old.log()
+    at = len(numbers(path))
+    end(old)
+    new = run("new", restore([0], 1), PAIR, (old, 0))
+    new.wait_event("restored")
+    path = new.work(0) / "cwd/out"
+    until(lambda: len(numbers(path)) > at + 20, "more lines", new)
+    (path.parent / "end").touch()
+    assert new.wait() == 0, new.log()
+    assert numbers(path) == list(range(1, len(numbers(path)) + 1))
+
+
+@pytest.fixture
+def outside() -> Iterator[socket.socket]:
+    """A server that is no part of the job."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def test_a_connection_to_the_outside_is_named_and_the_program_goes_on(run: Make, outside: socket.socket) -> None:
+    port = outside.getsockname()[1]
+    script = f"""
+import os, socket, time
+peer = socket.create_connection(("127.0.0.1", {port}))
+log = open("out", "a", buffering=1)
+n = 0
+while True:
+    n += 1
+    log.write(f"{{n}}\\n")
+    time.sleep(0.001)
+    if peer is not None and os.path.exists("close"):
+        peer = None
+"""
+    pod = run("pod", fresh([0], 1), script)
+    path = pod.work(0) / "cwd/out"
+    until(lambda: numbers(path), "lines", pod)
+    event = dump(pod)
+    assert event.kind == "dump_failed"
+    named = rf"python3 program.py \(pid 1000\) is connected \(tcp\) from \S+ to 127.0.0.1:{port}"
+    assert re.search(named, event.message)
+    assert not pod.image("c", 0).exists(), "refused before anything was dumped"
+    at = len(numbers(path))
+    pod.sidecar.command("resume", generation=G)
+    until(lambda: len(numbers(path)) > at + 5, "more lines", pod)
+    (path.parent / "close").touch()
+    assert dump(pod).kind == "dumped", pod.log()
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+FILES = """
+import mmap, os, time
+os.makedirs("/data/deep", exist_ok=True)
+opened = open("/data/log", "a", buffering=1)
+with open("/data/deep/closed", "w") as f:
+    f.write("closed")
+os.symlink("closed", "/data/deep/link")
+with open("/etc/hostname.own", "w") as f:
+    f.write("x")
+with open("/usr/lib/os-release", "a") as f:
+    f.write("CHANGED=1\\n")
+nameless = open("/data/nameless", "w+")
+nameless.write("still here")
+nameless.flush()
+os.unlink("/data/nameless")
+with open("/data/mapped", "w+b") as f:
+    f.truncate(4096)
+    mapped = mmap.mmap(f.fileno(), 4096)
+n = 0
+while not os.path.exists("end"):
+    n += 1
+    opened.write(f"{n}\\n")
+    mapped[:8] = n.to_bytes(8, "little")
+    time.sleep(0.001)
+nameless.seek(0)
+print("nameless", nameless.read(), flush=True)
+with open("/data/mapped", "rb") as f:
+    print("mapped", int.from_bytes(mapped[:8], "little") == n == int.from_bytes(f.read(8), "little"))
+print("closed", open("/data/deep/link").read(), os.readlink("/data/deep/link"), flush=True)
+print("changed", "CHANGED=1" in open("/usr/lib/os-release").read(), flush=True)
+"""
+
+
+def test_files_outside_the_work_directory_travel(run: Make) -> None:
+    old = run("old", fresh([0], 1), FILES)
+    until(lambda: len(numbers(upper(old, "/data/log"))) > 5, "lines", old)
+    assert dump(old).kind == "dumped", old.log()
+    at = len(numbers(upper(old, "/data/log")))
+    end(old)
+    new = run("new", restore([0], 1), FILES, (old, 0))
+    new.wait_event("restored")
+    path = upper(new, "/data/log")
+    until(lambda: len(numbers(path)) > at + 5, "more lines", new)
+    # What was unpacked here travels on, too.
+    assert dump(new).kind == "dumped", new.log()
+    end(new)
+    last = run("last", restore([0], 1), FILES, (new, 0))
+    last.wait_event("restored")
+    (last.work(0) / "cwd/end").touch()
+    assert last.wait() == 0, last.log()
+    for line in ("nameless still here", "mapped True", "closed closed closed", "changed True"):
+        assert f"[rank 0] {line}" in last.log()
+    path = upper(last, "/data/log")
+    assert numbers(path) == list(range(1, len(numbers(path)) + 1))
+
+
+def test_too_many_bytes_of_files_are_refused_by_name(run: Make) -> None:
+    script = """
+import time
+open("/large", "wb").write(bytes(3 << 20))
+open("small", "w").write("ready")
+time.sleep(600)
+"""
+    pod = run("pod", fresh([0], 1), script, env={"SINGULARITY_FILE_LIMIT": "2Mi"})
+    until(lambda: (pod.work(0) / "cwd/small").exists(), "files", pod)
+    event = dump(pod)
+    assert event.kind == "dump_failed"
+    assert "files of rank 0 are 3.0 MiB, more than the 2.0 MiB that travel" in event.message
+    assert "/large (3.0 MiB)" in event.message and "SINGULARITY_FILE_LIMIT" in event.message
+
+
+def test_a_limit_that_is_no_size(run: Make) -> None:
+    pod = run("pod", fresh([0], 1), "#!/bin/sh\n", env={"SINGULARITY_FILE_LIMIT": "much"})
+    assert pod.wait() == 2
+    assert "SINGULARITY_FILE_LIMIT = 'much': wanted a number of bytes" in pod.log()
+
+
+def test_a_file_that_both_ranks_write_cannot_be_merged(run: Make) -> None:
+    script = """
+import os, time
+f = open("/log", "a", buffering=1)
+f.write("rank " + os.environ["RANK"] + "\\n")
+time.sleep(600)
+"""
+    old = [run(f"old-{rank}", fresh([rank], 2), script) for rank in (0, 1)]
+    for pod in old:
+        until(lambda p=pod: upper(p, "/log").exists() and upper(p, "/log").read_text(), "a line", pod)  # type: ignore[misc]
+        assert dump(pod).kind == "dumped", pod.log()
+        end(pod)
+    one = run("one", restore([0, 1], 2), script, (old[0], 0), (old[1], 1))
+    assert one.wait() == 70, one.log()
+    assert "ranks 0 and 1 both write /log" in one.wait_event_after_end("restore_failed").message
+
+
+def test_a_rank_that_meets_the_others_is_not_stopped_anywhere(run: Make) -> None:
+    """The leader's view was old: the page says that the rank takes part in something."""
+    pod = run("pod", fresh([0], 2), LOOP)
+    until(lambda: numbers(pod.work(0) / "cwd/out"), "lines", pod)
+    pod.sidecar.page.words[8 + 2] = 1  # STATE_RUNNING
+    event = dump(pod)
+    assert event.kind == "dump_failed"
+    assert "ranks [0] met the others" in event.message
+    path = pod.work(0) / "cwd/out"
+    at = len(numbers(path))
+    pod.sidecar.command("resume", generation=G)
+    until(lambda: len(numbers(path)) > at, "it goes on", pod)
+    assert json.loads((pod.volumes / "run/rank-0/resume-5.json").read_text())["restore_id"]
