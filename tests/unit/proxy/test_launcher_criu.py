@@ -120,7 +120,7 @@ def test_two_pods_one_pod_two_pods(pod: Make) -> None:
         target.start()
     for rank, target in last.items():
         assert target.wait(300) == 0, target.log()
-        assert [e.kind for e in target.sidecar.events if e.kind != "reading"] == ["restored", "exited"]
+        assert [e.kind for e in target.sidecar.events if e.kind != "reading"] == ["restored", "exited", "finished"]
         assert f"[rank {rank}] done" in target.log()
         assert f"port {port}" in target.log()
         assert "step 50 " not in target.log()  # shown by the first pod, not again

@@ -123,7 +123,18 @@ async def test_a_rank_that_fails_frees_those_that_wait(world: World, waiting: in
 async def test_a_pod_that_is_gone_frees_those_that_wait(
     world: World, monkeypatch: pytest.MonkeyPatch, gone: int, waiting: int
 ) -> None:
+    heard = asyncio.Event()
+    post = Follower.post
+
+    async def noted(self: Follower, session: ClientSession, report: PodReport, seen: int, hold: float) -> Directive:
+        answer = await post(self, session, report, seen, hold)
+        if report.index == (gone or waiting):
+            heard.set()
+        return answer
+
+    monkeypatch.setattr(Follower, "post", noted)
     await _end_of(world, waiting)
+    await eventually("it is heard", heard.is_set)  # a pod that was never heard is not gone: it may still come
     monkeypatch.setattr(machine, "GONE_S", 1.5)
     world.sidecars[gone].cancel()
     with pytest.raises(asyncio.CancelledError):
