@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ def start(stage: Stage, say: Callable[[str], None]) -> Start:
 
 def apply(stage: Stage, name: str) -> None:
     """`kubectl apply -f` of the queues that an example asks for."""
-    stage.cluster.kubectl("apply", "-f", str(DAGS / "queues" / name))
+    program, path = str(stage.cluster.kubectl), DAGS / "queues" / name
+    subprocess.run([program, f"--kubeconfig={stage.cluster.kubeconfig}", "apply", "-f", path], check=True, timeout=60)
 
 
 def until_trained(stage: Stage, run: Run, steps: int = 5) -> str:
@@ -62,7 +64,7 @@ def test_a_model_is_an_asset_and_starts_its_registration(stage: Stage, start: St
     assert run.until_run_ends() == "success", run.log()
 
     def registered() -> dict[str, Any] | None:
-        runs = stage.airflow.api.call("GET", "/api/v2/dags/digits_register/dagRuns")["dag_runs"]
+        runs = stage.airflow.api.call("GET", "dags/digits_register/dagRuns")["dag_runs"]
         states = [each["state"] for each in runs]
         assert "failed" not in states
         return next((each for each in runs if each["state"] == "success"), None)
@@ -114,7 +116,7 @@ def test_a_nightly_job_gives_way_to_the_owner_of_the_machines(
     assert sent[2]["inputs"][0]["facets"]["version"]["datasetVersion"] == first["checkpoint"]
 
     def evaluated() -> dict[str, Any] | None:
-        runs = stage.airflow.api.call("GET", "/api/v2/dags/on_checkpoint/dagRuns")["dag_runs"]
+        runs = stage.airflow.api.call("GET", "dags/on_checkpoint/dagRuns")["dag_runs"]
         done = [each["dag_run_id"] for each in runs if each["state"] == "success"]
         return stage.airflow.api.xcom("on_checkpoint", done[0], "seen", "return_value") if done else None
 
