@@ -95,7 +95,7 @@ manifests = st.builds(
     ),
     st.from_regex(r"[a-z0-9][a-z0-9-]{0,62}", fullmatch=True),
     st.integers(0, 1 << 40),
-    st.lists(images, max_size=3),
+    st.lists(images, min_size=1, max_size=3),
 )  # fmt: skip
 
 

@@ -157,7 +157,7 @@ def test_a_pack_of_the_wrong_size_is_not_relied_on(store: Store, tmp_path: Path)
     assert same(folder, tmp_path / "back")
 
 
-def test_missing_and_invalid_manifests(store: Store) -> None:
+def test_missing_and_invalid_manifests(store: Store, tmp_path: Path) -> None:
     path = layout.manifest_path(NAMESPACE, JOB, "train-a1-g9")
     with pytest.raises(CheckpointNotFoundError, match="'train-a1-g9'"):
         store.read_manifest(NAMESPACE, JOB, "train-a1-g9")
@@ -167,7 +167,7 @@ def test_missing_and_invalid_manifests(store: Store) -> None:
     store.backend.write(path, b'{"format": 3}')
     with pytest.raises(StoreError, match="format: 3 is not supported, this build reads format 2"):
         store.read_manifest(NAMESPACE, JOB, "train-a1-g9")
-    store.write_manifest(manifest([]))
+    commit(store, image(tmp_path / "image", size=MIB))
     data = store.backend.read(layout.manifest_path(NAMESPACE, JOB, "train-a1-g1"))
     assert data is not None
     store.backend.write(layout.manifest_path(NAMESPACE, "other", "train-a1-g1"), data)
@@ -191,9 +191,10 @@ def test_latest_valid_says_what_it_skipped_and_why(store: Store, tmp_path: Path)
     assert store.jobs() == [(NAMESPACE, JOB)]
 
 
-def test_prune_keeps_the_newest_and_the_pinned(store: Store) -> None:
+def test_prune_keeps_the_newest_and_the_pinned(store: Store, tmp_path: Path) -> None:
+    saved = store.put_ranks(NAMESPACE, JOB, "train-a1-g1", {0: image(tmp_path / "image", size=MIB)})
     for number in range(1, 7):
-        store.write_manifest(manifest([], number))
+        store.write_manifest(manifest(saved.images, number))
     store.pin(NAMESPACE, JOB, "train-a1-g2")
     with pytest.raises(CheckpointNotFoundError):
         store.pin(NAMESPACE, JOB, "train-a1-g9")
