@@ -1,4 +1,4 @@
-"""A script that never reaches a step boundary cannot be checkpointed: the hold ends at its deadline, and says so."""
+"""Ranks in one long native call cannot be stopped together: the hold ends at its deadline, and says so."""
 
 from __future__ import annotations
 

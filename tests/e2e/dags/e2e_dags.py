@@ -38,7 +38,7 @@ with DAG("deadline", schedule=None, catchup=False):
         pod_resources={"cpu": "250m"},
         checkpoint_budget_s=10,
         # Longer than a slow machine needs to bring the high-priority job and let the budget pass.
-        script_args=["--seconds", "45"],
+        script_args=["--native", "--seconds", "45"],
         **COMMON,
     )
 
