@@ -16,8 +16,14 @@ class Run:
     """A run of `dag_id`, whose one task is called `train`."""
 
     def __init__(
-        self, stage: Stage, dag_id: str, say: Callable[[str], None], conf: dict[str, Any] | None = None
+        self,
+        stage: Stage,
+        dag_id: str,
+        say: Callable[[str], None],
+        conf: dict[str, Any] | None = None,
+        scheduled: bool = False,
     ) -> None:
+        """Triggered with `conf`; or `scheduled`: the run that the scheduler makes once the Dag is switched on."""
         self.api, self.kube = stage.airflow.api, stage.kube
         self.dag_id = dag_id
         self.run_id = f"{dag_id}-{time.time_ns()}"
@@ -25,8 +31,15 @@ class Run:
         self.version = self.kube.list_versioned(JOB, NAMESPACE)[1]
         wait_for(lambda: self.api.dag_exists(dag_id), f"DAG {dag_id} known to Airflow", 300)
         self.api.unpause(dag_id)
-        self.api.trigger(dag_id, self.run_id, conf or {})
+        if scheduled:
+            self.run_id = wait_for(self._made_by_scheduler, f"the scheduler's run of {dag_id}", 300)
+        else:
+            self.api.trigger(dag_id, self.run_id, conf or {})
         say(f"DAG run {self.run_id}")
+
+    def _made_by_scheduler(self) -> str | None:
+        runs = self.api.call("GET", f"dags/{self.dag_id}/dagRuns")["dag_runs"]
+        return next((str(each["dag_run_id"]) for each in runs), None)
 
     def task_state(self) -> str | None:
         state: str | None = self.api.task(self.dag_id, self.run_id, "train")["state"]

@@ -18,12 +18,13 @@ from localcluster.demo.wait import wait_for
 pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.timeout(1500)]
 
 TIMEOUT_S = 300.0
-Start = Callable[[str, dict[str, Any]], Run]
+Start = Callable[[str, dict[str, Any] | None], Run]
 
 
 @pytest.fixture
 def start(stage: Stage, say: Callable[[str], None]) -> Start:
-    return lambda dag_id, conf: Run(stage, dag_id, say, conf)
+    """Trigger a Dag with that configuration; None: switch it on and take the run that its schedule makes."""
+    return lambda dag_id, conf: Run(stage, dag_id, say, conf, scheduled=conf is None)
 
 
 def apply(stage: Stage, name: str) -> None:
@@ -90,15 +91,16 @@ def test_a_model_is_an_asset_and_starts_its_registration(stage: Stage, start: St
     wait_for(summed, "the task's own COMPLETE", TIMEOUT_S)
 
 
+@pytest.mark.full
 def test_a_nightly_job_gives_way_to_the_owner_of_the_machines(
     stage: Stage, start: Start, openlineage_events: Path
 ) -> None:
     apply(stage, "nightly.yaml")
     wait_for(lambda: stage.airflow.api.dag_exists("on_checkpoint"), "the Dag of the checkpoints", TIMEOUT_S)
     stage.airflow.api.unpause("on_checkpoint")
-    night = start("nightly_finetune", {"steps": 400})
+    night = start("nightly_finetune", None)
     until_trained(stage, night)
-    day = start("day_owner", {"seconds": 2})
+    day = start("day_owner", None)
     assert day.until_run_ends() == "success"
     assert night.until_run_ends() == "success", night.log()
     told = lineage(night)
