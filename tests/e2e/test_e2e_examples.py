@@ -127,9 +127,10 @@ def test_a_nightly_job_gives_way_to_the_owner_of_the_machines(
     assert (event["dag_id"], event["run_id"], event["task_id"]) == (night.dag_id, night.run_id, "train")
 
 
+@pytest.mark.full
 def test_teams_lend_and_reclaim(stage: Stage, start: Start) -> None:
     apply(stage, "two-teams.yaml")
-    team_a = start("team_a_training", {"steps": 300})
+    team_a = start("team_a_training", {"steps": 900})
     until_trained(stage, team_a)
     team_b = start("team_b_training", {"steps": 20})
     assert team_b.until_run_ends() == "success", team_b.log()
