@@ -1,4 +1,4 @@
-"""Fixtures of the tests of agent and launcher."""
+"""Fixtures of the tests of agent, launcher and the sidecars' mesh."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from mesh_world import FakeController
 from pod_harness import Pod, collect_criu, install_agent
 
 
@@ -106,3 +108,19 @@ def gs_url(gcs_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     request = urllib.request.Request(f"{gcs_server}/storage/v1/b?project=test", body, headers)
     urllib.request.urlopen(request, timeout=10).close()
     return f"gs://{bucket}/checkpoints"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """For the parts of a mesh of sidecars."""
+    path = Path(tempfile.mkdtemp(prefix="mesh-"))  # short: unix socket paths have at most 107 bytes
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+async def controller(folder: Path) -> AsyncIterator[FakeController]:
+    fake = FakeController()
+    runner = await fake.start(folder)
+    yield fake
+    await runner.cleanup()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,21 +19,6 @@ from proxy.sidecar import machine, sidecar
 from proxy.store import Store, layout
 
 pytestmark = pytest.mark.timeout(90)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="mesh-"))  # short: unix socket paths have at most 107 bytes
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-async def controller(folder: Path) -> AsyncIterator[FakeController]:
-    fake = FakeController()
-    runner = await fake.start(folder)
-    yield fake
-    await runner.cleanup()
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ makes the pod of a complete index again."""
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,21 +19,6 @@ from proxy.sidecar.mesh import Follower
 from proxy.sidecar.peers import Directive, PodReport
 
 pytestmark = pytest.mark.timeout(90)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="mesh-"))  # short: unix socket paths have at most 107 bytes
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-async def controller(folder: Path) -> AsyncIterator[FakeController]:
-    fake = FakeController()
-    runner = await fake.start(folder)
-    yield fake
-    await runner.cleanup()
 
 
 @pytest.fixture
