@@ -29,7 +29,7 @@ def free_port() -> int:
 def start(make_pod: Callable[..., Pod], rootfs: Path, torch_env: Path, criu_bundle: Path) -> Callable[..., Pod]:
     def make(name: str, steps: int = STEPS) -> Pod:
         plan = messages.Plan("fresh", 1, 2, [0, 1], "127.0.0.1", free_port())
-        command = ["python3", "train_features.py", str(steps), "0.02"]
+        command = ["python3", "train_features.py", str(steps), "0.02", str(free_port())]
         pod = make_pod(name, rootfs=rootfs, torch=torch_env, plan=plan, command=command, env=ENV, criu=criu_bundle)
         shutil.copy(HERE / "train_features.py", pod.volumes / "source/train_features.py")
         return pod.start()

@@ -1,6 +1,7 @@
 """What scripts do with torch.distributed besides DDP, with its results printed. Knows nothing of checkpoints.
 
-argv: steps, pause between steps (seconds).
+argv: steps, pause between steps (seconds), a free port: there the first groups meet. A script that destroys all its
+groups and meets again at the same port would race: one rank may be back before rank 0 has closed the first store.
 """
 
 import os
@@ -51,7 +52,8 @@ def every_collective(rank, world, group, step):
 
 def main():
     steps, pause = int(sys.argv[1]), float(sys.argv[2])
-    dist.init_process_group("gloo")
+    ranks = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[3]}", **ranks)
     assert dist.get_backend() == "gloo"
     dist.destroy_process_group()  # and once more: what was made first must be gone
     dist.init_process_group("gloo")
