@@ -137,6 +137,7 @@ def _bookkeeping(
     if record is None:
         return None
     seen = records.observe(record, job, workload, preemptor, now)
+    seen = records.explained(seen, views.out_of_memory(views.of_attempt(pods, record.attempt)))
     change = records.roster(job, seen, pods)
     if seen != record:
         change.update(records.stored(records.with_last(history, seen)))
@@ -160,6 +161,7 @@ def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Set
     over = budget.used_up(job, count)
     message = f"{cause}; {over or records.restart_point(views.checkpoint(job))}"
     seen = records.noted(replace(record, ended_by=record.ended_by or "Deleted"), message)
+    seen = records.explained(seen, views.out_of_memory(own))
     change.update(records.stored(records.with_last(history, seen)))
     if views.hold(job) is not None:
         change[names.ANN_HOLD] = names.HOLD_RELEASED
@@ -197,7 +199,8 @@ def _cause(
         counted = views.TRACKING_FINALIZER not in (pod["metadata"].get("finalizers") or ())
         # Until the Job controller has counted a failed pod, it may still decide that the whole Job has failed.
         if views.phase(pod) == "Failed" and counted:
-            return f"pod {name} of attempt {record.attempt} was lost", None
+            how = views.end_of(pod)
+            return f"pod {name} of attempt {record.attempt} was lost" + (f": {how}" if how else ""), None
         if firsts[views.pod_index(pod)] is not pod or (roster is not None and views.short_uid(pod) not in roster):
             return f"pod {name} replaces a lost one of attempt {record.attempt}", None
         gone_at = views.gone_at(pod)
@@ -212,7 +215,7 @@ def _pause(history: Sequence[AttemptRecord]) -> int:
     """Seconds to wait before the next try: more for each broken attempt in a row that brought no new checkpoint."""
     fruitless = 0
     for record in reversed(history[:-1]):
-        if record.ended_by != "Deleted" or record.checkpoint is not None:
+        if record.ended_by not in records.BROKEN or record.checkpoint is not None:
             break
         fruitless += 1
     return int(min(2**fruitless, LONGEST_PAUSE_S))

@@ -67,7 +67,7 @@ def hello(job: Object, pods: Sequence[Object], message: Hello, secret: bytes) ->
     """The answer, None while the pod has to ask again. Raises RefusedError 409 for an attempt that is over."""
     require_current(job, message.attempt)
     _, record = _current(job, message.attempt)
-    given_up = record is not None and record.ended_by == "Deleted" and views.hold(job) != names.HOLD_ARMED
+    given_up = record is not None and record.ended_by in records.BROKEN and views.hold(job) != names.HOLD_ARMED
     if ended(job, message.attempt) or given_up:
         return None  # this pod is a replacement that Kueue is about to remove, or has ranks that may end
     leader_ip = None

@@ -33,7 +33,8 @@ _DURATIONS = (
 _REASONS = frozenset(
     ("Preempted", "PodsReadyTimeout", "AdmissionCheck", "ClusterQueueStopped", "LocalQueueStopped", "NodeFailures",
      "FlavorMigration", "Deactivated", "DeactivatedDueToAdmissionCheck", "DeactivatedDueToRequeuingLimitExceeded",
-     "DeactivatedDueToMaximumExecutionTimeExceeded", "Evicted", "Finished", "Failed", "Deleted")
+     "DeactivatedDueToMaximumExecutionTimeExceeded", "Evicted", "Finished", "Failed", "Deleted",
+     "OutOfMemory")
 )  # fmt: skip
 """Values of the label `reason`; anything else is `Other`: what stands in an annotation must not make series."""
 

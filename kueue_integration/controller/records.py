@@ -17,6 +17,9 @@ MAX_CHECKPOINTS = 20
 MAX_NOTE = 400
 NO_CHECKPOINT = "no checkpoint"
 """Every account of an attempt that ended without one starts with this."""
+OUT_OF_MEMORY = "OutOfMemory"
+BROKEN = frozenset(("Deleted", OUT_OF_MEMORY))
+"""`ended_by` of attempts that broke off without Kueue's doing."""
 MAY_END = "the job may end by itself until its checkpoint budget is used up"
 
 History = Sequence[AttemptRecord]
@@ -114,6 +117,14 @@ def noted(record: AttemptRecord, note: str) -> AttemptRecord:
     if record.note and NO_CHECKPOINT in record.note:
         return record
     return replace(record, note=cut(f"{record.note}. {note}" if record.note else note))
+
+
+def explained(record: AttemptRecord, memory: str | None) -> AttemptRecord:
+    """`record` of an attempt that broke off, once a pod of it says `memory`: other pods may have been seen first."""
+    if memory is None or record.ended_by not in (*BROKEN, "Failed"):
+        return record
+    told = record if memory in (record.note or "") else noted(record, memory)
+    return told if record.ended_by == "Failed" else replace(told, ended_by=OUT_OF_MEMORY)
 
 
 def closed(record: AttemptRecord, workload: Object, preemptor: str | None, now: float) -> AttemptRecord:

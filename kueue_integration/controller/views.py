@@ -22,6 +22,8 @@ TRACKING_FINALIZER = "batch.kubernetes.io/job-tracking"
 """On a pod until the Job controller has counted it."""
 _OWNERS = {(kind.name, kind.group) for kind in kinds.KINDS}
 _TERMINAL = ("Succeeded", "Failed")
+_NO_MEMORY = "out of memory"
+"""How the launcher begins (`proxy.launcher.memory`)."""
 _PREEMPTOR = re.compile(r"\(UID: ([^,)\s]+)(?:, JobUID: ([^,)\s]+))?")
 
 
@@ -184,6 +186,30 @@ def can_write(pod: Object) -> bool:
 
 def phase(pod: Object) -> str:
     return str((pod.get("status") or {}).get("phase", "Pending"))
+
+
+def end_of(pod: Object) -> str:
+    """How the first of the pod's containers that was not asked to end has ended, for people; "" if there is none.
+
+    The launcher leaves its words in the container's termination message. Where the kernel kills the whole container
+    (cgroup v2) nobody of it is left to say anything, and the node does.
+    """
+    for status in (pod.get("status") or {}).get("containerStatuses") or ():
+        ended = (status.get("state") or {}).get("terminated") or {}
+        code = ended.get("exitCode", 0)
+        if code in (0, names.EXIT_PREEMPTED):
+            continue
+        text = str(ended.get("message") or "").strip()
+        if ended.get("reason") == "OOMKilled" and _NO_MEMORY not in text:
+            limit = ((status.get("resources") or {}).get("limits") or {}).get("memory")
+            text = f"{_NO_MEMORY}: the kernel killed it" + (f", the limit of the container is {limit}" if limit else "")
+        return text or f"it ended with code {code}"
+    return ""
+
+
+def out_of_memory(pods: Iterable[Object]) -> str | None:
+    """What there is to say about the first pod that was killed for memory; None: none was."""
+    return next((text for text in map(end_of, pods) if _NO_MEMORY in text), None)
 
 
 def pod_index(pod: Object) -> int | None:

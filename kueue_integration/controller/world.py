@@ -145,7 +145,8 @@ class World:
         key, own = _pod_owner(pod), annotation(pod, names.ANN_ATTEMPT)
         job = self.job(key[0], key[1] or "")
         if deleted and views.phase(pod) != "Succeeded" and job is not None and not _resting(job):
-            ghost = {**pod, "metadata": {**pod["metadata"], "finalizers": []}, "status": {"phase": "Failed"}}
+            status = {**(pod.get("status") or {}), "phase": "Failed"}  # how it ended is told by what else it says
+            ghost = {**pod, "metadata": {**pod["metadata"], "finalizers": []}, "status": status}
             with self._lost_lock:
                 same = [old for old in self._lost.get(key, ()) if annotation(old, names.ANN_ATTEMPT) == own]
                 self._lost[key] = [*same, ghost]

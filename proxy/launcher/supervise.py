@@ -66,6 +66,7 @@ class Supervisor:
         self.term_at: float | None = None
         self._term_told = False
         self._failed_at: float | None = None
+        self._noted = False
         self._sent_term = False
         self._dumps = 0
         """Dumps under way."""
@@ -193,7 +194,8 @@ class Supervisor:
                 why = "a connection to another rank broke" if peer else self._killed(rank, code)
                 text = f"rank {rank} ended with code {code}" + (f": {why}" if why else "")
                 say(text)
-                if code and not peer and self._failed_at is None:
+                if code and not peer and not self._noted:
+                    self._noted = True
                     memory.note(text)
                 self.outbox.put(LauncherEvent("exited", rank=rank, code=code, message=why))
                 if code and self._failed_at is None:

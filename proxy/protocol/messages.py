@@ -102,7 +102,7 @@ class AttemptRecord:
     last_step: int | None = None
     """Number of the last step this attempt completed."""
     ended_by: str | None = None
-    """Kueue's eviction reason, `Finished`, `Failed`, or `Deleted`; None while it runs."""
+    """Kueue's eviction reason, `Finished`, `Failed`, `Deleted` (broken off), or `OutOfMemory`; None while it runs."""
     preempted_by: str | None = None
     """Name of the preemptor's Workload, or its UID when it could not be resolved."""
     preemptor: Preemptor | None = None

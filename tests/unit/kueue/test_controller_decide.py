@@ -89,6 +89,63 @@ def test_a_lost_pod_breaks_the_attempt_once_the_job_controller_has_counted_it():
     assert counted["metadata"]["name"] in action.message
 
 
+KILLED = "out of memory: the kernel killed it"
+KERNEL = f"rank 1 ended with code 137: {KILLED}, the limit of the container is 256 MiB"
+
+
+def ended(index, code, reason="Error", message="", limit=None):
+    """A failed pod that the Job controller has counted."""
+    pod = scene.pod(index, phase="Failed")
+    state = {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+    resources = {"limits": {"memory": limit}} if limit else {}
+    pod["status"]["containerStatuses"] = [{"name": "train", "state": state, "resources": resources}]
+    return pod
+
+
+@pytest.mark.parametrize(
+    ("pod", "ended_by", "said"),
+    [
+        (ended(1, 137, message=KERNEL), "OutOfMemory", KERNEL),
+        (ended(1, 137, "OOMKilled", limit="1Gi"), "OutOfMemory", f"{KILLED}, the limit of the container is 1Gi"),
+        (ended(1, 137, "OOMKilled"), "OutOfMemory", KILLED),
+        (ended(1, 137), "Deleted", "it ended with code 137"),
+        (ended(1, 143), "Deleted", ""),
+    ],
+)  # fmt: skip
+def test_an_attempt_says_whether_its_pod_was_killed_for_memory(pod, ended_by, said):
+    action = look(running(), ADMITTED, [scene.pod(0), pod]).action
+    assert isinstance(action, RequestReadmission)
+    record = scene.stored(action.job_annotations)[0]
+    assert record.ended_by == ended_by
+    name = pod["metadata"]["name"]
+    lost = f"pod {name} of attempt 1 was lost" + (f": {said}" if said else "")
+    assert record.note == action.message == f"{lost}; restarts from the beginning"
+
+
+def test_a_kill_for_memory_that_is_seen_after_its_consequences_is_told_too():
+    """The other ranks lose their connections: their pods may be counted before the one that began it."""
+    job, other = running(), ended(0, 143)
+    first = look(job, ADMITTED, [other, scene.pod(1)]).action
+    job["metadata"]["annotations"].update(first.job_annotations)
+    assert scene.stored(first.job_annotations)[0].ended_by == "Deleted"
+    evicted = scene.workload(evicted=("AdmissionCheck", "at our request", 60.0), admitted=True)
+    told = look(job, evicted, [other, ended(1, 137, message=KERNEL)]).action
+    assert isinstance(told, RecordHistory)
+    record = scene.stored(told.job_annotations)[0]
+    assert record.ended_by == "OutOfMemory"
+    assert record.note.endswith(KERNEL)
+    job["metadata"]["annotations"].update(told.job_annotations)
+    again = look(job, evicted, [other, ended(1, 137, message=KERNEL)]).action
+    assert not isinstance(again, RecordHistory)
+
+
+def test_a_preemption_stays_one_whatever_its_pods_end_with():
+    record = scene.record(evicted_at=T0 + 40, ended_by="Preempted", released_at=T0 + 41)
+    evicted = scene.workload(evicted=("Preempted", scene.PREEMPTED, 40.0), admitted=True)
+    found = look(running(record), evicted, [scene.pod(0), ended(1, 137, message=KERNEL)]).action
+    assert not isinstance(found, RecordHistory)
+
+
 def test_a_lost_pod_of_a_job_that_is_failing_changes_nothing():
     job = running()
     job["status"]["conditions"] = [scene.condition("FailureTarget", True, 50)]
