@@ -90,9 +90,9 @@ class RequestReadmission(Action):
 
 @dataclass(frozen=True)
 class GiveUp(Action):
-    """Fail the Job for good: one merge patch of annotations and spec."""
+    """Fail the job for good. A Job gets `annotations` and its end in one patch, so they do not go ahead of it."""
 
-    body: Mapping[str, Any] = field(default_factory=dict)
+    annotations: Annotations = field(default_factory=dict)
     message: str = ""
 
 

@@ -166,7 +166,7 @@ def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Set
     if views.hold(job) is not None:
         change[names.ANN_HOLD] = names.HOLD_RELEASED
     if over is not None:
-        return Decision(GiveUp(body={"metadata": {"annotations": change}, "spec": {**budget.END}}, message=message))
+        return Decision(GiveUp(annotations=change, message=message))
     return Decision(RequestReadmission(change, message=message, requeue_after_s=_pause(history)))
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from proxy.protocol import names
 
+from .. import kinds
 from ..k8s import Kube
-from ..resources import WORKLOAD, Object, kind_of
-from . import clock, fit, levers, planner, views
+from ..resources import JOB, WORKLOAD, Object, kind_of, selector
+from . import budget, clock, fit, levers, planner, views
 from .actions import (
     Action,
     Annotations,
@@ -62,9 +63,11 @@ def perform(
     if isinstance(action, KeepRecords):
         finalizers = [*(job["metadata"].get("finalizers") or ()), names.FINALIZER_RECORDS]
         _patch_finalizers(kube, job, finalizers)
-    if isinstance(action, (Reshape, GiveUp)):
+    if isinstance(action, Reshape):
         meta = job["metadata"]
         kube.patch_job(meta["namespace"], meta["name"], action.body, resource_version=meta["resourceVersion"])
+    if isinstance(action, GiveUp):
+        _fail(kube, job, action)
     if workload is not None and isinstance(action, PatchWorkload):
         meta = workload["metadata"]
         version = meta["resourceVersion"]
@@ -76,6 +79,17 @@ def perform(
         body = {"status": dict(action.status)}
         kube.patch_workload_status(meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
     _tell(action, job, metrics)
+
+
+def _fail(kube: Kube, job: Object, action: GiveUp) -> None:
+    """A JobSet and a TrainJob have no deadline: they fail with the Job that was made for them. Raises as `perform`."""
+    meta = job["metadata"]
+    notes = {"metadata": {"annotations": dict(action.annotations)}}
+    body = {**notes, "spec": dict(budget.END)} if kinds.is_job(job) else notes
+    kube.patch(kind_of(job), meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
+    if not kinds.is_job(job):
+        for made in kube.list(JOB, meta["namespace"], selector({kinds.JOBSET_NAME_LABEL: meta["name"]})):
+            kube.patch_job(meta["namespace"], made["metadata"]["name"], {"spec": dict(budget.END)})
 
 
 def _check_change(action: Action, workload: Object, now: float) -> Mapping[str, Any]:

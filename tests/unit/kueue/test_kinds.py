@@ -16,8 +16,10 @@ from kueue_integration.adoption.jobset import adopted_jobset
 from kueue_integration.adoption.patch import adopted
 from kueue_integration.adoption.trainjob import adopted_trainjob
 from kueue_integration.cli.tables import WIDTH
-from kueue_integration.controller import levers, views
-from kueue_integration.errors import Forbidden, JobNotFoundError, NotFound, RequestRefusedError, SpecError
+from kueue_integration.controller import levers, views, writer
+from kueue_integration.controller.actions import GiveUp
+from kueue_integration.controller.metrics import Metrics
+from kueue_integration.errors import Conflict, Forbidden, JobNotFoundError, NotFound, RequestRefusedError, SpecError
 from kueue_integration.fake import FakeKube
 from kueue_integration.resources import JOBSET, TRAINJOB, Object, annotation, label
 from proxy.protocol import names
@@ -169,6 +171,29 @@ def test_kinds_that_are_not_served_or_not_for_this_user_are_none() -> None:
     assert [kinds.job_key(job) for job in kinds.every(kube, "default")] == ["mine"]
     kube.fail_next("get", JOBSET, Forbidden("may not get", 403, "Forbidden"))
     assert kinds.named(kube, "default", "nobody") is None
+
+
+# --- the controller ---------------------------------------------------------------------------------------------------
+def child(name: str) -> Object:
+    """The Job that the JobSet controller makes for the workers of JobSet `name`."""
+    made = plain(f"{name}-workers-0")
+    made["metadata"]["labels"] = {kinds.JOBSET_NAME_LABEL: name}
+    return made
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_job_of_any_kind_is_failed_when_its_budget_is_used_up(key: str) -> None:
+    kube = cluster(*every_kind(), child("mine"), child("other"))
+    told = GiveUp(annotations={names.ANN_BROKEN: "said"}, message="over")
+    found = kinds.find(kube, "default", key)
+    assert found is not None
+    writer.perform(kube, told, found, None, "fence", Metrics(), 0.0)
+    kind, name = kinds.kind_and_name(key)
+    assert annotation(kube.get(kind, "default", name), names.ANN_BROKEN) == "said"
+    ended = {j["metadata"]["name"] for j in kube.list(kinds.JOB) if j["spec"].get("activeDeadlineSeconds") == 1}
+    assert ended == {"mine" if kind is kinds.JOB else "mine-workers-0"}
+    with pytest.raises(Conflict):  # decided on what is not there any more
+        writer.perform(kube, told, found, None, "fence", Metrics(), 0.0)
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
