@@ -51,6 +51,23 @@ _OPTIONS = (
         metavar="INTERVAL",
         help="Save and train on, again and again: 300s, 10m, '500 steps' or auto. Default: off.",
     ),
+    click.option("--label", multiple=True, metavar="K=V", help="Label of the Job and its pods; may be repeated."),
+    click.option(
+        "--pod-override",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="YAML or JSON file with a piece of a Pod (tolerations, nodeSelector, volumes ...), merged into the pods.",
+    ),
+    click.option(
+        "--infrastructure-retries",
+        type=int,
+        help="Attempts that may be lost to nodes and killed pods. Default: nodes without limit, six killed pods.",
+    ),
+    click.option(
+        "--resume-on-exit-code",
+        type=int,
+        multiple=True,
+        help="The job goes on from its last checkpoint after this exit code; may be repeated.",
+    ),
     click.option("--identity", help="Owner's identity: submitting twice with the same one makes one job."),
 )
 
@@ -90,6 +107,8 @@ def submit(
           --workdir ./src --cpu 250m --wait -- python3 train.py --steps 900
       singularityctl submit --name big --queue training --workers 8 --gpus 1 \\
           --image registry.example/train:1 --store gs://bucket/ckpt -- python3 -m mymodel.train
+      singularityctl submit --name spot --queue training --workers 4 --pod-override tolerations.yaml \\
+          --infrastructure-retries 5 --resume-on-exit-code 75 -- python3 train.py
 
     \b
     Exit codes:
@@ -144,6 +163,9 @@ def build_spec(
     command: tuple[str, ...],
     workdir: Path | None,
     env: tuple[str, ...],
+    label: tuple[str, ...],
+    pod_override: Path | None,
+    resume_on_exit_code: tuple[int, ...],
     cpu: str | None,
     memory: str | None,
     gpus: int | None,
@@ -154,20 +176,19 @@ def build_spec(
 ) -> TrainSpec:
     """A TrainSpec from the options. Raises SpecError for what cannot even be read."""
     problems: list[tuple[str, object, str]] = []
-    pairs: dict[str, str] = {}
-    for item in env:
-        key, equals, value = item.partition("=")
-        if equals:
-            pairs[key] = value
-        else:
-            problems.append(("env", item, "must be NAME=VALUE"))
+    variables = _pairs("env", env, problems)
+    labels = _pairs("label", label, problems)
+    override = _read_override(pod_override, problems) if pod_override else None
     files = read_directory(workdir, problems) if workdir else {}
     if problems:
         raise SpecError(problems)
     amounts = {"cpu": cpu, "memory": memory, "nvidia.com/gpu": None if gpus is None else str(gpus)}
     return TrainSpec(
         command=command,
-        env=pairs,
+        env=variables,
+        labels=labels,
+        pod_override=override,
+        resume_on_exit_codes=resume_on_exit_code,
         files=files,
         resources={name: amount for name, amount in amounts.items() if amount is not None},
         hold=not no_hold,
@@ -175,6 +196,29 @@ def build_spec(
         grace_period_s=grace,
         **rest,
     )
+
+
+def _pairs(field: str, items: tuple[str, ...], problems: list[tuple[str, object, str]]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if equals:
+            pairs[key] = value
+        else:
+            problems.append((field, item, "must be NAME=VALUE"))
+    return pairs
+
+
+def _read_override(path: Path, problems: list[tuple[str, object, str]]) -> dict[str, Any] | None:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problems.append(("pod_override", str(path), f"is not YAML: {' '.join(str(error).split())}"))
+        return None
+    if not isinstance(found, dict):
+        problems.append(("pod_override", str(path), "must be a piece of a Pod: `spec: {...}` or `metadata: {...}`"))
+        return None
+    return found
 
 
 def read_directory(root: Path, problems: list[tuple[str, object, str]]) -> dict[str, str]:

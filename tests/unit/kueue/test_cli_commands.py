@@ -72,6 +72,22 @@ def test_no_hold(kube: FakeKube) -> None:
     assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 40
 
 
+def test_what_the_pods_and_the_end_of_an_attempt_may_be_is_an_option_too(kube: FakeKube, tmp_path: Path) -> None:
+    piece = tmp_path / "spot.yaml"
+    piece.write_text("spec:\n  tolerations: [{key: spot, operator: Exists}]\n")
+    options = ["--pod-override", str(piece), "--label", "team=vision"]
+    options += ["--infrastructure-retries", "3", "--resume-on-exit-code", "75", "--resume-on-exit-code", "76"]
+    done = run(*GOOD, *options, *COMMAND)
+    assert done.exit_code == 0, done.output
+    made = kube.get_job("default", "digits")
+    assert made["metadata"]["labels"]["team"] == "vision"
+    assert {"key": "spot", "operator": "Exists"} in made["spec"]["template"]["spec"]["tolerations"]
+    assert made["metadata"]["annotations"][names.ANN_INFRASTRUCTURE_RETRIES] == "3"
+    rules = made["spec"]["podFailurePolicy"]["rules"]
+    codes = [rule["onExitCodes"]["values"] for rule in rules if "onExitCodes" in rule]
+    assert any({75, 76} <= set(found) for found in codes)
+
+
 def test_workdir_ships_text_files(kube: FakeKube, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('é')\n")
     (tmp_path / "pkg" / "__pycache__").mkdir(parents=True)
@@ -107,6 +123,10 @@ def test_bad_input_is_listed_one_per_line_before_a_cluster_is_asked() -> None:
         (["--min-workers", "5"], "min_workers = 5"),
         (["--world-size", "6"], "world_size = 6"),
         (["--env", "A"], "env = 'A': must be NAME=VALUE"),
+        (["--label", "team"], "label = 'team': must be NAME=VALUE"),
+        (["--resume-on-exit-code", "0"], "resume_on_exit_codes"),
+        (["--pod-override", __file__], "is not YAML"),
+        (["--pod-override", "/proc/sys/kernel/ostype"], "must be a piece of a Pod"),
         (["--store", "ftp://x"], "store = 'ftp://x'"),
         (["--engine", "state"], "engine = 'state'"),
     ],
