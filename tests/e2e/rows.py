@@ -139,7 +139,10 @@ class Training:
         return status if status.attempts and status.attempts[-1].finished_at else None
 
     def slow(self, slow: bool = True) -> None:
-        """Make the step that runs, or the next one, last until this is called with False."""
+        """Make the step that runs, or the next one, last until this is called with False: nothing is saved meanwhile.
+
+        A job of one rank is saved all the same, wherever it is.
+        """
         (self.output / "slow").touch() if slow else (self.output / "slow").unlink(missing_ok=True)
 
     def lines(self, rank: int = 0) -> list[tuple[int, float]]:

@@ -19,7 +19,7 @@ from kueue_integration.resources import LOCAL_QUEUE, POD
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 NAMESPACE = "cli"
 QUEUE = "shell"
 TIMEOUT_S = 300.0

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from dag_run import Run
+from scrape import scrape
 
 from kueue_integration.errors import KubeError
 from kueue_integration.k8s import Kube
@@ -32,8 +33,10 @@ def test_deadline_lifts_the_hold_and_the_job_restarts(
     wait_for(lambda: running_pods(kube, NAMESPACE, pods) == 4, "4 training pods", 300)
     wait_for(lambda: "no step boundary" in first_log(kube, pods), "the script at work", 180)
     say(f"{job} runs; the high-priority job arrives")
+    before = scrape(kube)
     kube.create(intruder("urgent-deadline", NAMESPACE, QUEUE, stage.platform.train_image, 4, "250m"))
     try:
+        wait_for(lambda: scrape(kube)["singularity_holds_active", ""] == 1, "the hold is counted", 300, tick_s=0.1)
         wait_for(
             lambda: running_pods(kube, NAMESPACE, "job-name=urgent-deadline") == 4, "the high-priority job at work", 300
         )
@@ -44,6 +47,10 @@ def test_deadline_lifts_the_hold_and_the_job_restarts(
     assert first.released_at is not None
     held = first.released_at - first.evicted_at
     say(f"the hold ended after {held:.1f} s: {first.note}")
+    wait_for(lambda: scrape(kube)["singularity_holds_active", ""] == 0, "no hold is left", 300)
+    now = scrape(kube)
+    ended = [("singularity_holds_expired_total", ""), ("singularity_holds_released_total", "deadline")]
+    assert [now[key] - before.get(key, 0.0) for key in ended] == [1, 1]
     assert BUDGET_S - 1 <= held <= BUDGET_S + 30
     assert first.checkpoint is None
     assert first.note is not None

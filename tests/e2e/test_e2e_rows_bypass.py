@@ -14,7 +14,7 @@ from localcluster.demo.wait import wait_for
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(3600)]
 TAINT = "cloud.example.com/reclaimed"
 GRACE_S = 600
 """A machine that is busy with other things takes minutes to save what takes seconds otherwise."""

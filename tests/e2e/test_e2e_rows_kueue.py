@@ -22,7 +22,7 @@ from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 from proxy.protocol.messages import AttemptRecord
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 
 SIDE_BY_SIDE = 4
 """Rows that are played at a time: two cores start and save the ranks of all of them."""
