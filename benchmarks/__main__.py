@@ -36,6 +36,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a tenth of the size: to try things out")
     parser.add_argument("--workloads", type=int, metavar="N", help="size of the admission figures (default 15000)")
     parser.add_argument("--evictions", type=int, metavar="N", help="size of the eviction figures (default 1000)")
+    parser.add_argument("--nodes", type=int, metavar="N", help="fake nodes of both (default 1000)")
     parser.add_argument(
         "--limit",
         type=float,
@@ -51,6 +52,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"argument --workloads: {arguments.workloads} is less than one for each of the 30 queues")
     if arguments.evictions is not None and arguments.evictions < 10:
         parser.error(f"argument --evictions: {arguments.evictions} is less than 10")
+    if arguments.nodes is not None and arguments.nodes < 1:
+        parser.error(f"argument --nodes: {arguments.nodes} is less than 1")
     if arguments.limit is not None and arguments.limit <= 0:
         parser.error(f"argument --limit: {arguments.limit:g} s is no time")
     return arguments
@@ -86,7 +89,7 @@ def measure(arguments: argparse.Namespace) -> int:
 
     kept = read(arguments.output) if arguments.keep and arguments.output.exists() else []
     entries = {entry["key"]: entry for entry in kept}
-    options = Options(arguments.quick, arguments.workloads, arguments.evictions, arguments.limit)
+    options = Options(arguments.quick, arguments.workloads, arguments.evictions, arguments.limit, arguments.nodes)
     failed = []
     for group, wanted in chosen:
         say(f"{group.name}: {', '.join(spec.key for spec in wanted)}")

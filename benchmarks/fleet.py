@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import threading
@@ -15,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kueue_integration.errors import AlreadyExists, KubeError
 from kueue_integration.k8s import Kube
+from kueue_integration.resources import CLUSTER_QUEUE
 from localcluster import build, processes, registry, sandbox
 from localcluster.config import ClusterConfig, cache_dir
 from localcluster.demo.stage import Stage
@@ -30,6 +31,8 @@ FLAVOR = "fake"
 SCHEMA = "bench-controller"
 CREATORS = 8
 PROGRESS_S = 15.0
+PATIENCE_S = 300.0
+CONTROL_PLANE = ("kube-apiserver", "etcd", "kueue")
 TAINT = "kwok.x-k8s.io/node"
 
 
@@ -49,19 +52,27 @@ class Fleet:
     def create(self, objects: Iterable[dict[str, Any]]) -> None:
         """As fast as the API server takes them."""
         with ThreadPoolExecutor(CREATORS) as pool:
-            for _ in pool.map(self.kube.create, objects):
+            for _ in pool.map(lambda obj: _patiently(lambda: self.kube.create(obj)), objects):
                 pass
 
     def stop(self, queues: Iterable[str], policy: str) -> None:
         """Set ClusterQueues' stopPolicy: None, Hold or HoldAndDrain."""
+        body = {"spec": {"stopPolicy": policy}}
         with ThreadPoolExecutor(CREATORS) as pool:
-            body = json.dumps({"spec": {"stopPolicy": policy}})
-            jobs = [
-                pool.submit(self.kubectl, "patch", "clusterqueue", *chunk, "--type=merge", "-p", body)
-                for chunk in _chunks(list(queues), 15)
-            ]
-            for job in jobs:
-                job.result()
+            for _ in pool.map(lambda q: _patiently(lambda: self.kube.patch(CLUSTER_QUEUE, None, q, body)), queues):
+                pass
+
+    def cpu(self) -> float:
+        """CPU seconds that API server, etcd and Kueue have used so far."""
+        used = 0.0
+        for entry in Path("/proc").iterdir():
+            try:
+                program, *arguments = (entry / "cmdline").read_text().split("\0")
+                if Path(program).name in CONTROL_PLANE and any(str(self.config.root) in one for one in arguments):
+                    used += cpu_seconds(int(entry.name))
+            except (OSError, ValueError):
+                continue
+        return used
 
     def requests(self) -> Counter[str]:
         """Requests of our controller that the API server has taken so far, as `patch jobs`; watches and Lease left out.
@@ -88,9 +99,20 @@ class Fleet:
         raise RuntimeError(f"the controller of cluster {self.config.name} does not run")
 
 
-def _chunks(items: list[str], size: int) -> Iterator[list[str]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
+def _patiently(call: Callable[[], object]) -> None:
+    """Again and again while the API server does not answer."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            call()
+        except AlreadyExists:
+            pass  # the answer to an earlier try was lost
+        except KubeError as error:
+            if not error.transient or time.monotonic() > end:
+                raise
+            time.sleep(1)
+            continue
+        return
 
 
 @contextmanager
@@ -112,7 +134,8 @@ def fleet(nodes: int, say: Say) -> Iterator[Fleet]:
             *("--manage-nodes-with-label-selector=type=kwok", "--node-lease-duration-seconds=120"),
         ]
         processes.start(box, processes.Part("kwok", [str(folder / "kwok"), *options]))
-        made.apply([*_nodes(nodes), _flavor(), *_flow_schemas()])
+        made.apply([_flavor(), *_flow_schemas()])
+        made.create(_nodes(nodes))
         _give_cpu(made.controller_pid())
         say(f"{nodes} fake nodes are created")
         yield made
@@ -197,6 +220,12 @@ def queue(name: str, cohort: str, cpu: int, borrow: int, fenced: bool, namespace
     ]
 
 
+def cpu_seconds(pid: int) -> float:
+    """That the process has used so far. Raises OSError."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Usage:
     """Memory and CPU of a process while the block runs."""
 
@@ -210,14 +239,10 @@ class Usage:
         """CPU seconds per second, window by window."""
         self.peak_mb = 0.0
 
-    def _cpu(self) -> float:
-        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def _run(self) -> None:
-        before, at = self._cpu(), time.monotonic()
+        before, at = cpu_seconds(self._pid), time.monotonic()
         while not self._stop.wait(self.WINDOW_S):
-            now, cpu = time.monotonic(), self._cpu()
+            now, cpu = time.monotonic(), cpu_seconds(self._pid)
             self.cores.append(round((cpu - before) / (now - at), 3))
             before, at = cpu, now
 

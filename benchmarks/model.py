@@ -15,6 +15,7 @@ class Options:
     """:param quick: a tenth of the size, for trying things out
     :param workloads: size of the admission figures; None: what `quick` gives
     :param evictions: likewise of the eviction figures
+    :param nodes: fake nodes of both; None: what `quick` gives
     :param limit_s: longest time of each side of the admission figures, and of each wait of the eviction figures
     """
 
@@ -22,6 +23,7 @@ class Options:
     workloads: int | None = None
     evictions: int | None = None
     limit_s: float | None = None
+    nodes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from .model import Group, Measured, Options, Say, Spec
 from .programs import train_wide_source
 from .stats import median
 
-CLUSTER = "bench"
+CLUSTER = os.environ.get("SINGULARITY_BENCH_CLUSTER", "bench")
 PODS = 4
 WIDTH = 512
 LIMIT_S = 600.0

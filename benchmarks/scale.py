@@ -28,24 +28,34 @@ TEN = [(200, 50, 1)] * 7 + [(500, 100, 5)] * 2 + [(1000, 200, 20)]
 EVICTIONS = 1_000
 BUDGET_S = 60
 LIMIT_S = 3600.0
-SETTLE_S = 600.0
+SETTLE_S = 3600.0
 
 
 # --- admission -------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Piece:
-    """Seconds from opening the queues to each admission, ascending; and from the first creation to the opening."""
+    """:param admitted: seconds from opening the queues to each admission, ascending
+    :param created_s: from the first creation to the opening
+    :param cpu_s: CPU time of API server, etcd and Kueue from the opening to the last admission
+    """
 
     admitted: list[float]
     created_s: float
+    cpu_s: float = 0.0
+
+    @property
+    def cpu_ms(self) -> float:
+        """Of each Workload."""
+        return 1000 * self.cpu_s / max(1, len(self.admitted))
 
 
 def measure_admission(options: Options, say: Say) -> Mapping[str, Measured]:
     """`total` Workloads with the fence and as many without, in pieces that take turns."""
+    nodes = options.nodes or (NODES // 10 if options.quick else NODES)
     total = options.workloads or (WORKLOADS // 10 if options.quick else WORKLOADS)
     limit = (options.limit_s or 2 * LIMIT_S) / 2
     pieces: dict[bool, list[Piece]] = {True: [], False: []}
-    with fleet(NODES // 10 if options.quick else NODES, say) as on, Usage(on.controller_pid()) as usage:
+    with fleet(nodes, say) as on, Usage(on.controller_pid()) as usage:
         before = on.requests()
         for number, fenced in enumerate((False, True, True, False)):
             pieces[fenced].append(admit(on, f"piece-{number}", total // 2, fenced, limit, say))
@@ -55,9 +65,13 @@ def measure_admission(options: Options, say: Say) -> Mapping[str, Measured]:
     size = sum(count for _, _, count in pairs)
     rate = size / sum(without for _, without, _ in pairs)
     created = {fenced: sum(piece.created_s for piece in some) for fenced, some in pieces.items()}
+    cpu = [(a.cpu_ms, b.cpu_ms) for a, b in zip(pieces[True], pieces[False], strict=True)]
+    times = ", ".join(f"{with_it:.1f}/{without:.1f} s" for with_it, without, _ in pairs)
     text = (
         f"the same queues without the check ({rate:.0f}/s); {size} Workloads on each side, {COHORTS} x {QUEUES} "
-        f"queues, created and queued before, in {created[True]:.0f} s with and {created[False]:.0f} s without"
+        f"queues, {nodes} nodes, created and queued before, in {created[True]:.0f} s with and "
+        f"{created[False]:.0f} s without; pairs {times}; CPU time of API server, etcd and Kueue from opening to the "
+        f"last admission: ratio {median_ratio(cpu):.3f}, {median(one for _, one in cpu):.1f} ms each without"
     )
     return {
         "fence_admission_ratio": Measured(ratio, pairs, text),
@@ -97,16 +111,17 @@ def admit(on: Fleet, piece: str, count: int, fenced: bool, limit_s: float, say: 
         # Not before all is still: what Kueue and the fence write for queued Workloads is no part of the admission.
         if not until(lambda: len(finisher.settled(fenced)), count, f"{what}: queued", SETTLE_S, say):
             raise RuntimeError(f"{what}: only {len(finisher.settled(fenced))} of {count} are queued, and answered")
-        opened = time.monotonic()
+        opened, used = time.monotonic(), on.cpu()
         say(f"{what}: {count} Workloads created and queued in {opened - began:.0f} s")
         on.stop(queues, "None")
         in_time = until(lambda: len(finisher.admitted), count, f"{what}: admitted", limit_s, say)
+        cpu_s = on.cpu() - used
         admitted = sorted(moment - opened for moment in list(finisher.admitted.values()))
         if not in_time:
             on.stop(queues, "Hold")
         until(lambda: len(finisher.finished), len(finisher.admitted), f"{what}: ended", LIMIT_S, say)
-    say(f"{what}: {len(admitted)} admitted in {admitted[-1] if admitted else 0:.1f} s")
-    return Piece(admitted, opened - began)
+    say(f"{what}: {len(admitted)} admitted in {admitted[-1] if admitted else 0:.1f} s; control plane {cpu_s:.1f} s CPU")
+    return Piece(admitted, opened - began, cpu_s)
 
 
 def workload(namespace: str, number: int, local_queue: str) -> dict[str, Any]:
@@ -123,7 +138,7 @@ def workload(namespace: str, number: int, local_queue: str) -> dict[str, Any]:
 def measure_evictions(options: Options, say: Say) -> Mapping[str, Measured]:
     """Managed Jobs on fake nodes. No sidecar answers there, so every hold lasts until its deadline: the worst case."""
     many = options.evictions or (EVICTIONS // 10 if options.quick else EVICTIONS)
-    with fleet(NODES // 10 if options.quick else NODES, say) as on:
+    with fleet(options.nodes or (NODES // 10 if options.quick else NODES), say) as on:
         limit = options.limit_s or LIMIT_S
         few_run = evict(on, "few", max(10, many // 10), limit, say)
         run = evict(on, "many", many, limit, say)

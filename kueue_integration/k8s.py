@@ -35,6 +35,10 @@ __all__ = ["ApiKube", "Kube", "connect"]
 MERGE_PATCH = "application/merge-patch+json"
 REQUEST_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
+CONNECTIONS = 32
+"""Kept open, of which each watch has one; the client's own default is five for each CPU that it sees."""
+PAGE = 500
+"""Objects in one part of a list, as in client-go."""
 
 
 class ApiKube(Kube):
@@ -99,12 +103,29 @@ class ApiKube(Kube):
     def list_versioned(
         self, kind: Kind, namespace: str | None = None, selector: str | None = None
     ) -> tuple[list[Object], str]:
-        answer = self._json("GET", kind.path(namespace), query={"labelSelector": selector})
+        items, meta = self._list(kind, namespace, {"labelSelector": selector})
+        return items, str(meta.get("resourceVersion", ""))
+
+    def pages(
+        self, kind: Kind, namespace: str | None = None, selector: str | None = None
+    ) -> Iterator[tuple[list[Object], str]]:
+        query: dict[str, Any] = {"labelSelector": selector, "limit": PAGE}
+        while True:
+            items, meta = self._list(kind, namespace, query)
+            yield items, str(meta.get("resourceVersion", ""))
+            if not meta.get("continue"):
+                return
+            query["continue"] = meta["continue"]
+
+    def _list(
+        self, kind: Kind, namespace: str | None, query: Mapping[str, Any]
+    ) -> tuple[list[Object], Mapping[str, Any]]:
+        answer = self._json("GET", kind.path(namespace), query=query)
         items = answer.get("items") or []
         for item in items:  # the API server leaves these out of the items of built-in kinds
             item.setdefault("apiVersion", kind.api_version)
             item.setdefault("kind", kind.name)
-        return items, str(answer["metadata"].get("resourceVersion", ""))
+        return items, answer["metadata"]
 
     def create(self, obj: Mapping[str, Any], dry_run: bool = False) -> Object:
         path = kind_of(obj).path(obj.get("metadata", {}).get("namespace"))
@@ -224,6 +245,7 @@ def connect(kubeconfig: str | None = None, context: str | None = None) -> ApiKub
     Raises PlatformError when none of them is there.
     """
     configuration = client.Configuration()
+    configuration.connection_pool_maxsize = max(CONNECTIONS, configuration.connection_pool_maxsize)
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
     try:
         if in_pod and kubeconfig is None and context is None:

@@ -118,6 +118,15 @@ class Kube(abc.ABC):
         """Plain text at a path that is no object: `/metrics`. Raises NotFound, Forbidden."""
 
     # --- what the callers ask for -----------------------------------------------------------------------------------
+    def pages(
+        self, kind: Kind, namespace: str | None = None, selector: str | None = None
+    ) -> Iterator[tuple[Sequence[Object], str]]:
+        """`list_versioned` of one moment in parts, for a reader that keeps little of each; all have the same version.
+
+        Raises Gone: reading took so long that the moment is forgotten.
+        """
+        yield self.list_versioned(kind, namespace, selector)
+
     def list(self, kind: Kind, namespace: str | None = None, selector: str | None = None) -> list[Object]:
         """All objects of a kind."""
         return self.list_versioned(kind, namespace, selector)[0]

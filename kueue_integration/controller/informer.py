@@ -148,21 +148,21 @@ class Informer:
         self.synced.set()
 
     def _list(self) -> str:
-        found, version = self._kube.list_versioned(self.kind, None, self._selector)
-        items = [self._small(obj) for obj in found]
-        fresh = {_key(obj): obj for obj in items}
+        version, fresh = "", dict[_Key, Object]()
+        for found, version in self._kube.pages(self.kind, None, self._selector):  # noqa: B007 - the last one's counts
+            fresh.update((_key(obj), obj) for obj in map(self._small, found))
+            self._heard = time.monotonic()
         with self._lock:
             gone = [obj for key, obj in self._objects.items() if key not in fresh]
             changed = [obj for key, obj in fresh.items() if _version(self._objects.get(key)) != _version(obj)]
             for key in list(self._objects):
                 self._forget(key)
-            for obj in items:
+            for obj in fresh.values():
                 self._remember(obj)
         for obj in gone:
             self._on_change(obj, True)
         for obj in changed:
             self._on_change(obj, False)
-        self._heard = time.monotonic()
         self.synced.set()
         self.problem = ""
         return version

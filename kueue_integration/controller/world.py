@@ -45,11 +45,26 @@ def _workload_index(workload: Object) -> Iterable[Hashable]:
 
 
 def _worth_keeping(workload: Object) -> Object:
-    """Finished Workloads stay in a cluster until their owner goes: of others' ones only that they have been there."""
-    if not is_true(workload, "Finished") or views.has_our_pods(workload):
+    """Of others' Workloads, of which there may be thousands: what they ask of the quota, and once finished their names.
+
+    Finished ones stay in a cluster until their owner goes.
+    """
+    if views.has_our_pods(workload):
         return workload
-    spec = {key: value for key, value in (workload.get("spec") or {}).items() if key != "podSets"}
-    return {**workload, "spec": spec, "status": {"conditions": workload["status"]["conditions"]}}
+    spec = dict(workload.get("spec") or {})
+    podsets = spec.pop("podSets", None) or ()
+    if is_true(workload, "Finished"):
+        return {**workload, "spec": spec, "status": {"conditions": workload["status"]["conditions"]}}
+    return {**workload, "spec": {**spec, "podSets": [_asked_of(podset) for podset in podsets]}}
+
+
+def _asked_of(podset: Object) -> Object:
+    template = (podset.get("template") or {}).get("spec") or {}
+    asked = {key: template[key] for key in ("affinity",) if key in template}
+    for key in ("containers", "initContainers"):
+        parts = [{k: one[k] for k in ("resources", "restartPolicy") if k in one} for one in template.get(key) or ()]
+        asked.update({key: parts} if parts else {})
+    return {**podset, "template": {"spec": asked}}
 
 
 def _pod_owner(pod: Object) -> tuple[str, str | None]:

@@ -93,7 +93,7 @@ def test_bad_arguments(argv, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argument", ["--workloads 3", "--evictions 1", "--limit 0"])
+@pytest.mark.parametrize("argument", ["--workloads 3", "--evictions 1", "--limit 0", "--nodes 0"])
 def test_sizes_that_measure_nothing(argument, capsys):
     with pytest.raises(SystemExit):
         cli.main(argument.split())

@@ -103,6 +103,32 @@ def test_an_informer_survives_410_and_lost_connections(informer):
     assert [p["metadata"]["name"] for p in copy.all()] == ["train-1-a1"]
 
 
+class InPages(FakeKube):
+    """Lists one object at a time; the first time, the moment is forgotten after that."""
+
+    def __init__(self, *objects):
+        super().__init__(*objects)
+        self.forgetful = True
+
+    def pages(self, kind, namespace=None, selector=None):
+        items, version = self.list_versioned(kind, namespace, selector)
+        for item in items:
+            yield [item], version
+            if self.forgetful:
+                self.forgetful = False
+                raise Gone("GET: the provided continue parameter is too old", 410, "Expired")
+
+
+def test_an_informer_takes_no_half_list_for_a_whole_one(informer):
+    _, copy, events = informer
+    copy._kube = InPages(scene.pod(0), scene.pod(1))
+    copy.start()
+    assert copy.synced.wait(15)
+    assert not copy._kube.forgetful
+    assert sorted(events) == [("train-0-a1", False), ("train-1-a1", False)]
+    assert len(copy.all()) == 2
+
+
 def test_a_server_that_says_410_every_time_is_asked_with_growing_pauses(informer, monkeypatch):
     kube, copy, _ = informer
     pauses = []

@@ -9,7 +9,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import CHECK, NS
 
-from kueue_integration.controller import clock
+from kueue_integration.controller import clock, quota
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.reconciler import Reconciler, Task
@@ -233,15 +233,25 @@ def is_ready(reconciler):
     return [check["state"] for check in checks] == ["Ready"]
 
 
-def test_what_others_have_finished_takes_little_memory(world):
+def test_what_is_not_ours_takes_little_memory(world):
     ended = [scene.condition("Finished", True, 11)]
     theirs = scene.workload("theirs", owner=None, extra_conditions=copy.deepcopy(ended))
     mine = scene.workload("mine", owner=None, extra_conditions=copy.deepcopy(ended), uid="mine")
     mine["spec"]["podSets"][0]["template"]["metadata"] = {"labels": {names.LABEL_MANAGED: "true"}}
     live = scene.workload("live", owner=None, uid="live")
+    container = {"resources": {"requests": {"cpu": "2"}}, "restartPolicy": "Always"}
+    whole = {
+        "containers": [{**container, "image": "i", "env": []}],
+        "initContainers": [{**container, "command": ["c"]}],
+    }
+    live["spec"]["podSets"][0]["template"] = {"metadata": {"labels": {"a": "b"}}, "spec": {**whole, "volumes": []}}
     _, reconciler = world(*map(fresh, (theirs, mine, live)))
     kept = {w["metadata"]["name"]: "podSets" in w["spec"] for w in reconciler.world.workloads.all()}
     assert kept == {"theirs": False, "mine": True, "live": True}
+    (asked,) = [w for w in reconciler.world.workloads.all() if w["metadata"]["name"] == "live"]
+    small = {"containers": [container], "initContainers": [container]}
+    assert asked["spec"]["podSets"][0]["template"] == {"spec": small}
+    assert quota.requests(asked) == quota.requests(live) == {"cpu": 4 * live["spec"]["podSets"][0]["count"]}
     assert reconciler.world.name_of("mine") == "mine"
     assert reconciler.world.name_of("nobody") is None
 

@@ -120,6 +120,33 @@ def test_nobody_there() -> None:
     assert raised.value.transient
 
 
+def test_a_list_is_read_in_pages_of_one_moment(server: Server) -> None:
+    def page(name: str, go_on: str) -> bytes:
+        meta = {"resourceVersion": "7", "continue": go_on}
+        return json.dumps({"metadata": meta, "items": [{"metadata": {"name": name}}]}).encode()
+
+    server.chunks = [page("a", "x=&y")]
+    pages = kube(server.url).pages(JOB, None, "l=1")
+    first = next(pages)
+    server.chunks = [page("b", "")]
+    names = [item["metadata"]["name"] for items, version in (first, *pages) for item in items if version == "7"]
+    assert names == ["a", "b"]
+    assert [path for _, path, _, _ in server.asked] == [
+        "/apis/batch/v1/jobs?labelSelector=l%3D1&limit=500",
+        "/apis/batch/v1/jobs?labelSelector=l%3D1&limit=500&continue=x%3D%26y",
+    ]
+    assert first[0][0]["kind"] == "Job"
+
+
+def test_a_list_whose_moment_is_forgotten_half_way_is_gone(server: Server) -> None:
+    server.chunks = [json.dumps({"metadata": {"resourceVersion": "7", "continue": "x"}, "items": []}).encode()]
+    pages = kube(server.url).pages(JOB)
+    next(pages)
+    server.status, server.chunks = 410, [status(410, "Expired", "too old")]
+    with pytest.raises(Gone):
+        next(pages)
+
+
 def test_what_is_sent(server: Server) -> None:
     api = kube(server.url)
     api.patch_job("n", "j", {"metadata": {"annotations": {"a": "b"}}}, resource_version="7")

@@ -203,6 +203,22 @@ def test_watch_tells_every_change_from_a_version_on(kube: Kube, ns: str) -> None
     assert seen == [("ADDED", "new"), ("MODIFIED", "new"), ("DELETED", "new")]
 
 
+def test_pages_are_the_list_and_a_watch_goes_on_from_them(kube: Kube, ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kueue_integration.k8s.PAGE", 2)
+    for name in "abcde":
+        kube.create(config(ns, name))
+    pages = list(kube.pages(CONFIG_MAP, ns))
+    found = [obj["metadata"]["name"] for items, _ in pages for obj in items]
+    assert sorted(set(found) - {"kube-root-ca.crt"}) == list("abcde") and len(set(found)) == len(found)
+    (version,) = {version for _, version in pages}
+    kube.create(config(ns, "later"))
+    for event, obj in kube.watch(CONFIG_MAP, ns, None, version, timeout_s=20):
+        if event != "BOOKMARK" and obj["metadata"]["name"] != "kube-root-ca.crt":
+            assert (event, obj["metadata"]["name"]) == ("ADDED", "later")
+            return
+    pytest.fail("the watch did not tell what came after the pages")
+
+
 def test_watch_without_a_version_starts_with_what_is_there_and_ends_in_time(kube: Kube, ns: str) -> None:
     kube.create(config(ns, "old", {"w": "1"}))
     events = [
