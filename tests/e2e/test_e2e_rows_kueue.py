@@ -267,9 +267,9 @@ DEFAULT: tuple[Row, ...] = (
     cluster_queue_hold_and_drain,
     admission_check_retry,
     deactivation,
+    admission_check_rejected,
+    maximum_execution_time,
 )
-REACTIVATED: tuple[Row, ...] = (admission_check_rejected, maximum_execution_time)
-"""With the default configuration as well."""
 CONFIGURED: tuple[Row, ...] = (fair_sharing, pods_ready_recovery_and_requeuing_limit)
 TUNED = {
     "fairSharing": {"preemptionStrategies": ["LessThanOrEqualToFinalShare", "LessThanInitialShare"]},
@@ -311,7 +311,7 @@ def played(stage: Stage, say: Callable[[str], None], request: pytest.FixtureRequ
     wanted = {spec.params["row"] for spec in params if spec is not None}
     chosen = [
         tuple(row for row in group if row in wanted)
-        for group in ((*DEFAULT, *REACTIVATED), CONFIGURED, (pods_never_ready,))
+        for group in (DEFAULT, CONFIGURED, (pods_never_ready,))
     ]
     rows, result = Rows(stage, "rows-kueue", say), Played()
     try:
@@ -341,7 +341,7 @@ def test_row(played: Played, row: Row) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("row", [*REACTIVATED, *CONFIGURED], ids=lambda row: row.__name__)
+@pytest.mark.parametrize("row", CONFIGURED, ids=lambda row: row.__name__)
 def test_long_row(played: Played, row: Row) -> None:
     played.results[row.__name__].result()
 
