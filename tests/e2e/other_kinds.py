@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import yaml
@@ -14,11 +16,27 @@ from rows import TIMEOUT_S, Rows, Training
 from kueue_integration import kinds
 from kueue_integration.cli.tables import WIDTH
 from kueue_integration.resources import NODE, Kind, Object, annotation, label
+from localcluster.cache import Progress
+from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 from proxy.protocol import names
 
 QUOTA = {"ondemand": "100m", "spot": "100m"}
 """Of queue `own`: each flavor takes two pods."""
+
+
+@contextlib.contextmanager
+def rows_of(kind: Kind, start: Callable[[str, Progress], None], stage: Stage, say: Progress) -> Iterator[Rows]:
+    """Rows with queue `own`, in a cluster that has the kind's controllers (`start`); no object of it is left behind."""
+    start(stage.name, say)
+    made = Rows(stage, kind.name.lower(), say)
+    made.queue("own", QUOTA)
+    try:
+        yield made
+    finally:
+        for found in made.kube.list(kind, made.namespace):
+            made.kube.delete(kind, made.namespace, found["metadata"]["name"])
+        made.close()
 
 
 def ctl(rows: Rows, *words: str, code: int = 0) -> str:
@@ -43,7 +61,7 @@ def goes_through_everything(rows: Rows, training: Training, kind: Kind) -> None:
     key = kinds.owner_key(kind.name, name)
     training.until_steps(5)
     _is_seen(rows, key)
-    assert "is fixed" in ctl(rows, "resize", name, "1", code=2)
+    assert "is fixed" in ctl(rows, "resize", name, "--workers", "1", code=2)
     assert "affinity" in ctl(rows, "migrate", name, "--away-from-node", _node(rows, key), code=2)
     ctl(rows, "checkpoint", name, "--wait")
     assert training.look().checkpoints and not training.look().attempts[0].ended_by

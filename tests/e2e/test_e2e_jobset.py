@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from other_kinds import QUOTA, adopt, goes_through_everything
+from other_kinds import QUOTA, adopt, goes_through_everything, rows_of
 from plain_jobs import plain_training
 from rows import Rows
 
@@ -21,13 +21,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 
 @pytest.fixture(scope="module")
 def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
-    jobset.start(stage.name, say)
-    made = Rows(stage, "jobset", say)
-    made.queue("own", QUOTA)
-    yield made
-    for found in made.kube.list(JOBSET, made.namespace):
-        made.kube.delete(JOBSET, made.namespace, found["metadata"]["name"])
-    made.close()
+    with rows_of(JOBSET, jobset.start, stage, say) as made:
+        yield made
 
 
 def as_jobset(job: Object) -> Object:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from other_kinds import QUOTA, adopt, goes_through_everything
+from other_kinds import QUOTA, adopt, goes_through_everything, rows_of
 from plain_jobs import plain_training
 from rows import SCRIPT, Rows
 
@@ -23,13 +23,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 
 @pytest.fixture(scope="module")
 def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
-    trainer.start(stage.name, say)
-    made = Rows(stage, "trainjob", say)
-    made.queue("own", QUOTA)
-    yield made
-    for found in made.kube.list(TRAINJOB, made.namespace):
-        made.kube.delete(TRAINJOB, made.namespace, found["metadata"]["name"])
-    made.close()
+    with rows_of(TRAINJOB, trainer.start, stage, say) as made:
+        yield made
 
 
 def as_trainjob(job: Object) -> Object:
