@@ -21,7 +21,7 @@ from ..controller.workqueue import WorkQueue
 from ..errors import Conflict, KubeError, NotFound
 from ..k8s import connect_to
 from ..kube import Kube
-from ..resources import JOB, JOBSET, POD, WORKLOAD, Object, label, selector
+from ..resources import JOB, POD, WORKLOAD, Object, label, selector
 from . import companions, ledger
 from .clusters import Fleet, Worker
 from .ledger import Site
@@ -154,7 +154,7 @@ class Courier:
             return False
         workload = self.workloads.get(namespace, name)
         job_name = views.owner_job(workload) if workload is not None else self._name_of_copy(key)
-        if job_name is None or kinds.kind_and_name(job_name)[0] is JOBSET:
+        if job_name is None or kinds.kind_and_name(job_name)[0] is not JOB:
             return self._strange(key, workload, job_name)
         job = self.jobs.get(namespace, job_name)
         if job is not None and not views.delegated(job):
@@ -201,8 +201,10 @@ class Courier:
         if workload is None or all(site.workload is None for site in sites):
             return False
         found = kinds.find(self._kube, key[0], owner) if owner else None
-        ours = label(found, names.LABEL_MANAGED) == "true"
-        step = (ledger.no_jobsets if ours else ledger.plain)(workload, sites, self._check_name)
+        if found is not None and label(found, names.LABEL_MANAGED) == "true":
+            step = ledger.only_jobs(str(found["kind"]), sites, self._check_name)
+        else:
+            step = ledger.plain(workload, sites, self._check_name)
         if step is not None:
             self._perform(step, None, sites)
         return step is not None

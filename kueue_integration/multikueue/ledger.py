@@ -248,9 +248,9 @@ def plain(workload: Object, sites: Sequence[Site], check_name: str) -> Step | No
     return Grant(waiting[0].cluster, AnswerReady(message=message)) if waiting else None
 
 
-def no_jobsets(workload: Object, sites: Sequence[Site], check_name: str) -> Step | None:
-    """A training job in a form whose records nobody carries."""
-    return _say(_waiting(sites, check_name), "a JobSet cannot train through MultiKueue: make it a Job", check_name)
+def only_jobs(kind: str, sites: Sequence[Site], check_name: str) -> Step | None:
+    """A training job of another kind than Job: its records are nobody's to carry, so it may not start."""
+    return _say(_waiting(sites, check_name), f"a {kind} cannot train through MultiKueue: make it a Job", check_name)
 
 
 def _grant(job: Object, workload: Object, sites: Sequence[Site], check_name: str, now: float) -> Step | None:

@@ -22,7 +22,19 @@ from kueue_integration.fake import FakeKube
 from kueue_integration.k8s import connect_to
 from kueue_integration.multikueue import companions
 from kueue_integration.multikueue.courier import Courier
-from kueue_integration.resources import CONFIG_MAP, JOB, MULTIKUEUE_CLUSTER, POD, SERVICE, WORKLOAD, Object, annotation
+from kueue_integration.resources import (
+    CONFIG_MAP,
+    JOB,
+    JOBSET,
+    MULTIKUEUE_CLUSTER,
+    POD,
+    SERVICE,
+    TRAINJOB,
+    WORKLOAD,
+    Kind,
+    Object,
+    annotation,
+)
 from proxy.protocol import names
 from proxy.protocol.messages import to_json
 
@@ -161,6 +173,24 @@ def test_a_courier_that_dies_after_the_record_finishes_the_same_attempt(land: La
     until(lambda: land.check("a").get("state") == "Ready", "cluster a is let in")
     assert [r.attempt for r in views.history(land.job())] == [1]
     assert land.check("a")["podSetUpdates"][0]["annotations"][names.ANN_ATTEMPT] == "1"
+
+
+@pytest.mark.parametrize("kind", [JOBSET, TRAINJOB], ids=lambda kind: kind.name)
+def test_a_training_job_of_another_kind_is_told_that_it_cannot_train_here(land: Land, kind: Kind):
+    meta = {"name": "train", "namespace": NS, "labels": {names.LABEL_MANAGED: "true"}}
+    land.manager.put({"apiVersion": kind.api_version, "kind": kind.name, "metadata": meta})
+    workload = scene.workload(NAME, state=None)
+    owner = {**workload["metadata"]["ownerReferences"][0], "apiVersion": kind.api_version, "kind": kind.name}
+    workload["metadata"]["ownerReferences"] = [owner]
+    land.manager.put(workload)
+    land.start()
+    land.workers["a"].put(there(20))
+    until(lambda: f"a {kind.name} cannot train" in land.check("a").get("message", ""), "its fence says why")
+    assert land.check("a")["state"] == "Pending"
+    # The same of somebody else has nothing to do with us.
+    land.manager.patch(kind, NS, "train", {"metadata": {"labels": {names.LABEL_MANAGED: None}}})
+    land.courier.queue.add((NS, NAME))
+    until(lambda: land.check("a")["state"] == "Ready", "it is let in")
 
 
 def test_service_and_files_follow_the_job(land: Land):

@@ -141,11 +141,6 @@ def test_a_job_that_is_not_ours_is_let_in_as_it_is():
     assert isinstance(step, Grant) and not step.answer.pod_annotations and not step.answer.job_annotations
 
 
-def test_a_jobset_of_ours_is_told_that_it_cannot_train_here():
-    step = ledger.no_jobsets(HERE, [Site("a", workload=there())], CHECK)
-    assert isinstance(step, Say) and "make it a Job" in step.message
-
-
 # --- records ------------------------------------------------------------------------------------------------------
 def test_records_of_the_copy_come_to_the_managers_job():
     job = local(scene.record(1, cluster="a"))
