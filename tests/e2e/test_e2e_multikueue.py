@@ -92,6 +92,15 @@ def submit(world: World, name: str) -> Training:
     return world.rows.train(name, QUEUE, workers=2, pace=0.2, cpu="100m")
 
 
+def fill(kube: Kube) -> None:
+    """Jobs of high priority that want the whole quota of the worker's queue."""
+    image = load(kube).train_image
+    for flavor, pods in (("spot", 1), ("ondemand", 2)):
+        urgent = intruder(f"urgent-{flavor}", NAMESPACE, WORKER_QUEUE, image, pods, "500m", "high")
+        urgent["spec"]["template"]["spec"]["nodeSelector"] = {"flavor": flavor}
+        kube.create(urgent)
+
+
 def watch_pods(world: World, status: JobStatus | None = None) -> None:
     """Two clusters never have a pod of the job at once."""
     assert len(world.running()) <= 1, {name: len(pods) for name, pods in world.running().items()}
@@ -104,10 +113,7 @@ def test_a_job_moves_to_the_other_cluster_with_its_checkpoint(world: World) -> N
     assert first in world.workers and set(world.running()) == {first}
     assert json.loads(world.command("status", "mover", "-o", "json"))["cluster"] == first
     # The whole cluster is taken by somebody more important.
-    platform = load(world.workers[first])
-    for pods, number in ((1, 1), (2, 0)):
-        urgent = intruder(f"urgent-{number}", NAMESPACE, WORKER_QUEUE, platform.train_image, pods, "500m", "high")
-        world.workers[first].create(urgent)
+    fill(world.workers[first])
 
     def moved() -> JobStatus | None:
         watch_pods(world)
@@ -138,9 +144,9 @@ def leftovers(world: World, name: str) -> list[str]:
 
 def test_a_checkpoint_asked_for_at_the_manager_is_taken_in_the_worker(world: World) -> None:
     for kube in world.workers.values():
-        for number in (0, 1):
-            if kube.find(JOB, NAMESPACE, f"urgent-{number}") is not None:
-                kube.delete(JOB, NAMESPACE, f"urgent-{number}")
+        for job in kube.list(JOB, NAMESPACE):
+            if job["metadata"]["name"].startswith("urgent-"):
+                kube.delete(JOB, NAMESPACE, job["metadata"]["name"])
     training = submit(world, "saver")
     training.until_steps(3)
     world.command("checkpoint", "saver", "--wait")
