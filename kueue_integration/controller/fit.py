@@ -80,21 +80,39 @@ def sent_back(
     if checkpoint is None or checkpoint.needs is None or given is None:
         return None
     chosen = sorted(set(given.flavors.values()))
-    problem = missing(checkpoint, _common(chosen, machines_of))
+    problem = unfit(job, workload, machines_of)
     if not problem:
         return None
-    message = f"{NOTE}: flavor {' with '.join(chosen)}: {problem}"
+    message = f"{NOTE}: {problem}"
     others = _others(job, chosen, checkpoint, flavors_of, machines_of)
     new = _placement(job, others, flavors_of, machines_of) if len(chosen) == 1 else None
     if new is not None:
         text = f"{message}; next: {' or '.join(new.flavors)}"
-        change = {**_noted(job, text), names.ANN_PLACEMENT: to_json(new)}
+        change = {**noted(job, text), names.ANN_PLACEMENT: to_json(new)}
         return RequestReadmission(change, message=text, requeue_after_s=levers.SENT_BACK_S)
     advice = "the nodeLabels of its flavors do not tell them apart" if others else "no flavor it may use fits"
     text = f"{message}; {advice}"
+    return RequestReadmission(noted(job, text), message=text, requeue_after_s=pause_s(workload, check_name))
+
+
+def unfit(job: Object, workload: Object, machines_of: MachinesOf) -> str:
+    """Why the machines of the Workload's admission cannot continue the Job's checkpoint, "" if they can, or may.
+
+    Raises BadAnnotationError.
+    """
+    checkpoint, given = views.checkpoint(job), views.admission(workload)
+    if checkpoint is None or checkpoint.needs is None or given is None:
+        return ""
+    chosen = sorted(set(given.flavors.values()))
+    problem = missing(checkpoint, _common(chosen, machines_of))
+    return f"flavor {' with '.join(chosen)}: {problem}" if problem else ""
+
+
+def pause_s(workload: Object, check_name: str) -> int:
+    """How long an admission that was sent back waits: longer each time."""
     retries = int((views.check(workload, check_name) or {}).get("retryCount") or 0)
-    pause = min(levers.SENT_BACK_S * 2 ** min(retries, 10), LONGEST_PAUSE_S)
-    return RequestReadmission(_noted(job, text), message=text, requeue_after_s=pause)
+    pause: int = min(levers.SENT_BACK_S * 2 ** min(retries, 10), LONGEST_PAUSE_S)
+    return pause
 
 
 def _common(flavors: Sequence[str], machines_of: MachinesOf) -> list[Labels]:
@@ -144,8 +162,8 @@ def _hosts(terms: Sequence[Sequence[NodeRequirement]]) -> list[str]:
     return sorted({host for requirement in away for host in requirement.values})
 
 
-def _noted(job: Object, text: str) -> dict[str, str | None]:
-    """The message also goes to the last attempt's record, once: Kueue clears it from the check."""
+def noted(job: Object, text: str) -> dict[str, str | None]:
+    """Annotations: the message also goes to the last attempt's record, once, as Kueue clears it from the check."""
     history = views.history(job)
     record = records.last(history)
     if record is None or text in (record.note or ""):

@@ -15,6 +15,7 @@ from proxy.protocol import names
 
 from ..controller import views
 from ..controller.informer import Informer
+from ..controller.machines import Machines
 from ..controller.world import SILENT_S
 from ..errors import KubeError, NotFound, PlatformError
 from ..k8s import connect_to
@@ -44,6 +45,7 @@ class Worker:
         managed = selector({names.LABEL_MANAGED: "true"})
         self.pods = Informer(kube, POD, self._on_pod, selector=managed, index=_job_of_pod)
         self._informers = (self.jobs, self.workloads, self.pods)
+        self._machines = Machines(kube)
 
     def start(self) -> None:
         for informer in self._informers:
@@ -61,7 +63,7 @@ class Worker:
         """What it has of the Job `name` with that Workload, by our copies."""
         pods = self.pods.indexed((namespace, name))
         job, copy = self.jobs.get(namespace, name), self.workloads.get(namespace, workload)
-        return Site(self.name, self.fresh, job, copy, pods)
+        return Site(self.name, self.fresh, job, copy, pods, self._machines.of)
 
     def look(self, namespace: str, name: str, workload: str) -> Site:
         """The same, asked of the cluster now. Pods come last: without a Job nothing makes more of them.
@@ -75,7 +77,8 @@ class Worker:
         except KubeError as error:
             log.warning("cluster %s: %s", self.name, error)
             return Site(self.name, reachable=False)
-        return Site(self.name, True, job, copy if copy is None or views.copied(copy) else None, pods)
+        known = copy if copy is None or views.copied(copy) else None
+        return Site(self.name, True, job, known, pods, self._machines.of)
 
     def _on_job(self, job: Object, deleted: bool) -> None:
         self._changed(str(job["metadata"]["namespace"]), prebuilt(job))

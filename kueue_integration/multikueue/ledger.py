@@ -14,9 +14,10 @@ from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, RequestStatus
 
 from .. import requests
-from ..controller import fence, records, views
+from ..controller import fence, fit, records, views
 from ..controller.actions import Annotations, AnswerReady, RequestReadmission
 from ..controller.errors import BadAnnotationError
+from ..controller.fit import MachinesOf
 from ..resources import Object, annotation, is_true, label
 
 RECORDS = (
@@ -53,6 +54,8 @@ class Site:
     workload: Object | None = None
     pods: Sequence[Object] = ()
     """All pods of the job's name, of whatever attempt."""
+    machines_of: MachinesOf = fit.unknown
+    """Its nodes, by flavor."""
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------
@@ -104,7 +107,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Back:
-    """Give the quota of the Workload in `cluster` back: the manager is about to take it away from there."""
+    """Give the quota of the Workload in `cluster` back: the job leaves, or its checkpoint cannot go on there."""
 
     cluster: str
     action: RequestReadmission
@@ -269,12 +272,24 @@ def _grant(job: Object, workload: Object, sites: Sequence[Site], check_name: str
     last = records.last(history)
     # We died between the Job's patch and the Workload's: the attempt is that cluster's already.
     begun = [s for s in waiting if last is not None and views.reservation(s.workload or {}) == last.reservation]
-    chosen = (begun or waiting)[0]
+    problems = {} if begun else _unfit(job, waiting)
+    chosen = (begun or [site for site in waiting if site.cluster not in problems] or waiting)[0]
     obstacle = _obstacle(history, sites, check_name)
     if obstacle:
         return _say([chosen], obstacle, check_name)
     assert chosen.workload is not None
+    if chosen.cluster in problems:
+        text = f"{fit.NOTE}: cluster {chosen.cluster}, {problems[chosen.cluster]}"
+        note = fit.noted(job, text)
+        pause = fit.pause_s(chosen.workload, check_name)
+        return Record(note) if note else Back(chosen.cluster, RequestReadmission(message=text, requeue_after_s=pause))
     return Grant(chosen.cluster, fence.answer(job, chosen.workload, None, now, chosen.cluster))
+
+
+def _unfit(job: Object, waiting: Sequence[Site]) -> dict[str, str]:
+    """By cluster: why its machines cannot continue the job's checkpoint. A restore there would only fail."""
+    found = {site.cluster: fit.unfit(job, site.workload or {}, site.machines_of) for site in waiting}
+    return {cluster: problem for cluster, problem in found.items() if problem}
 
 
 def _obstacle(history: Sequence[AttemptRecord], sites: Sequence[Site], check_name: str) -> str:

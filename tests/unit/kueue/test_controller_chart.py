@@ -212,6 +212,7 @@ def test_multikueue_adds_what_manager_and_worker_need_and_nothing_unless_asked()
     rules = worker["ClusterRole", "singularity-multikueue"]["rules"]
     assert all("*" not in value for rule in rules for value in (*rule["resources"], *rule["verbs"]))
     assert not any("secrets" in rule["resources"] for rule in rules)
+    assert {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]} in rules
     assert ("ServiceAccount", "singularity-multikueue") in worker
 
 

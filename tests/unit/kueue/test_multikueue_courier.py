@@ -6,6 +6,7 @@ import base64
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import controller_scene as scene
@@ -15,6 +16,7 @@ from test_multikueue_ledger import NAME, copy, local, ran, there
 
 from kueue_integration.controller import views
 from kueue_integration.controller.decide import decide
+from kueue_integration.controller.fit import ARCHITECTURE, CPUID
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.errors import Conflict, PlatformError, Unreachable
@@ -28,6 +30,7 @@ from kueue_integration.resources import (
     JOBSET,
     MULTIKUEUE_CLUSTER,
     POD,
+    RESOURCE_FLAVOR,
     SERVICE,
     TRAINJOB,
     WORKLOAD,
@@ -36,7 +39,7 @@ from kueue_integration.resources import (
     annotation,
 )
 from proxy.protocol import names
-from proxy.protocol.messages import to_json
+from proxy.protocol.messages import Needs, to_json
 
 CLUSTERS = ("a", "b")
 TIMEOUT_S = 60.0
@@ -162,6 +165,26 @@ def test_a_cluster_that_is_cut_off_stops_the_next_attempt_until_somebody_gives_i
     land.manager.delete(MULTIKUEUE_CLUSTER, None, "a")
     until(lambda: land.check("b").get("state") == "Ready", "cluster b is let in")
     assert [r.cluster for r in views.history(land.job())] == ["a", "b"]
+
+
+def test_a_checkpoint_is_not_sent_to_machines_that_cannot_run_it(land: Land):
+    checkpoint = replace(scene.checkpoint(), needs=Needs("amd64", ["AVX2"]))
+    land.manager.put(local(ran(1, "b"), annotations={names.ANN_CHECKPOINT: to_json(checkpoint)}))
+    land.manager.put(scene.workload(NAME, state=None))
+    flavor = {"apiVersion": RESOURCE_FLAVOR.api_version, "kind": RESOURCE_FLAVOR.name,
+              "metadata": {"name": "ondemand"}, "spec": {"nodeLabels": {"flavor": "ondemand"}}}  # fmt: skip
+    for cluster, feature in (("a", "SSE42"), ("b", "AVX2")):
+        labels = {"flavor": "ondemand", ARCHITECTURE: "amd64", CPUID + feature: "true"}
+        land.workers[cluster].put(flavor)
+        land.workers[cluster].put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": labels}})
+    land.start()
+    land.workers["a"].put(there(70))
+    until(lambda: land.check("a").get("state") == "Retry", "the quota is given back")
+    assert "its nodes lack AVX2" in land.check("a")["message"]
+    until(lambda: "cluster a" in (views.history(land.job())[-1].note or ""), "the user can read why")
+    land.workers["b"].put(there(80, uid="b-uid"))
+    until(lambda: land.check("b").get("state") == "Ready", "the cluster that can is let in")
+    assert [r.cluster for r in views.history(land.job())] == ["b", "b"]
 
 
 def test_a_courier_that_dies_after_the_record_finishes_the_same_attempt(land: Land):

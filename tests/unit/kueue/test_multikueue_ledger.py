@@ -12,11 +12,12 @@ from controller_scene import CHECK, T0, at, condition, pod
 from kueue_integration import requests
 from kueue_integration.cli import tables
 from kueue_integration.controller import views
+from kueue_integration.controller.fit import ARCHITECTURE, CPUID, LONGEST_PAUSE_S, FlavorMachines
 from kueue_integration.multikueue import ledger
 from kueue_integration.multikueue.ledger import Back, Drop, End, Grant, Hand, Record, Say, Site
 from kueue_integration.status import summarise
 from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, JobRequest, to_json
+from proxy.protocol.messages import AttemptRecord, JobRequest, Needs, to_json
 
 NAME = "job-train-1"
 
@@ -129,6 +130,47 @@ def test_quota_that_a_worker_gives_while_the_manager_takes_the_job_away_is_given
     leaves = scene.workload(NAME, evicted=("AdmissionCheck", "", 50), state=None)
     step = decide(local(ran()), [Site("a", job=copy(ran(), suspend=True), workload=there(70))], leaves)
     assert isinstance(step, Back) and step.cluster == "a" and step.action.requeue_after_s >= 1
+
+
+AVX = FlavorMachines({}, {"new": {ARCHITECTURE: "amd64", CPUID + "AVX2": "true"}})
+OLD = FlavorMachines({}, {"old": {ARCHITECTURE: "amd64", CPUID + "SSE42": "true"}})
+NEEDS_AVX = {names.ANN_CHECKPOINT: to_json(replace(scene.checkpoint(), needs=Needs("amd64", ["AVX2"])))}
+
+
+def test_a_checkpoint_goes_on_in_a_cluster_whose_machines_can_run_it():
+    job = local(ran(), annotations=NEEDS_AVX)
+    first = Site("a", workload=there(60), machines_of=lambda flavor: OLD)
+    second = Site("b", workload=there(70, uid="other"), machines_of=lambda flavor: AVX)
+    step = decide(job, [first, second])
+    assert isinstance(step, Grant) and step.cluster == "b"  # though a has had quota for longer
+    unknown = decide(job, [replace(first, machines_of=lambda flavor: None), second])
+    assert isinstance(unknown, Grant) and unknown.cluster == "a"  # the restore looks itself
+
+
+def test_quota_on_machines_that_cannot_run_the_checkpoint_is_given_back_and_the_user_told():
+    job = local(ran(), annotations=NEEDS_AVX)
+    workload = there(60)
+    told = decide(job, [Site("a", workload=workload, machines_of=lambda flavor: OLD)])
+    assert isinstance(told, Record)
+    job["metadata"]["annotations"].update(told.change)
+    assert "cluster a, flavor ondemand: its nodes lack AVX2" in (views.history(job)[-1].note or "")
+    pauses = []
+    for retries in (0, 1, 20):
+        workload["status"]["admissionChecks"][-1]["retryCount"] = retries
+        step = decide(job, [Site("a", workload=workload, machines_of=lambda flavor: OLD)])
+        assert isinstance(step, Back) and step.cluster == "a" and not step.action.job_annotations
+        assert "its nodes lack AVX2" in step.action.message
+        pauses.append(step.action.requeue_after_s)
+    assert pauses == sorted(set(pauses)) and pauses[-1] == LONGEST_PAUSE_S
+
+
+def test_an_attempt_that_is_recorded_already_is_let_in_whatever_is_found_out_since():
+    job = local(ran(), annotations=NEEDS_AVX)
+    first = decide(job, [Site("a", workload=there(60))])
+    assert isinstance(first, Grant)
+    job["metadata"]["annotations"].update(first.answer.job_annotations)
+    again = decide(job, [Site("a", workload=there(60), machines_of=lambda flavor: OLD)])
+    assert isinstance(again, Grant) and again.answer.job_annotations == {}
 
 
 def test_an_unreadable_annotation_stops_the_fence_and_says_so():
