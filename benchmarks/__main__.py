@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -121,6 +122,8 @@ def main(argv: Sequence[str]) -> int:
         if arguments.table:
             print(table.render(read(arguments.output)))
             return 0
+        # What runs is ended and removed on the way out, which a signal alone would not take.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         return measure(arguments)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

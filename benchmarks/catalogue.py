@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import checkpoint, hook, moves, preemption, scale, steady
+from . import checkpoint, compare, hook, moves, preemption, scale, steady
 from .model import Group, Spec
 
 GROUPS: Sequence[Group] = (
@@ -12,6 +12,7 @@ GROUPS: Sequence[Group] = (
     steady.GROUP,
     moves.GROUP,
     checkpoint.GROUP,
+    compare.GROUP,
     preemption.GROUP,
     scale.ADMISSION,
     scale.EVICTION,

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 
 from localcluster.prepare import Prepared, prepare
 from proxy.store import Store
 
+from . import machine
 from .model import Group, Measured, Options, Say, Spec
-from .pods import Job, copy
-from .stats import median_ratio
+from .pods import RANKS, Job, copy
+from .stats import median, median_ratio
 
 WIDTH = 1024
 WIDE, NARROW = 2048, 64
 """32 * width^2 bytes of parameters, gradients and Adam moments per rank: 134 MB, and next to nothing."""
 WARM, BETWEEN = 20, 30
+spawn = multiprocessing.get_context("spawn")
 
 
 def put(folder: Path, checkpoint: str, images: Sequence[Path]) -> tuple[int, int]:
     """(bytes dumped, bytes newly stored) of the ranks' images, as one pod would upload them."""
     result = Store(f"file://{folder}").put_ranks("bench", "job", checkpoint, dict(enumerate(images)))
     return result.bytes, result.bytes_stored
+
+
+def put_part(folder: Path, checkpoint: str, image: Path, rank: int, ranks: int) -> tuple[int, float]:
+    """(bytes newly stored, CPU seconds) of one rank's image, as the pod that has this rank alone uploads it."""
+    began = time.process_time()
+    result = Store(f"file://{folder}").put_ranks("bench", "job", checkpoint, {rank: image}, part=(rank, ranks))
+    return result.bytes_stored, time.process_time() - began
 
 
 def measure(options: Options, say: Say) -> Mapping[str, Measured]:
@@ -35,14 +47,17 @@ def over_time(made: Prepared, options: Options, say: Say) -> Mapping[str, Measur
     """Checkpoints of one running job, BETWEEN steps apart: into one store, and each into an empty one against `cp`."""
     stored: list[tuple[int, int]] = []
     races: list[dict[str, float]] = []
-    with Job(made, WIDTH, workers=1) as job:
+    with Job(made, ["train_wide.py", str(WIDTH), "1"]) as job, ProcessPoolExecutor(RANKS, spawn) as sidecars:
+        list(sidecars.map(put_part_is_there, range(4 * RANKS)))
+        cost = machine.write_cost(job.folder)
+        say(machine.told(cost))
         job.start(4)
         job.wait_step(WARM)
         for number in range(2 if options.quick else 4):
             stop = job.stop()
             images = job.images()
-            raced = race(job.folder, images, copy_first=bool(number % 2))
-            races.append({"dump": stop.dump_s, **raced})
+            raced = race(job.folder, images, sidecars, copy_first=bool(number % 2))
+            races.append({"dump": stop.dump_s, "dump_cpu": stop.dump_cpu_s, **raced})
             if number < 2:
                 stored.append(put(job.folder / "store", job.checkpoint, images))
             job.forget_images()
@@ -53,7 +68,11 @@ def over_time(made: Prepared, options: Options, say: Say) -> Mapping[str, Measur
     upload = median_ratio([(r["cp"], r["put"]) for r in races])
     (first, first_new), (second, second_new) = stored
     gb = f"{first / 1e9:.2f} GB dumped"
-    text = f"cp and fsync of the same {gb}; dump and store count, the store alone {upload:.2g}"
+    cpu = ", ".join(f"{name} {median(r[f'{name}_cpu'] for r in races):.1f} s" for name in ("cp", "dump", "put"))
+    text = (
+        f"cp and fsync of the same {gb}; dump and store count, one sidecar per rank; the store alone {upload:.2g}; "
+        f"CPU time: {cpu}; {machine.told(cost)}"
+    )
     return {
         "dump_vs_cp": Measured(whole, races, text),
         "dedup_first_x": Measured(first / first_new, [stored[0]], f"{gb}, {first_new / 1e9:.2f} stored"),
@@ -63,19 +82,31 @@ def over_time(made: Prepared, options: Options, say: Say) -> Mapping[str, Measur
     }
 
 
-def race(folder: Path, images: Sequence[Path], copy_first: bool) -> dict[str, float]:
-    """Seconds of `cp` and of a put into an empty store, one after the other, same disk; both are durable then."""
-    seconds: dict[str, float] = {}
+def put_part_is_there(number: int) -> str:
+    """Lets a process import what it needs before it is timed."""
+    return Store.__name__
+
+
+def race(folder: Path, images: Sequence[Path], sidecars: Executor, copy_first: bool) -> dict[str, float]:
+    """Seconds of `cp` and of a put into an empty store, one after the other, same disk; both are durable then.
+
+    The put is that of as many pods as there are ranks, each with a sidecar of its own, at the same time.
+    """
+    found: dict[str, float] = {}
     for name in ("cp", "put") if copy_first else ("put", "cp"):
         target = folder / f"race-{name}"
-        began = time.monotonic()
+        began, before = time.monotonic(), os.times()
         if name == "cp":
             copy(images, target)
+            after = os.times()
+            found["cp_cpu"] = sum(after[2:4]) - sum(before[2:4])
         else:
-            put(target, "c", images)
-        seconds[name] = time.monotonic() - began
+            parts = [sidecars.submit(put_part, target, "c", path, r, len(images)) for r, path in enumerate(images)]
+            done = [part.result() for part in parts]
+            found["put_cpu"], found["put_stored"] = sum(cpu for _, cpu in done), sum(size for size, _ in done)
+        found[name] = time.monotonic() - began
         shutil.rmtree(target)
-    return seconds
+    return found
 
 
 def replicas(made: Prepared, say: Say) -> Mapping[str, Measured]:
@@ -85,7 +116,7 @@ def replicas(made: Prepared, say: Say) -> Mapping[str, Measured]:
     """
     stored: dict[int, tuple[int, int]] = {}
     for width in (WIDE, NARROW):
-        with Job(made, width, workers=0) as job:
+        with Job(made, ["train_wide.py", str(width), "0"]) as job:
             job.start(4)
             job.wait_step(WARM)
             job.stop()

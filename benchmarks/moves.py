@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from localcluster.prepare import prepare
 
+from . import machine
 from .model import Group, Measured, Options, Say, Spec
 from .pods import RANKS, Job, bytes_of
 from .stats import median, spread
@@ -20,7 +21,9 @@ def measure(options: Options, say: Say) -> Mapping[str, Measured]:
     barriers: list[dict[str, float]] = []
     moves: list[dict[str, float]] = []
     stalls: list[dict[str, float]] = []
-    with Job(prepare(say), WIDTH, workers=1) as job:
+    with Job(prepare(say), ["train_wide.py", str(WIDTH), "1"]) as job:
+        cost = machine.write_cost(job.folder)
+        say(machine.told(cost))
         job.start(RANKS)
         job.wait_step(WARM)
         for number in range(rounds):
@@ -31,17 +34,14 @@ def measure(options: Options, say: Say) -> Mapping[str, Measured]:
             job.wait_step(max(job.counts()) + WARM)
             stop = job.stop()
             barriers.append({"s": stop.barrier_s, "steps": stop.steps})
-            at = max(job.counts())
+            at, cpu = max(job.counts()), job.cpu.seconds()
             job.start(RANKS // 2 if number % 2 == 0 else RANKS)
             began = time.monotonic()
-            for pod in job.pods:
-                event = pod.wait_event("restored", "restore_failed")
-                if event.kind != "restored":
-                    raise RuntimeError(f"{event.message}\n{pod.log()[-2000:]}")
-            restored = time.monotonic() - began
+            job.restored()
+            restored, cpu = time.monotonic() - began, job.cpu.seconds() - cpu
             first = job.wait_step(at + 1) - began
             parts = {"barrier": stop.barrier_s, "dump": stop.dump_s, "restore": restored, "first_step": first}
-            moves.append({**parts, "pods": len(job.pods)})
+            moves.append({**parts, "pods": len(job.pods), "dump_cpu": stop.dump_cpu_s, "restore_cpu": cpu})
             say(f"move {number + 1}: {moves[-1]}")
             job.wait_step(at + WARM)
     totals = [m["barrier"] + m["dump"] + m["first_step"] for m in moves]
@@ -50,13 +50,17 @@ def measure(options: Options, say: Say) -> Mapping[str, Measured]:
     steps = [b["steps"] for b in barriers]
     parts_text = ", ".join(f"{key} {median(m[key] for m in moves):.2f}" for key in ("barrier", "dump", "restore"))
     gb = median(s["gb"] for s in stalls)
-    note = "container start and first step included, 4 pods -> 2 -> 4"
+    cpu_text = ", ".join(f"{key} {median(m[f'{key}_cpu'] for m in moves):.1f} s" for key in ("dump", "restore"))
+    note = f"container start and first step included, 4 pods -> 2 -> 4; CPU time: {cpu_text}; {machine.told(cost)}"
     return {
         "barrier_s": Measured(median(seconds), barriers, f"worst {max(seconds):.3g} s of {len(seconds)}"),
         "barrier_steps": Measured(median(steps), barriers, f"worst {max(steps):.0f} of {len(steps)}"),
         "freeze_dump_restore_s": Measured(median(totals), moves, f"paper 19-25 s; {parts_text}; {note}"),
         "periodic_stall_s_per_gb": Measured(
-            median(per_gb), stalls, f"{gb:.2f} GB of images of 4 ranks with a worker each; spread {spread(per_gb):.2g}"
+            median(per_gb),
+            stalls,
+            f"{gb:.2f} GB of images of 4 ranks with a worker each; spread {spread(per_gb):.2g}; CPU time of the dump "
+            f"{median(s['dump_cpu_s'] for s in stalls) / gb:.2f} s/GB; {machine.told(cost)}",
         ),
     }
 
@@ -79,6 +83,7 @@ def stall(job: Job) -> dict[str, float]:
     stopped = stop.barrier_s + stop.dump_s + (again - copied) - usual * (stop.steps + 1)
     assert copied >= asked
     parts = {"stall_s": stopped, "gb": gb, "barrier_s": stop.barrier_s, "steps": stop.steps, "dump_s": stop.dump_s}
+    parts["dump_cpu_s"] = stop.dump_cpu_s
     return {key: round(value, 4) for key, value in parts.items()}
 
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from localcluster.prepare import Prepared
 from proxy.protocol import messages, page
 
 from .harness import Coordinator, Pod, collect_criu
-from .world import free_port, prefer
+from .machine import CpuMeter
+from .world import PROGRAMS, free_port
 
 RANKS = 4
 POLL_S = 0.002
@@ -32,37 +33,45 @@ class Stop:
     barrier_s: float
     steps: int
     dump_s: float
+    dump_cpu_s: float
+    """CPU time of all processes of all pods, of the dump alone."""
 
 
 class Job:
     """Attempts of one job of RANKS ranks.
 
-    :param width: size of the model (`train_wide.py`)
-    :param workers: data loader workers per rank
+    :param program: the script below `programs/` that every rank runs, and its arguments
+    :param ranks: how many
     """
 
-    def __init__(self, made: Prepared, width: int, workers: int) -> None:
+    def __init__(self, made: Prepared, program: Sequence[str], ranks: int = RANKS) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="bench-"))
+        self.ranks = ranks
         self._made = made
-        self._command = ["python3", "train_wide.py", str(width), str(workers)]
+        self._program = PROGRAMS / program[0]
+        self._command = ["python3", self._program.name, *program[1:]]
         self._criu = self.folder / "criu"
         collect_criu(made.rootfs, self._criu)
         self.attempt = 0
         self.pods: list[Any] = []
         self.generation = 0
+        self.cpu = CpuMeter("bench")
 
     # --- attempts ---------------------------------------------------------------------------------------------------
-    def start(self, pods: int) -> None:
-        """A new attempt on so many pods: fresh, or from the images of the attempt before, which lie there already."""
+    def start(self, pods: int, bring: Callable[[Mapping[int, Path]], None] | None = None) -> None:
+        """A new attempt on so many pods: fresh, or from the images of the attempt before.
+
+        :param bring: puts the image of each rank where it is told to; None: they are copied from the pods before
+        """
         before, self.attempt = self.pods, self.attempt + 1
-        port, share = free_port(), RANKS // pods
+        port, share = free_port(), self.ranks // pods
         self.pods = []
         for index in range(pods):
             ranks = list(range(index * share, (index + 1) * share))
-            plan = messages.Plan("fresh", self.attempt, RANKS, ranks, "127.0.0.1", port)
+            plan = messages.Plan("fresh", self.attempt, self.ranks, ranks, "127.0.0.1", port)
             if before:
                 images = self.generation, self.checkpoint
-                plan = messages.Plan("restore", self.attempt, RANKS, ranks, "127.0.0.1", port, *images)
+                plan = messages.Plan("restore", self.attempt, self.ranks, ranks, "127.0.0.1", port, *images)
             pod = Pod(
                 self.folder / f"attempt-{self.attempt}-{index}",
                 rootfs=self._made.rootfs,
@@ -72,20 +81,29 @@ class Job:
                 env={"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
                 criu=self._criu,
             )
-            shutil.copy(Path(__file__).parent / "programs/train_wide.py", pod.volumes / "source/train_wide.py")
+            shutil.copy(self._program, pod.volumes / "source")
             self.pods.append(pod)
-            for rank in ranks if before else []:
-                pod.bring(self._owner(before, rank), self.checkpoint, rank)
+            if before and bring is not None:
+                bring({rank: pod.image(self.checkpoint, rank) for rank in ranks})
+            elif before:
+                for rank in ranks:
+                    pod.bring(self._owner(before, rank), self.checkpoint, rank)
         for pod in before:
             pod.delete()
             shutil.rmtree(pod.folder, ignore_errors=True)
         for pod in self.pods:
             pod.start()
-            prefer(pod.process.pid)
+            self.cpu.add(pod.process.pid)
 
-    @staticmethod
-    def _owner(pods: Sequence[Any], rank: int) -> Any:
-        return pods[rank * len(pods) // RANKS]
+    def _owner(self, pods: Sequence[Any], rank: int) -> Any:
+        return pods[rank * len(pods) // self.ranks]
+
+    def restored(self) -> None:
+        """Until all pods have restored their ranks. Raises RuntimeError."""
+        for pod in self.pods:
+            event = pod.wait_event("restored", "restore_failed")
+            if event.kind != "restored":
+                raise RuntimeError(f"{event.message}\n{pod.log()[-2000:]}")
 
     @property
     def checkpoint(self) -> str:
@@ -94,11 +112,11 @@ class Job:
 
     def images(self) -> list[Path]:
         """Folders of the last dump, one per rank."""
-        return [self._owner(self.pods, rank).image(self.checkpoint, rank) for rank in range(RANKS)]
+        return [self._owner(self.pods, rank).image(self.checkpoint, rank) for rank in range(self.ranks)]
 
     # --- the ranks ----------------------------------------------------------------------------------------------------
     def coordinator(self) -> Any:
-        return Coordinator({rank: self._owner(self.pods, rank).sidecar for rank in range(RANKS)})
+        return Coordinator({rank: self._owner(self.pods, rank).sidecar for rank in range(self.ranks)})
 
     def alive(self) -> bool:
         return all(pod.alive() for pod in self.pods)
@@ -120,7 +138,7 @@ class Job:
         coordinator = self.coordinator()
         before, began = max(self.counts()), time.monotonic()
         step = coordinator.acquire(self.generation, timeout=120)
-        acquired = time.monotonic()
+        acquired, cpu = time.monotonic(), self.cpu.seconds()
         skip = [len(pod.sidecar.events) for pod in self.pods]
         for pod in self.pods:
             pod.sidecar.command("dump", generation=self.generation, checkpoint_id=self.checkpoint)
@@ -128,7 +146,7 @@ class Job:
             event = pod.wait_event("dumped", "dump_failed", skip=seen)
             if event.kind != "dumped":
                 raise RuntimeError(f"{event.message}\n{pod.log()[-2000:]}")
-        return Stop(acquired - began, step - before, time.monotonic() - acquired)
+        return Stop(acquired - began, step - before, time.monotonic() - acquired, self.cpu.seconds() - cpu)
 
     def go_on(self) -> None:
         """The ranks continue where they are."""
@@ -145,6 +163,7 @@ class Job:
     def close(self) -> None:
         for pod in self.pods:
             pod.delete()
+        self.cpu.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Job:
@@ -164,5 +183,3 @@ def copy(folders: Sequence[Path], target: Path) -> None:
     subprocess.run(["cp", "-r", *map(str, folders), str(target)], check=True)
     files = [str(path) for path in target.rglob("*") if path.is_file()]
     subprocess.run(["sync", "--data", *files], check=True)
-
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from localcluster.prepare import Prepared, prepare
 
@@ -12,30 +13,42 @@ from .stats import median, median_ratio, spread
 from .world import Block, World
 
 BLOCK_S = 0.25
+PROCESSES = 2
 Pairs = list[tuple[Block, Block]]
 
 
-def in_turns(first: World, second: World, pairs: int) -> Pairs:
-    """Blocks of about BLOCK_S in the order A B B A A B ..., side by side."""
-    first.block(10), second.block(10)
-    steps = max(3, round(BLOCK_S / second.block(10).seconds))
-    found: Pairs = []
-    for turn in range(pairs):
-        if turn % 2:
-            b, a = second.block(steps), first.block(steps)
-        else:
-            a, b = first.block(steps), second.block(steps)
-        found.append((a, b))
+def in_turns(worlds: Sequence[World], rounds: int) -> list[tuple[Block, ...]]:
+    """Blocks of about BLOCK_S, one of each world per round; the order goes round and is turned about (A B C, C B A)."""
+    warm = [world.block(10) for _ in range(2) for world in worlds]
+    steps = max(3, round(BLOCK_S / warm[-1].seconds))
+    found = []
+    for number in range(rounds):
+        first = number // 2 % len(worlds)
+        order = [*range(first, len(worlds)), *range(first)]
+        blocks = {place: worlds[place].block(steps) for place in (reversed(order) if number % 2 else order)}
+        found.append(tuple(blocks[place] for place in range(len(worlds))))
     return found
 
 
-def overhead(made: Prepared, ranks: int, pairs: int) -> Pairs:
-    """Half of the pairs with one couple of processes, half with another: memory layouts differ by a per cent too."""
-    found: Pairs = []
-    for _ in range(2):
-        with World(made, ranks, agent=True) as ours, World(made, ranks, agent=False) as plain:
-            found += in_turns(ours, plain, pairs // 2)
-    return found
+@dataclass(frozen=True)
+class Overhead:
+    """Pairs of blocks: with the agent and without; and, for what this machine can tell, without and without."""
+
+    ours: Pairs
+    control: Pairs
+
+
+def overhead(made: Prepared, ranks: int, rounds: int) -> Overhead:
+    """In PROCESSES parts, each with processes of its own: memory layouts differ by a per cent too."""
+    found: list[tuple[Block, ...]] = []
+    for _ in range(PROCESSES):
+        with (
+            World(made, ranks, agent=True) as ours,
+            World(made, ranks, agent=False) as plain,
+            World(made, ranks, agent=False) as other,
+        ):
+            found += in_turns((ours, plain, other), rounds // PROCESSES)
+    return Overhead([(a, b) for a, b, _ in found], [(c, b) for _, b, c in found])
 
 
 def seconds(pairs: Pairs) -> list[tuple[float, float]]:
@@ -48,20 +61,25 @@ def cpu(pairs: Pairs) -> list[tuple[float, float]]:
 
 def measure_overhead(options: Options, say: Say) -> Mapping[str, Measured]:
     made = prepare(say)
-    by_ranks: dict[int, Pairs] = {}
+    by_ranks: dict[int, Overhead] = {}
     for ranks in (1, 2, 4):
-        by_ranks[ranks] = overhead(made, ranks, 16 if options.quick else 120)
+        by_ranks[ranks] = overhead(made, ranks, 24 if options.quick else 120)
         say(f"{ranks} ranks: {words(by_ranks[ranks])}")
-    worst = max(median_ratio(seconds(pairs)) for pairs in by_ranks.values())
-    each = "; ".join(f"{ranks} ranks {words(pairs)}" for ranks, pairs in by_ranks.items())
-    runs = [{"ranks": r, "seconds": seconds(pairs), "cpu_seconds": cpu(pairs)} for r, pairs in by_ranks.items()]
+    worst = max(median_ratio(seconds(found.ours)) for found in by_ranks.values())
+    each = "; ".join(f"{ranks} ranks {words(found)}" for ranks, found in by_ranks.items())
+    runs = [
+        {"ranks": r, "seconds": seconds(x.ours), "cpu_seconds": cpu(x.ours), "control": seconds(x.control),
+         "control_cpu": cpu(x.control)}
+        for r, x in by_ranks.items()
+    ]  # fmt: skip
     text = f"the same script without the agent: {each}; the worst of the three counts"
     return {"steady_overhead_pct": Measured(100 * (worst - 1), runs, text)}
 
 
-def words(pairs: Pairs) -> str:
-    usual = 1000 * median(b.seconds for _, b in pairs)
-    return f"{percent(seconds(pairs))} of {usual:.3g} ms, CPU time {percent(cpu(pairs))}"
+def words(found: Overhead) -> str:
+    usual = 1000 * median(b.seconds for _, b in found.ours)
+    control = f"without against without {percent(seconds(found.control))}, CPU time {percent(cpu(found.control))}"
+    return f"{percent(seconds(found.ours))} of {usual:.3g} ms, CPU time {percent(cpu(found.ours))} ({control})"
 
 
 def percent(pairs: Sequence[tuple[float, float]]) -> str:
@@ -81,7 +99,7 @@ def measure_half(options: Options, say: Say) -> Mapping[str, Measured]:
         World(made, 2, agent=True, cores=[cores[0], cores[0]]) as half,
         World(made, 2, agent=True, cores=cores) as full,
     ):
-        pairs = in_turns(half, full, 8 if options.quick else 30)
+        pairs = [(a, b) for a, b in in_turns((half, full), 8 if options.quick else 30)]
     ratios = [a / (2 * b) for a, b in seconds(pairs)]
     text = f"twice the time of 2 ranks on 2 cores; spread {spread(ratios):.2g}"
     return {"half_pods_slowdown": Measured(median(ratios), seconds(pairs), text)}

@@ -6,7 +6,6 @@ Two worlds that differ in one thing take turns of a second each, so that what el
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -18,21 +17,10 @@ from typing import Any
 
 from localcluster.prepare import Prepared
 
+from .box import enter
 from .harness import Page, install_agent
 
 PROGRAMS = Path(__file__).parent / "programs"
-_ENTER = r"""
-set -eu
-mount --make-rprivate /
-mount -t overlay overlay -o "lowerdir=$ROOTFS,upperdir=$WORLD/upper,workdir=$WORLD/overlay" "$WORLD/root"
-cd "$WORLD/root"
-mkdir -p bench opt/torch dev/shm proc tmp
-mount -t proc proc proc
-mount --bind /dev dev
-mount --bind "$TORCH" opt/torch
-mount --bind "$WORLD/bench" bench
-exec chroot . env -i $ENVIRONMENT python3 /bench/world.py $ARGUMENTS
-"""
 
 
 @dataclass(frozen=True)
@@ -49,17 +37,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def prefer(pid: int) -> None:
-    """Let the session of `pid` go before what else the machine does: figures of milliseconds drown in it otherwise.
-
-    Where the kernel groups sessions (autogroup), the priority of a process counts only within its own.
-    """
-    os.setpriority(os.PRIO_PROCESS, pid, -20)
-    autogroup = Path(f"/proc/{pid}/autogroup")
-    if autogroup.exists():
-        autogroup.write_text("-20")
-
-
 class World:
     """:param agent: whether the agent is injected, with a barrier page that nobody asks on
     :param cores: the core that each rank may use; None: all
@@ -70,37 +47,26 @@ class World:
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="bench-"))
         bench = self.folder / "bench"
-        for name in ("upper", "overlay", "root", "bench/run"):
-            (self.folder / name).mkdir(parents=True)
+        (bench / "run").mkdir(parents=True)
         for name in ("world.py", "steps.py"):
             shutil.copy(PROGRAMS / name, bench / name)
-        path = "/opt/torch"
         if agent:
             install_agent(bench / "lib")
             self._page = Page(bench / "run", ranks)
             for rank in range(ranks):
                 (bench / f"run/rank-{rank}").mkdir()
-            path = f"/bench/lib:{path}"
         plan = {"ranks": ranks, "agent": agent, "cores": cores, "width": width, "port": free_port()}
         (bench / "plan.json").write_text(json.dumps(plan))
-        environment = f"PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH={path} PYTHONDONTWRITEBYTECODE=1"
-        self._process = subprocess.Popen(
-            ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _ENTER],
-            env={
-                "PATH": os.environ["PATH"],
-                "ROOTFS": str(made.rootfs),
-                "TORCH": str(made.torch),
-                "WORLD": str(self.folder),
-                "ENVIRONMENT": environment + " OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo",
-                "ARGUMENTS": "/bench/plan.json",
-            },
+        self._process = enter(
+            made,
+            self.folder,
+            ["python3", "/bench/world.py", "/bench/plan.json"],
+            path=["/bench/lib"] if agent else [],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
-            start_new_session=True,
         )
-        prefer(self._process.pid)
 
     def block(self, steps: int) -> Block:
         """Make `steps` mini-batches. Raises RuntimeError when the world has ended."""
@@ -110,6 +76,10 @@ class World:
     def hook(self, calls: int) -> dict[str, float]:
         """CPU nanoseconds per call on rank 0: of torch's dispatch of the agent's hook (`agent`) and of an empty one."""
         return {key: float(value) for key, value in self._ask(f"hook {calls}").items()}
+
+    def collective(self, calls: int) -> float:
+        """CPU nanoseconds per small all-reduce, of all threads of rank 0; for worlds of one rank."""
+        return float(self._ask(f"collective {calls}")["all_reduce"])
 
     def counts(self) -> list[int]:
         """Step boundaries that the agent has counted, per rank."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .cache import Progress, digest, made_once
@@ -81,17 +81,7 @@ def torch(cache: Path, progress: Progress) -> Path:
     log = cache / "logs" / "torch.log"
 
     def make(draft: Path) -> None:
-        uv = _uv(cache, progress)
-        target: list[str | Path] = [
-            "--python-version",
-            TORCH_PYTHON,
-            "--python-platform",
-            TORCH_PLATFORM,
-            "--target",
-            draft,
-        ]
-        command = [uv, "pip", "install", "--only-binary", ":all:", *target, *TORCH_PACKAGES]
-        run_logged(command, log, env=_uv_environment(os.environ), timeout=3600)
+        _install(cache, draft, TORCH_PACKAGES, log, progress)
         # Pods mount it read-only: without bytecode every rank of every attempt compiles torch again, for seconds.
         compileall = ["python3", "-m", "compileall", "-q", "-j", "0", "-s", "/mnt", "-p", TORCH_MOUNT, "/mnt"]
         script = f'mount --bind "$1" "$2/mnt" && exec chroot "$2" {" ".join(compileall)}'
@@ -103,6 +93,30 @@ def torch(cache: Path, progress: Progress) -> Path:
 
     what = f"an environment with {TORCH_PACKAGES[0]} (5 GB, about 3 minutes and the download)"
     return made_once(cache / "torch" / f"{TORCH_PYTHON}-{key}", make, what=what, progress=progress)
+
+
+def beside_torch(cache: Path, packages: Sequence[str], progress: Progress) -> Path:
+    """Folder of site-packages with `packages`, for the same Python, and for use together with the folder of torch.
+
+    :raises CommandError: uv failed; the message names its log
+    """
+    key = digest([TORCH_PYTHON, TORCH_PLATFORM, *TORCH_PACKAGES, *packages])
+    log = cache / "logs" / "beside-torch.log"
+
+    def make(draft: Path) -> None:
+        never = draft / "overrides.txt"
+        never.write_text("torch; sys_platform == 'never'\n")
+        _install(cache, draft, ["--overrides", str(never), *packages], log, progress)
+
+    what = f"an environment with {', '.join(packages)}"
+    return made_once(cache / "torch" / f"beside-{key}", make, what=what, progress=progress)
+
+
+def _install(cache: Path, target: Path, arguments: Sequence[str], log: Path, progress: Progress) -> None:
+    uv = _uv(cache, progress)
+    python = ["--only-binary", ":all:", "--python-version", TORCH_PYTHON, "--python-platform", TORCH_PLATFORM]
+    command: list[str | Path] = [uv, "pip", "install", *python, "--target", target, *arguments]
+    run_logged(command, log, env=_uv_environment(os.environ), timeout=3600)
 
 
 def _uv(cache: Path, progress: Progress) -> Path:

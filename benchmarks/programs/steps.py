@@ -26,6 +26,15 @@ def hook_cost(calls):
     return {"agent": run(hooks), "empty": run({})}
 
 
+def collective_cost(calls):
+    """CPU nanoseconds of a small all-reduce, of all threads of this rank, which is the only one."""
+    tensor = torch.zeros(16)
+    started = time.process_time_ns()
+    for _ in range(calls):
+        dist.all_reduce(tensor)
+    return {"all_reduce": (time.process_time_ns() - started) / calls}
+
+
 def main():
     width = int(sys.argv[1])
     dist.init_process_group("gloo")
@@ -47,8 +56,9 @@ def main():
 
     for line in sys.stdin:
         order, number = line.split()
-        if order == "hook":
-            print(json.dumps(hook_cost(int(number))), flush=True)
+        if order in ("hook", "collective"):
+            cost = hook_cost if order == "hook" else collective_cost
+            print(json.dumps(cost(int(number))), flush=True)
             continue
         dist.barrier()
         started, cpu = time.perf_counter(), time.process_time()

@@ -20,12 +20,13 @@ def main():
             command = ["taskset", "-c", str(plan["cores"][rank]), *command]
         ranks.append(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     for line in sys.stdin:
-        asked = ranks[:1] if line.startswith("hook") else ranks
+        alone = line.startswith(("hook", "collective"))
+        asked = ranks[:1] if alone else ranks
         for process in asked:
             process.stdin.write(line)
             process.stdin.flush()
         answers = [json.loads(process.stdout.readline()) for process in asked]
-        if not line.startswith("hook"):
+        if not alone:
             answers = [{"seconds": max(a["seconds"] for a in answers), "cpu": sum(a["cpu"] for a in answers)}]
         print(json.dumps(answers[0]), flush=True)
 

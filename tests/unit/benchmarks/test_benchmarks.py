@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks import __main__ as cli
-from benchmarks import catalogue, model, scale, stats, table
+from benchmarks import catalogue, compare, model, scale, stats, table
 
 
 def test_median_of_paired_ratios_not_ratio_of_medians():
@@ -53,6 +53,54 @@ def test_selection_keeps_groups_together():
     assert len(catalogue.select([])) == len(catalogue.GROUPS)
     with pytest.raises(ValueError, match=r"no_such_key: no such figure; there are .*barrier_s"):
         catalogue.select(["no_such_key"])
+
+
+# --- comparison -------------------------------------------------------------------------------------------------------
+def said(*numbers, start=0.0):
+    return [compare.Step(n, f"loss {n}", start + n) for n in numbers]
+
+
+REFERENCE = {n: f"loss {n}" for n in range(1, 100)}
+
+
+def test_steps_are_read_from_what_ranks_print():
+    text = "[rank 0] step 7 loss 0x1.8p+0 at 1234.5678\nwarning: step 8 is near\nstep 8 loss 0x1p+0 at 1235.0\n"
+    assert compare.steps_of(text) == [compare.Step(7, "0x1.8p+0", 1234.5678), compare.Step(8, "0x1p+0", 1235.0)]
+
+
+def test_an_interruption_without_and_with_lost_steps():
+    none = compare.judge(said(59, 60), said(61, start=100), 59.5, 70, 71, 5, REFERENCE)
+    assert none == compare.Leave(0, 101.0, 10.5, 90.0, 5, True)
+    some = compare.judge(said(59, 60), said(41, *range(42, 62), start=100), 59.5, 70, 71, 5, REFERENCE)
+    assert (some.lost, some.gap_s, some.again_s) == (20, 101.0, 70.0)
+    other = compare.judge(said(59, 60), [compare.Step(61, "other", 99.0)], 59.5, 70, 71, 5, REFERENCE)
+    assert not other.exact
+
+
+def test_an_interruption_after_which_nothing_new_was_made():
+    for after in ([], said(41, 60)):
+        with pytest.raises(ValueError, match="no new step"):
+            compare.judge(said(60), after, 0, 0, 0, 0, REFERENCE)
+
+
+def test_lines_are_those_that_the_plain_script_does_not_have():
+    assert compare.lines("plain.py") == 0
+    assert 20 < compare.lines("own.py") < 60
+    assert 20 < compare.lines("dcp.py") < 60
+    assert compare.trainer_lines() == 3  # an import, the switch, the way back
+
+
+def test_a_comparison_without_the_trainer_says_so():
+    leave = compare.Leave(0, 3.0, 1.0, 2.0, 4_000_000, True)
+    lost = compare.Leave(20, 9.0, 0.1, 5.0, 1_000_000, False)
+    runs = {"ours": [leave], "torchrun": [lost], "dcp": [lost]}
+    found = compare.figures(runs, "Trainer not measured: no network")
+    assert found.keys() == {spec.key for spec in compare.GROUP.specs}
+    assert found["compare_lost_steps"].value == 0
+    text = found["compare_lost_steps"].baseline
+    assert text.startswith("torchrun 20, dcp 20, Trainer not measured: no network;")
+    assert "ours 1 of 1, torchrun 0 of 1" in text
+    assert "155 s" in found["compare_interruption_s"].baseline
 
 
 def test_table():

@@ -1,0 +1,64 @@
+"""What the machine itself takes, so that a figure can be told from where it was measured."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+CPUACCT = Path("/sys/fs/cgroup/cpuacct")
+PROBE_BYTES = 256 << 20
+_PIECE = 1 << 20
+
+
+class CpuMeter:
+    """CPU time of processes and all that they start, in a cgroup (v1, or v2 with the `cpu` controller)."""
+
+    def __init__(self, name: str) -> None:
+        top = CPUACCT if CPUACCT.is_dir() else CPUACCT.parent
+        self._folder = top / f"{name}-{os.getpid()}"
+        self._folder.mkdir(exist_ok=True)
+
+    def add(self, pid: int) -> None:
+        """A process that has not started others yet."""
+        (self._folder / "cgroup.procs").write_text(str(pid))
+
+    def seconds(self) -> float:
+        """So far."""
+        with contextlib.suppress(OSError):
+            return int((self._folder / "cpuacct.usage").read_text()) / 1e9
+        usage = dict(line.split() for line in (self._folder / "cpu.stat").read_text().splitlines())
+        return int(usage["usage_usec"]) / 1e6
+
+    def close(self) -> None:
+        """Once no process is left in it; one that lingers keeps the folder, which does no harm."""
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+
+
+def write_cost(folder: Path) -> tuple[float, float]:
+    """CPU seconds per GB of writing a new file, and of writing the same file again, which is in memory then.
+
+    Where they differ much it is not the file system: a virtual machine's memory is given to it at the first touch, and
+    what was freed is taken back. All that fills new memory pays this: `cp`, CRIU's dump, its restore.
+    """
+    path, piece = folder / "probe", os.urandom(_PIECE)
+    costs = []
+    try:
+        for flags in (os.O_CREAT | os.O_TRUNC, 0):
+            file = os.open(path, os.O_WRONLY | flags)
+            try:
+                began = time.thread_time()
+                for _ in range(PROBE_BYTES // _PIECE):
+                    os.write(file, piece)
+                costs.append((time.thread_time() - began) * 1e9 / PROBE_BYTES)
+            finally:
+                os.close(file)
+    finally:
+        path.unlink(missing_ok=True)
+    return costs[0], costs[1]
+
+
+def told(cost: tuple[float, float]) -> str:
+    return f"here 1 GB takes {cost[0]:.2f} s of CPU time to write to a new file, {cost[1]:.2f} s to write again"
