@@ -103,6 +103,23 @@ def test_pod_deleted_node_drained_spot_reclaimed_pod_killed(rows: Rows, faults: 
     assert job.repeated() > 0  # steps since then were run again, with the same bits
 
 
+def test_a_rank_killed_for_memory_says_so_in_the_history(rows: Rows) -> None:
+    quota = [{"name": "cpu", "nominalQuota": "1"}, {"name": "memory", "nominalQuota": "4Gi"}]
+    flavors = [{"name": "ondemand", "resources": quota}]
+    rows.queue("hungry", {}, resourceGroups=[{"coveredResources": ["cpu", "memory"], "flavors": flavors}])
+    job = rows.train("hungry", "hungry", resources={"cpu": "50m", "memory": "1536Mi"})
+    job.until_steps()
+    (job.output / "hungry").touch()
+    job.until_attempt(2)
+    record = job.until_ended(1)
+    assert record.ended_by == "OutOfMemory", record
+    assert record.note and "rank 0 ended with code 137: out of memory: the kernel killed it" in record.note
+    assert "the limit of the container is 1536 MiB" in record.note
+    assert "restarts from the beginning" in record.note
+    job.finish()
+    assert job.repeated() > 0
+
+
 def test_deleted_job_leaves_nothing_but_its_checkpoints(rows: Rows, faults: Faults) -> None:
     rows.queue("gone", {"ondemand": "50m"})
     job = rows.train("gone", "gone", grace_period_s=GRACE_S)

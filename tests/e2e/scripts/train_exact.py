@@ -7,11 +7,13 @@ and plain Python gives the same bits. Each rank appends a line `step loss-as-hex
 and never holds the file open over a step. It ends after N steps, or when DIR/stop exists. Works for 1, 2, 4, ... ranks.
 While DIR/slow exists a step does not end, so that a test may choose what happens in the middle of one. With several
 ranks nothing is saved in that time either: it is one call of native code. (A single rank is stopped wherever it is.)
+The rank that finds DIR/hungry takes it away and then all memory it gets.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import shlex
@@ -54,6 +56,7 @@ def main() -> None:
     ballast = torch.frombuffer(bytearray(os.urandom(args.ballast << 20)), dtype=torch.uint8) if args.ballast else None
     args.output.mkdir(parents=True, exist_ok=True)
     log, stop, slow = args.output / f"rank-{rank}.log", args.output / "stop", args.output / "slow"
+    hungry = args.output / "hungry"
     for step in range(args.steps):
         go_on = torch.tensor([0 if stop.exists() else 1])
         if world > 1:
@@ -68,6 +71,10 @@ def main() -> None:
             file.write(f"{step} {loss.item().hex()}\n")
         print(f"step {step}", flush=True)
         time.sleep(args.pace)
+        with contextlib.suppress(FileNotFoundError):
+            hungry.unlink()
+            eaten = [bytes([1]) * (64 << 20) for _ in range(1024)]
+            del eaten
         if slow.exists():
             ctypes.CDLL(None).system(f"while test -e {shlex.quote(str(slow))}; do sleep 0.1; done".encode())
     del ballast
