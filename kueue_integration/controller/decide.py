@@ -137,7 +137,7 @@ def _bookkeeping(
     if record is None:
         return None
     seen = records.observe(record, job, workload, preemptor, now)
-    seen = records.explained(seen, views.out_of_memory(views.of_attempt(pods, record.attempt)))
+    seen = records.explained(seen, views.ends_of(views.of_attempt(pods, record.attempt)))
     change = records.roster(job, seen, pods)
     if seen != record:
         change.update(records.stored(records.with_last(history, seen)))
@@ -161,7 +161,7 @@ def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Set
     over = budget.used_up(job, count)
     message = f"{cause}; {over or records.restart_point(views.checkpoint(job))}"
     seen = records.noted(replace(record, ended_by=record.ended_by or "Deleted"), message)
-    seen = records.explained(seen, views.out_of_memory(own))
+    seen = records.explained(seen, views.ends_of(own))
     change.update(records.stored(records.with_last(history, seen)))
     if views.hold(job) is not None:
         change[names.ANN_HOLD] = names.HOLD_RELEASED

@@ -119,12 +119,18 @@ def noted(record: AttemptRecord, note: str) -> AttemptRecord:
     return replace(record, note=cut(f"{record.note}. {note}" if record.note else note))
 
 
-def explained(record: AttemptRecord, memory: str | None) -> AttemptRecord:
-    """`record` of an attempt that broke off, once a pod of it says `memory`: other pods may have been seen first."""
-    if memory is None or record.ended_by not in (*BROKEN, "Failed"):
+def explained(record: AttemptRecord, ends: Sequence[str]) -> AttemptRecord:
+    """`record` of an attempt that broke off or failed, with what its pods say (`views.ends_of`).
+
+    A kill for memory counts whenever it is seen: pods of other ranks, which end by it, may have been seen first.
+    """
+    text = ends[0] if ends else ""
+    killed = views.NO_MEMORY in text
+    failed = record.ended_by == "Failed"
+    if not text or not (failed or (killed and record.ended_by in BROKEN)):
         return record
-    told = record if memory in (record.note or "") else noted(record, memory)
-    return told if record.ended_by == "Failed" else replace(told, ended_by=OUT_OF_MEMORY)
+    told = record if text in (record.note or "") else noted(record, text)
+    return told if failed else replace(told, ended_by=OUT_OF_MEMORY)
 
 
 def closed(record: AttemptRecord, workload: Object, preemptor: str | None, now: float) -> AttemptRecord:

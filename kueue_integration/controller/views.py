@@ -22,7 +22,7 @@ TRACKING_FINALIZER = "batch.kubernetes.io/job-tracking"
 """On a pod until the Job controller has counted it."""
 _OWNERS = {(kind.name, kind.group) for kind in kinds.KINDS}
 _TERMINAL = ("Succeeded", "Failed")
-_NO_MEMORY = "out of memory"
+NO_MEMORY = "out of memory"
 """How the launcher begins (`proxy.launcher.memory`)."""
 _PREEMPTOR = re.compile(r"\(UID: ([^,)\s]+)(?:, JobUID: ([^,)\s]+))?")
 
@@ -200,16 +200,16 @@ def end_of(pod: Object) -> str:
         if code in (0, names.EXIT_PREEMPTED):
             continue
         text = str(ended.get("message") or "").strip()
-        if ended.get("reason") == "OOMKilled" and _NO_MEMORY not in text:
+        if ended.get("reason") == "OOMKilled" and NO_MEMORY not in text:
             limit = ((status.get("resources") or {}).get("limits") or {}).get("memory")
-            text = f"{_NO_MEMORY}: the kernel killed it" + (f", the limit of the container is {limit}" if limit else "")
+            text = f"{NO_MEMORY}: the kernel killed it" + (f", the limit of the container is {limit}" if limit else "")
         return text or f"it ended with code {code}"
     return ""
 
 
-def out_of_memory(pods: Iterable[Object]) -> str | None:
-    """What there is to say about the first pod that was killed for memory; None: none was."""
-    return next((text for text in map(end_of, pods) if _NO_MEMORY in text), None)
+def ends_of(pods: Iterable[Object]) -> list[str]:
+    """How those of the pods have ended that were not asked to, one killed for memory first."""
+    return sorted(filter(None, map(end_of, pods)), key=lambda text: NO_MEMORY not in text)
 
 
 def pod_index(pod: Object) -> int | None:

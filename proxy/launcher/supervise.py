@@ -127,6 +127,7 @@ class Supervisor:
     def _give_up(self, error: LauncherError) -> Callable[[], None]:
         def act() -> None:
             say(str(error))
+            memory.note(str(error))
             if isinstance(error, RestoreError):
                 self.outbox.put(LauncherEvent("restore_failed", message=str(error)))
             self.ended = error.exit_code

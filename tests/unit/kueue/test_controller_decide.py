@@ -139,6 +139,17 @@ def test_a_kill_for_memory_that_is_seen_after_its_consequences_is_told_too():
     assert not isinstance(again, RecordHistory)
 
 
+def test_a_job_that_failed_says_how_its_pod_ended():
+    job, pod = running(), ended(1, 70, message="rank 1: CRIU restore ended with 1: no such file")
+    job["status"]["conditions"] = [scene.condition("Failed", True, 50, "PodFailurePolicy", "exit code 70 matches")]
+    action = look(job, ADMITTED, [scene.pod(0), pod]).action
+    assert isinstance(action, RecordHistory)
+    record = scene.stored(action.job_annotations)[0]
+    assert (record.ended_by, record.note) == (
+        "Failed", "PodFailurePolicy: exit code 70 matches. rank 1: CRIU restore ended with 1: no such file",
+    )  # fmt: skip
+
+
 def test_a_preemption_stays_one_whatever_its_pods_end_with():
     record = scene.record(evicted_at=T0 + 40, ended_by="Preempted", released_at=T0 + 41)
     evicted = scene.workload(evicted=("Preempted", scene.PREEMPTED, 40.0), admitted=True)
