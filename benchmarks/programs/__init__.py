@@ -5,3 +5,7 @@ from pathlib import Path
 
 def train_wide_source() -> str:
     return (Path(__file__).parent / "train_wide.py").read_text()
+
+
+def train_paced_source() -> str:
+    return (Path(__file__).parent / "train_paced.py").read_text()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from kueue_integration.errors import SingularityError
 from localcluster.errors import LocalClusterError
 
 from . import report, timeline
+from .interrupts import first_interrupt
 from .model import Expectation, Outcome
 from .progress import Progress
 from .quickstart import compare_with_reference, play
@@ -35,7 +32,7 @@ def run_demo(keep: bool = False, output: Path = DEFAULT_OUTPUT, cluster: str = "
     for old in ("report.json", "timeline.svg"):
         (output / old).unlink(missing_ok=True)
     stage = Stage(cluster, progress.say)
-    with _first_interrupt() as no_more:
+    with first_interrupt() as no_more:
         try:
             return _run(stage, output, keep)
         except (SingularityError, LocalClusterError, OSError, ValueError) as error:
@@ -75,27 +72,3 @@ def write(output: Path, expect: Expectation, outcome: Outcome, content: dict[str
     (output / "report.json").write_text(json.dumps(content, indent=2) + "\n")
     title = f"{outcome.record.job}: {expect.ranks} ranks, {expect.steps} steps, verdict {content['verdict']}"
     (output / "timeline.svg").write_text(timeline.svg(outcome.record, title))
-
-
-@contextmanager
-def _first_interrupt() -> Iterator[Callable[[], None]]:
-    """The first SIGINT or SIGTERM is a KeyboardInterrupt; later ones, and all after the yielded function was called, do
-    nothing. `timeout make demo` sends several at once, and half a teardown is the one thing nobody wants."""
-    heard = False
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal heard
-        if not heard:
-            heard = True
-            raise KeyboardInterrupt
-
-    def no_more() -> None:
-        nonlocal heard
-        heard = True
-
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield no_more
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -1,0 +1,159 @@
+"""Play one scenario with one contender: trigger, watch, let happen what must happen, and watch until all is still."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kueue_integration.errors import SingularityError
+from kueue_integration.resources import JOB, POD
+from localcluster.demo.errors import AirflowApiError, DemoError
+from localcluster.demo.stage import Stage
+from localcluster.demo.wait import wait_for
+
+from . import ground
+from .ground import RIVAL
+from .record import ENDED, STEP_LINE, Record, Sample, Waiting, view
+from .scenarios import STEPS, TASK, Contender, Scenario, dag_id
+
+TIMEOUT_S = 420.0
+LOOK_S = 0.5
+STILL_S = 12.0
+"""The last look is so long after the end: what a kill still deletes is gone by then."""
+KNOWN_TIMEOUT_S = 300.0
+
+Say = Callable[[str], None]
+
+
+class Play:
+    """One contender in one scenario. `run` never raises for what the contender does; it says what it saw."""
+
+    def __init__(self, on: Stage, scenario: Scenario, contender: Contender, say: Say) -> None:
+        self._on, self._scenario, self._contender = on, scenario, contender
+        self._speak = say
+        self._api = on.airflow.api
+        self._dag_id = dag_id(scenario, contender)
+        self._run_id = f"run-{time.time_ns()}"
+        self._samples: list[Sample] = []
+        self._live: int | None = None
+        self._event_at: float | None = None
+        self._waiting: Waiting | None = None
+        self._told = ""
+
+    def _say(self, text: str) -> None:
+        self._speak(f"{self._scenario.name}, {self._contender.name}: {text}")
+
+    def run(self) -> Record:
+        """Raises what Airflow, the cluster or its absence raise: SingularityError, DemoError."""
+        kube, contender, api = self._on.kube, self._contender, self._api
+        ground.clean(kube, contender)
+        if self._scenario.full_s:
+            ground.fill(self._on, contender)
+        wait_for(lambda: api.dag_exists(self._dag_id), f"DAG {self._dag_id} known to Airflow", KNOWN_TIMEOUT_S)
+        api.unpause(self._dag_id)
+        before, started_at = ground.requests(kube, contender), time.time()
+        api.trigger(self._dag_id, self._run_id)
+        trouble = ""
+        try:
+            if self._scenario.full_s:
+                self._wait_in_the_queue()
+                ground.empty(kube, contender)
+            self._until(self._over, "the end")
+        except (SingularityError, DemoError) as error:
+            trouble = str(error)
+            self._say(f"not played to its end: {trouble}")
+        requests = ground.requests(kube, contender) - before
+        logs = self._logs()
+        steps = self._steps()
+        ground.clean(kube, contender)
+        self._say(f"over: task {self._samples[-1].task if self._samples else 'none'}, {len(steps)} steps")
+        return Record(
+            started_at, self._samples, steps, logs, self._live, self._event_at, self._waiting, requests, trouble
+        )
+
+    def _wait_in_the_queue(self) -> None:
+        """From the first Job of the task on, for `full_s` seconds."""
+        self._until(lambda s: bool(s.jobs) or s.task in ENDED, "the task's Job")
+        # What submitting costs is no part of waiting: three looks later it is over, or the task has ended.
+        settled = len(self._samples) + 3
+        self._until(lambda s: len(self._samples) > settled and s.task != "queued", "the task at rest")
+        first, before, began = len(self._samples) - 1, self._requests(), time.monotonic()
+        self._until(lambda s: time.monotonic() - began >= self._scenario.full_s, "the queue's time")
+        states = {sample.task for sample in self._samples[first:]} - ENDED
+        if states:  # a task that has ended waits for nothing
+            self._waiting = Waiting(time.monotonic() - began, self._requests() - before, tuple(sorted(states)))
+
+    def _requests(self) -> int:
+        return ground.requests(self._on.kube, self._contender)
+
+    def _until(self, condition: Callable[[Sample], bool], what: str) -> None:
+        wait_for(lambda: condition(self._look()), what, TIMEOUT_S, LOOK_S, detail=lambda: self._told)
+
+    def _look(self) -> Sample:
+        kube, namespace = self._on.kube, self._contender.name
+        task = self._api.task(self._dag_id, self._run_id, TASK)
+        pods = kube.list(POD, namespace)
+        jobs = kube.list(JOB, namespace, f"{RIVAL}!=true")
+        sample = Sample(
+            time.time(), task["state"] or "none", int(task["try_number"]), tuple(view(job, pods) for job in jobs)
+        )
+        self._samples.append(sample)
+        step = self._step()
+        self._happen(sample, step)
+        if self._live is None and step >= 3 * STEPS // 4 and sample.task not in ENDED:
+            self._live = len({n for log in self._logs() for n in STEP_LINE.findall(log)})
+        told = f"task {sample.task}, try {sample.try_number}, Jobs {[f'{j.state} {j.pods}' for j in sample.jobs]}"
+        if told != self._told:
+            self._say(f"{told}, step {step}")
+            self._told = told
+        return sample
+
+    def _happen(self, sample: Sample, step: int) -> None:
+        """Let the scenario's event happen when it is due."""
+        event = self._scenario.event
+        if event is None or event == "kill" or self._event_at is not None or sample.task in ENDED:
+            return
+        if step < self._scenario.at_step:
+            return
+        self._event_at = time.time()
+        self._say(f"--> {event} at step {step}")
+        if event == "preempt":
+            ground.preempt(self._on, self._contender)
+        elif event == "clear":
+            self._api.clear(self._dag_id, self._run_id, TASK)
+        else:
+            self._api.mark(self._dag_id, self._run_id, TASK, "failed")
+
+    def _over(self, sample: Sample) -> bool:
+        """The task has ended for good, and every Job too, for some time."""
+        if self._scenario.event == "clear" and self._event_at is not None and sample.try_number < 2:
+            return False
+        if sample.task not in ENDED or any(job.state not in ("complete", "failed") for job in sample.jobs):
+            return False
+        ended = next((s.at for s in reversed(self._samples) if s.task not in ENDED), self._samples[0].at)
+        return sample.at >= ended + STILL_S
+
+    def _logs(self) -> list[str]:
+        """Of every try; what cannot be had is empty."""
+        tries = int(self._api.task(self._dag_id, self._run_id, TASK)["try_number"])
+        found = []
+        for number in range(1, tries + 1):
+            try:
+                found.append(self._api.log(self._dag_id, self._run_id, TASK, number))
+            except AirflowApiError as error:
+                found.append("")
+                self._say(f"no log of try {number}: {error}")
+        return found
+
+    def _file(self) -> Path:
+        return self._on.cluster.shared / ground.FOLDER / self._dag_id / self._run_id / "steps.log"
+
+    def _steps(self) -> list[tuple[float, int]]:
+        if not self._file().exists():
+            return []
+        lines = [line.split() for line in self._file().read_text().splitlines()]
+        return [(float(at), int(step)) for at, step in lines]
+
+    def _step(self) -> int:
+        return max((step for _, step in self._steps()), default=0)
