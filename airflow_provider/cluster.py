@@ -49,6 +49,19 @@ class AsyncCluster:
         answer = await self._json("GET", kind.path(namespace), {"labelSelector": selector})
         return answer.get("items") or [], str(answer["metadata"].get("resourceVersion", ""))
 
+    async def page(
+        self, kind: Kind, namespace: str, selector: str, limit: int, after: str
+    ) -> tuple[list[Object], str, str]:
+        """About `limit` objects, the resourceVersion of the whole list, and what to ask with for the next ones.
+
+        `after`: that of the page before, "" for the first; "" as an answer: there are no more. Raises ApiError with
+        status 410 when the list has become too old meanwhile.
+        """
+        query = {"labelSelector": selector, "limit": str(limit), **({"continue": after} if after else {})}
+        answer = await self._json("GET", kind.path(namespace), query)
+        meta = answer["metadata"]
+        return answer.get("items") or [], str(meta.get("resourceVersion", "")), str(meta.get("continue") or "")
+
     async def find(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """One object, None if there is none."""
         try:

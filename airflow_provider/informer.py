@@ -10,9 +10,11 @@ import asyncio
 import contextvars
 import logging
 import random
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
@@ -27,6 +29,10 @@ WATCH_S = 300
 """A watch is ended by the server after about this time and goes on where it was; jitter keeps many of them apart."""
 LOG_READERS = 8
 """Requests for the output of pods that may be under way at a time."""
+LOG_LOOKS_PER_S = 5
+"""Looks at the output of pods, all jobs together: with many of them each is looked at less often."""
+PAGE = 100
+"""Objects in one answer to a list."""
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
 
@@ -80,6 +86,14 @@ class Subscription:
         """Held while output of a pod is read."""
         return self.informer.log_slots
 
+    def log_interval(self, wanted_s: float) -> float:
+        """Seconds between two looks at a job's output: `wanted_s`, or more while many jobs want it."""
+        return max(wanted_s, self.informer.log_readers / LOG_LOOKS_PER_S)
+
+    def count_log_reader(self, more: int) -> None:
+        """One more (1) or one less (-1) of whom output may come."""
+        self.informer.log_readers += more
+
     def notify(self) -> None:
         self._changed.set()
 
@@ -105,6 +119,8 @@ class Informer:
         self.trouble = ""
         self.cluster: AsyncCluster | None = None
         self.log_slots = asyncio.Semaphore(LOG_READERS)
+        self.log_readers = 0
+        """Jobs of which output may come right now."""
         self._by_name: dict[str, list[Subscription]] = {}
         self._synced: set[str] = set()
         self._following: set[str] = set()
@@ -176,15 +192,26 @@ class Informer:
 
     async def _follow(self, cluster: AsyncCluster, kind: Kind, selector: str) -> None:
         while True:
-            items, version = await cluster.list(kind, self.namespace, selector)
-            self._replace(kind, items)
             try:
+                items, version = await self._list(cluster, kind, selector)
+                self._replace(kind, items)
+                del items  # a second copy of everything, for as long as the watch lasts
                 await self._watch(cluster, kind, selector, version)
             except ApiError as error:
                 if error.status != 410:
                     raise
                 log.info("watch of %s in %s is too old, listing again", kind.plural, self.namespace)
                 await asyncio.sleep(random.uniform(0.0, 1.0))  # noqa: S311
+
+    async def _list(self, cluster: AsyncCluster, kind: Kind, selector: str) -> tuple[list[Object], str]:
+        """Everything, in compact form and page by page: a thousand whole objects at once would never be given back."""
+        found: list[Object] = []
+        more = ""
+        while True:
+            items, version, more = await cluster.page(kind, self.namespace, selector, PAGE, more)
+            found.extend(compact(item) for item in items)
+            if not more:
+                return found, version
 
     async def _watch(self, cluster: AsyncCluster, kind: Kind, selector: str, version: str) -> None:
         """Follow from `version` over as many connections as it takes. Raises when the watch cannot go on."""
@@ -195,7 +222,7 @@ class Informer:
             async for event, obj in cluster.watch(kind, self.namespace, selector, version, timeout_s):
                 version = str(obj["metadata"].get("resourceVersion") or version)
                 if event != "BOOKMARK":
-                    self._apply(kind, event, obj)
+                    self._apply(kind, event, compact(obj))
             if loop.time() - began < 1.0:  # a server that hangs up at once must not be asked a thousand times a second
                 await asyncio.sleep(random.uniform(0.5, 1.5))  # noqa: S311
 
@@ -255,6 +282,40 @@ class Informer:
             )
         self.trouble = text
         self._notify_all()
+
+
+def compact(obj: Object) -> Object:
+    """`obj` without what nobody here reads: who wrote which field, and what the pods are made of.
+
+    That is most of it, and a triggerer holds a thousand of them.
+    """
+    meta, spec = dict(obj["metadata"]), dict(obj.get("spec") or {})
+    meta.pop("managedFields", None)
+    for name in ("podFailurePolicy", "selector"):
+        spec.pop(name, None)
+    if "template" in spec:
+        spec["template"] = _grace(spec["template"])
+    if "podSets" in spec:
+        spec["podSets"] = [{key: value for key, value in each.items() if key != "template"} for each in spec["podSets"]]
+    kept: Object = _interned({**obj, "metadata": meta, "spec": spec})
+    return kept
+
+
+def _grace(template: Object) -> Object:
+    """All that a job's status says about its pods' template."""
+    seconds = (template.get("spec") or {}).get("terminationGracePeriodSeconds")
+    return {"spec": {} if seconds is None else {"terminationGracePeriodSeconds": seconds}}
+
+
+def _interned(value: Any) -> Any:
+    """The same, with one copy of each key and each short text for all objects."""
+    if isinstance(value, dict):
+        return {sys.intern(key): _interned(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_interned(each) for each in value]
+    if isinstance(value, str) and len(value) < 32:
+        return sys.intern(value)
+    return value
 
 
 @asynccontextmanager

@@ -1,8 +1,9 @@
 """Rank 0's output in the task log while the task is deferred, attempt after attempt.
 
 Polled, not streamed: a triggerer with a thousand running jobs would need as many open connections. A poll is one short
-request on the client that the shared watch has anyway, a few at a time; ranks that stand still for a checkpoint, and
-the end of the job, are polled for at once, so that the last lines of a pod are read before it goes.
+request on the client that the shared watch has anyway, a few at a time and a few per second, so that with more than
+fifty running jobs each is looked at less often than its `logging_interval` says; ranks that stand still for a
+checkpoint, and the end of the job, are polled for at once, so that the last lines of a pod are read before it goes.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class PodLog:
         self._max_lines = max_lines
         self._attempt = 0
         self._phase: Phase | None = None
+        self._counted = False
         self._pod = ""
         self._newest = ""
         """Time stamp of the last line seen of this pod, as the kubelet writes it."""
@@ -68,12 +70,25 @@ class PodLog:
         if status.attempt != self._attempt:
             self._attempt, self._pod, self._newest = status.attempt, "", ""
         self._phase = phase
+        self._count(phase in _WITH_PODS and not self._over)
+
+    def _count(self, reading: bool) -> None:
+        if reading != self._counted:
+            self._counted = reading
+            self._view.count_log_reader(1 if reading else -1)
 
     async def follow(self) -> None:
         """Until cancelled."""
+        try:
+            await self._follow()
+        finally:
+            self._count(False)
+
+    async def _follow(self) -> None:
         while not self._over:
+            interval_s = self._view.log_interval(self._interval_s)
             try:
-                await asyncio.wait_for(self._wake.wait(), self._interval_s * random.uniform(0.8, 1.2))  # noqa: S311
+                await asyncio.wait_for(self._wake.wait(), interval_s * random.uniform(0.8, 1.2))  # noqa: S311
                 urgent = True
             except TimeoutError:
                 urgent = False

@@ -81,6 +81,8 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         self._progress_at = 0.0
         self._published: object = None
         self._publishing: asyncio.Task[None] | None = None
+        self._behind = False
+        """Whether a change could not be published yet."""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.SingularityJobTrigger", {
@@ -121,7 +123,7 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         ended_at: float | None = None
         trouble_at: float | None = None
         while True:
-            await view.changed(self._patience(ended_at))
+            changed = await view.changed(self._patience(ended_at))
             late = self.deadline is not None and time.time() >= self.deadline
             trouble_at = self._tell_trouble(view, trouble_at)
             if not view.synced:
@@ -135,6 +137,8 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
                     return self._event("deleted", f"Job {self.name} was deleted")
                 if late:
                     return self._timeout()
+                continue
+            if not (changed or late or self._behind or ended_at):
                 continue
             status = summarise(job, view.workload, ())
             self._tell(status)
@@ -199,8 +203,9 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         mark = (status.phase, status.reason, status.attempts)
         if mark == self._published or self.task_instance is None:
             return
-        if self._publishing is not None and not self._publishing.done():
-            return  # the next change writes it; the final document comes with the event
+        self._behind = self._publishing is not None and not self._publishing.done()
+        if self._behind:
+            return  # the next look writes it; the final document comes with the event
         self._published = mark
         self._publishing = asyncio.create_task(self._write_xcom(document(status, self.preemption_alert)))
 

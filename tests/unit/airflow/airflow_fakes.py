@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
@@ -98,6 +99,17 @@ class ApiServer:
         app.router.add_get("/api/v1/namespaces/{namespace}/pods/{name}/log", self._pod_log)
         return app
 
+    def _page(self, items: list[dict[str, Any]], query: Mapping[str, str]) -> web.Response:
+        """As the real one: a `continue` that is older than the last compaction is refused."""
+        made, _, start = query.get("continue", f"{self.version}:0").partition(":")
+        if int(made) < self.gone_after:
+            return _status(410, "the provided continue parameter is too old")
+        begin, limit = int(start), int(query.get("limit", len(items) or 1))
+        meta = {"resourceVersion": made}
+        if begin + limit < len(items):
+            meta["continue"] = f"{made}:{begin + limit}"
+        return web.json_response({"items": items[begin : begin + limit], "metadata": meta})
+
     async def _pod_log(self, request: web.Request) -> web.Response:
         self.requests.append(("log", "pods"))
         name, query = request.match_info["name"], request.query
@@ -135,7 +147,7 @@ class ApiServer:
                     for k, eq, v in wanted
                 )
             ]
-            return web.json_response({"items": items, "metadata": {"resourceVersion": str(self.version)}})
+            return self._page(items, request.query)
         return await self._watch(request, plural, int(request.query["resourceVersion"]))
 
     async def _watch(self, request: web.Request, plural: str, version: int) -> web.StreamResponse:
