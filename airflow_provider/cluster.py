@@ -7,7 +7,7 @@ in-cluster, kube_config, kube_config_path, exec credentials, or no connection at
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -51,7 +51,7 @@ class AsyncCluster:
 
     async def page(
         self, kind: Kind, namespace: str, selector: str, limit: int, after: str
-    ) -> tuple[list[Object], str, str]:
+    ) -> tuple[Sequence[Object], str, str]:
         """About `limit` objects, the resourceVersion of the whole list, and what to ask with for the next ones.
 
         `after`: that of the page before, "" for the first; "" as an answer: there are no more. Raises ApiError with

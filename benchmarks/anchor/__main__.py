@@ -44,6 +44,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="list the scenarios and play none")
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="default build/anchor")
     parser.add_argument("--cluster", default="anchor", metavar="NAME", help="of the cluster that is made for it")
+    parser.add_argument("--keep", action="store_true", help="use the cluster if it is there, and leave it up")
     arguments = parser.parse_args(argv)
     try:
         check_name(arguments.cluster)
@@ -88,7 +89,8 @@ def main(argv: Sequence[str]) -> int:
         environment = {**ground.connections(folder), "PYTHONPATH": str(CHECKOUT)}
         on = Stage(arguments.cluster, say, folder / "dags", environment)
         try:
-            cluster.down(arguments.cluster, progress=say)  # of a run that was killed
+            if not arguments.keep:
+                cluster.down(arguments.cluster, progress=say)  # of a run that was killed
             on.up()
             ground.prepare(on, folder, folder / "dags")
             results = play_all(on, arguments.scenarios, arguments.output, say)
@@ -101,7 +103,8 @@ def main(argv: Sequence[str]) -> int:
             return INTERRUPTED
         finally:
             no_more()
-            on.close()
+            on.stop_airflow()  # its Dags lie in the folder that goes now
+            on.close(arguments.keep)
     print(f"\n{report.table(results)}\n\nwritten to {arguments.output}/anchor.json and anchor.md")
     return 0
 

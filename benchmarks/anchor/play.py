@@ -17,7 +17,7 @@ from .ground import RIVAL
 from .record import ENDED, STEP_LINE, Record, Sample, Waiting, view
 from .scenarios import STEPS, TASK, Contender, Scenario, dag_id
 
-TIMEOUT_S = 420.0
+TIMEOUT_S = 900.0
 LOOK_S = 0.5
 STILL_S = 12.0
 """The last look is so long after the end: what a kill still deletes is gone by then."""

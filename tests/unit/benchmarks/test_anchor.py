@@ -172,7 +172,7 @@ def test_the_dag_file_makes_a_dag_of_every_scenario_for_every_contender(tmp_path
             task = made[dag_id(scenario, contender)].get_task("train")
             assert task.retries == scenario.retries and task.namespace == contender.name
             words = list(task.command) if contender.ours else [*task.cmds, *task.arguments]
-            commands.add((" ".join(words).replace(dag_id(scenario, contender), "D")))
+            commands.add(" ".join(words).replace(dag_id(scenario, contender), "D"))
             if not contender.ours:
                 assert task.deferrable == (contender.name == "theirs-deferrable") and task.wait_until_job_complete
                 assert (task.discover_pods_retry_number > 1000) == scenario.patient
