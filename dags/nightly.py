@@ -44,6 +44,7 @@ with DAG(
         workers=2,
         pod_resources={"cpu": "250m"},
         checkpoint_every="10m",
+        checkpoint_budget_s=600,  # the longest that the owner waits; seconds as a rule, minutes on a busy machine
         preemption_alert=5,
         script="scripts/train_digits.py",
         script_args=[

@@ -42,6 +42,7 @@ def team_dag(team: str, size: dict[str, int]) -> DAG:
             name=team.replace("_", "-"),
             queue_name=team.replace("_", "-"),
             priority_class="low",
+            checkpoint_budget_s=600,  # the longest that the other team waits; seconds as a rule
             pod_resources={"cpu": "250m"},
             script="scripts/train_digits.py",
             script_args=[

@@ -184,6 +184,7 @@ def environment(
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
         "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "180",
         "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+        "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",  # 5 s fail a task whose api-server has to wait for its turn
         "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(trigger_logs),
         "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(scheduler_logs),
     }

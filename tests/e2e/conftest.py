@@ -19,6 +19,12 @@ from localcluster.demo.story import remove
 
 CLUSTER = os.environ.get("SINGULARITY_TEST_CLUSTER", "test")
 """Several checkouts on one machine may test at a time, each with a name of its own."""
+QUICK = {
+    "AIRFLOW__CORE__PARALLELISM": "8",
+    # A worker that is lost is missed after that long (300 s by default).
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "120",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+}
 EVIDENCE = CHECKOUT / "build" / "e2e"
 
 
@@ -46,9 +52,10 @@ def stage(
     dags = tmp_path_factory.mktemp("airflow") / "dags"
     shutil.copytree(DAGS, dags, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(Path(__file__).parent / "dags", dags, dirs_exist_ok=True)
+    shutil.copytree(Path(__file__).parent / "scripts", dags / "scripts", dirs_exist_ok=True)
     shutil.rmtree(EVIDENCE, ignore_errors=True)
     transport = {"type": "file", "log_file_path": str(openlineage_events), "append": True}
-    made = Stage(CLUSTER, say, dags, {"AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(transport)})
+    made = Stage(CLUSTER, say, dags, {"AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(transport), **QUICK})
     cluster.down(CLUSTER, progress=say)  # of a run that was killed: its jobs hold quota, and nobody would take it down
     try:
         made.up(with_airflow)

@@ -29,10 +29,10 @@ class Run:
         self.run_id = f"{dag_id}-{time.time_ns()}"
         self.known = set(managed_jobs(self.kube, NAMESPACE))
         self.version = self.kube.list_versioned(JOB, NAMESPACE)[1]
-        wait_for(lambda: self.api.dag_exists(dag_id), f"DAG {dag_id} known to Airflow", 300)
+        wait_for(lambda: self.api.dag_exists(dag_id), f"DAG {dag_id} known to Airflow", 600)
         self.api.unpause(dag_id)
         if scheduled:
-            self.run_id = wait_for(self._made_by_scheduler, f"the scheduler's run of {dag_id}", 300)
+            self.run_id = wait_for(self._made_by_scheduler, f"the scheduler's run of {dag_id}", 600)
         else:
             self.api.trigger(dag_id, self.run_id, conf or {})
         say(f"DAG run {self.run_id}")
@@ -45,7 +45,7 @@ class Run:
         state: str | None = self.api.task(self.dag_id, self.run_id, "train")["state"]
         return state
 
-    def until_state(self, state: str, timeout_s: float = 300) -> None:
+    def until_state(self, state: str, timeout_s: float = 600) -> None:
         """Wait for the task's state. Fails at once when the run ends another way."""
 
         def reached() -> bool:
@@ -55,7 +55,7 @@ class Run:
 
         wait_for(reached, f"task train {state}", timeout_s, detail=lambda: str(self.task_state()))
 
-    def job(self, timeout_s: float = 300) -> str:
+    def job(self, timeout_s: float = 600) -> str:
         """Name of the one Job that the run has alive."""
 
         def found() -> str | None:
@@ -64,7 +64,7 @@ class Run:
 
         return wait_for(found, "the train task's Job", timeout_s)
 
-    def until_run_ends(self, timeout_s: float = 600) -> str:
+    def until_run_ends(self, timeout_s: float = 900) -> str:
         def ended() -> str | None:
             state = self.api.dag_run_state(self.dag_id, self.run_id)
             return state if state in ("success", "failed") else None

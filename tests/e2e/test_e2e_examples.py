@@ -15,9 +15,9 @@ from kueue_integration.status import describe
 from localcluster.demo.stage import DAGS, NAMESPACE, Stage
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.timeout(2400)]
 
-TIMEOUT_S = 300.0
+TIMEOUT_S = 600.0
 Start = Callable[[str, dict[str, Any] | None], Run]
 
 
