@@ -20,10 +20,10 @@ ifneq ($(CA_BUNDLE),)
 export SSL_CERT_FILE := $(CA_BUNDLE)
 endif
 
-.PHONY: help demo test test-unit test-e2e test-full test-gpu verify lint types imports bench clean preflight parts python ready
+.PHONY: help demo test test-unit test-e2e test-full test-gpu test-airflow-next verify lint types imports bench clean preflight parts python ready
 
 help: ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 demo: ready ## the whole story on this machine: build/demo/{report.json,timeline.svg}; KEEP=1 leaves it running
 	$(BIN)/singularityctl demo $(if $(KEEP),--keep)
@@ -47,6 +47,14 @@ test-gpu: $(STAMP) ## tests that need an NVIDIA GPU (driver 570 or newer); insta
 	@ls /dev/nvidia[0-9]* >/dev/null 2>&1 || { echo "make: no NVIDIA GPU on this machine (/dev/nvidia0)" >&2; exit 1; }
 	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip install -q torch
 	@$(BIN)/pytest -m gpu -s tests/unit
+
+AIRFLOW_NEXT ?= 3.4.0b2
+NEXT := build/airflow-next
+test-airflow-next: $(STAMP) ## the provider's unit tests on Airflow's newest pre-release (AIRFLOW_NEXT=3.4.0b2)
+	@[ -x $(NEXT)/bin/python ] || $(BIN)/uv venv -q --python $(BIN)/python $(NEXT)
+	@VIRTUAL_ENV=$(abspath $(NEXT)) $(BIN)/uv pip install -q "apache-airflow==$(AIRFLOW_NEXT)" \
+	  -e ".[airflow,openlineage,kueue,proxy,dev]" scikit-learn
+	@$(NEXT)/bin/pytest tests/unit/airflow
 
 verify: lint types imports ## lint, types and the import contracts
 

@@ -1,15 +1,33 @@
-"""The few things of Airflow 3.3 that are not public API, each in one place. Nothing else imports `execution_time`."""
+"""The few things of Airflow that are not public API, each in one place. Nothing else imports `execution_time`.
+
+Runs on 3.3 and on 3.4 (3.4.0b2: `make test-airflow-next`). What differs there:
+- The tables of task instances, XComs and the task state store call the map index `region_index` (`map_index_column`).
+- XComs are rows of two tables, one of them for what was written before; `XComModel` reads both under the old names.
+- A tab's `applies_to` is heeded: other tasks have no empty tab (`plugin.OPERATORS`).
+- A user's clear empties the task state store: `identity.decide` then goes by the Jobs in the cluster alone.
+- `on_kill` is no longer called when a trigger was only handed to another triggerer; asking for the state stays right.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from airflow.sdk.execution_time.comms import GetTaskStates
-from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-from airflow.sdk.execution_time.xcom import XCom
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-__all__ = ["BaseTrigger", "TriggerEvent", "clear_number", "set_xcom", "task_state", "task_state_from_trigger"]
+__all__ = [
+    "BaseTrigger",
+    "TriggerEvent",
+    "clear_number",
+    "map_index_column",
+    "set_xcom",
+    "task_state",
+    "task_state_from_trigger",
+]
+
+
+def map_index_column(model: Any) -> Any:
+    """The column of an Airflow model that has the map index, -1 for a task that is not mapped."""
+    return model.region_index if hasattr(model, "region_index") else model.map_index
 
 
 async def task_state_from_trigger(ti: Any) -> str | None:
@@ -18,6 +36,7 @@ async def task_state_from_trigger(ti: Any) -> str | None:
     Raises LookupError when the task instance does not exist any more.
     """
     from airflow.sdk.execution_time import task_runner  # SUPERVISOR_COMMS exists only inside a running process
+    from airflow.sdk.execution_time.comms import GetTaskStates
 
     answer = await task_runner.SUPERVISOR_COMMS.asend(
         GetTaskStates(dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index)
@@ -27,6 +46,8 @@ async def task_state_from_trigger(ti: Any) -> str | None:
 
 def task_state(ti: Any) -> str | None:
     """As `task_state_from_trigger`, blocking, for workers."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
     states = RuntimeTaskInstance.get_task_states(
         dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index
     )
@@ -42,6 +63,8 @@ def _pick(states: dict[str, dict[str, Any]], ti: Any) -> str | None:
 
 async def set_xcom(ti: Any, key: str, value: Any) -> None:
     """Write an XCom of `ti` while it is deferred. For triggers."""
+    from airflow.sdk.execution_time.xcom import XCom
+
     await XCom.aset(
         key,
         value,

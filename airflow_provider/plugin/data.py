@@ -13,7 +13,8 @@ from airflow.models.xcom import XComModel
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ..identity import TaskKey
+from .. import compat
+from ..identity import Claim, TaskKey
 from ..lineage import condensed
 from ..memory import PAST_KEY, STORE_KEY
 
@@ -28,7 +29,7 @@ def stored(session: Session, key: TaskKey, name: str) -> Any:
             rows.dag_id == key.dag_id,
             rows.run_id == key.run_id,
             rows.task_id == key.task_id,
-            rows.map_index == key.map_index,
+            compat.map_index_column(rows) == key.map_index,
             rows.key == name,
         )
     )
@@ -39,6 +40,35 @@ def claim(session: Session, key: TaskKey) -> dict[str, Any] | None:
     """Which Job the task instance has: namespace, name, uid, conn_id; None before its submission."""
     found = stored(session, key, STORE_KEY)
     return found if isinstance(found, dict) and found.get("uid") else None
+
+
+def claims(session: Session, dag_id: str, run_id: str) -> list[tuple[TaskKey, dict[str, Any]]]:
+    """What every training task instance of a Dag run remembers of its Job: namespace, name, conn_id, ..."""
+    rows = TaskStateStoreModel
+    index = compat.map_index_column(rows).label("map_index")
+    query = select(rows.task_id, index, rows.value).where(
+        rows.dag_id == dag_id, rows.run_id == run_id, rows.key == STORE_KEY
+    )
+    found = []
+    for row in session.execute(query):
+        claim = _decoded(row.value)
+        if Claim.from_dict(claim) is not None and claim.get("conn_id"):
+            found.append((TaskKey(dag_id, run_id, row.task_id, row.map_index), claim))
+    return found
+
+
+def state(session: Session, key: TaskKey) -> str | None:
+    """State of a task instance; None when it has none, or when there is no such task instance."""
+    rows = TaskInstance
+    found = session.scalar(
+        select(rows.state).where(
+            rows.dag_id == key.dag_id,
+            rows.run_id == key.run_id,
+            rows.task_id == key.task_id,
+            compat.map_index_column(rows) == key.map_index,
+        )
+    )
+    return None if found is None else str(getattr(found, "value", found))
 
 
 def past(session: Session, key: TaskKey) -> list[dict[str, Any]]:
@@ -59,7 +89,7 @@ def runs(session: Session, dag_ids: Collection[str], dag_id: str | None, limit: 
             (TaskInstance.dag_id == XComModel.dag_id)
             & (TaskInstance.run_id == XComModel.run_id)
             & (TaskInstance.task_id == XComModel.task_id)
-            & (TaskInstance.map_index == XComModel.map_index),
+            & (compat.map_index_column(TaskInstance) == XComModel.map_index),
         )
         .join(DagRun, DagRun.id == XComModel.dag_run_id)
         .where(XComModel.key == "lineage", XComModel.dag_id.in_(dag_ids))

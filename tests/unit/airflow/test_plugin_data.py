@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import airflow.models as airflow_models
+import db_rows
 import pytest
 from airflow.models.dagrun import DagRun
-from airflow.models.task_state_store import TaskStateStoreModel
-from airflow.models.taskinstance import TaskInstance
-from airflow.models.xcom import XComModel
 from airflow_fakes import NAMESPACE
-from sqlalchemy import create_engine, event
 from sqlalchemy.orm import Session
 
 from airflow_provider import memory
@@ -114,12 +110,7 @@ def test_condensed_takes_nothing_else_for_a_lineage() -> None:
 # --- the database queries, on Airflow's own models --------------------------------------------------------------------
 @pytest.fixture
 def session() -> Iterator[Session]:
-    engine = create_engine("sqlite://")
-    # The rows of a task instance without the Dag version and the log template that a scheduler would make first.
-    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys=OFF"))
-    airflow_models.import_all_models()
-    DagRun.metadata.create_all(engine)
-    with Session(engine) as made_session:
+    with db_rows.database() as made_session:
         yield made_session
 
 
@@ -129,17 +120,14 @@ def lineage(phase: str) -> dict[str, Any]:
 
 def add(session: Session, dag_id: str, number: int, value: Any) -> None:
     from datetime import datetime, timedelta, timezone
-    from uuid import uuid4
 
     start = datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(hours=number)
     run_id = f"run-{number}"
     run = {"id": number, "dag_id": dag_id, "run_id": run_id, "run_type": "manual", "state": "running"}
     row = {"dag_id": dag_id, "run_id": run_id, "task_id": "train", "map_index": -1}
     session.execute(DagRun.__table__.insert().values(**run, run_after=start, clear_number=0))
-    task = {**row, "id": uuid4(), "state": "deferred", "pool": "p", "pool_slots": 1}
-    session.execute(TaskInstance.__table__.insert().values(**task))
-    xcom = {**row, "dag_run_id": number, "key": "lineage", "value": value, "timestamp": start}
-    session.execute(XComModel.__table__.insert().values(**xcom))
+    task = db_rows.task_instance(session, **row, state="deferred")
+    db_rows.xcom_of(session, task, **row, dag_run_id=number, key="lineage", value=value, timestamp=start)
 
 
 def test_runs_lists_readable_dags_newest_first(session: Session) -> None:
@@ -164,8 +152,7 @@ def test_claim_and_past_of_exactly_one_task_instance(session: Session) -> None:
     import json
 
     def put(index: int, key: str, value: str) -> None:
-        row = {"dag_run_id": 1, "dag_id": "dag", "run_id": "run", "task_id": "train", "map_index": index}
-        session.execute(TaskStateStoreModel.__table__.insert().values(**row, key=key, value=value))
+        db_rows.stored(session, dag_id="dag", run_id="run", task_id="train", map_index=index, key=key, value=value)
 
     put(-1, memory.STORE_KEY, json.dumps({"uid": None, "namespace": "n"}))
     put(2, memory.STORE_KEY, json.dumps({"uid": "u", "namespace": "n"}))

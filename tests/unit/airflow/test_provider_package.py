@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import airflow
@@ -43,6 +45,17 @@ def test_the_entry_point_leads_to_it() -> None:
     ]
     assert found, "the package is not installed: pip install -e ."
     assert found[0].load() is airflow_provider.get_provider_info
+
+
+def test_airflow_providers_list_shows_the_package() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "airflow", "providers", "list", "--output", "json"],
+        capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    shown = {entry["package_name"]: entry for entry in json.loads(done.stdout[done.stdout.index("[{") :])}
+    assert shown[airflow_provider.PACKAGE]["version"] == airflow_provider.VERSION
+    assert shown[airflow_provider.PACKAGE]["description"].startswith("Training steps on Kueue")
 
 
 def test_only_compat_touches_what_is_not_public_in_airflow() -> None:

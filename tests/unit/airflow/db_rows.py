@@ -1,0 +1,55 @@
+"""Rows of Airflow's database without the scheduler that would make them; for 3.3 and 3.4, whose tables differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID, uuid4
+
+import airflow.models as airflow_models
+from airflow.models import xcom
+from airflow.models.dagrun import DagRun
+from airflow.models.task_state_store import TaskStateStoreModel
+from airflow.models.taskinstance import TaskInstance
+from sqlalchemy import create_engine, event
+from sqlalchemy.orm import Session
+
+
+@contextmanager
+def database() -> Iterator[Session]:
+    """An empty one in memory."""
+    engine = create_engine("sqlite://")
+    # A task instance without the Dag version and the log template that a scheduler would make first.
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys=OFF"))
+    airflow_models.import_all_models()
+    DagRun.metadata.create_all(engine)
+    with Session(engine) as session:
+        yield session
+
+
+def task_instance(session: Any, **values: Any) -> UUID:
+    made = {"id": uuid4(), "pool": "default_pool", "pool_slots": 1, **values}
+    _insert(session, TaskInstance, made)
+    return made["id"]  # type: ignore[no-any-return]
+
+
+def stored(session: Any, **values: Any) -> None:
+    """A value of the task state store."""
+    _insert(session, TaskStateStoreModel, {"dag_run_id": 1, **values})
+
+
+def xcom_of(session: Any, task_instance_id: UUID, **values: Any) -> None:
+    model = getattr(xcom, "XComModelV2", None)
+    if model is None:
+        _insert(session, xcom.XComModel, values)
+    else:
+        kept = {name: values[name] for name in ("key", "value", "timestamp")}
+        _insert(session, model, {"id": uuid4(), "task_instance_id": task_instance_id, **kept})
+
+
+def _insert(session: Any, model: Any, values: dict[str, Any]) -> None:
+    table = model.__table__
+    if "region_index" in table.c:
+        values = {("region_index" if name == "map_index" else name): value for name, value in values.items()}
+    session.execute(table.insert().values(**values))
