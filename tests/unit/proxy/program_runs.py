@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from fake_sidecar import Coordinator
 from pod_harness import Pod
+from pod_moves import free_port
 
 from proxy.protocol import messages, page
 
@@ -30,12 +30,6 @@ class Program:
     env: Mapping[str, str] = field(default_factory=dict)
     within: float = 60.0
     """Seconds in which the barrier must be reached."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Runner:

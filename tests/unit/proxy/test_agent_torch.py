@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fake_sidecar import Coordinator
 from pod_harness import Pod
+from pod_moves import free_port
 
 from proxy.protocol import messages, page
 
@@ -17,12 +17,6 @@ pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 HERE = Path(__file__).parent
 STEPS = 80
 ENV = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

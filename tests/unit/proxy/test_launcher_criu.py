@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_sidecar import Coordinator
 from pod_harness import Pod
+from pod_moves import end, free_port, fresh, restored, stop_and_dump
 
 from proxy.protocol import messages, page
 
@@ -21,53 +20,8 @@ ENV = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 Make = Callable[..., Pod]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def fresh(ranks: list[int], port: int, world: int = 2) -> messages.Plan:
-    return messages.Plan("fresh", 1, world, ranks, "127.0.0.1", port)
-
-
-def restored(ranks: list[int], port: int, generation: int, checkpoint: str, attempt: int) -> messages.Plan:
-    return messages.Plan("restore", attempt, 2, ranks, "127.0.0.1", port, generation, checkpoint)
-
-
 def losses(pods: dict[int, Pod]) -> dict[int, str]:
     return {rank: (pod.work(rank) / "cwd/losses").read_text() for rank, pod in pods.items()}
-
-
-def everyone_alive(pods: list[Pod]) -> Callable[[], bool]:
-    return lambda: all(pod.alive() for pod in pods)
-
-
-def stop_and_dump(pods: dict[int, Pod], generation: int, checkpoint: str, step: int) -> int:
-    """Barrier after at least `step` steps, dump everywhere; the step is returned."""
-    coordinator = Coordinator({rank: pod.sidecar for rank, pod in pods.items()})
-    everyone = list(dict.fromkeys(pods.values()))
-    try:
-        coordinator.wait_count(step, alive=everyone_alive(everyone))
-        stopped = coordinator.acquire(generation)
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n" + "\n".join(f"--- {p.name}\n{p.log()}" for p in everyone)) from None
-    skip = {pod.name: len(pod.sidecar.events) for pod in everyone}
-    for pod in everyone:
-        pod.sidecar.command("dump", generation=generation, checkpoint_id=checkpoint)
-    for pod in everyone:
-        event = pod.wait_event("dumped", "dump_failed", skip=skip[pod.name])
-        assert event.kind == "dumped", f"{event.message}\n{pod.log()}"
-    return stopped
-
-
-def end(pods: list[Pod]) -> None:
-    """The pods are deleted after the commit."""
-    for pod in pods:
-        pod.terminate()
-        pod.wait_event("terminating")
-        pod.sidecar.command("exit")
-        assert pod.wait() == 143, pod.log()
 
 
 @pytest.fixture

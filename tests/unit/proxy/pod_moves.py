@@ -1,0 +1,56 @@
+"""Several pods of one job, from attempt to attempt: plans, barrier and dump everywhere, the pods' end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+
+from fake_sidecar import Coordinator
+from pod_harness import Pod
+
+from proxy.protocol import messages
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def fresh(ranks: list[int], port: int, world: int = 2) -> messages.Plan:
+    return messages.Plan("fresh", 1, world, ranks, "127.0.0.1", port)
+
+
+def restored(ranks: list[int], port: int, generation: int, checkpoint: str, attempt: int) -> messages.Plan:
+    return messages.Plan("restore", attempt, 2, ranks, "127.0.0.1", port, generation, checkpoint)
+
+
+def everyone_alive(pods: list[Pod]) -> Callable[[], bool]:
+    return lambda: all(pod.alive() for pod in pods)
+
+
+def stop_and_dump(pods: Mapping[int, Pod], generation: int, checkpoint: str, step: int, timeout: float = 120) -> int:
+    """Barrier after at least `step` steps, dump everywhere; the step is returned. `pods`: rank -> its pod."""
+    coordinator = Coordinator({rank: pod.sidecar for rank, pod in pods.items()})
+    everyone = list(dict.fromkeys(pods.values()))
+    try:
+        coordinator.wait_count(step, timeout, everyone_alive(everyone))
+        stopped = coordinator.acquire(generation, timeout)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n" + "\n".join(f"--- {p.name}\n{p.log()}" for p in everyone)) from None
+    skip = {pod.name: len(pod.sidecar.events) for pod in everyone}
+    for pod in everyone:
+        pod.sidecar.command("dump", generation=generation, checkpoint_id=checkpoint)
+    for pod in everyone:
+        event = pod.wait_event("dumped", "dump_failed", skip=skip[pod.name], timeout=timeout)
+        assert event.kind == "dumped", f"{event.message}\n{pod.log()}"
+    return stopped
+
+
+def end(pods: list[Pod]) -> None:
+    """The pods are deleted after the commit."""
+    for pod in pods:
+        pod.terminate()
+        pod.wait_event("terminating")
+        pod.sidecar.command("exit")
+        assert pod.wait() == 143, pod.log()
