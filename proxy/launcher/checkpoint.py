@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import time
 import uuid
 from collections.abc import Mapping
@@ -168,7 +169,11 @@ def _dump_rank(
     count, state = (pagewords.read(paths.run, slot.rank, word) for word in (page.R_COUNT, page.R_STATE))
     step, python = (int(frozen["step"]), str(frozen["python"])) if frozen else (count, "")
     held = frozen is None
-    record = image.RankRecord(slot.rank, slot.root, step, python, log_size, sizes, held, state if held else 0)
+    taken = sockets.occupied(scan.processes(slot.init))
+    pod = socket.gethostname()
+    record = image.RankRecord(
+        slot.rank, slot.root, step, python, log_size, sizes, held, state if held else 0, taken, pod
+    )  # fmt: skip
     on_device = devices.record(scan.processes(slot.init), frozen.get("devices") or [] if frozen else None)
     if on_device is not None:
         device.write(images, on_device)

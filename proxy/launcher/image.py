@@ -43,6 +43,10 @@ class RankRecord:
     """Was stopped where it was, and goes on without being told."""
     state: int = 0
     """Of the barrier page (page.STATE_...), for a rank that was held."""
+    occupied: list[str] = field(default_factory=list)
+    """Addresses and connections that its sockets take up (`sockets.occupied`)."""
+    pod: str = ""
+    """Host name of the pod that dumped: its ranks have shared one network already."""
 
 
 def write_record(folder: Path, record: RankRecord) -> None:

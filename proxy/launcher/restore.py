@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..protocol.messages import Plan
-from . import checkpoint, criu, device, halt, image, layer, memory, pagewords, scan
+from . import checkpoint, criu, device, halt, image, layer, memory, pagewords, scan, sockets
 from .errors import RestoreError
 from .paths import Paths
 from .slot import Slot
@@ -31,6 +32,7 @@ def restore(
     Raises RestoreError; nothing of the ranks is left then.
     """
     records = {rank: _record(plan, paths, rank) for rank in plan.ranks}
+    check_addresses(list(records.values()), sockets.in_use())
     _unpack_layers(plan, paths, records, say)
     for record in records.values():
         _unpack(plan, paths, record, say)
@@ -54,6 +56,25 @@ def restore(
             slot.kill()
         raise
     return slots
+
+
+def check_addresses(records: Sequence[image.RankRecord], in_use: Sequence[str]) -> None:
+    """The ranks of a pod share one network. Raises RestoreError where it has no room for all that they listen on.
+
+    :param in_use: what listens in this pod already
+    """
+    for one, other in itertools.combinations(records, 2):
+        for mine, theirs in itertools.product(one.occupied, other.occupied):
+            if one.pod != other.pod and sockets.clash(mine, theirs):
+                raise RestoreError(
+                    f"ranks {one.rank} and {other.rank} cannot share a pod: the one has {mine}, the other {theirs}, in "
+                    "pods of their own until now. Run the job on as many pods as it was saved on, or let each rank "
+                    "choose a port of its own"
+                )
+    for record in records:
+        for mine, theirs in itertools.product(record.occupied, in_use):
+            if ">" not in mine and sockets.clash(mine, theirs):
+                raise RestoreError(f"rank {record.rank} has {mine}, and in this pod {theirs} is in use already")
 
 
 def log_positions(plan: Plan, paths: Paths) -> dict[int, int]:

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import tarfile
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.launcher import halt, image, layer, scan, sockets, torchrun
+from proxy.launcher import halt, image, layer, restore, scan, sockets, torchrun
 from proxy.launcher.errors import CommandError, DumpError, RestoreError
 
 
@@ -188,6 +189,49 @@ def test_which_sockets_travel(tmp_path: Path, kind: str, lines: list[tuple[str, 
         (tmp_path / f"9/fd/{n}").symlink_to(f"socket:[{70 + n}]")
     found = sockets.refused([9], tmp_path)
     assert len(found) == len(refused) and all(want in text for want, text in zip(refused, found, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wanted"),
+    [
+        ("tcp 127.0.0.1:80", "tcp 127.0.0.1:80", True),
+        ("tcp 127.0.0.1:80", "tcp 127.0.0.1:81", False),
+        ("tcp 127.0.0.1:80", "udp 127.0.0.1:80", False),
+        ("tcp 127.0.0.1:80", "tcp 127.0.0.2:80", False),
+        ("tcp 127.0.0.1:80", "tcp 0.0.0.0:80", True),
+        ("tcp [::1]:80", "tcp [::]:80", True),
+        ("tcp 127.0.0.1:80", "tcp 127.0.0.1:80>127.0.0.1:90", False),
+        ("tcp 127.0.0.1:90>127.0.0.1:80", "tcp 127.0.0.1:90>127.0.0.1:80", True),
+    ],
+)
+def test_which_addresses_clash(one: str, other: str, wanted: bool) -> None:
+    assert sockets.clash(one, other) is sockets.clash(other, one) is wanted
+
+
+def test_what_a_process_occupies_and_what_is_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        (host, port), (_, own) = server.getsockname(), client.getsockname()
+        taken = sockets.occupied([os.getpid()])
+        assert {f"tcp {host}:{port}", f"tcp {host}:{own}>{host}:{port}"} <= set(taken)
+        assert f"tcp {host}:{port}" in sockets.in_use()
+    assert f"tcp {host}:{port}" not in sockets.in_use()
+
+
+def holder(rank: int, pod: str, *occupied: str) -> image.RankRecord:
+    return image.RankRecord(rank, 1000, 1, "", 0, occupied=[*occupied], pod=pod)
+
+
+def test_ranks_that_listen_on_one_port_cannot_share_a_pod() -> None:
+    ranks = [holder(0, "a", "tcp 127.0.0.1:80"), holder(1, "b", "tcp 127.0.0.1:81"), holder(2, "b", "tcp 0.0.0.0:80")]
+    restore.check_addresses(ranks[:2], [])
+    with pytest.raises(
+        RestoreError, match=r"ranks 0 and 2 cannot share a pod: the one has tcp 127.0.0.1:80, the other"
+    ):
+        restore.check_addresses(ranks, [])
+    shared = [holder(0, "a", "tcp 127.0.0.1:80"), holder(1, "a", "tcp 127.0.0.1:80")]
+    restore.check_addresses(shared, [])  # SO_REUSEPORT, say: they did already
+    with pytest.raises(RestoreError, match=r"rank 1 has tcp 127.0.0.1:81, and in this pod tcp 0.0.0.0:81 is in use"):
+        restore.check_addresses(ranks[:2], ["tcp 0.0.0.0:81"])
 
 
 # --- everything stands still ------------------------------------------------------------------------------------------
