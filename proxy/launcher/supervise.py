@@ -70,6 +70,8 @@ class Supervisor:
         self._sent_term = False
         self._dumps = 0
         """Dumps under way."""
+        self._asked: dict[int, LauncherEvent | None] = {}
+        """Generation of a dump that was asked for -> how it has ended, until its ranks go on."""
         self._postponed: list[LauncherCommand] = []
 
     # --- the loop -------------------------------------------------------------------------------------------------
@@ -272,8 +274,7 @@ class Supervisor:
         assert self.plan is not None
         say(f"command {command.op}, generation {command.generation}")
         if command.op == "dump":
-            self._dumps += 1
-            self._background(lambda: self._dump(command))
+            self._ask_for(command)
         elif command.op == "resume":
             # Cancelled because another pod failed, say. CRIU stops the ranks once more when it ends: only then resume.
             self._postponed.append(command)
@@ -285,10 +286,21 @@ class Supervisor:
         else:
             self.ended = command.exit_code or names.EXIT_PREEMPTED
 
+    def _ask_for(self, command: LauncherCommand) -> None:
+        """A sidecar that was started anew asks again: two dumps of one rank would spoil each other."""
+        generation = command.generation
+        if generation not in self._asked:
+            self._asked[generation] = None
+            self._dumps += 1
+            self._background(lambda: self._dump(command))
+        elif (ended := self._asked[generation]) is not None:
+            self.outbox.put(ended)
+
     def _resume_postponed(self) -> None:
         assert self.plan is not None
         while self._postponed and not self._dumps:
             command = self._postponed.pop(0)
+            self._asked.pop(command.generation, None)
             address = command.master_addr or self.plan.master_addr
             port = command.master_port or self.plan.master_port
             ranks, env = self._living(), self._pod_env()
@@ -316,6 +328,7 @@ class Supervisor:
         def act() -> None:
             say(text)
             self._dumps -= 1
+            self._asked[command.generation] = event
             self.outbox.put(event)
             self._resume_postponed()
 

@@ -494,6 +494,35 @@ def test_ranks_are_resumed_only_after_the_dump_that_was_cancelled_has_ended(
     assert order[2:] == ["resume 7"]
 
 
+def test_a_dump_that_a_new_sidecar_asks_for_again_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    may_end = threading.Event()
+
+    def dump(*given: object) -> list[str]:
+        made.append(given[3].generation)  # type: ignore[attr-defined]
+        assert may_end.wait(20)
+        return []
+
+    monkeypatch.setattr(criu.Criu, "find", lambda folder: criu.Criu(("criu",)))
+    monkeypatch.setattr(checkpoint, "dump", dump)
+    monkeypatch.setattr(checkpoint, "resume", lambda *_: [])
+    supervisor = Supervisor({names.ENV_COMMAND: '["python3", "x.py"]', ENV_ROOT: str(tmp_path)})
+    supervisor.plan = PLAN
+    told: list[LauncherEvent] = []
+    monkeypatch.setattr(supervisor.outbox, "put", told.append)
+    for seq in (1, 1):  # each sidecar counts from 1
+        supervisor._obey(LauncherCommand(seq, "dump", generation=7, checkpoint_id="c", deadline=time.time() + 60))
+    may_end.set()
+    supervisor.inbox.get(timeout=20)()
+    assert (made, [(event.kind, event.generation) for event in told]) == ([7], [("dumped", 7)])
+    supervisor._obey(LauncherCommand(1, "dump", generation=7, checkpoint_id="c", deadline=time.time() + 60))
+    assert (made, told[1:]) == ([7], told[:1]), "it is only said again"
+    supervisor._obey(LauncherCommand(2, "resume", generation=7))
+    supervisor._obey(LauncherCommand(3, "dump", generation=7, checkpoint_id="c", deadline=time.time() + 60))
+    supervisor.inbox.get(timeout=20)()
+    assert made == [7, 7]
+
+
 # --- control files ----------------------------------------------------------------------------------------------------
 def test_orders_to_resume_are_unique_and_cleared(tmp_path: Path) -> None:
     paths = Paths(tmp_path)
