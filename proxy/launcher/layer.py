@@ -21,7 +21,7 @@ from .errors import CommandError, DumpError, RestoreError
 ENV_LIMIT = "SINGULARITY_FILE_LIMIT"
 DEFAULT_LIMIT = "10Gi"
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_OWN = ("run/criu.kdat",)
+_OWN = ("run/criu.kdat", "run/criu.kdat.tmp")
 """What the launcher's tools leave there."""
 
 

@@ -38,10 +38,9 @@ def restore(
         _unpack(plan, paths, record, say)
     slots: dict[int, Slot] = {}
     try:
-        for rank in plan.ranks:
-            slots[rank] = Slot(rank)
-            slots[rank].adopt(records[rank].root)
-            image.unpack(paths.image(plan.checkpoint_id, rank) / image.SHM_TAR, slots[rank].shm)
+        with ThreadPoolExecutor(len(records)) as pool:
+            for _ in pool.map(lambda record: _open_slot(plan, paths, record, slots), records.values()):
+                pass  # raises what went wrong
         _restore_all(plan, paths, tool, slots)
         for slot in slots.values():
             halt.let_go(slot.init)
@@ -55,7 +54,7 @@ def restore(
         for slot in slots.values():
             slot.kill()
         raise
-    return slots
+    return {rank: slots[rank] for rank in plan.ranks}
 
 
 def check_addresses(records: Sequence[image.RankRecord], in_use: Sequence[str]) -> None:
@@ -110,15 +109,18 @@ def _unpack(plan: Plan, paths: Paths, record: image.RankRecord, say: Say) -> Non
         pagewords.write(paths.run, rank, record.step, record.state)
 
 
+def _open_slot(plan: Plan, paths: Paths, record: image.RankRecord, slots: dict[int, Slot]) -> None:
+    slots[record.rank] = slot = Slot(record.rank)
+    slot.adopt(record.root)
+    image.unpack(paths.image(plan.checkpoint_id, record.rank) / image.SHM_TAR, slot.shm)
+
+
 def _restore_all(plan: Plan, paths: Paths, tool: criu.Criu, slots: Mapping[int, Slot]) -> None:
-    # The first alone: it fills CRIU's cache of kernel features (/run/criu.kdat), which parallel runs would race for.
-    first, *others = plan.ranks
+    """All ranks at once. CRIU's cache of kernel features (/run/criu.kdat) is written under another name and renamed,
+    by one of them, and only where /run is a tmpfs; the probes that it saves take 20 ms."""
     killed = memory.oom_kills()
-    problems = [_restore_rank(plan, paths, tool, slots[first])]
-    if others and not problems[0]:
-        with ThreadPoolExecutor(len(others)) as pool:
-            problems += pool.map(lambda rank: _restore_rank(plan, paths, tool, slots[rank]), others)
-    told = [text for text in problems if text]
+    with ThreadPoolExecutor(len(slots)) as pool:
+        told = [text for text in pool.map(lambda slot: _restore_rank(plan, paths, tool, slot), slots.values()) if text]
     if told and memory.oom_kills() > killed:
         told.append("The kernel killed processes of this container for memory: its limit is below what the ranks need")
     if told:
