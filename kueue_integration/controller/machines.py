@@ -39,11 +39,14 @@ class Machines:
         try:
             flavor = self._kube.get(RESOURCE_FLAVOR, None, name)
             labels = (flavor.get("spec") or {}).get("nodeLabels") or {}
-            nodes = self._kube.list(NODE, selector=selector(labels) or None)
+            shown = {
+                str(node["metadata"]["name"]): dict(node["metadata"].get("labels") or {})
+                for nodes, _ in self._kube.pages(NODE, selector=selector(labels) or None)
+                for node in nodes
+            }
         except NotFound:
             return None
         except Forbidden as error:
             log.warning("flavor %s: its nodes are not compared with a checkpoint's needs: %s", name, error)
             return None
-        shown = {str(node["metadata"]["name"]): dict(node["metadata"].get("labels") or {}) for node in nodes}
         return FlavorMachines(dict(labels), shown)
