@@ -47,7 +47,7 @@ from .world import World, job_of
 log = logging.getLogger(__name__)
 
 RESYNC_S = 30.0
-WORKERS = 4
+WORKERS = 8
 """They mostly wait for the API server. A Job is never in two hands at once."""
 PLAN_DELAY_S = 0.3
 """Quota changes come in bursts; one plan for a burst."""
