@@ -14,7 +14,7 @@ from localcluster.demo.wait import wait_for
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 TAINT = "cloud.example.com/reclaimed"
 GRACE_S = 600
 """A machine that is busy with other things takes minutes to save what takes seconds otherwise."""
@@ -103,6 +103,7 @@ def test_pod_deleted_node_drained_spot_reclaimed_pod_killed(rows: Rows, faults: 
     assert job.repeated() > 0  # steps since then were run again, with the same bits
 
 
+@pytest.mark.full
 def test_a_rank_killed_for_memory_says_so_in_the_history(rows: Rows) -> None:
     quota = [{"name": "cpu", "nominalQuota": "1"}, {"name": "memory", "nominalQuota": "4Gi"}]
     flavors = [{"name": "ondemand", "resources": quota}]
