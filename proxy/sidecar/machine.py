@@ -19,7 +19,7 @@ from typing import Final, Literal
 from ..protocol import page, ratchet
 from ..protocol.ratchet import RankView
 from . import wording
-from .peers import Directive, Op, PodReport
+from .peers import Directive, Op, PodReport, Stop
 
 SILENCE_S: Final = 15.0
 """A pod that was heard before and says nothing for so long while a checkpoint runs is taken for dead."""
@@ -65,6 +65,8 @@ class State:
     anywhere: bool = False
     """... by stopping them where they were: no rank of this world waits for another."""
     barrier_at: float = 0.0
+    before: Stop | None = None
+    """The newest stop before the current or last one whose barrier was reached."""
     trigger: Trigger | None = None
     exit_now: bool = False
     asked: frozenset[int] = frozenset()
@@ -83,6 +85,13 @@ class State:
     @property
     def checkpoint_id(self) -> str:
         return f"{self.job[:40].rstrip('-')}-a{self.attempt}-g{self.sequence}"
+
+    @property
+    def over(self) -> Stop | None:
+        """While none is under way: the newest stop whose barrier was reached."""
+        if not self.acquired:
+            return self.before
+        return Stop(self.generation, self.stop_at, self.anywhere, self.checkpoint_id)
 
     @property
     def goes_on(self) -> bool:
@@ -123,6 +132,7 @@ def directive(state: State) -> Directive:
         checkpoint_id=state.checkpoint_id if state.sequence else "",
         anywhere=state.anywhere,
         deadline=state.trigger.deadline if state.trigger else 0.0,
+        over=state.over if op in ("run", "barrier") else None,
         unsaved=sorted(state.unsaved),
         broken=state.broken,
     )
@@ -137,6 +147,7 @@ def request(state: State, trigger: Trigger) -> State:
             state,
             phase="barrier",
             sequence=state.sequence + 1,
+            before=state.over,
             stop_at=0,
             acquired=False,
             anywhere=False,

@@ -59,6 +59,16 @@ class PodReport:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """A stop whose barrier was reached and which is over: all ranks freeze for it and go on."""
+
+    generation: int
+    stop_at: int = 0
+    anywhere: bool = False
+    checkpoint_id: str = ""
+
+
+@dataclass(frozen=True)
 class Directive:
     """What all pods have to do now.
 
@@ -75,6 +85,8 @@ class Directive:
     """`save`: the launchers stop the ranks wherever they are."""
     checkpoint_id: str = ""
     deadline: float = 0.0
+    over: Stop | None = None
+    """`run`, `barrier`: the newest one. A pod that has not heard of its end, or not even of its barrier, catches up."""
     unsaved: list[int] = field(default_factory=list)
     """Indices of pods that were asked to end and whose last checkpoint failed: nothing to wait for."""
     broken: str = ""

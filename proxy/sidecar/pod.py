@@ -25,7 +25,7 @@ from ..store import Store
 from . import machine
 from .barrier_page import BarrierPage
 from .config import Config
-from .peers import Directive, PodReport, RankWords
+from .peers import Directive, PodReport, RankWords, Stop
 
 MARGIN_S: Final = 4.0
 """Of a pod's grace period, kept back for ending in order after the commit: the launcher gives up 2 s before its end."""
@@ -247,13 +247,14 @@ class Pod:
             step = max(v.count for v in self.views())
             log.info("%s: generation %d, highest step here %d", directive.op, directive.generation, step)
         self.directive = directive
-        generation = directive.generation
+        if directive.over is not None and directive.over.generation != self._resumed:
+            await self._go_on(directive.over)
         if directive.op == "barrier":
-            self._page.ask(generation, directive.stop_at)
+            self._page.ask(directive.generation, directive.stop_at)
         elif directive.op == "save":
             await self._start_saving(directive)
-        elif directive.op == "run":
-            await self._run(directive)
+        elif directive.op == "run" and not directive.acquired:
+            self._page.withdraw()
         terminating = self._terminating_at is not None
         unsaved = directive.op == "run" and self._config.index in directive.unsaved
         if directive.op == "finish":
@@ -286,28 +287,24 @@ class Pod:
         )
         await self._send(command)
 
-    async def _run(self, directive: Directive) -> None:
-        generation = directive.generation
-        if not directive.acquired:
-            self._page.withdraw()
-        elif generation != self._resumed:
-            # Ranks of other pods may be frozen: even if this pod missed the barrier's end, its ranks have to freeze
-            # and rebuild communication together with them.
-            self._resumed = generation
-            if not directive.anywhere:
-                self._page.acquire(generation, directive.stop_at)
-            self._cancel.set()
-            command = LauncherCommand(
-                seq=0,
-                op="resume",
-                generation=generation,
-                checkpoint_id=directive.checkpoint_id,
-                master_addr=self._leader_ip,
-                master_port=resume_port(generation),
-            )
-            await self._send(command)
-            if generation in (self._uploaded, self._failed):
-                self._tidy(directive.checkpoint_id)
+    async def _go_on(self, stop: Stop) -> None:
+        """Ranks of other pods may be frozen: even if this pod missed the barrier's end, its ranks have to freeze and
+        rebuild communication together with them."""
+        generation = self._resumed = stop.generation
+        if not stop.anywhere and self._page.acquired < generation:
+            self._page.acquire(generation, stop.stop_at)
+        self._cancel.set()
+        command = LauncherCommand(
+            seq=0,
+            op="resume",
+            generation=generation,
+            checkpoint_id=stop.checkpoint_id,
+            master_addr=self._leader_ip,
+            master_port=resume_port(generation),
+        )
+        await self._send(command)
+        if generation in (self._uploaded, self._failed):
+            self._tidy(stop.checkpoint_id)
 
     async def abandoned(self, seconds: float) -> None:
         """The leader cannot be reached for so long: who was asked to end does soon, who waits for the others later."""

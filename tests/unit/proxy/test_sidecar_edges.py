@@ -31,7 +31,7 @@ from proxy.sidecar.launcher_api import LauncherApi
 from proxy.sidecar.leader import Leader
 from proxy.sidecar.machine import Trigger
 from proxy.sidecar.mesh import Follower, MeshServer
-from proxy.sidecar.peers import Directive, PodReport
+from proxy.sidecar.peers import Directive, PodReport, Stop
 from proxy.sidecar.pod import Pod, resume_port
 from proxy.store import Store
 
@@ -230,6 +230,31 @@ async def test_a_follower_ends_on_the_last_word_after_the_leader_has_gone(short:
     assert [(c.op, c.exit_code) for c in sent] == [("exit", names.EXIT_PREEMPTED)]
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
+    barrier.close()
+
+
+@pytest.mark.parametrize("missed", ["its end", "that it was reached", "nothing"])
+async def test_a_pod_catches_up_with_a_stop_that_is_over(short: Path, missed: str) -> None:
+    """The leader was started anew between both, say. A rank that stays frozen would hold up all others for ever."""
+    sent: list[LauncherCommand] = []
+
+    async def send(command: LauncherCommand) -> None:
+        sent.append(command)
+
+    config = from_env({**ENV, ENV_ROOT: str(short)})
+    barrier = BarrierPage(config.run_dir, config.world_size)
+    pod = Pod(config, barrier, Store(f"file://{short}/store"), send, "127.0.0.1", 0)
+    first, second = page.generation(2, 1), page.generation(2, 2)
+    over = Stop(first, 7, checkpoint_id="c1")
+    await pod.apply(Directive("barrier", first, 7))
+    if missed != "that it was reached":
+        await pod.apply(Directive("save", first, 7, acquired=True, checkpoint_id="c1"))
+    if missed == "nothing":
+        await pod.apply(Directive("run", first, 7, acquired=True, over=over))
+    await pod.apply(Directive("barrier", second, 9, over=over))
+    await pod.apply(Directive("barrier", second, 10, over=over))
+    assert [(c.op, c.generation) for c in sent if c.op == "resume"] == [("resume", first)]
+    assert (barrier.acquired, barrier.request) == (first, second)
     barrier.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from proxy.protocol import page
 from proxy.sidecar import machine, wording
 from proxy.sidecar.machine import Heard, State, Trigger
-from proxy.sidecar.peers import PodReport, RankWords
+from proxy.sidecar.peers import PodReport, RankWords, Stop
 
 G = page.generation(3, 1)
 RUN, ABSENT, ENDED = page.STATE_RUNNING, page.STATE_ABSENT, page.STATE_FINISHED
@@ -65,6 +65,19 @@ def test_continue_runs_on_and_says_that_ranks_are_frozen() -> None:
     assert (state.phase, directive.op, directive.acquired, directive.generation) == ("run", "run", True, G)
     again = machine.request(state, COMMAND)
     assert again.generation == G + 1 and not again.acquired and again.stop_at == 0
+
+
+def test_a_pod_that_does_not_hear_of_the_end_of_a_stop_hears_it_with_the_next_one() -> None:
+    state = machine.committed(replace(_committing(), trigger=replace(COMMAND, then="continue")))
+    over = machine.directive(state).over
+    assert over == Stop(G, 8, False, "train-a3-g1")
+    second = machine.request(state, COMMAND)
+    assert (machine.directive(second).op, machine.directive(second).over) == ("barrier", over)
+    given_up, _ = machine.cancelled(second, "no step boundary")
+    assert machine.directive(given_up).over == over, "the second one was not reached"
+    third = machine.request(given_up, COMMAND)
+    assert (third.generation, machine.directive(third).over) == (G + 2, over)
+    assert machine.directive(_saving()).over is None, "under way"
 
 
 def test_a_second_trigger_joins() -> None:
