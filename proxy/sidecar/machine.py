@@ -84,7 +84,7 @@ class State:
 
     @property
     def checkpoint_id(self) -> str:
-        return f"{self.job[:40].rstrip('-')}-a{self.attempt}-g{self.sequence}"
+        return f"{self.job[:40].replace('.', '-').rstrip('-')}-a{self.attempt}-g{self.sequence}"
 
     @property
     def over(self) -> Stop | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.protocol import page
+from proxy.protocol import manifest, page
 from proxy.sidecar import machine, wording
 from proxy.sidecar.machine import Heard, State, Trigger
 from proxy.sidecar.peers import PodReport, RankWords, Stop
@@ -24,6 +24,12 @@ def _pod(index: int, count: int, blocked: int = 0, state: int = RUN, **more: obj
 
 def _heard(*reports: PodReport, at: float = 101.0) -> dict[int, Heard]:
     return {r.index: Heard(r, at) for r in reports}
+
+
+@pytest.mark.parametrize("job", ["train", "train.jobset", "train.trainjob", "a" * 52, f"{'a' * 39}.jobset"])
+def test_every_job_has_checkpoints_that_a_manifest_can_name(job: str) -> None:
+    barrier = machine.request(replace(NEW, job=job), COMMAND)
+    assert manifest.is_id(machine.directive(barrier).checkpoint_id)
 
 
 def _at_barrier() -> State:
