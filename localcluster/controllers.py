@@ -132,12 +132,11 @@ def _certificates(config: ClusterConfig) -> Path:
 
 
 def _install(controller: Controller, found: Found, folder: Path) -> None:
-    crds = ("-f", folder / "crds")
     # Server-side: a whole pod template in a CRD is too long for the annotation that plain apply leaves.
-    found.kubectl.apply_path(*crds)
+    found.kubectl.apply_path("-f", folder / "crds")
     documents = found.kubectl.documents(folder / "webhooks.yaml")
     found.kubectl.apply(webhooks(controller, documents, (found.config.pki / "ca.crt").read_bytes()))
-    found.kubectl("wait", "--for=condition=Established", "--timeout=60s", *map(str, crds), timeout=70)
+    found.kubectl.await_kinds(folder / "crds")
 
 
 def _await(box: Sandbox, name: str, url: str, what: str, clock: Clock) -> None:

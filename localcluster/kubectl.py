@@ -10,8 +10,9 @@ from typing import Any
 
 from .build import Binaries
 from .config import ClusterConfig
-from .shell import run, without_proxies
+from .shell import run, wait_until, without_proxies
 
+KINDS_S = 60.0
 FIELD_MANAGER = "singularity-local"
 UNCHECKED = "--validate=false"
 """The API server itself refuses unknown fields of a server-side apply. Without this kubectl asks it for the OpenAPI
@@ -46,8 +47,27 @@ class Kubectl:
         """The objects of a YAML file, unchanged; the API server has to know their kinds."""
         return json_stream(self("create", "--dry-run=client", UNCHECKED, "-o", "json", "-f", path))
 
+    def await_kinds(self, crds: Path) -> None:
+        """Wait until the API server serves the custom resources that are defined in the folder.
+
+        `kubectl wait` gives up on a definition that has no status yet.
+
+        :raises NotReadyError: a minute has passed
+        """
+        what = f"the kinds of {crds} are served"
+        wait_until(lambda: all(map(_established, self._items(crds))), what, timeout=KINDS_S, interval=0.2)
+
+    def _items(self, path: Path) -> list[dict[str, Any]]:
+        found: dict[str, Any] = self.json("get", "-f", str(path))
+        return list(found["items"]) if found["kind"] == "List" else [found]
+
     def json(self, *arguments: str) -> Any:
         return json.loads(self(*arguments, "-o", "json"))
+
+
+def _established(crd: Mapping[str, Any]) -> bool:
+    conditions = (crd.get("status") or {}).get("conditions") or ()
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
 
 def json_stream(text: str) -> list[dict[str, Any]]:

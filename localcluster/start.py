@@ -135,8 +135,7 @@ class _Starter:
         self.kubectl.apply(kueue.visibility(self.config))
         documents = self.kubectl.documents(manifests / "webhooks.yaml")
         self.kubectl.apply(kueue.webhooks(documents, (self.config.pki / "ca.crt").read_bytes()))
-        established = ("wait", "--for=condition=Established", "--timeout=60s", "-f", manifests / "crds")
-        self.kubectl(*established, timeout=70)
+        self.kubectl.await_kinds(manifests / "crds")
         self.clock.say("Kueue's resources are installed")
 
     def _webhook_answers(self) -> bool:
