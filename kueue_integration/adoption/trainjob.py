@@ -107,8 +107,7 @@ def _as_job(trainjob: Object, ranks_each: int) -> Object:
     container |= {k: trainer[k] for k in ("image", "command", "args", "env") if k in trainer}
     pod: Object = {"restartPolicy": "Never", "containers": [container]}
     for theirs in _pod_patches(trainjob["spec"]):
-        for kind in ("volumes", "initContainers"):
-            pod[kind] = [*pod.get(kind, ()), *(theirs.get(kind) or ())]
+        pod["volumes"] = [*pod.get("volumes", ()), *(theirs.get("volumes") or ())]
         for patched in theirs.get("containers") or ():
             container["volumeMounts"] = [*container.get("volumeMounts", ()), *(patched.get("volumeMounts") or ())]
             if patched.get("securityContext"):
@@ -129,7 +128,7 @@ def _pod_patches(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _inside(field: str) -> str:
     known = {"spec.parallelism": "spec.trainer.numNodes"}
     known |= {f"{_CONTAINER}.{name}": "spec.runtimePatches" for name in ("volumeMounts", "securityContext")}
-    known |= {f"{_POD}.{name}": "spec.runtimePatches" for name in ("volumes", "initContainers")}
+    known[f"{_POD}.volumes"] = "spec.runtimePatches"
     return known.get(field, field.replace(_CONTAINER, "spec.trainer", 1))
 
 
@@ -146,6 +145,11 @@ def _problems(trainjob: Mapping[str, Any], platform: PlatformConfig) -> list[Pro
     own = [patch.get("manager") for patch in spec.get("runtimePatches") or ()]
     if MANAGER in own:
         found.append(("spec.runtimePatches", MANAGER, "is there: adopted already"))
+    for theirs in _pod_patches(spec):
+        named = [c.get("name") for c in (*(theirs.get("initContainers") or ()), *(theirs.get("containers") or ()))]
+        # Trainer takes it, without an image, and then no JobSet can be made of it.
+        fix = f"cannot be patched or added: only container {CONTAINER_NODE!r} is the job's own"
+        found += [("spec.runtimePatches", name, fix) for name in named if name != CONTAINER_NODE]
     trainer = spec.get("trainer") or {}
     if not trainer.get("image") and not platform.train_image:
         found.append(

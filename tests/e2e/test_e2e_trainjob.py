@@ -71,20 +71,28 @@ def test_what_trainer_lets_nobody_change_while_it_is_suspended(rows: Rows, tmp_p
     adopt(rows, as_trainjob(job), tmp_path)
     made = wait_for(lambda: rows.kube.find(TRAINJOB, rows.namespace, "fixed"), "the TrainJob", 60)
     patches = made["spec"]["runtimePatches"]
-    container = {"name": "extra", "env": [{"name": "A", "value": "b"}]}
-    more = {"name": "node", "template": {"spec": {"template": {"spec": {"initContainers": [container]}}}}}
-    extra = {"manager": "example.com/more", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [more]}}}}
-    note = {"name": "node", "template": {"spec": {"template": {"metadata": {"annotations": {"example.com/a": "b"}}}}}}
-    fine = {"manager": "example.com/more", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [note]}}}}
+    note = {"template": {"metadata": {"annotations": {"example.com/a": "b"}}}}
+    added = {"template": {"spec": {"initContainers": [{"name": "added", "image": "added"}]}}}
     for change, allowed in (
         ({"trainer": {"numNodes": 1}}, False),
         ({"trainer": {"image": "other"}}, False),
         ({"runtimeRef": {"name": "other"}}, False),
-        ({"runtimePatches": [*patches, extra]}, False),
-        ({"runtimePatches": [*patches, fine]}, True),
+        ({"runtimePatches": [*patches, patch("other", note)]}, False),
+        ({"runtimePatches": [*patches, patch("node", note)]}, True),
+        ({"runtimePatches": [*patches, patch("node", added)]}, True),
     ):
         assert changes(rows, change) is allowed, change
-    assert rows.kube.get(TRAINJOB, rows.namespace, "fixed")["spec"]["suspend"] is True
+    made = rows.kube.get(TRAINJOB, rows.namespace, "fixed")
+    assert made["spec"]["suspend"] is True
+    (job,) = made["spec"]["runtimePatches"][-1]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    kept = job["template"]["spec"]["template"]["spec"]["initContainers"]
+    assert kept == [{"name": "added"}]  # a container without an image: no JobSet can be made of it
+
+
+def patch(job: str, spec: Object) -> Object:
+    """A runtime patch of the replicated job's spec."""
+    jobs = [{"name": job, "template": {"spec": spec}}]
+    return {"manager": "example.com/more", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
 
 
 def changes(rows: Rows, spec: dict[str, Any]) -> bool:

@@ -108,6 +108,8 @@ def test_runtime_patches_of_the_owner_may_not_take_our_places() -> None:
         ("containers", {"name": "node", "volumeMounts": [{"name": "src", "mountPath": "/singularity/run"}]}),
         ("containers", {"name": "node", "securityContext": {"runAsUser": 5}}),
         ("initContainers", {"name": "device-proxy", "env": []}),
+        ("initContainers", {"name": "fetch"}),
+        ("containers", {"name": "beside"}),
     ):
         job = trainjob()
         replicated = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
