@@ -204,8 +204,11 @@ def test_adoption_is_refused_where_the_api_server_cannot_do_it():
 def test_multikueue_adds_what_manager_and_worker_need_and_nothing_unless_asked():
     assert not any("multikueue" in name for _, name in render())
     manager = render("multikueue.manager.enabled=true", "multikueue.manager.secrets={a,b}")
-    env = manager["Deployment", names.CONTROLLER_NAME]["spec"]["template"]["spec"]["containers"][0]["env"]
-    assert {"name": "SINGULARITY_MULTIKUEUE_NAMESPACE", "value": "kueue-system"} in env
+    pod = manager["Deployment", names.CONTROLLER_NAME]["spec"]["template"]["spec"]
+    (controller,) = pod["containers"]
+    assert {"name": "SINGULARITY_MULTIKUEUE_NAMESPACE", "value": "kueue-system"} in controller["env"]
+    assert {"name": "tmp", "mountPath": "/tmp"} in controller["volumeMounts"]
+    assert any(volume["name"] == "tmp" and volume["emptyDir"]["medium"] == "Memory" for volume in pod["volumes"])
     (rule,) = manager["Role", "singularity-multikueue-manager"]["rules"]
     assert rule["resources"] == ["secrets"] and rule["resourceNames"] == ["a", "b"] and rule["verbs"] == ["get"]
     worker = render("multikueue.worker.enabled=true")
