@@ -80,8 +80,8 @@ class Play:
         self._until(lambda s: len(self._samples) > settled and s.task != "queued", "the task at rest")
         first, before, began = len(self._samples) - 1, self._requests(), time.monotonic()
         self._until(lambda s: time.monotonic() - began >= self._scenario.full_s, "the queue's time")
-        states = {sample.task for sample in self._samples[first:]} - ENDED
-        if states:  # a task that has ended waits for nothing
+        if self._samples[-1].task not in ENDED:  # else it waits for nothing
+            states = {sample.task for sample in self._samples[first:]}
             self._waiting = Waiting(time.monotonic() - began, self._requests() - before, tuple(sorted(states)))
 
     def _requests(self) -> int:
@@ -116,7 +116,7 @@ class Play:
             return
         if step < self._scenario.at_step:
             return
-        self._event_at = time.time()
+        at = time.time()
         self._say(f"--> {event} at step {step}")
         if event == "preempt":
             ground.preempt(self._on, self._contender)
@@ -124,6 +124,7 @@ class Play:
             self._api.clear(self._dag_id, self._run_id, TASK)
         else:
             self._api.mark(self._dag_id, self._run_id, TASK, "failed")
+        self._event_at = at  # not before: what was refused is tried again at the next look
 
     def _over(self, sample: Sample) -> bool:
         """The task has ended for good, and every Job too, for some time."""
