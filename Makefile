@@ -20,7 +20,7 @@ ifneq ($(CA_BUNDLE),)
 export SSL_CERT_FILE := $(CA_BUNDLE)
 endif
 
-.PHONY: help demo test test-unit test-e2e test-full test-gpu test-airflow-next verify lint types imports bench clean preflight parts python ready
+.PHONY: help demo test test-unit test-e2e test-full test-gpu test-airflow-next verify lint types imports bench anchor clean preflight parts python ready
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ imports: $(STAMP) ## which package may import which
 bench: ready ## measure: build/bench/figures.json
 	@if [ -f benchmarks/__main__.py ]; then $(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)); \
 	else echo "There are no benchmarks yet."; exit 1; fi
+
+anchor: ready ## our operator and Airflow's own in the same trouble: build/anchor/anchor.{json,md}; ONLY=scenario,scenario
+	$(BIN)/python -m benchmarks.anchor $(if $(ONLY),--only $(ONLY))
 
 clean: ## remove build outputs and the virtual environment; clusters and the cache outside the checkout stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache $(VENV)
