@@ -31,6 +31,11 @@ PACKAGES: Mapping[str, str] = {
 }
 """Program or file -> Debian package that has it."""
 
+INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
+INOTIFY_LEAST = 1024
+"""Everything here runs as one user, and a cluster of three nodes takes some forty of Linux' usual 128. Without one CRIU
+saves nothing ("Can't create inotify")."""
+
 GIB = 1 << 30
 SPACE_STATE = 4 * GIB
 SPACE_CACHE = 6 * GIB
@@ -47,12 +52,24 @@ def check(cache: Path, progress: Progress) -> None:
     if platform.machine() != "x86_64" or platform.system() != "Linux":
         raise HostError(f"this machine is {platform.system()} {platform.machine()}: Linux on x86_64 is needed")
     cgroups.version()
+    raise_inotify(progress)
     install_packages(cache, progress)
     missing = build.missing(cache)
     if missing:
         build.find_go()
     check_space(cache, SPACE_CACHE_COLD if missing else SPACE_CACHE if not any_rootfs(cache) else GIB)
     check_space(STATE_ROOT, SPACE_STATE)
+
+
+def raise_inotify(progress: Progress, limit: Path = INOTIFY) -> None:
+    """More inotify instances per user, until the next boot, where there are few. Says so, also when it may not."""
+    try:
+        present = int(limit.read_text())
+        if present < INOTIFY_LEAST:
+            limit.write_text(str(INOTIFY_LEAST))
+            progress(f"fs.inotify.max_user_instances: {present} until now, {INOTIFY_LEAST} until the next boot")
+    except (OSError, ValueError) as error:
+        progress(f"{limit} cannot be raised to {INOTIFY_LEAST}, several clusters at once may run out: {error}")
 
 
 def any_rootfs(cache: Path) -> bool:

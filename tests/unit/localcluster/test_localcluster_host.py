@@ -106,3 +106,15 @@ def test_refusal_of_the_kernel_is_explained(tmp_path: Path) -> None:
 def test_this_machine_passes(tmp_path: Path) -> None:
     assert cgroups.version() in (1, 2)
     assert cgroups.hierarchies()
+
+
+def test_few_inotify_instances_become_more_and_many_stay(tmp_path: Path) -> None:
+    limit, said = tmp_path / "max_user_instances", []
+    limit.write_text("128\n")
+    host.raise_inotify(said.append, limit)
+    assert int(limit.read_text()) == host.INOTIFY_LEAST and "128 until now" in said.pop()
+    limit.write_text("8192\n")
+    host.raise_inotify(said.append, limit)
+    assert int(limit.read_text()) == 8192 and not said
+    host.raise_inotify(said.append, tmp_path / "none")
+    assert "cannot be raised" in said.pop()
