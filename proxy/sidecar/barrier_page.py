@@ -65,6 +65,11 @@ class BarrierPage:
         self.ask(generation, stop_at)
         self._words[page.W_ACQUIRED] = generation
 
+    def pass_over(self, generation: int) -> None:
+        """Ranks are stopped anywhere for `generation`: nobody has to wait, but its number is taken."""
+        self.withdraw()
+        self._words[page.W_ACQUIRED] = generation
+
     def withdraw(self) -> None:
         """No stop is asked for any more."""
         self._words[page.W_REQUEST] = 0

@@ -104,6 +104,9 @@ class Leader:
         if state.phase != self.state.phase:
             step = max((v.count for v in machine.world(state, self.heard)), default=0)
             log.info("phase %s -> %s, generation %d, step %d", self.state.phase, state.phase, state.generation, step)
+        if state.phase == "save" and self.state.phase != "save":
+            # Before any other pod hears of it: should this sidecar be started anew, all ranks that froze must go on.
+            self._pod.reached(state.generation, state.stop_at, state.anywhere)
         if state.phase == "finished" and not self._finished_at:
             self._finished_at = time.monotonic()
         self.state = state

@@ -267,10 +267,7 @@ class Pod:
     async def _start_saving(self, directive: Directive) -> None:
         if self._saving == directive.generation:
             return
-        if directive.anywhere:
-            self._page.withdraw()
-        else:
-            self._page.acquire(directive.generation, directive.stop_at)
+        self.reached(directive.generation, directive.stop_at, directive.anywhere)
         self._saving = directive.generation
         self._cancel.set()  # an upload that nobody waits for any more
         self._cancel = threading.Event()
@@ -286,6 +283,13 @@ class Pod:
             deadline=directive.deadline,
         )
         await self._send(command)
+
+    def reached(self, generation: int, stop_at: int, anywhere: bool) -> None:
+        """Write down that the barrier is reached: ranks freeze, and a sidecar that is started anew knows it."""
+        if anywhere:
+            self._page.pass_over(generation)
+        else:
+            self._page.acquire(generation, stop_at)
 
     async def _go_on(self, stop: Stop) -> None:
         """Ranks of other pods may be frozen: even if this pod missed the barrier's end, its ranks have to freeze and

@@ -21,7 +21,8 @@ from mesh_world import eventually, free_port
 from proxy.errors import ConfigError, ControllerError, RestoreRefusedError, StaleAttemptError
 from proxy.protocol import names, page
 from proxy.protocol.manifest import Manifest, RankImage, Requirements, Stored
-from proxy.protocol.messages import LauncherCommand, LauncherEvent, Needs, Plan, from_json, to_json
+from proxy.protocol.messages import Command, LauncherCommand, LauncherEvent, Needs, Plan, from_json, to_json
+from proxy.protocol.page import STATE_ABSENT, STATE_RUNNING
 from proxy.protocol.ratchet import RankView
 from proxy.sidecar import machine_facts
 from proxy.sidecar import pod as pod_module
@@ -31,7 +32,7 @@ from proxy.sidecar.launcher_api import LauncherApi
 from proxy.sidecar.leader import Leader
 from proxy.sidecar.machine import Trigger
 from proxy.sidecar.mesh import Follower, MeshServer
-from proxy.sidecar.peers import Directive, PodReport, Stop
+from proxy.sidecar.peers import Directive, PodReport, RankWords, Stop
 from proxy.sidecar.pod import Pod, resume_port
 from proxy.store import Store
 
@@ -299,6 +300,38 @@ async def test_a_failed_commit_does_not_revive_an_attempt_that_was_called_stale_
     leader._images = {i: (generation, [RankImage(i, [], [], Stored("0" * 64, 0))], 0) for i in range(2)}
     await leader._commit()
     assert leader.state.phase == "stopped" and leader.directive.op == "exit"
+
+
+@pytest.mark.parametrize("anywhere", [False, True])
+async def test_a_leader_that_dies_with_its_word_that_the_barrier_is_reached_has_written_it_down(
+    short: Path, anywhere: bool
+) -> None:
+    config = from_env({**ENV, ENV_ROOT: str(short), names.ENV_INDEX: "0", names.ENV_WORLD_SIZE: "2"})
+    store = Store(f"file://{short}/store")
+
+    async def send(command: LauncherCommand) -> None:
+        raise AssertionError(command)
+
+    barrier = BarrierPage(config.run_dir, config.world_size)
+    first = Leader(config, None, store, Pod(config, barrier, store, send, "127.0.0.1", 0))  # type: ignore[arg-type]
+    state = STATE_ABSENT if anywhere else STATE_RUNNING
+    for index in range(2):
+        first._take(PodReport(index, [RankWords(index, 5, 0, state)], started=True))
+    first.command(Command(1, "checkpoint", "preempted", time.time() + 60))
+    blocked = 0 if anywhere else first.state.generation
+    ranks = [[RankWords(i, 6, blocked, state)] for i in range(2)]
+    first._take(PodReport(0, ranks[0], started=True))
+    directive = await first.exchange(PodReport(1, ranks[1], started=True), 0, 0)
+    assert (directive.op, directive.anywhere) == ("save", anywhere)
+    barrier.close()
+    barrier = BarrierPage(config.run_dir, config.world_size)  # of the sidecar that is started anew
+    second = Leader(config, None, store, Pod(config, barrier, store, send, "127.0.0.1", 0))  # type: ignore[arg-type]
+    second.continue_after(max(barrier.request, barrier.acquired), barrier.acquired >= barrier.request)
+    over = second.directive.over
+    assert over is not None and over.generation == directive.generation
+    second.command(Command(1, "checkpoint", "preempted", time.time() + 60))
+    assert second.state.generation == directive.generation + 1 and second.directive.over == over
+    barrier.close()
 
 
 async def test_the_module_refuses_a_bad_environment_with_one_sentence() -> None:
