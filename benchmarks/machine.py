@@ -21,8 +21,11 @@ class CpuMeter:
         self._folder.mkdir(exist_ok=True)
 
     def add(self, pid: int) -> None:
-        """A process that has not started others yet."""
-        (self._folder / "cgroup.procs").write_text(str(pid))
+        """A process, and those that it has started already; what they start from now on is in it anyhow."""
+        with contextlib.suppress(OSError):  # one that has just ended
+            (self._folder / "cgroup.procs").write_text(str(pid))
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                self.add(int(child))
 
     def seconds(self) -> float:
         """So far."""
