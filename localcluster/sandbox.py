@@ -117,8 +117,14 @@ def _connect(sandbox: Sandbox) -> None:
 
 
 def remove_link(config: ClusterConfig) -> None:
-    if Path("/sys/class/net", config.link).exists():
-        run(["ip", "link", "delete", config.link])
+    """Idempotent. The kernel removes the link as well, some time after the last process of the sandbox has ended."""
+    link = Path("/sys/class/net", config.link)
+    if link.exists():
+        try:
+            run(["ip", "link", "delete", config.link])
+        except CommandError:
+            if link.exists():
+                raise
 
 
 def kill(config: ClusterConfig) -> None:

@@ -13,11 +13,11 @@ import pytest
 
 from localcluster import processes, registry, sandbox
 from localcluster.config import ClusterConfig
-from localcluster.errors import NotReadyError
+from localcluster.errors import CommandError, NotReadyError
 from localcluster.processes import Part
 from localcluster.procfs import host_pids, identify, same
 from localcluster.sandbox import Sandbox
-from localcluster.shell import wait_until
+from localcluster.shell import run, wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 SLEEPER = Part("sleeper", ["sleep", "1000"])
@@ -46,6 +46,22 @@ def host_pid(box: Sandbox, name: str) -> int:
 def gone(box: Sandbox, config: ClusterConfig) -> bool:
     mounts = Path("/proc/self/mountinfo").read_text()
     return not same(box.holder) and str(config.root) not in mounts
+
+
+def test_a_link_that_the_kernel_removes_first_is_gone(config: ClusterConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(command: list[str]) -> str:
+        run(command)  # the kernel was faster
+        return run(command)
+
+    run(["ip", "link", "add", config.link, "type", "veth"])
+    monkeypatch.setattr(sandbox, "run", slowly)
+    sandbox.remove_link(config)
+    assert not Path("/sys/class/net", config.link).exists()
+    monkeypatch.setattr(sandbox, "run", lambda command: run(["false"]))
+    run(["ip", "link", "add", config.link, "type", "veth"])
+    with pytest.raises(CommandError):  # it is still there
+        sandbox.remove_link(config)
+    monkeypatch.undo()
 
 
 def test_start_is_idempotent_and_reachable(box: Sandbox, config: ClusterConfig) -> None:
