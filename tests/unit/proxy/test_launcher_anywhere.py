@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from pod_harness import Pod
+from pod_moves import free_port
 
 from proxy.protocol import messages
 
@@ -219,6 +220,29 @@ while True:
     until(lambda: len(numbers(path)) > at + 5, "more lines", pod)
     (path.parent / "close").touch()
     assert dump(pod).kind == "dumped", pod.log()
+
+
+def test_two_ranks_with_one_port_do_not_become_one_pod(run: Make) -> None:
+    port = free_port()
+    script = f"""
+import socket, time
+server = socket.create_server(("127.0.0.1", {port}))
+open("out", "w").write("1\\n")
+time.sleep(600)
+"""
+    old = []
+    for rank in (0, 1):  # one after the other: here pods share a network
+        pod = run(f"old-{rank}", fresh([rank], 2), script)
+        until(lambda p=pod, r=rank: numbers(p.work(r) / "cwd/out"), "it listens", pod)  # type: ignore[misc]
+        assert dump(pod).kind == "dumped", pod.log()
+        end(pod)
+        old.append(pod)
+    one = run("one", restore([0, 1], 2), script, (old[0], 0), (old[1], 1))
+    assert one.wait() == 70, one.log()
+    wanted = f"ranks 0 and 1 cannot share a pod: the one has tcp 127.0.0.1:{port}, the other"
+    assert wanted in one.wait_event_after_end("restore_failed").message
+    alone = run("alone", restore([1], 2), script, (old[1], 1))
+    alone.wait_event("restored")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

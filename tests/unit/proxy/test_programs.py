@@ -25,6 +25,8 @@ ROWS = {
     "evaluation without collectives": Program("long_eval.py", ("200",), 5),
     "debug level DETAIL": Program("backends.py", ("40", "gloo"), 5, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}),
     "backend per device": Program("backends.py", ("60", "cpu:gloo,cuda:gloo"), 5),
+    "loader that is ahead": Program("loader.py", ("60",), 15),
+    "threads": Program("threads.py", ("80",), 10),
 }
 QUICK = ["pipeline", "Join", "no optimizer"]
 
