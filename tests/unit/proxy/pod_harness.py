@@ -70,14 +70,17 @@ def collect_criu(rootfs: Path, target: Path) -> None:
 
 
 class Pod:
-    """One container with its sidecar. Volumes lie in `folder/singularity`."""
+    """One container with its sidecar. Volumes lie in `folder/singularity`.
+
+    :param plan: what a fake sidecar tells the launcher; None: there is a real one
+    """
 
     def __init__(
         self,
         folder: Path,
         rootfs: Path,
         torch: Path | None,
-        plan: messages.Plan,
+        plan: messages.Plan | None,
         command: list[str],
         env: dict[str, str] | None = None,
         shared: Path | None = None,
@@ -101,9 +104,14 @@ class Pod:
             names.ENV_POD: self.name,
             **(env or {}),
         }
-        self.sidecar = FakeSidecar(self.volumes / "run", plan.world_size, plan)
+        self._fake = None if plan is None else FakeSidecar(self.volumes / "run", plan.world_size, plan)
         self.process: subprocess.Popen[bytes] | None = None
         self.output = folder / "stdout.log"
+
+    @property
+    def sidecar(self) -> FakeSidecar:
+        assert self._fake is not None
+        return self._fake
 
     def start(self) -> Pod:
         words = [f"{key}={value}" for key, value in self._env.items()]
@@ -153,7 +161,8 @@ class Pod:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(30)
-        self.sidecar.close()
+        if self._fake is not None:
+            self._fake.close()
 
     def wait_event(self, *kinds: str, timeout: float = 120, skip: int = 0) -> messages.LauncherEvent:
         try:
