@@ -10,6 +10,7 @@ from pathlib import Path
 CPUACCT = Path("/sys/fs/cgroup/cpuacct")
 PROBE_BYTES = 256 << 20
 _PIECE = 1 << 20
+LINGER_S = 10.0
 
 
 class CpuMeter:
@@ -35,9 +36,15 @@ class CpuMeter:
         return int(usage["usage_usec"]) / 1e6
 
     def close(self) -> None:
-        """Once no process is left in it; one that lingers keeps the folder, which does no harm."""
-        with contextlib.suppress(OSError):
-            self._folder.rmdir()
+        """Waits a while for the processes in it, which have been killed, to be gone."""
+        deadline = time.monotonic() + LINGER_S
+        while True:
+            try:
+                return self._folder.rmdir()
+            except OSError:
+                if time.monotonic() > deadline:
+                    return None
+            time.sleep(0.05)
 
 
 def write_cost(folder: Path) -> tuple[float, float]:
