@@ -39,7 +39,7 @@ from localcluster.status import health_urls
 from proxy.protocol import names
 
 API_SERVER = "kube-apiserver"
-TIMEOUT_S = 300.0
+TIMEOUT_S = 600.0
 
 
 class Faults:

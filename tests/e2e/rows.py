@@ -48,7 +48,7 @@ from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_exact.py"
-TIMEOUT_S = 300.0
+TIMEOUT_S = 600.0
 """Of every wait; many times what an idle machine takes."""
 CPU = "50m"
 """What one training pod asks for unless told otherwise: quotas of rows are counted in it."""

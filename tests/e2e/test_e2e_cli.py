@@ -22,7 +22,7 @@ from localcluster.demo.wait import wait_for
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 NAMESPACE = "cli"
 QUEUE = "shell"
-TIMEOUT_S = 300.0
+TIMEOUT_S = 600.0
 PLATFORM = (
     "API server", "feature gates", "Kueue", "Kueue config", "visibility", "chart", "store", "controller",
     "controller RBAC", "lease", "hold policy", "fence", "priority classes", "permissions",

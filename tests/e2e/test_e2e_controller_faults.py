@@ -22,7 +22,7 @@ from proxy.protocol import names
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 SYSTEM = names.SYSTEM_NAMESPACE
 CONTROLLERS = "app.kubernetes.io/component=controller"
-TIMEOUT_S = 300.0
+TIMEOUT_S = 600.0
 STEP_S = 3.0
 """So long takes the way to the barrier: the kill comes before it."""
 
