@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,9 +70,14 @@ def play_all(on: Stage, scenarios: Sequence[Scenario], output: Path, say: Say) -
     results: dict[str, dict[str, Outcome]] = {}
     for number, scenario in enumerate(scenarios, 1):
         say(f"=== {number} of {len(scenarios)}: {scenario.title}")
+        stop = threading.Event()
         with ThreadPoolExecutor(len(CONTENDERS)) as pool:
-            plays = {c.name: pool.submit(Play(on, scenario, c, say).run) for c in CONTENDERS}
-            results[scenario.name] = {name: judge(made.result()) for name, made in plays.items()}
+            plays = {c.name: pool.submit(Play(on, scenario, c, say, stop).run) for c in CONTENDERS}
+            try:
+                results[scenario.name] = {name: judge(made.result()) for name, made in plays.items()}
+            except BaseException:
+                stop.set()  # the pool waits for the others
+                raise
         report.write(output, results)
     return results
 

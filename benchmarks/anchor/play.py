@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from kueue_integration.errors import SingularityError
 from kueue_integration.resources import JOB, POD
-from localcluster.demo.errors import AirflowApiError, DemoError
+from localcluster.demo.errors import AirflowApiError, DemoError, StoryError
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
@@ -23,13 +24,20 @@ STILL_S = 12.0
 """The last look is so long after the end: what a kill still deletes is gone by then."""
 KNOWN_TIMEOUT_S = 300.0
 
+_WRITING = threading.Lock()
+"""Airflow's SQLite takes one writer at a time, and answers the others with an error."""
+
 Say = Callable[[str], None]
 
 
 class Play:
     """One contender in one scenario. `run` never raises for what the contender does; it says what it saw."""
 
-    def __init__(self, on: Stage, scenario: Scenario, contender: Contender, say: Say) -> None:
+    def __init__(
+        self, on: Stage, scenario: Scenario, contender: Contender, say: Say, stop: threading.Event | None = None
+    ) -> None:
+        """`stop`: when it is set, the play ends at its next look."""
+        self._stop = stop or threading.Event()
         self._on, self._scenario, self._contender = on, scenario, contender
         self._speak = say
         self._api = on.airflow.api
@@ -51,9 +59,10 @@ class Play:
         if self._scenario.full_s:
             ground.fill(self._on, contender)
         wait_for(lambda: api.dag_exists(self._dag_id), f"DAG {self._dag_id} known to Airflow", KNOWN_TIMEOUT_S)
-        api.unpause(self._dag_id)
-        before, started_at = ground.requests(kube, contender), time.time()
-        api.trigger(self._dag_id, self._run_id)
+        with _WRITING:
+            api.unpause(self._dag_id)
+            before, started_at = ground.requests(kube, contender), time.time()
+            wait_for(self._triggered, f"a run of DAG {self._dag_id}", KNOWN_TIMEOUT_S)
         trouble = ""
         try:
             if self._scenario.full_s:
@@ -71,6 +80,14 @@ class Play:
         return Record(
             started_at, self._samples, steps, logs, self._live, self._event_at, self._waiting, requests, trouble
         )
+
+    def _triggered(self) -> bool:
+        try:
+            self._api.trigger(self._dag_id, self._run_id)
+        except AirflowApiError as error:
+            if error.status != 409:  # an answer that did not come in time may have been a success
+                raise
+        return True
 
     def _wait_in_the_queue(self) -> None:
         """From the first Job of the task on, for `full_s` seconds."""
@@ -91,6 +108,8 @@ class Play:
         wait_for(lambda: condition(self._look()), what, TIMEOUT_S, LOOK_S, detail=lambda: self._told)
 
     def _look(self) -> Sample:
+        if self._stop.is_set():
+            raise StoryError("interrupted")
         kube, namespace = self._on.kube, self._contender.name
         task = self._api.task(self._dag_id, self._run_id, TASK)
         pods = kube.list(POD, namespace)
