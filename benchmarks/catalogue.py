@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import checkpoint, compare, hook, moves, preemption, scale, steady
+from . import checkpoint, compare, hook, moves, preemption, scale, steady, triggerer
 from .model import Group, Spec
 
 GROUPS: Sequence[Group] = (
@@ -16,6 +16,7 @@ GROUPS: Sequence[Group] = (
     preemption.GROUP,
     scale.ADMISSION,
     scale.EVICTION,
+    triggerer.GROUP,
 )
 
 

@@ -7,11 +7,12 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kueue_integration.errors import AlreadyExists, KubeError
@@ -116,11 +117,13 @@ def _patiently(call: Callable[[], object]) -> None:
 
 
 @contextmanager
-def fleet(nodes: int, say: Say) -> Iterator[Fleet]:
-    """A cluster with `nodes` fake nodes, gone afterwards."""
+def fleet(
+    nodes: int, say: Say, dags: Path | None = None, airflow_env: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Fleet]:
+    """A cluster with `nodes` fake nodes, gone afterwards; with an Airflow that reads `dags`, if they are given."""
     cache = cache_dir()
     folder = build.build(build.KWOK, cache, say)
-    with stage(say) as on:
+    with stage(say, dags, airflow_env) as on:
         config = registry.find(on.name)
         box = sandbox.find(config) if config is not None else None
         if config is None or box is None:

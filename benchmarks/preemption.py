@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kueue_integration import jobs
@@ -31,11 +33,12 @@ GRACE_S = 120
 
 
 @contextmanager
-def stage(say: Say) -> Iterator[Stage]:
-    """A cluster of our own without Airflow, gone afterwards."""
-    made = Stage(CLUSTER, say)
+def stage(say: Say, dags: Path | None = None, airflow_env: Mapping[str, str] = MappingProxyType({})) -> Iterator[Stage]:
+    """A cluster of our own, gone afterwards; with an Airflow that reads `dags`, if they are given."""
+    name = os.environ.get("SINGULARITY_BENCH_CLUSTER", CLUSTER)
+    made = Stage(name, say) if dags is None else Stage(name, say, dags, airflow_env)
     try:
-        made.up(with_airflow=False)
+        made.up(with_airflow=dags is not None)
         yield made
     finally:
         made.close()

@@ -9,3 +9,7 @@ def train_wide_source() -> str:
 
 def train_paced_source() -> str:
     return (Path(__file__).parent / "train_paced.py").read_text()
+
+
+def deferred_dag_source() -> str:
+    return (Path(__file__).parent / "deferred_dag.py").read_text()

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from localcluster import guests
+from localcluster.shell import run
 
 from .errors import AirflowApiError, AirflowStartError, StoryTimeoutError
 from .rest import AirflowApi
@@ -29,6 +30,7 @@ HEALTH = {"scheduler": "scheduler", "dag-processor": "dag_processor", "triggerer
 MIGRATE_TIMEOUT_S = 120.0
 HEALTHY_TIMEOUT_S = 180.0
 REAP_TIMEOUT_S = 30.0
+PYTHON_TIMEOUT_S = 600.0
 
 
 class Airflow:
@@ -106,6 +108,14 @@ class Airflow:
             )
             guests.register(self.home, name, process.pid)
         return process
+
+    def pid(self, part: str) -> int:
+        """Of a part that was started; what it has started itself is in the same session."""
+        return self._processes[part].pid
+
+    def python(self, *arguments: str) -> str:
+        """Output of `python ARGUMENTS` in the environment of this installation. Raises CommandError."""
+        return run([sys.executable, *arguments], env=self._env, cwd=self.home, timeout=PYTHON_TIMEOUT_S)
 
     def kill_part(self, part: str) -> None:
         """kill -9 of one process and of everything it started, as a crash of its machine would be."""
