@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="anchor-") as made, first_interrupt() as no_more:
         folder = Path(made)
         (folder / "dags").mkdir()
-        environment = {**ground.connections(folder), "PYTHONPATH": str(CHECKOUT)}
+        environment = {**ground.environment(folder), "PYTHONPATH": str(CHECKOUT)}
         on = Stage(arguments.cluster, say, folder / "dags", environment)
         try:
             if not arguments.keep:

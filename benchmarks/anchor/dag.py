@@ -1,5 +1,6 @@
-"""Dag file of the comparison: one Dag with one task for each scenario and contender. Read by Airflow, not imported.
+"""Dag file of the comparison: one Dag with one task for each scenario of one contender, whose name is the file's.
 
+Read by Airflow, not imported; every task process reads it again, so each file imports its own operator only.
 `ground.json` beside it says where the training runs: image, volumes, mounts, environment, command, as plain data.
 """
 
@@ -13,11 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import urllib3
-from airflow.providers.cncf.kubernetes.operators.kueue import KubernetesStartKueueJobOperator
 from airflow.sdk import DAG
-from kubernetes.client import models as k8s
 
-from airflow_provider.operators import SingularityTrainOperator
 from benchmarks.anchor.scenarios import CONTENDERS, POD_CPU, SCENARIOS, TASK, dag_id, operator_args
 
 GROUND = json.loads((Path(__file__).parent / "ground.json").read_text())
@@ -40,6 +38,9 @@ def killed_after_submission(context: Any) -> None:
 
 def theirs(where: dict[str, Any], **args: Any) -> Any:
     """The training as their operator takes it: it knows nothing of the platform, so it is told all."""
+    from airflow.providers.cncf.kubernetes.operators.kueue import KubernetesStartKueueJobOperator
+    from kubernetes.client import models as k8s
+
     return KubernetesStartKueueJobOperator(
         name=TASK,
         image=GROUND["image"],
@@ -65,6 +66,8 @@ def theirs(where: dict[str, Any], **args: Any) -> Any:
 
 
 def ours(where: dict[str, Any], **args: Any) -> Any:
+    from airflow_provider.operators import SingularityTrainOperator
+
     return SingularityTrainOperator(
         command=where["command"],
         priority_class=where["priority"],
@@ -75,22 +78,22 @@ def ours(where: dict[str, Any], **args: Any) -> Any:
     )
 
 
+contender = next(each for each in CONTENDERS if each.name == Path(__file__).stem)
 for scenario in SCENARIOS:
-    for contender in CONTENDERS:
-        made_id = dag_id(scenario, contender)
-        place = {
-            "queue": GROUND["queue"],
-            "namespace": contender.name,
-            "priority": "low",
-            "command": [*GROUND["command"], "--output", f"{GROUND['output']}/{made_id}/{{{{ run_id }}}}"],
-        }
-        with DAG(made_id, schedule=None, catchup=False) as dag:
-            (ours if contender.ours else theirs)(
-                place,
-                task_id=TASK,
-                kubernetes_conn_id=contender.connection,
-                retry_delay=timedelta(seconds=1),
-                pre_execute=killed_after_submission if scenario.event == "kill" else None,
-                **operator_args(scenario, contender),
-            )
-        globals()[made_id] = dag
+    made_id = dag_id(scenario, contender)
+    place = {
+        "queue": GROUND["queue"],
+        "namespace": contender.name,
+        "priority": "low",
+        "command": [*GROUND["command"], "--output", f"{GROUND['output']}/{made_id}/{{{{ run_id }}}}"],
+    }
+    with DAG(made_id, schedule=None, catchup=False) as dag:
+        (ours if contender.ours else theirs)(
+            place,
+            task_id=TASK,
+            kubernetes_conn_id=contender.connection,
+            retry_delay=timedelta(seconds=1),
+            pre_execute=killed_after_submission if scenario.event == "kill" else None,
+            **operator_args(scenario, contender),
+        )
+    globals()[made_id] = dag

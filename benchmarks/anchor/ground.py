@@ -37,9 +37,14 @@ GONE_TIMEOUT_S = 180.0
 ADMITTED_TIMEOUT_S = 120.0
 
 
-def connections(kubeconfigs: Path) -> dict[str, str]:
-    """Environment of Airflow: a connection for each contender, named like it; `prepare` writes what they point to."""
-    return {
+def environment(kubeconfigs: Path) -> dict[str, str]:
+    """Of Airflow: a connection for each contender, named like it; `prepare` writes what they point to."""
+    # A task process imports its operator anew: seconds of CPU, which are minutes on a machine with much else to do.
+    patience = {
+        "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "600",
+        "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "660",
+    }
+    return patience | {
         f"AIRFLOW_CONN_{each.connection.upper()}": json.dumps(
             {"conn_type": "kubernetes", "extra": {"kube_config_path": str(_kubeconfig(kubeconfigs, each))}}
         )
@@ -72,7 +77,8 @@ def prepare(on: Stage, kubeconfigs: Path, dags: Path) -> None:
         "output": inside,
     }
     (dags / "ground.json").write_text(json.dumps(ground))
-    (dags / "anchor.py").write_text(DAG_FILE.read_text())
+    for each in CONTENDERS:
+        (dags / f"{each.name}.py").write_text(DAG_FILE.read_text())
 
 
 def documents(contender: Contender) -> list[dict[str, Any]]:

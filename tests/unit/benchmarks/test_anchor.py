@@ -163,9 +163,11 @@ def test_the_dag_file_makes_a_dag_of_every_scenario_for_every_contender(tmp_path
     mounts = [{"name": "shared", "mountPath": "/shared"}]
     told = {"image": "i", "env": {"A": "b"}, "queue": "q", "command": ["python3", "x"], "output": "/shared/anchor"}
     (tmp_path / "ground.json").write_text(json.dumps({**told, "volumes": volumes, "volume_mounts": mounts}))
-    file = tmp_path / "anchor.py"
-    file.write_text((ground.DAG_FILE).read_text())
-    made = runpy.run_path(str(file))
+    made = {}
+    for each in CONTENDERS:
+        file = tmp_path / f"{each.name}.py"
+        file.write_text(ground.DAG_FILE.read_text())
+        made |= runpy.run_path(str(file))
     commands = set()
     for scenario in SCENARIOS:
         for contender in CONTENDERS:
