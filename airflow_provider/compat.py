@@ -18,6 +18,7 @@ __all__ = [
     "BaseTrigger",
     "TriggerEvent",
     "clear_number",
+    "get_xcom",
     "map_index_column",
     "set_xcom",
     "task_state",
@@ -68,6 +69,19 @@ async def set_xcom(ti: Any, key: str, value: Any) -> None:
     await XCom.aset(
         key,
         value,
+        dag_id=ti.dag_id,
+        task_id=ti.task_id,
+        run_id=ti.run_id,
+        map_index=-1 if ti.map_index is None else ti.map_index,
+    )
+
+
+async def get_xcom(ti: Any, key: str) -> Any:
+    """An XCom of `ti`, None when there is none. For triggers."""
+    from airflow.sdk.execution_time.xcom import XCom
+
+    return await XCom.aget_one(
+        key=key,
         dag_id=ti.dag_id,
         task_id=ti.task_id,
         run_id=ti.run_id,

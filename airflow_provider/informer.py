@@ -140,6 +140,11 @@ class Informer:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    @property
+    def size(self) -> int:
+        """How many Jobs are waited for."""
+        return len(self._by_name)
+
     def add(self, subscription: Subscription) -> None:
         self._by_name.setdefault(subscription.name, []).append(subscription)
 

@@ -26,6 +26,7 @@ from .exceptions import (
 from .identity import Claim, Decision, TaskKey, Try, decide
 from .lineage import document, headline
 from .links import LINKS
+from .logplace import PLACE_KEY, START
 from .memory import MANIFEST_KEY, OUTAGE_KEY, STORE_KEY, add_past, remember
 from .outcome import codes, failure
 from .reporting import TrainingReporter
@@ -302,6 +303,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             self._honour_kill(kube, ti, claim)
         self.shown_job = {"namespace": claim.namespace, "name": claim.name, "uid": str(claim.uid)}
         ti.xcom_push(key="job", value=dict(self.shown_job))
+        if self.get_logs:
+            ti.xcom_push(key=PLACE_KEY, value=START)
         job = kube.find(JOB, claim.namespace, claim.name) if decision.adopt else None
         if job is not None and is_true(job, "Complete"):
             lineage = document(summarise(job, kube.get_workload_for_job(job), ()), self.preemption_alert)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from typing import Any
 
 import aiohttp
@@ -22,6 +23,7 @@ from proxy.protocol import names
 from . import taskflow
 from .cluster import ApiError, AsyncCluster
 from .informer import Subscription
+from .logplace import Place
 
 RANK = "[rank 0] "
 LINES_PER_POLL = 1000
@@ -29,6 +31,8 @@ BYTES_PER_POLL = 1_000_000
 LONGEST_LINE = 2000
 FINISH_S = 10.0
 """How long the last poll may take: the task's end waits for it."""
+PLACE_EVERY_S = 30.0
+"""How often the place is written down at most, for up to 100 jobs in work; less often for more."""
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 _WITH_PODS = frozenset((Phase.STARTING, Phase.RESTORING, Phase.RUNNING, Phase.CHECKPOINTING))
 
@@ -39,7 +43,11 @@ class PodLog:
     Never raises: what cannot be read, and what is left out, is said in the log.
     """
 
-    def __init__(self, view: Subscription, job: str, log: Any, interval_s: float, max_lines: int) -> None:
+    def __init__(self, view: Subscription, job: str, log: Any, interval_s: float, max_lines: int, place: Place) -> None:
+        self._place = place
+        self._place_known = False
+        self._saved = ""
+        self._saved_at = time.monotonic()
         self._view, self._job, self._log = view, job, log
         self._interval_s, self._left = interval_s, max_lines
         self._max_lines = max_lines
@@ -95,6 +103,7 @@ class PodLog:
             self._wake.clear()
             if urgent or self._phase in _WITH_PODS:
                 await self._poll()
+                await self._save_place()
 
     async def finish(self) -> bool:
         """The rest, once the job has ended. Returns whether all that was there has been shown."""
@@ -127,11 +136,32 @@ class PodLog:
                 pass
         return self._read_last
 
+    async def _save_place(self) -> None:
+        """Now and then: all tasks of a triggerer share one channel to Airflow's database."""
+        pause = PLACE_EVERY_S * max(1.0, self._view.informer.size / 100)
+        if self._newest in ("", self._saved) or time.monotonic() - self._saved_at < pause:
+            return
+        self._saved, self._saved_at = self._newest, time.monotonic()
+        await self._place.save(self._attempt, self._newest, self._left)
+
+    async def _find_place(self, attempt: int) -> None:
+        """Go on where another triggerer has stopped. Asked once, when there is something to be read."""
+        if self._place_known:
+            return
+        self._place_known = True
+        former = await self._place.load()
+        if former is not None:
+            at, newest, left = former
+            self._left = min(self._left, left)
+            if at == attempt == self._attempt:
+                self._newest = self._saved = newest
+
     async def _read(self, cluster: AsyncCluster) -> bool:
         attempt = self._attempt
         pod = self._pod or await self._find(cluster, attempt)
         if not pod:
             return False
+        await self._find_place(attempt)
         data = await cluster.pod_log(
             self._view.informer.namespace, pod, names.CONTAINER_TRAIN, self._newest, LINES_PER_POLL, BYTES_PER_POLL
         )

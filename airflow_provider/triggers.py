@@ -17,6 +17,7 @@ from . import compat
 from .cluster import ApiError, connect_async
 from .informer import Subscription, subscribe
 from .lineage import document, preemptions
+from .logplace import Place
 from .narrate import narrate, progress
 from .podlogs import PodLog
 
@@ -109,7 +110,8 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         """`_wait`, with the output of rank 0 copied meanwhile."""
         if not self.get_logs:
             return await self._wait(view)
-        self._output = PodLog(view, self.name, self.log, self.logging_interval, self.log_max_lines)
+        place = Place(self.task_instance, self.log)
+        self._output = PodLog(view, self.name, self.log, self.logging_interval, self.log_max_lines, place)
         follower = asyncio.create_task(self._output.follow())
         try:
             event = await self._wait(view)

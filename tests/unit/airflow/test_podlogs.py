@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow_fakes import ADMITTED, CONN_ID, NAMESPACE, ApiServer, connection, make_attempt, make_job, make_workload
 
-from airflow_provider import informer, podlogs
+from airflow_provider import compat, informer, logplace, podlogs
 from airflow_provider.triggers import SingularityJobTrigger
 from kueue_integration.resources import JOB, POD, WORKLOAD
 from proxy.protocol import names
@@ -66,6 +67,13 @@ def trigger(**changes: Any) -> SingularityJobTrigger:
     return SingularityJobTrigger(**{**values, "name": "train", "uid": "u1", **changes})
 
 
+def of_task(**changes: Any) -> SingularityJobTrigger:
+    """A trigger as a triggerer has it, with its task instance."""
+    made = trigger(**changes)
+    made._task_instance = SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=-1, task=None)
+    return made
+
+
 async def event_of(watched: SingularityJobTrigger) -> dict[str, Any]:
     async for event in watched.run():
         payload: dict[str, Any] = event.payload
@@ -99,6 +107,54 @@ async def test_output_is_copied_once_through_a_preemption_to_the_end(api: ApiSer
     event = await task
     assert told(written) == [f"[rank 0] step {n}" for n in range(5)]
     assert event["output_shown"] is True
+
+
+async def test_a_triggerer_that_takes_over_goes_on_where_the_first_one_stopped(
+    api: ApiServer, written: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xcoms: dict[str, Any] = {}
+
+    async def set_xcom(ti: object, key: str, value: Any) -> None:
+        xcoms[key] = value
+
+    async def get_xcom(ti: object, key: str) -> Any:
+        return xcoms.get(key)
+
+    monkeypatch.setattr(compat, "set_xcom", set_xcom)
+    monkeypatch.setattr(compat, "get_xcom", get_xcom)
+    monkeypatch.setattr(podlogs, "PLACE_EVERY_S", 0)
+    attempt = make_attempt(1, first_step=0, first_step_at=1001.0)
+    running(api, attempt, step=1)
+    name = pod(api, 1)
+    api.logs[name] = lines("step 0", "step 1")
+    task = started(of_task(log_max_lines=3))
+    await until(lambda: logplace.PLACE_KEY in xcoms)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    api.logs[name] += lines("step 2", "step 3", start=2)
+    task = started(of_task(log_max_lines=3))
+    await until(lambda: any(text.startswith("--- log_max_lines") for text in told(written)))
+    assert told(written)[:3] == [f"[rank 0] step {n}" for n in range(3)], "each once, and counted over both"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("broken", [None, "text", {"attempt": 1}, {"attempt": 1, "newest": "", "left": "x"}])
+async def test_a_place_that_cannot_be_read_shows_lines_again(
+    api: ApiServer, written: list[str], monkeypatch: pytest.MonkeyPatch, broken: Any
+) -> None:
+    async def get_xcom(ti: object, key: str) -> Any:
+        if broken is None:
+            raise ConnectionError("no answer")
+        return broken
+
+    monkeypatch.setattr(compat, "get_xcom", get_xcom)
+    running(api, make_attempt(1, first_step=0, first_step_at=1001.0), step=1)
+    api.logs[pod(api, 1)] = lines("step 0")
+    task = started(of_task())
+    await until(lambda: told(written) == ["[rank 0] step 0"])
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_long_line_and_too_many_lines_are_cut_and_said(
