@@ -22,6 +22,10 @@ from .exceptions import (
 _EXIT_CODE = re.compile(r"\bfailed with exit code (\d+)\b")
 """In the message of a Job's condition Failed with reason PodFailurePolicy."""
 
+OUT_OF_PODS = "BackoffLimitExceeded"
+"""Reason of a Job whose pods were killed too often: Kubernetes counts those itself, and is sometimes the first to see
+it. A program that ends with an error never gets here: that fails the Job at once, by its pod failure policy."""
+
 
 def exit_code(message: str) -> int | None:
     """Exit code of the program that failed the Job; None when something else did."""
@@ -55,9 +59,10 @@ def failure(
         return AirflowSkipException(f"{where} ended with exit code {code}, which skips the task: {message}")
     if code in fail_on:
         return TrainingFailedForGoodError(f"{where} failed with exit code {code}, which is not tried again: {message}")
-    if ((event.get("lineage") or {}).get("reason")) == OUT_OF_RETRIES:
+    if ((event.get("lineage") or {}).get("reason")) in (OUT_OF_RETRIES, OUT_OF_PODS):
+        limit = f"infrastructure_retries = {infrastructure_retries} allows"
+        allowed = "Kubernetes' backoffLimit allows" if infrastructure_retries is None else limit
         return TrainingInfrastructureError(
-            f"{where} lost more attempts to the infrastructure than infrastructure_retries = {infrastructure_retries} "
-            f"allows: {message}"
+            f"{where} lost more attempts to the infrastructure than {allowed}: {message}"
         )
     return TrainingFailedError(f"{where} failed: {message}")

@@ -97,9 +97,9 @@ class AirflowApi:
                 return None
             raise
 
-    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
-        """The task's log, trigger's lines included, as text: one event per line."""
-        path = f"{self._task(dag_id, run_id, task_id)}/logs/{try_number}?full_content=true"
+    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
+        """The task's log, trigger's lines included, as text: one event per line, then its exceptions."""
+        path = f"{self._task(dag_id, run_id, task_id)}/logs/{try_number}?full_content=true&map_index={map_index}"
         answer = self.call("GET", path)
         return "\n".join(_event(e) for e in answer.get("content") or [])
 
@@ -111,4 +111,6 @@ class AirflowApi:
 def _event(entry: Any) -> str:
     if not isinstance(entry, dict):
         return str(entry)
-    return " ".join(str(entry[key]) for key in ("timestamp", "level", "event") if entry.get(key))
+    line = " ".join(str(entry[key]) for key in ("timestamp", "level", "event") if entry.get(key))
+    errors = [f"{error.get('exc_type')}: {error.get('exc_value')}" for error in entry.get("error_detail") or ()]
+    return "\n".join([line, *errors])

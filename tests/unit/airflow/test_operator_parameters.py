@@ -141,6 +141,7 @@ def test_structures_may_be_rendered_to_json_text(kube: FakeKube, airflow: Airflo
         (5, "PodFailurePolicy", AirflowSkipException, True),
         (6, "PodFailurePolicy", TrainingFailedForGoodError, True),
         (None, OUT_OF_RETRIES, TrainingInfrastructureError, False),
+        (None, "BackoffLimitExceeded", TrainingInfrastructureError, False),
     ],
 )
 def test_why_a_job_failed_decides_what_airflow_does(
