@@ -27,8 +27,8 @@ from .wait import wait_for
 PARTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 HEALTH = {"scheduler": "scheduler", "dag-processor": "dag_processor", "triggerer": "triggerer"}
 """Part -> its name in the health report; the api-server is the one that reports."""
-MIGRATE_TIMEOUT_S = 120.0
-HEALTHY_TIMEOUT_S = 180.0
+MIGRATE_TIMEOUT_S = 300.0
+HEALTHY_TIMEOUT_S = 600.0
 REAP_TIMEOUT_S = 30.0
 PYTHON_TIMEOUT_S = 600.0
 
