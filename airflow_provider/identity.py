@@ -36,6 +36,11 @@ class TaskKey:
     task_id: str
     map_index: int = -1
 
+    @staticmethod
+    def of(ti: Any) -> TaskKey:
+        """Key of a task instance as Airflow hands it to operators, triggers and callbacks."""
+        return TaskKey(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index)
+
     @property
     def owner(self) -> str:
         """Label value, the same for all generations."""

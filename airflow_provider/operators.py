@@ -253,7 +253,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         """The claim on a Job that is there to be waited for, and its last event if an adopted one has succeeded
         already."""
         ti = context["ti"]
-        key = TaskKey(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index)
+        key = TaskKey.of(ti)
         now = Try(ti.try_number, ti.max_tries, compat.clear_number(context))
         kube, default_namespace = cluster.connect(self.kubernetes_conn_id)
         namespace = self.namespace or default_namespace
@@ -299,8 +299,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
                 self.manifest = store.get(MANIFEST_KEY)
             else:
                 store.set(MANIFEST_KEY, self.manifest)
-        if self._kill_requested:
-            self._honour_kill(kube, ti, claim)
+        self._end_if_unwanted(kube, ti, claim)
         self.shown_job = {"namespace": claim.namespace, "name": claim.name, "uid": str(claim.uid)}
         ti.xcom_push(key="job", value=dict(self.shown_job))
         if self.get_logs:
@@ -347,13 +346,25 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     # --- kill -----------------------------------------------------------------------------------------------------
     def on_kill(self) -> None:
         """SIGTERM. It may come from a user or from a worker that is being drained, and this runs inside a signal
-        handler, where Airflow cannot be asked: note it; `execute`, which goes on after this, asks."""
+        handler, where Airflow cannot be asked: note it; `execute`, which goes on after this, asks. Also called when
+        `execution_timeout` ends `execute`."""
         self._kill_requested = True
 
-    def _honour_kill(self, kube: Kube, ti: Any, claim: Claim) -> None:
-        state = compat.task_state(ti)
-        if state is not None and state != "restarting" and state not in USER_STATES:
-            self.log.info("The worker is being stopped, the task is %s: Job %s goes on", state, claim.name)
+    def _end_if_unwanted(self, kube: Kube, ti: Any, claim: Claim) -> None:
+        """Delete the Job and raise KilledError if a user has ended or cleared the task while it was submitted.
+
+        Airflow tells a worker of that with its next heartbeat, seconds later, and does not accept the deferral that
+        comes before: nobody would be left to delete the Job.
+        """
+        try:
+            state = compat.task_state(ti)
+        except Exception as error:
+            self.log.warning("Airflow does not say whether the task is still wanted (%s): it is", error)
+            return
+        cleared = state == "restarting" or (state is None and self._kill_requested)
+        if state not in USER_STATES and not cleared:
+            if self._kill_requested:
+                self.log.info("The worker is being stopped, the task is %s: Job %s goes on", state, claim.name)
             return
         jobs.delete(kube, claim.namespace, claim.name, uid=claim.uid)
         raise KilledError(

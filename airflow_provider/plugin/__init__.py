@@ -1,8 +1,9 @@
-"""Airflow UI plugin: the tab `Training` on task instances and Dags, the page of all training runs, and their API.
+"""Airflow plugin: the tab `Training` on task instances and Dags, the page of all training runs, and their API; and the
+listener that looks for Jobs whose task has ended without them (`listener`, `orphans`; in the scheduler too).
 
-Lives in the api-server only. What it shows comes from XComs and the task state store, live values and every action go
-to the cluster through `kueue_integration`. Never decides anything about a job itself. Every route that names a Dag is
-authorised for that Dag; actions need what Airflow asks for clearing a task.
+The UI lives in the api-server only. What it shows comes from XComs and the task state store, live values and every
+action go to the cluster through `kueue_integration`. The UI decides nothing about a job itself. Every route that names
+a Dag is authorised for that Dag; actions need what Airflow asks for clearing a task.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from airflow.plugins_manager import AirflowPlugin
 
 from .. import VERSION
+from . import listener
 
 PREFIX = "/singularity"
 OPERATORS = ["SingularityTrainOperator", "_SingularityTrainDecoratedOperator"]
@@ -37,6 +39,7 @@ class SingularityPlugin(AirflowPlugin):  # type: ignore[misc]
 
     name = "singularity"
     fastapi_apps = _ApiOnDemand()
+    listeners = [listener]  # noqa: RUF012
     # Airflow drops an entry whose url_route another one has.
     react_apps = [  # noqa: RUF012 (Airflow's convention; it removes entries that it does not accept)
         {

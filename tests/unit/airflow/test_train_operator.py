@@ -77,6 +77,12 @@ def airflow() -> Airflow:
     return Airflow()
 
 
+@pytest.fixture(autouse=True)
+def _task_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Airflow says of the task while it is submitted, unless a test has something else to say."""
+    monkeypatch.setattr(compat, "task_state", lambda ti: "running")
+
+
 @pytest.fixture
 def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
     """A cluster with the chart and one queue, behind every connection id."""
@@ -382,22 +388,44 @@ def test_a_changed_namespace_does_not_leave_the_old_job_behind(kube: FakeKube, a
     assert len(kube.list(JOB, "team-b")) == 1
 
 
-# --- kill while submitting --------------------------------------------------------------------------------------------
+# --- ended by a user, or lost, while submitting -----------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("state", "deleted"), [("failed", True), ("success", True), ("restarting", True), (None, True), ("running", False)]
+    ("state", "told", "deleted"),
+    [
+        ("failed", True, True),
+        ("success", True, True),
+        ("restarting", True, True),
+        (None, True, True),
+        ("running", True, False),  # the worker is drained; the task has to go on
+        ("failed", False, True),  # no heartbeat has told the worker yet
+        ("restarting", False, True),
+        (None, False, False),  # `dag.test()` keeps no state
+    ],
 )
-def test_sigterm_while_submitting(
-    kube: FakeKube, airflow: Airflow, monkeypatch: pytest.MonkeyPatch, state: str | None, deleted: bool
+def test_ended_while_submitting(
+    kube: FakeKube, airflow: Airflow, monkeypatch: pytest.MonkeyPatch, state: str | None, told: bool, deleted: bool
 ) -> None:
     monkeypatch.setattr(compat, "task_state", lambda ti: state)
     op = operator()
-    op.on_kill()
+    if told:
+        op.on_kill()
     if deleted:
         with pytest.raises(KilledError, match="ended by a user"):
             op.execute(airflow.context())
-    else:  # the worker is drained; the task has to go on
+    else:
         submit(airflow, op)
     assert (not kube.list(JOB, NAMESPACE)) is deleted
+
+
+def test_an_airflow_that_does_not_answer_ends_nothing(
+    kube: FakeKube, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(ti: object) -> None:
+        raise ConnectionError("no answer")
+
+    monkeypatch.setattr(compat, "task_state", silent)
+    submit(airflow)
+    assert job_of(kube)
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

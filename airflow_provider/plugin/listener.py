@@ -1,0 +1,48 @@
+"""Where Airflow says that a task or a run has ended: the cue to look for Jobs that nobody waits for any more.
+
+Called in the scheduler (a run has ended, a worker was lost) and in the api-server (marked by a user). Workers call it
+too, with an object that is no row of the database, and are left alone. Every process loads this: it imports nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.listeners import hookimpl
+
+
+def _look(row: Any) -> None:
+    if hasattr(row, "_sa_instance_state"):
+        from .orphans import sweeper
+
+        sweeper.later(row.dag_id, row.run_id)
+
+
+@hookimpl  # type: ignore[untyped-decorator]
+def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any) -> None:
+    """Airflow's hook."""
+    _look(task_instance)
+
+
+@hookimpl  # type: ignore[untyped-decorator]
+def on_task_instance_success(previous_state: Any, task_instance: Any) -> None:
+    """Airflow's hook."""
+    _look(task_instance)
+
+
+@hookimpl  # type: ignore[untyped-decorator]
+def on_task_instance_skipped(previous_state: Any, task_instance: Any) -> None:
+    """Airflow's hook."""
+    _look(task_instance)
+
+
+@hookimpl  # type: ignore[untyped-decorator]
+def on_dag_run_failed(dag_run: Any, msg: str) -> None:
+    """Airflow's hook."""
+    _look(dag_run)
+
+
+@hookimpl  # type: ignore[untyped-decorator]
+def on_dag_run_success(dag_run: Any, msg: str) -> None:
+    """Airflow's hook."""
+    _look(dag_run)

@@ -1,0 +1,110 @@
+"""A task that has ended for good leaves no Job that runs on with nobody waiting for it.
+
+Operator and trigger delete what they are there to delete. This is for when they are not: the worker was killed with no
+retry left, or the triggerer was away when a user marked the task.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from airflow.utils.session import create_session
+
+from kueue_integration import jobs
+from kueue_integration.resources import Object, is_true
+
+from .. import cluster, submission
+from ..identity import TaskKey
+from ..triggers import USER_STATES
+from . import data
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 20.0
+"""The trigger of a task that a user has marked deletes the Job and says so in the task log: it comes first."""
+TRIES = 30
+"""How often a cluster that does not answer is asked, GRACE_S apart."""
+
+
+def delete_orphans(dag_id: str, run_id: str) -> int:
+    """Delete the unfinished Jobs of the run's tasks that have ended; how many. Raises what the cluster's hook raises.
+
+    Safe beside a user who clears the task at this moment: the Jobs were listed before the state was asked for, and a
+    cleared task never takes up a Job from before.
+    """
+    with create_session() as session:
+        claims = data.claims(session, dag_id, run_id)
+    deleted = 0
+    for key, claim in claims:
+        kube, _ = cluster.connect(claim["conn_id"])
+        alive = [job for job in submission.owned_jobs(kube, claim["namespace"], key) if not _over(job)]
+        if not alive or _state(key) not in USER_STATES:
+            continue
+        for job in alive:
+            name = job["metadata"]["name"]
+            if jobs.delete(kube, claim["namespace"], name, uid=job["metadata"]["uid"]):
+                deleted += 1
+                log.warning("%s has ended, nobody waits for Job %s/%s: deleted", key, claim["namespace"], name)
+    return deleted
+
+
+def _state(key: TaskKey) -> str | None:
+    with create_session() as session:
+        return data.state(session, key)
+
+
+def _over(job: Object) -> bool:
+    return is_true(job, "Complete") or is_true(job, "Failed") or bool(job["metadata"].get("deletionTimestamp"))
+
+
+class Sweeper:
+    """Looks after a run some time after it was told of it, in a thread that lives while there is something to do."""
+
+    def __init__(
+        self, look: Callable[[str, str], object] = delete_orphans, grace_s: float = GRACE_S, tries: int = TRIES
+    ) -> None:
+        self._look, self._grace_s, self._tries = look, grace_s, tries
+        self._lock = threading.Lock()
+        self._due: dict[tuple[str, str], tuple[float, int]] = {}
+        """Run -> when to look, and how many tries are left. In the order of time: the delay is always the same."""
+        self._thread: threading.Thread | None = None
+
+    def later(self, dag_id: str, run_id: str) -> None:
+        """Returns at once. Being told of a run again starts its delay again."""
+        self._put(dag_id, run_id, self._tries)
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():  # not alive in a forked process either
+                self._thread = threading.Thread(target=self._work, name="singularity-orphans", daemon=True)
+                self._thread.start()
+
+    def _put(self, dag_id: str, run_id: str, tries: int) -> None:
+        with self._lock:
+            self._due.pop((dag_id, run_id), None)
+            self._due[dag_id, run_id] = (time.monotonic() + self._grace_s, tries)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._due:
+                    self._thread = None
+                    return
+                (dag_id, run_id), (due, tries) = next(iter(self._due.items()))
+                wait = due - time.monotonic()
+                if wait <= 0:
+                    del self._due[dag_id, run_id]
+            if wait > 0:
+                time.sleep(wait)
+                continue
+            try:
+                self._look(dag_id, run_id)
+            except Exception as error:  # whatever the connection's provider likes to raise
+                what = f"{type(error).__name__}: {error}"
+                log.warning("Jobs that run %s of %s may have left were not looked for: %s", run_id, dag_id, what)
+                if tries > 1:
+                    self._put(dag_id, run_id, tries - 1)
+
+
+sweeper = Sweeper()

@@ -1,0 +1,155 @@
+"""Jobs whose task has ended without them: which are deleted, when they are looked for, and who calls for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import db_rows
+import pytest
+from airflow.models.taskinstance import TaskInstance
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from airflow_provider import cluster, memory
+from airflow_provider.identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey, Try
+from airflow_provider.plugin import SingularityPlugin, listener, orphans
+from kueue_integration.errors import Unreachable
+from kueue_integration.fake import FakeKube
+from kueue_integration.resources import JOB
+from proxy.protocol import names
+
+NAMESPACE = "team-a"
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """Airflow's database, as far as it is asked."""
+    with db_rows.database() as made:
+        monkeypatch.setattr(orphans, "create_session", lambda: contextlib.nullcontext(made))
+        yield made
+
+
+@pytest.fixture
+def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
+    fake = FakeKube()
+    monkeypatch.setattr(cluster, "connect", lambda conn_id: (fake, "default"))
+    return fake
+
+
+def task(session: Session, kube: FakeKube, task_id: str, state: str | None, map_index: int = -1) -> Claim:
+    """A task instance in that state, whose Job is alive."""
+    key = TaskKey("dag", "run", task_id, map_index)
+    claim = Claim(key, 0, Try(1, 0, 0), NAMESPACE, f"{task_id}-{map_index + 1}")
+    row = {"dag_id": "dag", "run_id": "run", "task_id": task_id, "map_index": map_index}
+    db_rows.task_instance(session, **row, state=state)
+    db_rows.stored(session, **row, key=memory.STORE_KEY, value=json.dumps({**claim.to_dict(), "conn_id": "c"}))
+    metadata = {
+        "name": claim.name,
+        "namespace": NAMESPACE,
+        "labels": {names.LABEL_MANAGED: "true", LABEL_OWNER: key.owner},
+        "annotations": {ANN_TASK: json.dumps(claim.to_dict())},
+    }
+    spec = {"parallelism": 1, "suspend": True, "template": {"spec": {"containers": []}}}
+    kube.create({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec})
+    return claim
+
+
+def left(kube: FakeKube) -> set[str]:
+    return {job["metadata"]["name"] for job in kube.list(JOB, NAMESPACE)}
+
+
+def test_only_jobs_of_tasks_that_have_ended_are_deleted(session: Session, kube: FakeKube) -> None:
+    for state in ("failed", "success", "skipped", "deferred", "running", "up_for_retry", "restarting"):
+        task(session, kube, state.replace("_", "-"), state)
+    task(session, kube, "cleared", None)
+    task(session, kube, "mapped", "failed", 0)
+    task(session, kube, "mapped", "deferred", 1)
+    assert orphans.delete_orphans("dag", "run") == 4
+    assert left(kube) == {"deferred-0", "running-0", "up-for-retry-0", "restarting-0", "cleared-0", "mapped-2"}
+    assert orphans.delete_orphans("dag", "another-run") == 0
+
+
+@pytest.mark.parametrize("how", ["Complete", "Failed"])
+def test_what_has_ended_stays_to_be_looked_at(session: Session, kube: FakeKube, how: str) -> None:
+    claim = task(session, kube, "train", "failed")
+    kube.set_status(JOB, NAMESPACE, claim.name, {"conditions": [{"type": how, "status": "True"}]})
+    assert orphans.delete_orphans("dag", "run") == 0
+    assert left(kube) == {claim.name}
+
+
+def test_a_task_that_is_cleared_at_this_moment_keeps_its_job(
+    session: Session, kube: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = task(session, kube, "train", "failed")
+
+    def cleared_meanwhile(conn_id: str) -> Any:
+        session.execute(update(TaskInstance).values(state=None))
+        return kube, "default"
+
+    monkeypatch.setattr(cluster, "connect", cleared_meanwhile)
+    assert orphans.delete_orphans("dag", "run") == 0
+    assert left(kube) == {claim.name}
+
+
+def test_a_cluster_that_does_not_answer_is_asked_again() -> None:
+    asked: list[tuple[str, str]] = []
+    done = threading.Event()
+
+    def look(dag_id: str, run_id: str) -> None:
+        asked.append((dag_id, run_id))
+        if len(asked) < 4:
+            raise Unreachable("no answer")
+        done.set()
+
+    sweeper = orphans.Sweeper(look, grace_s=0.01)
+    sweeper.later("dag", "run")
+    assert done.wait(30)
+    assert asked == [("dag", "run")] * 4
+
+
+def test_it_gives_up_and_starts_again_for_the_next_run() -> None:
+    asked: list[str] = []
+    ended = threading.Semaphore(0)
+
+    def look(dag_id: str, run_id: str) -> None:
+        asked.append(run_id)
+        ended.release()
+        raise Unreachable("no answer")
+
+    sweeper = orphans.Sweeper(look, grace_s=0.01, tries=2)
+    for run_id in ("one", "two"):
+        sweeper.later("dag", run_id)
+        assert ended.acquire(timeout=30) and ended.acquire(timeout=30)
+    assert asked == ["one", "one", "two", "two"]
+
+
+def test_rows_of_the_database_are_looked_after_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(orphans.sweeper, "later", lambda dag_id, run_id: told.append((dag_id, run_id)))
+    row = TaskInstance.__new__(TaskInstance)
+    row.__dict__["_sa_instance_state"] = object()
+    monkeypatch.setattr(TaskInstance, "dag_id", "dag")
+    monkeypatch.setattr(TaskInstance, "run_id", "run")
+    listener.on_task_instance_failed(None, row, None)
+    listener.on_task_instance_success(None, row)
+    listener.on_task_instance_skipped(None, row)
+    in_a_worker = SimpleNamespace(dag_id="dag", run_id="run")
+    listener.on_task_instance_failed("running", in_a_worker, None)
+    assert told == [("dag", "run")] * 3
+
+
+def test_airflow_accepts_the_listener() -> None:
+    """Its plugin manager refuses hooks whose arguments it does not know."""
+    from airflow.listeners.listener import get_listener_manager
+
+    manager = get_listener_manager()
+    (module,) = SingularityPlugin.listeners
+    manager.add_listener(module)
+    assert manager.pm.is_registered(module)
+    names_ = {caller.name for caller in manager.pm.get_hookcallers(module)}
+    assert {"on_dag_run_failed", "on_dag_run_success", "on_task_instance_failed"} <= names_
