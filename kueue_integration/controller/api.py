@@ -235,7 +235,18 @@ class Api:
         self._metrics.add("singularity_checkpoint_failures_total")
         about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt}
         log.warning("no checkpoint: %s", message.message, extra=about)
-        await self._write(message.namespace, message.job, lambda j: inbox.failure(j, message, now))
+        why: str | None = None
+
+        def change(job: Object) -> Annotations | None:
+            nonlocal why
+            told = inbox.failure(job, message, now)
+            why = inbox.lifted(job, told, now)
+            return told
+
+        if await self._write(message.namespace, message.job, change) and why is not None:
+            self._metrics.add("singularity_holds_released_total", why)
+            if why == "deadline":  # the pods have noticed it before our worker
+                self._metrics.add("singularity_holds_expired_total")
         return _json({})
 
 

@@ -247,6 +247,15 @@ def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations 
     return change or None
 
 
+def lifted(job: Object, change: Annotations | None, now: float) -> str | None:
+    """Why `change` lifts the hold of `job`, a word for the metrics: its deadline, or a save that failed before. None if
+    it does not."""
+    if (change or {}).get(names.ANN_HOLD) != names.HOLD_RELEASED:
+        return None
+    deadline = views.hold_deadline(job)
+    return "deadline" if deadline is not None and now >= deadline - 1 else "failed"
+
+
 def progress_age(job: Object, now: float) -> float:
     """Seconds since the progress annotation was written, infinite without one."""
     try:

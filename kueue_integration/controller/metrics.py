@@ -16,7 +16,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_checkpoints_committed_total": ("Checkpoints committed.", ()),
     "singularity_checkpoint_failures_total": ("Checkpoints that a job said it could not take.", ()),
     "singularity_holds_released_total": ("Holds that ended without a checkpoint, by cause.", ("cause",)),
-    "singularity_holds_expired_total": ("Holds that the controller ended at their deadline.", ()),
+    "singularity_holds_expired_total": ("Holds that ended at their deadline.", ()),
     "singularity_readmissions_total": ("Evictions that the controller asked for, by cause.", ("cause",)),
     "singularity_requests_total": ("Answers to users' requests, by what was asked and how it went.", ("request",)),
     "singularity_conflicts_total": ("Writes refused because the object had changed.", ()),

@@ -307,6 +307,17 @@ async def test_progress_is_written_at_most_every_two_seconds_unless_it_is_news(s
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("left_s, cause, expired", [(60, "failed", 0.0), (-0.1, "deadline", 1.0)])
+async def test_a_hold_that_the_pods_end_is_counted_once(served, left_s, cause, expired):
+    served.annotate(ANN_HOLD_DEADLINE=clock.to_text(time.time() + left_s))
+    for _ in range(2):
+        assert (await served.post("/v1/failure", CheckpointFailure(NS, "train", 1, "rank 1 is stuck")))[0] == 200
+    assert annotation(served.job(), names.ANN_HOLD) == "released"
+    lines = served.metrics.text().splitlines()
+    assert f'singularity_holds_released_total{{cause="{cause}"}} 1.0' in lines
+    assert f"singularity_holds_expired_total {expired}" in lines
+
+
 async def test_a_failure_releases_the_hold(served):
     served.annotate(ANN_HOLD_DEADLINE=clock.to_text(time.time() + 60))
     assert await served.post("/v1/failure", CheckpointFailure(NS, "train", 1, "rank 1 is stuck")) == (200, {})
