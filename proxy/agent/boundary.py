@@ -13,6 +13,7 @@ import atexit
 import mmap
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -282,6 +283,41 @@ def claim() -> Boundary | None:
     atexit.register(_finish, boundary, os.getpid())
     os.register_at_fork(after_in_child=_forget)
     return boundary
+
+
+def stranger(rank: int, world_size: int) -> str:
+    """Why a process that is about to meet others as `rank` of `world_size` (-1: as the environment says) is none of the
+    job's ranks, but one that such a rank has started. "" if it is one.
+
+    In a job of several ranks only: where there is one, whatever it starts is saved with it.
+    """
+    if _boundary is not None or _off:
+        return ""
+    folder = Path(os.environ[names.ENV_RANK_DIR])
+    own = int(folder.name.rpartition("-")[2])
+    with open(folder.parent / names.PAGE_FILE, "rb") as file:
+        file.seek(8 * page.W_WORLD)
+        world = int.from_bytes(file.read(8), sys.byteorder)
+    met = world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE", world))
+    if met != world:
+        return f"it meets a world of {met} ranks, the job has {world}"
+    processes = sys.modules.get("multiprocessing.process")
+    child = processes is not None and processes.parent_process() is not None
+    if child and rank >= 0 and rank != own:
+        return f"it is rank {rank} of the script's own, started by rank {own} of the job"
+    return ""
+
+
+def stand_aside(why: str) -> None:
+    """This process takes no part in checkpoints."""
+    global _off, _step
+    from . import hooks
+
+    _off, _step = True, _nothing
+    hooks.report(
+        f"process {os.getpid()} takes no part in checkpoints, and its job cannot be saved: {why}. Give the job as many "
+        "ranks as the script starts (the launcher starts them as torchrun would), or one rank that starts them all"
+    )
 
 
 def _listen() -> None:

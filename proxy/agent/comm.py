@@ -242,13 +242,21 @@ def install(module: ModuleType) -> None:
 def _wrap_rendezvous(module: Any, proxy_store: Any) -> None:
     stock = module.rendezvous
 
-    def rendezvous(*args: Any, **kwargs: Any) -> Any:
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
         from . import freeze  # which needs us
 
+        try:
+            problem = boundary.stranger(rank, world_size)
+        except (OSError, ValueError, KeyError):  # `claim` says so, too, and what becomes of it
+            problem = ""
+        if problem:
+            boundary.stand_aside(problem)
+            yield from stock(url, rank, world_size, **kwargs)
+            return
         boundary.claim()
         freeze.adopt_address()
         with fork.communication():
-            found = stock(*args, **kwargs)
+            found = stock(url, rank, world_size, **kwargs)
             triple = next(found)
         while True:
             store, rank, world_size = triple

@@ -30,6 +30,8 @@ class Program:
     env: Mapping[str, str] = field(default_factory=dict)
     within: float = 60.0
     """Seconds in which the barrier must be reached."""
+    anywhere: bool = False
+    """One rank, stopped wherever its processes are."""
 
 
 class Runner:
@@ -62,12 +64,13 @@ class Runner:
 
     def stop(self, pod: Pod, generation: int) -> None:
         """Barrier and dump; afterwards the pod is gone, its images are there."""
-        coordinator = Coordinator(dict.fromkeys(self.ranks, pod.sidecar))
-        try:
-            coordinator.acquire(generation, timeout=self.program.within)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{pod.log()}") from None
-        pod.sidecar.command("dump", generation=generation, checkpoint_id="c")
+        if not self.program.anywhere:
+            coordinator = Coordinator(dict.fromkeys(self.ranks, pod.sidecar))
+            try:
+                coordinator.acquire(generation, timeout=self.program.within)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{pod.log()}") from None
+        pod.sidecar.command("dump", generation=generation, checkpoint_id="c", anywhere=self.program.anywhere)
         event = pod.wait_event("dumped", "dump_failed")
         assert event.kind == "dumped", f"{event.message}\n{pod.log()}"
         pod.delete()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from fake_sidecar import Page
 
+from proxy.agent import boundary
 from proxy.agent.boundary import Boundary
 from proxy.protocol import page, ratchet
 
@@ -171,6 +173,27 @@ def test_a_page_of_another_layout_is_refused(tmp_path: Path, shared: Page) -> No
 def test_a_rank_beyond_the_page_is_refused(tmp_path: Path, rank: int) -> None:
     with pytest.raises(ValueError, match=f"RANK = {rank}"):
         Boundary(tmp_path, rank, lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world", "child", "wanted"),
+    [
+        (-1, -1, False, ""),  # env://
+        (1, 3, False, ""),
+        (0, 3, False, ""),  # the script's own numbering
+        (1, 3, True, ""),  # mp.spawn with one process per rank
+        (-1, 6, False, "it meets a world of 6 ranks, the job has 3"),
+        (2, 6, True, "it meets a world of 6 ranks, the job has 3"),
+        (0, 3, True, "it is rank 0 of the script's own, started by rank 1 of the job"),
+    ],
+)
+def test_who_is_none_of_the_jobs_ranks(
+    tmp_path: Path, shared: Page, monkeypatch: pytest.MonkeyPatch, rank: int, world: int, child: bool, wanted: str
+) -> None:
+    monkeypatch.setenv("SINGULARITY_RANK_DIR", str(tmp_path / "rank-1"))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setattr(multiprocessing.process, "parent_process", lambda: object() if child else None)
+    assert boundary.stranger(rank, world) == wanted
 
 
 # --- places between step boundaries -----------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import pytest
 from pod_harness import Pod
 from program_runs import Program, Runner
 
+from proxy.protocol import page
+
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 
 ROWS = {
@@ -27,8 +29,18 @@ ROWS = {
     "backend per device": Program("backends.py", ("60", "cpu:gloo,cuda:gloo"), 5),
     "loader that is ahead": Program("loader.py", ("60",), 15),
     "threads": Program("threads.py", ("80",), 10),
+    "child processes": Program("children.py", ("80",), 10),
+    "mp.spawn": Program("spawned.py", ("120", "2"), 10, ranks=1, anywhere=True),
 }
 QUICK = ["pipeline", "Join", "no optimizer"]
+
+
+Make = Callable[..., Pod]
+
+
+@pytest.fixture
+def make(make_pod: Make, rootfs: Path, torch_env: Path, criu_bundle: Path) -> Make:
+    return partial(make_pod, rootfs=rootfs, torch=torch_env, criu=criu_bundle)
 
 
 def rows() -> list[object]:
@@ -36,7 +48,25 @@ def rows() -> list[object]:
 
 
 @pytest.mark.parametrize("row", rows())
-def test_stopped_and_restored_it_ends_as_if_nothing_had_happened(
-    row: str, make_pod: Callable[..., Pod], rootfs: Path, torch_env: Path, criu_bundle: Path
-) -> None:
-    Runner(partial(make_pod, rootfs=rootfs, torch=torch_env, criu=criu_bundle), ROWS[row]).compare()
+def test_stopped_and_restored_it_ends_as_if_nothing_had_happened(row: str, make: Make) -> None:
+    Runner(make, ROWS[row]).compare()
+
+
+@pytest.mark.full
+def test_a_world_of_ranks_that_the_script_starts_in_several_slots_is_not_saved_and_goes_on(make: Make) -> None:
+    """mp.spawn in a job of two ranks: two processes each make a world of four. Stopped halfway, it would break."""
+    program = Program("spawned.py", ("150", "2"), 10, anywhere=True)
+    runner = Runner(make, program)
+    pod = runner.start("pod")
+    runner.wait_lines(pod, program.stop_at)
+    for text in ("it meets a world of 4 ranks, the job has 2", "one rank that starts them all"):
+        assert pod.log().count(text) == 4, pod.log()
+    generation = page.generation(1, 1)
+    pod.sidecar.command("dump", generation=generation, checkpoint_id="c", anywhere=True)
+    event = pod.wait_event("dumped", "dump_failed")
+    assert event.kind == "dump_failed" and "sockets lead out of their rank: rank 0: " in event.message
+    assert not pod.image("c", 0).exists(), "refused before anything was dumped"
+    at = len(runner.losses(pod)[0])
+    pod.sidecar.command("resume", generation=generation)
+    runner.wait_lines(pod, at + 5)
+    assert pod.wait(200) == 0, pod.log()
