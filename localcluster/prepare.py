@@ -25,6 +25,7 @@ class Prepared:
     rootfs: Path
     torch: Path
     helm: Path
+    fake_gcs: Path
 
 
 def prepare(progress: Progress) -> Prepared:
@@ -37,10 +38,10 @@ def prepare(progress: Progress) -> Prepared:
     host.check(cache, progress)
     # Go compiles, the other one mostly downloads: together they take hardly longer than Go alone.
     with ThreadPoolExecutor(max_workers=2) as pool:
-        programs = pool.submit(build.build_all, cache, progress)
+        programs = pool.submit(lambda: (build.build_all(cache, progress), build.build(build.FAKE_GCS, cache, progress)))
         folders = pool.submit(lambda: (rootfs.debian(cache, progress), rootfs.torch(cache, progress)))
-        helm = Path(programs.result()["helm"])
-        return Prepared(*folders.result(), helm)
+        binaries, fake_gcs = programs.result()
+        return Prepared(*folders.result(), Path(binaries["helm"]), fake_gcs / "fake-gcs-server")
 
 
 def main() -> int:
@@ -53,7 +54,8 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if arguments.env:
-        print(f"SINGULARITY_TEST_ROOTFS={made.rootfs} SINGULARITY_TEST_TORCH={made.torch} SINGULARITY_HELM={made.helm}")
+        print(f"SINGULARITY_TEST_ROOTFS={made.rootfs} SINGULARITY_TEST_TORCH={made.torch}")
+        print(f"SINGULARITY_HELM={made.helm} SINGULARITY_FAKE_GCS={made.fake_gcs}")
     return 0
 
 

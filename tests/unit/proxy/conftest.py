@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
 import tempfile
-import time
-import urllib.request
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import object_servers
 import pytest
 from mesh_world import FakeController
 from pod_harness import Pod, collect_criu, install_agent
@@ -78,36 +74,16 @@ def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a fake-gcs-server (`localcluster/go/fakegcs`) that keeps objects in memory."""
     program = os.environ.get("SINGULARITY_FAKE_GCS")
     if not program:
-        pytest.skip("SINGULARITY_FAKE_GCS is not set: a fake-gcs-server, `go install tool` in localcluster/go/fakegcs")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    log = (tmp_path_factory.mktemp("gcs") / "log").open("wb")
-    words = ["-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
-    with subprocess.Popen([program, *words], stdout=log, stderr=log) as process:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(f"{url}/_internal/healthcheck", timeout=5).close()
-                break
-            except OSError:
-                assert process.poll() is None and time.monotonic() < deadline, "the server does not come up"
-                time.sleep(0.05)
+        pytest.skip("SINGULARITY_FAKE_GCS is not set: `python -m localcluster.prepare --env` says what it is")
+    with object_servers.running_gcs(program, tmp_path_factory.mktemp("gcs") / "log") as url:
         yield url
-        process.kill()
 
 
 @pytest.fixture
 def gs_url(gcs_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """URL of an empty bucket, for gcsfs."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
-    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
-    body = f'{{"name": "{bucket}"}}'.encode()
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{gcs_server}/storage/v1/b?project=test", body, headers)
-    urllib.request.urlopen(request, timeout=10).close()
-    return f"gs://{bucket}/checkpoints"
+    return object_servers.make_gcs_bucket(gcs_server)
 
 
 @pytest.fixture

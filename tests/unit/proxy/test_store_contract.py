@@ -21,11 +21,11 @@ from proxy.store.known import Known
 @pytest.fixture(params=["file", "memory", "gs"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "file":
-        yield Store(f"file://{tmp_path}/store", patience_s=5)
+        yield Store(f"file://{tmp_path}/store", patience_s=60)
     elif request.param == "gs":
-        yield Store(request.getfixturevalue("gs_url"), patience_s=5)
+        yield Store(request.getfixturevalue("gs_url"), patience_s=60)
     else:
-        yield Store(f"memory://{tmp_path.name}", patience_s=5)
+        yield Store(f"memory://{tmp_path.name}", patience_s=60)
         memory = fsspec.filesystem("memory")
         if memory.exists(f"/{tmp_path.name}"):
             memory.rm(f"/{tmp_path.name}", recursive=True)
