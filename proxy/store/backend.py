@@ -2,11 +2,14 @@
 
 Object stores make a PUT visible as a whole. On `file://` the same comes from a temporary name, fsync and a rename;
 readers never see half an object. What may pass (a server that answers 503, a connection that breaks) is tried again
-for `patience_s`; every failure is a StoreError that names the URL. Counters say how often that was.
+for `patience_s`, also what has no answer for long: connections die without a word. Every failure is a StoreError that
+names the URL. Counters say how often something was tried again.
 """
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import errno
 import os
 import random
@@ -18,13 +21,22 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import fsspec
+from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from ..errors import StoreError
 
+# Read where gcsfs is imported, with the first gs:// URL. Its support for zonal buckets asks Google's control API over
+# gRPC before every operation; where that may not be asked (a permission that few roles have, a server that is not
+# Google's) each costs seconds more. The store needs none of it.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+
 T = TypeVar("T")
 TEMPORARY: Final = ".tmp-"
+SUPPORTED: Final = "file://, gs:// and memory://"
 PATIENCE_S: Final = 120.0
+FIRST_TRY_S: Final = 20.0
+"""How long the first try of an operation over the network may take; each further one may take twice as long."""
 _LASTING: Final = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the quota of the disk is used up",
@@ -58,7 +70,7 @@ class Backend:
         try:
             self.fs, root = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError) as error:
-            raise StoreError(f"store {url!r}: {error}") from error
+            raise StoreError(f"store {url!r}: {error}; supported are {SUPPORTED}") from error
         self.root: str = root.rstrip("/")
         self.local = isinstance(self.fs, LocalFileSystem)
 
@@ -69,16 +81,17 @@ class Backend:
     def write(self, relative: str, data: bytes) -> None:
         """Write a whole file; it appears at once or not at all, and then survives a crash. Raises StoreError."""
         if self.local:
-            self._guard(f"write {relative}", lambda: _write_local(Path(self.path(relative)), data))
+            self._guard(f"write {relative}", lambda limit: _write_local(Path(self.path(relative)), data))
         else:
-            self._guard(f"write {relative}", lambda: self.fs.pipe_file(self.path(relative), data))
+            self._guard(f"write {relative}", lambda limit: self._call("pipe_file", limit, self.path(relative), data))
 
     def read(self, relative: str, most: int | None = None) -> bytes | None:
         """Content of a file, or its first `most` bytes; None if there is none. Raises StoreError."""
 
-        def get() -> bytes | None:
+        def get(limit: float) -> bytes | None:
+            begin = None if most is None else 0
             try:
-                data: bytes = self.fs.cat_file(self.path(relative), start=None if most is None else 0, end=most)
+                data: bytes = self._call("cat_file", limit, self.path(relative), start=begin, end=most)
                 return data
             except FileNotFoundError:
                 return None
@@ -89,10 +102,10 @@ class Backend:
         """All files below a folder: relative path -> (size, Unix seconds of the last write). Empty if there is none."""
         top = self.path(relative)
 
-        def look() -> dict[str, dict[str, Any]]:
+        def look(limit: float) -> dict[str, dict[str, Any]]:
             self.fs.invalidate_cache()
             try:
-                found: dict[str, dict[str, Any]] = self.fs.find(top, detail=True)
+                found: dict[str, dict[str, Any]] = self._call("find", limit, top, detail=True)
             except FileNotFoundError:  # also a file that was deleted while the folder was read
                 if self.local and Path(top).is_dir():
                     raise OSError(errno.EAGAIN, "the folder changed while it was read") from None
@@ -106,20 +119,38 @@ class Backend:
     def delete(self, relative: str) -> None:
         """Delete a file; nothing happens if it is gone. Raises StoreError."""
 
-        def remove() -> None:
+        def remove(limit: float) -> None:
             try:
-                self.fs.rm_file(self.path(relative))
+                self._call("rm_file", limit, self.path(relative))
             except FileNotFoundError:
                 return
 
         self._guard(f"delete {relative}", remove)
 
-    def _guard(self, what: str, action: Callable[[], T]) -> T:
+    def _call(self, name: str, limit: float, *args: Any, **options: Any) -> Any:
+        """A method of the file system. Over the network: given up after `limit` seconds, or when it is cancelled.
+
+        The client libraries try again themselves for half a minute, and wait for an answer for five.
+        """
+        if not isinstance(self.fs, AsyncFileSystem):
+            return getattr(self.fs, name)(*args, **options)
+        coroutine = getattr(self.fs, f"_{name}")(*args, **options)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.fs.loop)
+        end = time.monotonic() + limit
+        while not concurrent.futures.wait([future], timeout=0.2).done:
+            late = time.monotonic() > end
+            if late or self.cancelled():
+                future.cancel()
+                raise TimeoutError(f"no answer within {limit:.0f} s" if late else "it was cancelled")
+        return future.result()
+
+    def _guard(self, what: str, action: Callable[[float], T]) -> T:
+        """`action`, which gets the seconds that one try may take."""
         deadline = time.monotonic() + self.patience_s
-        pause = 0.1
+        pause, limit = 0.1, FIRST_TRY_S
         while True:
             try:
-                return action()
+                return action(limit)
             except StoreError:
                 raise
             except Exception as error:  # fsspec's file systems raise whatever their client library raises
@@ -131,7 +162,7 @@ class Backend:
             until = time.monotonic() + pause * random.uniform(0.7, 1.3)  # noqa: S311 - spreads load
             while time.monotonic() < until and not self.cancelled():
                 time.sleep(min(0.1, pause))
-            pause = min(5.0, pause * 2)
+            pause, limit = min(5.0, pause * 2), limit * 2
 
 
 def _lasting(error: Exception) -> str:
@@ -140,6 +171,8 @@ def _lasting(error: Exception) -> str:
         return f"{_LASTING[error.errno]} ({error})"
     if isinstance(error, _LASTING_TYPES):
         return f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno is None and str(error).startswith("Forbidden"):
+        return str(error)  # gcsfs's way to say 403
     code = getattr(error, "code", getattr(error, "status", None))
     if str(code).isdigit() and 400 <= int(str(code)) < 500 and int(str(code)) not in (408, 425, 429):
         return f"{type(error).__name__}: {error}"

@@ -47,21 +47,29 @@ def test_errors_that_last_end_the_upload_with_a_sentence(tmp_path: Path, monkeyp
     assert store.backend.retries > 0
 
 
-def test_a_full_disk_is_said_at_once(tmp_path: Path) -> None:
+def test_a_full_disk_is_said_at_once_and_loses_nothing(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode:
         pytest.skip("needs root: mounts a small file system")
     try:
-        store = Store(f"file://{disk}/store")
+        store, folder = Store(f"file://{disk}/store"), image(tmp_path / "image", size=8 << 20)
+        earlier = commit(store, image(tmp_path / "earlier", seed=7, size=1 << 19))
+        before = {p for p in disk.rglob("*") if p.is_file() and p.parent.name != "packs"}
         with pytest.raises(StoreError, match="the disk is full") as caught:
-            store.put_ranks(NAMESPACE, JOB, "train-a1-g1", {0: image(tmp_path / "image", size=8 << 20)})
+            store.put_ranks(NAMESPACE, JOB, "train-a1-g2", {0: folder})
         assert isinstance(caught.value.__cause__, OSError) and caught.value.__cause__.errno == errno.ENOSPC
         assert store.backend.retries == 0
         left = [p for p in disk.rglob("*") if p.is_file()]
-        assert {p.parent.name for p in left} <= {"packs"}, "no manifest, no lock"
+        assert {p for p in left if p.parent.name != "packs"} == before, "no manifest, no lock"
         assert not [p for p in left if ".tmp-" in p.name], "nothing half written"
+        best, skipped = store.latest_valid(NAMESPACE, JOB)
+        assert best is not None and best.id == earlier.id and skipped == [] and store.verify(best) == []
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        put = store.put_ranks(NAMESPACE, JOB, "train-a1-g2", {0: folder})
+        store.fetch_ranks(manifest(put.images, 2), {0: tmp_path / "back"})
+        assert same(folder, tmp_path / "back"), "there is space again"
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -121,3 +129,9 @@ def test_a_tampered_archive_is_refused(tmp_path: Path, change: Change, text: str
     assert other.list_checkpoints(NAMESPACE, JOB) == []
     assert other.backend.find(f"{FOLDER}/locks") == {}
     assert not (tmp_path / "escaped").exists()
+
+
+@pytest.mark.parametrize("url", ["s4://bucket/prefix", "nosuch://x"])
+def test_a_store_that_is_not_known_names_those_that_are(url: str) -> None:
+    with pytest.raises(StoreError, match=r"supported are file://, gs:// and memory://"):
+        Store(url)
