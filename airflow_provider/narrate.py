@@ -26,7 +26,10 @@ def narrate(before: JobStatus | None, now: JobStatus) -> list[str]:
 
 
 def progress(now: JobStatus) -> str:
-    """One line on how far a running job is."""
+    """One line on how far a running job, or its checkpoint, is."""
+    if now.saving:
+        saved, size = (now.saving[name] >> 20 for name in ("bytes_done", "bytes_total"))
+        return f"Attempt {now.attempt}: {saved} of {size} MiB of its checkpoint are saved"
     done = f"Attempt {now.attempt}: {now.step} steps done on {now.flavor} with {_count(now.pods, 'pod')}"
     return ", ".join([done, *_printed(now.progress)])
 

@@ -175,8 +175,10 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         for line in narrate(self._shown, status):
             self.log.info("%s", line)
             self._progress_at = time.monotonic()
-        moved = self._shown is not None and status.step > self._shown.step
-        if status.phase == Phase.RUNNING.value and time.monotonic() - self._progress_at >= PROGRESS_EVERY_S and moved:
+        before = self._shown
+        moved = before is not None and (status.step > before.step or (status.saving and status.saving != before.saving))
+        told = status.phase == Phase.RUNNING.value or bool(status.saving)
+        if told and time.monotonic() - self._progress_at >= PROGRESS_EVERY_S and moved:
             self.log.info("%s", progress(status))
             self._progress_at = time.monotonic()
         limit, count = self.preemption_alert, preemptions(status)

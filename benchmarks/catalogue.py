@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import checkpoint, compare, hook, moves, preemption, scale, steady, triggerer
+from . import checkpoint, compare, hook, memory, moves, preemption, scale, steady, triggerer
 from .model import Group, Spec
 
 GROUPS: Sequence[Group] = (
@@ -13,6 +13,7 @@ GROUPS: Sequence[Group] = (
     moves.GROUP,
     checkpoint.GROUP,
     compare.GROUP,
+    memory.GROUP,
     preemption.GROUP,
     scale.ADMISSION,
     scale.EVICTION,

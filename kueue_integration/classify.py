@@ -196,14 +196,23 @@ def _evicted(workload: _Obj, job: _Obj, past: Sequence[AttemptRecord], position:
     if last and last.note:
         state = last.note
     if not done and _has_pods(job):
-        seen = records.progress(job)
-        doing = _CHECKPOINT_WORDS.get(seen.phase if seen and seen.attempt == attempt else "", "writes a checkpoint")
+        doing = _saving(records.progress(job), attempt) or "writes a checkpoint"
         return Classified(Phase.CHECKPOINTING, reason, f"{words}; {doing}")
     if workload.get("spec", {}).get("active") is False:
         return Classified(Phase.SUSPENDED, reason, f"{words}; {state}; {_REACTIVATE}")
     # Kueue leaves Evicted on True until the Workload has quota again: all that time it waits in the queue.
     told = [words, state, _goes_on(workload, reason), *_wanting(workload, position)]
     return Classified(Phase.PREEMPTED, reason, "; ".join(told))
+
+
+def _saving(seen: records.ProgressNote | None, attempt: int) -> str:
+    """What the pods of `attempt` do for a checkpoint now, and how far they are; "" if nothing."""
+    if seen is None or seen.attempt != attempt:
+        return ""
+    words = _CHECKPOINT_WORDS.get(seen.phase, "")
+    if words and seen.bytes_total:
+        words += f", {(seen.bytes_done or 0) >> 20} of {seen.bytes_total >> 20} MiB are saved"
+    return words
 
 
 def _wanting(workload: _Obj, position: Position | None) -> list[str]:
@@ -298,7 +307,9 @@ def _admitted(job: _Obj, past: Sequence[AttemptRecord], pods: Sequence[_Obj]) ->
     now = seen if seen and last and seen.attempt == last.attempt else None
     if last and last.first_step_at is not None:
         step = now.step if now else last.first_step
-        return Classified(Phase.RUNNING, "Running", f"runs with {wanted} workers{where}, {step} steps done")
+        saving = _saving(now, last.attempt)
+        also = f"; {saving}" if saving else ""
+        return Classified(Phase.RUNNING, "Running", f"runs with {wanted} workers{where}, {step} steps done{also}")
     if now and now.phase in ("running", "finished"):
         return Classified(Phase.RUNNING, "NoStepYet", f"runs with {wanted} workers{where}, no step seen yet")
     phase = Phase.RESTORING if restoring else Phase.STARTING

@@ -32,6 +32,9 @@ class ProgressNote:
     """Step, total and loss as rank 0 printed them last, in the script's own counting."""
     total: int | None = None
     loss: float | None = None
+    bytes_done: int | None = None
+    bytes_total: int | None = None
+    """While the phase is `uploading`: how much of the checkpoint the store has, and how much there is."""
 
 
 def history(job: Mapping[str, Any] | None) -> list[AttemptRecord]:

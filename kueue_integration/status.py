@@ -79,7 +79,8 @@ class JobStatus:
     """What the script printed: `step`, `total`, `loss`, and `eta_s` (seconds left at this attempt's speed) if known."""
     curve: list[tuple[int, float]] = field(default_factory=list)
     """`(step, loss)` as printed, thinned out."""
-
+    saving: dict[str, int] = field(default_factory=dict)
+    """While a checkpoint is stored: `bytes_done` and `bytes_total`."""
     broken_attempts: int = 0
     """Attempts that were lost to the infrastructure: nodes, pods, kills; preemptions never count."""
     infrastructure_retries: int | None = None
@@ -146,6 +147,7 @@ def summarise(
         workload=workload["metadata"]["name"] if workload else "",
         created_at=str(job["metadata"].get("creationTimestamp", "")),
         progress=_printed(seen, last),
+        saving=_saving(seen, last) if state.phase in (Phase.RUNNING, Phase.CHECKPOINTING) else {},
         curve=curve.points(job),
         queue_position=position,
         shortages=shortages(workload),
@@ -177,6 +179,12 @@ def _printed(seen: records.ProgressNote | None, last: AttemptRecord | None) -> d
             each = took / done * seen.step / seen.printed
             found["eta_s"] = round(max(0, seen.total - seen.printed) * each, 1)
     return found
+
+
+def _saving(seen: records.ProgressNote | None, last: AttemptRecord | None) -> dict[str, int]:
+    if seen is None or last is None or seen.attempt != last.attempt or not seen.bytes_total:
+        return {}
+    return {"bytes_done": seen.bytes_done or 0, "bytes_total": seen.bytes_total}
 
 
 def _reached(record: AttemptRecord | None) -> int:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .classify import pod_trouble
@@ -21,7 +21,7 @@ from .resources import POD, Object
 from .rules import VOLUME_PREFIX
 
 CONTAINER = "store"
-_LOOK_S = 5.0
+_LOOK_S = 2.0
 
 
 def manifest(
@@ -75,12 +75,23 @@ def manifest(
     }
 
 
-def ask(kube: Kube, pod: Object, timeout_s: float) -> Mapping[str, Any]:
+def ask(
+    kube: Kube, pod: Object, timeout_s: float, progress: Callable[[int, int], None] | None = None
+) -> Mapping[str, Any]:
     """Run `pod` and return what it says: `{"result": ...}` or `{"error": ...}`. Leaves no pod behind.
+
+    `progress` is called with (bytes done, bytes in all) now and then, where the question takes long.
 
     Raises PlatformError when it does not answer within `timeout_s` seconds, KubeError.
     """
-    lines = carry_out(kube, pod, timeout_s)[CONTAINER]
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+
+    def look() -> None:
+        if progress is not None:
+            for done, total in told(_last_lines(kube, namespace, name)):
+                progress(done, total)
+
+    lines = carry_out(kube, pod, timeout_s, look)[CONTAINER]
     said = answer(lines)
     if said is None:
         words = " | ".join(lines[-3:]) or "nothing"
@@ -91,15 +102,17 @@ def ask(kube: Kube, pod: Object, timeout_s: float) -> Mapping[str, Any]:
     return said
 
 
-def carry_out(kube: Kube, pod: Object, timeout_s: float) -> dict[str, list[str]]:
-    """Run `pod` to its end and return the lines of its containers. Leaves no pod behind.
+def carry_out(
+    kube: Kube, pod: Object, timeout_s: float, look: Callable[[], None] = lambda: None
+) -> dict[str, list[str]]:
+    """Run `pod` to its end and return the lines of its containers. Leaves no pod behind. `look` is called meanwhile.
 
     Raises PlatformError, KubeError.
     """
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     kube.create(pod)
     try:
-        _until_ended(kube, namespace, name, time.monotonic() + timeout_s)
+        _until_ended(kube, namespace, name, time.monotonic() + timeout_s, look)
         containers = [str(container["name"]) for container in pod["spec"]["containers"]]
         return {c: list(kube.pod_logs(namespace, name, c, timeout_s=30)) for c in containers}
     finally:
@@ -116,7 +129,25 @@ def answer(lines: Sequence[str]) -> Mapping[str, Any] | None:
     return said if isinstance(said, dict) and {"result", "error"} & said.keys() else None
 
 
-def _until_ended(kube: Kube, namespace: str, name: str, deadline: float) -> None:
+def told(lines: Sequence[str]) -> list[tuple[int, int]]:
+    """What lines of `python -m proxy.store` say about its progress, in order. Pure."""
+    found: list[tuple[int, int]] = []
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            done, total = json.loads(line)["progress"]
+            found.append((int(done), int(total)))
+    return found
+
+
+def _last_lines(kube: Kube, namespace: str, name: str) -> list[str]:
+    """The end of the log, empty where there is none yet."""
+    try:
+        return list(kube.pod_logs(namespace, name, CONTAINER, tail=1, timeout_s=10))
+    except KubeError:
+        return []
+
+
+def _until_ended(kube: Kube, namespace: str, name: str, deadline: float, look: Callable[[], None]) -> None:
     """Raises PlatformError."""
     seen: Object = {}
     while time.monotonic() < deadline:
@@ -125,6 +156,8 @@ def _until_ended(kube: Kube, namespace: str, name: str, deadline: float) -> None
             phase = str((seen.get("status") or {}).get("phase") or "")
             if phase in ("Succeeded", "Failed"):
                 return
+            if phase == "Running":
+                look()
             version = seen["metadata"]["resourceVersion"]
             left = min(_LOOK_S, max(1.0, deadline - time.monotonic()))
             try:

@@ -1,4 +1,4 @@
-"""`checkpoints ls|show|verify|gc|pin`: what the store holds of a job, which may be long gone.
+"""`checkpoints ls|show|verify|gc|pin|export|import`: what the store holds of a job, which may be long gone.
 
 The one module of this package that imports `proxy.store`: a store that the user's machine reaches needs no pod.
 """
@@ -6,6 +6,7 @@ The one module of this package that imports `proxy.store`: a store that the user
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ _OUTPUT = click.option(
 
 @click.group()
 def checkpoints() -> None:
-    """The checkpoints of a job in the store: list, show, verify, remove old ones.
+    """The checkpoints of a job in the store: list, show, verify, remove old ones, take one elsewhere.
 
     \b
     Examples:
@@ -121,7 +122,7 @@ def verify(ctx: click.Context, /, name: str, checkpoint: str | None, output: str
         if not usable:
             raise SpecError([("NAME", name, f"has no readable checkpoint in {asker.url}")])
         checkpoint = str(usable[0])
-    found = asker.ask("verify", asker.namespace, asker.name, checkpoint)
+    found = asker.ask("verify", asker.namespace, asker.name, checkpoint, progress=_bar("verified"))
     if output != "table":
         _echo(found, output)
     else:
@@ -183,6 +184,60 @@ def pin(name: str, checkpoint: str, remove: bool, **options: Any) -> None:
     click.echo(f"{checkpoint} is {'no longer pinned' if remove else 'pinned'}")
 
 
+@checkpoints.command()
+@job_argument
+@click.argument("checkpoint")
+@click.argument("file", type=click.Path(dir_okay=False))
+@_store_options
+def export(name: str, checkpoint: str, file: str, **options: Any) -> None:
+    """Write a checkpoint to FILE, one tar archive, every byte verified.
+
+    \b
+    Examples:
+      singularityctl checkpoints export digits digits-a1-g1 digits.tar
+      singularityctl checkpoints export digits digits-a1-g1 digits.tar --store file:///mnt/checkpoints --where here
+    """
+    asker = _Asker(name, **options)
+    asker.require_here()
+    found = asker.ask("export", asker.namespace, asker.name, checkpoint, file, progress=_bar("exported"))
+    click.echo(f"{checkpoint}: {found['bytes'] / 1e6:.1f} MB in {file}")
+
+
+@checkpoints.command("import")
+@job_argument
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@_store_options
+def import_(name: str, file: str, **options: Any) -> None:
+    """Take in the archive FILE as a checkpoint of job NAME, which need not be there.
+
+    \b
+    Example:
+      singularityctl checkpoints import digits digits.tar --store gs://bucket/checkpoints
+    """
+    asker = _Asker(name, **options)
+    asker.require_here()
+    found = asker.ask("import", asker.namespace, asker.name, file, progress=_bar("imported"))
+    click.echo(f"imported {found['id']} of {found['namespace']}/{found['job']}")
+
+
+def _bar(what: str) -> Callable[[int, int], None] | None:
+    """A progress bar on a terminal's standard error; None elsewhere."""
+    if not sys.stderr.isatty():
+        return None
+    bars: list[Any] = []
+
+    def show(done: int, total: int) -> None:
+        if not bars:
+            bars.append(click.progressbar(length=max(1, total), label=what, file=sys.stderr))
+        bar = bars[0]
+        bar.label = f"{what} {done >> 20} of {total >> 20} MiB"
+        bar.update(done - bar.pos)
+        if done >= total:
+            bar.render_finish()
+
+    return show
+
+
 class _Asker:
     """Where the store of a job is, and how to ask it. Raises PlatformError for what makes that impossible."""
 
@@ -223,25 +278,36 @@ class _Asker:
             pods = self._kube.list(POD, self.namespace, selector({names.LABEL_JOB: self.name}))
         return referred(self._job, pods)
 
-    def ask(self, *question: str) -> Any:
+    def require_here(self) -> None:
+        """An archive is a file of this machine, so the store has to be read here. Raises SpecError."""
+        if self._in_a_pod():
+            fix = (
+                "is read in a pod, and the archive is a file here: run this where the store's folder is mounted, with "
+            )
+            raise SpecError([("--store", self.url, f"{fix}--where here --store file:///where/it/is/here")])
+
+    def _in_a_pod(self) -> bool:
+        return self._where == "pod" or (self._where == "auto" and storepod.needed(self.url))
+
+    def ask(self, *question: str, progress: Callable[[int, int], None] | None = None) -> Any:
         """The store's answer. Raises PlatformError."""
-        if self._where == "pod" or (self._where == "auto" and storepod.needed(self.url)):
+        if self._in_a_pod():
             pod = storepod.manifest(self.namespace, self._config(), self.url, question, self._timeout, self._job)
             click.echo(f"asking {self.url} in pod {self.namespace}/{pod['metadata']['name']}", err=True)
-            said = storepod.ask(self._kube, pod, self._timeout)
+            said = storepod.ask(self._kube, pod, self._timeout, progress)
         else:
-            said = self._here(question)
+            said = self._here(question, progress)
         if "error" in said:
             raise _StoreSaidNo(str(said["error"]))
         return said["result"]
 
-    def _here(self, question: tuple[str, ...]) -> Mapping[str, Any]:
+    def _here(self, question: tuple[str, ...], progress: Callable[[int, int], None] | None) -> Mapping[str, Any]:
         try:
             from proxy.store import admin
         except ImportError as error:
             fix = "install airflow-provider-singularity[proxy], or ask in a pod: --where pod"
             raise PlatformError(f"the store cannot be read from here ({error}): {fix}") from error
-        return admin.answer(self.url, question)
+        return admin.answer(self.url, question) if progress is None else admin.answer(self.url, question, progress)
 
 
 class _StoreSaidNo(SingularityError):

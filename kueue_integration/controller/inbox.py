@@ -108,6 +108,8 @@ def progress(job: Object, message: Progress, now: float, pods: Sequence[Object] 
     require_current(job, message.attempt)
     shown: dict[str, object] = {"attempt": message.attempt, "step": message.step, "phase": message.phase}
     shown["at"] = round(now, 3)
+    if message.bytes_total:
+        shown |= {"bytes_done": message.bytes_done, "bytes_total": message.bytes_total}
     reading = message.reading or Reading()
     shown |= curve.printed(job, reading)
     change: dict[str, str | None] = curve.extended(job, reading)

@@ -304,6 +304,9 @@ class Progress:
     barrier_at: float | None = None
     """Unix seconds at which all ranks stood still for a checkpoint that ends the attempt."""
     reading: Reading | None = None
+    bytes_done: int | None = None
+    bytes_total: int | None = None
+    """While `uploading`: how much of the images of all pods the store has, and how much there is."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class PodReport:
     """New bytes that the upload for `uploaded` wrote."""
     bytes_done: int = 0
     bytes_total: int = 0
-    """How much of its images the upload under way has read, and how much there is."""
+    """How much of its images the store has, and how much there is; 0 of 0 before the upload begins."""
     failed: int = 0
     message: str = ""
     """Why `failed` failed."""

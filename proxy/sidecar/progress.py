@@ -18,6 +18,7 @@ from .config import Config
 from .controller import Controller
 from .leader import Leader
 from .machine import Heard, State
+from .peers import PodReport
 from .pod import Pod
 
 EVERY_S: Final = 1.0
@@ -39,19 +40,30 @@ def summary(
     views = machine.world(state, heard)
     reports = {index: item.report for index, item in heard.items()}
     everybody = len(reports) == state.workers
+    phase = _phase(state, heard, restoring)
+    done, total = _uploaded(list(reports.values())) if phase == "uploading" and everybody else (None, None)
     firsts = [r.first_step_at for r in reports.values()]
     reached = [at for at in firsts if at is not None]
     return Progress(
         namespace=config.namespace,
         job=config.job,
         attempt=config.attempt,
-        phase=_phase(state, heard, restoring),
+        phase=phase,
         step=max(first_step, min(v.count for v in views)),
         first_step=first_step,
         first_step_at=max(reached) if everybody and len(reached) == len(firsts) else None,
         barrier_at=None if state.goes_on else state.barrier_at or None,
         reading=reading,
+        bytes_done=done,
+        bytes_total=total,
     )
+
+
+def _uploaded(reports: list[PodReport]) -> tuple[int | None, int | None]:
+    """Bytes that the store has and bytes in all, once every pod knows how much it has."""
+    if not all(r.bytes_total for r in reports):
+        return None, None
+    return sum(r.bytes_done for r in reports), sum(r.bytes_total for r in reports)
 
 
 def _phase(state: State, heard: Mapping[int, Heard], restoring: bool) -> Phase:
@@ -104,9 +116,7 @@ class Reporter:
         """Send what is due (with `force`: whatever is new). Raises StaleAttemptError; an unreachable controller is
         only logged: the next report says the same and more."""
         leader = self._leader
-        now = summary(
-            self._config, leader.state, leader.heard, self._first_step, self._restoring, self._pod.reading
-        )
+        now = summary(self._config, leader.state, leader.heard, self._first_step, self._restoring, self._pod.reading)
         last = self._last
         urgent = last is None or (now.phase, now.first_step_at) != (last.phase, last.first_step_at)
         due = time.monotonic() - self._last_at >= EVERY_S or force

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ..errors import ProxyError, StoreError
 from ..protocol.manifest import Manifest
 from . import catalog
 from .catalog import Listing
+from .progress import Progress, ignore
 from .store import Store
 
 Json = dict[str, Any]
@@ -36,7 +38,7 @@ def show(store: Store, namespace: str, job: str, checkpoint: str) -> Json:
     }
 
 
-def verify(store: Store, namespace: str, job: str, checkpoint: str) -> Json:
+def verify(store: Store, namespace: str, job: str, checkpoint: str, progress: Progress) -> Json:
     """Read back every byte that the checkpoint names. `problems` is empty when all of it is as it was written.
 
     Raises StoreError when the manifest itself is not there or not valid.
@@ -46,8 +48,34 @@ def verify(store: Store, namespace: str, job: str, checkpoint: str) -> Json:
         "id": manifest.id,
         "objects": len(catalog.objects(manifest)),
         "bytes": content_size(manifest),
-        "problems": sorted(store.verify(manifest)),
+        "problems": sorted(store.verify(manifest, progress)),
     }
+
+
+def export(store: Store, namespace: str, job: str, checkpoint: str, file: str, progress: Progress) -> Json:
+    """Write a checkpoint to the archive `file`, which appears when it is complete. Raises StoreError."""
+    manifest = store.read_manifest(namespace, job, checkpoint)
+    target = Path(file)
+    draft = target.with_name(target.name + ".part")
+    try:
+        with draft.open("wb") as opened:
+            size = store.export(manifest, opened, progress)
+        draft.replace(target)
+    except OSError as error:
+        raise StoreError(f"cannot write {draft}: {error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return {"id": manifest.id, "file": file, "bytes": size}
+
+
+def take(store: Store, namespace: str, job: str, file: str, progress: Progress) -> Json:
+    """Take in the archive `file`; "" for namespace and job: those it came from. Raises StoreError."""
+    try:
+        with Path(file).open("rb") as opened:
+            manifest = store.import_(opened, namespace, job, progress)
+    except OSError as error:
+        raise StoreError(f"cannot read {file}: {error}") from error
+    return {"id": manifest.id, "namespace": manifest.namespace, "job": manifest.job}
 
 
 def gc(store: Store, namespace: str, job: str, keep: int, live: Iterable[str], delete: bool) -> Json:
@@ -71,15 +99,15 @@ def gc(store: Store, namespace: str, job: str, keep: int, live: Iterable[str], d
     }  # fmt: skip
 
 
-def answer(url: str, question: Sequence[str]) -> Json:
+def answer(url: str, question: Sequence[str], progress: Progress = ignore) -> Json:
     """`{"result": ...}`, or `{"error": sentence}`. `question` is what follows the URL on the command line."""
     try:
-        return {"result": _ask(Store(url), [*question])}
+        return {"result": _ask(Store(url), [*question], progress)}
     except ProxyError as error:
         return {"error": str(error)}
 
 
-def _ask(store: Store, question: list[str]) -> Any:
+def _ask(store: Store, question: list[str], progress: Progress) -> Any:
     if not question:
         raise StoreError("ask ls, show, verify or gc")
     command, *rest = question
@@ -94,11 +122,16 @@ def _ask(store: Store, question: list[str]) -> Any:
     if command == "show" and len(rest) == 3:
         return show(store, *rest)
     if command == "verify" and len(rest) == 3:
-        return verify(store, *rest)
+        return verify(store, rest[0], rest[1], rest[2], progress)
+    if command == "export" and len(rest) == 4:
+        return export(store, rest[0], rest[1], rest[2], rest[3], progress)
+    if command == "import" and len(rest) == 3:
+        return take(store, rest[0], rest[1], rest[2], progress)
     if command == "gc" and len(rest) >= 4 and rest[2].isdigit() and rest[3] in ("plan", "delete"):
         return gc(store, rest[0], rest[1], int(rest[2]), rest[4:], delete=rest[3] == "delete")
     raise StoreError(
-        f"{' '.join(question)!r}: ask `ls NAMESPACE JOB`, `show NAMESPACE JOB ID`, `verify NAMESPACE JOB ID` or "
+        f"{' '.join(question)!r}: ask `ls NAMESPACE JOB`, `show NAMESPACE JOB ID`, `verify NAMESPACE JOB ID`, "
+        "`export NAMESPACE JOB ID FILE`, `import NAMESPACE JOB FILE` or "
         "`gc NAMESPACE JOB KEEP plan|delete [LIVE_ID ...]`"
     )
 

@@ -18,6 +18,7 @@ from ..protocol import manifest as mf
 from ..protocol.manifest import Manifest
 from ..protocol.messages import MessageError
 from . import catalog, layout, locks, pack
+from .progress import Count, Progress
 
 if TYPE_CHECKING:
     from .store import Store
@@ -29,8 +30,10 @@ LARGEST_PACK: Final = pack.HEAD_SIZE + 2 * pack.CONTENT_SIZE
 """Bytes."""
 
 
-def write(store: Store, manifest: Manifest, target: BinaryIO) -> int:
+def write(store: Store, manifest: Manifest, target: BinaryIO, progress: Progress) -> int:
     """See `Store.export`."""
+    wanted = catalog.objects(manifest)
+    count = Count(progress, sum(wanted.values()))
     folder = layout.job_folder(manifest.namespace, manifest.job)
     total = 0
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as tar:
@@ -44,7 +47,7 @@ def write(store: Store, manifest: Manifest, target: BinaryIO) -> int:
             total += len(data)
 
         add(MANIFEST, mf.dumps(manifest).encode())
-        for (kind, name), size in catalog.objects(manifest).items():
+        for (kind, name), size in wanted.items():
             where = f"checkpoint {manifest.id}"
             data = store.backend.read(layout.object_path(folder, kind, name))
             if data is None:
@@ -53,10 +56,11 @@ def write(store: Store, manifest: Manifest, target: BinaryIO) -> int:
             if problem:
                 raise CorruptChunkError(kind[:-1], name, where, problem)
             add(f"{kind}/{name}", data)
+            count.add(size)
     return total
 
 
-def read(store: Store, source: BinaryIO, namespace: str, job: str) -> Manifest:
+def read(store: Store, source: BinaryIO, namespace: str, job: str, progress: Progress) -> Manifest:
     """See `Store.import_`."""
     try:
         with tarfile.open(fileobj=source, mode="r|") as tar:
@@ -72,7 +76,7 @@ def read(store: Store, source: BinaryIO, namespace: str, job: str) -> Manifest:
             name = f"upload-import-{uuid.uuid4().hex}"
             locks.announce_upload(store.backend, folder, name, lambda: False)
             try:
-                _objects(store, tar, manifest, folder)
+                _objects(store, tar, manifest, folder, progress)
                 store.backend.write(path, mf.dumps(manifest).encode())
             finally:
                 locks.withdraw(store.backend, folder, name)
@@ -90,7 +94,8 @@ def _manifest(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> Manifest:
         raise StoreError(f"the archive's {MANIFEST} is not valid: {error}") from None
 
 
-def _objects(store: Store, tar: tarfile.TarFile, manifest: Manifest, folder: str) -> None:
+def _objects(store: Store, tar: tarfile.TarFile, manifest: Manifest, folder: str, progress: Progress) -> None:
+    count = Count(progress, sum(catalog.objects(manifest).values()))
     wanted = {f"{kind}/{name}": (kind, name, size) for (kind, name), size in catalog.objects(manifest).items()}
     while (member := tar.next()) is not None:
         if member.name not in wanted:
@@ -101,6 +106,7 @@ def _objects(store: Store, tar: tarfile.TarFile, manifest: Manifest, folder: str
         if problem:
             raise CorruptChunkError(kind[:-1], name, "the archive", problem)
         store.backend.write(layout.object_path(folder, kind, name), data)
+        count.add(size)
     if wanted:
         raise StoreError(f"the archive lacks {next(iter(wanted))} ({len(wanted)} objects): it is not complete")
 

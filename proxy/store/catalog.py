@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import CheckpointNotFoundError, CorruptChunkError, StoreError
 from ..protocol.manifest import Manifest, Stored
 from . import download, layout, locks, pack
+from .progress import Count, Progress
 
 if TYPE_CHECKING:
     from .store import Store
@@ -114,8 +115,9 @@ def objects(manifest: Manifest) -> dict[tuple[layout.Kind, str], int]:
     return found
 
 
-def verify(store: Store, manifest: Manifest) -> list[str]:
+def verify(store: Store, manifest: Manifest, progress: Progress) -> list[str]:
     """See `Store.verify`."""
+    count = Count(progress, sum(objects(manifest).values()))
     folder = layout.job_folder(manifest.namespace, manifest.job)
     where = f"checkpoint {manifest.id}"
     problems: list[str] = []
@@ -124,6 +126,8 @@ def verify(store: Store, manifest: Manifest) -> list[str]:
             download.read_recipe(store.backend, folder, rank, f"{where}, rank {rank.rank}")
         except CorruptChunkError as error:
             problems.append(str(error))
+    for size in {rank.recipe.name: rank.recipe.size for rank in manifest.ranks}.values():
+        count.add(size)
 
     def check(stored: Stored) -> str:
         try:
@@ -134,6 +138,8 @@ def verify(store: Store, manifest: Manifest) -> list[str]:
             return str(error)
         except pack.PackError as error:
             return str(CorruptChunkError("pack", stored.name, where, str(error)))
+        finally:
+            count.add(stored.size)
         return ""
 
     packs = list(dict.fromkeys(p for r in manifest.ranks for p in r.packs))

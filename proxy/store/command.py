@@ -12,14 +12,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..errors import StoreError
 from ..protocol.manifest import Manifest
-from . import catalog
+from . import admin, catalog
 from .admin import content_size
 from .catalog import Listing
+from .progress import Progress, ignore
 from .store import Store
 
 Answer = tuple[int, dict[str, Any], list[str]]
@@ -153,7 +153,7 @@ def _show(store: Store, args: argparse.Namespace) -> Answer:
 
 def _verify(store: Store, args: argparse.Namespace) -> Answer:
     manifest = _manifest(store, args)
-    problems = store.verify(manifest)
+    problems = store.verify(manifest, _bar("verified"))
     count = len(catalog.objects(manifest))
     document = {"id": manifest.id, "objects": count, "problems": problems}
     return (1 if problems else 0), document, problems or [f"{manifest.id}: all {count} objects are intact"]
@@ -194,30 +194,33 @@ def _gc(store: Store, args: argparse.Namespace) -> Answer:
 def _export(store: Store, args: argparse.Namespace) -> Answer:
     manifest = _manifest(store, args)
     if args.file == "-":
-        size = store.export(manifest, sys.stdout.buffer)
+        size = store.export(manifest, sys.stdout.buffer, _bar("exported"))
+        document: dict[str, Any] = {"id": manifest.id, "file": args.file, "bytes": size}
     else:
-        target = Path(args.file)
-        draft = target.with_name(target.name + ".part")
-        try:
-            with draft.open("wb") as file:
-                size = store.export(manifest, file)
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
-    return 0, {"id": manifest.id, "file": args.file, "bytes": size}, [f"{manifest.id}: {size} bytes to {args.file}"]
+        document = admin.export(store, args.namespace, args.job, manifest.id, args.file, _bar("exported"))
+    return 0, document, [f"{manifest.id}: {document['bytes']} bytes to {args.file}"]
 
 
 def _import(store: Store, args: argparse.Namespace) -> Answer:
-    def take(source: BinaryIO) -> Manifest:
-        return store.import_(source, args.namespace, args.job)
-
     if args.file == "-":
-        manifest = take(sys.stdin.buffer)
+        manifest = store.import_(sys.stdin.buffer, args.namespace, args.job, _bar("imported"))
+        document = {"id": manifest.id, "namespace": manifest.namespace, "job": manifest.job}
     else:
-        with Path(args.file).open("rb") as file:
-            manifest = take(file)
-    document = {"id": manifest.id, "namespace": manifest.namespace, "job": manifest.job}
-    return 0, document, [f"imported {manifest.id} of {manifest.namespace}/{manifest.job}"]
+        document = admin.take(store, args.namespace, args.job, args.file, _bar("imported"))
+    return 0, document, [f"imported {document['id']} of {document['namespace']}/{document['job']}"]
+
+
+def _bar(what: str) -> Progress:
+    """A line on a terminal's standard error; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return ignore
+
+    def show(done: int, total: int) -> None:
+        share = done / total if total else 1.0
+        line = f"{what} {done >> 20} of {total >> 20} MiB [{'#' * int(30 * share):30}] {share:4.0%}"
+        print(f"\r{line}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+
+    return show
 
 
 def _manifest(store: Store, args: argparse.Namespace) -> Manifest:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ from ..errors import CorruptChunkError, StoreError
 from ..protocol.manifest import Manifest, RankImage, Stored
 from . import layout, pack, recipe
 from .backend import Backend
-
-Progress = Callable[[int, int], None]
+from .progress import Count, Progress
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def fetch(
             _plan(images[rank], runs, target, pieces)
         except OSError as error:
             raise StoreError(f"cannot write images of rank {rank} to {target}: {error}") from error
-    count = _Count(progress, total)
+    count = Count(progress, total)
     holes = total - sum(p.run.size for group in pieces.values() for p in group)
     count.add(holes)
 
@@ -107,20 +105,6 @@ def fetch(
     return total
 
 
-class _Count:
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-        self._lock = threading.Lock()
-
-    def add(self, size: int) -> None:
-        with self._lock:
-            self._done += size
-            done = self._done
-        self._progress(done, self._total)
-
-
 def _plan(image: RankImage, runs: list[list[recipe.Run]], target: Path, pieces: dict[Stored, list[_Piece]]) -> None:
     """Make the files, all holes, and note what goes where."""
     target.mkdir(parents=True, exist_ok=True)
@@ -139,7 +123,7 @@ def _plan(image: RankImage, runs: list[list[recipe.Run]], target: Path, pieces: 
             offset += run.size
 
 
-def _write(head: pack.Head, data: bytes, pieces: list[_Piece], count: _Count) -> None:
+def _write(head: pack.Head, data: bytes, pieces: list[_Piece], count: Count) -> None:
     contents: dict[int, bytes] = {}
     opened: Path | None = None
     fd = -1

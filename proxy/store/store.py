@@ -18,11 +18,10 @@ from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import MessageError
 from . import archive, catalog, download, layout, locks, upload
 from .backend import PATIENCE_S, Backend
+from .progress import Count, Progress, ignore
 
 THREADS: Final = 4
 PROBE_S: Final = 10.0
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all), from any thread, some times a second."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,6 @@ class PutResult:
     images: list[RankImage]
     bytes: int
     bytes_stored: int
-
-
-def _ignore(done: int, total: int) -> None:
-    pass
 
 
 def _never() -> bool:
@@ -71,7 +66,7 @@ class Store:
         folders: Mapping[int, str | Path],
         part: tuple[int, int] = (0, 1),
         cancelled: Callable[[], bool] = _never,
-        progress: Progress = _ignore,
+        progress: Progress = ignore,
     ) -> PutResult:
         """Store every file below each rank's folder; what the job's folder holds already is not written again.
 
@@ -79,11 +74,14 @@ class Store:
         for the job, a day at most. An upload that was broken off is gone on with by calling this again.
 
         :param part: (i, n): this is pod i of n that upload at the same time
+        :param progress: counts bytes of the images: those that the store has
         :raises StoreError: not a directory, a file that is neither regular nor a directory, a failed write, or
             `cancelled()` turned true
         """
         folder = layout.job_folder(namespace, job)
         lists = {rank: upload.walk(Path(path)) for rank, path in folders.items()}
+        total = sum(f.size for files in lists.values() for f in files)
+        count = Count(progress, total)
         name = locks.pod_upload(checkpoint_id, part[0])
         stop = threading.Event()
         backend = Backend(self.url, self.backend.patience_s, lambda: stop.is_set() or cancelled())
@@ -91,8 +89,7 @@ class Store:
             locks.announce_upload(backend, folder, name, cancelled)
             with self.pool("store-put") as pool:
                 try:
-                    work = upload.Upload(backend, folder, pool, self._threads, part, backend.cancelled, progress)
-                    work.total = sum(f.size for files in lists.values() for f in files)
+                    work = upload.Upload(backend, folder, pool, self._threads, part, backend.cancelled, count)
                     for rank, files in lists.items():
                         work.put(rank, files)
                     images = work.finish()
@@ -107,7 +104,7 @@ class Store:
             raise
         finally:
             self.backend.retries += backend.retries
-        return PutResult(images, work.total, work.stored)
+        return PutResult(images, total, work.stored)
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest, atomically: from here on the checkpoint exists. Raises StoreError.
@@ -159,7 +156,7 @@ class Store:
         manifest: Manifest,
         targets: Mapping[int, str | Path],
         cancelled: Callable[[], bool] = _never,
-        progress: Progress = _ignore,
+        progress: Progress = ignore,
     ) -> int:
         """Write each rank's files below its target and return their bytes. Every byte is verified.
 
@@ -169,9 +166,9 @@ class Store:
         paths = {rank: Path(path) for rank, path in targets.items()}
         return download.fetch(self.backend, folder, manifest, paths, self._threads, cancelled, progress)
 
-    def verify(self, manifest: Manifest) -> list[str]:
+    def verify(self, manifest: Manifest, progress: Progress = ignore) -> list[str]:
         """Read everything a checkpoint needs and check it; what is wrong, in sentences. Raises StoreError."""
-        return catalog.verify(self, manifest)
+        return catalog.verify(self, manifest, progress)
 
     # --- catalog --------------------------------------------------------------------------------------------------
     def jobs(self) -> list[tuple[str, str]]:
@@ -207,10 +204,10 @@ class Store:
         return catalog.collect_garbage(self, namespace, job)
 
     # --- archives -------------------------------------------------------------------------------------------------
-    def export(self, manifest: Manifest, target: BinaryIO) -> int:
+    def export(self, manifest: Manifest, target: BinaryIO, progress: Progress = ignore) -> int:
         """Write a checkpoint as one tar archive; its bytes. Raises CorruptChunkError, StoreError."""
-        return archive.write(self, manifest, target)
+        return archive.write(self, manifest, target, progress)
 
-    def import_(self, source: BinaryIO, namespace: str = "", job: str = "") -> Manifest:
+    def import_(self, source: BinaryIO, namespace: str = "", job: str = "", progress: Progress = ignore) -> Manifest:
         """Take in an archive of `export`, verified, under its own job or another. Raises StoreError."""
-        return archive.read(self, source, namespace, job)
+        return archive.read(self, source, namespace, job, progress)

@@ -21,6 +21,7 @@ from ..protocol.manifest import ImageFile, RankImage, Stored
 from . import grains, layout, pack, recipe
 from .backend import Backend
 from .known import SLOT_BITS, Known
+from .progress import Count
 
 READ_SIZE: Final = 4 << 20
 """Bytes."""
@@ -33,7 +34,6 @@ _SLOT_MASK: Final = (1 << SLOT_BITS) - 1
 _SIZE_BITS: Final = 15
 _OFFSET_BITS: Final = 48
 _SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class File:
 class Upload:
     """:param part: (i, n): this is upload i of n that run at the same time. Each begins with another part of what is
     new and looks for what the others have stored meanwhile, so that equal content is stored once.
-    :param progress: called with (bytes done, bytes in all)
+    :param count: of the bytes of the images that the store has
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Upload:
         threads: int,
         part: tuple[int, int],
         cancelled: Callable[[], bool],
-        progress: Progress,
+        count: Count,
     ) -> None:
         self._backend = backend
         self._folder = folder
@@ -67,7 +67,7 @@ class Upload:
         self._places = threading.Semaphore(threads + 1)
         self._part, self._parts = part
         self._cancelled = cancelled
-        self._progress = progress
+        self._count = count
         self._known = Known(backend, folder, pool)
         self._earlier = len(self._known.packs)
         self._pending: list[Future[None]] = []
@@ -75,13 +75,17 @@ class Upload:
         self._lock = threading.Lock()
         self.stored = 0
         """Bytes written to the store."""
-        self.done = self.total = 0
 
     def put(self, rank: int, files: list[File]) -> None:
         """Read one rank's files and hand what is new to the writers. Raises StoreError."""
         layouts, where = self._scan(files)
-        for batch in self._batches(self._fresh(where), where):
+        fresh = self._fresh(where)
+        new = sum(where[key] & _SIZE_MASK for key in fresh)
+        self._count.add(sum(f.size for f in files) - new)
+        for batch in self._batches(fresh, where):
+            new -= sum(where[key] & _SIZE_MASK for key in batch)
             self._store(files, where, batch)
+        self._count.add(new)  # stored by others meanwhile
         for file in files:
             _check_unchanged(file)
         numbers, runs = self._runs(layouts, where)
@@ -136,8 +140,6 @@ class Upload:
                         yield text[begin:end]
                         begin = end
                     rest = text[begin:]
-                    self.done += len(data)
-                    self._progress(self.done, self.total)
                     if not data:
                         return
         except OSError as error:
@@ -199,10 +201,13 @@ class Upload:
         try:
             self._check()
             name, data = pack.build(content)
+            size = sum(len(grain) for _, grain in content)
+            content.clear()  # while it is written, once is enough
             self._backend.write(layout.object_path(self._folder, "packs", name), data)
             with self._lock:
                 self._known.written(number, Stored(name, len(data)))
                 self.stored += len(data)
+            self._count.add(size)
         finally:
             self._places.release()
 

@@ -89,3 +89,9 @@ def test_progress_tells_what_the_script_prints() -> None:
         ", 25 % of its 80, loss 0.1235, about 10 min left"
     )
     assert progress(dataclasses.replace(running, progress={"loss": 2.0})).endswith(", loss 2")
+
+
+def test_progress_tells_how_much_of_a_checkpoint_is_saved() -> None:
+    saving = {"bytes_done": 312 << 20, "bytes_total": 1600 << 20}
+    looked = dataclasses.replace(status(make_attempt(1, first_step=0, first_step_at=1001.0), step=40), saving=saving)
+    assert progress(looked) == "Attempt 1: 312 of 1600 MiB of its checkpoint are saved"

@@ -119,6 +119,55 @@ def test_gc_asks_first_and_keeps_what_the_job_needs(kube: FakeKube, url: str) ->
     assert [x.id for x in Store(url).list_checkpoints("default", "digits")] == ["digits-a1-g3", "digits-a1-g2"]
 
 
+def test_export_and_import_take_a_checkpoint_elsewhere(kube: FakeKube, tmp_path: Path, url: str) -> None:
+    archive, other = tmp_path / "one.tar", f"file://{tmp_path}/other"
+    done = run("export", "digits", "digits-a1-g2", str(archive), "--where", "here")
+    assert done.exit_code == 0 and "MB in" in done.stdout and archive.stat().st_size > 4000
+    taken = run("import", "copy", str(archive), "--store", other, "--where", "here")
+    assert taken.exit_code == 0 and taken.stdout == "imported digits-a1-g2 of default/copy\n"
+    made = Store(other).read_manifest("default", "copy", "digits-a1-g2")
+    assert Store(other).verify(made) == []
+    assert run("import", "copy", str(archive), "--store", other, "--where", "here").exit_code == 3, "is there"
+    archive.write_bytes(archive.read_bytes()[:2000])
+    broken = run("import", "broken", str(archive), "--store", other, "--where", "here")
+    assert broken.exit_code == 3 and "archive" in broken.stderr
+    assert Store(other).jobs() == [("default", "copy")]
+    missing = run("export", "digits", "digits-a9-g9", str(tmp_path / "none.tar"), "--where", "here")
+    assert missing.exit_code == 3 and not (tmp_path / "none.tar").exists()
+
+
+def test_an_archive_needs_the_store_here(kube: FakeKube, tmp_path: Path) -> None:
+    refused = run("export", "digits", "digits-a1-g2", str(tmp_path / "one.tar"))
+    assert refused.exit_code == 2 and "--where here --store file:///" in refused.stderr
+    assert kube.list(POD, "default") == []
+
+
+def test_what_a_pod_says_of_its_progress(kube: FakeKube, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert storepod.told(["a warning", '{"progress": [3, 9]}', '{"progress": 1}', '{"result": []}']) == [(3, 9)]
+    seen: list[tuple[int, int]] = []
+    pod = storepod.manifest("default", PLATFORM, url, ["verify", "default", "digits", "digits-a1-g1"], 60)
+    name, create = pod["metadata"]["name"], kube.create
+    states = iter([("Running", ["a warning", '{"progress": [4, 9]}']), ("Succeeded", ['{"result": {}}'])])
+
+    def turn() -> None:
+        phase, kube.logs["default", name, "store"] = next(states)
+        kube.set_status(POD, "default", name, {"phase": phase})
+
+    def and_turn(obj: Any, dry_run: bool = False) -> Any:
+        made = create(obj, dry_run)
+        turn()
+        return made
+
+    def watch(*args: Any, **options: Any) -> Any:
+        turn()
+        return iter(())
+
+    monkeypatch.setattr(kube, "create", and_turn)
+    monkeypatch.setattr(kube, "watch", watch)
+    assert storepod.ask(kube, pod, 60, lambda *p: seen.append(p)) == {"result": {}}
+    assert seen == [(4, 9)]
+
+
 def test_a_pinned_checkpoint_outlives_gc_until_it_is_unpinned(kube: FakeKube, url: str) -> None:
     assert run("pin", "nobody", "digits-a1-g1", "--store", url).exit_code == 3
     assert run("pin", "digits", "digits-a1-g1").stdout == "digits-a1-g1 is pinned\n"

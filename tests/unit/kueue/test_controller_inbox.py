@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from dataclasses import replace
 
@@ -151,6 +152,14 @@ def test_progress_after_the_commit_does_not_move_the_last_step():
     ended = job(scene.record(checkpoint="train-a1-g1", last_step=99, first_step=0))
     change = inbox.progress(ended, progress_of(step=120, phase="uploading"), NOW)
     assert names.ANN_HISTORY not in change
+
+
+def test_how_much_is_saved_is_told_while_it_is_being_saved():
+    current = job(scene.record())
+    change = inbox.progress(current, progress_of(phase="uploading", bytes_done=1, bytes_total=4), NOW)
+    told = json.loads(change[names.ANN_PROGRESS])
+    assert (told["bytes_done"], told["bytes_total"]) == (1, 4)
+    assert "bytes_total" not in json.loads(inbox.progress(current, progress_of(), NOW)[names.ANN_PROGRESS])
 
 
 def test_phase_of_another_attempt_is_not_this_ones():

@@ -55,6 +55,17 @@ def test_a_job_in_its_second_attempt() -> None:
     assert found.steps_lost == 0 and not found.final
 
 
+def test_how_much_of_a_checkpoint_is_saved_is_told_while_it_is_being_saved() -> None:
+    note = {"attempt": 2, "step": 100, "phase": "uploading", "at": 1.0, "bytes_done": 1 << 20, "bytes_total": 4 << 20}
+    now = job(history=[FIRST, SECOND], annotations={names.ANN_PROGRESS: json.dumps(note)}, active=2)
+    evicted = workload(RESERVED, ("Evicted", "True", "Preempted", ""))
+    found = summarise(now, evicted, [])
+    assert (found.phase, found.saving) == ("Checkpointing", {"bytes_done": 1 << 20, "bytes_total": 4 << 20})
+    assert "1 of 4 MiB are saved" in found.message and "1 of 4 MiB are saved" in tables.detail(found)
+    over = job(suspend=True, history=[FIRST, SECOND], annotations={names.ANN_PROGRESS: json.dumps(note)})
+    assert summarise(over, workload(("QuotaReserved", "False", "Pending", "")), []).saving == {}
+
+
 def test_between_attempts_there_are_no_pods() -> None:
     evicted = workload(("Evicted", "True", "Preempted", ""), ("QuotaReserved", "False", "Pending", ""))
     found = summarise(job(suspend=True, history=[FIRST], checkpoint=saved()), evicted, [])
