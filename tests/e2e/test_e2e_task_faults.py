@@ -204,7 +204,7 @@ def seen(request: pytest.FixtureRequest, stage: Stage, say: Callable[[str], None
         tasks = playing.tasks()
         tries = max(task["try_number"] for task in tasks)
         logs = {number: playing.log(number) for number in range(1, tries + 1)}
-        left = alive(stage.kube, playing.dag_id)
+        left = wait_for(lambda: alive(stage.kube, playing.dag_id), "the list of the Jobs", TIMEOUT_S)
         return Seen({task["state"] for task in tasks}, tries, 0, 0, left, logs)
 
     try:
@@ -214,7 +214,8 @@ def seen(request: pytest.FixtureRequest, stage: Stage, say: Callable[[str], None
             found[row.name] = play(row)
     finally:
         jobs.stop()
-        for name in managed_jobs(stage.kube, NAMESPACE).values():
+        left = wait_for(lambda: managed_jobs(stage.kube, NAMESPACE), "the list of the Jobs", TIMEOUT_S)
+        for name in left.values():
             remove(stage.kube, NAMESPACE, name)
     for row in wanted:
         became = found[row.name]
