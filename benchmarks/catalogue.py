@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import checkpoint, compare, hook, memory, moves, preemption, scale, steady, triggerer
+from . import checkpoint, compare, hook, memory, moves, preemption, scale, steady, triggerer, ui
 from .model import Group, Spec
 
 GROUPS: Sequence[Group] = (
@@ -17,6 +17,7 @@ GROUPS: Sequence[Group] = (
     preemption.GROUP,
     scale.ADMISSION,
     scale.EVICTION,
+    ui.GROUP,
     triggerer.GROUP,
 )
 
