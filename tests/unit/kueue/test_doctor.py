@@ -174,7 +174,7 @@ CASES: dict[str, tuple[Callable[[FakeKube], object], str, str, str, str]] = {
     ),
     "broken configuration": (_config(agent_image=""), "chart", "fail", "agent_image", "helm upgrade --install"),
     "no store": (_config(store=""), "store", "warn", "no default", "store.url="),
-    "unknown store": (_config(store="ftp://x/y"), "store", "fail", "unknown scheme", "store.url="),
+    "unknown store": (_config(store="ftp://x/y"), "store", "fail", "no library for", "store.url="),
     "store outside of any volume": (
         _config(store="file:///elsewhere"), "store", "fail", "not writable", "pods.volumeMounts"
     ),

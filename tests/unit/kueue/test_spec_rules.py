@@ -71,7 +71,7 @@ def test_the_sample_is_valid() -> None:
         ("files", {"files": {"a": "x" * 900_001}}, "900000"),
         ("workdir", {"workdir": "src", "files": {}}, "absolute"),
         ("workdir", {"workdir": "/src"}, "leave workdir out or files"),
-        ("store", {"store": "ftp://x/y"}, "unknown scheme"),
+        ("store", {"store": "ftp://x/y"}, "no library for"),
         ("store", {"store": "memory://x"}, "vanish"),
         ("store", {"store": "gs://"}, "no bucket"),
         ("store", {"store": "file://host/x"}, "absolute path"),
