@@ -85,8 +85,10 @@ class LeaseKeeper:
         try:
             lease = self._lease()
             if self._may_take(lease):
-                started, before = time.monotonic(), self._server.local()
-                self._server.learn(self._kube.update_lease(self._renewal(lease)), before, self._server.local())
+                if not self._leads:  # what is written without a time tells the API server's, before ours holds or voids
+                    lease = self._write(self._claim(lease))
+                started = time.monotonic()
+                self._write(self._renewal(lease))
                 self._change(self.leads)  # expired while the API server was slow: what came meanwhile was dropped
                 self._renewed = started
                 self._change(True)
@@ -125,12 +127,23 @@ class LeaseKeeper:
             return True
         return time.monotonic() - self._seen_at > float(spec.get("leaseDurationSeconds") or self._duration_s)
 
-    def _renewal(self, lease: Object) -> Object:
+    def _write(self, lease: Object) -> Object:
+        before = self._server.local()
+        written = self._kube.update_lease(lease)
+        self._server.learn(written, before, self._server.local())
+        return written
+
+    def _claim(self, lease: Object) -> Object:
         new = deepcopy(lease)
         spec = new.setdefault("spec", {})
-        now = clock.to_micro(self._server.now())
         if spec.get("holderIdentity") != self._identity:
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
-            spec["acquireTime"] = now
-        spec.update(holderIdentity=self._identity, renewTime=now, leaseDurationSeconds=self._duration_s)
+        spec.update(holderIdentity=self._identity, acquireTime=clock.to_micro(self._server.now()))
+        return new
+
+    def _renewal(self, lease: Object) -> Object:
+        held = (lease.get("spec") or {}).get("holderIdentity") == self._identity
+        new = deepcopy(lease) if held else self._claim(lease)
+        spec = new["spec"]
+        spec.update(renewTime=clock.to_micro(self._server.now()), leaseDurationSeconds=self._duration_s)
         return new

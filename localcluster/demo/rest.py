@@ -9,8 +9,10 @@ from typing import Any
 from urllib.parse import quote
 
 from .errors import AirflowApiError
+from .wait import wait_for
 
 TIMEOUT_S = 20.0
+PATIENCE_S = 120.0
 
 
 class AirflowApi:
@@ -59,7 +61,9 @@ class AirflowApi:
         return True
 
     def unpause(self, dag_id: str) -> None:
-        self.call("PATCH", f"dags/{quote(dag_id)}", {"is_paused": False})
+        """Asked again while something else writes: SQLite takes one writer."""
+        path = f"dags/{quote(dag_id)}"
+        wait_for(lambda: self.call("PATCH", path, {"is_paused": False}) is not None, f"{dag_id} unpaused", PATIENCE_S)
 
     def trigger(self, dag_id: str, run_id: str, conf: dict[str, Any] | None = None) -> None:
         body = {"logical_date": None, "dag_run_id": run_id, "conf": conf or {}}

@@ -148,6 +148,18 @@ def test_the_policy_fails_open_and_asks_for_kueues_user():
     }
 
 
+def test_a_policy_that_matches_nothing_keeps_the_api_servers_copy_of_leases_and_stays_when_the_chart_goes():
+    objects = render()
+    kept = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    policy, binding = (objects[kind, "singularity-hold-parameter"] for kind in kept)
+    hold = objects["ValidatingAdmissionPolicy", "singularity-hold"]
+    assert policy["spec"]["paramKind"] == hold["spec"]["paramKind"]
+    assert policy["spec"]["validations"] == [{"expression": "true"}]
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    for one in (policy, binding):
+        assert one["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
 def test_sample_queues_name_the_fence():
     objects = render("sampleQueues.enabled=true")
     queue = objects["ClusterQueue", "training"]["spec"]
