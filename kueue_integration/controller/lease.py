@@ -105,7 +105,9 @@ class LeaseKeeper:
         try:
             return self._kube.get_lease(self._namespace, self._name)
         except NotFound:
-            meta = {"namespace": self._namespace, "name": self._name}
+            # An object that is created without any field gets no managedFields, then or later, which are our clock.
+            labels = {"app.kubernetes.io/name": "singularity"}
+            meta = {"namespace": self._namespace, "name": self._name, "labels": labels}
             made = self._kube.create_lease({"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": meta})
             log.warning("Lease %s/%s was gone: made again", self._namespace, self._name)
             self._on_repair()

@@ -54,6 +54,7 @@ def test_a_lease_that_somebody_deleted_is_made_again():
     one.tick()
     assert one.leads
     assert spec_of(kube)["holderIdentity"] == "a"
+    assert kube.get(LEASE, "sys", names.HOLD_LEASE)["metadata"]["labels"], "else the API server keeps no times of it"
     one.tick()
     assert repaired == [1]
 
