@@ -151,12 +151,14 @@ def fill(on: Stage, contender: Contender) -> None:
 
 
 def preempt(on: Stage, contender: Contender) -> None:
-    """A Job of high priority that wants all of the first flavor."""
-    _rival(on, contender, f"{RIVAL}-preemptor")
+    """A Job of high priority that wants all of the first flavor, where the training runs, and no other."""
+    _rival(on, contender, f"{RIVAL}-preemptor", flavor=FLAVORS[0])
 
 
-def _rival(on: Stage, contender: Contender, name: str) -> None:
+def _rival(on: Stage, contender: Contender, name: str, flavor: str = "") -> None:
     job = intruder(name, contender.name, QUEUE, on.platform.train_image, 1, QUOTA)
+    if flavor:
+        job["spec"]["template"]["spec"]["nodeSelector"] = {"flavor": flavor}
     job["metadata"]["labels"][RIVAL] = "true"
     on.kube.create(job)
 
