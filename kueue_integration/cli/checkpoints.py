@@ -195,7 +195,8 @@ def export(name: str, checkpoint: str, file: str, **options: Any) -> None:
     \b
     Examples:
       singularityctl checkpoints export digits digits-a1-g1 digits.tar
-      singularityctl checkpoints export digits digits-a1-g1 digits.tar --store file:///mnt/checkpoints --where here
+      singularityctl checkpoints export digits digits-a1-g1 digits.tar \\
+          --store file:///mnt/checkpoints --where here
     """
     asker = _Asker(name, **options)
     asker.require_here()

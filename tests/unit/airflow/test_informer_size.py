@@ -109,10 +109,11 @@ def test_many_jobs_share_the_looks_at_their_output():
 
 
 async def test_only_jobs_with_pods_count_for_the_looks():
+    from airflow_provider.logplace import Place
     from airflow_provider.podlogs import PodLog
 
     view = Subscription(Informer("c", "n"), "train")
-    log = PodLog(view, "train", SimpleNamespace(), 60.0, 10)
+    log = PodLog(view, "train", SimpleNamespace(), 60.0, 10, Place(None, SimpleNamespace()))
     job = make_job(attempts=[make_attempt(1)])
     follower = asyncio.create_task(log.follow())
     await asyncio.sleep(0)
