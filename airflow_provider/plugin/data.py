@@ -21,19 +21,16 @@ from ..memory import PAST_KEY, STORE_KEY
 MAX_RUNS = 1000
 
 
+def _of(rows: Any, key: TaskKey) -> tuple[Any, ...]:
+    """Where `rows`, a table by task instance, is about `key`."""
+    index = compat.map_index_column(rows)
+    return rows.dag_id == key.dag_id, rows.run_id == key.run_id, rows.task_id == key.task_id, index == key.map_index
+
+
 def stored(session: Session, key: TaskKey, name: str) -> Any:
     """Value of the task state store, None when there is none or when it is not JSON."""
     rows = TaskStateStoreModel
-    value = session.scalar(
-        select(rows.value).where(
-            rows.dag_id == key.dag_id,
-            rows.run_id == key.run_id,
-            rows.task_id == key.task_id,
-            compat.map_index_column(rows) == key.map_index,
-            rows.key == name,
-        )
-    )
-    return _decoded(value)
+    return _decoded(session.scalar(select(rows.value).where(*_of(rows, key), rows.key == name)))
 
 
 def claim(session: Session, key: TaskKey) -> dict[str, Any] | None:
@@ -60,14 +57,7 @@ def claims(session: Session, dag_id: str, run_id: str) -> list[tuple[TaskKey, di
 def state(session: Session, key: TaskKey) -> str | None:
     """State of a task instance; None when it has none, or when there is no such task instance."""
     rows = TaskInstance
-    found = session.scalar(
-        select(rows.state).where(
-            rows.dag_id == key.dag_id,
-            rows.run_id == key.run_id,
-            rows.task_id == key.task_id,
-            compat.map_index_column(rows) == key.map_index,
-        )
-    )
+    found = session.scalar(select(rows.state).where(*_of(rows, key)))
     return None if found is None else str(getattr(found, "value", found))
 
 
