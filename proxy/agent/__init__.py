@@ -10,6 +10,6 @@
 `fork`           forked children give up the communication sockets they inherit
 
 Runs in the pod as `_singularity.agent`, in the user's process: standard library and the user's own torch only, no
-threads, nothing at import time beyond definitions. A failure to install switches the agent off and says so on
-stderr; it never breaks the user's program.
+threads (but where ranks share a device), nothing at import time beyond definitions. A failure to install switches the
+agent off and says so on stderr; it never breaks the user's program.
 """

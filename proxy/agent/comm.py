@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from ..protocol import names
-from . import boundary, fork, hooks, work
+from . import boundary, fork, hooks, shared_device, work
 
 _COLLECTIVES = [
     "broadcast",
@@ -281,11 +281,14 @@ def _wrap_registration(module: Any, swap_backend: Any) -> None:
         def creator(options: Any, backend_options: Any = None) -> Any:
             base = options.store
 
+            def made() -> Any:
+                with fork.communication():
+                    return stock(options, backend_options)
+
             def make(generation: int) -> Any:
                 if generation:  # keys of an earlier life never meet those of this one
                     options.store = module.PrefixStore(f"singularity/{generation}", base)
-                with fork.communication():
-                    return stock(options, backend_options)
+                return shared_device.make(name, options, made)
 
             found = (options.group_id, options.global_ranks_in_group)
             return swap_backend(make, options.group_rank, options.group_size, name.lower(), *found)
@@ -346,6 +349,7 @@ def _wrap_destroy(module: Any) -> None:
         if everything:  # our strong references must not keep sockets open that the script has done with
             for backend in backends:
                 backend.drop()
+            shared_device.close()
             for store in stores:
                 store.inner = None
             backends.clear()
@@ -361,6 +365,7 @@ def drop() -> None:
     work.finish()
     for backend in backends:
         backend.drop()
+    shared_device.close()
     for store in stores:
         store.drop()
 

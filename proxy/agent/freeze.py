@@ -3,7 +3,8 @@
 Files, all written atomically, all in RUN_DIR/rank-<r>:
 
     frozen-<generation>.json    agent     {"pid", "step", "sockets", "threads", "python", "devices"}: may be dumped
-    resume-<generation>.json    launcher  {"restore_id", "master_addr", "master_port", "env"}: go on
+    resume-<generation>.json    launcher  {"restore_id", "master_addr", "master_port", "env", "devices"}: go on;
+                                          `devices`: UUID of a GPU -> of the one that has taken its place
     resumed-<generation>.json   agent     {"restore_id", "seconds"}: communication is rebuilt
 """
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from .boundary import Boundary
 
 POLL_S = 0.01
+_moves: list[dict[str, str]] = []
+"""What each restore has put in the place of which GPU: torch knows a GPU by the UUID that it saw first."""
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
@@ -61,7 +64,15 @@ def freeze(boundary: Boundary, generation: int) -> None:
 def used_devices(cuda: Any) -> list[str]:
     """UUIDs of the GPUs that this process has memory on, or is set to."""
     numbers = {n for n in range(cuda.device_count()) if cuda.memory_reserved(n)} | {cuda.current_device()}
-    return [f"GPU-{cuda.get_device_properties(n).uuid}" for n in sorted(numbers)]
+    return [uuid(cuda, n) for n in sorted(numbers)]
+
+
+def uuid(cuda: Any, number: int) -> str:
+    """UUID of the GPU that this process calls `number`, wherever it is by now."""
+    found = f"GPU-{cuda.get_device_properties(number).uuid}"
+    for moved in _moves:
+        found = moved.get(found, found)
+    return found
 
 
 def adopt_address() -> None:
@@ -89,6 +100,8 @@ def _resume(boundary: Boundary, generation: int, order: dict[str, Any]) -> None:
     address, port = str(order["master_addr"]), int(order["master_port"])
     os.environ.update({str(k): str(v) for k, v in order.get("env", {}).items()})
     os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+    if order.get("devices"):
+        _moves.append({str(k): str(v) for k, v in order["devices"].items()})
     if comm.stores or comm.backends:
         comm.rebuild(generation, boundary.rank, address, port)
     try:

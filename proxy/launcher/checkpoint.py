@@ -180,10 +180,22 @@ def _dump_rank(
     image.write_record(images, record)
 
 
-def write_resume(paths: Paths, rank: int, generation: int, address: str, port: int, env: Mapping[str, str]) -> str:
-    """Tell a frozen rank to go on. Returns the id that its answer will carry, unique."""
+def write_resume(
+    paths: Paths,
+    rank: int,
+    generation: int,
+    address: str,
+    port: int,
+    env: Mapping[str, str],
+    devices: Mapping[str, str] | None = None,
+) -> str:
+    """Tell a frozen rank to go on. Returns the id that its answer will carry, unique.
+
+    :param devices: UUID of a GPU that it had -> of the one that has taken its place
+    """
     restore_id = uuid.uuid4().hex
     order = {"restore_id": restore_id, "master_addr": address, "master_port": port, "env": dict(env)}
+    order["devices"] = dict(devices or {})
     path = paths.control(rank) / f"resume-{generation}.json"
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(order))

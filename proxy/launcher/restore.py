@@ -44,11 +44,9 @@ def restore(
         _restore_all(plan, paths, tool, slots)
         for slot in slots.values():
             halt.let_go(slot.init)
-        _restore_devices(plan, paths, slots, devices)
-        ids = {
-            rank: checkpoint.write_resume(paths, rank, plan.generation, plan.master_addr, plan.master_port, env)
-            for rank in plan.ranks
-        }
+        moved = _restore_devices(plan, paths, slots, devices)
+        at = (plan.generation, plan.master_addr, plan.master_port, env)
+        ids = {rank: checkpoint.write_resume(paths, rank, *at, moved.get(rank)) for rank in plan.ranks}
         _wait_resumed(plan, paths, slots, {rank: ids[rank] for rank in ids if not records[rank].held})
     except BaseException:
         for slot in slots.values():
@@ -127,15 +125,19 @@ def _restore_all(plan: Plan, paths: Paths, tool: criu.Criu, slots: Mapping[int, 
         raise RestoreError("; ".join(told))
 
 
-def _restore_devices(plan: Plan, paths: Paths, slots: Mapping[int, Slot], devices: device.Backend) -> None:
-    """Before the ranks are told to go on: they wait for that without touching a device."""
+def _restore_devices(
+    plan: Plan, paths: Paths, slots: Mapping[int, Slot], devices: device.Backend
+) -> dict[int, dict[str, str]]:
+    """Before the ranks are told to go on: they wait for that without touching a device. Rank -> old to new UUID."""
+    moved = {}
     for place, rank in enumerate(plan.ranks):
         record = device.read(paths.image(plan.checkpoint_id, rank))
         if record is not None:
             try:
-                devices.restore(device.by_inner(scan.processes(slots[rank].init)), record, place)
+                moved[rank] = devices.restore(device.by_inner(scan.processes(slots[rank].init)), record, place)
             except RestoreError as error:
                 raise RestoreError(f"rank {rank}: {error}") from None
+    return moved
 
 
 def _restore_rank(plan: Plan, paths: Paths, tool: criu.Criu, slot: Slot) -> str:

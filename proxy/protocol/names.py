@@ -130,6 +130,9 @@ ENV_RANK_DIR: Final = "SINGULARITY_RANK_DIR"
 ENV_ALONE: Final = "SINGULARITY_ALONE"
 """`1` where the job has one rank and no devices: whatever processes it starts live in its slot and are saved with it,
 connections and all. The agent counts steps and leaves communication alone."""
+ENV_DEVICE: Final = "SINGULARITY_DEVICE"
+"""Name of the device that a rank is on, instead of its GPU's UUID: ranks with one name share a device, also without
+any GPU. For all ranks of a job or for none."""
 
 # --- paths in the pod ---------------------------------------------------------------------------------------------
 ROOT: Final = "/singularity"

@@ -52,8 +52,11 @@ class Backend(Protocol):
     def resume(self, pids: Sequence[int]) -> None:
         """Undo `suspend` in place; nothing happens to processes that are not suspended. Raises DumpError."""
 
-    def restore(self, pids: Mapping[int, int], record: DeviceRecord, place: int) -> None:
-        """Give a restored rank its devices back. `pids`: PID in the slot -> ours. Raises RestoreError."""
+    def restore(self, pids: Mapping[int, int], record: DeviceRecord, place: int) -> dict[str, str]:
+        """Give a restored rank its devices back. `pids`: PID in the slot -> ours. Raises RestoreError.
+
+        Returns UUID of each GPU of the dumping pod -> of the one in its place.
+        """
 
 
 class NoDevices:
@@ -73,7 +76,7 @@ class NoDevices:
     def resume(self, pids: Sequence[int]) -> None:
         return
 
-    def restore(self, pids: Mapping[int, int], record: DeviceRecord, place: int) -> None:
+    def restore(self, pids: Mapping[int, int], record: DeviceRecord, place: int) -> dict[str, str]:
         kinds = ", ".join(sorted({each.name for each in record.devices})) or "GPUs"
         raise RestoreError(
             f"the checkpoint has state on {kinds}, this pod has no GPU that its driver would restore: ask for "
@@ -175,7 +178,7 @@ class Cuda:
             self._suspended.discard(pid)
         return ""
 
-    def restore(self, pids: Mapping[int, int], record: DeviceRecord, place: int) -> None:
+    def restore(self, pids: Mapping[int, int], record: DeviceRecord, place: int) -> dict[str, str]:
         missing = [pid for pid in record.pids if pid not in pids]
         if missing:
             raise RestoreError(f"processes {missing} had state on a device and were not restored")
@@ -186,6 +189,7 @@ class Cuda:
                 self._driver.unlock(pids[inner])
             except DriverError as error:
                 raise RestoreError(f"process {inner} did not get its device state back ({error})") from None
+        return chosen
 
 
 def _explain(verb: str, error: BaseException) -> str:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_sidecar import Page
@@ -43,6 +44,7 @@ def test_freeze_and_resume_in_a_pod_with_a_new_page(
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv("SINGULARITY_POD", "old")
+    monkeypatch.setattr(freeze, "_moves", [])
     thread = threading.Thread(target=freeze.freeze, args=(rank, 1_000_001), daemon=True)
     thread.start()
     report = wait_for(rank.rank_dir / "frozen-1000001.json")
@@ -50,13 +52,16 @@ def test_freeze_and_resume_in_a_pod_with_a_new_page(
     assert isinstance(report["threads"], int)
 
     new = Page(tmp_path / "run", 2)  # another pod: the same path, another file content
-    restore_id = checkpoint.write_resume(Paths(tmp_path), 1, 1_000_001, "10.0.0.9", 29601, {"SINGULARITY_POD": "new"})
+    paths, env, devices = Paths(tmp_path), {"SINGULARITY_POD": "new"}, {"GPU-1": "GPU-2"}
+    restore_id = checkpoint.write_resume(paths, 1, 1_000_001, "10.0.0.9", 29601, env, devices)
     thread.join(20)
     assert not thread.is_alive()
     answer = wait_for(rank.rank_dir / "resumed-1000001.json")
     assert answer["restore_id"] == restore_id
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("10.0.0.9", "29601")
     assert os.environ["SINGULARITY_POD"] == "new"
+    known = SimpleNamespace(get_device_properties=lambda number: SimpleNamespace(uuid=str(number)))
+    assert [freeze.uuid(known, number) for number in (0, 1)] == ["GPU-0", "GPU-2"]
     assert (new.rank(1).count, new.rank(1).state) == (41, page.STATE_RUNNING)
     assert not (rank.rank_dir / "resume-1000001.json").exists()
 

@@ -237,7 +237,7 @@ def test_two_ranks_meet_on_one_gpu(proc: Path) -> None:
     for place, (rank, pids) in enumerate({0: {2: 111, 3: 112}, 1: {2: 121}}.items()):
         record = made.record(RANKS[rank], [H200[0].uuid])
         assert record is not None
-        there.restore(pids, record, place)
+        assert there.restore(pids, record, place) == {H200[0].uuid: OTHER[0].uuid}
     assert all(process.memory.keys() == {OTHER[0].uuid} for process in target.processes.values())
 
 

@@ -1,0 +1,98 @@
+"""Operations of one group, carried out in the order of their issue by a thread of their own.
+
+What a collective between ranks of one device consists of (a local part, a part across devices, a local part again) has
+to be one asynchronous operation to the script: DDP issues it in the middle of a backward pass and waits at its end.
+One thread per group keeps the order in which all of its ranks issue; groups do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import datetime
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Operation = Callable[[], Sequence[Any]]
+"""Returns the tensors that hold the result."""
+
+
+class Issued(torch._C._distributed_c10d.Work):  # type: ignore[misc]
+    """Handle of an operation, as `work.SwapWork` and torch's C++ side want it: `wait` and `get_future`."""
+
+    def __init__(self, device: Any) -> None:
+        super().__init__()
+        self._future: Any = torch.futures.Future(devices=[device] if device.type == "cuda" else [])
+        self._ended = threading.Event()
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Block until the result is there, and let the caller's stream see it. Raises what went wrong.
+
+        :param timeout: zero or less, torch's way to say none: until the group's own timeout ends the operation
+        """
+        seconds = timeout.total_seconds() if timeout is not None else 0.0
+        if seconds > 0 and not self._ended.wait(seconds):
+            raise RuntimeError(f"Timed out waiting {seconds:.3f} s for an operation of ranks that share a device")
+        self._future.wait()
+        return True
+
+    def get_future(self) -> Any:
+        return self._future
+
+    def settle(self, tensors: Sequence[Any]) -> None:
+        self._future.set_result(list(tensors))
+        self._ended.set()
+
+    def fail(self, error: Exception) -> None:
+        self._future.set_exception(error)
+        self._ended.set()
+
+
+class InOrder:
+    """The thread. It holds no socket and ends with `close`."""
+
+    def __init__(self, name: str) -> None:
+        self._todo: queue.SimpleQueue[tuple[Operation, Issued, Any, Any] | None] = queue.SimpleQueue()
+        self._streams: dict[Any, Any] = {}
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def issue(self, operation: Operation, device: Any) -> Issued:
+        """:param device: torch.device of the tensors; on a GPU the operation sees what the caller's stream has done"""
+        issued = Issued(device)
+        ready = None
+        if device.type == "cuda":
+            ready = torch.cuda.Event()
+            ready.record(torch.cuda.current_stream(device))
+        self._todo.put((operation, issued, device, ready))
+        return issued
+
+    def close(self) -> None:
+        """After what has been issued so far."""
+        self._todo.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (entry := self._todo.get()) is not None:
+            operation, issued, device, ready = entry
+            try:
+                with torch.no_grad():  # grad mode is the thread's own, and parameters are written to
+                    if ready is None:
+                        issued.settle(operation())
+                    else:
+                        self._on_stream(operation, issued, device, ready)
+            except Exception as error:
+                issued.fail(error)
+            del operation, issued, entry  # not until the next one comes: they hold the script's tensors
+
+    def _on_stream(self, operation: Operation, issued: Issued, device: Any, ready: Any) -> None:
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = torch.cuda.Stream(device)
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            stream.wait_event(ready)
+            result = operation()
+            stream.synchronize()  # only then may the script's tensors be freed
+            issued.settle(result)
