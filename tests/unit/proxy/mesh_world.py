@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import ipaddress
 import json
+import random
 import socket
 import ssl
 import threading
@@ -307,6 +308,8 @@ class FakeLauncher:
         self.waits = False
         """Its ranks have ended well, and its sidecar knows."""
         self.dump_error = ""
+        self.own_bytes = 0
+        """Of an image, which no other has and which do not compress."""
         self._session: aiohttp.ClientSession | None = None
 
     async def run(self) -> None:
@@ -394,7 +397,8 @@ class FakeLauncher:
             record = {"count": rank.frozen[command.generation], "python": "3.14.0"}
             (folder / "rank.json").write_text(json.dumps(record))
             own = f"{self.config.attempt} {command.generation} {rank.rank}".encode()
-            (folder / "pages-1.img").write_bytes(b"shared by all ranks".ljust(1 << 20, b"x") + own)
+            shared = b"shared by all ranks".ljust(1 << 20, b"x")
+            (folder / "pages-1.img").write_bytes(shared + random.Random(own).randbytes(self.own_bytes) + own)
         await self.post(LauncherEvent("dumped", command.generation))
 
     def kill_ranks(self) -> None:

@@ -1,0 +1,165 @@
+"""Two sidecars commit over a store that one of them does not reach well: a checkpoint is there whole, or not at all.
+
+Sidecars are processes of their own, each with its own proxy before one server of Google Cloud Storage's protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from faulty_proxy import FaultyProxy
+from mesh_world import FakeController, World, eventually
+from store_samples import JOB, MIB, NAMESPACE
+
+from proxy.protocol import names
+from proxy.sidecar.config import ENV_ROOT
+from proxy.store import Store
+
+pytestmark = pytest.mark.timeout(240)
+FULL = pytest.mark.full
+HERE = Path(__file__).parent
+WAIT_S = 90.0
+
+
+class Processes(World):
+    """Two pods of a rank each."""
+
+    def __init__(self, folder: Path, controller: FakeController, server: str, store: str) -> None:
+        super().__init__(folder, controller, 2, 2)
+        self.configs = [replace(config, store=store) for config in self.configs]
+        self.proxies = [FaultyProxy(urlsplit(server).port or 0) for _ in self.configs]
+        self._logs = [folder / f"sidecar-{config.index}.log" for config in self.configs]
+        self._processes = [self._sidecar(index) for index in range(2)]
+        self.launch()
+        for launcher in self.launchers:
+            launcher.own_bytes = 4 * MIB
+
+    def _sidecar(self, index: int) -> subprocess.Popen[bytes]:
+        config = self.configs[index]
+        env = {
+            **os.environ, "PYTHONPATH": str(HERE.parents[2]), "STORAGE_EMULATOR_HOST": self.proxies[index].url,
+            ENV_ROOT: str(config.root), names.ENV_NAMESPACE: config.namespace, names.ENV_JOB: config.job,
+            names.ENV_POD: config.pod, names.ENV_POD_IP: config.pod_ip, names.ENV_INDEX: str(index),
+            names.ENV_ATTEMPT: "1", names.ENV_WORKERS: "2", names.ENV_WORLD_SIZE: "2", names.ENV_STORE: config.store,
+            names.ENV_CONTROLLER_URL: config.controller_url, names.ENV_CONTROLLER_CA: config.controller_ca,
+            names.ENV_TOKEN_FILE: str(config.token_file),
+        }  # fmt: skip
+        command = [sys.executable, str(HERE / "sidecar_process.py"), str(config.mesh_port)]
+        with self._logs[index].open("wb") as out:
+            return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+
+    def log(self, index: int) -> str:
+        return self._logs[index].read_text(errors="replace")
+
+    async def until(self, what: str, condition: Callable[[], object], limit_s: float = WAIT_S) -> None:
+        try:
+            await eventually(what, condition, limit_s)
+        except AssertionError as error:
+            said = "\n".join(f"--- sidecar {index}\n{self.log(index)}" for index in range(2))
+            raise AssertionError(f"{error}\n{said}") from None
+
+    async def trains_on(self) -> None:
+        at = max(rank.boundary.count for rank in self.ranks)
+        await self.until("the ranks train on", lambda: all(rank.boundary.count > at + 10 for rank in self.ranks))
+
+    async def committed(self, controller: FakeController, count: int) -> str:
+        """Id of the checkpoint that is asked for now and becomes the `count`th that is committed."""
+        await controller.command(WAIT_S, then="continue")
+        await self.until("a commit", lambda: len(controller.commits) == count)
+        await self.trains_on()
+        return controller.commits[-1].checkpoint.id
+
+    async def end(self) -> None:
+        for proxy in self.proxies:
+            proxy.close()
+        await super().end()
+        for process in self._processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait(30)
+
+
+@pytest.fixture
+async def world(folder: Path, controller: FakeController, gcs_server: str, gs_url: str) -> AsyncIterator[Processes]:
+    world = Processes(folder, controller, gcs_server, gs_url)
+    await world.until("steps", lambda: len(world.ranks) == 2 and all(r.boundary.count >= 5 for r in world.ranks))
+    yield world
+    await world.end()
+
+
+def whole(url: str) -> list[str]:
+    """Ids of all checkpoints of the store, oldest first, each of which must have all it names."""
+    store = Store(url)
+    found = []
+    for listing in reversed(store.list_checkpoints(NAMESPACE, JOB)):
+        assert listing.manifest is not None, listing.problem
+        assert [image.rank for image in listing.manifest.ranks] == [0, 1] and store.verify(listing.manifest) == []
+        found.append(listing.id)
+    return found
+
+
+@pytest.mark.parametrize("pod", [pytest.param(0, id="leader", marks=FULL), pytest.param(1, id="follower")])
+async def test_a_store_that_is_down_for_one_pod_past_the_budget(
+    world: Processes, controller: FakeController, gs_url: str, pod: int
+) -> None:
+    before = await world.committed(controller, 1)
+    world.proxies[pod].fail("503", after=MIB, spreads=True)  # in the middle of its upload
+    await controller.command(10.0, then="continue")
+    await world.until("the checkpoint is given up", lambda: controller.failures)
+    assert world.proxies[pod].fired["503"] >= 2
+    assert len(controller.commits) == 1 and whole(gs_url) == [before]
+    await world.trains_on()
+    world.proxies[pod].heal()
+    after = await world.committed(controller, 2)
+    assert whole(gs_url) == [before, after]
+
+
+@pytest.mark.parametrize(("fault", "least"), [("503", 4), pytest.param("cut", 2, marks=FULL)])
+async def test_a_store_that_fails_for_one_pod_within_the_budget(
+    world: Processes, controller: FakeController, gs_url: str, fault: str, least: int
+) -> None:
+    proxy = world.proxies[1]
+    proxy.fail(fault, after=MIB, times=1 << 30 if fault == "503" else least, spreads=fault == "503")
+    await controller.command(WAIT_S, then="continue")
+    await asyncio.to_thread(proxy.wait_fired, fault, least)
+    assert not controller.commits, "one of two pods has stored nothing yet"
+    proxy.heal()
+    await world.until("a commit", lambda: controller.commits)
+    await world.trains_on()
+    assert (len(controller.commits), len(controller.failures)) == (1, 0)
+    assert whole(gs_url) == [controller.commits[0].checkpoint.id]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fault", ["503", "cut"])
+async def test_the_manifest_meets_a_store_that_fails(
+    world: Processes, controller: FakeController, gs_url: str, fault: str
+) -> None:
+    """Both pods have stored their images; down past the budget, or cut off twice in the middle of a word."""
+    before = await world.committed(controller, 1)
+    world.proxies[1].rate = 2e5  # the follower is slow, so that the leader is through when the fault comes
+    await controller.command(25.0 if fault == "503" else WAIT_S, then="continue")
+    await world.until("the leader has uploaded", lambda: world.log(0).count("uploaded train-a1") == 2)
+    world.proxies[0].fail(fault, times=1 << 30 if fault == "503" else 2)
+    world.proxies[1].rate = 0.0
+    if fault == "503":
+        await world.until("the checkpoint is given up", lambda: controller.failures)
+        assert "the images of step" in controller.failures[0].message
+        assert len(controller.commits) == 1 and whole(gs_url) == [before]
+        world.proxies[0].heal()
+        await world.trains_on()
+        await world.committed(controller, 2)
+    else:
+        await world.until("a commit", lambda: len(controller.commits) == 2)
+        await world.trains_on()
+        assert world.proxies[0].fired["cut"] == 2 and not controller.failures
+    last = [commit.checkpoint.id for commit in controller.commits]
+    assert set(last) <= set(whole(gs_url)) and len(set(last)) == 2
