@@ -531,7 +531,7 @@ def test_orders_to_resume_are_unique_and_cleared(tmp_path: Path) -> None:
     assert len(ids) == 3
     order = json.loads((paths.control(0) / "resume-5.json").read_text())
     assert order.pop("restore_id") in ids
-    assert order == {"master_addr": "10.0.0.1", "master_port": 29501, "env": {"A": "b"}}
+    assert order == {"master_addr": "10.0.0.1", "master_port": 29501, "env": {"A": "b"}, "devices": {}}
     checkpoint.clear_control(paths.control(0))
     assert list(paths.control(0).iterdir()) == []
 
