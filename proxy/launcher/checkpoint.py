@@ -57,7 +57,10 @@ def dump(slots: Slots, paths: Paths, tool: criu.Criu, order: Order, files: Files
     """
     frozen = {} if order.anywhere else {rank: _wait_frozen(slot, paths, order) for rank, slot in slots.items()}
     # Processes that stand still could not give up their device.
-    devices.suspend({rank: scan.processes(slot.init) for rank, slot in slots.items()}, order.deadline)
+    images = {rank: paths.image(order.checkpoint_id, rank) for rank in slots}
+    for folder in images.values():
+        shutil.rmtree(folder, ignore_errors=True)
+    devices.suspend({rank: scan.processes(slot.init) for rank, slot in slots.items()}, order.deadline, images)
     _stand(slots, paths, order)
     changed = _changed(slots, paths, files)
     with ThreadPoolExecutor(len(slots)) as pool:
@@ -149,9 +152,9 @@ def _dump_rank(
     devices: device.Backend,
 ) -> None:
     images, logs = paths.image(order.checkpoint_id, slot.rank), paths.criu_work(order.checkpoint_id, slot.rank)
-    for folder in (images, logs):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+    images.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
     work = paths.work(slot.rank)
     written = scan.written_files(scan.processes(slot.init), work)
     slot.hold(True)

@@ -131,10 +131,11 @@ def _restore_devices(
     """Before the ranks are told to go on: they wait for that without touching a device. Rank -> old to new UUID."""
     moved = {}
     for place, rank in enumerate(plan.ranks):
-        record = device.read(paths.image(plan.checkpoint_id, rank))
+        images = paths.image(plan.checkpoint_id, rank)
+        record = device.read(images)
         if record is not None:
             try:
-                moved[rank] = devices.restore(device.by_inner(scan.processes(slots[rank].init)), record, place)
+                moved[rank] = devices.restore(device.by_inner(scan.processes(slots[rank].init)), record, place, images)
             except RestoreError as error:
                 raise RestoreError(f"rank {rank}: {error}") from None
     return moved

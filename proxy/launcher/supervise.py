@@ -47,7 +47,7 @@ class Supervisor:
         self.log_rate = lograte.from_env(env)
         self.files = checkpoint.Files(time.time(), layer.limit(env))
         self.criu = Criu.find(self.paths.criu)
-        self.devices = device.find()
+        self.devices = device.find(env)
         self.client = SidecarClient(self.paths.socket)
         self.outbox = Outbox(self.client.post, say)
         self.inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

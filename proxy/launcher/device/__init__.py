@@ -5,8 +5,9 @@ is the thin layer over NVIDIA's checkpoint API (`cuda.bindings`, from the user's
 a GPU and passes the same contract tests, `remap` says which GPU takes the place of which, `nvml` reads health.
 
 The driver itself copies: device memory lands in the memory of the process that owns it, so that CRIU's images have it,
-and the store keeps once what replicas have in common. The driver's custom storage (CUDA 13.4: our own copies, each
-buffer once per device) is not used yet. Nothing here knows about ranks of other pods, checkpoints or stores.
+and the store keeps once what replicas have in common. With `SINGULARITY_DEVICE_COPIES=own` and a driver of CUDA 13.4 or
+newer (`copies`), the launcher copies it into files of the image instead, and it does not pass through the memory of the
+process. Nothing here knows about ranks of other pods, checkpoints or stores.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from typing import Protocol
 
 from ..errors import DumpError, RestoreError
 from . import nvml, remap
+from .copies import Copies
+from .copies import wanted as copies_wanted
 from .driver import CudaDriver, Device, Driver, DriverError, State
 
 RECORD = "devices.json"
@@ -29,6 +31,8 @@ class DeviceRecord:
     """All that the dumping pod saw, in CUDA's order."""
     used: list[str] = field(default_factory=list)
     """UUIDs that the rank has state on."""
+    copied: bool = False
+    """Its device memory lies in files of the image, not in its own memory."""
 
 
 class Backend(Protocol):
@@ -39,9 +43,11 @@ class Backend(Protocol):
     def users(self, pids: Sequence[int]) -> list[int]:
         """Those that have state on a device."""
 
-    def suspend(self, ranks: Mapping[int, Sequence[int]], deadline: float) -> None:
-        """Move all device state of all ranks into their own memory. `deadline`: Unix seconds.
+    def suspend(self, ranks: Mapping[int, Sequence[int]], deadline: float, images: Mapping[int, Path]) -> None:
+        """Move all device state of all ranks into their own memory, or into their images.
 
+        :param deadline: Unix seconds
+        :param images: rank -> folder, which need not exist
         Raises DumpError; whatever was suspended goes on then.
         """
 
@@ -52,9 +58,10 @@ class Backend(Protocol):
     def resume(self, pids: Sequence[int]) -> None:
         """Undo `suspend` in place; nothing happens to processes that are not suspended. Raises DumpError."""
 
-    def restore(self, pids: Mapping[int, int], record: DeviceRecord, place: int) -> dict[str, str]:
+    def restore(self, pids: Mapping[int, int], record: DeviceRecord, place: int, images: Path) -> dict[str, str]:
         """Give a restored rank its devices back. `pids`: PID in the slot -> ours. Raises RestoreError.
 
+        :param images: folder of the rank
         Returns UUID of each GPU of the dumping pod -> of the one in its place.
         """
 
@@ -67,7 +74,7 @@ class NoDevices:
     def users(self, pids: Sequence[int]) -> list[int]:
         return []
 
-    def suspend(self, ranks: Mapping[int, Sequence[int]], deadline: float) -> None:
+    def suspend(self, ranks: Mapping[int, Sequence[int]], deadline: float, images: Mapping[int, Path]) -> None:
         return
 
     def record(self, pids: Sequence[int], used: Sequence[str] | None) -> DeviceRecord | None:
@@ -76,7 +83,7 @@ class NoDevices:
     def resume(self, pids: Sequence[int]) -> None:
         return
 
-    def restore(self, pids: Mapping[int, int], record: DeviceRecord, place: int) -> dict[str, str]:
+    def restore(self, pids: Mapping[int, int], record: DeviceRecord, place: int, images: Path) -> dict[str, str]:
         kinds = ", ".join(sorted({each.name for each in record.devices})) or "GPUs"
         raise RestoreError(
             f"the checkpoint has state on {kinds}, this pod has no GPU that its driver would restore: ask for "
@@ -87,14 +94,17 @@ class NoDevices:
 class Cuda:
     """:param driver: NVIDIA's, or the fake one
     :param proc: where processes are looked at
+    :param copy: copy device memory ourselves, where the driver can
     """
 
     name = "cuda"
 
-    def __init__(self, driver: Driver, proc: Path = Path("/proc")) -> None:
+    def __init__(self, driver: Driver, proc: Path = Path("/proc"), copy: bool = False) -> None:
         self._driver = driver
         self._proc = proc
+        self._copy = copy and driver.lends()
         self._suspended: set[int] = set()
+        self._copies: dict[int, Copies] = {}
 
     def users(self, pids: Sequence[int]) -> list[int]:
         found = []
@@ -123,7 +133,7 @@ class Cuda:
                 continue
         return False
 
-    def suspend(self, ranks: Mapping[int, Sequence[int]], deadline: float) -> None:
+    def suspend(self, ranks: Mapping[int, Sequence[int]], deadline: float, images: Mapping[int, Path]) -> None:
         owners = {pid: rank for rank, pids in ranks.items() for pid in self.users(pids)}
         if not owners:
             return
@@ -131,7 +141,12 @@ class Cuda:
             # All are locked before the first is copied: one that waits for another's device would never get there.
             self._each(owners, "lock", lambda pid: self._driver.lock(pid, self._patience(deadline)))
             self._suspended |= owners.keys()
-            self._each(owners, "checkpoint", self._driver.checkpoint)
+            if self._copy:
+                self._copies |= {pid: Copies(images[rank], _inner(pid, self._proc)) for pid, rank in owners.items()}
+            self._each(owners, "checkpoint", lambda pid: self._driver.checkpoint(pid, self._copies.get(pid)))
+            problems = [copies.problem for pid, copies in self._copies.items() if pid in owners and copies.problem]
+            if problems:
+                raise DumpError("; ".join(problems))
         except DumpError:
             for pid in owners:
                 self._go_on(pid)
@@ -158,7 +173,7 @@ class Cuda:
         devices = self._driver.devices()
         here = [device.uuid for device in devices]
         names = here if used is None else [name for name in used if name in here]
-        return DeviceRecord([_inner(pid, self._proc) for pid in mine], devices, names)
+        return DeviceRecord([_inner(pid, self._proc) for pid in mine], devices, names, self._copy)
 
     def resume(self, pids: Sequence[int]) -> None:
         problems = [text for pid in pids if pid in self._suspended and (text := self._go_on(pid))]
@@ -167,9 +182,12 @@ class Cuda:
 
     def _go_on(self, pid: int) -> str:
         """Whatever state it is in, towards RUNNING; what went wrong, "" if nothing did."""
+        copies = self._copies.pop(pid, None)
         try:
             if self._driver.state(pid) is State.CHECKPOINTED:
-                self._driver.restore(pid, {})
+                if copies is not None and not copies.complete:
+                    return f"process {pid} has lost its device memory: not all of it could be copied"
+                self._driver.restore(pid, {}, copies)
             if self._driver.state(pid) is State.LOCKED:
                 self._driver.unlock(pid)
         except DriverError as error:
@@ -178,14 +196,20 @@ class Cuda:
             self._suspended.discard(pid)
         return ""
 
-    def restore(self, pids: Mapping[int, int], record: DeviceRecord, place: int) -> dict[str, str]:
+    def restore(self, pids: Mapping[int, int], record: DeviceRecord, place: int, images: Path) -> dict[str, str]:
+        if record.copied and not self._driver.lends():
+            raise RestoreError(
+                "the checkpoint has device memory that the launcher copied; this pod's driver cannot take it back: it "
+                "needs CUDA 13.4"
+            )
         missing = [pid for pid in record.pids if pid not in pids]
         if missing:
             raise RestoreError(f"processes {missing} had state on a device and were not restored")
         chosen = remap.pairs(record.devices, record.used, self._driver.devices(), place)
         for inner in record.pids:
+            copies = Copies(images, inner) if record.copied else None
             try:
-                self._driver.restore(pids[inner], {} if all(a == b for a, b in chosen.items()) else chosen)
+                self._driver.restore(pids[inner], {} if all(a == b for a, b in chosen.items()) else chosen, copies)
                 self._driver.unlock(pids[inner])
             except DriverError as error:
                 raise RestoreError(f"process {inner} did not get its device state back ({error})") from None
@@ -220,20 +244,25 @@ def read(folder: Path) -> DeviceRecord | None:
     try:
         data = json.loads((folder / RECORD).read_bytes())
         devices = [Device(str(d["uuid"]), str(d["name"]), int(d["memory"])) for d in data["devices"]]
-        return DeviceRecord([int(pid) for pid in data["pids"]], devices, [str(name) for name in data["used"]])
+        used = [str(name) for name in data["used"]]
+        return DeviceRecord([int(pid) for pid in data["pids"]], devices, used, bool(data.get("copied")))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RestoreError(f"{folder / RECORD} cannot be used: {error!r}; the image is incomplete") from None
 
 
-def find() -> Backend:
-    """What this container has: CUDA where there is a device, cuda.bindings and a driver with the checkpoint API."""
+def find(env: Mapping[str, str]) -> Backend:
+    """What this container has: CUDA where there is a device, cuda.bindings and a driver with the checkpoint API.
+
+    Raises CommandError for a variable that cannot be used.
+    """
+    copy = copies_wanted(env)
     if not any(Path("/dev").glob("nvidia[0-9]*")):
         return NoDevices()
     try:
         driver = CudaDriver()
-        return Cuda(driver) if driver.devices() else NoDevices()
+        return Cuda(driver, copy=copy) if driver.devices() else NoDevices()
     except (ImportError, DriverError, OSError):
         return NoDevices()
 

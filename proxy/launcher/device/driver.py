@@ -6,12 +6,20 @@ RUNNING -> lock -> LOCKED -> checkpoint -> CHECKPOINTED -> restore -> LOCKED -> 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import enum
 import importlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from . import copies as own
+from .copies import Copies
+
+OWN_COPIES = 13040
+"""CUDA version of the first driver that lets us copy."""
 
 
 class State(enum.IntEnum):
@@ -54,11 +62,15 @@ class Driver(Protocol):
     def lock(self, pid: int, timeout_ms: int) -> None:
         """Let no new CUDA call through and wait for those under way; when that takes too long it stays RUNNING."""
 
-    def checkpoint(self, pid: int) -> None:
-        """Copy its device memory into its own memory and give the devices up. It must be LOCKED."""
+    def lends(self) -> bool:
+        """Can we copy the device memory of a process ourselves?"""
 
-    def restore(self, pid: int, pairs: Mapping[str, str]) -> None:
-        """Take devices again and copy back; old UUID -> new UUID, none: the same. It is LOCKED afterwards."""
+    def checkpoint(self, pid: int, copies: Copies | None = None) -> None:
+        """Copy its device memory into its own memory, or into `copies`, and give the devices up. It must be LOCKED."""
+
+    def restore(self, pid: int, pairs: Mapping[str, str], copies: Copies | None = None) -> None:
+        """Take devices again and copy back, from where it was copied to; old UUID -> new UUID, none: the same. It is
+        LOCKED afterwards."""
 
     def unlock(self, pid: int) -> None:
         """Let its calls through again."""
@@ -77,10 +89,12 @@ class CudaDriver:
         found = []
         for number in range(self._call("cuDeviceGetCount")):
             device = self._call("cuDeviceGet", number)
-            raw = bytes(self._call("cuDeviceGetUuid", device).bytes)
             name = self._call("cuDeviceGetName", 128, device).split(b"\0", 1)[0].decode()
-            found.append(Device(f"GPU-{uuid.UUID(bytes=raw)}", name, int(self._call("cuDeviceTotalMem", device))))
+            found.append(Device(self._uuid_of(device), name, int(self._call("cuDeviceTotalMem", device))))
         return found
+
+    def _uuid_of(self, device: Any) -> str:
+        return f"GPU-{uuid.UUID(bytes=bytes(self._call('cuDeviceGetUuid', device).bytes))}"
 
     def state(self, pid: int) -> State:
         return State(int(self._call("cuCheckpointProcessGetState", pid)))
@@ -90,15 +104,76 @@ class CudaDriver:
         arguments.timeoutMs = timeout_ms
         self._call("cuCheckpointProcessLock", pid, arguments)
 
-    def checkpoint(self, pid: int) -> None:
-        self._call("cuCheckpointProcessCheckpoint", pid, self._cuda.CUcheckpointCheckpointArgs())
+    def lends(self) -> bool:
+        known = hasattr(self._cuda, "cuCheckpointOperationComplete")
+        return known and int(self._call("cuDriverGetVersion")) >= OWN_COPIES
 
-    def restore(self, pid: int, pairs: Mapping[str, str]) -> None:
+    def checkpoint(self, pid: int, copies: Copies | None = None) -> None:
+        arguments = self._cuda.CUcheckpointCheckpointArgs()
+        if copies is None:
+            self._call("cuCheckpointProcessCheckpoint", pid, arguments)
+            return
+
+        def copy(name: str, pointer: int, size: int, stream: Any) -> None:
+            self._call("cuMemcpyDtoHAsync", own.address(copies.room(name, size)), pointer, size, stream)
+
+        self._lent("cuCheckpointProcessCheckpoint", pid, arguments, copy)
+        copies.complete = True
+
+    def restore(self, pid: int, pairs: Mapping[str, str], copies: Copies | None = None) -> None:
         arguments = self._cuda.CUcheckpointRestoreArgs()
         if pairs:
             arguments.gpuPairs = [self._pair(old, new) for old, new in pairs.items()]
             arguments.gpuPairsCount = len(pairs)
-        self._call("cuCheckpointProcessRestore", pid, arguments)
+        if copies is None:
+            self._call("cuCheckpointProcessRestore", pid, arguments)
+            return
+        old_names = {new: old for old, new in pairs.items()}
+
+        def copy(name: str, pointer: int, size: int, stream: Any) -> None:
+            content = copies.content(old_names.get(name, name), size)
+            self._call("cuMemcpyHtoDAsync", pointer, own.address(content), size, stream)
+
+        self._lent("cuCheckpointProcessRestore", pid, arguments, copy)
+
+    def _lent(self, name: str, pid: int, arguments: Any, copy: Callable[[str, int, int, Any], None]) -> None:
+        """A call after which memory of the process is mapped on our side, its copies, and the word that they are done.
+
+        :param copy: called with UUID, pointer, bytes and stream for each GPU
+        """
+        out = ctypes.c_void_p()
+        arguments.customStorageInfo_out = ctypes.addressof(out)
+        with self._contexts() as contexts:
+            self._call(name, pid, arguments)
+            info = ctypes.cast(out, ctypes.POINTER(own.Info)).contents
+            try:
+                for part in info.devices[: info.count]:
+                    stream = self._cuda.CUstream(part.stream)
+                    device = self._call("cuStreamGetDevice", stream)
+                    self._call("cuCtxPushCurrent", contexts[int(device)])
+                    try:
+                        if part.size:
+                            copy(self._uuid_of(device), part.pointer, part.size, stream)
+                    except ValueError as error:
+                        raise DriverError(f"{name}: {error}", "incomplete copies") from None
+                    finally:
+                        self._call("cuCtxPopCurrent")
+            finally:
+                handle = self._cuda.CUcheckpointCustomStorageInfo(_ptr=out.value).handle
+                self._call("cuCheckpointOperationComplete", handle)
+
+    @contextlib.contextmanager
+    def _contexts(self) -> Iterator[dict[int, Any]]:
+        """Primary contexts of all GPUs, by number, which the driver needs for as long; each takes GPU memory."""
+        found: dict[int, Any] = {}
+        devices = [self._call("cuDeviceGet", number) for number in range(self._call("cuDeviceGetCount"))]
+        try:
+            for device in devices:
+                found[int(device)] = self._call("cuDevicePrimaryCtxRetain", device)
+            yield found
+        finally:
+            for device in devices[: len(found)]:
+                self._call("cuDevicePrimaryCtxRelease", device)
 
     def unlock(self, pid: int) -> None:
         self._call("cuCheckpointProcessUnlock", pid, self._cuda.CUcheckpointUnlockArgs())

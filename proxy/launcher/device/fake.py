@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .copies import Copies
 from .driver import Device, DriverError, State
 
 
@@ -31,6 +32,9 @@ class FakeDriver:
         self.calls: list[tuple[str, int]] = []
         self.fail: dict[tuple[str, int], str] = {}
         """(verb, pid) -> error that this call meets once."""
+        self.lending = True
+        self.stops_copying = ""
+        """Error that our copies meet."""
         self._guard = threading.Lock()
 
     def devices(self) -> list[Device]:
@@ -47,12 +51,23 @@ class FakeDriver:
             raise DriverError("cuCheckpointProcessLock", "CUDA_ERROR_NOT_READY")
         process.state = State.LOCKED
 
-    def checkpoint(self, pid: int) -> None:
+    def lends(self) -> bool:
+        return self.lending
+
+    def checkpoint(self, pid: int, copies: Copies | None = None) -> None:
         process = self._enter("Checkpoint", pid, State.LOCKED)
         process.saved, process.memory = process.memory, {}
+        if copies is not None:
+            for name, content in process.saved.items():
+                if self.stops_copying:
+                    process.state = State.CHECKPOINTED
+                    raise DriverError("cuMemcpyDtoHAsync", self.stops_copying)
+                copies.room(name, len(content))[:] = content
+            process.saved = {name: bytes(len(content)) for name, content in process.saved.items()}
+            copies.complete = True
         process.state = State.CHECKPOINTED
 
-    def restore(self, pid: int, pairs: Mapping[str, str]) -> None:
+    def restore(self, pid: int, pairs: Mapping[str, str], copies: Copies | None = None) -> None:
         process = self._enter("Restore", pid, State.CHECKPOINTED)
         here = {device.uuid for device in self._devices}
         places = {old: pairs.get(old, old) if pairs else old for old in process.saved}
@@ -60,7 +75,10 @@ class FakeDriver:
             raise DriverError("cuCheckpointProcessRestore", "CUDA_ERROR_INVALID_VALUE")  # every old one must be listed
         if not set(places.values()) <= here or len(set(places.values())) < len(places):
             raise DriverError("cuCheckpointProcessRestore", "CUDA_ERROR_INVALID_DEVICE")
-        process.memory = {places[old]: content for old, content in process.saved.items()}
+        process.memory = {
+            places[old]: content if copies is None else bytes(copies.content(old, len(content)))
+            for old, content in process.saved.items()
+        }
         process.saved = {}
         process.state = State.LOCKED
 

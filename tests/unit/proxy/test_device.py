@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +19,12 @@ import pytest
 
 from proxy.agent import freeze
 from proxy.launcher import device
-from proxy.launcher.device import backend, nvml, remap
+from proxy.launcher.device import backend, copies, nvml, remap
 from proxy.launcher.device.backend import Cuda, DeviceRecord, NoDevices
+from proxy.launcher.device.copies import Copies
 from proxy.launcher.device.driver import CudaDriver, Device, DriverError, State
 from proxy.launcher.device.fake import FakeDriver, FakeProcess
-from proxy.launcher.errors import DumpError, RestoreError
+from proxy.launcher.errors import CommandError, DumpError, RestoreError
 
 GIB = 1 << 30
 H200 = [Device(f"GPU-{n:08d}-0000-0000-0000-000000000000", "NVIDIA H200", 139 * GIB) for n in range(4)]
@@ -125,6 +129,8 @@ def proc(tmp_path: Path) -> Path:
 
 
 RANKS = {0: [11, 12, 13], 1: [21]}
+IMAGES = {0: Path("/nowhere"), 1: Path("/nowhere")}
+"""Nothing is copied there, but by the tests that have folders of their own."""
 
 
 def world(devices: list[Device] | None = None) -> FakeDriver:
@@ -146,7 +152,7 @@ def test_only_processes_with_cuda_state_count(proc: Path) -> None:
 
 def test_all_are_locked_before_the_first_is_copied(proc: Path) -> None:
     driver = world()
-    Cuda(driver, proc).suspend(RANKS, far())
+    Cuda(driver, proc).suspend(RANKS, far(), IMAGES)
     verbs = [verb for verb, _ in driver.calls if verb in ("Lock", "Checkpoint")]
     assert verbs == ["Lock"] * 3 + ["Checkpoint"] * 3
     assert {process.state for process in driver.processes.values()} == {State.CHECKPOINTED}
@@ -157,7 +163,7 @@ def test_suspended_ranks_go_on_in_place(proc: Path) -> None:
     driver = world()
     before = {pid: dict(process.memory) for pid, process in driver.processes.items()}
     made = Cuda(driver, proc)
-    made.suspend(RANKS, far())
+    made.suspend(RANKS, far(), IMAGES)
     for pid in (11, 12, 21):
         (proc / str(pid) / "fd" / "3").unlink()  # as the driver leaves it
     for pids in RANKS.values():
@@ -185,7 +191,7 @@ def test_when_one_cannot_be_suspended_all_go_on(proc: Path, fault: dict[str, Any
     else:
         driver.fail[fault["fail"]] = "CUDA_ERROR_NOT_SUPPORTED"
     with pytest.raises(DumpError, match=text):
-        Cuda(driver, proc).suspend(RANKS, far())
+        Cuda(driver, proc).suspend(RANKS, far(), IMAGES)
     assert {process.state for process in driver.processes.values()} == {State.RUNNING}
     assert all(process.memory for process in driver.processes.values())
 
@@ -193,7 +199,7 @@ def test_when_one_cannot_be_suspended_all_go_on(proc: Path, fault: dict[str, Any
 def test_a_rank_that_cannot_get_its_device_back_is_named(proc: Path) -> None:
     driver = world()
     made = Cuda(driver, proc)
-    made.suspend(RANKS, far())
+    made.suspend(RANKS, far(), IMAGES)
     driver.fail["Restore", 12] = "CUDA_ERROR_OUT_OF_MEMORY"
     with pytest.raises(DumpError, match=r"process 12 could not get its device back \(.*CUDA_ERROR_OUT_OF_MEMORY"):
         made.resume(RANKS[0])
@@ -208,7 +214,7 @@ def moved(source: FakeDriver, devices: list[Device], pids: dict[int, int]) -> Fa
 def test_a_rank_moves_to_other_gpus(proc: Path, tmp_path: Path) -> None:
     source = world()
     made = Cuda(source, proc)
-    made.suspend(RANKS, far())
+    made.suspend(RANKS, far(), IMAGES)
     records = {0: made.record(RANKS[0], [H200[0].uuid]), 1: made.record(RANKS[1], [H200[1].uuid])}
     for rank, record in records.items():
         assert record is not None
@@ -219,8 +225,8 @@ def test_a_rank_moves_to_other_gpus(proc: Path, tmp_path: Path) -> None:
     target = moved(source, OTHER[:2], {11: 111, 12: 112, 21: 121})
     there = Cuda(target)
     assert records[0] is not None and records[1] is not None
-    there.restore({2: 111, 3: 112}, records[0], 0)
-    there.restore({2: 121}, records[1], 1)
+    there.restore({2: 111, 3: 112}, records[0], 0, IMAGES[0])
+    there.restore({2: 121}, records[1], 1, IMAGES[0])
     assert target.processes[111].memory == {OTHER[0].uuid: b"state of 11"}
     assert target.processes[112].memory == {OTHER[0].uuid: b"state of 12"}
     assert target.processes[121].memory == {OTHER[1].uuid: b"state of 21"}
@@ -231,19 +237,19 @@ def test_two_ranks_meet_on_one_gpu(proc: Path) -> None:
     """One GPU per pod before, two ranks in a pod with one GPU afterwards."""
     source = world(H200[:1])
     made = Cuda(source, proc)
-    made.suspend(RANKS, far())
+    made.suspend(RANKS, far(), IMAGES)
     target = moved(source, OTHER[:1], {11: 111, 12: 112, 21: 121})
     there = Cuda(target)
     for place, (rank, pids) in enumerate({0: {2: 111, 3: 112}, 1: {2: 121}}.items()):
         record = made.record(RANKS[rank], [H200[0].uuid])
         assert record is not None
-        assert there.restore(pids, record, place) == {H200[0].uuid: OTHER[0].uuid}
+        assert there.restore(pids, record, place, IMAGES[0]) == {H200[0].uuid: OTHER[0].uuid}
     assert all(process.memory.keys() == {OTHER[0].uuid} for process in target.processes.values())
 
 
 def test_a_rank_without_device_state_has_no_record(proc: Path, tmp_path: Path) -> None:
     made = Cuda(world(), proc)
-    made.suspend({0: [13]}, far())
+    made.suspend({0: [13]}, far(), IMAGES)
     assert made.record([13], []) is None
     assert device.read(tmp_path) is None
 
@@ -251,12 +257,12 @@ def test_a_rank_without_device_state_has_no_record(proc: Path, tmp_path: Path) -
 def test_processes_that_are_missing_are_named() -> None:
     record = DeviceRecord([2, 5], H200[:1], [])
     with pytest.raises(RestoreError, match=r"processes \[5\] had state on a device"):
-        Cuda(world()).restore({2: 111}, record, 0)
+        Cuda(world()).restore({2: 111}, record, 0, IMAGES[0])
 
 
 def test_of_a_rank_that_was_not_asked_all_devices_count(proc: Path) -> None:
     made = Cuda(world(), proc)
-    made.suspend(RANKS, far())
+    made.suspend(RANKS, far(), IMAGES)
     record = made.record(RANKS[1], None)
     assert record is not None and record.used == [device.uuid for device in record.devices]
 
@@ -264,21 +270,21 @@ def test_of_a_rank_that_was_not_asked_all_devices_count(proc: Path) -> None:
 def test_the_driver_may_refuse_a_restore(proc: Path) -> None:
     source = world()
     made = Cuda(source, proc)
-    made.suspend(RANKS, far())
+    made.suspend(RANKS, far(), IMAGES)
     record = made.record(RANKS[1], [H200[1].uuid])
     assert record is not None
     target = moved(source, OTHER[:2], {21: 121})
     target.fail["Restore", 121] = "CUDA_ERROR_OUT_OF_MEMORY"
     with pytest.raises(RestoreError, match=r"process 2 did not get its device state back .*OUT_OF_MEMORY"):
-        Cuda(target).restore({2: 121}, record, 0)
+        Cuda(target).restore({2: 121}, record, 0, IMAGES[0])
 
 
 def test_a_pod_without_devices_refuses_device_state() -> None:
     record = DeviceRecord([2], H200[:1], [H200[0].uuid])
     with pytest.raises(RestoreError, match="state on NVIDIA H200, this pod has no GPU"):
-        NoDevices().restore({2: 2}, record, 0)
+        NoDevices().restore({2: 2}, record, 0, IMAGES[0])
     none = NoDevices()
-    none.suspend(RANKS, far())
+    none.suspend(RANKS, far(), IMAGES)
     none.resume([1])
     assert none.users([os.getpid()]) == [] and none.record([1], []) is None
 
@@ -292,7 +298,7 @@ def test_a_spoilt_record_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_this_machine_has_the_backend_it_should_have() -> None:
     expected = "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
-    assert device.find().name == expected
+    assert device.find({}).name == expected
 
 
 # --- which GPU takes whose place ------------------------------------------------------------------------------------
@@ -393,6 +399,189 @@ def test_the_health_of_a_real_gpu() -> None:
     assert library is not None
     [first, *_] = nvml.read(library)
     assert first.memory_total > GIB and first.sound
+
+
+# --- copies of our own ------------------------------------------------------------------------------------------------
+def folders(path: Path) -> dict[int, Path]:
+    return {rank: path / f"image-{rank}" for rank in RANKS}
+
+
+def test_device_memory_is_copied_into_the_image_and_back(subject: Subject, tmp_path: Path) -> None:
+    """The contract of a driver that lends memory."""
+    if not subject.driver.lends():
+        pytest.skip("needs a driver of CUDA 13.4 or newer")
+    before, driver, pid = subject.content(), subject.driver, subject.pid
+    made = Copies(tmp_path, 2)
+    driver.lock(pid, 30_000)
+    driver.checkpoint(pid, made)
+    assert driver.state(pid) is State.CHECKPOINTED and made.complete and not made.problem
+    assert [path.name for path in tmp_path.iterdir()] == [f"device-2-{driver.devices()[0].uuid}.bin"]
+    driver.restore(pid, {}, Copies(tmp_path, 2))  # as another launcher reads it
+    assert driver.state(pid) is State.LOCKED
+    driver.unlock(pid)
+    assert subject.content() == before
+
+
+def test_ranks_move_with_device_memory_in_their_images(proc: Path, tmp_path: Path) -> None:
+    source = world(H200[:2])
+    made = Cuda(source, proc, copy=True)
+    made.suspend(RANKS, far(), folders(tmp_path))
+    assert all(set(*process.saved.values()) == {0} for process in source.processes.values()), "nothing of it is theirs"
+    target = moved(source, OTHER[:1], {11: 111, 12: 112, 21: 121})
+    for place, (rank, pids) in enumerate({0: {2: 111, 3: 112}, 1: {2: 121}}.items()):
+        record = made.record(RANKS[rank], [H200[rank].uuid])
+        assert record is not None and record.copied
+        device.write(folders(tmp_path)[rank], record)
+        assert device.read(folders(tmp_path)[rank]) == record
+        Cuda(target).restore(pids, record, place, folders(tmp_path)[rank])
+    assert {pid: process.memory for pid, process in target.processes.items()} == {
+        pid: {OTHER[0].uuid: b"state of %d" % (pid - 100)} for pid in (111, 112, 121)
+    }
+    target.lending = False
+    assert record is not None
+    with pytest.raises(RestoreError, match=r"this pod's driver cannot take it back: it needs CUDA 13\.4"):
+        Cuda(target).restore({2: 121}, record, 0, folders(tmp_path)[1])
+
+
+def test_copied_ranks_go_on_in_place_even_when_their_image_has_gone(proc: Path, tmp_path: Path) -> None:
+    driver = world()
+    before = {pid: dict(process.memory) for pid, process in driver.processes.items()}
+    made = Cuda(driver, proc, copy=True)
+    made.suspend(RANKS, far(), folders(tmp_path))
+    for folder in folders(tmp_path).values():
+        shutil.rmtree(folder)  # it was uploaded
+    for pids in RANKS.values():
+        made.resume(pids)
+    assert {pid: process.memory for pid, process in driver.processes.items()} == before
+    driver.lending = False
+    plain = Cuda(driver, proc, copy=True)
+    plain.suspend(RANKS, far(), folders(tmp_path))
+    assert not any(folder.exists() for folder in folders(tmp_path).values()), "the driver copies"
+
+
+def test_no_room_for_copies_is_a_failed_dump_and_loses_nothing(proc: Path, tmp_path: Path) -> None:
+    driver = world()
+    images = folders(tmp_path)
+    images[1].write_text("no folder")
+    with pytest.raises(DumpError, match=r"no room for 11 bytes of device memory in .*image-1/device-2-GPU"):
+        Cuda(driver, proc, copy=True).suspend(RANKS, far(), images)
+    assert all(process.state is State.RUNNING for process in driver.processes.values())
+    assert {*driver.processes[21].memory.values()} == {b"state of 21"}
+
+
+def test_what_was_copied_in_part_is_never_put_back(proc: Path, tmp_path: Path) -> None:
+    driver = world()
+    driver.stops_copying = "CUDA_ERROR_ILLEGAL_ADDRESS"
+    with pytest.raises(DumpError, match="cuMemcpyDtoHAsync: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        Cuda(driver, proc, copy=True).suspend(RANKS, far(), folders(tmp_path))
+    assert {process.state for process in driver.processes.values()} == {State.CHECKPOINTED}
+
+
+def test_a_copy_of_another_size_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "device-2-GPU-1.bin").write_bytes(b"four")
+    with pytest.raises(ValueError, match=r"GPU-1\.bin has 4 bytes, the driver wants 5"):
+        Copies(tmp_path, 2).content("GPU-1", 5)
+    with pytest.raises(ValueError, match=r"GPU-2\.bin: .*No such file"):
+        Copies(tmp_path, 2).content("GPU-2", 5)
+
+
+def test_who_copies_is_said_by_a_word() -> None:
+    assert [copies.wanted({}), copies.wanted({copies.ENV_COPIES: "own"})] == [False, True]
+    with pytest.raises(CommandError, match=r"SINGULARITY_DEVICE_COPIES = 'yes': wanted own"):
+        device.find({copies.ENV_COPIES: "yes"})
+
+
+class Bindings:
+    """cuda.bindings.driver, where it lends memory: a "GPU" is memory of this process, and calls are written down."""
+
+    class CUresult:
+        CUDA_SUCCESS = SimpleNamespace(name="CUDA_SUCCESS")
+
+    CUcheckpointCheckpointArgs = CUcheckpointRestoreArgs = CUcheckpointGpuPair = CUuuid = SimpleNamespace
+
+    def __init__(self) -> None:
+        self.memory = [ctypes.create_string_buffer(b"first", 5), ctypes.create_string_buffer(b"other", 5)]
+        self.calls: list[str] = []
+        self._parts = (copies.PerDevice * 2)()
+        for number, (part, memory) in enumerate(zip(self._parts, self.memory, strict=True)):
+            part.pointer, part.size, part.stream = ctypes.addressof(memory), 5, 70 + number
+        self._info = copies.Info(99, self._parts, 2)
+
+    def CUstream(self, number: int) -> int:
+        return number
+
+    def CUcheckpointCustomStorageInfo(self, _ptr: int) -> Any:
+        return copies.Info.from_address(_ptr)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> tuple[Any, Any]:
+            self.calls.append(name.removeprefix("cu"))
+            return self.CUresult.CUDA_SUCCESS, getattr(self, f"_{name}", lambda *a: None)(*arguments)
+
+        return call
+
+    def _cuDriverGetVersion(self) -> int:
+        return 13050
+
+    def _cuDeviceGetCount(self) -> int:
+        return 2
+
+    def _cuDeviceGet(self, number: int) -> int:
+        return number
+
+    def _cuDeviceGetUuid(self, device: int) -> Any:
+        return SimpleNamespace(bytes=bytes([device] * 16))
+
+    def _cuStreamGetDevice(self, stream: int) -> int:
+        return stream - 70
+
+    def _cuDevicePrimaryCtxRetain(self, device: int) -> str:
+        return f"context {device}"
+
+    def _cuCheckpointProcessCheckpoint(self, pid: int, arguments: Any) -> None:
+        out = ctypes.c_void_p.from_address(arguments.customStorageInfo_out)
+        out.value = ctypes.addressof(self._info)
+
+    _cuCheckpointProcessRestore = _cuCheckpointProcessCheckpoint
+
+    def _cuMemcpyDtoHAsync(self, host: int, pointer: int, size: int, stream: int) -> None:
+        ctypes.memmove(host, pointer, size)
+
+    def _cuMemcpyHtoDAsync(self, pointer: int, host: int, size: int, stream: int) -> None:
+        ctypes.memmove(pointer, host, size)
+
+    def _cuCheckpointOperationComplete(self, handle: int) -> None:
+        assert handle == 99
+
+
+def test_the_driver_lends_memory_copies_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings = Bindings()
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", bindings)
+    monkeypatch.setattr("importlib.import_module", lambda name: sys.modules[name])
+    driver = CudaDriver()
+    assert driver.lends()
+    names = [f"GPU-{uuid.UUID(bytes=bytes([n] * 16))}" for n in range(2)]
+    bindings.calls.clear()
+    driver.checkpoint(7, Copies(tmp_path, 7))
+    one = ["StreamGetDevice", "CtxPushCurrent", "DeviceGetUuid", "MemcpyDtoHAsync", "CtxPopCurrent"]
+    held = ["DeviceGetCount", "DeviceGet", "DeviceGet", *["DevicePrimaryCtxRetain"] * 2]
+    left = ["CheckpointOperationComplete", *["DevicePrimaryCtxRelease"] * 2]
+    assert bindings.calls == [*held, "CheckpointProcessCheckpoint", *one, *one, *left]
+    assert [(tmp_path / f"device-7-{name}.bin").read_bytes() for name in names] == [b"first", b"other"]
+
+    for memory in bindings.memory:
+        ctypes.memset(memory, 0, 5)
+    swapped = dict(zip(names, reversed(names), strict=True))  # each GPU takes the place of the other
+    driver.restore(7, swapped, Copies(tmp_path, 7))
+    assert [memory.raw for memory in bindings.memory] == [b"other", b"first"]
+    (tmp_path / f"device-7-{names[0]}.bin").write_bytes(b"sho")
+    bindings.calls.clear()
+    with pytest.raises(DriverError, match="has 3 bytes, the driver wants 5"):
+        driver.restore(7, {}, Copies(tmp_path, 7))
+    assert bindings.calls[-3:] == left, "the operation is ended all the same"
 
 
 # --- the agent ------------------------------------------------------------------------------------------------------
