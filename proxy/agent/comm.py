@@ -144,7 +144,7 @@ def _message(backend: Any, ends: tuple[int, int]) -> str:
 def _asynchronous(name: str, swap_work: Any) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         rank = boundary.current()
-        if rank is not None and rank.asked():
+        if rank is not None and rank.asked() and not self.coalescing:
             rank.meet(self.channel)
         self.issued += 1
         started = getattr(self.inner, name)(*args, **kwargs)
@@ -161,7 +161,7 @@ def _point_to_point(name: str, order: tuple[int, int], swap_work: Any) -> Any:
         messages = self.messages
         issued = messages.setdefault(ends, 0)
         rank = boundary.current()
-        if rank is not None and rank.asked():
+        if rank is not None and rank.asked() and not self.coalescing:
             rank.meet(_message(self, ends))
         messages[ends] = issued + 1
         started = getattr(self.inner, name)(tensors, peer, tag)
@@ -187,6 +187,8 @@ def make_backend_class(base: Any, swap_work: Any) -> Any:
             self.issued = 1
             self.messages: dict[tuple[int, int], int] = {}
             """(from, to), both ranks within the group -> sends or receives issued."""
+            self.coalescing = False
+            """Between start and end of operations that are issued as one, and only then are under way."""
             backends.append(self)
 
         def name(self) -> str:
@@ -200,6 +202,18 @@ def make_backend_class(base: Any, swap_work: Any) -> Any:
 
         def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> Any:
             return self.inner.monitored_barrier(options.timeout, wait_all_ranks)
+
+        def start_coalescing(self) -> None:
+            rank = boundary.current()
+            if rank is not None and rank.asked():
+                rank.meet("")
+            self.inner._start_coalescing()
+            self.coalescing = True
+
+        def end_coalescing(self) -> Any:
+            self.coalescing = False
+            started = self.inner._end_coalescing()
+            return None if started is None else swap_work(started, message=True)
 
         @property
         def options(self) -> Any:

@@ -107,6 +107,17 @@ def test_a_rank_whose_neighbour_is_killed_ends_as_one_that_lost_a_peer(start: St
     assert "Connection closed by peer" in (ranks.control(0) / names.LOST_PEER_FILE).read_text()
 
 
+@pytest.mark.criu
+@pytest.mark.full
+def test_messages_that_are_issued_as_one(start: Start) -> None:
+    """NCCL's way of a batch, with a stop in between; here gloo's messages are held back until the batch ends."""
+    ranks = start("world", "coalescing.py", "3000", world=2)
+    ranks.stop(page.generation(1, 1), 100)
+    ranks.go_on(page.generation(1, 1), {})
+    ranks.wait()
+    assert ranks.log().count("all came") == 2
+
+
 @pytest.mark.gpu
 def test_two_ranks_on_one_gpu_train_with_nccl(tmp_path: Path) -> None:
     """Against gloo, which does not mind. Run by an interpreter that has torch."""
