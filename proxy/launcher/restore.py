@@ -166,13 +166,14 @@ def _wait_resumed(plan: Plan, paths: Paths, slots: Mapping[int, Slot], ids: Mapp
     waiting = dict(ids)
     while waiting:
         for rank in list(waiting):
-            code = slots[rank].poll()
-            if code is not None:
-                raise RestoreError(f"rank {rank} ended with code {code} while it met the other ranks; see its log")
+            code = slots[rank].poll()  # before its answer is looked for: it may answer and come to its end at once
             with contextlib.suppress(FileNotFoundError):
                 answer = json.loads((paths.control(rank) / f"resumed-{plan.generation}.json").read_text())
                 if answer["restore_id"] == waiting[rank]:
                     del waiting[rank]
+                    continue
+            if code is not None:
+                raise RestoreError(f"rank {rank} ended with code {code} while it met the other ranks; see its log")
         if waiting and time.monotonic() > deadline:
             raise RestoreError(
                 f"ranks {sorted(waiting)} did not meet the others at {plan.master_addr}:{plan.master_port} within "

@@ -28,7 +28,7 @@ TABLE = {
     "dump": ("back", "back", "committed", "committed", "committed"),  # CRIU in pod 1
     "commit": ("committed", "committed", "committed", "committed", "committed"),  # the controller
     "resume": ("back", "back", "goes on", "goes on", "goes on"),  # rank 1, after a checkpoint on the side
-    "restore": ("back",),  # CRIU in pod 1, which is killed
+    "restore": ("back", "back", "goes on", "goes on", "goes on"),  # CRIU in pod 1, which is the rank's victim
 }
 ROWS = [(step, victim, wanted) for step, all_ in TABLE.items() for victim, wanted in zip(VICTIMS, all_, strict=False)]
 QUICK = {("dump", "rank"), ("freeze", "leader"), ("acquire", "wire")}

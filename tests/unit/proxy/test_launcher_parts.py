@@ -28,6 +28,7 @@ from proxy.launcher import (
     memory,
     rankenv,
     reap,
+    restore,
     scan,
     slotinit,
     sockets,
@@ -592,3 +593,27 @@ def test_a_sidecar_that_refuses(tmp_path: Path) -> None:
             SidecarClient(tmp_path / "sidecar.sock").plan()
     finally:
         sidecar.close()
+
+
+class EndedSlot:
+    """A rank that answers, or not, and has then ended."""
+
+    def __init__(self, answer: Path | None, restore_id: str) -> None:
+        self._answer, self._restore_id = answer, restore_id
+
+    def poll(self) -> int:
+        if self._answer is not None:
+            self._answer.write_text(json.dumps({"restore_id": self._restore_id, "seconds": 0.1}))
+        return 0
+
+
+def test_a_rank_that_ends_as_soon_as_it_has_met_the_others_was_restored(tmp_path: Path) -> None:
+    paths, plan = Paths(tmp_path), Plan("restore", 2, 1, [0], "127.0.0.1", 29500, 5, "c")
+    paths.control(0).mkdir(parents=True)
+    answer = paths.control(0) / "resumed-5.json"
+    with pytest.raises(RestoreError, match="rank 0 ended with code 0 while it met the other ranks"):
+        restore._wait_resumed(plan, paths, {0: EndedSlot(None, "id")}, {0: "id"})  # type: ignore[dict-item]
+    answer.write_text(json.dumps({"restore_id": "another", "seconds": 0.1}))
+    with pytest.raises(RestoreError, match="rank 0 ended with code 0 while it met the other ranks"):
+        restore._wait_resumed(plan, paths, {0: EndedSlot(None, "id")}, {0: "id"})  # type: ignore[dict-item]
+    restore._wait_resumed(plan, paths, {0: EndedSlot(answer, "id")}, {0: "id"})  # type: ignore[dict-item]
