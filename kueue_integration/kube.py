@@ -23,6 +23,7 @@ from .resources import (
     WORKLOAD,
     Kind,
     Object,
+    label,
     selector,
 )
 
@@ -152,6 +153,20 @@ class Kube(abc.ABC):
         found = self.list(WORKLOAD, meta["namespace"], selector({names.KUEUE_JOB_UID_LABEL: meta["uid"]}))
         alive = [w for w in found if not w["metadata"].get("deletionTimestamp")]
         return max(alive or found, key=lambda w: str(w["metadata"].get("creationTimestamp", "")), default=None)
+
+    def workloads_by_job(self, namespace: str | None, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Object]:
+        """Kueue's Workloads of `jobs` by the job's UID. Nothing else of a queue of thousands is kept, page by page.
+
+        Raises Gone: as `pages`.
+        """
+        wanted = {job["metadata"]["uid"] for job in jobs}
+        found: dict[str, Object] = {}
+        for page, _ in self.pages(WORKLOAD, namespace):
+            for workload in page:
+                uid = label(workload, names.KUEUE_JOB_UID_LABEL)
+                if uid is not None and uid in wanted:
+                    found[uid] = workload
+        return found
 
     def patch_workload_status(
         self, namespace: str, name: str, body: Mapping[str, Any], resource_version: str | None = None

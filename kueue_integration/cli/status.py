@@ -15,7 +15,7 @@ from .. import kinds
 from .. import status as library
 from ..classify import Phase
 from ..kube import Kube
-from ..resources import POD, WORKLOAD, selector
+from ..resources import POD, selector
 from . import EXIT_BAD_INPUT, EXIT_FAILED, tables
 from .common import cluster_options, complete_jobs, open_cluster
 
@@ -65,19 +65,17 @@ def status(
 
 
 def list_jobs(kube: Kube, namespace: str) -> list[library.JobStatus]:
-    """Status of every managed job of `namespace`, by name; five requests however many there are."""
-    managed = selector({names.LABEL_MANAGED: "true"})
-    pods = kube.list(POD, namespace, managed)
-    workloads = {
-        w["metadata"].get("labels", {}).get(names.KUEUE_JOB_UID_LABEL): w for w in kube.list(WORKLOAD, namespace)
-    }
+    """Status of every managed job of `namespace`, by name; no request of its own for any of them."""
+    jobs = kinds.every(kube, namespace)
+    pods = kube.list(POD, namespace, selector({names.LABEL_MANAGED: "true"}))
+    workloads = kube.workloads_by_job(namespace, jobs)
     return [
         library.summarise(
             job,
             workloads.get(job["metadata"]["uid"]),
             [p for p in pods if p["metadata"]["labels"].get(names.LABEL_JOB) == kinds.job_key(job)],
         )
-        for job in kinds.every(kube, namespace)
+        for job in jobs
     ]
 
 

@@ -41,6 +41,7 @@ from .hold import Settings
 from .machines import Machines
 from .measure import Meter, live_gauges
 from .metrics import Metrics
+from .own import OwnWrites
 from .workqueue import WorkQueue
 from .world import World, job_of
 
@@ -89,6 +90,7 @@ class Reconciler:
         self.queue: WorkQueue[Task] = WorkQueue()
         self.world = World(kube, self._on_job, self._on_workload, self._on_pod, self._on_queue)
         self._machines = Machines(kube)
+        self._own = OwnWrites()
         self._failures: dict[Task, int] = {}
         self._stop = threading.Event()
         self._threads = [
@@ -214,6 +216,10 @@ class Reconciler:
                 return
         if workload is None and views.managed(job) and not views.suspended(job) and views.hold(job) == names.HOLD_ARMED:
             workload = self._kube.get_workload_for_job(job)  # our copy may be behind; what follows may end the attempt
+        behind = self._own.behind(job, workload)
+        if behind:
+            self.queue.add(task, behind)  # the event of our own write comes before that
+            return
         lost = self.world.lost_of(namespace, name)
         first = self._decide(job, workload, [*self.world.pods_of(namespace, name), *lost])
         if first.wake_at is not None:
@@ -259,7 +265,7 @@ class Reconciler:
 
     def _perform(self, action: Action, job: Object, workload: Object | None) -> None:
         check_name, metrics = self._settings.check_name, self._metrics
-        writer.perform(self._kube, action, job, workload, check_name, metrics, self._now())
+        self._own.note(writer.perform(self._kube, action, job, workload, check_name, metrics, self._now()))
 
     def _decide(self, job: Object, workload: Object | None, pods: Sequence[Object]) -> Decision:
         now, world = self._now(), self.world

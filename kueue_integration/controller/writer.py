@@ -10,7 +10,7 @@ from proxy.protocol import names
 
 from .. import kinds
 from ..k8s import Kube
-from ..resources import JOB, WORKLOAD, Object, kind_of, selector
+from ..resources import JOB, WORKLOAD, Kind, Object, kind_of, selector
 from . import budget, clock, fit, levers, planner, views
 from .actions import (
     Action,
@@ -37,9 +37,7 @@ log = logging.getLogger(__name__)
 
 def patch_annotations(kube: Kube, job: Object, change: Annotations) -> Object:
     """Write annotations of the Job if it is still as `job` shows it. Raises Conflict, KubeError."""
-    meta = job["metadata"]
-    body = {"metadata": {"annotations": dict(change)}}
-    return kube.patch(kind_of(job), meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
+    return _patch(kube, kind_of(job), job, {"metadata": {"annotations": dict(change)}})
 
 
 def drop_finalizer(kube: Kube, job: Object) -> Object:
@@ -49,47 +47,54 @@ def drop_finalizer(kube: Kube, job: Object) -> Object:
 
 
 def _patch_finalizers(kube: Kube, job: Object, finalizers: list[str]) -> Object:
-    meta = job["metadata"]
-    body = {"metadata": {"finalizers": finalizers}}
-    return kube.patch(kind_of(job), meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
+    return _patch(kube, kind_of(job), job, {"metadata": {"finalizers": finalizers}})
+
+
+def _patch(kube: Kube, kind: Kind, obj: Object, body: Mapping[str, Any], subresource: str | None = None) -> Object:
+    """Change `obj` if it is still the version that was decided on. Raises Conflict, KubeError."""
+    meta = obj["metadata"]
+    return kube.patch(kind, meta["namespace"], meta["name"], body, meta["resourceVersion"], subresource)
 
 
 def perform(
     kube: Kube, action: Action, job: Object, workload: Object | None, check_name: str, metrics: Metrics, now: float
-) -> None:
-    """Raises Conflict when the objects have changed since the decision: decide again. Raises KubeError."""
+) -> list[tuple[Object, Object]]:
+    """What was decided on and what it has become, of each object written.
+
+    Raises Conflict when the objects have changed since the decision: decide again. Raises KubeError.
+    """
+    written: list[tuple[Object, Object]] = []
     if action.job_annotations:
-        patch_annotations(kube, job, action.job_annotations)
+        written.append((job, patch_annotations(kube, job, action.job_annotations)))
     if isinstance(action, KeepRecords):
         finalizers = [*(job["metadata"].get("finalizers") or ()), names.FINALIZER_RECORDS]
-        _patch_finalizers(kube, job, finalizers)
+        written.append((job, _patch_finalizers(kube, job, finalizers)))
     if isinstance(action, Reshape):
-        meta = job["metadata"]
-        kube.patch_job(meta["namespace"], meta["name"], action.body, resource_version=meta["resourceVersion"])
+        written.append((job, _patch(kube, JOB, job, action.body)))
     if isinstance(action, GiveUp):
-        _fail(kube, job, action)
+        written.append((job, _fail(kube, job, action)))
     if workload is not None and isinstance(action, PatchWorkload):
-        meta = workload["metadata"]
-        version = meta["resourceVersion"]
-        kube.patch(WORKLOAD, meta["namespace"], meta["name"], action.body, resource_version=version)
+        written.append((workload, _patch(kube, WORKLOAD, workload, action.body)))
     if workload is not None and isinstance(action, (AnswerReady, Wait, Withdraw, RequestReadmission)):
-        _patch_check(kube, workload, check_name, _check_change(action, workload, now))
+        change = _check_change(action, workload, now)
+        written.append((workload, _patch_check(kube, workload, check_name, change)))
     if workload is not None and isinstance(action, Revive):
-        meta = workload["metadata"]
         body = {"status": dict(action.status)}
-        kube.patch_workload_status(meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
+        written.append((workload, _patch(kube, WORKLOAD, workload, body, "status")))
     _tell(action, job, metrics)
+    return written
 
 
-def _fail(kube: Kube, job: Object, action: GiveUp) -> None:
+def _fail(kube: Kube, job: Object, action: GiveUp) -> Object:
     """A JobSet and a TrainJob have no deadline: they fail with the Job that was made for them. Raises as `perform`."""
     meta = job["metadata"]
     notes = {"metadata": {"annotations": dict(action.annotations)}}
     body = {**notes, "spec": dict(budget.END)} if kinds.is_job(job) else notes
-    kube.patch(kind_of(job), meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
+    failed = _patch(kube, kind_of(job), job, body)
     if not kinds.is_job(job):
         for made in kube.list(JOB, meta["namespace"], selector({kinds.JOBSET_NAME_LABEL: meta["name"]})):
             kube.patch_job(meta["namespace"], made["metadata"]["name"], {"spec": dict(budget.END)})
+    return failed
 
 
 def _check_change(action: Action, workload: Object, now: float) -> Mapping[str, Any]:
@@ -113,17 +118,11 @@ def _check_change(action: Action, workload: Object, now: float) -> Mapping[str, 
     }
 
 
-def _patch_check(kube: Kube, workload: Object, check_name: str, change: Mapping[str, Any]) -> None:
+def _patch_check(kube: Kube, workload: Object, check_name: str, change: Mapping[str, Any]) -> Object:
     # A merge patch replaces lists: other controllers' checks are sent back as they were, and the version guards them.
     checks = [dict(item) for item in workload["status"].get("admissionChecks") or ()]
     changed = [{**item, **change} if item.get("name") == check_name else item for item in checks]
-    meta = workload["metadata"]
-    kube.patch_workload_status(
-        meta["namespace"],
-        meta["name"],
-        {"status": {"admissionChecks": changed}},
-        resource_version=meta["resourceVersion"],
-    )
+    return _patch(kube, WORKLOAD, workload, {"status": {"admissionChecks": changed}}, "status")
 
 
 def _tell(action: Action, job: Object, metrics: Metrics) -> None:

@@ -8,7 +8,7 @@ from proxy.protocol import names
 
 from .. import kinds, records
 from ..kube import Kube
-from ..resources import WORKLOAD, Object, annotation, is_true, label
+from ..resources import Object, annotation, is_true
 from .check import FAIL, OK, WARN, Check, unix
 
 RETRY_S = 30.0
@@ -22,7 +22,7 @@ def running(kube: Kube, namespace: str, now: float, max_budget_s: int) -> Iterat
     if not live:
         yield Check("jobs", OK, f"{len(managed)} in namespace {namespace}, none runs")
         return
-    workloads = {label(w, names.KUEUE_JOB_UID_LABEL): w for w in kube.list(WORKLOAD, namespace)}
+    workloads = kube.workloads_by_job(namespace, live)
     for job in live:
         yield _hold(job, workloads.get(job["metadata"]["uid"]), now, max_budget_s)
         yield from _grace(job)

@@ -64,7 +64,6 @@ def test_doctor_is_content_with_the_chart_and_says_how_to_mend_what_is_not(rows:
     assert f"kubectl -n {NAMESPACE} patch localqueue {QUEUE}" in stopped["fix"]
 
 
-@pytest.mark.full
 def test_a_preemption_from_the_shell(
     stage: Stage, rows: Rows, shell: Shell, tmp_path: Path, say: Callable[[str], None]
 ) -> None:

@@ -19,7 +19,7 @@ from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 from proxy.protocol import names
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 SYSTEM = names.SYSTEM_NAMESPACE
 CONTROLLERS = "app.kubernetes.io/component=controller"
 TIMEOUT_S = 600.0

@@ -13,7 +13,7 @@ from localcluster import build, cluster, processes, registry, sandbox
 from localcluster.config import ClusterConfig, cache_dir
 from localcluster.kubectl import Kubectl, for_cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 NAME = f"{os.environ.get('SINGULARITY_TEST_CLUSTER', 'test')}-bare"
 
 

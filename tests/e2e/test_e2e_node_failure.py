@@ -16,7 +16,7 @@ from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 from proxy.protocol import names
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 NODES = {"ondemand-0", "ondemand-1"}
 
 

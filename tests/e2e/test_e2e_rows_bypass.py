@@ -103,7 +103,6 @@ def test_pod_deleted_node_drained_spot_reclaimed_pod_killed(rows: Rows, faults: 
     assert job.repeated() > 0  # steps since then were run again, with the same bits
 
 
-@pytest.mark.full
 def test_a_rank_killed_for_memory_says_so_in_the_history(rows: Rows) -> None:
     quota = [{"name": "cpu", "nominalQuota": "1"}, {"name": "memory", "nominalQuota": "4Gi"}]
     flavors = [{"name": "ondemand", "resources": quota}]

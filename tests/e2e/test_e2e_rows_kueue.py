@@ -335,18 +335,11 @@ def reconfigure(stage: Stage, fields: Mapping[str, Any]) -> None:
     cluster.reconfigure_kueue(stage.name, fields, progress=lambda text: None)
 
 
-@pytest.mark.parametrize("row", DEFAULT, ids=lambda row: row.__name__)
+@pytest.mark.parametrize("row", DEFAULT + CONFIGURED, ids=lambda row: row.__name__)
 def test_row(played: Played, row: Row) -> None:
     played.results[row.__name__].result()
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("row", CONFIGURED, ids=lambda row: row.__name__)
-def test_long_row(played: Played, row: Row) -> None:
-    played.results[row.__name__].result()
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("row", [pods_never_ready], ids=lambda row: row.__name__)
 def test_row_that_ends_under_the_default_configuration(played: Played, stage: Stage, row: Row) -> None:
     afterwards = played.results[row.__name__].result()

@@ -14,7 +14,7 @@ from rows import TIMEOUT_S, Rows, Training
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 SCRIPT = Path(__file__).parent / "scripts" / "train_uneven.py"
 
 

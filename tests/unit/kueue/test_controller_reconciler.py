@@ -9,7 +9,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import CHECK, NS
 
-from kueue_integration.controller import clock, quota
+from kueue_integration.controller import clock, own, quota
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.reconciler import Reconciler, Task
@@ -98,6 +98,50 @@ def test_a_first_admission_takes_two_requests(world):
         ("patch", "Workload"),
     ]
     assert check_of(kube)["state"] == "Ready"
+
+
+def test_a_copy_behind_our_own_write_costs_no_request(world, monkeypatch):
+    job = scene.job()
+    job["metadata"]["generation"] = 1
+    kube, reconciler = world(job, fresh(scene.workload()))
+    stale = copy.deepcopy(reconciler.world.workload_of(NS, "train"))
+    reconciler.handle(TASK)
+    eventually(lambda: annotation(reconciler.world.jobs.get(NS, "train"), names.ANN_ATTEMPT) == "1")
+    monkeypatch.setattr(reconciler.world, "workload_of", lambda namespace, name: stale)
+    before = len(kube.requests)
+    reconciler.handle(TASK)  # the watch has shown the Job's change, not the Workload's yet
+    assert [verb for verb, _, _ in kube.requests[before:] if verb != "watch"] == []
+
+
+def test_a_watch_that_never_shows_our_own_write_is_not_waited_for(world, monkeypatch):
+    job = scene.job()
+    job["metadata"]["generation"] = 1
+    kube, reconciler = world(job, fresh(scene.workload()))
+    stale = copy.deepcopy(reconciler.world.workload_of(NS, "train"))
+    monkeypatch.setattr(reconciler.world, "workload_of", lambda namespace, name: stale)
+    monkeypatch.setattr(own, "STALE_S", 0.2)
+    reconciler.handle(TASK)
+
+    def read_again():
+        if task := reconciler.queue.get(0.05):
+            reconciler.handle(task)
+        return ("get", "Workload") in [(verb, kind) for verb, kind, _ in kube.requests]
+
+    eventually(read_again)
+
+
+def test_own_writes_are_waited_for_by_version_and_not_for_ever():
+    now = [100.0]
+    mine = own.OwnWrites(lambda: now[0])
+    old, new = ({"metadata": {"uid": "u", "resourceVersion": version}} for version in ("1", "2"))
+    mine.note([(old, new)])
+    assert mine.behind(new, None) == 0.0 and mine.behind(old) == 0.0, "what is newer was seen: nothing to wait for"
+    mine.note([(old, new), (new, new)])
+    assert mine.behind(old) == own.STALE_S
+    now[0] += own.STALE_S
+    assert mine.behind(old) == 0.0
+    mine.note([(new, new)])
+    assert mine.behind(new) == 0.0, "a write that changed nothing has no event"
 
 
 def test_an_old_copy_of_the_workload_takes_no_attempt_number(world, monkeypatch):

@@ -276,6 +276,10 @@ def test_a_workload_is_found_by_the_uid_of_its_job(kube: Kube, ns: str) -> None:
         kube.put({"apiVersion": WORKLOAD.api_version, "kind": "Workload", "metadata": meta})
         found = kube.get_workload_for_job(made)
         assert found is not None and found["metadata"]["name"] == "w"
+        other = {"name": "x", "namespace": ns, "labels": {"kueue.x-k8s.io/job-uid": "of-somebody-else"}}
+        kube.put({"apiVersion": WORKLOAD.api_version, "kind": "Workload", "metadata": other})
+        assert kube.workloads_by_job(ns, [made]) == {made["metadata"]["uid"]: found}
+    assert kube.workloads_by_job(ns, []) == {}
 
 
 @pytest.mark.cluster
