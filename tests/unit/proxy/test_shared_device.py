@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pod_harness import Pod
+from pod_moves import end, free_port, fresh, restored, stop_and_dump
 from rank_world import Ranks
 
 from proxy.agent import freeze, shared_device
-from proxy.protocol import names, page
+from proxy.protocol import messages, names, page
 
 PROGRAMS = Path(__file__).parent / "programs"
 Start = Callable[..., Ranks]
@@ -83,6 +86,47 @@ def test_training_goes_on_with_half_the_devices_and_back(start: Start, alone: st
     ranks.wait()
     assert ranks.log().count("share 0: what they exchange") == 1
     assert ranks.log().count("apart at most") == world
+
+
+@pytest.mark.criu
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_two_pods_with_a_device_each_become_one_and_two_again(
+    make_pod: Callable[..., Pod], rootfs: Path, torch_env: Path, criu_bundle: Path
+) -> None:
+    """With real images: what a rank has on its side of a shared device is in none of them."""
+    steps = 100
+
+    def pod(name: str, plan: messages.Plan) -> Pod:
+        env = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", names.ENV_DEVICE: f"gpu-of-{name}"}
+        command = ["python3", "shared_training.py", str(steps), "0"]
+        made = make_pod(name, rootfs=rootfs, torch=torch_env, criu=criu_bundle, plan=plan, command=command, env=env)
+        shutil.copy(PROGRAMS / "shared_training.py", made.volumes / "source/shared_training.py")
+        return made
+
+    port = free_port()
+    first = {rank: pod(f"first-{rank}", fresh([rank], port)).start() for rank in (0, 1)}
+    generation = page.generation(1, 1)
+    step = stop_and_dump(first, generation, "c1", 2 * steps + 20)
+    end(list(first.values()))
+
+    one = pod("second", restored([0, 1], free_port(), generation, "c1", 2))
+    for rank in (0, 1):
+        one.bring(first[rank], "c1", rank)
+    one.start().wait_event("restored")
+    second = page.generation(2, 1)
+    assert stop_and_dump({0: one, 1: one}, second, "c2", step + 40) < 4 * steps
+    assert "ranks 0, 1 share gpu-of-second" in one.log()
+    end([one])
+
+    port = free_port()
+    last = {rank: pod(f"third-{rank}", restored([rank], port, second, "c2", 3)) for rank in (0, 1)}
+    for rank, target in last.items():
+        target.bring(one, "c2", rank)
+        target.start()
+    for target in last.values():
+        assert target.wait(300) == 0, target.log()
+        assert "apart at most 0.0" in target.log() and "share" not in target.log()
 
 
 @pytest.mark.criu
