@@ -39,7 +39,6 @@ _COLLECTIVES = [
 _POINT_TO_POINT = {"send": (0, 1), "recv": (1, 0)}
 """Does the peer, or do we, receive: order of (we, peer) in the channel's name."""
 _FORWARDED = [
-    "recv_anysource",  # from whom is known when it has ended: belongs between two stops, and to no channel
     "set_timeout",
     "_set_sequence_number_for_group",
     "_get_sequence_number_for_group",
@@ -171,7 +170,7 @@ def _point_to_point(name: str, order: tuple[int, int], swap_work: Any) -> Any:
     return method
 
 
-def make_backend_class(base: Any, swap_work: Any) -> Any:
+def make_backend_class(base: Any, swap_work: Any, source_work: Any) -> Any:
     """SwapBackend, a subclass of torch's C++ Backend; its collectives return `swap_work`."""
 
     class SwapBackend(base):  # type: ignore[misc]
@@ -202,6 +201,10 @@ def make_backend_class(base: Any, swap_work: Any) -> Any:
 
         def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> Any:
             return self.inner.monitored_barrier(options.timeout, wait_all_ranks)
+
+        def recv_anysource(self, tensors: Any, tag: int) -> Any:
+            # From whom is known when it has ended: belongs between two stops, and to no channel.
+            return source_work(self.inner.recv_anysource(tensors, tag))
 
         def start_coalescing(self) -> None:
             rank = boundary.current()
@@ -246,7 +249,9 @@ def install(module: ModuleType) -> None:
         return
     c10d: Any = sys.modules[_C10D]
     proxy_store = make_store_class(c10d.Store)
-    swap_backend = make_backend_class(c10d.Backend, work.make_work_class(c10d.Work))
+    swap_work = work.make_work_class(c10d.Work)
+    source_work = work.make_source_class(c10d.Work, lambda: sys.modules["torch"].futures.Future())
+    swap_backend = make_backend_class(c10d.Backend, swap_work, source_work)
     _wrap_rendezvous(module, proxy_store)
     _wrap_registration(module, swap_backend)
     _wrap_debug(module, swap_backend)

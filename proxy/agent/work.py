@@ -53,6 +53,33 @@ def make_work_class(base: Any) -> Any:
     return SwapWork
 
 
+def make_source_class(base: Any, future: Any) -> Any:
+    """SourceWork, a subclass of torch's Work, for a receive from any rank: its future tells from whom (`complete`)."""
+
+    class SourceWork(base):  # type: ignore[misc]
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self._inner = inner
+            self._source = -1
+
+        def wait(self, *timeout: Any) -> bool:
+            if self._inner is not None:
+                if not self._inner.wait(*timeout):
+                    return False
+                self._source = self._inner._source_rank()
+                self._inner = None
+            return True
+
+        def get_future(self) -> Any:
+            if self._inner is not None:
+                raise RuntimeError("Work::getFuture not implemented.")
+            told = future()
+            told.set_result(self._source)
+            return told
+
+    return SourceWork
+
+
 def complete(work: Any) -> None:
     """A Work that went through a Python backend forwards only wait() and get_future() (torch 2.15): add the rest."""
 
@@ -71,6 +98,25 @@ def complete(work: Any) -> None:
     through_future("is_completed", lambda future: future.done())
     through_future("is_success", lambda future: future.done())
     through_future("result", lambda future: future.value())
+    _add_source(work)
+
+
+def _add_source(work: Any) -> None:
+    stock = work._source_rank
+
+    def source_rank(self: Any) -> int:
+        try:
+            return int(stock(self))
+        except RuntimeError:
+            try:
+                found = self.get_future().value()
+            except RuntimeError:
+                found = None
+            if not isinstance(found, int):
+                raise
+            return found
+
+    work._source_rank = source_rank
 
 
 def messages() -> bool:
