@@ -148,7 +148,7 @@ def test_a_rank_whose_neighbour_is_killed_ends_as_one_that_lost_a_peer(start: St
     ranks.coordinator.wait_count(10, alive=ranks.alive)
     ranks.kill(1)
     assert ranks.end(0) == 1, ranks.log()
-    assert "Connection closed by peer" in (ranks.control(0) / names.LOST_PEER_FILE).read_text()
+    assert " by peer" in (ranks.control(0) / names.LOST_PEER_FILE).read_text()  # closed, or reset
 
 
 @pytest.mark.criu
