@@ -8,14 +8,16 @@ a Dag is authorised for that Dag; actions need what Airflow asks for clearing a 
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-from .. import VERSION
 from . import listener
 
 PREFIX = "/singularity"
+STATIC = Path(__file__).parent / "static"
 OPERATORS = ["SingularityTrainOperator", "_SingularityTrainDecoratedOperator"]
 """For `applies_to`, which Airflow 3.3 accepts and ignores: there the tab is on every task and says when it is empty."""
 
@@ -30,8 +32,9 @@ class _ApiOnDemand:
 
 
 def _bundle(place: str) -> str:
-    # A module runs once per URL: each place needs an URL of its own. The version is there for browsers' caches.
-    return f"{PREFIX.strip('/')}/static/training.js?v={VERSION}&place={place}"
+    # A module runs once per URL: each place needs an URL of its own. Browsers keep what has a `v` for good.
+    content = hashlib.sha256((STATIC / "training.js").read_bytes()).hexdigest()[:12]
+    return f"{PREFIX.strip('/')}/static/training.js?v={content}&place={place}"
 
 
 class SingularityPlugin(AirflowPlugin):  # type: ignore[misc]

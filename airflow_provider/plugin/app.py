@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -19,16 +18,18 @@ from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag
 from airflow.api_fastapi.logging.decorators import action_logging
 from airflow.models.dag import DagModel
-from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import QueryParams
+from starlette.types import Scope
 
 from kueue_integration import verbs
 from kueue_integration.errors import KubeError, SingularityError, SpecError
 from kueue_integration.k8s import Kube
 
 from ..identity import TaskKey
-from . import data
+from . import STATIC, data
 from .actions import Clusters, NotTheJobError, find
 
 log = logging.getLogger(__name__)
@@ -38,9 +39,20 @@ READ = Depends(requires_access_dag("GET", DagAccessEntity.TASK_INSTANCE))
 EDIT = Depends(requires_access_dag("PUT", DagAccessEntity.TASK_INSTANCE))
 """What Airflow itself asks for clearing or marking a task."""
 
+
+class Files(StaticFiles):
+    """An URL with a `v` in it names one content for ever: no browser has to ask again whether it is still right."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        if "v" in QueryParams(scope["query_string"]):
+            response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+        return response
+
+
 app = FastAPI(title="Singularity", docs_url=None, redoc_url=None, openapi_url=None)
 # Public on purpose: there is no data in it.
-app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
+app.mount("/static", Files(directory=STATIC), name="static")
 clusters = Clusters()
 
 
@@ -78,14 +90,15 @@ def _action(name: str) -> list[Any]:
 
 @app.get(TI + "/context", dependencies=[READ])
 def context(key: Key, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
-    """What the tab needs once: whether the user may act, and the jobs that earlier tries had."""
+    """What Airflow knows: whether the user may act, which job there is and what it has been through, as the task's
+    XCom `lineage` says (None before the first), and the jobs that earlier tries had."""
     details = DagDetails(id=key.dag_id, team_name=DagModel.get_team_name(key.dag_id))
     can_act = get_auth_manager().is_authorized_dag(
         method="PUT", access_entity=DagAccessEntity.TASK_INSTANCE, details=details, user=user
     )
     claim = data.claim(session, key)
     job = None if claim is None else {name: claim[name] for name in ("namespace", "name", "uid")}
-    return {"can_act": can_act, "job": job, "past": data.past(session, key)}
+    return {"can_act": can_act, "job": job, "kept": data.lineage(session, key), "past": data.past(session, key)}
 
 
 @app.get(TI + "/live", dependencies=[READ])

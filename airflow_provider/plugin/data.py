@@ -67,6 +67,13 @@ def past(session: Session, key: TaskKey) -> list[dict[str, Any]]:
     return found if isinstance(found, list) else []
 
 
+def lineage(session: Session, key: TaskKey) -> dict[str, Any] | None:
+    """The task's XCom `lineage`, None when there is none."""
+    rows = XComModel
+    found = _decoded(session.scalar(select(rows.value).where(*_of(rows, key), rows.key == "lineage")))
+    return found if isinstance(found, dict) else None
+
+
 def runs(session: Session, dag_ids: Collection[str], dag_id: str | None, limit: int) -> list[dict[str, Any]]:
     """One entry per training task instance of `dag_ids`, newest first: `lineage.condensed` and where it belongs."""
     query = (

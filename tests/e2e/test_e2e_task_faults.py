@@ -142,7 +142,12 @@ def through_pool(play: Play) -> None:
     play.trigger()
 
 
+# The longest first: they end while the others are played.
 ROWS = [
+    Row("worker_lost", lose_worker, tries=2, reads=((2, ": adopted"),)),
+    Row("worker_lost_no_retry", lose_worker, "failed"),
+    Row("timeout_submitting", only_trigger, "failed", reads=((1, "AirflowTaskTimeout"),)),
+    Row("timeout", only_trigger, "failed", reads=((1, "ran out of time: execution_timeout has passed"),)),
     Row("worker_sigterm", drain_worker, reads=((1, "The worker is being stopped"),)),
     Row("process_killed", kill_process, tries=2, reads=((2, ": adopted"),)),
     Row("failed_submitting", fail_while_submitting, "failed", reads=((1, "was ended by a user (state failed)"),)),
@@ -150,7 +155,6 @@ ROWS = [
     Row("marked_success", mark("success"), reads=((1, "The task was marked success by a user: Job"),)),
     Row("run_marked_failed", fail_run, "failed", reads=((1, "The task was marked failed by a user: Job"),)),
     Row("cleared", clear, tries=2, made=2, reads=((2, "The task was cleared: Job"),)),
-    Row("timeout", only_trigger, "failed", reads=((1, "ran out of time: execution_timeout has passed"),)),
     Row(
         "retried",
         only_trigger,
@@ -158,14 +162,11 @@ ROWS = [
         made=2,
         reads=((1, "failed with exit code 3"), (1, "first run of the program"), (2, "of an earlier try failed")),
     ),
-    Row("triggerer_lost", lose_triggerer, alone=True, reads=((1, "succeeded: finished"),)),
     Row("cleared_after_end", clear_after_end, tries=2, made=2, reads=((2, "The task was cleared: Job"),)),
-    Row("timeout_submitting", only_trigger, "failed", reads=((1, "AirflowTaskTimeout"),)),
-    Row("worker_lost", lose_worker, tries=2, reads=((2, ": adopted"),)),
-    Row("worker_lost_no_retry", lose_worker, "failed"),
     Row("backfill", backfill, made=2),
     Row("catchup", catch_up, made=2),
     Row("pool", through_pool, made=2),
+    Row("triggerer_lost", lose_triggerer, alone=True, reads=((1, "succeeded: finished"),)),
     Row("scheduler_lost", lose_scheduler, alone=True, reads=((1, "succeeded: finished"),)),
     Row("failed_without_triggerer", fail_without_triggerer, "failed", alone=True),
 ]

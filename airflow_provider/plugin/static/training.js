@@ -207,27 +207,23 @@
   // --- the tab of one task instance ---------------------------------------------------------------------------------
   function TaskTab({ dagId, runId, taskId, mapIndex }) {
     const index = mapIndex === undefined || String(mapIndex).startsWith("{") ? "-1" : String(mapIndex);
-    const ti = `/api/v2/dags/${segment(dagId)}/dagRuns/${segment(runId)}/taskInstances/${segment(taskId)}`;
     const own = `/singularity/dags/${segment(dagId)}/dagRuns/${segment(runId)}/taskInstances/${segment(taskId)}/${index}`;
     const keys = [dagId, runId, taskId, index];
     const over = React.useRef(false);
-    // Whether there is a job at all is asked first: for other tasks nothing else is fetched, so nothing fails.
-    const [context] = usePolled((signal) => api(`${own}/context`, { signal }), (data, error) => (over.current || (error && error.status === 401) ? null : data && !data.job ? SLOW_MS / 3 : SLOW_MS), keys);
-    const uid = context.data && context.data.job && context.data.job.uid;
-    // What Airflow keeps is there for good; the cluster is asked as well while the job lives.
-    const [kept, lookAgain] = usePolled(
-      (signal) => (uid ? api(`${ti}/xcomEntries/lineage?map_index=${index}`, { signal }).then((r) => (typeof r.value === "string" ? JSON.parse(r.value) : r.value)) : Promise.resolve(null)),
-      (data, error) => (!uid || (error && error.status === 401) ? null : error ? SLOW_MS / 3 : FINAL.includes(data.phase) ? null : POLL_MS * 2), [...keys, uid]);
-    const [live, liveAgain] = usePolled((signal) => (uid ? api(`${own}/live`, { signal }) : Promise.resolve(null)),
-      (data, error) => (!uid || over.current || (error && error.status === 401) ? null : error || !data.job ? SLOW_MS / 3 : FINAL.includes(data.job.phase) ? null : POLL_MS), [...keys, uid]);
+    // What Airflow keeps is there for good, and is all that a job which has ended needs: one request. A job that lives is
+    // asked for in the cluster as well; for other tasks nothing else is fetched, so nothing fails.
+    const ends = (data) => data.job && data.kept && data.kept.uid === data.job.uid && FINAL.includes(data.kept.phase);
+    const [context, lookAgain] = usePolled((signal) => api(`${own}/context`, { signal }), (data, error) => (error ? (error.status === 401 ? null : SLOW_MS / 3) : ends(data) ? null : data.job ? POLL_MS * 2 : SLOW_MS / 3), keys);
+    const uid = context.data && context.data.job && context.data.job.uid, settled = context.data && ends(context.data);
+    const [live, liveAgain] = usePolled((signal) => (uid && !over.current ? api(`${own}/live`, { signal }) : Promise.resolve(null)),
+      (data, error) => ((!data && !error) || (error && error.status === 401) ? null : error || !data.job ? SLOW_MS / 3 : FINAL.includes(data.job.phase) ? null : POLL_MS), [...keys, uid]);
 
     // The document that ended the task wins over the cluster's, which may already be of the past or gone.
-    const fresh = live.data && live.data.job, settled = kept.data && FINAL.includes(kept.data.phase) && (!fresh || kept.data.uid === fresh.uid);
-    const job = settled ? kept.data : fresh || kept.data;
-    over.current = Boolean(job && FINAL.includes(job.phase));
-    if (!job && (context.loading || (uid && (kept.loading || live.loading)))) return h(Loading);
+    const kept = context.data && context.data.kept, fresh = live.data && live.data.job, job = settled ? kept : fresh || kept;
+    over.current = Boolean(settled || (fresh && FINAL.includes(fresh.phase)));
+    if (!job && (context.loading || (uid && live.loading))) return h(Loading);
     if (!job) {
-      const error = context.error || (kept.error && kept.error.status !== 404 && kept.error);
+      const { error } = context;
       if (error) return h(C.Box, { p: 4 }, h(Notice, { status: "error", title: error.status === 403 ? "You may not read this Dag" : `Training data cannot be read${error.status ? ` (${error.status})` : ""}` }, error.message));
       return h(Empty, { title: "No training data" }, "This task is not a training step, or its job has not been submitted yet.");
     }
@@ -239,7 +235,7 @@
     const evictions = job.attempts.filter((a) => a.evicted_at).length;
     const trouble = !over.current && live.error;
     return h(C.VStack, { align: "stretch", gap: 3, p: 3, overflow: "auto", height: "100%", "data-testid": "training-tab" },
-      kept.error && kept.error.status === 401 && h(Notice, { status: "warning", title: "Not updating: you are not logged in any more" }),
+      context.error && context.error.status === 401 && h(Notice, { status: "warning", title: "Not updating: you are not logged in any more" }),
       trouble && h(Notice, { status: "info", title: "Shown as Airflow last heard of it" }, live.error.message),
       h(C.Flex, { justify: "space-between", align: "center", wrap: "wrap", gap: 3 },
         h(C.HStack, { gap: 6, wrap: "wrap" },

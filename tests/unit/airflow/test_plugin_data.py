@@ -142,6 +142,14 @@ def test_runs_lists_readable_dags_newest_first(session: Session) -> None:
     assert data.runs(session, set(), None, 10) == []
 
 
+def test_lineage_of_exactly_one_task_instance(session: Session) -> None:
+    for number, value in enumerate((lineage("Running"), "not a lineage", lineage("Succeeded"))):
+        add(session, "mine", number, value)
+    assert data.lineage(session, TaskKey("mine", "run-2", "train")) == lineage("Succeeded")
+    assert data.lineage(session, TaskKey("mine", "run-1", "train")) is None
+    assert data.lineage(session, TaskKey("mine", "run-2", "train", 0)) is None
+
+
 def test_a_thousand_runs_are_read_at_once(session: Session) -> None:
     for number in range(1000):
         add(session, "mine", number, lineage("Running"))
@@ -171,6 +179,18 @@ def test_plugin_has_routes_and_bundles_of_its_own() -> None:
     (api,) = SingularityPlugin.fastapi_apps
     assert not api["url_prefix"].startswith(("/ui", "/api", "/auth", "/execution"))
     assert all(bundle.startswith(api["url_prefix"].strip("/")) for bundle in bundles)
+
+
+def test_browsers_keep_a_bundle_whose_url_names_its_content() -> None:
+    from fastapi.testclient import TestClient
+
+    from airflow_provider.plugin.app import app
+
+    client = TestClient(app)
+    bundle = SingularityPlugin.react_apps[0]["bundle_url"].removeprefix("singularity")
+    assert client.get(bundle).headers["Cache-Control"].endswith("immutable")
+    assert "Cache-Control" not in client.get(bundle.partition("?")[0]).headers
+    assert client.get("/static/none.js?v=1").status_code == 404
 
 
 def test_every_route_is_authorised_and_every_action_is_guarded() -> None:
