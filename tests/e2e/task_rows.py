@@ -22,6 +22,7 @@ from proxy.protocol import names
 TIMEOUT_S = 900.0
 ENDED = ("success", "failed")
 MANAGED = f"{names.LABEL_MANAGED}=true"
+_restarting = threading.Lock()
 
 
 class Jobs:
@@ -195,11 +196,12 @@ class Play:
 
     def restart(self, part: str, meanwhile: Callable[[], None] = lambda: None) -> None:
         """kill -9 of a part of Airflow with everything that it started; then it is started again."""
-        self.stage.airflow.kill_part(part)
-        try:
-            meanwhile()
-        finally:
-            self.stage.airflow.start_part(part)
+        with _restarting:
+            self.stage.airflow.kill_part(part)
+            try:
+                meanwhile()
+            finally:
+                self.stage.airflow.start_part(part)
 
 
 @dataclass(frozen=True)

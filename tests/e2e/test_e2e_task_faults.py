@@ -1,7 +1,7 @@
 """The table of what may happen to a task: one Job at a time, none left behind, no success that is none.
 
-`docs/operator.md` has the same table in words. All rows of a session are played on one cluster and one Airflow, those
-that disturb nobody at the same time.
+`docs/operator.md` has the same table in words. All rows of a session are played on one cluster and one Airflow, at the
+same time unless they take a part of it away.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Row:
     """Jobs that were ever created for it, never two of them alive at once."""
     reads: tuple[tuple[int, str], ...] = ()
     """(try, words in the log that the user sees)."""
-    alone: bool = False
-    """Takes a part of Airflow away from all others."""
+    takes: str = ""
+    """A part of Airflow that it takes away: only rows that do the same are played at that time."""
 
     @property
     def dag_id(self) -> str:
@@ -166,9 +166,9 @@ ROWS = [
     Row("backfill", backfill, made=2),
     Row("catchup", catch_up, made=2),
     Row("pool", through_pool, made=2),
-    Row("triggerer_lost", lose_triggerer, alone=True, reads=((1, "succeeded: finished"),)),
-    Row("scheduler_lost", lose_scheduler, alone=True, reads=((1, "succeeded: finished"),)),
-    Row("failed_without_triggerer", fail_without_triggerer, "failed", alone=True),
+    Row("triggerer_lost", lose_triggerer, takes="triggerer", reads=((1, "succeeded: finished"),)),
+    Row("scheduler_lost", lose_scheduler, takes="scheduler", reads=((1, "succeeded: finished"),)),
+    Row("failed_without_triggerer", fail_without_triggerer, "failed", takes="triggerer"),
 ]
 SEVERAL_RUNS = {"backfill", "catchup"}
 """Rows with two Dag runs: two tasks, whose Jobs may live side by side."""
@@ -183,7 +183,7 @@ def seen(request: pytest.FixtureRequest, stage: Stage, say: Callable[[str], None
         if isinstance(item, pytest.Function) and item.originalname == "test_row"
     ]
     jobs = Jobs(stage.kube)
-    together, alone = [row for row in wanted if not row.alone], [row for row in wanted if row.alone]
+    found: dict[str, Seen | Exception] = {}
     said = threading.Lock()
 
     def play(row: Row) -> Seen | Exception:
@@ -209,10 +209,10 @@ def seen(request: pytest.FixtureRequest, stage: Stage, say: Callable[[str], None
         return Seen({task["state"] for task in tasks}, tries, 0, 0, left, logs)
 
     try:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            found = dict(zip([row.name for row in together], pool.map(play, together), strict=True))
-        for row in alone:
-            found[row.name] = play(row)
+        for part in ("", "triggerer", "scheduler"):
+            rows = [row for row in wanted if row.takes == part]
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                found |= zip([row.name for row in rows], pool.map(play, rows), strict=True)
     finally:
         jobs.stop()
         left = wait_for(lambda: managed_jobs(stage.kube, NAMESPACE), "the list of the Jobs", TIMEOUT_S)
