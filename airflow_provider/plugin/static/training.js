@@ -9,7 +9,8 @@
   const color = (token) => `var(--chakra-colors-${token})`;
   const FINAL = ["Succeeded", "Failed", "Deleted"];
   const TASK_FINAL = ["success", "failed", "skipped", "removed", "upstream_failed"];
-  const POLL_MS = 4000, SLOW_MS = 30000;
+  const POLL_MS = 4000, SLOW_MS = 30000, FRESH_MS = 5000;
+  const ROWS = 40;
 
   // Airflow's state palettes: the same colours as in the grid.
   const PHASE = {
@@ -36,6 +37,22 @@
       throw Object.assign(new Error(text), { status: answer.status });
     }
     return content;
+  }
+
+  // React shows what follows a spinner 0.3 s later at the earliest, and effects come after that: the first question of a
+  // component is asked when it is drawn for the first time, and its first look takes the answer.
+  const asked = new Map();
+  const recent = (ahead) => Boolean(ahead) && Date.now() - ahead.at < FRESH_MS;
+  const useAhead = (path) => React.useState(() => {
+    if (recent(asked.get(path))) return; // React may draw it several times before it shows it
+    const answer = api(path);
+    answer.catch(() => {}); // who takes it gets the error
+    asked.set(path, { answer, at: Date.now() });
+  });
+  function first(path, signal) {
+    const ahead = asked.get(path);
+    asked.delete(path);
+    return recent(ahead) ? ahead.answer : api(path, { signal });
   }
 
   // Polls `get` until `pause(data, error)` says null; its number is the milliseconds to the next look.
@@ -210,10 +227,11 @@
     const own = `/singularity/dags/${segment(dagId)}/dagRuns/${segment(runId)}/taskInstances/${segment(taskId)}/${index}`;
     const keys = [dagId, runId, taskId, index];
     const over = React.useRef(false);
+    useAhead(`${own}/context`);
     // What Airflow keeps is there for good, and is all that a job which has ended needs: one request. A job that lives is
     // asked for in the cluster as well; for other tasks nothing else is fetched, so nothing fails.
     const ends = (data) => data.job && data.kept && data.kept.uid === data.job.uid && FINAL.includes(data.kept.phase);
-    const [context, lookAgain] = usePolled((signal) => api(`${own}/context`, { signal }), (data, error) => (error ? (error.status === 401 ? null : SLOW_MS / 3) : ends(data) ? null : data.job ? POLL_MS * 2 : SLOW_MS / 3), keys);
+    const [context, lookAgain] = usePolled((signal) => first(`${own}/context`, signal), (data, error) => (error ? (error.status === 401 ? null : SLOW_MS / 3) : ends(data) ? null : data.job ? POLL_MS * 2 : SLOW_MS / 3), keys);
     const uid = context.data && context.data.job && context.data.job.uid, settled = context.data && ends(context.data);
     const [live, liveAgain] = usePolled((signal) => (uid && !over.current ? api(`${own}/live`, { signal }) : Promise.resolve(null)),
       (data, error) => ((!data && !error) || (error && error.status === 401) ? null : error || !data.job ? SLOW_MS / 3 : FINAL.includes(data.job.phase) ? null : POLL_MS), [...keys, uid]);
@@ -263,8 +281,10 @@
 
   // --- all runs (page), or those of one Dag (tab) -------------------------------------------------------------------
   function Runs({ dagId }) {
-    const [state] = usePolled((signal) => api(`/singularity/runs?limit=1000${dagId ? `&dag_id=${segment(dagId)}` : ""}`, { signal }), (data, error) => (error && error.status === 401 ? null : SLOW_MS / 3), [dagId]);
-    const [shown, setShown] = React.useState(100), [wanted, setWanted] = React.useState("");
+    const path = `/singularity/runs?limit=1000${dagId ? `&dag_id=${segment(dagId)}` : ""}`;
+    useAhead(path);
+    const [state] = usePolled((signal) => first(path, signal), (data, error) => (error && error.status === 401 ? null : SLOW_MS / 3), [dagId]);
+    const [shown, setShown] = React.useState(ROWS), [wanted, setWanted] = React.useState("");
     if (state.loading) return h(Loading);
     if (!state.data) return h(C.Box, { p: 4 }, h(Notice, { status: "error", title: "Training runs cannot be read" }, state.error.message));
     const words = wanted.trim().toLowerCase();
