@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +24,9 @@ TIMEOUT_S = 900.0
 ENDED = ("success", "failed")
 MANAGED = f"{names.LABEL_MANAGED}=true"
 _restarting = threading.Lock()
+_writing = threading.Lock()
+"""Two requests that write at one moment can hold each other up in the api-server, and all of Airflow with them, for as
+long as one waits for SQLite's only writer: minutes, as each is asked again."""
 
 
 class Jobs:
@@ -104,7 +108,11 @@ class Play:
 
     def call(self, method: str, path: str, body: object = None) -> Any:
         """Again while Airflow cannot: its database is one file, which is locked now and then."""
-        asked = lambda: (self.stage.airflow.api.call(method, path, body),)  # noqa: E731
+
+        def asked() -> tuple[Any]:
+            with nullcontext() if method == "GET" else _writing:
+                return (self.stage.airflow.api.call(method, path, body),)
+
         return wait_for(asked, f"{method} {path}", TIMEOUT_S)[0]
 
     # --- the run ------------------------------------------------------------------------------------------------------
