@@ -24,7 +24,11 @@ class Issued(torch._C._distributed_c10d.Work):  # type: ignore[misc]
 
     def __init__(self, device: Any) -> None:
         super().__init__()
-        self._future: Any = torch.futures.Future(devices=[device] if device.type == "cuda" else [])
+        self._result: Any = torch.futures.Future(devices=[device] if device.type == "cuda" else [])
+        # An exception that is set on a future is a value to C++, which DDP would take for its gradients. One that is
+        # raised on the way to it is an error there, too.
+        self._future: Any = self._result.then(self._arrived)
+        self._error: Exception | None = None
         self._ended = threading.Event()
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
@@ -35,19 +39,30 @@ class Issued(torch._C._distributed_c10d.Work):  # type: ignore[misc]
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         if seconds > 0 and not self._ended.wait(seconds):
             raise RuntimeError(f"Timed out waiting {seconds:.3f} s for an operation of ranks that share a device")
-        self._future.wait()
+        try:
+            self._future.wait()
+        except Exception:
+            if self._error is not None:
+                raise self._error from None  # as it was, without the way it came
+            raise
         return True
 
     def get_future(self) -> Any:
         return self._future
 
     def settle(self, tensors: Sequence[Any]) -> None:
-        self._future.set_result(list(tensors))
+        self._result.set_result(list(tensors))
         self._ended.set()
 
     def fail(self, error: Exception) -> None:
-        self._future.set_exception(error)
+        self._error = error
+        self._result.set_result([])
         self._ended.set()
+
+    def _arrived(self, result: Any) -> Any:
+        if self._error is not None:
+            raise self._error
+        return result.value()
 
 
 class InOrder:
