@@ -112,7 +112,7 @@ async def test_a_store_that_is_down_for_one_pod_past_the_budget(
 ) -> None:
     before = await world.committed(controller, 1)
     world.proxies[pod].fail("503", after=MIB, spreads=True)  # in the middle of its upload
-    await controller.command(10.0, then="continue")
+    await controller.command(15.0, then="continue")
     await world.until("the checkpoint is given up", lambda: controller.failures)
     assert world.proxies[pod].fired["503"] >= 2
     assert len(controller.commits) == 1 and whole(gs_url) == [before]
@@ -146,7 +146,7 @@ async def test_the_manifest_meets_a_store_that_fails(
     """Both pods have stored their images; down past the budget, or cut off twice in the middle of a word."""
     before = await world.committed(controller, 1)
     world.proxies[1].rate = 2e5  # the follower is slow, so that the leader is through when the fault comes
-    await controller.command(25.0 if fault == "503" else WAIT_S, then="continue")
+    await controller.command(35.0 if fault == "503" else WAIT_S, then="continue")
     await world.until("the leader has uploaded", lambda: world.log(0).count("uploaded train-a1") == 2)
     world.proxies[0].fail(fault, times=1 << 30 if fault == "503" else 2)
     world.proxies[1].rate = 0.0
