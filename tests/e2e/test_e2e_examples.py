@@ -106,7 +106,7 @@ def test_a_nightly_job_gives_way_to_the_owner_of_the_machines(
     told = lineage(night)
     first, second = told["attempts"][:2]
     assert (first["ended_by"], first["note"], told["steps_lost"]) == ("Preempted", None, 0)
-    assert first["preemptor"]["name"].startswith("day-owner")
+    assert first["preemptor"]["job"].startswith("day-owner")
     assert second["first_step"] == first["last_step"] + 1
     assert night.api.task(night.dag_id, night.run_id, "train")["try_number"] == 1
     assert (stage.cluster.shared / "nightly" / "latest" / "weights.pt").exists()
