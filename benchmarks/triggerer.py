@@ -200,7 +200,7 @@ class Run:
         self._fired: list[float] = []
         self._resumed: list[float] = []
         self._succeeded: list[float] = []
-        for number in range(min(RESUMED, self._count // 2)):
+        for number in range(min(RESUMED, self._count // 10)):
             fired, resumed, succeeded = self._resume_one(run_id, number)
             self._fired.append(round(fired, 3))
             self._resumed.append(round(resumed, 3))
