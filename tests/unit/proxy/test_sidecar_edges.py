@@ -111,14 +111,22 @@ def test_snapshot_never_pairs_a_counter_with_a_block_of_another_moment(tmp_path:
                 words[page.rank_word(0, page.R_BLOCKED)] = 1
                 words[page.rank_word(0, page.R_BLOCKED)] = 0
 
+    # The two threads take turns, and few turns end while BLOCKED is set: short turns, and as many as it takes.
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
     writer = threading.Thread(target=write)
     writer.start()
+    views, met, late = [], 0, time.monotonic() + 60
     try:
-        views = [barrier.view(0) for _ in range(100_000)]
+        while len(views) < 100_000 or met < 10:
+            views.append(barrier.view(0))
+            met += views[-1].blocked
+            assert time.monotonic() < late, f"{len(views)} views, {met} of them of a rank that is blocked"
     finally:
         end.set()
         writer.join()
-    assert any(v.blocked for v in views) and all(v.count % 2 == 0 for v in views if v.blocked)
+        sys.setswitchinterval(usual)
+    assert all(v.count % 2 == 0 for v in views if v.blocked)
     assert [v.count for v in views] == sorted(v.count for v in views)
     assert barrier.views([0])[0] == RankView(words[page.rank_word(0, 0)], 0, 0)
     words.release()
