@@ -193,6 +193,11 @@ def annotation(obj: Mapping[str, Any] | None, name: str) -> str | None:
     return None if value is None else str(value)
 
 
+def version_of(obj: Mapping[str, Any] | None) -> str:
+    """The object's resourceVersion, "" if absent."""
+    return str(((obj or {}).get("metadata") or {}).get("resourceVersion", ""))
+
+
 def label(obj: Mapping[str, Any] | None, name: str) -> str | None:
     """Label `name` of `obj`, None if absent."""
     value = (((obj or {}).get("metadata") or {}).get("labels") or {}).get(name)

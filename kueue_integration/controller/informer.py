@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import Gone, KubeError, NotFound
 from ..k8s import Kube
-from ..resources import Kind, Object
+from ..resources import Kind, Object, version_of
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class Informer:
             self._heard = time.monotonic()
         with self._lock:
             gone = [obj for key, obj in self._objects.items() if key not in fresh]
-            changed = [obj for key, obj in fresh.items() if _version(self._objects.get(key)) != _version(obj)]
+            changed = [obj for key, obj in fresh.items() if version_of(self._objects.get(key)) != version_of(obj)]
             for key in list(self._objects):
                 self._forget(key)
             for obj in fresh.values():
@@ -171,7 +171,7 @@ class Informer:
         started = time.monotonic()
         for event, obj in self._kube.watch(self.kind, None, self._selector, version, timeout_s=WATCH_S):
             self._heard = time.monotonic()
-            version = _version(obj) or version
+            version = version_of(obj) or version
             if event != "BOOKMARK":
                 deleted = event == "DELETED"
                 obj = self._small(obj)
@@ -202,7 +202,3 @@ def _shared(value: Any) -> Any:
 
 def _key(obj: Object) -> _Key:
     return str(obj["metadata"].get("namespace", "")), str(obj["metadata"]["name"])
-
-
-def _version(obj: Object | None) -> str:
-    return str(((obj or {}).get("metadata") or {}).get("resourceVersion", ""))

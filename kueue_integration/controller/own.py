@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from ..resources import Object
+from ..resources import Object, version_of
 
 STALE_S = 5.0
 """A watch that takes longer than this to show a write is not waited for: decisions are made on fresh reads then."""
@@ -31,8 +31,8 @@ class OwnWrites:
         now = self._clock()
         with self._lock:
             for before, after in written:
-                if _version(before) != _version(after):
-                    self._replaced[before["metadata"]["uid"]] = (_version(before), now + STALE_S)
+                if version_of(before) != version_of(after):
+                    self._replaced[before["metadata"]["uid"]] = (version_of(before), now + STALE_S)
             if len(self._replaced) > _CROWD:  # of objects that went away before their event was looked at
                 self._replaced = {uid: found for uid, found in self._replaced.items() if found[1] > now}
 
@@ -45,11 +45,7 @@ class OwnWrites:
     def _left(self, copy: Object, now: float) -> float:
         uid = copy["metadata"].get("uid", "")
         version, until = self._replaced.get(uid, ("", 0.0))
-        if version == _version(copy) and until > now:
+        if version == version_of(copy) and until > now:
             return until - now
         self._replaced.pop(uid, None)
         return 0.0
-
-
-def _version(obj: Object) -> str:
-    return str(obj["metadata"].get("resourceVersion", ""))
