@@ -25,6 +25,18 @@ def restored(ranks: list[int], port: int, generation: int, checkpoint: str, atte
     return messages.Plan("restore", attempt, 2, ranks, "127.0.0.1", port, generation, checkpoint)
 
 
+def spread(
+    make: Callable[[str, messages.Plan], Pod], port: int, source: Pod, generation: int, checkpoint: str, attempt: int
+) -> dict[int, Pod]:
+    """Two ranks of `source`, each in a pod of its own that is started from the checkpoint: rank -> its pod."""
+    found = {}
+    for rank in (0, 1):
+        target = make(f"attempt-{attempt}-{rank}", restored([rank], port, generation, checkpoint, attempt))
+        target.bring(source, checkpoint, rank)
+        found[rank] = target.start()
+    return found
+
+
 def everyone_alive(pods: list[Pod]) -> Callable[[], bool]:
     return lambda: all(pod.alive() for pod in pods)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from pod_harness import Pod
-from pod_moves import end, free_port, fresh, restored, stop_and_dump
+from pod_moves import end, free_port, fresh, restored, spread, stop_and_dump
 
 from proxy.protocol import messages, page
 
@@ -68,10 +68,7 @@ def test_two_pods_one_pod_two_pods(pod: Make) -> None:
     end([one])
 
     port = free_port()
-    last = {rank: pod(f"third-{rank}", restored([rank], port, second, "c2", 3)) for rank in (0, 1)}
-    for rank, target in last.items():
-        target.bring(one, "c2", rank)
-        target.start()
+    last = spread(pod, port, one, second, "c2", 3)
     for rank, target in last.items():
         assert target.wait(300) == 0, target.log()
         assert [e.kind for e in target.sidecar.events if e.kind != "reading"] == ["restored", "exited", "finished"]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from pod_harness import Pod
-from pod_moves import end, free_port, fresh, restored, stop_and_dump
+from pod_moves import end, free_port, fresh, restored, spread, stop_and_dump
 from rank_world import Ranks
 
 from proxy.agent import freeze, shared_device
@@ -119,11 +119,7 @@ def test_two_pods_with_a_device_each_become_one_and_two_again(
     assert "ranks 0, 1 share gpu-of-second" in one.log()
     end([one])
 
-    port = free_port()
-    last = {rank: pod(f"third-{rank}", restored([rank], port, second, "c2", 3)) for rank in (0, 1)}
-    for rank, target in last.items():
-        target.bring(one, "c2", rank)
-        target.start()
+    last = spread(pod, free_port(), one, second, "c2", 3)
     for target in last.values():
         assert target.wait(300) == 0, target.log()
         assert "apart at most 0.0" in target.log() and "share" not in target.log()
