@@ -208,7 +208,7 @@ def manifest(job: Job, images: Sequence[object]) -> Manifest:
     return Manifest(
         id=job.checkpoint, namespace="bench", job="job", attempt=job.attempt, generation=job.generation,
         step=max(job.counts()), world_size=RANKS, engine="process", created_at=time.time(), ranks=list(images),  # type: ignore[arg-type]
-        requirements=Requirements("", "", "", ""),
+        requirements=Requirements("", ""),
     )  # fmt: skip
 
 

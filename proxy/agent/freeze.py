@@ -2,7 +2,7 @@
 
 Files, all written atomically, all in RUN_DIR/rank-<r>:
 
-    frozen-<generation>.json    agent     {"pid", "step", "sockets", "threads", "python", "devices"}: may be dumped
+    frozen-<generation>.json    agent     {"pid", "step", "sockets", "threads", "devices"}: may be dumped
     resume-<generation>.json    launcher  {"restore_id", "master_addr", "master_port", "env", "devices"}: go on;
                                           `devices`: UUID of a GPU -> of the one that has taken its place
     resumed-<generation>.json   agent     {"restore_id", "seconds"}: communication is rebuilt
@@ -51,7 +51,6 @@ def freeze(boundary: Boundary, generation: int) -> None:
         "pid": os.getpid(),
         "step": boundary.count,
         "sockets": fork.tcp_sockets(),
-        "python": ".".join(map(str, sys.version_info[:3])),
         "threads": len(list(Path("/proc/self/task").iterdir())),
         "devices": devices,
     }

@@ -5,6 +5,7 @@
 `checkpoint` dump of the pod's ranks             `restore`  the way back        `criu`     the command lines, the errors
 `image`      what travels with CRIU's images: work directory, sizes             `scan`     what /proc says about a rank
 `sockets`    which of them can travel       `layer`    files of the container's own file system that travel
+`mapped`     files of the image that the next pod must have
 `halt`       everything in a slot stands still  `pagewords`  the barrier page of ranks without an agent
 `torchrun`   ranks are started in its place
 `rankenv`    environment and command of a rank   `tail`     logs to stdout      `readout`, `mounts`, ...

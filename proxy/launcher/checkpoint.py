@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import page
-from . import criu, device, halt, image, layer, pagewords, scan, sockets
+from . import criu, device, halt, image, layer, mapped, pagewords, scan, sockets
 from .errors import DumpError, SlotError
 from .paths import Paths
 from .slot import Slot
@@ -63,9 +63,11 @@ def dump(slots: Slots, paths: Paths, tool: criu.Criu, order: Order, files: Files
     devices.suspend({rank: scan.processes(slot.init) for rank, slot in slots.items()}, order.deadline, images)
     _stand(slots, paths, order)
     changed = _changed(slots, paths, files)
+    same = {r: mapped.files(scan.processes(s.init), {*map(str, changed)}, paths.root) for r, s in slots.items()}
     with ThreadPoolExecutor(len(slots)) as pool:
         jobs = [
-            pool.submit(_dump_rank, slots[rank], paths, tool, order, frozen.get(rank), files, devices) for rank in slots
+            pool.submit(_dump_rank, slots[rank], paths, tool, order, frozen.get(rank), files, devices, same[rank])
+            for rank in slots
         ]
     problems = [str(error) for job in jobs if (error := job.exception()) is not None]
     if problems:
@@ -150,6 +152,7 @@ def _dump_rank(
     frozen: dict[str, Any] | None,
     files: Files,
     devices: device.Backend,
+    same: list[image.MappedFile],
 ) -> None:
     images, logs = paths.image(order.checkpoint_id, slot.rank), paths.criu_work(order.checkpoint_id, slot.rank)
     images.mkdir(parents=True, exist_ok=True)
@@ -170,12 +173,12 @@ def _dump_rank(
     image.pack(work, images / image.WORK_TAR, without=paths.log(slot.rank).name)  # it was shown
     image.pack(slot.shm, images / image.SHM_TAR)
     count, state = (pagewords.read(paths.run, slot.rank, word) for word in (page.R_COUNT, page.R_STATE))
-    step, python = (int(frozen["step"]), str(frozen["python"])) if frozen else (count, "")
+    step = int(frozen["step"]) if frozen else count
     held = frozen is None
     taken = sockets.occupied(scan.processes(slot.init))
     pod = socket.gethostname()
     record = image.RankRecord(
-        slot.rank, slot.root, step, python, log_size, sizes, held, state if held else 0, taken, pod
+        slot.rank, slot.root, step, log_size, sizes, held, state if held else 0, taken, pod, same
     )  # fmt: skip
     on_device = devices.record(scan.processes(slot.init), frozen.get("devices") or [] if frozen else None)
     if on_device is not None:

@@ -29,13 +29,21 @@ class WrittenFile:
 
 
 @dataclass(frozen=True)
+class MappedFile:
+    """A file of the container image that a process of the rank has mapped (`mapped`). `size`: bytes."""
+
+    path: str
+    size: int
+    head: str
+    """Hex digest of its first bytes."""
+
+
+@dataclass(frozen=True)
 class RankRecord:
     rank: int
     root: int
     """PID of the rank's first process, in its slot."""
     step: int
-    python: str
-    """Version of the interpreter that runs the rank, e.g. "3.14.0"."""
     log_size: int
     """Bytes of stdout.log that were shown by the pod that dumped."""
     written: list[WrittenFile] = field(default_factory=list)
@@ -47,6 +55,8 @@ class RankRecord:
     """Addresses and connections that its sockets take up (`sockets.occupied`)."""
     pod: str = ""
     """Host name of the pod that dumped: its ranks have shared one network already."""
+    mapped: list[MappedFile] = field(default_factory=list)
+    """What the next pod must have, unchanged."""
 
 
 def write_record(folder: Path, record: RankRecord) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..protocol.messages import Plan
-from . import checkpoint, criu, device, halt, image, layer, memory, pagewords, scan, sockets
+from . import checkpoint, criu, device, halt, image, layer, mapped, memory, pagewords, scan, sockets
 from .errors import RestoreError
 from .paths import Paths
 from .slot import Slot
@@ -32,6 +32,7 @@ def restore(
     Raises RestoreError; nothing of the ranks is left then.
     """
     records = {rank: _record(plan, paths, rank) for rank in plan.ranks}
+    mapped.check({rank: record.mapped for rank, record in records.items()}, layer.mount_points())
     check_addresses(list(records.values()), sockets.in_use())
     _unpack_layers(plan, paths, records, say)
     for record in records.values():

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from .messages import MessageError, decode, to_json
 
-FORMAT = 2
+FORMAT = 3
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """JSON can write half a character, no file system can."""
@@ -50,15 +50,12 @@ class RankImage:
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a machine and a container must have for the images to be restorable there (process engine)."""
+    """What a machine must have for the images to be restorable there (process engine). What the container must have is
+    in each rank's `rank.json`: the files of its image that it has mapped."""
 
     architecture: str
     cpu_flags_digest: str
     """sha256 of the sorted CPU feature flags that the dumping machine showed; "" when unknown."""
-    python: str
-    """Version of the interpreter that ran the ranks."""
-    image: str
-    """Container image of the training container, by digest where the runtime tells one."""
 
 
 @dataclass(frozen=True)

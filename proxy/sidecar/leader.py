@@ -221,7 +221,6 @@ class Leader:
         sets = [self._images[i] for i in range(state.workers)]
         if any(generation != state.generation for generation, _, _ in sets):
             raise ControllerError("images of an older checkpoint were reported")
-        python = next((h.report.python for h in self.heard.values() if h.report.python), "")
         manifest = Manifest(
             id=state.checkpoint_id,
             namespace=self._config.namespace,
@@ -233,7 +232,7 @@ class Leader:
             engine="process",
             created_at=time.time(),
             ranks=sorted((image for _, images, _ in sets for image in images), key=lambda r: r.rank),
-            requirements=machine_facts.requirements(python),
+            requirements=machine_facts.requirements(),
             master_port=resume_port(state.generation),
         )
         return manifest, sum(stored for _, _, stored in sets)

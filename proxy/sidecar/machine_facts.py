@@ -54,9 +54,9 @@ def _cpuinfo() -> str:
         return ""
 
 
-def requirements(python: str = "", image: str = "") -> Requirements:
+def requirements() -> Requirements:
     """Of a checkpoint taken on this machine."""
-    return Requirements(platform.machine(), cpu_flags_digest(_cpuinfo()), python, image)
+    return Requirements(platform.machine(), cpu_flags_digest(_cpuinfo()))
 
 
 def needs(machine: str = "", cpuinfo: str = "") -> Needs:

@@ -53,7 +53,6 @@ class PodReport:
     failed: int = 0
     message: str = ""
     """Why `failed` failed."""
-    python: str = ""
     images: list[RankImage] | None = None
     """Images of generation `uploaded`; sent until the leader has answered once."""
 

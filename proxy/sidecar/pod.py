@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import shutil
 import threading
@@ -85,7 +84,7 @@ class Pod:
         self._done = False
         self._broken = ""
         self._saving = self._dumped = self._uploaded = self._failed = self._resumed = 0
-        self._message = self._python = ""
+        self._message = ""
         self._bytes_stored = 0
         self._progress = (0, 0)
         self._images: list[RankImage] | None = None
@@ -119,7 +118,6 @@ class Pod:
             bytes_total=self._progress[1],
             failed=self._failed,
             message=self._message,
-            python=self._python,
             images=self._images,
         )
 
@@ -227,7 +225,6 @@ class Pod:
         log.info("uploaded %s: %d bytes, %d of them new, in %.1f s", checkpoint, put.bytes, put.bytes_stored, seconds)
         if generation != self._saving:
             return  # the next one has begun: nobody waits for this any more
-        self._python = next((p for f in folders.values() if (p := _python_of(f / "rank.json"))), self._python)
         self._images, self._bytes_stored, self._uploaded = put.images, put.bytes_stored, generation
         self.changed.set()
 
@@ -346,11 +343,3 @@ class Pod:
         if checkpoint:
             folder = self._config.image_dir / checkpoint
             asyncio.get_running_loop().run_in_executor(None, lambda: shutil.rmtree(folder, ignore_errors=True))
-
-
-def _python_of(path: object) -> str:
-    try:
-        with open(str(path), encoding="utf-8") as file:
-            return str(json.load(file).get("python", ""))
-    except (OSError, ValueError, AttributeError):
-        return ""

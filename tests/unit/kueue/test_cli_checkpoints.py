@@ -40,7 +40,7 @@ def url(tmp_path: Path) -> str:
                 id=f"digits-a1-g{number}", namespace="default", job="digits", attempt=1, generation=number, step=number,
                 world_size=1, engine="process", created_at=1e9 + number,
                 ranks=store.put_ranks("default", "digits", f"digits-a1-g{number}", {0: image}).images,
-                requirements=Requirements("x86_64", "", "3", ""),
+                requirements=Requirements("x86_64", ""),
             )
         )  # fmt: skip
     return url

@@ -394,7 +394,7 @@ class FakeLauncher:
         for rank in self.ranks:
             folder = self.config.image_dir / command.checkpoint_id / f"rank-{rank.rank}"
             folder.mkdir(parents=True)
-            record = {"count": rank.frozen[command.generation], "python": "3.14.0"}
+            record = {"count": rank.frozen[command.generation]}
             (folder / "rank.json").write_text(json.dumps(record))
             own = f"{self.config.attempt} {command.generation} {rank.rank}".encode()
             shared = b"shared by all ranks".ljust(1 << 20, b"x")

@@ -34,7 +34,7 @@ def manifest(images: list[RankImage], number: int = 1, job: str = JOB) -> Manife
     return Manifest(
         id=f"{job}-a1-g{number}", namespace=NAMESPACE, job=job, attempt=1, generation=1_000_000 + number, step=17,
         world_size=len(images), engine="process", created_at=1000.0 + number, ranks=images,
-        requirements=Requirements(architecture="x86_64", cpu_flags_digest="", python="3.14.0", image=""),
+        requirements=Requirements(architecture="x86_64", cpu_flags_digest=""),
     )  # fmt: skip
 
 

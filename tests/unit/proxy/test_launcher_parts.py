@@ -310,12 +310,12 @@ def test_bad_orders_are_named(line: bytes, problem: str) -> None:
 
 # --- images -----------------------------------------------------------------------------------------------------------
 def record(**changes: object) -> image.RankRecord:
-    fields: dict[str, object] = {"rank": 1, "root": 1000, "step": 7, "python": "3.14.0", "log_size": 10}
+    fields: dict[str, object] = {"rank": 1, "root": 1000, "step": 7, "log_size": 10}
     return image.RankRecord(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def test_a_record_comes_back(tmp_path: Path) -> None:
-    wanted = record(written=[image.WrittenFile("/data/out", 5)])
+    wanted = record(written=[image.WrittenFile("/data/out", 5)], mapped=[image.MappedFile("/lib/libc.so.6", 9, "0a")])
     image.write_record(tmp_path, wanted)
     assert image.read_record(tmp_path) == wanted
 

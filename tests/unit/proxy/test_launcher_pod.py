@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ while not os.path.exists("end"):
     if os.path.exists("freeze"):
         os.rename("freeze", "frozen")
         with open(control + "/tmp", "w") as f:
-            json.dump({"step": n, "python": "3"}, f)
+            json.dump({"step": n}, f)
         os.rename(control + "/tmp", control + "/frozen-5.json")
         while not os.path.exists(control + "/resume-5.json"):
             time.sleep(0.01)
@@ -68,7 +69,8 @@ def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Make:
         before: Callable[[Pod], object] = lambda _: None,
         **more: object,
     ) -> Pod:
-        made = make_pod(name, rootfs=rootfs, torch=None, plan=plan, command=command, criu=criu_bundle, **more)
+        options = {"rootfs": rootfs, "torch": None, "criu": criu_bundle, **more}
+        made = make_pod(name, plan=plan, command=command, **options)
         (made.volumes / "source/count.py").write_text(COUNTER)
         before(made)
         return made.start()
@@ -364,3 +366,54 @@ def test_a_damaged_image_ends_with_crius_own_words(run: Make) -> None:
     pod = run("pod", restore([0], 1), counter(), before=damage)
     assert pod.wait() == names.EXIT_RESTORE_FAILED, pod.log()
     assert "rank 0: CRIU restore ended with" in pod.wait_event_after_end("restore_failed").message
+
+
+# --- another image ----------------------------------------------------------------------------------------------------
+def image_with(top: Path, rootfs: Path, path: str, content: bytes | None) -> Path:
+    """The image `rootfs` with another file at `path`, or without it: a layer on top of it."""
+    place = top / path.lstrip("/")
+    place.parent.mkdir(parents=True)
+    if content is None:
+        os.mknod(place, stat.S_IFCHR, os.makedev(0, 0))  # how overlayfs says that a file is gone
+    else:
+        place.write_bytes(content)
+        place.chmod((rootfs / path.lstrip("/")).stat().st_mode)
+    return Path(f"{top}:{rootfs}")
+
+
+def test_a_pod_with_another_image_is_refused_and_one_with_the_same_goes_on(
+    run: Make, rootfs: Path, tmp_path: Path
+) -> None:
+    """A tag that was pushed again: one library is gone, is another build, or has grown."""
+    old = run("old", fresh([0], 1), counter(extra="import\tsqlite3"))
+    assert dump(old, [0]).kind == "dumped", old.log()
+    old.delete()
+    at = numbers(old.work(0) / "cwd/numbers")[-1]
+    record = json.loads((old.image("c", 0) / "rank.json").read_text())
+    mapped = {Path(file["path"]).name.split(".")[0]: file for file in record["mapped"]}
+    lost, built, grown = (mapped[name] for name in ("libsqlite3", "libc", "_sqlite3"))
+    content = {f["path"]: (rootfs / f["path"].lstrip("/")).read_bytes() for f in (lost, built, grown)}
+    assert all(len(content[f["path"]]) == f["size"] for f in (lost, built, grown))
+    build_id = content[built["path"]].index(b"\x14\0\0\0\3\0\0\0GNU\0") + 12  # a note of 20 bytes, of that kind
+    other = bytearray(content[built["path"]])
+    other[build_id] ^= 0xFF
+    cases = {
+        "gone": (lost["path"], None, f"{lost['path']} ({lost['size']} bytes), which rank 0 runs, is not here"),
+        "built": (built["path"], bytes(other), f"{built['path']} begins with other bytes here (digest "),
+        "grown": (grown["path"], content[grown["path"]] + b"x", f"has {grown['size'] + 1} bytes here, and"),
+    }
+    for name, (path, new, wanted) in cases.items():
+        image = image_with(tmp_path / f"layer-{name}", rootfs, path, new)
+        pod = run(name, restore([0], 1), counter(), rootfs=image, before=lambda p: p.bring(old, "c", 0))
+        assert pod.wait() == names.EXIT_RESTORE_FAILED, pod.log()
+        said = pod.wait_event_after_end("restore_failed").message
+        assert said.startswith("this pod has another image than the checkpoint: ") and wanted in said
+        assert "(IMAGE@sha256:...)" in said and "and 1 more" not in said
+        assert not pod.work(0).exists() and not list(pod.image("c", 0).parent.glob("criu-*")), "nothing was begun"
+    same = run("same", restore([0], 1), counter(), before=lambda p: p.bring(old, "c", 0))
+    same.wait_event("restored")
+    path = same.work(0) / "cwd/numbers"
+    until(lambda: numbers(path)[-1] > at + 100, "it counts on", same)
+    (path.parent / "end").touch()
+    assert same.wait() == 0, same.log()
+    assert numbers(path) == list(range(1, len(numbers(path)) + 1))

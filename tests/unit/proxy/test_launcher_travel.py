@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.launcher import halt, image, layer, restore, scan, sockets, torchrun
+from proxy.launcher import halt, image, layer, mapped, restore, scan, sockets, torchrun
 from proxy.launcher.errors import CommandError, DumpError, RestoreError
 
 
@@ -79,7 +79,7 @@ def test_a_written_file_behind_a_link_is_refused(tmp_path: Path, name: str) -> N
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("longer than it was")
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    record = image.RankRecord(0, 1000, 1, "", 0, [image.WrittenFile(f"{tmp_path}/{name}", 3)])
+    record = image.RankRecord(0, 1000, 1, 0, [image.WrittenFile(f"{tmp_path}/{name}", 3)])
     with pytest.raises(RestoreError, match="refused, as the checkpoint must not change another file"):
         image.rewind(record)
     assert (tmp_path / "file").read_text() == "longer than it was"
@@ -158,6 +158,52 @@ def test_the_largest_files_are_named(tmp_path: Path) -> None:
         layer.check_size(3, files, 14 << 20)
 
 
+# --- files of the image -----------------------------------------------------------------------------------------------
+def mapping(path: object, access: str = "r-xp", inode: int = 7) -> str:
+    return f"7f0000000000-7f0000001000 {access} 00000000 fe:01 {inode}      {path}\n"
+
+
+def test_which_mapped_files_the_next_pod_must_have(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    for name in ("lib one", "lib\ntwo", "data", "moved", "own/agent"):
+        (tmp_path / name).write_text(name)
+    lines = [
+        mapping(tmp_path / "lib one"), mapping(tmp_path / "lib one", "rw-p"),
+        mapping(str(tmp_path / "lib\ntwo").replace("\n", "\\012"), "r--s"), mapping(tmp_path / "data", "rw-s"),
+        mapping(tmp_path / "moved"), mapping(tmp_path / "own/agent"), mapping(f"{tmp_path}/old (deleted)"),
+        mapping("/dev/null", "rw-p"), mapping(tmp_path / "not there"), mapping("[heap]", "rw-p", 0),
+        mapping("", "rw-p", 0),
+    ]  # fmt: skip
+    (tmp_path / "9").mkdir()
+    (tmp_path / "9/maps").write_text("".join(lines))
+    found = mapped.files([9, 10], {str(tmp_path / "moved")}, tmp_path / "own", tmp_path)
+    assert [Path(file.path).name for file in found] == ["lib\ntwo", "lib one"]
+    assert [file.size for file in found] == [7, 7]
+
+
+def test_every_rank_finds_its_files_and_the_first_that_differ_are_named(tmp_path: Path) -> None:
+    def look(name: str) -> image.MappedFile:
+        (tmp_path / "proc/9").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "proc/9/maps").write_text(mapping(tmp_path / name))
+        return mapped.files([9], (), Path("/none"), tmp_path / "proc")[0]
+
+    for number in range(6):
+        (tmp_path / str(number)).write_bytes(b"x" * mapped.HEAD + b"y")
+    ranks = {0: [look("0"), look("1")], 3: [look(str(number)) for number in range(1, 6)]}
+    mapped.check(ranks, [])
+    (tmp_path / "0").write_bytes(b"z" * mapped.HEAD + b"y")
+    (tmp_path / "1").unlink()
+    (tmp_path / "4").write_bytes(b"x")
+    (tmp_path / "5").write_bytes(b"x")
+    with pytest.raises(RestoreError) as caught:
+        mapped.check(ranks, {str(tmp_path / "4"), str(tmp_path / "3"), "/elsewhere"})
+    said = str(caught.value)
+    assert re.search(r"/0 begins with other bytes here \(digest \w{16}\) than in rank 0 \(\w{16}\); ", said)
+    assert f"{tmp_path}/1 (4097 bytes), which rank 0 runs, is not here; {tmp_path}/4 has 1 bytes here" in said
+    assert "and 4097 in rank 3 and 1 more. " in said
+    assert said.endswith(f"; what is mounted at {tmp_path}/4 must be the same, too")
+
+
 # --- sockets ----------------------------------------------------------------------------------------------------------
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 LO, ANY, POD, LO6 = "0100007F", "00000000", "0500000A", "00000000000000000000000001000000"
@@ -218,7 +264,7 @@ def test_what_a_process_occupies_and_what_is_in_use() -> None:
 
 
 def holder(rank: int, pod: str, *occupied: str) -> image.RankRecord:
-    return image.RankRecord(rank, 1000, 1, "", 0, occupied=[*occupied], pod=pod)
+    return image.RankRecord(rank, 1000, 1, 0, occupied=[*occupied], pod=pod)
 
 
 def test_ranks_that_listen_on_one_port_cannot_share_a_pod() -> None:

@@ -91,7 +91,7 @@ manifests = st.builds(
     lambda ids, number, each: Manifest(
         id=ids, namespace="n", job="j", attempt=1, generation=1, step=number, world_size=len(each), engine="process",
         created_at=1.0, ranks=[RankImage(i, *e) for i, e in enumerate(each)],
-        requirements=Requirements("x86_64", "", "", ""),
+        requirements=Requirements("x86_64", ""),
     ),
     st.from_regex(r"[a-z0-9][a-z0-9-]{0,62}", fullmatch=True),
     st.integers(0, 1 << 40),
@@ -120,7 +120,7 @@ RECIPE = Stored("0" * 64, 4)
 def _with(*files: ImageFile, packs: list[Stored] | None = None, recipe: Stored = RECIPE) -> str:
     manifest = Manifest(
         "i", "n", "j", 1, 1, 1, 1, "process", 1.0, [RankImage(0, list(files), packs or [], recipe)],
-        Requirements("x86_64", "", "", ""),
+        Requirements("x86_64", ""),
     )  # fmt: skip
     return mf.dumps(manifest)
 
@@ -196,8 +196,8 @@ def test_deep_nesting_is_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("format", 1, "format: 1 is not supported, this build reads format 2"),
-        ("format", 3, "format: 3 is not supported"),
+        ("format", 2, "format: 2 is not supported, this build reads format 3"),
+        ("format", 4, "format: 4 is not supported"),
         ("id", "../x", "not a checkpoint id"),
         ("world_size", 2, r"wants 0..1 once each"),
     ],

@@ -135,19 +135,19 @@ def test_snapshot_never_pairs_a_counter_with_a_block_of_another_moment(tmp_path:
 def _manifest(**changes: object) -> Manifest:
     values: dict[str, object] = {
         "id": "t-a1-g1", "namespace": "n", "job": "t", "attempt": 1, "generation": 1, "step": 1, "world_size": 2,
-        "engine": "process", "created_at": 1.0, "ranks": [], "requirements": Requirements("x86_64", "abc", "3.14", ""),
+        "engine": "process", "created_at": 1.0, "ranks": [], "requirements": Requirements("x86_64", "abc"),
     }  # fmt: skip
     return Manifest(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_fit_of_a_checkpoint() -> None:
-    here = Requirements("x86_64", "abc", "", "")
+    here = Requirements("x86_64", "abc")
     assert machine_facts.check(_manifest(), 2, here) == ""
-    assert "CPU with other features" in machine_facts.check(_manifest(), 2, Requirements("x86_64", "other", "", ""))
+    assert "CPU with other features" in machine_facts.check(_manifest(), 2, Requirements("x86_64", "other"))
     with pytest.raises(RestoreRefusedError, match="world size 2, this job has 4"):
         machine_facts.check(_manifest(), 4, here)
     with pytest.raises(RestoreRefusedError, match="taken on x86_64, this node is aarch64"):
-        machine_facts.check(_manifest(), 2, Requirements("aarch64", "abc", "", ""))
+        machine_facts.check(_manifest(), 2, Requirements("aarch64", "abc"))
     with pytest.raises(RestoreRefusedError, match="engine 'state'"):
         machine_facts.check(_manifest(engine="state"), 2, here)
 

@@ -13,7 +13,7 @@ import pytest
 from proxy.protocol.manifest import Manifest, Requirements
 from proxy.store import Store, admin
 
-NEEDS = Requirements(architecture="x86_64", cpu_flags_digest="", python="3.14.0", image="")
+NEEDS = Requirements(architecture="x86_64", cpu_flags_digest="")
 
 
 @pytest.fixture

@@ -161,11 +161,11 @@ def test_missing_and_invalid_manifests(store: Store, tmp_path: Path) -> None:
     path = layout.manifest_path(NAMESPACE, JOB, "train-a1-g9")
     with pytest.raises(CheckpointNotFoundError, match="'train-a1-g9'"):
         store.read_manifest(NAMESPACE, JOB, "train-a1-g9")
-    store.backend.write(path, b'{"id": 1, "format": 2}')
+    store.backend.write(path, b'{"id": 1, "format": 3}')
     with pytest.raises(StoreError, match="not a valid manifest"):
         store.read_manifest(NAMESPACE, JOB, "train-a1-g9")
-    store.backend.write(path, b'{"format": 3}')
-    with pytest.raises(StoreError, match="format: 3 is not supported, this build reads format 2"):
+    store.backend.write(path, b'{"format": 4}')
+    with pytest.raises(StoreError, match="format: 4 is not supported, this build reads format 3"):
         store.read_manifest(NAMESPACE, JOB, "train-a1-g9")
     commit(store, image(tmp_path / "image", size=MIB))
     data = store.backend.read(layout.manifest_path(NAMESPACE, JOB, "train-a1-g1"))
