@@ -43,7 +43,7 @@ test-full: ready ## everything test does and the tests that take minutes (marker
 	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest tests/unit tests/e2e
 	@$(MAKE) --no-print-directory demo
 
-test-gpu: $(STAMP) ## tests that need an NVIDIA GPU (driver 570 or newer); installs torch
+test-gpu: $(STAMP) ## tests that need an NVIDIA GPU (driver 570 or newer), then figures; installs torch
 	@ls /dev/nvidia[0-9]* >/dev/null 2>&1 || { echo "make: no NVIDIA GPU on this machine (/dev/nvidia0)" >&2; exit 1; }
 	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip install -q torch
 	@$(BIN)/pytest -m gpu -s tests/unit

@@ -8,10 +8,19 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import device_figures
 import object_servers
 import pytest
 from mesh_world import FakeController
 from pod_harness import Pod, collect_criu, install_agent
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was measured on a real device, after everything else."""
+    if device_figures.lines:
+        terminalreporter.section("figures")
+        for line in device_figures.lines:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import device_figures
 import pytest
 
 from proxy.agent import freeze
@@ -34,31 +37,49 @@ A100 = [Device("GPU-00000000-2222-0000-0000-000000000000", "NVIDIA A100-SXM4-80G
 
 # --- the contract of a driver ---------------------------------------------------------------------------------------
 class Subject:
-    """A driver, a process that uses its device, and how to see what the process holds there."""
+    """A driver, a process that uses its device, how to see what the process holds there, and how many bytes it is."""
 
-    def __init__(self, driver: Any, pid: int, content: Any) -> None:
-        self.driver, self.pid, self.content = driver, pid, content
+    def __init__(self, driver: Any, pid: int, content: Any, size: int) -> None:
+        self.driver, self.pid, self.content, self.size = driver, pid, content, size
 
 
 PROGRAM = """
 import sys, torch
-tensor = torch.arange(1 << 20, device="cuda", dtype=torch.int64)
+free, _ = torch.cuda.mem_get_info()
+tensor = torch.arange(min(int(sys.argv[1]), free // 2) // 8, device="cuda", dtype=torch.int64)
 torch.cuda.synchronize()
-print("ready", flush=True)
+print(torch.cuda.memory_reserved(), flush=True)
 for line in sys.stdin:
     print(int(tensor.sum().item()), flush=True)
 """
 
 
-@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
+BOTH = ["fake", pytest.param("real", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=BOTH)
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    if request.param == "fake":
+    with the(request.param, 8 << 20) as made:
+        yield made
+
+
+@pytest.fixture(params=BOTH)
+def large(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    """With enough on its device to tell how fast it comes and goes."""
+    with the(request.param, 4 * GIB) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def the(kind: str, size: int) -> Iterator[Subject]:
+    """A fake subject, or a real one with up to `size` bytes on its device."""
+    if kind == "fake":
         process = FakeProcess({H200[0].uuid: b"weights"})
-        yield Subject(FakeDriver(H200[:1], {7: process}), 7, lambda: process.memory)
+        yield Subject(FakeDriver(H200[:1], {7: process}), 7, lambda: process.memory, 7)
         return
     driver = CudaDriver()
     child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        [sys.executable, "-c", PROGRAM, str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
     assert child.stdin is not None and child.stdout is not None
     stdin, stdout = child.stdin, child.stdout
@@ -69,8 +90,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
         return stdout.readline()
 
     try:
-        assert stdout.readline() == "ready\n"
-        yield Subject(driver, child.pid, content)
+        yield Subject(driver, child.pid, content, int(stdout.readline()))
     finally:
         child.kill()
         child.wait(30)
@@ -113,6 +133,21 @@ def test_a_process_without_a_device_is_refused(subject: Subject) -> None:
 def test_a_device_has_a_uuid_a_name_and_memory(subject: Subject) -> None:
     [first, *_] = subject.driver.devices()
     assert first.uuid.startswith("GPU-") and len(first.uuid) == 40 and first.name and first.memory > GIB
+
+
+@pytest.mark.parametrize("who", ["driver", "own"])
+def test_what_a_way_there_and_back_takes(large: Subject, who: str, tmp_path: Path) -> None:
+    """The figures of `make test-gpu`; on the fake driver only that they can be had."""
+    before, driver = large.content(), large.driver
+    how = f"{driver.devices()[0].name}, copies of the {'driver' if who == 'driver' else 'launcher (own)'}"
+    if who == "own" and not driver.lends():
+        device_figures.lines.append(f"{how}: not with this driver, it needs CUDA 13.4 or newer")
+        return
+    took = device_figures.measure(driver, large.pid, large.size, lambda: Copies(tmp_path, 2) if who == "own" else None)
+    assert large.content() == before
+    assert re.fullmatch(r".+: lock [\d.]+ s, checkpoint .+ GB/s, restore .+ GB/s, unlock [\d.]+ s", took.line(how))
+    if isinstance(driver, CudaDriver):
+        device_figures.lines.append(took.line(how))
 
 
 # --- the backend ----------------------------------------------------------------------------------------------------
