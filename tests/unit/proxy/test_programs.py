@@ -20,6 +20,8 @@ ROWS = {
     "pipeline": Program("pipeline.py", ("25",), 5, ranks=3),
     "evaluation with collectives": Program("eval_loop.py", ("2",), 3),
     "Join": Program("join.py", ("30",), 5),
+    "no_sync": Program("no_sync.py", ("8",), 12),
+    "GAN": Program("gan.py", ("40",), 10),
     "LBFGS": Program("lbfgs.py", ("20",), 3),
     "gradient scaler": Program("grad_scaler.py", ("100",), 10),
     "compiled, eager backend": Program("compiled.py", ("60", "aot_eager"), 5),
@@ -32,7 +34,7 @@ ROWS = {
     "child processes": Program("children.py", ("80",), 10),
     "mp.spawn": Program("spawned.py", ("120", "2"), 10, ranks=1, anywhere=True),
 }
-QUICK = ["pipeline", "Join", "no optimizer"]
+QUICK = ["pipeline", "Join", "no optimizer", "no_sync"]
 
 
 Make = Callable[..., Pod]
