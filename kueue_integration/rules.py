@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from proxy.protocol import names, page
+from proxy.protocol import names, page, starters
 
 from . import every, quantities
 from .platform import PlatformConfig
@@ -84,6 +84,8 @@ def _command(spec: TrainSpec) -> Iterator[Problem]:
         yield "command", spec.command, "is empty; give the program to run, for example ['python3', 'train.py']"
     elif not all(isinstance(word, str) and "\0" not in word for word in spec.command) or not spec.command[0]:
         yield "command", spec.command, "must be a list of texts that starts with a program"
+    elif _is_int(spec.ranks) and (problem := starters.problem(spec.command, spec.ranks)):
+        yield "command", spec.command, problem
 
 
 def _sizes(spec: TrainSpec) -> Iterator[Problem]:

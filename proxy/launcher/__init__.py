@@ -8,7 +8,7 @@
 `mapped`     files of the image that the next pod must have
 `halt`       everything in a slot stands still  `pagewords`  the barrier page of ranks without an agent
 `torchrun`   ranks are started in its place
-`rankenv`    environment and command of a rank   `tail`     logs to stdout      `readout`, `mounts`, ...
+`rankenv`    environment and command of a rank   `tail`     logs to stdout      `signals`, `readout`, `mounts`, ...
 
 Runs in the pod as `_singularity.launcher`. It knows nothing of the barrier, the store, the controller or Kubernetes:
 the sidecar tells it what to do (`protocol.messages`: Plan, LauncherCommand), it tells the sidecar what happened.

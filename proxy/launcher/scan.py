@@ -62,6 +62,16 @@ def inner_pid(pid: int, proc: Path = PROC) -> int:
     return next((int(line.split()[-1]) for line in status.splitlines() if line.startswith("NSpid:")), pid)
 
 
+def catches(pid: int, number: int, proc: Path = PROC) -> bool:
+    """Whether a process has a handler for signal `number`."""
+    try:
+        status = (proc / str(pid) / "status").read_text()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def projected_files(pids: Sequence[int], proc: Path = PROC) -> list[str]:
     """A sentence for each open file of a projected volume: its path has a time in it, and is another in a new pod."""
     return [

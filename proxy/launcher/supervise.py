@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from ..protocol import names
+from ..protocol import names, starters
 from ..protocol.messages import LauncherCommand, LauncherEvent, Plan
-from . import checkpoint, device, layer, lograte, memory, rankenv, reap, restore, torchrun, verdict
+from . import checkpoint, device, layer, lograte, memory, rankenv, reap, restore, signals, torchrun, verdict
 from .client import SidecarClient
 from .criu import Criu
-from .errors import DumpError, LauncherError, RestoreError, SidecarError, SlotError
+from .errors import CommandError, DumpError, LauncherError, RestoreError, SidecarError, SlotError
 from .lograte import LogRate
 from .nudge import Nudge
 from .outbox import Outbox
@@ -64,6 +64,8 @@ class Supervisor:
         self.ended: int | None = None
         self._told_finished: float | None = None
         self.term_at: float | None = None
+        self._passing: list[int] = []
+        """Signals for the ranks, which came meanwhile."""
         self._term_told = False
         self._failed_at: float | None = None
         self._noted = False
@@ -77,7 +79,10 @@ class Supervisor:
     # --- the loop -------------------------------------------------------------------------------------------------
     def run(self) -> int:
         """Returns the exit code of the container."""
-        signal.signal(signal.SIGTERM, self._on_term)
+        for number in signals.STOP:
+            signal.signal(number, self._on_term)
+        for number in signals.PASSED:
+            signal.signal(number, lambda came, _: self._passing.append(came))
         for line in device.health():
             say(line)
         self._background(self._start)
@@ -95,6 +100,7 @@ class Supervisor:
         if reading is not None:
             self.outbox.put(LauncherEvent("reading", reading=reading))
         self._poll_ranks()
+        self._pass_signals()
         self.nudge.due(time.monotonic(), self._living())
         self._check_term()
 
@@ -158,6 +164,9 @@ class Supervisor:
 
     def _start_fresh(self, plan: Plan) -> dict[int, Slot]:
         slots: dict[int, Slot] = {}
+        problem = starters.problem(self.argv, plan.world_size)
+        if problem:
+            raise CommandError(f"command {' '.join(self.argv)!r} {problem}")
         argv = torchrun.unwrapped(self.argv, plan.world_size)
         if argv != self.argv:
             say(f"in torchrun's place, each rank is started as: {' '.join(argv)}")
@@ -165,6 +174,7 @@ class Supervisor:
             for rank in plan.ranks:
                 cwd = rankenv.prepare(self.paths, rank, self.env.get(names.ENV_WORKDIR, ""))
                 env = rankenv.environment(self.env, plan, rank, self.paths, self.devices.name != "cpu")
+                env.update(torchrun.environment(self.argv, rank, plan.world_size, self.env))
                 slots[rank] = Slot(rank)
                 slots[rank].start(argv, env, cwd, self.paths.log(rank))
         except BaseException:
@@ -240,17 +250,23 @@ class Supervisor:
             self._told_finished = time.monotonic()
             self.outbox.put(LauncherEvent("finished"))
 
-    # --- SIGTERM --------------------------------------------------------------------------------------------------
+    # --- signals --------------------------------------------------------------------------------------------------
+    def _pass_signals(self) -> None:
+        while self._passing and not self._dumps:  # what is sent in the midst of a dump would come twice or never
+            number = signal.Signals(self._passing.pop(0)).name
+            got = signals.pass_on(signal.Signals[number], self._living().values())
+            say(f"{number} is passed on to ranks {got}" if got else f"{number}: no rank has a handler for it")
+
     def _check_term(self) -> None:
         if self.term_at is None or self.ended is not None:
             return
         left = float(self.env.get(names.ENV_GRACE) or 30) - (time.monotonic() - self.term_at)
         if self.plan is None:
-            say("SIGTERM before the ranks were started")
+            say("asked to end before the ranks were started")
             self.ended = names.EXIT_PREEMPTED
         elif not self._term_told:
             self._term_told = True
-            say(f"SIGTERM: {left:.0f} s are left for a checkpoint")
+            say(f"asked to end: {left:.0f} s are left for a checkpoint")
             self.outbox.put(LauncherEvent("terminating", grace_s=left))
         elif left <= verdict.TERM_MARGIN_S:
             say("the grace period is over")

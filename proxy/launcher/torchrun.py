@@ -7,13 +7,15 @@ starting processes, Kueue and the controller do here: rendezvous, restarts, memb
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..protocol import names
 from .errors import CommandError
 
 _MODULES = ("torch.distributed.run", "torch.distributed.launch")
-_FLAGS = {"standalone", "m", "module", "no-python", "run-path", "use-env", "use_env", "disable-numa", "help", "h"}
+_VIRTUAL = "virtual-local-rank"
+_FLAGS = {"standalone", "m", "module", "no-python", "run-path", "use-env", "disable-numa", "help", "h", _VIRTUAL}
 _WORKERS = "nproc-per-node"
 
 
@@ -26,6 +28,43 @@ def unwrapped(argv: Sequence[str], world_size: int) -> list[str]:
     if found is None:
         return [*argv]
     python, words = found
+    options, rest = _split(words)
+    if _VIRTUAL in options:
+        raise CommandError(
+            f"command {' '.join(argv)!r}: --{_VIRTUAL} is not supported, every rank sees all GPUs of its pod; leave it "
+            "out and use LOCAL_RANK"
+        )
+    if not rest:
+        raise CommandError(f"command {' '.join(argv)!r}: torchrun is given no script")
+    _check_number(argv, options.get(_WORKERS, "1"), world_size)
+    if "no-python" in options or "run-path" in options:
+        return rest if "no-python" in options else [python, "-u", *rest]
+    return [python, "-u", *(["-m"] if {"m", "module"} & options.keys() else []), *rest]
+
+
+def environment(argv: Sequence[str], rank: int, world_size: int, base: Mapping[str, str]) -> dict[str, str]:
+    """What torchrun sets besides `rankenv.environment`; nothing if `argv` does not start it.
+
+    As with the rest, a rank keeps what it was started with, wherever it moves.
+    """
+    found = _options(argv)
+    if found is None:
+        return {}
+    options, _ = _split(found[1])
+    return {
+        "GROUP_WORLD_SIZE": base.get(names.ENV_WORKERS) or "1",
+        "ROLE_NAME": options.get("role", "default"),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "TORCHELASTIC_RUN_ID": options.get("rdzv-id") or base.get(names.ENV_JOB) or "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": options.get("max-restarts", "0"),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 makes the store
+    }
+
+
+def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Its options, without leading dashes, and the script with its arguments."""
     options: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
@@ -35,12 +74,7 @@ def unwrapped(argv: Sequence[str], world_size: int) -> list[str]:
             options[name] = ""
         elif value or rest:
             options[name] = value or rest.pop(0)
-    if not rest:
-        raise CommandError(f"command {' '.join(argv)!r}: torchrun is given no script")
-    _check_number(argv, options.get(_WORKERS, "1"), world_size)
-    if "no-python" in options or "run-path" in options:
-        return rest if "no-python" in options else [python, "-u", *rest]
-    return [python, "-u", *(["-m"] if {"m", "module"} & options.keys() else []), *rest]
+    return options, rest
 
 
 def _options(argv: Sequence[str]) -> tuple[str, Sequence[str]] | None:

@@ -41,6 +41,8 @@ def test_the_sample_is_valid() -> None:
         ("command", {"command": []}, "give the program"),
         ("command", {"command": "python3 train.py"}, "list of words"),
         ("command", {"command": ["python3", 7]}, "list of texts"),
+        ("command", {"command": ["accelerate", "launch", "t.py"], "workers": 2}, "name the script instead"),
+        ("command", {"command": ["deepspeed", "t.py"], "world_size": 8}, "so 8 ranks would each start"),
         ("workers", {"workers": 0}, "1 or more"),
         ("workers", {"workers": True}, "whole number"),
         ("workers", {"workers": 1024}, "1023"),

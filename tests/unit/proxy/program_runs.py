@@ -32,6 +32,8 @@ class Program:
     """Seconds in which the barrier must be reached."""
     anywhere: bool = False
     """One rank, stopped wherever its processes are."""
+    starter: tuple[str, ...] = ("python3",)
+    """What stands before the script."""
 
 
 class Runner:
@@ -41,9 +43,9 @@ class Runner:
         self._make, self.program = make, program
         self.ranks = list(range(program.ranks))
 
-    def pod(self, name: str, plan: messages.Plan) -> Pod:
+    def pod(self, name: str, plan: messages.Plan, command: list[str] | None = None) -> Pod:
         program = self.program
-        command = ["python3", program.script, *program.arguments]
+        command = command or [*program.starter, program.script, *program.arguments]
         pod = self._make(name, plan=plan, command=command, env={**ENV, **program.env})
         shutil.copy(PROGRAMS / program.script, pod.volumes / "source" / program.script)
         return pod

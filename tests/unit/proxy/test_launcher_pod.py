@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -218,6 +219,45 @@ def test_sigterm_waits_for_the_sidecar(run: Make) -> None:
     assert 55 < pod.wait_event("terminating").grace_s <= 60
     pod.sidecar.command("exit")
     assert pod.wait() == 143
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+def test_another_signal_that_an_image_ends_with_asks_for_a_checkpoint_too(run: Make, number: signal.Signals) -> None:
+    pod = run("pod", fresh([0], 1), counter(), env={names.ENV_GRACE: "60"})
+    pod.wait_event("started")
+    os.kill(pod.launcher_pid(), number)
+    pod.wait_event("terminating")
+    pod.sidecar.command("exit")
+    assert pod.wait() == 143, pod.log()
+
+
+def test_a_signal_reaches_the_ranks_that_have_a_handler_before_and_after_a_move(run: Make) -> None:
+    handler = f"__import__('signal').signal({signal.SIGUSR1:d},lambda*_:print('heard',flush=True))"
+    old = run("old", fresh([0, 1], 2), counter(extra=f"{handler}if(os.environ['RANK']=='1')else(0)"))
+    assert dump(old, [0, 1]).kind == "dumped", old.log()
+    old.sidecar.command("resume", generation=5)
+    old.wait_event("started")
+    os.kill(old.launcher_pid(), signal.SIGUSR1)
+    until(lambda: "[rank 1] heard" in old.log(), "it is heard", old)
+    assert "SIGUSR1 is passed on to ranks [1]" in old.log()
+    os.kill(old.launcher_pid(), signal.SIGUSR2)
+    until(lambda: "SIGUSR2: no rank has a handler for it" in old.log(), "it is said", old)
+    assert old.alive()
+    old.delete()
+    new = run("new", restore([0, 1], 2), counter(), before=lambda p: [p.bring(old, "c", rank) for rank in (0, 1)])
+    new.wait_event("restored")
+    os.kill(new.launcher_pid(), signal.SIGUSR1)
+    until(lambda: "[rank 1] heard" in new.log(), "it is heard in the new pod", new)
+    for rank in (0, 1):
+        (new.work(rank) / "cwd/end").touch()
+    assert new.wait() == 0, new.log()
+
+
+@pytest.mark.parametrize("command", ["accelerate launch train.py", "no-such/torchrun --virtual-local-rank train.py"])
+def test_a_command_that_cannot_be_taken_apart_is_refused(run: Make, command: str) -> None:
+    pod = run("pod", fresh([0, 1], 2), command.split())
+    assert pod.wait() == 2, pod.log()
+    assert "name the script instead" in pod.log() or "use LOCAL_RANK" in pod.log()
 
 
 def test_sigterm_without_an_answer_ends_within_the_grace_period(run: Make) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from proxy.launcher import halt, image, layer, mapped, restore, scan, sockets, torchrun
 from proxy.launcher.errors import CommandError, DumpError, RestoreError
+from proxy.protocol import names, starters
 
 
 # --- archives ---------------------------------------------------------------------------------------------------------
@@ -336,6 +337,50 @@ def test_the_python_of_torchrun_is_used(tmp_path: Path) -> None:
 def test_another_number_of_processes_than_the_job_has(options: str, world: int) -> None:
     with pytest.raises(CommandError, match=f"but the job has {world} rank.*give it a world_size of"):
         torchrun.unwrapped(["no-such/torchrun", *options.split(), "train.py"], world)
+
+
+def test_torchruns_virtual_local_rank_is_refused() -> None:
+    with pytest.raises(CommandError, match=r"--virtual-local-rank is not supported.*use LOCAL_RANK"):
+        torchrun.unwrapped(["no-such/torchrun", "--virtual_local_rank", "train.py"], 1)
+
+
+def test_what_torchrun_tells_a_rank() -> None:
+    base = {names.ENV_JOB: "train", names.ENV_WORKERS: "2"}
+    assert torchrun.environment(["python3", "train.py", "--rdzv-id", "x"], 1, 4, base) == {}
+    plain = torchrun.environment(["no-such/torchrun", "train.py", "--rdzv-id", "x"], 1, 4, base)
+    assert plain == {
+        "GROUP_WORLD_SIZE": "2", "ROLE_NAME": "default", "ROLE_RANK": "1", "ROLE_WORLD_SIZE": "4",
+        "TORCHELASTIC_RUN_ID": "train", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }  # fmt: skip
+    told = ["--rdzv-id=seven", "--role", "trainer", "--max_restarts", "3"]
+    more = torchrun.environment(["no-such/torchrun", *told, "train.py"], 1, 4, {})
+    assert more == {
+        **plain, "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "trainer", "TORCHELASTIC_RUN_ID": "seven",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("accelerate launch --num_processes 2 train.py", "ACCELERATE_MIXED_PRECISION=bf16"),
+        ("/opt/bin/accelerate-launch train.py", "ACCELERATE_MIXED_PRECISION=bf16"),
+        ("python3 -u -m accelerate.commands.launch train.py", "ACCELERATE_MIXED_PRECISION=bf16"),
+        ("deepspeed --num_gpus 2 train.py --deepspeed_config c.json", "--deepspeed_config for one, stay"),
+        ("python3.12 -m deepspeed.launcher.runner train.py", "--deepspeed_config for one, stay"),
+        ("mpirun -np 2 python3 train.py", "world_size: how many)"),
+        ("accelerate config", ""),
+        ("python3 train.py -m deepspeed", ""),
+        ("python3 -m train deepspeed", ""),
+        ("torchrun --nproc-per-node 2 train.py", ""),
+    ],
+)
+def test_other_programs_that_start_ranks_are_refused(command: str, hint: str) -> None:
+    said = starters.problem(shlex.split(command), 2)
+    assert hint in said and bool(said) is bool(hint)
+    assert not hint or said.startswith("starts the ranks itself, so 2 ranks would each start a world of their own")
+    assert starters.problem(shlex.split(command), 1) == "", "one slot may hold a whole world"
 
 
 def test_torchrun_without_a_script() -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from pod_harness import Pod
+from pod_moves import free_port
 from program_runs import Program, Runner
 
-from proxy.protocol import page
+from proxy.protocol import messages, page
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 
@@ -52,6 +53,30 @@ def rows() -> list[object]:
 @pytest.mark.parametrize("row", rows())
 def test_stopped_and_restored_it_ends_as_if_nothing_had_happened(row: str, make: Make) -> None:
     Runner(make, ROWS[row]).compare()
+
+
+def test_a_torchrun_command_gives_what_torchrun_itself_gives(make: Make) -> None:
+    """Compared with torchrun, which starts both ranks in one slot when it is hidden from the launcher in a shell."""
+    steps, told = "40", ("--nproc-per-node", "2", "--rdzv-id", "seven", "--role", "trainer")
+    port = str(free_port())
+    words = ["python3", "-m", "torch.distributed.run", *told, "--master-addr", "127.0.0.1", "--master-port", port]
+    hidden = Runner(make, Program("under_torchrun.py", (steps, "together"), 10, ranks=1))
+    plan = messages.Plan("fresh", 1, 1, [0], "127.0.0.1", free_port())
+    shell = ["sh", "-c", "\t".join([*words, "under_torchrun.py", steps, "together"])]
+    real = hidden.pod("torchrun", plan, shell).start()
+    assert real.wait(200) == 0, real.log()
+    wanted = [(real.work(0) / f"cwd/losses-{rank}").read_text().splitlines() for rank in (0, 1)]
+    assert all(lines[0] == lines[-5] and "'seven'" in lines[0] and len(lines) == 40 + 6 for lines in wanted)
+
+    runner = Runner(make, Program("under_torchrun.py", (steps, "alone"), 10, starter=("torchrun", *told)))
+    pod = runner.start("old")
+    runner.wait_lines(pod, runner.program.stop_at)
+    generation = page.generation(1, 1)
+    runner.stop(pod, generation)
+    assert len(runner.losses(pod)[0]) < 41, "stopped after its end: nothing was tested"
+    new = runner.restore("new", pod, generation)
+    assert new.wait(200) == 0, new.log()
+    assert runner.losses(new) == wanted
 
 
 @pytest.mark.full

@@ -1,0 +1,28 @@
+"""Signals that the container's pid 1 is sent. What asks the pod to end is the launcher's, the rest the program's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable
+
+from . import scan
+from .slot import Slot
+
+STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+"""The kubelet's, and what an image may have it send instead (STOPSIGNAL). The ranks are saved and do not hear of it."""
+PASSED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def pass_on(number: int, slots: Iterable[Slot]) -> list[int]:
+    """To the first process of each rank, unless it has no handler: a program that is pid 1 itself is not ended by a
+    signal that it does not know, and should not be here. Returns the ranks that got it."""
+    got = []
+    for slot in slots:
+        with contextlib.suppress(OSError):  # it has ended
+            for pid in scan.processes(slot.init):
+                if scan.inner_pid(pid) == slot.root and scan.catches(pid, number):
+                    os.kill(pid, number)
+                    got.append(slot.rank)
+    return got
