@@ -204,6 +204,10 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         parameters.number("preemption_alert", preemption_alert, 0, "")
         parameters.number("max_preemptions", max_preemptions, 0, " for no limit")
         parameters.exit_codes(resume_on_exit_codes, skip_on_exit_code, fail_on_exit_codes)
+        parameters.words("script_args", script_args)
+        parameters.duration("api_outage_tolerance", api_outage_tolerance)
+        if not isinstance(get_logs, bool):
+            raise ValueError(f"get_logs = {get_logs!r}: must be True or False")
         if not isinstance(log_max_lines, int) or log_max_lines < 1:
             fix = "must be a whole number, 1 or more; get_logs=False for none"
             raise ValueError(f"log_max_lines = {log_max_lines!r}: {fix}")

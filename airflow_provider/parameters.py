@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kueue_integration.errors import SpecError
@@ -116,13 +117,40 @@ def number(parameter: str, value: object, least: int, none: str) -> None:
         raise ValueError(f"{parameter} = {value!r}: must be a whole number, {least} or more, or None{none}")
 
 
+def words(parameter: str, value: Any) -> None:
+    """Raise ValueError for a text where a list of words belongs: each of its letters would be one."""
+    if isinstance(value, str) and not is_open(value):
+        raise ValueError(f"{parameter} = {value!r}: must be a list of words, as in {value.split()!r}")
+
+
+def word_list(parameter: str, value: Any) -> list[str]:
+    """A rendered list of words: a sequence, or its JSON text. Raises SpecError."""
+    given = value
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise SpecError([(parameter, given, "must be a list of words, or the JSON text of one")])
+    return [str(word) for word in value]
+
+
+def duration(parameter: str, value: Any) -> None:
+    """Raise ValueError unless `value` is a timedelta of at least nothing."""
+    if not isinstance(value, datetime.timedelta) or value < datetime.timedelta():
+        raise ValueError(f"{parameter} = {value!r}: must be a datetime.timedelta, zero or more")
+
+
 def exit_codes(resumed: Any, skipped: Any, failed: Any) -> None:
     """Raise ValueError for exit codes that are none, or that are to do two things."""
     seen: dict[int, str] = {}
     named = (("resume_on_exit_codes", resumed), ("skip_on_exit_code", skipped), ("fail_on_exit_codes", failed))
     for parameter, value in named:
         if is_open(value):
-            continue
+            if parameter == "resume_on_exit_codes":
+                continue
+            raise ValueError(f"{parameter} = {value!r}: cannot be a template; give the exit codes themselves")
         for code in (value,) if isinstance(value, int) else value or ():
             if not isinstance(code, int) or isinstance(code, bool) or not 1 <= code <= 255:
                 raise ValueError(f"{parameter} = {value!r}: exit codes of failures are whole numbers from 1 to 255")

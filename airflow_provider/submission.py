@@ -33,7 +33,7 @@ def build_spec(operator: Any, claim: Claim, dag_file: str | None) -> TrainSpec:
     if operator.script is not None:
         path = script_path(operator.script, dag_file)
         files[path.name] = _read(operator.script, path)
-        command = ["python3", path.name, *[str(word) for word in operator.script_args]]
+        command = ["python3", path.name, *parameters.word_list("script_args", operator.script_args)]
     annotations = parameters.mapping("annotations", operator.annotations)
     values = {
         **parameters.spec_values(operator),

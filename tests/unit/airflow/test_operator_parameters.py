@@ -30,6 +30,7 @@ from airflow_provider.exceptions import (
     TrainingPreemptedError,
 )
 from kueue_integration.classify import OUT_OF_RETRIES
+from kueue_integration.errors import SpecError
 from kueue_integration.fake import FakeKube
 from kueue_integration.resources import JOB
 
@@ -90,11 +91,102 @@ def test_another_tasks_value_is_left_to_the_submit() -> None:
         ({"fail_on_exit_codes": [3], "skip_on_exit_code": 3}, "exit code 3 is in skip_on_exit_code already"),
         ({"logging_interval": 0.1}, "logging_interval = 0.1: must be a number of seconds, 1 or more"),
         ({"log_max_lines": 0}, "get_logs=False for none"),
+        ({"get_logs": "no"}, "get_logs = 'no': must be True or False"),
+        ({"script_args": "--steps 3"}, r"must be a list of words, as in \['--steps', '3'\]"),
+        ({"api_outage_tolerance": 3600}, "api_outage_tolerance = 3600: must be a datetime.timedelta"),
+        ({"skip_on_exit_code": "{{ params.code }}"}, "cannot be a template; give the exit codes themselves"),
     ],
 )
 def test_what_is_the_operators_own_is_checked_too(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         operator(**changes)
+
+
+# --- templates --------------------------------------------------------------------------------------------------------
+RENDERED: dict[str, tuple[Any, Any]] = {
+    "queue_name": ("{{ queue }}", "training"),
+    "command": (["python3", "{{ script }}"], ("python3", "fit.py")),
+    "name": ("fit-{{ queue }}", "fit-training"),
+    "namespace": ("{{ namespace }}", NAMESPACE),
+    "workers": ("{{ four }}", 4),
+    "min_workers": ("{{ two }}", 2),
+    "world_size": ("{{ four }}", 4),
+    "image": ("repo/{{ queue }}:1", "repo/training:1"),
+    "priority_class": ("{{ low }}", "low"),
+    "pod_resources": ({"cpu": "{{ two }}"}, {"cpu": "2"}),
+    "env": ({"A": "{{ two }}"}, {"A": "2"}),
+    "files": ({"a.txt": "{{ script }}"}, {"a.txt": "fit.py"}),
+    "workdir": ("/{{ low }}", "/low"),
+    "store": ("file:///shared/{{ low }}", "file:///shared/low"),
+    "checkpoint_budget_s": ("{{ two }}0", 20),
+    "grace_period_s": ("{{ four }}0", 40),
+    "checkpoint_every": ("{{ two }}00 steps", "200 steps"),
+    "volumes": ([{"name": "{{ low }}", "emptyDir": {}}], ({"name": "low", "emptyDir": {}},)),
+    "volume_mounts": ('[{"name": "low", "mountPath": "/{{ two }}"}]', ({"name": "low", "mountPath": "/2"},)),
+    "labels": ({"team": "{{ low }}"}, "low"),
+    "annotations": ('{"note": "{{ low }}"}', "low"),
+    "engine": ("{{ auto }}", "auto"),
+    "hold": ("{{ no }}", False),
+    "pod_override": ({"spec": {"schedulerName": "{{ low }}"}}, {"spec": {"schedulerName": "low"}}),
+    "infrastructure_retries": ("{{ two }}", 2),
+    "resume_on_exit_codes": ("[{{ four }}]", (4,)),
+}
+"""Parameter -> its template, and what it has to be in the TrainSpec; for labels and annotations: their one value."""
+
+
+def rendered(parameter: str, template: Any) -> Any:
+    """The TrainSpec field that comes of it, after Airflow's own renderer."""
+    from airflow_provider import submission
+    from airflow_provider.identity import Claim, TaskKey, Try
+
+    values = {
+        "queue": "training", "script": "fit.py", "namespace": NAMESPACE, "four": 4, "two": "2", "low": "low",
+        "auto": "auto", "no": "false",
+    }  # fmt: skip
+    beside = {"volumes": RENDERED["volumes"][0]} if parameter == "volume_mounts" else {}
+    op = operator(**beside, **{parameter: template})
+    op.render_template_fields(values)
+    claim = Claim(TaskKey("d", "r", "t"), 0, Try(1, 1, 0), op.namespace, op.name or op.task_id)
+    spec = submission.build_spec(op, claim, None)
+    field = {"queue_name": "queue", "pod_resources": "resources"}.get(parameter, parameter)
+    return getattr(spec, field)
+
+
+@pytest.mark.parametrize("parameter", sorted(RENDERED))
+def test_every_field_of_the_spec_is_rendered(parameter: str) -> None:
+    template, wanted = RENDERED[parameter]
+    found = rendered(parameter, template)
+    if parameter in ("labels", "annotations"):
+        assert wanted in found.values()
+    else:
+        assert found == wanted
+
+
+def test_no_field_of_the_spec_is_left_out_of_the_table() -> None:
+    import dataclasses
+
+    from kueue_integration.spec import TrainSpec
+
+    operators = {"queue": "queue_name", "resources": "pod_resources"}
+    fields = {operators.get(f.name, f.name) for f in dataclasses.fields(TrainSpec)}
+    assert fields - {"identity"} == set(RENDERED)  # `identity` is the provider's own
+
+
+def test_script_and_its_arguments_are_rendered(tmp_path: Any) -> None:
+    from airflow_provider import submission
+    from airflow_provider.identity import Claim, TaskKey, Try
+
+    (tmp_path / "fit.py").write_text("print('{{ untouched }}')")
+    claim = Claim(TaskKey("d", "r", "t"), 0, Try(1, 1, 0), NAMESPACE, "t")
+    for given in (["--steps", "{{ n }}"], '["--steps", "{{ n }}"]'):
+        op = operator(command=None, script=str(tmp_path / "{{ name }}.py"), script_args=given)
+        op.render_template_fields({"name": "fit", "n": 3})
+        spec = submission.build_spec(op, claim, None)
+        assert spec.command == ("python3", "fit.py", "--steps", "3")
+        assert spec.files == {"fit.py": "print('{{ untouched }}')"}
+    op.script_args = "--steps 3"
+    with pytest.raises(SpecError, match="script_args = '--steps 3': must be a list of words"):
+        submission.build_spec(op, claim, None)
 
 
 # --- pod_override -----------------------------------------------------------------------------------------------------

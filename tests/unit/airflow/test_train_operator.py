@@ -504,18 +504,6 @@ def test_the_output_of_the_failed_pod_is_in_the_task_log(kube: FakeKube, airflow
     assert found == ["--- last lines of pod-1, exit code 3", "output of pod-1"]
 
 
-# --- templates --------------------------------------------------------------------------------------------------------
-def test_every_parameter_of_the_spec_can_be_templated_or_is_listed_as_fixed() -> None:
-    import dataclasses
-
-    from kueue_integration.spec import TrainSpec
-
-    fixed = {"identity"}
-    translated = {"queue": "queue_name", "resources": "pod_resources"}
-    fields = {translated.get(f.name, f.name) for f in dataclasses.fields(TrainSpec)}
-    assert fields - fixed <= set(SingularityTrainOperator.template_fields)
-
-
 def test_airflows_own_queue_is_left_alone() -> None:
     assert operator().queue != "training"
     assert operator(queue="gpu-workers").queue == "gpu-workers"
