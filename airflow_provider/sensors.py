@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from kueue_integration.k8s import Kube
 from kueue_integration.resources import is_true
 from kueue_integration.status import summarise
 
-from . import cluster, submission
+from . import cluster, parameters, submission
 from .exceptions import SingularityProviderError
 from .identity import Claim, TaskKey
 from .reporting import add_to_events
@@ -36,6 +37,8 @@ class SingularityCheckpointSensor(BaseSensorOperator):  # type: ignore[misc]
     :param min_step: at least so many step boundaries (templated)
     :param newer_than: committed after this moment: ISO 8601 or Unix seconds (templated)
     :param max_age: committed at most so long ago
+    :param min_age: instead: the newest checkpoint is at least so old, none at all does not count. A watchdog: the
+        training has saved nothing for that long
     :param namespace: where the Job is; default: the connection's, else `default` (templated)
     :param kubernetes_conn_id: Airflow connection of type `kubernetes`
     """
@@ -56,6 +59,7 @@ class SingularityCheckpointSensor(BaseSensorOperator):  # type: ignore[misc]
         min_step: int | str | None = None,
         newer_than: str | float | None = None,
         max_age: datetime.timedelta | None = None,
+        min_age: datetime.timedelta | None = None,
         namespace: str | None = None,
         kubernetes_conn_id: str = "kubernetes_default",
         mode: str = "reschedule",
@@ -69,8 +73,18 @@ class SingularityCheckpointSensor(BaseSensorOperator):  # type: ignore[misc]
         self.min_step = min_step
         self.newer_than = newer_than
         self.max_age = max_age
+        self.min_age = min_age
         self.namespace = namespace
         self.kubernetes_conn_id = kubernetes_conn_id
+        for parameter, age in (("max_age", max_age), ("min_age", min_age)):
+            if age is not None:
+                parameters.duration(parameter, age)
+        if min_age is not None and (max_age is not None or newer_than is not None):
+            raise ValueError(f"min_age = {min_age!r}: asks for an old checkpoint, max_age and newer_than for a new one")
+        if not parameters.is_open(min_step):
+            whole(min_step)
+        if not parameters.is_open(newer_than):
+            moment(newer_than)
 
     def poke(self, context: Any) -> PokeReturnValue:
         """One look. Raises SingularityProviderError when no such checkpoint can come any more."""
@@ -81,21 +95,33 @@ class SingularityCheckpointSensor(BaseSensorOperator):  # type: ignore[misc]
             self.training_task_id,
             self.training_map_index,
         )
-        after = max(moment(self.newer_than), time.time() - self.max_age.total_seconds() if self.max_age else 0.0)
+        now = time.time()
+        after = max(moment(self.newer_than), now - self.max_age.total_seconds() if self.max_age else 0.0)
+        before = math.inf if self.min_age is None else now - self.min_age.total_seconds()
         try:
             kube, default_namespace = cluster.connect(self.kubernetes_conn_id)
-            found, over = look(kube, self.namespace or default_namespace, key, int(self.min_step or 0), after)
+            found, over = look(kube, self.namespace or default_namespace, key, whole(self.min_step), after, before)
         except KubeError as error:
             if not error.transient:
                 raise SingularityProviderError(str(error)) from error
             self.log.warning("The Kubernetes API does not answer, looking again later: %s", error)
             return PokeReturnValue(is_done=False)
+        if over and self.min_age is not None:
+            found = None  # a training that has ended saves no more: nothing to be warned of
         if found is not None:
             self.log.info("Checkpoint %s at step %s", found["id"], found.get("step"))
             add_to_events(context, self.outlets, {"checkpoint": found})
         elif over:
             raise SingularityProviderError(f"The training {key.task_id} has ended without such a checkpoint")
         return PokeReturnValue(is_done=found is not None, xcom_value=found)
+
+
+def whole(value: int | str | None) -> int:
+    """`min_step` as a number, 0 without one. Raises SingularityProviderError."""
+    try:
+        return 0 if value in (None, "") else int(str(value))
+    except ValueError:
+        raise SingularityProviderError(f"min_step = {value!r}: must be a whole number of steps") from None
 
 
 def moment(value: str | float | None) -> float:
@@ -113,12 +139,18 @@ def moment(value: str | float | None) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)).timestamp()
 
 
-def look(kube: Kube, namespace: str, key: TaskKey, min_step: int, after: float) -> tuple[dict[str, Any] | None, bool]:
-    """The newest checkpoint of the task's current Job if it is good enough, and whether the Job has ended."""
+def look(
+    kube: Kube, namespace: str, key: TaskKey, min_step: int, after: float, before: float = math.inf
+) -> tuple[dict[str, Any] | None, bool]:
+    """The newest checkpoint of the task's current Job if it is good enough, and whether the Job has ended.
+
+    Good: at least `min_step` steps, committed after `after`, and none committed after `before`, both Unix seconds.
+    """
     jobs = [(claim, job) for job in submission.owned_jobs(kube, namespace, key) if (claim := Claim.of_job(job))]
     if not jobs:
         return None, False
     _, job = max(jobs, key=lambda pair: pair[0].generation)
     checkpoints: Sequence[Mapping[str, Any]] = summarise(job, None, ()).checkpoints
     good = [c for c in checkpoints if (c.get("step") or 0) >= min_step and (c.get("committed_at") or 0) > after]
-    return dict(good[-1]) if good else None, is_true(job, "Complete") or is_true(job, "Failed")
+    found = dict(good[-1]) if good and (checkpoints[-1].get("committed_at") or 0) <= before else None
+    return found, is_true(job, "Complete") or is_true(job, "Failed")

@@ -13,6 +13,7 @@ from airflow.sdk import DAG, Asset, AssetWatcher, task
 
 from airflow_provider.assets import SingularityCheckpointTrigger
 from airflow_provider.operators import SingularityTrainOperator
+from airflow_provider.sensors import SingularityCheckpointSensor
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "no_boundary.py")
 COMMON: dict[str, Any] = {"queue_name": "training", "priority_class": "low", "script": SCRIPT}
@@ -66,8 +67,9 @@ with DAG("ui", schedule=None, catchup=False):
         pod_resources={"cpu": "250m"},
         queue_name="training",
         script=str(Path(__file__).parent / "scripts" / "train_digits.py"),
-        script_args=["--data", "/shared/e2e/digits.npz", "--output", "/shared/e2e/ui", "--steps", "400"],
+        script_args=["--data", "/shared/e2e/digits.npz", "--output", "/shared/e2e/ui", "--steps", "600"],
     )
+    SingularityCheckpointSensor(task_id="saved", training_task_id="train", min_step=20, poke_interval=5)
 
 with DAG("unrelated", schedule=None, catchup=False):
     EmptyOperator(task_id="train")

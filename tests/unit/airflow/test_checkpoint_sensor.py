@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow_fakes import NAMESPACE
 
+from airflow_provider import cluster, sensors
 from airflow_provider.exceptions import SingularityProviderError
 from airflow_provider.identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey, Try
-from airflow_provider.sensors import look, moment
+from airflow_provider.sensors import SingularityCheckpointSensor, look, moment
+from kueue_integration.errors import Forbidden, Unreachable
 from kueue_integration.fake import FakeKube
 from kueue_integration.resources import JOB
 from proxy.protocol import names
@@ -69,6 +73,94 @@ def test_a_job_that_has_ended_brings_no_more(end: str) -> None:
     add(kube, 0, 10, done=end)
     assert look(kube, NAMESPACE, KEY, 99, 0.0) == (None, True)
     assert look(kube, NAMESPACE, KEY, 10, 0.0)[0] is not None
+
+
+# --- as Airflow calls it ----------------------------------------------------------------------------------------------
+def sensor(**changes: Any) -> SingularityCheckpointSensor:
+    values = {"task_id": "saved", "training_task_id": "train", "namespace": NAMESPACE}
+    return SingularityCheckpointSensor(**{**values, **changes})
+
+
+def context(dag_id: str = "dag") -> dict[str, Any]:
+    return {"ti": SimpleNamespace(dag_id=dag_id, run_id="run", task_id="saved", map_index=-1)}
+
+
+@pytest.fixture
+def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
+    fake = FakeKube()
+    monkeypatch.setattr(cluster, "connect", lambda conn_id: (fake, "default"))
+    return fake
+
+
+def test_a_look_brings_the_checkpoint_as_the_value_of_the_task(kube: FakeKube) -> None:
+    assert not sensor().poke(context()).is_done  # no Job yet
+    add(kube, 0, 10)
+    assert not sensor(min_step="20").poke(context()).is_done
+    found = sensor(min_step="10", newer_than=9.5).poke(context())
+    assert found.is_done and found.xcom_value["id"] == "c0-1"
+    assert sensor(training_dag_id="dag").poke(context("other")).is_done
+    assert not sensor().poke(context("other")).is_done
+    add(kube, 1, done="Complete")
+    with pytest.raises(SingularityProviderError, match="train has ended without such a checkpoint"):
+        sensor().poke(context())
+
+
+def test_the_event_of_an_asset_has_the_checkpoint(kube: FakeKube) -> None:
+    from airflow.sdk import Asset
+
+    add(kube, 0, 10)
+    asset = Asset("evaluated")
+    events: dict[Any, Any] = {asset: SimpleNamespace(extra={})}
+    sensor(outlets=[asset]).poke({**context(), "outlet_events": events})
+    assert events[asset].extra["training"]["checkpoint"]["step"] == 10
+
+
+def test_age_is_asked_for_in_both_directions(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(kube, 0, 100, 200)
+    minute = datetime.timedelta(minutes=1)
+    for now, young, old in ((250.0, True, False), (300.0, False, True)):
+        monkeypatch.setattr(sensors, "time", SimpleNamespace(time=lambda now=now: now))
+        assert sensor(max_age=minute).poke(context()).is_done is young
+        assert sensor(min_age=minute).poke(context()).is_done is old
+    add(kube, 1)
+    assert not sensor(min_age=minute).poke(context()).is_done  # nothing saved yet
+
+
+def test_a_training_that_has_ended_is_not_late(kube: FakeKube) -> None:
+    add(kube, 0, 10, done="Complete")
+    with pytest.raises(SingularityProviderError, match="has ended"):
+        sensor(min_age=datetime.timedelta(seconds=1)).poke(context())
+
+
+@pytest.mark.parametrize(("transient", "words"), [(True, ""), (False, "not allowed")])
+def test_an_outage_is_waited_for_and_a_refusal_is_not(
+    monkeypatch: pytest.MonkeyPatch, transient: bool, words: str
+) -> None:
+    def connect(conn_id: str) -> None:
+        raise Unreachable("down") if transient else Forbidden("not allowed", 403)
+
+    monkeypatch.setattr(cluster, "connect", connect)
+    if transient:
+        assert not sensor().poke(context()).is_done
+    else:
+        with pytest.raises(SingularityProviderError, match=words):
+            sensor().poke(context())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"min_step": "many"}, "min_step = 'many': must be a whole number of steps"),
+        ({"newer_than": "yesterday"}, "newer_than = 'yesterday': give ISO 8601 or Unix seconds"),
+        ({"max_age": 3600}, "max_age = 3600: must be a datetime.timedelta"),
+        ({"min_age": -datetime.timedelta(1)}, "min_age = .*: must be a datetime.timedelta, zero or more"),
+        ({"min_age": datetime.timedelta(1), "newer_than": 5}, "asks for an old checkpoint"),
+    ],
+)
+def test_what_is_known_is_checked_when_the_dag_is_parsed(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises((ValueError, SingularityProviderError), match=words):
+        sensor(**changes)
+    sensor(min_step="{{ params.steps }}", newer_than="{{ ts }}")
 
 
 def test_moments() -> None:
