@@ -15,6 +15,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 __all__ = [
+    "GONE",
     "BaseTrigger",
     "TriggerEvent",
     "clear_number",
@@ -31,10 +32,14 @@ def map_index_column(model: Any) -> Any:
     return model.region_index if hasattr(model, "region_index") else model.map_index
 
 
-async def task_state_from_trigger(ti: Any) -> str | None:
-    """State of `ti` in Airflow's database, None when it has none (just cleared). For triggers.
+GONE = "deleted"
+"""Instead of a state: Airflow knows no such task instance any more, somebody deleted its Dag or its Dag run."""
 
-    Raises LookupError when the task instance does not exist any more.
+
+async def task_state_from_trigger(ti: Any) -> str | None:
+    """State of `ti` in Airflow's database, None when it has none (just cleared), or GONE. For triggers.
+
+    Raises LookupError when the answer is about something else.
     """
     from airflow.sdk.execution_time import task_runner  # SUPERVISOR_COMMS exists only inside a running process
     from airflow.sdk.execution_time.comms import GetTaskStates
@@ -42,7 +47,8 @@ async def task_state_from_trigger(ti: Any) -> str | None:
     answer = await task_runner.SUPERVISOR_COMMS.asend(
         GetTaskStates(dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index)
     )
-    return _pick(answer.task_states, ti)
+    # Asked for one task instance of one run: only an empty answer proves that there is none.
+    return _pick(answer.task_states, ti) if answer.task_states else GONE
 
 
 def task_state(ti: Any) -> str | None:

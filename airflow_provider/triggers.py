@@ -27,7 +27,7 @@ PROGRESS_EVERY_S = 30.0
 TROUBLE_AFTER_S = 30.0
 KILL_TIMEOUT_S = 25.0
 """Below Airflow's `[triggerer] on_kill_timeout` (30 s)."""
-USER_STATES = frozenset(("failed", "success", "skipped", "removed", "upstream_failed"))
+USER_STATES = frozenset(("failed", "success", "skipped", "removed", "upstream_failed", compat.GONE))
 """States that a deferred task reaches only by somebody's decision. A cleared task is left to its next try, which
 deletes what it replaces; `deferred` means that the trigger was only handed to another triggerer."""
 
@@ -269,10 +269,11 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
             async with connect_async(self.conn_id) as cluster:
                 return await cluster.delete_unfinished_job(self.namespace, self.name, self.uid)
 
+        done = state if state == compat.GONE else f"marked {state}"
         if await self._persistently(delete):
-            self.log.info("The task was marked %s by a user: Job %s (uid %s) is deleted", state, self.name, self.uid)
+            self.log.info("The task was %s by a user: Job %s (uid %s) is deleted", done, self.name, self.uid)
         else:
-            self.log.info("The task was marked %s by a user; Job %s had ended already", state, self.name)
+            self.log.info("The task was %s by a user; Job %s had ended already", done, self.name)
 
     async def _persistently(self, action: Any) -> Any:
         """Try again after errors that may pass; the caller bounds the time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -184,6 +185,15 @@ class Play:
         """What the buttons `Mark as` of a Dag run do."""
         self.call("PATCH", f"{self._path}/dagRuns/{self.run_ids[0]}", {"state": state})
 
+    def delete_dag(self) -> None:
+        """What the button `Delete Dag` does: Airflow forgets its runs, whatever they wait for."""
+        try:
+            self.call("DELETE", self._path)
+        except AirflowApiError as error:
+            if error.status != 404:  # the first answer came too late
+                raise
+        self.run_ids = []
+
     def clear(self) -> None:
         body = {"dry_run": False, "dag_run_id": self.run_ids[0], "task_ids": ["train"], "only_failed": False}
         self.call("POST", f"{self._path}/clearTaskInstances", body)
@@ -197,6 +207,22 @@ class Play:
 
     def go(self) -> None:
         (self.stage.airflow.home / f"{self.dag_id}.go").touch()
+
+    def unreachable_cluster(self, conn_id: str) -> Callable[[], None]:
+        """Make a connection to the cluster by an address where nobody listens; returns what puts it right."""
+        right = self.stage.cluster.kubeconfig.read_text()
+        path = self.stage.airflow.home / f"{conn_id}.kubeconfig"
+        wrong = json.loads(right)
+        wrong["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+        path.write_text(json.dumps(wrong))
+        extra = json.dumps({"kube_config_path": str(path)})
+        self.call("POST", "connections", {"connection_id": conn_id, "conn_type": "kubernetes", "extra": extra})
+
+        def mend() -> None:
+            path.with_suffix(".new").write_text(right)
+            path.with_suffix(".new").rename(path)
+
+        return mend
 
     def kill(self, processes: Sequence[int], signal_: signal.Signals = signal.SIGKILL) -> None:
         for process in processes:

@@ -31,7 +31,8 @@ class Row:
 
     name: str
     act: Callable[[Play], None]
-    state: str = "success"
+    state: str | None = "success"
+    """None: Airflow knows nothing of it any more."""
     tries: int = 1
     made: int = 1
     """Jobs that were ever created for it, never two of them alive at once."""
@@ -65,11 +66,34 @@ def lose_worker(play: Play) -> None:
     play.kill([worker, task])
 
 
-def fail_while_submitting(play: Play) -> None:
+def mark_while_submitting(state: str) -> Callable[[Play], None]:
+    def act(play: Play) -> None:
+        play.trigger()
+        play.paused()
+        play.mark(state)
+        play.go()
+
+    return act
+
+
+def clear_while_submitting(play: Play) -> None:
     play.trigger()
     play.paused()
-    play.mark("failed")
+    play.clear()
     play.go()
+
+
+def delete_dag(play: Play) -> None:
+    play.trigger()
+    play.until_deferred()
+    play.delete_dag()
+
+
+def submit_in_outage(play: Play) -> None:
+    mend = play.unreachable_cluster("outage")
+    play.trigger()
+    play.until_state("up_for_reschedule")
+    mend()
 
 
 def only_trigger(play: Play) -> None:
@@ -150,9 +174,13 @@ ROWS = [
     Row("timeout", only_trigger, "failed", reads=((1, "ran out of time: execution_timeout has passed"),)),
     Row("worker_sigterm", drain_worker, reads=((1, "The worker is being stopped"),)),
     Row("process_killed", kill_process, tries=2, reads=((2, ": adopted"),)),
-    Row("failed_submitting", fail_while_submitting, "failed", reads=((1, "was ended by a user (state failed)"),)),
+    Row("api_outage", submit_in_outage, reads=((1, "The Kubernetes API does not answer, trying again in 30 s"),)),
+    Row("cleared_submitting", clear_while_submitting, tries=2, made=2, reads=((2, "The task was cleared: Job"),)),
+    Row("failed_submitting", mark_while_submitting("failed"), "failed", reads=((1, "by a user (state failed)"),)),
+    Row("succeeded_submitting", mark_while_submitting("success"), reads=((1, "by a user (state success)"),)),
     Row("marked_failed", mark("failed"), "failed", reads=((1, "The task was marked failed by a user: Job"),)),
     Row("marked_success", mark("success"), reads=((1, "The task was marked success by a user: Job"),)),
+    Row("dag_deleted", delete_dag, state=None, tries=0),
     Row("run_marked_failed", fail_run, "failed", reads=((1, "The task was marked failed by a user: Job"),)),
     Row("cleared", clear, tries=2, made=2, reads=((2, "The task was cleared: Job"),)),
     Row(
@@ -203,7 +231,7 @@ def seen(request: pytest.FixtureRequest, stage: Stage, say: Callable[[str], None
 
     def look(playing: Play) -> Seen:
         tasks = playing.tasks()
-        tries = max(task["try_number"] for task in tasks)
+        tries = max((task["try_number"] for task in tasks), default=0)
         logs = {number: playing.log(number) for number in range(1, tries + 1)}
         left = wait_for(lambda: alive(stage.kube, playing.dag_id), "the list of the Jobs", TIMEOUT_S)
         return Seen({task["state"] for task in tasks}, tries, 0, 0, left, logs)
@@ -230,7 +258,7 @@ def test_row(row: Row, seen: dict[str, Seen | Exception]) -> None:
     became = seen[row.name]
     if isinstance(became, Exception):
         raise became
-    assert became.states == {row.state}, became.logs
+    assert became.states == ({row.state} if row.state else set()), became.logs
     assert became.tries == row.tries
     assert became.made == row.made, "Jobs that were ever created"
     assert became.at_once <= (2 if row.name in SEVERAL_RUNS else 1), "Jobs alive at one moment"
