@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kueue_integration import visibility
 from kueue_integration.k8s import Kube
 from kueue_integration.resources import JOB, selector
 from kueue_integration.status import summarise
@@ -61,7 +62,8 @@ class Clusters:
         kube = self.kube(claim["conn_id"])
         job = find(kube, key, claim)
         pods = kube.list_pods(claim["namespace"], selector({names.LABEL_JOB: claim["name"]}))
-        found = document(summarise(job, kube.get_workload_for_job(job), pods))
+        workload = kube.get_workload_for_job(job)
+        found = document(summarise(job, workload, pods, visibility.position(kube, workload)))
         with self._lock:
             self._seen = {k: v for k, v in self._seen.items() if time.monotonic() - v[0] < LIVE_FOR_S}
             self._seen[key] = (time.monotonic(), found)

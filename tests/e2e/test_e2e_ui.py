@@ -38,6 +38,10 @@ def test_tab_shows_the_job_and_its_buttons_work(
         expect(page.get_by_test_id("training-success")).to_be_visible(timeout=SLOW_MS)
         expect(page.get_by_test_id("training-checkpoints").locator("tbody tr")).to_have_count(1, timeout=SLOW_MS)
         say("ui: checkpoint made, training goes on")
+        told = run.api.xcom(run.dag_id, run.run_id, "train", "lineage")  # while the task is deferred
+        assert (told["name"], len(told["attempts"])) == (job, 1)
+        assert run.task_state() == "deferred"
+        expect(page.get_by_test_id("training-loss")).to_be_visible(timeout=SLOW_MS)
 
         page.get_by_test_id("training-resize").click()
         page.get_by_test_id("training-dialog").locator("input").fill("1")
@@ -46,6 +50,14 @@ def test_tab_shows_the_job_and_its_buttons_work(
         phase(page, "Running")
         picture(page, "tab-light.png")
         say("ui: resized to one pod")
+
+        page.get_by_test_id("training-migrate").click()
+        page.get_by_test_id("training-dialog").locator("input").fill("spot")
+        page.get_by_test_id("training-send").click()
+        newest = page.get_by_test_id("training-attempts").locator("tbody tr").first
+        expect(newest).to_contain_text("spot", timeout=2 * SLOW_MS)
+        phase(page, "Running")
+        say("ui: migrated to spot")
 
         page.get_by_test_id("training-pause").click()
         phase(page, "Suspended")
@@ -63,6 +75,9 @@ def test_tab_shows_the_job_and_its_buttons_work(
         expect(page.get_by_test_id("training-lost")).to_have_text("0")
         expect(page.get_by_test_id("training-pause")).to_have_count(0)
 
+        page.goto(f"{stage.airflow.url}/dags/{run.dag_id}/plugin/training_runs")
+        expect(page.get_by_test_id("training-runs-table").locator("tbody tr")).to_have_count(1, timeout=SLOW_MS)
+
         page.goto(f"{stage.airflow.url}/plugin/training_all")
         expect(page.get_by_test_id("training-runs")).to_be_visible(timeout=SLOW_MS)
         picture(page, "runs-dark.png")
@@ -71,7 +86,14 @@ def test_tab_shows_the_job_and_its_buttons_work(
         expect(page.get_by_test_id("training-tab")).to_be_visible(timeout=SLOW_MS)
         assert errors == []
     audit = stage.airflow.api.call("GET", f"eventLogs?dag_id={run.dag_id}&run_id={run.run_id}&limit=100")["event_logs"]
-    assert {f"training_{verb}" for verb in ("checkpoint", "resize", "pause", "resume")} <= {e["event"] for e in audit}
+    assert {f"training_{verb}" for verb in ("checkpoint", "resize", "migrate", "pause", "resume")} <= {e["event"] for e in audit}
+    task = f"dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/train"
+    assert f"name: {job}" in stage.airflow.api.call("GET", task)["rendered_fields"]["manifest"]
+    assert stage.airflow.api.call("GET", f"{task}/links")["extra_links"]["Training"] == url
+    # The sensor beside it has seen the checkpoint while the training went on.
+    saved, told = (run.api.xcom(run.dag_id, run.run_id, *of) for of in (("saved", "return_value"), ("train", "lineage")))
+    assert saved["step"] >= 20
+    assert saved["id"] == told["checkpoints"][0]["id"]
 
 
 def test_tab_of_another_task_says_that_it_is_empty(

@@ -252,8 +252,11 @@
     const cuts = job.attempts.slice(1).map((a) => a.first_step).filter(known);
     const evictions = job.attempts.filter((a) => a.evicted_at).length;
     const trouble = !over.current && live.error;
+    // Only the task knows its own limit; the cluster's document does not.
+    const alarm = kept && kept.uid === job.uid && kept.preemption_alert;
     return h(C.VStack, { align: "stretch", gap: 3, p: 3, overflow: "auto", height: "100%", "data-testid": "training-tab" },
       context.error && context.error.status === 401 && h(Notice, { status: "warning", title: "Not updating: you are not logged in any more" }),
+      alarm && h(Notice, { status: "warning", title: `Preempted ${kept.preemptions} times: more often than preemption_alert allows` }),
       trouble && h(Notice, { status: "info", title: "Shown as Airflow last heard of it" }, live.error.message),
       h(C.Flex, { justify: "space-between", align: "center", wrap: "wrap", gap: 3 },
         h(C.HStack, { gap: 6, wrap: "wrap" },
