@@ -4,8 +4,8 @@ A training step is one Airflow task and several executions: each admission by Ku
 `<dag>.<task>.attempt`, START when it was admitted, COMPLETE, FAIL or ABORT (evicted) when it ended, whose parent is the
 task's run. Its run facet `singularity_attempt` says where it ran, who preempted it and which steps it did. A checkpoint
 is a version (facet `version`) of one dataset per job: the output of the attempt that it ended, the input of the next.
-The task's own COMPLETE or FAIL carries the sum in `singularity_training`; its outlets, the final model for example, are
-made datasets by Airflow itself.
+The task's own COMPLETE or FAIL carries the sum in `singularity_training`. Its outlets, the final model for example, are
+outputs of its COMPLETE: Airflow itself looks at inlets and outlets only of operators that name no dataset.
 
 Attempts are sent when the task ends, with the times at which they happened: nothing is sent while a task is deferred,
 as for every deferrable operator. Run ids are made of the Job's uid and the attempt's number: sent twice, they are the
@@ -16,13 +16,14 @@ same run. The events follow https://openlineage.io/spec/2-0-2/OpenLineage.json; 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import attr
-from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
+from airflow.sdk import Asset
+from openlineage.client.event_v2 import Dataset, InputDataset, Job, OutputDataset, Run, RunEvent, RunState
 from openlineage.client.facet_v2 import (
     JobFacet,
     RunFacet,
@@ -205,6 +206,30 @@ def checkpoint_datasets(lineage: Mapping[str, Any]) -> list[OutputDataset]:
     """The job's checkpoints as one dataset in its newest version; none: empty."""
     saved: Sequence[Mapping[str, Any]] = lineage.get("checkpoints") or ()
     return _datasets(OutputDataset, lineage, saved[-1]["id"]) if saved else []
+
+
+def asset_datasets(assets: Iterable[Any]) -> list[Any]:
+    """What Airflow's own conversion makes of `assets` (inlets or outlets), and those Assets that it has none for: by
+    their URI, or, when they have only a name, by that in the namespace of Airflow's jobs."""
+    from airflow.providers.openlineage.extractors.manager import ExtractorManager
+
+    found = []
+    for asset in assets or ():
+        dataset = ExtractorManager.convert_to_ol_dataset(asset)
+        if dataset is None and isinstance(asset, Asset):
+            dataset = _named(asset)
+        if dataset is not None:
+            found.append(dataset)
+    return found
+
+
+def _named(asset: Asset) -> Dataset:
+    from airflow.providers.openlineage.plugins import macros
+
+    if not urlsplit(asset.uri).scheme:
+        return Dataset(namespace=macros.lineage_job_namespace(), name=asset.name)
+    namespace, name = split_url(asset.uri)
+    return Dataset(namespace=namespace, name=name)
 
 
 def _datasets(kind: Any, lineage: Mapping[str, Any], checkpoint: str | None) -> list[Any]:

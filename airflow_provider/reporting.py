@@ -15,6 +15,7 @@ class TrainingReporter:
     """Mixin of the operator. `report` notes the lineage for the methods that the openlineage provider calls later."""
 
     log: Any
+    inlets: Any
     outlets: Any
     _reported: Mapping[str, Any] | None = None
 
@@ -39,6 +40,13 @@ class TrainingReporter:
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """Called by the openlineage provider. It has imported what is imported here."""
+        return self._openlineage(self.outlets)
+
+    def get_openlineage_facets_on_failure(self, task_instance: Any) -> Any:
+        """As on success, but the outlets were not made."""
+        return self._openlineage(())
+
+    def _openlineage(self, made: Iterable[Any]) -> Any:
         from airflow.providers.openlineage.extractors import OperatorLineage
 
         from . import openlineage
@@ -46,11 +54,10 @@ class TrainingReporter:
         if self._reported is None:
             return OperatorLineage()
         return OperatorLineage(
-            outputs=openlineage.checkpoint_datasets(self._reported),
+            inputs=openlineage.asset_datasets(self.inlets),
+            outputs=[*openlineage.checkpoint_datasets(self._reported), *openlineage.asset_datasets(made)],
             run_facets={"singularity_training": openlineage.training_facet(self._reported)},
         )
-
-    get_openlineage_facets_on_failure = get_openlineage_facets_on_complete
 
 
 def model_extra(lineage: Mapping[str, Any]) -> dict[str, Any]:

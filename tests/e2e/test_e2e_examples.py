@@ -86,7 +86,11 @@ def test_a_model_is_an_asset_and_starts_its_registration(stage: Stage, start: St
     def summed() -> bool:  # the provider sends it from a process of its own
         lines = [json.loads(line) for line in openlineage_events.read_text().splitlines()]
         last = [e for e in lines if e["job"]["name"] == "digits_train.train" and e["eventType"] == "COMPLETE"]
-        return bool(last) and last[-1]["run"]["facets"]["singularity_training"]["attempts"] == 1
+        if not last:
+            return False
+        assert last[-1]["run"]["facets"]["singularity_training"]["attempts"] == 1
+        assert "digits-model" in [made["name"] for made in last[-1]["outputs"]]
+        return True
 
     wait_for(summed, "the task's own COMPLETE", TIMEOUT_S)
 

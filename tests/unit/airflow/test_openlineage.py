@@ -169,6 +169,28 @@ def test_the_operator_sends_and_its_own_run_gets_the_sum(monkeypatch: pytest.Mon
     assert [data.namespace for data in mine.outputs] == ["gs://bucket"]
 
 
+def test_inlets_and_outlets_are_datasets_beside_the_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The provider looks at them itself only for operators that name no dataset."""
+    from airflow.sdk import Asset
+
+    monkeypatch.setattr(openlineage, "send_attempts", Recorder().send)
+    outlets = [Asset("model"), Asset("s3://models/digits"), Asset("file:///shared/report"), "no asset"]
+    task = SingularityTrainOperator(
+        task_id="train", queue_name="training", command=["true"], inlets=[Asset("images")], outlets=outlets
+    )
+    task.report({"ti": SimpleNamespace()}, lineage(**FINISHED), True)
+
+    def named(datasets: Any) -> list[tuple[str, str]]:
+        return [(data.namespace, data.name) for data in datasets]
+
+    done = task.get_openlineage_facets_on_complete(None)
+    assert named(done.inputs) == [("default", "images")]
+    assert named(done.outputs)[1:] == [("default", "model"), ("s3://models", "digits"), ("file", "/shared/report")]
+    failed = task.get_openlineage_facets_on_failure(None)
+    assert named(failed.outputs) == named(done.outputs)[:1]  # the checkpoint
+    assert failed.run_facets == done.run_facets
+
+
 def test_a_broken_transport_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openlineage, "send_attempts", Recorder(OSError("no route")).send)
     task = operator()
