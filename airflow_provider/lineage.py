@@ -8,8 +8,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from kueue_integration.classify import Phase
 from kueue_integration.status import JobStatus
 
+FINAL = frozenset(phase.value for phase in Phase if phase.final)
 MAX_BYTES = 60_000
 """XCom and task-state values are meant to stay below 64 KiB."""
 
@@ -65,7 +67,7 @@ def goodput(lineage: Mapping[str, Any], now: float) -> float | None:
             useful += max(0.0, stop - record["first_step_at"])
             if record.get("last_step") is not None and record.get("first_step") is not None:
                 steps += record["last_step"] + 1 - record["first_step"]
-    if lineage.get("phase") not in ("Succeeded", "Failed", "Deleted"):
+    if lineage.get("phase") not in FINAL:
         end = now
     wasted = min(1.0, lineage.get("steps_lost", 0) / steps) if steps else 0.0
     return None if end <= start else min(1.0, useful * (1 - wasted) / (end - start))

@@ -8,6 +8,7 @@ Airflow has no CSRF token, and a page on another port of the same host is "same 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_da
 from airflow.api_fastapi.logging.decorators import action_logging
 from airflow.models.dag import DagModel
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import QueryParams
@@ -29,7 +31,7 @@ from kueue_integration.errors import KubeError, SingularityError, SpecError
 from kueue_integration.k8s import Kube
 
 from ..identity import TaskKey
-from . import STATIC, data
+from . import STATIC, data, listing
 from .actions import Clusters, NotTheJobError, find
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ app = FastAPI(title="Singularity", docs_url=None, redoc_url=None, openapi_url=No
 # Public on purpose: there is no data in it.
 app.mount("/static", Files(directory=STATIC), name="static")
 clusters = Clusters()
+lines = listing.Lines()
 
 
 def same_origin(request: Request) -> None:
@@ -116,11 +119,21 @@ def live(key: Key, session: SessionDep) -> dict[str, Any]:
 
 @app.get("/runs")
 def runs(
-    user: GetUserDep, session: SessionDep, dag_id: str | None = None, limit: Annotated[int, Query(ge=1, le=1000)] = 200
-) -> dict[str, Any]:
-    """All training task instances of Dags that the user may read, newest first."""
+    request: Request,
+    user: GetUserDep,
+    session: SessionDep,
+    dag_id: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> Response:
+    """`{"runs": [...]}`: all training task instances of Dags that the user may read, newest first. 304 when a browser
+    has shown what there is: it asks so by itself."""
     readable = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
-    return {"runs": data.runs(session, readable, dag_id, limit)}
+    found = listing.listed(session, readable, dag_id, limit)
+    tag = f'W/"{listing.version(found, time.time())}"'
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return JSONResponse({"runs": lines.of(session, found)}, headers=headers)
 
 
 @app.post(TI + "/actions/checkpoint", dependencies=_action("checkpoint"))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from typing import Any
 
-from airflow.models.dagrun import DagRun
 from airflow.models.task_state_store import TaskStateStoreModel
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
@@ -15,11 +13,7 @@ from sqlalchemy.orm import Session
 
 from .. import compat
 from ..identity import Claim, TaskKey
-from ..lineage import condensed
 from ..memory import PAST_KEY, STORE_KEY
-
-MAX_RUNS = 1000
-
 
 def _of(rows: Any, key: TaskKey) -> tuple[Any, ...]:
     """Where `rows`, a table by task instance, is about `key`."""
@@ -30,7 +24,7 @@ def _of(rows: Any, key: TaskKey) -> tuple[Any, ...]:
 def stored(session: Session, key: TaskKey, name: str) -> Any:
     """Value of the task state store, None when there is none or when it is not JSON."""
     rows = TaskStateStoreModel
-    return _decoded(session.scalar(select(rows.value).where(*_of(rows, key), rows.key == name)))
+    return decoded(session.scalar(select(rows.value).where(*_of(rows, key), rows.key == name)))
 
 
 def claim(session: Session, key: TaskKey) -> dict[str, Any] | None:
@@ -48,7 +42,7 @@ def claims(session: Session, dag_id: str, run_id: str) -> list[tuple[TaskKey, di
     )
     found = []
     for row in session.execute(query):
-        claim = _decoded(row.value)
+        claim = decoded(row.value)
         if Claim.from_dict(claim) is not None and claim.get("conn_id"):
             found.append((TaskKey(dag_id, run_id, row.task_id, row.map_index), claim))
     return found
@@ -70,41 +64,12 @@ def past(session: Session, key: TaskKey) -> list[dict[str, Any]]:
 def lineage(session: Session, key: TaskKey) -> dict[str, Any] | None:
     """The task's XCom `lineage`, None when there is none."""
     rows = XComModel
-    found = _decoded(session.scalar(select(rows.value).where(*_of(rows, key), rows.key == "lineage")))
+    found = decoded(session.scalar(select(rows.value).where(*_of(rows, key), rows.key == "lineage")))
     return found if isinstance(found, dict) else None
 
 
-def runs(session: Session, dag_ids: Collection[str], dag_id: str | None, limit: int) -> list[dict[str, Any]]:
-    """One entry per training task instance of `dag_ids`, newest first: `lineage.condensed` and where it belongs."""
-    query = (
-        select(
-            XComModel.dag_id, XComModel.run_id, XComModel.task_id, XComModel.map_index, XComModel.value,
-            TaskInstance.state,
-        )
-        .join(
-            TaskInstance,
-            (TaskInstance.dag_id == XComModel.dag_id)
-            & (TaskInstance.run_id == XComModel.run_id)
-            & (TaskInstance.task_id == XComModel.task_id)
-            & (compat.map_index_column(TaskInstance) == XComModel.map_index),
-        )
-        .join(DagRun, DagRun.id == XComModel.dag_run_id)
-        .where(XComModel.key == "lineage", XComModel.dag_id.in_(dag_ids))
-        .order_by(DagRun.run_after.desc(), XComModel.timestamp.desc())
-        .limit(min(limit, MAX_RUNS))
-    )  # fmt: skip
-    if dag_id is not None:
-        query = query.where(XComModel.dag_id == dag_id)
-    found = []
-    for row in session.execute(query):
-        short = condensed(_decoded(row.value))
-        if short is not None:
-            place = {"dag_id": row.dag_id, "run_id": row.run_id, "task_id": row.task_id, "map_index": row.map_index}
-            found.append({**short, **place, "state": row.state})
-    return found
-
-
-def _decoded(value: Any) -> Any:
+def decoded(value: Any) -> Any:
+    """What a column with JSON says, None when it is not JSON."""
     if not isinstance(value, str):
         return value
     try:

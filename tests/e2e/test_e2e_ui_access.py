@@ -124,6 +124,15 @@ def test_who_may_what(login: Callable[[str | None], Client], user: str | None, r
     assert client.call("GET", "/singularity/runs") == (401 if user is None else 200)
 
 
+def test_a_list_that_a_browser_has_is_not_sent_again(login: Callable[[str | None], Client]) -> None:
+    boss = login("boss")
+    request = urllib.request.Request(f"{boss.url}/singularity/runs", headers={"Authorization": f"Bearer {boss.token}"})
+    with boss._opener.open(request, timeout=60) as answer:
+        known = {"If-None-Match": answer.headers["ETag"]}
+    assert boss.call("GET", "/singularity/runs", headers=known) == 304
+    assert login(None).call("GET", "/singularity/runs", headers=known) == 401
+
+
 def test_other_sites_and_plain_forms_are_refused(login: Callable[[str | None], Client]) -> None:
     boss = login("boss")
     path = f"{TI}/actions/pause"

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import db_rows
 import pytest
 from airflow.models.dagrun import DagRun
-from airflow_fakes import NAMESPACE
+from airflow_fakes import NAMESPACE, WAITING, make_workload
 from sqlalchemy.orm import Session
 
 from airflow_provider import memory
 from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
 from airflow_provider.lineage import condensed, goodput
-from airflow_provider.plugin import SingularityPlugin, actions, data
+from airflow_provider.plugin import SingularityPlugin, actions, data, listing
 from kueue_integration.fake import FakeKube
 from kueue_integration.resources import JOB
 from proxy.protocol import names
@@ -53,6 +54,24 @@ def test_live_shows_the_job_and_looks_once_for_many_tabs() -> None:
     kube.delete(JOB, NAMESPACE, "train-1")
     assert clusters.live(KEY, claim) == first
     assert asked == ["c"]
+
+
+def test_live_says_at_which_place_in_the_queue_the_job_waits() -> None:
+    kube = FakeKube()
+    claim = made(kube)
+    job = kube.get(JOB, NAMESPACE, "train-1")
+    workload = make_workload(job, *WAITING)
+    kube.put({**workload, "spec": {**workload.get("spec", {}), "queueName": "training"}})
+    queue = f"namespaces/{NAMESPACE}/localqueues/training/pendingworkloads?limit=1000"
+    kube.paths[f"/apis/visibility.kueue.x-k8s.io/v1beta2/{queue}"] = {
+        "items": [
+            {"metadata": {"name": name}, "positionInLocalQueue": place, "positionInClusterQueue": place}
+            for place, name in enumerate(("other", workload["metadata"]["name"]))
+        ]
+    }
+    shown = actions.Clusters(lambda conn_id: (kube, "default")).live(KEY, claim)
+    assert shown["queue_position"]["place"] == 2
+    assert "place 2 of 2 in queue training" in shown["message"]
 
 
 @pytest.mark.parametrize("other", [TaskKey("dag", "run", "train", 3), TaskKey("other", "run", "train", -1)])
@@ -135,11 +154,18 @@ def test_runs_lists_readable_dags_newest_first(session: Session) -> None:
         add(session, "mine", number, lineage("Running"))
     add(session, "theirs", 7, lineage("Running"))
     add(session, "mine", 8, "not a lineage")
-    found = data.runs(session, {"mine"}, None, 3)
-    assert [r["run_id"] for r in found] == ["run-4", "run-3"]  # the unreadable one was among the newest three
-    assert {r["dag_id"] for r in data.runs(session, {"mine", "theirs"}, None, 10)} == {"mine", "theirs"}
-    assert [r["run_id"] for r in data.runs(session, {"mine", "theirs"}, "theirs", 10)] == ["run-7"]
-    assert data.runs(session, set(), None, 10) == []
+    lines = listing.Lines()
+
+    def runs(*wanted: Any) -> list[dict[str, Any]]:
+        return lines.of(session, listing.listed(session, *wanted))
+
+    for _ in range(2):  # the second time out of memory
+        found = runs({"mine"}, None, 3)
+        assert [r["run_id"] for r in found] == ["run-4", "run-3"]  # the unreadable one was among the newest three
+        assert found[0]["state"] == "deferred" and found[0]["queue"] == "q"
+        assert {r["dag_id"] for r in runs({"mine", "theirs"}, None, 10)} == {"mine", "theirs"}
+        assert [r["run_id"] for r in runs({"mine", "theirs"}, "theirs", 10)] == ["run-7"]
+        assert runs(set(), None, 10) == []
 
 
 def test_lineage_of_exactly_one_task_instance(session: Session) -> None:
@@ -150,10 +176,104 @@ def test_lineage_of_exactly_one_task_instance(session: Session) -> None:
     assert data.lineage(session, TaskKey("mine", "run-2", "train", 0)) is None
 
 
-def test_a_thousand_runs_are_read_at_once(session: Session) -> None:
+@pytest.fixture
+def read(session: Session) -> Iterator[list[int]]:
+    """How many documents each query has read."""
+    from sqlalchemy import event
+
+    counts: list[int] = []
+
+    def seen(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("SELECT") and "value" in statement.partition("FROM")[0]:
+            counts.append(statement.count("(?, ?, ?)"))
+
+    event.listen(session.get_bind(), "after_cursor_execute", seen)
+    yield counts
+    event.remove(session.get_bind(), "after_cursor_execute", seen)
+
+
+def rewrite(session: Session, number: int, value: Any, second: int) -> None:
+    """The XCom is written anew, as a trigger does it."""
+    from datetime import datetime, timezone
+
+    at = datetime(2026, 6, 1, second=second, tzinfo=timezone.utc)
+    db_rows.rewrite_xcoms(session, f"run-{number}", value=value, timestamp=at)
+
+
+def test_of_a_thousand_runs_only_what_has_changed_is_read(session: Session, read: list[int]) -> None:
     for number in range(1000):
-        add(session, "mine", number, lineage("Running"))
-    assert len(data.runs(session, {"mine"}, None, 5000)) == 1000
+        add(session, "mine", number, lineage("Succeeded" if number else "Running"))
+    lines = listing.Lines()
+
+    def runs() -> list[dict[str, Any]]:
+        return lines.of(session, listing.listed(session, {"mine"}, None, 5000))
+
+    assert len(runs()) == 1000
+    assert sum(read) == 1000 and max(read) == listing.CHUNK
+    read.clear()
+    assert len(runs()) == 1000
+    assert read == [1]  # the one that runs
+    read.clear()
+    rewrite(session, 5, {**lineage("Failed"), "steps_lost": 7}, 1)
+    found = {row["run_id"]: row for row in runs()}
+    assert read == [2]
+    assert (found["run-5"]["phase"], found["run-5"]["steps_lost"]) == ("Failed", 7)
+
+
+def test_lines_are_bounded(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "MAX_KEPT", 10)
+    lines = listing.Lines()
+    for number in range(30):
+        add(session, "mine", number, lineage("Succeeded"))
+        assert len(lines.of(session, listing.listed(session, {"mine"}, None, 5))) == min(5, number + 1)
+    assert 0 < len(lines._kept) <= 10
+
+
+def test_the_version_tells_of_every_change(session: Session) -> None:
+    from airflow.models.taskinstance import TaskInstance
+
+    def version(now: float = 1e9) -> str:
+        return listing.version(listing.listed(session, {"mine"}, None, 10), now)
+
+    seen = [version()]
+
+    def changed() -> bool:
+        seen.append(version())
+        return seen[-1] not in seen[:-1] and seen[-1] == version()
+
+    add(session, "mine", 1, lineage("Succeeded"))
+    assert changed()
+    rewrite(session, 1, lineage("Succeeded"), 2)
+    assert changed()
+    assert version() != version(1e9 + 60)  # goodput of what runs
+    session.execute(TaskInstance.__table__.update().values(state="success"))
+    assert changed()
+    assert version() == version(1e9 + 60)
+    add(session, "theirs", 2, lineage("Succeeded"))
+    assert not changed()  # not readable
+
+
+def test_a_list_that_is_known_is_not_sent_again(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    import json
+
+    from airflow_provider.plugin import app as plugin_app
+
+    readable = {"mine"}
+    manager = SimpleNamespace(get_authorized_dag_ids=lambda user, method: readable)
+    monkeypatch.setattr(plugin_app, "get_auth_manager", lambda: manager)
+    add(session, "mine", 1, lineage("Succeeded"))
+
+    def ask(**headers: str) -> Any:
+        return plugin_app.runs(SimpleNamespace(headers=headers), "somebody", session, None, 200)
+
+    first = ask()
+    assert [row["run_id"] for row in json.loads(first.body)["runs"]] == ["run-1"]
+    assert first.headers["Cache-Control"] == "private, no-cache"
+    known = {"if-none-match": first.headers["ETag"]}
+    again = ask(**known)
+    assert (again.status_code, again.body) == (304, b"")
+    readable.clear()  # asked for each time: what was readable is no argument
+    assert json.loads(ask(**known).body) == {"runs": []}
 
 
 def test_claim_and_past_of_exactly_one_task_instance(session: Session) -> None:

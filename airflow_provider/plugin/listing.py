@@ -1,0 +1,125 @@
+"""The list of all training runs, for the price of what has changed since somebody looked last.
+
+A job that has ended does not change any more: its line is made once per process. And an open page asks every few
+seconds: `Listed.version` tells whether there is anything new before any document is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from airflow.models.dagrun import DagRun
+from airflow.models.taskinstance import TaskInstance
+from airflow.models.xcom import XComModel
+from sqlalchemy import select, tuple_
+from sqlalchemy.orm import Session
+
+from .. import VERSION, compat
+from ..lineage import FINAL, condensed
+from .data import decoded
+
+MAX_RUNS = 1000
+MAX_KEPT = 10_000
+"""Lines that are remembered, about 1 KB each."""
+CHUNK = 200
+"""Documents in one query."""
+MINUTE_S = 60.0
+ENDED = frozenset(("success", "failed", "skipped", "removed", "upstream_failed"))
+
+
+class Listed(NamedTuple):
+    """A training task instance: where its document is, and which of its states it is of."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int
+    dag_run_id: int
+    written: str
+    state: str | None
+
+    @property
+    def place(self) -> tuple[int, str, int]:
+        """What finds its document."""
+        return self.dag_run_id, self.task_id, self.map_index
+
+
+def listed(session: Session, dag_ids: Collection[str], dag_id: str | None, limit: int) -> list[Listed]:
+    """The training task instances of `dag_ids`, or of the one `dag_id` among them, newest first."""
+    query = (
+        select(
+            XComModel.dag_id, XComModel.run_id, XComModel.task_id, XComModel.map_index, XComModel.dag_run_id,
+            XComModel.timestamp, TaskInstance.state,
+        )
+        .join(
+            TaskInstance,
+            (TaskInstance.dag_id == XComModel.dag_id)
+            & (TaskInstance.run_id == XComModel.run_id)
+            & (TaskInstance.task_id == XComModel.task_id)
+            & (compat.map_index_column(TaskInstance) == XComModel.map_index),
+        )
+        .join(DagRun, DagRun.id == XComModel.dag_run_id)
+        .where(XComModel.key == "lineage", XComModel.dag_id.in_(dag_ids))
+        .order_by(DagRun.run_after.desc(), XComModel.timestamp.desc())
+        .limit(min(limit, MAX_RUNS))
+    )  # fmt: skip
+    if dag_id is not None:
+        query = query.where(XComModel.dag_id == dag_id)
+    return [Listed(*row[:5], row[5].isoformat(), row[6]) for row in session.execute(query)]
+
+
+def version(rows: Iterable[Listed], now: float) -> str:
+    """Another text whenever the list may look different. The goodput of a job that lives changes by the minute."""
+    rows = list(rows)
+    alive = any(row.state not in ENDED for row in rows)
+    text = json.dumps([VERSION, int(now // MINUTE_S) if alive else None, rows])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class Lines:
+    """`lineage.condensed` of documents, remembered for jobs that have ended. For several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[tuple[int, str, int], str], dict[str, Any] | None] = {}
+        """By place and by when the document was written: another document is another entry."""
+
+    def of(self, session: Session, rows: Sequence[Listed]) -> list[dict[str, Any]]:
+        """One entry for each of `rows` whose document is a lineage: the line, and where it belongs."""
+        with self._lock:
+            kept = self._kept
+            known = {row.place: kept[row.place, row.written] for row in rows if (row.place, row.written) in kept}
+        fresh = list(self._read(session, [row for row in rows if row.place not in known]))
+        known |= {row.place: line for row, line in fresh}
+        with self._lock:
+            if len(self._kept) + len(fresh) > MAX_KEPT:
+                self._kept.clear()
+            self._kept |= {
+                (row.place, row.written): line
+                for row, line in fresh
+                if line is None or line["phase"] in FINAL or row.state in ENDED
+            }
+        return [
+            {**line, **dict(zip(("dag_id", "run_id", "task_id", "map_index"), row, strict=False)), "state": row.state}
+            for row in rows
+            if (line := known.get(row.place)) is not None
+        ]
+
+    def _read(self, session: Session, rows: Sequence[Listed]) -> Iterable[tuple[Listed, dict[str, Any] | None]]:
+        """Rows with their lines. A document that was written anew meanwhile stands under the time it has now."""
+        place = tuple_(XComModel.dag_run_id, XComModel.task_id, XComModel.map_index)
+        wanted = {row.place: row for row in rows}
+        now = time.time()
+        for start in range(0, len(wanted), CHUNK):
+            some = list(wanted)[start : start + CHUNK]
+            query = select(
+                XComModel.dag_run_id, XComModel.task_id, XComModel.map_index, XComModel.timestamp, XComModel.value
+            ).where(XComModel.key == "lineage", place.in_(some))
+            for found in session.execute(query):
+                row = wanted[found[0], found[1], found[2]]
+                yield row._replace(written=found.timestamp.isoformat()), condensed(decoded(found.value), now)
