@@ -19,7 +19,7 @@ from airflow.triggers.base import BaseEventTrigger
 from kueue_integration.status import summarise
 
 from . import compat
-from .identity import Claim, TaskKey
+from .identity import DEPLOYMENT, Claim, TaskKey
 from .informer import ALL, Subscription, subscribe
 
 CURSOR_KEY = "singularity_checkpoints"
@@ -57,6 +57,7 @@ class SingularityCheckpointTrigger(BaseEventTrigger):  # type: ignore[misc]
         self.task_id = task_id
         self.namespace = namespace
         self.kubernetes_conn_id = kubernetes_conn_id
+        self._deployment: str | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.SingularityCheckpointTrigger", {
@@ -73,6 +74,8 @@ class SingularityCheckpointTrigger(BaseEventTrigger):  # type: ignore[misc]
                 await view.changed(PATIENCE_S)
                 if not view.synced:
                     continue
+                if self._deployment is None:  # none before Airflow was started with this package
+                    self._deployment = await compat.variable_from_trigger(DEPLOYMENT)
                 jobs = self._jobs(view)
                 if told is None:  # watched for the first time
                     told = {uid: rows[-1]["checkpoint"]["id"] for uid, rows in jobs.items() if rows}
@@ -90,7 +93,7 @@ class SingularityCheckpointTrigger(BaseEventTrigger):  # type: ignore[misc]
         found = {}
         for job in view.jobs:
             claim = Claim.of_job(job)
-            if claim is None or not self._wants(claim.key):
+            if claim is None or not self._wants(claim.key) or claim.deployment not in ("", self._deployment):
                 continue
             found[str(claim.uid)] = [payload(claim, each) for each in summarise(job, None, ()).checkpoints]
         return found

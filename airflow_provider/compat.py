@@ -24,6 +24,8 @@ __all__ = [
     "set_xcom",
     "task_state",
     "task_state_from_trigger",
+    "variable",
+    "variable_from_trigger",
 ]
 
 
@@ -59,6 +61,26 @@ def task_state(ti: Any) -> str | None:
         dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index
     )
     return _pick(states, ti)
+
+
+def variable(key: str) -> str | None:
+    """An Airflow Variable, None when there is none. For workers.
+
+    Unlike `Variable.get`, which takes an Airflow that does not answer for one without the variable: then
+    AirflowRuntimeError is raised.
+    """
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import GetVariable
+
+    return getattr(task_runner.SUPERVISOR_COMMS.send(GetVariable(key=key)), "value", None)
+
+
+async def variable_from_trigger(key: str) -> str | None:
+    """As `variable`, for triggers."""
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import GetVariable
+
+    return getattr(await task_runner.SUPERVISOR_COMMS.asend(GetVariable(key=key)), "value", None)
 
 
 def _pick(states: dict[str, dict[str, Any]], ti: Any) -> str | None:

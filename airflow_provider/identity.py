@@ -4,6 +4,10 @@ A task instance owns its Jobs by a label that all its tries share. Each Job carr
 it stands for: a new generation starts when a user clears the task or when a retry follows a real failure, never because
 a worker or a triggerer died. The cluster is asked first; Airflow's own record is a second source for what the cluster
 has already forgotten.
+
+Several Airflows may use one namespace and have Dags, runs and tasks of the same names. Each has an id, the Variable
+DEPLOYMENT, which Airflow makes when it starts (`plugin.deployment`) and which lasts as long as Airflow's database. It is part of
+a Job's name and identity and stands in its claim; a task instance keeps the one that it had at its first submission.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,6 +27,8 @@ LABEL_OWNER = f"{DOMAIN}/owner"
 """Hash of dag, run, task and map index: shared by all tries and generations."""
 ANN_TASK = f"{DOMAIN}/task"
 """JSON of `Claim`: which task instance, which generation."""
+DEPLOYMENT = "singularity_deployment"
+"""Name of the Airflow Variable with this Airflow's id."""
 MAX_JOB_NAME = 52
 _HASH_CHARS = 10
 
@@ -43,7 +49,7 @@ class TaskKey:
 
     @property
     def owner(self) -> str:
-        """Label value, the same for all generations."""
+        """Label value, the same for all generations, and for tasks of that name in other Airflows."""
         return _digest(asdict(self))
 
 
@@ -77,11 +83,13 @@ class Claim:
     name: str
     uid: str | None = None
     """None until the API server has answered the create."""
+    deployment: str = ""
+    """Which Airflow: "" where it had no id."""
 
     @property
     def identity(self) -> str:
         """Label value that the platform adopts a Job by."""
-        return _identity(self.key, self.generation)
+        return _identity(self.key, self.generation, self.deployment)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -99,6 +107,7 @@ class Claim:
                 namespace=str(data["namespace"]),
                 name=str(data["name"]),
                 uid=None if data.get("uid") is None else str(data["uid"]),
+                deployment=str(data.get("deployment") or ""),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
@@ -124,22 +133,41 @@ class Decision:
     why: str
 
 
-def job_name(prefix: str, key: TaskKey, generation: int) -> str:
+def job_name(prefix: str, key: TaskKey, generation: int, deployment: str = "") -> str:
     """Deterministic name of a Job: a readable prefix and a hash, a DNS label of at most 52 characters."""
     slug = re.sub(r"[^a-z0-9]+", "-", prefix.lower()).strip("-")
     if not slug or not slug[0].isalpha():
         slug = f"t-{slug}".strip("-")
     slug = slug[: MAX_JOB_NAME - _HASH_CHARS - 1].rstrip("-")
-    return f"{slug}-{_identity(key, generation)[:_HASH_CHARS]}"
+    return f"{slug}-{_identity(key, generation, deployment)[:_HASH_CHARS]}"
+
+
+def belongs(job: Mapping[str, Any], deployments: Collection[str]) -> bool:
+    """Whether `job`, which has a task's label, is of one of these Airflows. One whose claim is spoiled is of any."""
+    claim = Claim.of_job(job)
+    return claim is None or claim.deployment in deployments
 
 
 def decide(
-    key: TaskKey, now: Try, namespace: str, prefix: str, jobs: Sequence[Mapping[str, Any]], record: Claim | None
+    key: TaskKey,
+    now: Try,
+    namespace: str,
+    prefix: str,
+    jobs: Sequence[Mapping[str, Any]],
+    record: Claim | None,
+    deployment: str = "",
+    remembers: bool = False,
 ) -> Decision:
-    """What a starting try has to do. `jobs`: those with this owner's label; `record`: what Airflow remembers."""
+    """What a starting try has to do.
+
+    :param jobs: those with this owner's label that belong to `deployment`
+    :param record: what Airflow remembers
+    :param remembers: whether Airflow would remember a Job of this Dag run: it is told before the Job is made
+    """
 
     def fresh(generation: int, why: str) -> Decision:
-        claim = Claim(key, generation, now, namespace, job_name(prefix, key, generation))
+        name = job_name(prefix, key, generation, deployment)
+        claim = Claim(key, generation, now, namespace, name, deployment=deployment)
         return Decision(claim, False, _unfinished(jobs, keep=None), why)
 
     claims = {job["metadata"]["uid"]: Claim.of_job(job) for job in jobs}
@@ -154,6 +182,8 @@ def decide(
             return fresh(record.generation, "an earlier try was interrupted before it created the Job")
         return fresh(highest + 1, f"Job {record.name} of an earlier try is gone")
     latest, job = max(known, key=lambda pair: pair[0].generation)
+    if remembers and record is None and now.try_number == 1:
+        return fresh(highest + 1, f"Job {latest.name} is of a former Dag run of this name")
     if now.cleared_since(latest.made_by):
         return fresh(highest + 1, f"the task was cleared: Job {latest.name} no longer counts")
     if job["metadata"].get("deletionTimestamp"):
@@ -172,8 +202,9 @@ def _unfinished(jobs: Sequence[Mapping[str, Any]], keep: str | None) -> tuple[tu
     )
 
 
-def _identity(key: TaskKey, generation: int) -> str:
-    return _digest({**asdict(key), "generation": generation})
+def _identity(key: TaskKey, generation: int, deployment: str) -> str:
+    own = {"deployment": deployment} if deployment else {}
+    return _digest({**asdict(key), "generation": generation, **own})
 
 
 def _digest(value: Mapping[str, Any]) -> str:

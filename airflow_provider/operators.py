@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from airflow.sdk import BaseOperator, timezone
@@ -23,7 +24,7 @@ from .exceptions import (
     SingularityProviderError,
     TrainingResultError,
 )
-from .identity import Claim, Decision, TaskKey, Try, decide
+from .identity import DEPLOYMENT, Claim, Decision, TaskKey, Try, decide
 from .lineage import document, headline
 from .links import LINKS
 from .logplace import PLACE_KEY, START
@@ -263,8 +264,12 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         namespace = self.namespace or default_namespace
         store = context.get("task_state_store")
         record = None if store is None else Claim.from_dict(store.get(STORE_KEY))
-        owned = submission.owned_jobs(kube, namespace, key)
-        decision = decide(key, now, namespace, self.name or self.task_id, owned, record)
+        if record is not None and record.key != key:
+            record = None
+        deployment = self._deployment() if record is None else record.deployment
+        owned = submission.owned_jobs(kube, namespace, key, {deployment})
+        prefix, remembers = self.name or self.task_id, store is not None
+        decision = decide(key, now, namespace, prefix, owned, record, deployment, remembers)
         self.log.info("%s", decision.why[0].upper() + decision.why[1:])
         for former in owned:
             if not decision.adopt or former["metadata"]["uid"] != decision.claim.uid:
@@ -282,7 +287,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             config = platform.load(kube)
             self.manifest = submission.manifest(spec, config)
             done = submission.submit(kube, spec, config)
-            claim = Claim(claim.key, claim.generation, claim.made_by, done.namespace, done.name, done.uid)
+            claim = replace(claim, namespace=done.namespace, name=done.name, uid=done.uid)
             size = (
                 f"{spec.workers} pods"
                 if spec.fewest_workers == spec.workers
@@ -314,6 +319,16 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             reference = {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid}
             return claim, {"status": "success", "message": "finished already", "job": reference, "lineage": lineage}
         return claim, None
+
+    def _deployment(self) -> str:
+        found = compat.variable(DEPLOYMENT) or ""
+        if not found:
+            self.log.warning(
+                "There is no Variable %s, which Airflow's scheduler makes when it is started with this package: an "
+                "Airflow without it that has a Dag, run and task of these names would take the Job for its own",
+                DEPLOYMENT,
+            )
+        return found
 
     def _make_room(self, kube: Kube, decision: Decision, record: Claim | None) -> None:
         """Delete what this try replaces, and come back later if that takes long."""

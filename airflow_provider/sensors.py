@@ -5,20 +5,19 @@ from __future__ import annotations
 import datetime
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.bases.sensor import PokeReturnValue
 
 from kueue_integration.errors import KubeError
-from kueue_integration.k8s import Kube
-from kueue_integration.resources import is_true
+from kueue_integration.resources import Object, is_true
 from kueue_integration.status import summarise
 
-from . import cluster, parameters, submission
+from . import cluster, compat, parameters, submission
 from .exceptions import SingularityProviderError
-from .identity import Claim, TaskKey
+from .identity import DEPLOYMENT, Claim, TaskKey
 from .reporting import add_to_events
 
 
@@ -100,7 +99,9 @@ class SingularityCheckpointSensor(BaseSensorOperator):  # type: ignore[misc]
         before = math.inf if self.min_age is None else now - self.min_age.total_seconds()
         try:
             kube, default_namespace = cluster.connect(self.kubernetes_conn_id)
-            found, over = look(kube, self.namespace or default_namespace, key, whole(self.min_step), after, before)
+            deployments = {"", compat.variable(DEPLOYMENT) or ""}
+            owned = submission.owned_jobs(kube, self.namespace or default_namespace, key, deployments)
+            found, over = look(owned, whole(self.min_step), after, before)
         except KubeError as error:
             if not error.transient:
                 raise SingularityProviderError(str(error)) from error
@@ -140,13 +141,13 @@ def moment(value: str | float | None) -> float:
 
 
 def look(
-    kube: Kube, namespace: str, key: TaskKey, min_step: int, after: float, before: float = math.inf
+    owned: Iterable[Object], min_step: int, after: float, before: float = math.inf
 ) -> tuple[dict[str, Any] | None, bool]:
-    """The newest checkpoint of the task's current Job if it is good enough, and whether the Job has ended.
+    """The newest checkpoint of the current one of a task's Jobs if it is good enough, and whether that Job has ended.
 
     Good: at least `min_step` steps, committed after `after`, and none committed after `before`, both Unix seconds.
     """
-    jobs = [(claim, job) for job in submission.owned_jobs(kube, namespace, key) if (claim := Claim.of_job(job))]
+    jobs = [(claim, job) for job in owned if (claim := Claim.of_job(job))]
     if not jobs:
         return None, False
     _, job = max(jobs, key=lambda pair: pair[0].generation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,15 @@ from kueue_integration.spec import TrainSpec
 from proxy.protocol import names
 
 from . import parameters, rendered, taskflow
-from .identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey
+from .identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey, belongs
 
 GONE_POLL_S = 0.5
 
 
-def owned_jobs(kube: Kube, namespace: str, key: TaskKey) -> list[Object]:
-    """All Jobs of this task instance, of every generation."""
-    return kube.list(JOB, namespace, selector({names.LABEL_MANAGED: "true", LABEL_OWNER: key.owner}))
+def owned_jobs(kube: Kube, namespace: str, key: TaskKey, deployments: Collection[str]) -> list[Object]:
+    """All Jobs of this task instance in one of these Airflows, of every generation."""
+    found = kube.list(JOB, namespace, selector({names.LABEL_MANAGED: "true", LABEL_OWNER: key.owner}))
+    return [job for job in found if belongs(job, deployments)]
 
 
 def build_spec(operator: Any, claim: Claim, dag_file: str | None) -> TrainSpec:

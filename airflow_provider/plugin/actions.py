@@ -77,6 +77,6 @@ def find(kube: Kube, key: TaskKey, claim: Mapping[str, Any]) -> Any:
     if job is None or job["metadata"]["uid"] != claim["uid"]:
         raise NotTheJobError(f"Job {claim['namespace']}/{claim['name']} does not exist any more")
     own = Claim.of_job(job)
-    if own is None or own.key != key:
+    if own is None or own.key != key or own.deployment != claim.get("deployment", ""):
         raise NotTheJobError(f"Job {claim['namespace']}/{claim['name']} does not belong to this task instance")
     return job

@@ -1,4 +1,5 @@
-"""Where Airflow says that a task or a run has ended: the cue to look for Jobs that nobody waits for any more.
+"""Where Airflow says that a task or a run has ended: the cue to look for Jobs that nobody waits for any more. And that
+it starts: the cue to give this Airflow an id.
 
 Called in the scheduler (a run has ended, a worker was lost) and in the api-server (marked by a user). Workers call it
 too, with an object that is no row of the database, and are left alone. Every process loads this: it imports nothing.
@@ -16,6 +17,16 @@ def _look(row: Any) -> None:
         from .orphans import sweeper
 
         sweeper.later(row.dag_id, row.run_id)
+
+
+@hookimpl  # type: ignore[untyped-decorator]
+def on_starting(component: Any) -> None:
+    """Airflow's hook: a scheduler, triggerer or dag-processor starts, which it does not say yet; or a task in a worker,
+    which has no database."""
+    if hasattr(component, "_sa_instance_state"):
+        from .deployment import ensure
+
+        ensure()
 
 
 @hookimpl  # type: ignore[untyped-decorator]

@@ -40,7 +40,8 @@ def delete_orphans(dag_id: str, run_id: str) -> int:
     deleted = 0
     for key, claim in claims:
         kube, _ = cluster.connect(claim["conn_id"])
-        alive = [job for job in submission.owned_jobs(kube, claim["namespace"], key) if not _over(job)]
+        owned = submission.owned_jobs(kube, claim["namespace"], key, {claim.get("deployment", "")})
+        alive = [job for job in owned if not _over(job)]
         if not alive or _state(key) not in USER_STATES:
             continue
         for job in alive:

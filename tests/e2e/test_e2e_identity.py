@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from dag_run import Run
 
+from airflow_provider.identity import DEPLOYMENT, Claim
 from kueue_integration.resources import is_true
 from localcluster.demo.stage import Stage
 
@@ -34,9 +35,13 @@ def test_worker_killed_between_submit_and_defer(stage: Stage, start_run: Callabl
     assert run.until_run_ends() == "success"
     assert (stage.airflow.home / "worker-was-killed").exists(), "the fault did not fire"
     assert run.api.task(run.dag_id, run.run_id, "train")["try_number"] == 2
-    made = {job["metadata"]["uid"] for kind, job in run.job_events() if kind == "ADDED"}
+    made = {job["metadata"]["uid"]: job for kind, job in run.job_events() if kind == "ADDED"}
     assert len(made) == 1
     assert "adopted" in run.log(2)
+    # Which Airflow it is of: the Variable that the scheduler has made.
+    claims = [Claim.of_job(job) for job in made.values()]
+    own = run.api.call("GET", f"variables/{DEPLOYMENT}")["value"]
+    assert own and [claim and claim.deployment for claim in claims] == [own]
 
 
 def test_triggerer_killed_while_deferred(stage: Stage, start_run: Callable[[str], Run]) -> None:

@@ -69,7 +69,8 @@ with DAG("ui", schedule=None, catchup=False):
         script=str(Path(__file__).parent / "scripts" / "train_digits.py"),
         script_args=["--data", "/shared/e2e/digits.npz", "--output", "/shared/e2e/ui", "--steps", "600"],
     )
-    SingularityCheckpointSensor(task_id="saved", training_task_id="train", min_step=20, poke_interval=5)
+    # Airflow 3.3 fails a task that is queued again before its scheduler has read the end of the look before.
+    SingularityCheckpointSensor(task_id="saved", training_task_id="train", min_step=20, poke_interval=30)
 
 with DAG("unrelated", schedule=None, catchup=False):
     EmptyOperator(task_id="train")

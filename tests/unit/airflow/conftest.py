@@ -16,6 +16,22 @@ from aiohttp.test_utils import TestServer
 from airflow_fakes import CONN_ID, ApiServer, connection
 
 
+@pytest.fixture(autouse=True)
+def deployment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The Variables of the Airflow that a test plays, which has an id."""
+    from airflow_provider import compat
+    from airflow_provider.identity import DEPLOYMENT
+
+    variables = {DEPLOYMENT: "here"}
+
+    async def get(key: str) -> str | None:
+        return variables.get(key)
+
+    monkeypatch.setattr(compat, "variable", variables.get)
+    monkeypatch.setattr(compat, "variable_from_trigger", get)
+    return variables
+
+
 @pytest.fixture
 async def api(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
     """A running API server behind the Airflow connection CONN_ID."""

@@ -44,10 +44,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(informer, "BACKOFF_MAX_S", 0.1)
 
 
-def training(*ids: str, name: str = "train", uid: str = "u1", task: str = "train") -> dict[str, Any]:
+def training(
+    *ids: str, name: str = "train", uid: str = "u1", task: str = "train", deployment: str = "here"
+) -> dict[str, Any]:
     """A Job of Dag `digits` that has these checkpoints."""
     job = make_job(name, uid, attempts=[make_attempt(1)])
-    claim = Claim(TaskKey("digits", "r1", task), 0, Try(1, 0, 0), NAMESPACE, name, uid)
+    claim = Claim(TaskKey("digits", "r1", task), 0, Try(1, 0, 0), NAMESPACE, name, uid, deployment)
     refs = [
         CheckpointRef(each, 1, 1, 10 * (number + 1), 4, "file:///s", 1, 1, 1000.0 + number)
         for number, each in enumerate(ids)
@@ -110,6 +112,7 @@ async def test_a_triggerer_that_was_away_catches_up_and_tells_nothing_twice(api:
 async def test_other_tasks_and_jobs_of_nobody_are_not_told(api: ApiServer) -> None:
     store = Store({})
     api.put(JOB, training("x1", name="sweep", uid="u3", task="sweep"))
+    api.put(JOB, training("y1", name="elsewhere", uid="u5", deployment="there"))
     api.put(JOB, make_job("by-hand", "u4"))
     events = trigger(store).run()
     waiting = asyncio.create_task(following(events))

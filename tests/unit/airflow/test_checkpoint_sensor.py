@@ -23,9 +23,10 @@ from proxy.protocol.messages import AttemptRecord, to_json
 KEY = TaskKey("dag", "run", "train")
 
 
-def add(kube: FakeKube, generation: int, *steps: int, done: str = "") -> None:
+def add(kube: FakeKube, generation: int, *steps: int, done: str = "", deployment: str = "here") -> None:
     """A Job whose attempts each ended with a checkpoint after so many steps, committed at that Unix second."""
-    claim = Claim(KEY, generation, Try(1, 0, 0), NAMESPACE, f"train-{generation}")
+    name = f"train-{generation}-{deployment}"
+    claim = Claim(KEY, generation, Try(1, 0, 0), NAMESPACE, name, deployment=deployment)
     history = [
         AttemptRecord(
             number, "r", "spot", 1, 1, admitted_at=0.0, last_step=step - 1, committed_at=float(step),
@@ -51,10 +52,10 @@ def add(kube: FakeKube, generation: int, *steps: int, done: str = "") -> None:
 
 def test_takes_the_newest_checkpoint_of_the_current_generation() -> None:
     kube = FakeKube()
-    assert look(kube, NAMESPACE, KEY, 0, 0.0) == (None, False)
+    assert look(kube.list(JOB, NAMESPACE), 0, 0.0) == (None, False)
     add(kube, 0, 500, done="Failed")
     add(kube, 1, 10, 20)
-    found, over = look(kube, NAMESPACE, KEY, 0, 0.0)
+    found, over = look(kube.list(JOB, NAMESPACE), 0, 0.0)
     assert found is not None
     assert (found["id"], found["step"], over) == ("c1-2", 20, False)
 
@@ -62,17 +63,17 @@ def test_takes_the_newest_checkpoint_of_the_current_generation() -> None:
 def test_asks_for_steps_and_for_age() -> None:
     kube = FakeKube()
     add(kube, 0, 10, 20)
-    assert look(kube, NAMESPACE, KEY, 21, 0.0) == (None, False)
-    assert look(kube, NAMESPACE, KEY, 20, 19.5)[0] is not None
-    assert look(kube, NAMESPACE, KEY, 0, 20.0) == (None, False)
+    assert look(kube.list(JOB, NAMESPACE), 21, 0.0) == (None, False)
+    assert look(kube.list(JOB, NAMESPACE), 20, 19.5)[0] is not None
+    assert look(kube.list(JOB, NAMESPACE), 0, 20.0) == (None, False)
 
 
 @pytest.mark.parametrize("end", ["Complete", "Failed"])
 def test_a_job_that_has_ended_brings_no_more(end: str) -> None:
     kube = FakeKube()
     add(kube, 0, 10, done=end)
-    assert look(kube, NAMESPACE, KEY, 99, 0.0) == (None, True)
-    assert look(kube, NAMESPACE, KEY, 10, 0.0)[0] is not None
+    assert look(kube.list(JOB, NAMESPACE), 99, 0.0) == (None, True)
+    assert look(kube.list(JOB, NAMESPACE), 10, 0.0)[0] is not None
 
 
 # --- as Airflow calls it ----------------------------------------------------------------------------------------------
@@ -103,6 +104,13 @@ def test_a_look_brings_the_checkpoint_as_the_value_of_the_task(kube: FakeKube) -
     add(kube, 1, done="Complete")
     with pytest.raises(SingularityProviderError, match="train has ended without such a checkpoint"):
         sensor().poke(context())
+
+
+def test_a_job_of_another_airflow_does_not_count(kube: FakeKube) -> None:
+    add(kube, 1, 10, deployment="there")
+    assert not sensor().poke(context()).is_done
+    add(kube, 0, 20)
+    assert sensor().poke(context()).xcom_value["step"] == 20
 
 
 def test_the_event_of_an_asset_has_the_checkpoint(kube: FakeKube) -> None:

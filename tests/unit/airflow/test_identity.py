@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try, decide, job_name
+from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try, belongs, decide, job_name
 
 KEY = TaskKey("dag", "run", "task")
 FIRST = Try(try_number=1, max_tries=1, clear_number=0)
@@ -76,6 +77,28 @@ def test_decision(
     else:
         assert found.claim.uid is None
         assert found.claim.made_by == now
+
+
+def test_a_first_try_that_nobody_told_of_a_job_makes_one() -> None:
+    found = decide(KEY, FIRST, "ns", "task", [job()], None, remembers=True)
+    assert (found.claim.generation, found.adopt, found.remove) == (1, False, ((job()["metadata"]["name"], "uid-0"),))
+    assert decide(KEY, FIRST, "ns", "task", [job()], record(), remembers=True).adopt
+    assert decide(KEY, RETRY, "ns", "task", [job()], None, remembers=True).adopt
+    assert decide(KEY, FIRST, "ns", "task", [job()], None, remembers=False).adopt  # dag.test()
+
+
+def test_jobs_of_another_airflow_have_other_names_and_identities() -> None:
+    here, there = (replace(record(), deployment=name, name=job_name("task", KEY, 0, name)) for name in ("a", "b"))
+    assert len({here.name, there.name, record().name}) == len({here.identity, there.identity, record().identity}) == 3
+    assert Claim.from_dict(json.loads(json.dumps(here.to_dict()))) == here
+    legacy = record().to_dict()
+    del legacy["deployment"]
+    assert Claim.from_dict(legacy) == record()
+    mine = job()
+    mine["metadata"]["annotations"][ANN_TASK] = json.dumps(here.to_dict())
+    assert belongs(mine, {"a"}) and not belongs(mine, {"b", ""})
+    mine["metadata"]["annotations"][ANN_TASK] = "spoiled"
+    assert belongs(mine, {"b"})
 
 
 def test_a_new_generation_has_a_name_and_an_identity_of_its_own() -> None:

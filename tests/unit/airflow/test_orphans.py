@@ -5,25 +5,30 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import db_rows
 import pytest
 from airflow.models.taskinstance import TaskInstance
-from sqlalchemy import update
+from airflow.models.variable import Variable
+from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from airflow_provider import cluster, memory
-from airflow_provider.identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey, Try
-from airflow_provider.plugin import SingularityPlugin, listener, orphans
+from airflow_provider.identity import ANN_TASK, DEPLOYMENT, LABEL_OWNER, Claim, TaskKey, Try
+from airflow_provider.plugin import SingularityPlugin, deployment, listener, orphans
 from kueue_integration.errors import Unreachable
 from kueue_integration.fake import FakeKube
 from kueue_integration.resources import JOB
 from proxy.protocol import names
 
 NAMESPACE = "team-a"
+STARTING = SimpleNamespace(_sa_instance_state=object())
+"""A row of Airflow's table of schedulers, triggerers and dag-processors, as it tells of itself."""
 
 
 @pytest.fixture
@@ -72,6 +77,47 @@ def test_only_jobs_of_tasks_that_have_ended_are_deleted(session: Session, kube: 
     assert orphans.delete_orphans("dag", "run") == 4
     assert left(kube) == {"deferred-0", "running-0", "up-for-retry-0", "restarting-0", "cleared-0", "mapped-2"}
     assert orphans.delete_orphans("dag", "another-run") == 0
+
+
+def test_a_job_of_another_airflow_is_left_alone(session: Session, kube: FakeKube) -> None:
+    mine = task(session, kube, "train", "failed")
+    job = kube.get(JOB, NAMESPACE, mine.name)
+    theirs = replace(mine, name="theirs", deployment="there")
+    meta = {**job["metadata"], "name": theirs.name, "annotations": {ANN_TASK: json.dumps(theirs.to_dict())}}
+    for field in ("uid", "resourceVersion"):
+        meta.pop(field, None)
+    kube.create({**job, "metadata": meta})
+    assert orphans.delete_orphans("dag", "run") == 1
+    assert left(kube) == {"theirs"}
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch, session: Session) -> Callable[[], list[str]]:
+    """Values of the Variable with Airflow's id."""
+    monkeypatch.setattr(deployment, "create_session", lambda: contextlib.nullcontext(session))
+    return lambda: [row.val for row in session.scalars(select(Variable).where(Variable.key == DEPLOYMENT))]
+
+
+def test_an_airflow_that_starts_gets_an_id_once(variables: Callable[[], list[str]]) -> None:
+    listener.on_starting(SimpleNamespace())  # a worker
+    assert variables() == []
+    listener.on_starting(STARTING)
+    (made,) = variables()
+    assert len(made) == 32
+    listener.on_starting(STARTING)
+    assert variables() == [made]
+
+
+@pytest.mark.parametrize("error", [IntegrityError("insert", {}, Exception("unique")), OSError("no database")])
+def test_airflow_starts_without_an_id_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    def broken() -> Any:
+        raise error
+
+    monkeypatch.setattr(deployment, "create_session", broken)
+    listener.on_starting(STARTING)
+    assert ("was not made: OSError" in caplog.text) is isinstance(error, OSError)
 
 
 @pytest.mark.parametrize("how", ["Complete", "Failed"])

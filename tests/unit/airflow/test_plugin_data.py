@@ -82,6 +82,13 @@ def test_a_job_of_somebody_else_is_not_touched(other: TaskKey) -> None:
         actions.find(kube, KEY, claim)
 
 
+def test_a_job_of_another_airflow_is_not_touched() -> None:
+    kube = FakeKube()
+    claim = {**made(kube), "deployment": "here"}
+    with pytest.raises(actions.NotTheJobError, match="does not belong"):
+        actions.find(kube, KEY, claim)
+
+
 def test_a_job_of_the_same_name_is_not_the_job() -> None:
     kube = FakeKube()
     claim = {**made(kube), "uid": "another"}

@@ -24,6 +24,7 @@ from airflow_provider.exceptions import (
     TrainingResultError,
     TrainingTimeoutError,
 )
+from airflow_provider.identity import DEPLOYMENT
 from airflow_provider.memory import OUTAGE_KEY, STORE_KEY
 from airflow_provider.operators import SingularityTrainOperator
 from kueue_integration import jobs
@@ -322,6 +323,59 @@ def test_a_lost_worker_and_a_lost_store_adopt(kube: FakeKube, airflow: Airflow) 
     first = submit(airflow).trigger
     airflow.retry()
     airflow.store.clear()
+    assert submit(airflow).trigger.uid == first.uid
+
+
+def test_a_dag_run_that_was_deleted_and_made_again_trains_again(kube: FakeKube, airflow: Airflow) -> None:
+    """Its name is that of the former one, and so are the labels of the Jobs that are still there."""
+    submit(airflow)
+    end(kube, job_of(kube), "Complete")
+    again = Airflow()
+    second = submit(again).trigger
+    assert len(kube.list(JOB, NAMESPACE)) == 2
+    again.retry()
+    assert submit(again).trigger.uid == second.uid
+
+
+def test_two_airflows_in_one_namespace_leave_each_others_jobs_alone(
+    kube: FakeKube, airflow: Airflow, deployment: dict[str, str]
+) -> None:
+    def play(who: Airflow, where: str) -> Any:
+        deployment[DEPLOYMENT] = where
+        return submit(who).trigger
+
+    other = Airflow()
+    mine, theirs = play(airflow, "here"), play(other, "there")
+    assert mine.name != theirs.name and len(kube.list(JOB, NAMESPACE)) == 2
+    for who, where, uid in ((airflow, "here", mine.uid), (other, "there", theirs.uid)):
+        who.retry()
+        who.store.clear()  # the cluster alone knows
+        assert play(who, where).uid == uid
+    airflow.clear()
+    third = play(airflow, "here")
+    assert {job["metadata"]["uid"] for job in kube.list(JOB, NAMESPACE)} == {third.uid, theirs.uid}
+
+
+def test_a_task_keeps_the_airflow_that_it_was_first_submitted_by(
+    kube: FakeKube, airflow: Airflow, deployment: dict[str, str]
+) -> None:
+    first = submit(airflow).trigger
+    deployment.clear()  # somebody deleted the Variable
+    airflow.retry()
+    assert submit(airflow).trigger.uid == first.uid
+    airflow.clear()
+    submit(airflow)
+    assert job_of(kube)["metadata"]["uid"] != first.uid
+
+
+def test_jobs_of_the_time_before_airflows_had_ids_are_adopted(
+    kube: FakeKube, airflow: Airflow, deployment: dict[str, str]
+) -> None:
+    del deployment[DEPLOYMENT]
+    first = submit(airflow).trigger
+    del airflow.store[STORE_KEY]["deployment"]
+    deployment[DEPLOYMENT] = "here"
+    airflow.retry()
     assert submit(airflow).trigger.uid == first.uid
 
 

@@ -369,34 +369,6 @@ async def test_on_kill_deletes_only_for_a_user(
     assert api.deletions in ([], [("train", "u1")])
 
 
-@pytest.mark.parametrize(
-    ("answer", "state"),
-    [
-        ({"r": {"train": "failed"}}, "failed"),
-        ({"r": {"train": None}}, None),
-        ({}, compat.GONE),
-        ({"r": {"other": "failed"}}, LookupError),  # not what was asked for: proves nothing
-        ({"r": {}}, LookupError),
-    ],
-)
-async def test_a_task_is_gone_only_when_airflow_knows_of_none(
-    monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], state: Any
-) -> None:
-    from airflow.sdk.execution_time import task_runner
-
-    async def asend(message: Any) -> Any:
-        assert (message.dag_id, message.task_ids, message.run_ids) == ("d", ["train"], ["r"])
-        return SimpleNamespace(task_states=answer)
-
-    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", SimpleNamespace(asend=asend), raising=False)
-    ti = SimpleNamespace(dag_id="d", run_id="r", task_id="train", map_index=-1)
-    if state is LookupError:
-        with pytest.raises(LookupError):
-            await compat.task_state_from_trigger(ti)
-    else:
-        assert await compat.task_state_from_trigger(ti) == state
-
-
 @pytest.mark.parametrize("job", [make_job(uid="u2"), make_job(condition="Complete"), None])
 async def test_on_kill_never_touches_another_or_an_ended_job(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch, job: dict[str, Any] | None
