@@ -6,8 +6,8 @@ a worker or a triggerer died. The cluster is asked first; Airflow's own record i
 has already forgotten.
 
 Several Airflows may use one namespace and have Dags, runs and tasks of the same names. Each has an id, the Variable
-DEPLOYMENT, which Airflow makes when it starts (`plugin.deployment`) and which lasts as long as Airflow's database. It is part of
-a Job's name and identity and stands in its claim; a task instance keeps the one that it had at its first submission.
+DEPLOYMENT, which Airflow makes when it starts (`plugin.deployment`) and which lasts as long as its database. It is part
+of a Job's name and identity and stands in its claim; a task instance keeps the one of its first submission.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from .. import compat
 from ..identity import Claim, TaskKey
 from ..memory import PAST_KEY, STORE_KEY
 
+
 def _of(rows: Any, key: TaskKey) -> tuple[Any, ...]:
     """Where `rows`, a table by task instance, is about `key`."""
     index = compat.map_index_column(rows)

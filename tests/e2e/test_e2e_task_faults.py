@@ -190,6 +190,8 @@ ROWS = [
         made=2,
         reads=((1, "failed with exit code 3"), (1, "first run of the program"), (2, "of an earlier try failed")),
     ),
+    Row("resumed", only_trigger, reads=((1, "first run of the program"), (1, "second run of the program"))),
+    Row("skipped", only_trigger, "skipped", reads=((1, "ended with exit code 4, which skips the task"),)),
     Row("cleared_after_end", clear_after_end, tries=2, made=2, reads=((2, "The task was cleared: Job"),)),
     Row("backfill", backfill, made=2),
     Row("catchup", catch_up, made=2),

@@ -42,6 +42,9 @@ def test_every_line_of_rank_0_is_in_the_task_log_through_a_preemption(
     assert len(describe(kube, NAMESPACE, job).attempts) == 2, "nothing was preempted"
     steps = [int(n) for n in re.findall(r"\[rank 0\] step (\d+)", run.log())]
     assert steps == list(range(600))
+    # preemption_alert = 0: a warning, and nothing else
+    assert "preemption_alert" in run.log()
+    assert run.api.xcom(run.dag_id, run.run_id, "train", "lineage")["preemption_alert"] is True
 
 
 def test_an_attempt_lost_beyond_the_budget_fails_the_task(stage: Stage, start_run: Callable[[str], Run]) -> None:

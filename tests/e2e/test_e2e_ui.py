@@ -86,14 +86,16 @@ def test_tab_shows_the_job_and_its_buttons_work(
         expect(page.get_by_test_id("training-tab")).to_be_visible(timeout=SLOW_MS)
         assert errors == []
     audit = stage.airflow.api.call("GET", f"eventLogs?dag_id={run.dag_id}&run_id={run.run_id}&limit=100")["event_logs"]
-    assert {f"training_{verb}" for verb in ("checkpoint", "resize", "migrate", "pause", "resume")} <= {e["event"] for e in audit}
+    verbs = ("checkpoint", "resize", "migrate", "pause", "resume")
+    assert {f"training_{verb}" for verb in verbs} <= {e["event"] for e in audit}
     task = f"dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/train"
     assert f"name: {job}" in stage.airflow.api.call("GET", task)["rendered_fields"]["manifest"]
     assert stage.airflow.api.call("GET", f"{task}/links")["extra_links"]["Training"] == url
-    # The sensor beside it has seen the checkpoint while the training went on.
-    saved, told = (run.api.xcom(run.dag_id, run.run_id, *of) for of in (("saved", "return_value"), ("train", "lineage")))
+    # The sensor beside it has seen one of the checkpoints while the training went on.
+    saved = run.api.xcom(run.dag_id, run.run_id, "saved", "return_value")
+    told = run.api.xcom(run.dag_id, run.run_id, "train", "lineage")
     assert saved["step"] >= 20
-    assert saved["id"] == told["checkpoints"][0]["id"]
+    assert saved["id"] in [checkpoint["id"] for checkpoint in told["checkpoints"]]
 
 
 def test_tab_of_another_task_says_that_it_is_empty(

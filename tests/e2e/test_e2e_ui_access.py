@@ -6,8 +6,11 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
+from browser import SLOW_MS, open_page
+from playwright.sync_api import Page, expect
 
 from localcluster.demo.airflow import Airflow
 from localcluster.demo.wait import wait_for
@@ -174,3 +177,52 @@ def test_the_bundle_is_javascript(login: Callable[[str | None], Client]) -> None
     status, kind, text = login(None).ask("GET", "/singularity/static/training.js?v=1&place=task")
     assert (status, kind) == (200, "text/javascript")
     assert "AirflowPlugin" in text
+
+
+# --- what they see ----------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def drawn(airflow: Airflow, login: Callable[[str | None], Client]) -> str:
+    """Address of the tab of a task that was cleared once and whose second job was preempted."""
+    airflow.python(str(Path(__file__).parent / "drawn_run.py"), DAG_ID, "drawn")
+    return f"{airflow.url}/dags/{DAG_ID}/runs/drawn/tasks/train/plugin/training"
+
+
+@pytest.mark.parametrize(("user", "acts"), [("guest", False), ("worker", True)])
+def test_the_tab_shows_all_tries_and_buttons_to_whom_may_act(
+    drawn: str, login: Callable[[str | None], Client], say: Callable[[str], None], user: str, acts: bool
+) -> None:
+    with open_page(say) as (page, errors):
+        enter(page, login(user))
+        page.goto(drawn)
+        timeline = page.get_by_test_id("training-timeline")
+        for row in ("job 1, attempt 0 · spot × 2", "job 2, attempt 1 · spot × 2", "job 2, attempt 2 · ondemand × 2"):
+            expect(timeline).to_contain_text(row, timeout=SLOW_MS)
+        for kind, count in (("queue", 3), ("start", 3), ("run", 3), ("save", 2)):
+            expect(timeline.locator(f"rect[data-kind={kind}]")).to_have_count(count)
+        expect(page.get_by_test_id("training-attempts")).to_contain_text("preempted by Job team-b/urgent")
+        expect(page.get_by_test_id("training-loss")).to_be_visible()
+        expect(page.get_by_test_id("training-warning")).to_contain_text("Preempted 1 times: more often than")
+        # The cluster cannot be asked: what Airflow has kept is shown, and why.
+        expect(page.get_by_test_id("training-info")).to_contain_text("no_such_connection", timeout=SLOW_MS)
+        for verb in ("checkpoint", "resize", "migrate", "pause"):
+            expect(page.get_by_test_id(f"training-{verb}")).to_have_count(int(acts))
+        if acts:
+            page.get_by_test_id("training-pause").click()
+            expect(page.get_by_test_id("training-error")).to_contain_text("pause was refused (502)", timeout=SLOW_MS)
+        assert errors == []
+
+
+def test_a_stranger_is_told_so_in_the_tab(
+    drawn: str, login: Callable[[str | None], Client], say: Callable[[str], None]
+) -> None:
+    with open_page(say) as (page, errors):
+        enter(page, login("stranger"))
+        page.goto(drawn)
+        expect(page.get_by_test_id("training-error")).to_contain_text("You may not read this Dag", timeout=SLOW_MS)
+        assert errors == []
+
+
+def enter(page: Page, user: Client) -> None:
+    """What the login page leaves in the browser."""
+    assert user.token is not None
+    page.context.add_cookies([{"name": "_token", "value": user.token, "url": user.url}])

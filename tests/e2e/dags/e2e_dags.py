@@ -101,6 +101,7 @@ with DAG("streamed", schedule=None, catchup=False):
         script_args=["--output", "/shared/e2e/streamed", "--steps", "600", "--pace", "0.05"],
         logging_interval=2,
         checkpoint_budget_s=600,
+        preemption_alert=0,
         pod_override={
             "metadata": {"labels": {"team": "vision"}},
             "spec": {"containers": [{"name": "base", "env": [{"name": "FROM_OVERRIDE", "value": "yes"}]}]},

@@ -88,6 +88,8 @@ row("marked_failed", args=FOR_EVER)
 row("marked_success", args=FOR_EVER)
 row("run_marked_failed", args=FOR_EVER)
 row("retried", command=["python3", "-c", FAILS_ONCE, "/shared/e2e-{{ run_id }}"], **RETRY)
+row("resumed", command=["python3", "-c", FAILS_ONCE, "/shared/e2e-r-{{ run_id }}"], resume_on_exit_codes=[3])
+row("skipped", command=["python3", "-c", "raise SystemExit(4)"], skip_on_exit_code=4, **RETRY)
 
 day = datetime.timedelta(days=1)
 with DAG("fault_backfill", schedule="@daily", start_date=JANUARY, end_date=JANUARY + 9 * day, catchup=False):
