@@ -1,0 +1,68 @@
+"""An upload and a download of more than either may have in memory, with a store that is slower than the disk."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from store_samples import MIB
+
+SIZE = 384 * MIB
+MOST_MB = 150
+"""What either may take beyond what the process had before: five packs of 8 MiB, each twice, and its tables."""
+CHILD = """
+import json, sys, time
+from pathlib import Path
+from proxy.store import Store
+from proxy.store.backend import Backend
+from store_samples import JOB, NAMESPACE, commit
+
+def memory(kind):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) / 1000 for line in file if line.startswith(kind))
+
+def slowly(name):
+    stock = getattr(Backend, name)
+    def method(self, path, *args):
+        if "/packs/" in path:
+            time.sleep(0.2)
+        return stock(self, path, *args)
+    setattr(Backend, name, method)
+
+what, url, folder = sys.argv[1:]
+store = Store(url)
+store.probe()
+slowly("write" if what == "upload" else "read")
+before = memory("VmRSS")
+if what == "upload":
+    commit(store, Path(folder))
+else:
+    store.fetch_ranks(store.read_manifest(NAMESPACE, JOB, f"{JOB}-a1-g1"), {0: Path(folder)})
+print(json.dumps(memory("VmHWM") - before))
+"""
+
+
+def megabytes(*words: object) -> float:
+    """By how much the memory of a process that does this grows."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    argv = [sys.executable, "-c", CHILD, *map(str, words)]
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, timeout=200, env=env)
+    return float(json.loads(done.stdout))
+
+
+@pytest.mark.timeout(240)
+def test_a_checkpoint_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    image, back = tmp_path / "image", tmp_path / "back"
+    image.mkdir()
+    with (image / "pages-1.img").open("wb") as file:
+        for _ in range(SIZE // MIB):
+            file.write(os.urandom(MIB))
+    url = f"file://{tmp_path}/store"
+    assert megabytes("upload", url, image) < MOST_MB
+    assert megabytes("download", url, back) < MOST_MB
+    assert filecmp.cmp(image / "pages-1.img", back / "pages-1.img", shallow=False)
