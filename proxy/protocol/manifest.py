@@ -4,16 +4,19 @@
     STORE/jobs/<namespace>/<job>/packs/<sha256>            content of image files, see `proxy.store.pack`
     STORE/jobs/<namespace>/<job>/recipes/<sha256>          how one rank's files are put together from packs
 
-A manifest is data: JSON, never pickle. Every path in it is relative, without `..`; every digest is checked on read.
+A manifest is data: JSON, never pickle. Every path in it is relative, without `..`; every digest is checked on read, its
+own first (`sha256`, over all its other fields).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from .messages import MessageError, decode, to_json
+from .messages import MessageError, decode
 
 FORMAT = 3
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -78,7 +81,16 @@ class Manifest:
 
 def dumps(manifest: Manifest) -> str:
     """JSON text of a manifest."""
-    return to_json(manifest)
+    return seal(asdict(manifest))
+
+
+def seal(fields: dict[str, Any]) -> str:
+    """JSON text of these fields and their digest, whatever they are."""
+    return json.dumps({**fields, "sha256": _digest(fields)}, separators=(",", ":"))
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def loads(text: str | bytes) -> Manifest:
@@ -92,6 +104,8 @@ def loads(text: str | bytes) -> Manifest:
             f"Manifest.format: {data.get('format')!r} is not supported, this build reads format {FORMAT}: use the "
             "version that wrote the checkpoint"
         )
+    if isinstance(data, dict) and data.pop("sha256", "") != _digest(data):
+        raise MessageError("Manifest.sha256: does not match: bytes of this manifest have changed since it was written")
     m = decode(Manifest, data)
     if not is_id(m.id):
         raise MessageError(f"Manifest.id: {m.id!r} is not a checkpoint id")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +53,8 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [at, *(place for key, item in inner for place in places(item, (*at, key)))]
 
 
-PLACES = places(json.loads(TEXT))[1:]
+FIELDS = {key: value for key, value in json.loads(TEXT).items() if key != "sha256"}
+PLACES = places(FIELDS)[1:]
 
 
 def test_the_sample_is_read() -> None:
@@ -68,18 +70,17 @@ def test_anything(text: bytes) -> None:
 @settings(max_examples=600, deadline=None)
 @given(st.sampled_from(PLACES), JSON | NASTY)
 def test_any_value_in_any_place(place: tuple[Any, ...], value: Any) -> None:
-    data = json.loads(TEXT)
-    target = data
+    target = data = copy.deepcopy(FIELDS)
     for key in place[:-1]:
         target = target[key]
     target[place[-1]] = value
-    read(json.dumps(data).encode())
+    read(mf.seal(data).encode())
 
 
 @settings(max_examples=600, deadline=None)
 @given(st.integers(0, len(TEXT) - 1), st.binary(min_size=1, max_size=3), st.integers(0, 3))
 def test_any_bytes_anywhere(at: int, new: bytes, instead_of: int) -> None:
-    read(TEXT[:at] + new + TEXT[at + instead_of :])
+    assert read(TEXT[:at] + new + TEXT[at + instead_of :]) in (None, manifest(RANKS))
 
 
 @settings(max_examples=100, deadline=None)
@@ -97,8 +98,8 @@ def test_a_manifest_that_is_cut_off(length: int) -> None:
     ],
 )
 def test_what_the_fuzzing_found(change: Callable[[dict[str, Any]], None], text: str) -> None:
-    data = json.loads(TEXT)
+    data = copy.deepcopy(FIELDS)
     change(data)
     with pytest.raises(MessageError) as caught:
-        mf.loads(json.dumps(data))
+        mf.loads(mf.seal(data))
     assert text in str(caught.value)

@@ -109,9 +109,10 @@ def test_damaged_manifest_is_refused_or_equal_in_meaning(manifest: Manifest, at:
     data = bytearray(mf.dumps(manifest).encode())
     data[at % len(data)] = byte
     try:
-        mf.loads(bytes(data))
+        got = mf.loads(bytes(data))
     except m.MessageError:
         return
+    assert got == manifest
 
 
 RECIPE = Stored("0" * 64, 4)
@@ -160,6 +161,7 @@ def test_a_manifest_with_any_value_replaced_is_refused_or_stays_within_bounds(
 ) -> None:
     """Every field of every level, any JSON value: MessageError, or a manifest in which no name leads out."""
     tree = json.loads(mf.dumps(manifest))
+    del tree["sha256"]
     spots: list[tuple[Any, Any]] = []
 
     def collect(node: Any) -> None:
@@ -172,7 +174,7 @@ def test_a_manifest_with_any_value_replaced_is_refused_or_stays_within_bounds(
     node, key = data.draw(st.sampled_from(spots))
     node[key] = data.draw(json_values | st.sampled_from(["../x", "/x", "a/../b", "\0", "0" * 64, -1, 1 << 70]))
     try:
-        got = mf.loads(json.dumps(tree))
+        got = mf.loads(mf.seal(tree))
     except m.MessageError:
         return
     for rank in got.ranks:
@@ -204,9 +206,18 @@ def test_deep_nesting_is_refused() -> None:
 )
 def test_manifest_header_is_checked(field: str, value: object, text: str) -> None:
     data = json.loads(_with())
+    del data["sha256"]
     data[field] = value
     with pytest.raises(m.MessageError, match=text):
-        mf.loads(json.dumps(data))
+        mf.loads(mf.seal(data))
+
+
+def test_a_manifest_that_was_changed_is_refused() -> None:
+    data = json.loads(_with())
+    for changed in ({**data, "step": 2}, {k: v for k, v in data.items() if k != "sha256"}, {**data, "sha256": 0}):
+        with pytest.raises(m.MessageError, match=r"Manifest\.sha256: does not match"):
+            mf.loads(json.dumps(changed))
+    assert mf.loads(json.dumps(data, indent=2, sort_keys=True)) == mf.loads(_with()), "how it is written is no matter"
 
 
 @given(st.integers(1, 40), st.integers(0, 200))
