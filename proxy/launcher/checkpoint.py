@@ -9,14 +9,14 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..protocol import page
-from . import criu, device, halt, image, layer, mapped, pagewords, scan, sockets
+from . import criu, device, halt, image, layer, mapped, pagewords, scan, sever, sockets
 from .errors import DumpError, SlotError
 from .paths import Paths
 from .slot import Slot
@@ -32,12 +32,14 @@ Slots = Mapping[int, Slot]
 class Order:
     """:param deadline: Unix seconds
     :param anywhere: the ranks do not freeze, they are stopped where they are
+    :param job: addresses of all pods of the job
     """
 
     generation: int
     checkpoint_id: str
     deadline: float
     anywhere: bool = False
+    job: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,13 @@ def dump(slots: Slots, paths: Paths, tool: criu.Criu, order: Order, files: Files
     if problems:
         raise DumpError("; ".join(problems))
     _pack_layer(changed, [paths.image(order.checkpoint_id, rank) / image.LAYER_TAR for rank in slots])
-    return [f"rank {rank}: {text}, kept" for rank in slots for text in sockets.kept(scan.processes(slots[rank].init))]
+    told = []
+    for rank, slot in slots.items():
+        pids = scan.processes(slot.init)
+        sockets.revive(pids)  # who ends now says so to the other end
+        told += [f"rank {rank}: {text}, kept" for text in sockets.kept(pids)]
+        told += [f"rank {rank}: {text}, cut if the rank moves" for text in sockets.cut(pids)]
+    return told
 
 
 def _stand(slots: Slots, paths: Paths, order: Order) -> None:
@@ -86,7 +94,7 @@ def _stand(slots: Slots, paths: Paths, order: Order) -> None:
             joined = [r for r in slots if pagewords.read(paths.run, r, page.R_STATE) not in page.FREE]
             if joined:
                 raise DumpError(f"ranks {joined} met the others, or ended, while they were about to be stopped")
-        problem = _refusal(slots)
+        problem = _refusal(slots, order.job)
         if not problem:
             return
         if time.time() >= min(patience, order.deadline):
@@ -126,14 +134,15 @@ def _wait_frozen(slot: Slot, paths: Paths, order: Order) -> dict[str, Any]:
         time.sleep(POLL_S)
 
 
-def _refusal(slots: Slots) -> str:
+def _refusal(slots: Slots, job: Collection[str]) -> str:
     """What could be dumped but not restored; "" if nothing."""
     pids = {rank: scan.processes(slot.init) for rank, slot in slots.items()}
-    refused = [f"rank {rank}: {text}" for rank, group in pids.items() for text in sockets.refused(group)]
+    refused = [f"rank {rank}: {text}" for rank, group in pids.items() for text in sockets.refused(group, job)]
     if refused:
         return (
-            f"{len(refused)} sockets lead out of their rank: {'; '.join(refused[:6])}. Only what listens on or "
-            "connects over loopback addresses within a rank can move with it: close other connections between the steps"
+            f"{len(refused)} sockets tie ranks to this pod or to each other: {'; '.join(refused[:6])}. What connects "
+            "within a rank over loopback addresses moves with it, connections to servers outside the job are cut; "
+            "close others between the steps, and listen on 127.0.0.1 or 0.0.0.0"
         )
     projected = [f"rank {rank}: {text}" for rank, group in pids.items() for text in scan.projected_files(group)]
     if projected:
@@ -168,6 +177,7 @@ def _dump_rank(
     if problem:
         lines = criu.errors(logs / criu.DUMP_LOG)
         raise DumpError(f"rank {slot.rank}: CRIU dump {problem}. {' | '.join(lines)}")
+    sever.sever(images, sockets.leads_out)
     sizes = [image.WrittenFile(str(path), path.stat().st_size) for path in written if path.exists()]
     log_size = paths.log(slot.rank).stat().st_size
     image.pack(work, images / image.WORK_TAR, without=paths.log(slot.rank).name)  # it was shown
@@ -175,12 +185,13 @@ def _dump_rank(
     count, state = (pagewords.read(paths.run, slot.rank, word) for word in (page.R_COUNT, page.R_STATE))
     step = int(frozen["step"]) if frozen else count
     held = frozen is None
-    taken = sockets.occupied(scan.processes(slot.init))
+    pids = scan.processes(slot.init)
+    taken, cut = sockets.occupied(pids), sockets.cut(pids)
     pod = socket.gethostname()
     record = image.RankRecord(
-        slot.rank, slot.root, step, log_size, sizes, held, state if held else 0, taken, pod, same
+        slot.rank, slot.root, step, log_size, sizes, held, state if held else 0, taken, pod, same, cut
     )  # fmt: skip
-    on_device = devices.record(scan.processes(slot.init), frozen.get("devices") or [] if frozen else None)
+    on_device = devices.record(pids, frozen.get("devices") or [] if frozen else None)
     if on_device is not None:
         device.write(images, on_device)
     image.write_record(images, record)

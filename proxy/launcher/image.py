@@ -57,6 +57,8 @@ class RankRecord:
     """Host name of the pod that dumped: its ranks have shared one network already."""
     mapped: list[MappedFile] = field(default_factory=list)
     """What the next pod must have, unchanged."""
+    cut: list[str] = field(default_factory=list)
+    """Its connections to servers outside the job, which are closed in this image (`sever`)."""
 
 
 def write_record(folder: Path, record: RankRecord) -> None:

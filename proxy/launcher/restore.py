@@ -101,6 +101,8 @@ def _unpack(plan: Plan, paths: Paths, record: image.RankRecord, say: Say) -> Non
         log.truncate(record.log_size)  # of the size that CRIU expects; what was in it was shown by the pod that dumped
     for line in image.rewind(record):
         say(f"rank {rank}: {line}")
+    for line in record.cut:
+        say(f"rank {rank}: {line}: cut, it was the pod's before this one")
     control = paths.control(rank)
     control.mkdir(parents=True, exist_ok=True)
     checkpoint.clear_control(control)

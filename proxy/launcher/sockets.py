@@ -1,7 +1,9 @@
-"""Which sockets of a rank can travel, and which cannot.
+"""Which sockets of a rank travel, which are cut when it moves, and which keep it from being saved.
 
 Both ends of a connection that stays inside a slot are dumped together, and an address that every machine has is there
-again: CRIU restores them, with what was on the way. All other ends would meet nobody: such a rank is not dumped.
+again: CRIU restores them, with what was on the way. A connection to a server outside the job is cut (`sever`): programs
+know that servers restart, and connect anew. One to another rank is not: the other end would not know what happened, and
+most programs end over it. With such a connection, or a listener at an address of this pod, a rank is not dumped.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import ctypes
 import ipaddress
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,26 +79,40 @@ def held(pids: Sequence[int], proc: Path = scan.PROC) -> Iterator[Held]:
                 yield Held(pid, descriptor, known[target[8:-1]])
 
 
-def refused(pids: Sequence[int], proc: Path = scan.PROC) -> list[str]:
-    """A sentence for each socket that could not be restored elsewhere. `pids`: all processes of one slot."""
+def refused(pids: Sequence[int], job: Collection[str] = (), proc: Path = scan.PROC) -> list[str]:
+    """A sentence for each socket that keeps the rank from being saved. `pids`: all processes of one slot.
+
+    :param job: addresses of the pods of this job
+    """
     found = list(held(pids, proc))
-    ours = {(h.socket.local, h.socket.remote) for h in found if h.socket.protocol == "tcp"}
+    ours = _pairs(found)
     return [
-        f"{scan.name(h.pid, proc)} {h.socket} (descriptor {h.descriptor})"
+        f"{_named(h, proc)} (descriptor {h.descriptor})"
         for h in found
-        if not _travels(h.socket, ours)
+        if not _travels(h.socket, ours) and not _outside(h.socket, job)
     ]
+
+
+def cut(pids: Sequence[int], proc: Path = scan.PROC) -> list[str]:
+    """A sentence for each connection that is cut when the rank moves. To be asked where nothing is `refused`."""
+    found = list(held(pids, proc))
+    ours = _pairs(found)
+    return sorted({_named(h, proc) for h in found if leads_out(h.socket, ours)})
 
 
 def kept(pids: Sequence[int], proc: Path = scan.PROC) -> list[str]:
     """A sentence for each socket that travels with the rank."""
-    return sorted({f"{scan.name(h.pid, proc)} {h.socket}" for h in held(pids, proc)})
+    found = list(held(pids, proc))
+    ours = _pairs(found)
+    return sorted({_named(h, proc) for h in found if not leads_out(h.socket, ours)})
 
 
 def occupied(pids: Sequence[int], proc: Path = scan.PROC) -> list[str]:
     """What the processes hold of the pod's addresses, as `clash` compares it: `tcp 127.0.0.1:80`, and a connection as
     `tcp 127.0.0.1:5000>127.0.0.1:80`."""
-    return sorted({_occupied(h.socket) for h in held(pids, proc)})
+    found = list(held(pids, proc))
+    ours = _pairs(found)
+    return sorted({_occupied(h.socket) for h in found if not leads_out(h.socket, ours)})
 
 
 def _occupied(found: Socket) -> str:
@@ -117,6 +133,27 @@ def clash(one: str, other: str) -> bool:
     other_protocol, other_host = other_host.split(" ")
     anywhere = {"0.0.0.0", "[::]"} & {host, other_host}  # noqa: S104 - compared, not bound
     return (protocol, port) == (other_protocol, other_port) and (host == other_host or bool(anywhere))
+
+
+def leads_out(found: Socket, ours: set[tuple[Address, Address]]) -> bool:
+    """A connection that cannot travel.
+
+    :param ours: (local, remote) of the TCP sockets of its rank
+    """
+    return found.connected and not _travels(found, ours)
+
+
+def _outside(found: Socket, job: Collection[str]) -> bool:
+    """Connected to somebody who is no part of the job."""
+    return found.connected and not _everywhere(found.remote) and found.remote[0] not in job
+
+
+def _pairs(found: Sequence[Held]) -> set[tuple[Address, Address]]:
+    return {(h.socket.local, h.socket.remote) for h in found if h.socket.protocol == "tcp"}
+
+
+def _named(held: Held, proc: Path) -> str:
+    return f"{scan.name(held.pid, proc)} {held.socket}"
 
 
 def _travels(found: Socket, ours: set[tuple[Address, Address]]) -> bool:

@@ -332,7 +332,7 @@ class Supervisor:
         try:
             if self.codes:
                 raise DumpError(f"ranks {sorted(self.codes)} have ended")
-            order = checkpoint.Order(command.generation, command.checkpoint_id, deadline, command.anywhere)
+            order = checkpoint.Order(command.generation, command.checkpoint_id, deadline, command.anywhere, command.job)
             for line in checkpoint.dump(self.slots, self.paths, self.criu, order, self.files, self.devices):
                 say(line)
             event = LauncherEvent("dumped", command.generation, seconds=time.monotonic() - began)

@@ -223,6 +223,8 @@ class LauncherCommand:
     """`dump`: no rank waits for another: they are stopped where they are instead of freezing at a boundary."""
     deadline: float = 0.0
     """Unix seconds; a dump that cannot end before it is given up."""
+    job: list[str] = field(default_factory=list)
+    """`dump`: addresses of all pods of the job. A connection to one of them is one between ranks."""
     master_addr: str = ""
     master_port: int = 0
     exit_code: int = 0

@@ -111,6 +111,8 @@ class Leader:
             self._finished_at = time.monotonic()
         self.state = state
         now = machine.directive(state)
+        if now.op == "save":
+            now = replace(now, addresses=sorted({item.report.address for item in self.heard.values()} - {""}))
         if replace(now, version=self.directive.version) != self.directive:
             self.directive = replace(now, version=self.directive.version + 1)
             turned, self._turned = self._turned, asyncio.Event()

@@ -32,6 +32,8 @@ class PodReport:
 
     index: int
     ranks: list[RankWords]
+    address: str = ""
+    """Of this pod."""
     started: bool = False
     """The launcher has started or restored the ranks."""
     first_step_at: float | None = None
@@ -84,6 +86,8 @@ class Directive:
     """`save`: the launchers stop the ranks wherever they are."""
     checkpoint_id: str = ""
     deadline: float = 0.0
+    addresses: list[str] = field(default_factory=list)
+    """`save`: of all pods."""
     over: Stop | None = None
     """`run`, `barrier`: the newest one. A pod that has not heard of its end, or not even of its barrier, catches up."""
     unsaved: list[int] = field(default_factory=list)

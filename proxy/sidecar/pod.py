@@ -106,6 +106,7 @@ class Pod:
         return PodReport(
             index=self._config.index,
             ranks=words,
+            address=self._config.pod_ip,
             started=self.started,
             first_step_at=self._first_step_at,
             done=self._done,
@@ -278,6 +279,7 @@ class Pod:
             leave_running=True,
             anywhere=directive.anywhere,
             deadline=directive.deadline,
+            job=directive.addresses,
         )
         await self._send(command)
 

@@ -426,7 +426,8 @@ class World:
             controller_ca=controller.pem, token_file=token, checkpoint=ref.id if ref else "", mesh_port=free_port(),
         )  # fmt: skip
         self.configs = [
-            replace(first, index=i, pod=f"train-{i}", root=folder / f"a{attempt}p{i}") for i in range(workers)
+            replace(first, index=i, pod=f"train-{i}", pod_ip=f"127.0.0.{i + 1}", root=folder / f"a{attempt}p{i}")
+            for i in range(workers)
         ]
         self.stops = [asyncio.Event() for _ in self.configs]
         self.sidecars: list[asyncio.Task[None]] = []

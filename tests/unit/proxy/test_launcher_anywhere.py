@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,9 +39,16 @@ def until(condition: Callable[[], object], what: str, pod: Pod) -> None:
 
 @pytest.fixture
 def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Make:
-    def make(name: str, plan: messages.Plan, script: str, *bring: tuple[Pod, int], **more: object) -> Pod:
+    def make(
+        name: str,
+        plan: messages.Plan,
+        script: str,
+        *bring: tuple[Pod, int],
+        arguments: Sequence[str] = (),
+        **more: object,
+    ) -> Pod:
         suffix = "sh" if script.startswith("#!/bin/sh") else "py"
-        command = ["sh" if suffix == "sh" else "python3", f"program.{suffix}"]
+        command = ["sh" if suffix == "sh" else "python3", f"program.{suffix}", *arguments]
         pod = make_pod(name, rootfs=rootfs, torch=None, plan=plan, command=command, criu=criu_bundle, **more)
         (pod.volumes / f"source/program.{suffix}").write_text(script)
         for source, rank in bring:
@@ -49,10 +58,10 @@ def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Make:
     return make
 
 
-def dump(pod: Pod) -> messages.LauncherEvent:
+def dump(pod: Pod, **more: object) -> messages.LauncherEvent:
     pod.wait_event("started", "restored")
     skip = len(pod.sidecar.events)
-    pod.sidecar.command("dump", generation=G, checkpoint_id="c", deadline=time.time() + 60, anywhere=True)
+    pod.sidecar.command("dump", generation=G, checkpoint_id="c", deadline=time.time() + 60, anywhere=True, **more)
     return pod.wait_event("dumped", "dump_failed", skip=skip)
 
 
@@ -186,18 +195,130 @@ def test_connections_within_a_rank_survive_in_place_and_elsewhere(run: Make) -> 
     assert numbers(path) == list(range(1, len(numbers(path)) + 1))
 
 
+class Echo:
+    """A server that is no part of the job, at an address of this machine that is not its loopback."""
+
+    def __init__(self) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+            self.host = str(probe.getsockname()[0])
+        self._listener = socket.create_server((self.host, 0))
+        self.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.datagrams.bind((self.host, 0))
+        self.ends: list[bool] = []
+        """Of each connection: has its other end been closed?"""
+        self._threads = [threading.Thread(target=serve, daemon=True) for serve in (self._accept, self._answer)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        return self._listener.getsockname()[1], self.datagrams.getsockname()[1]
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = self._listener.accept()
+                self.ends.append(False)
+                threading.Thread(target=self._echo, args=(peer, len(self.ends) - 1), daemon=True).start()
+
+    def _echo(self, peer: socket.socket, number: int) -> None:
+        with contextlib.suppress(OSError), peer:
+            while data := peer.recv(100):
+                peer.sendall(data)
+        self.ends[number] = True
+
+    def _answer(self) -> None:
+        while data := self.datagrams.recvfrom(100):
+            if data[0] == b"close":
+                return
+            self.datagrams.sendto(*data)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in it
+        self.datagrams.sendto(b"close", self.datagrams.getsockname())
+        for thread in self._threads:
+            thread.join(10)
+        self._listener.close()
+        self.datagrams.close()
+
+
 @pytest.fixture
-def outside() -> Iterator[socket.socket]:
-    """A server that is no part of the job."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server
+def outside() -> Iterator[Echo]:
+    server = Echo()
+    yield server
+    server.close()
 
 
-def test_a_connection_to_the_outside_is_named_and_the_program_goes_on(run: Make, outside: socket.socket) -> None:
-    port = outside.getsockname()[1]
+CLIENT = """
+import os, socket, sys, time
+host, port, datagrams = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+peer = socket.create_connection((host, port))
+statistics = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+statistics.connect((host, datagrams))
+statistics.settimeout(1)
+def told(data):
+    while True:  # a datagram may be lost: what had come and was not read does not travel
+        statistics.send(data)
+        try:
+            while statistics.recv(100) != data:
+                pass
+            return
+        except TimeoutError:
+            pass
+log = open("out", "a", buffering=1)
+cuts = open("cuts", "a", buffering=1)
+n = 0
+while not os.path.exists("end"):
+    n += 1
+    try:
+        peer.sendall(b"%d" % n)
+        if peer.recv(100) != b"%d" % n:
+            raise ConnectionError("the other end has closed it")
+    except OSError as error:
+        cuts.write(f"{type(error).__name__}\\n")
+        peer = socket.create_connection((host, port))
+    told(b"%d" % n)
+    log.write(f"{n}\\n")
+    time.sleep(0.001)
+"""
+
+
+def test_connections_to_servers_outside_go_on_in_place_and_are_cut_elsewhere(run: Make, outside: Echo) -> None:
+    arguments = [outside.host, *map(str, outside.ports)]
+    old = run("old", fresh([0], 1), CLIENT, arguments=arguments)
+    path = old.work(0) / "cwd/out"
+    until(lambda: len(numbers(path)) > 5, "lines", old)
+    assert dump(old).kind == "dumped", old.log()
+    to = rf"to {outside.host}:{{}}, cut if the rank moves"
+    for protocol, port in zip(("tcp", "udp"), outside.ports, strict=True):
+        assert re.search(rf"rank 0: python3 .* is connected \({protocol}\) from \S+ " + to.format(port), old.log())
+    at = len(numbers(path))
+    old.sidecar.command("resume", generation=G)
+    until(lambda: len(numbers(path)) > at + 20, "more lines", old)
+    assert (path.parent / "cuts").read_text() == "", "in place nothing has happened to it"
+    assert outside.ends == [False]
+    assert dump(old).kind == "dumped", old.log()
+    at = len(numbers(path))
+    end(old)
+    until(lambda: outside.ends == [True], "the server hears that the old pod has gone", old)
+    new = run("new", restore([0], 1), CLIENT, (old, 0), arguments=arguments)
+    new.wait_event("restored")
+    path = new.work(0) / "cwd/out"
+    until(lambda: len(numbers(path)) > at + 20, "more lines", new)
+    (path.parent / "end").touch()
+    assert new.wait() == 0, new.log()
+    assert numbers(path) == list(range(1, len(numbers(path)) + 1))
+    assert (path.parent / "cuts").read_text().split() in (["BrokenPipeError"], ["ConnectionError"])
+    assert len(outside.ends) == 2
+    assert f"to {outside.host}:{outside.ports[0]}: cut, it was the pod's before this one" in new.log()
+
+
+def test_a_connection_to_a_pod_of_the_job_is_named_and_the_program_goes_on(run: Make, outside: Echo) -> None:
+    host, port = outside.host, outside.ports[0]
     script = f"""
 import os, socket, time
-peer = socket.create_connection(("127.0.0.1", {port}))
+peer = socket.create_connection(("{host}", {port}))
 log = open("out", "a", buffering=1)
 n = 0
 while True:
@@ -210,16 +331,16 @@ while True:
     pod = run("pod", fresh([0], 1), script)
     path = pod.work(0) / "cwd/out"
     until(lambda: numbers(path), "lines", pod)
-    event = dump(pod)
+    event = dump(pod, job=[host])
     assert event.kind == "dump_failed"
-    named = rf"python3 program.py \(pid 1000\) is connected \(tcp\) from \S+ to 127.0.0.1:{port}"
+    named = rf"python3 program.py \(pid 1000\) is connected \(tcp\) from \S+ to {host}:{port} \(descriptor"
     assert re.search(named, event.message)
     assert not pod.image("c", 0).exists(), "refused before anything was dumped"
     at = len(numbers(path))
     pod.sidecar.command("resume", generation=G)
     until(lambda: len(numbers(path)) > at + 5, "more lines", pod)
     (path.parent / "close").touch()
-    assert dump(pod).kind == "dumped", pod.log()
+    assert dump(pod, job=[host]).kind == "dumped", pod.log()
 
 
 def test_two_ranks_with_one_port_do_not_become_one_pod(run: Make) -> None:

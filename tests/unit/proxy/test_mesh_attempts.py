@@ -112,6 +112,8 @@ async def test_a_follower_that_is_asked_to_end_gets_its_checkpoint(world: World,
     await eventually("commit", lambda: controller.commits)
     await eventually("exit", lambda: all(x.exit_code == names.EXIT_PREEMPTED for x in world.launchers))
     assert [c.op for c in world.launchers[0].commands] == ["dump", "exit"]
+    everybody = [config.pod_ip for config in world.configs]
+    assert [x.commands[0].job for x in world.launchers] == [everybody] * len(everybody), "who the job's pods are"
 
 
 async def test_no_boundary_cancels_with_a_sentence_and_training_goes_on(
