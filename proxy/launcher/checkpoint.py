@@ -78,7 +78,7 @@ def dump(slots: Slots, paths: Paths, tool: criu.Criu, order: Order, files: Files
     told = []
     for rank, slot in slots.items():
         pids = scan.processes(slot.init)
-        sockets.revive(pids)  # who ends now says so to the other end
+        sockets.revive(pids, leading_out=True)
         told += [f"rank {rank}: {text}, kept" for text in sockets.kept(pids)]
         told += [f"rank {rank}: {text}, cut if the rank moves" for text in sockets.cut(pids)]
     return told

@@ -184,11 +184,19 @@ def _show(address: Address) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def revive(pids: Sequence[int]) -> None:
-    """Connections that CRIU has frozen work again: it leaves them so when it leaves the processes stopped."""
+def revive(pids: Sequence[int], leading_out: bool = False) -> None:
+    """Connections that CRIU has frozen work again: it leaves them so when it leaves the processes stopped.
+
+    :param leading_out: only those that a move cuts. Who ends with them then says so to the other end; those within a
+        rank must end in silence, lest their ports are kept by the kernel (TIME_WAIT) when they are restored here
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    for item in held(pids):
+    found = list(held(pids))
+    ours = _pairs(found)
+    for item in found:
         if item.socket.protocol != "tcp" or not item.socket.connected:
+            continue
+        if leading_out and not leads_out(item.socket, ours):
             continue
         with contextlib.suppress(OSError), _borrowed(libc, item) as own:
             own.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)

@@ -212,30 +212,38 @@ MAPPED = "0000000000000000FFFF00000100007F"
 
 
 @pytest.mark.parametrize(
-    ("kind", "lines", "refused"),
+    ("kind", "lines", "refused", "cut"),
     [
-        ("tcp", [(f"{LO}:0050", f"{ANY}:0000", "0A")], []),
-        ("tcp", [(f"{ANY}:0050", f"{ANY}:0000", "0A")], []),
-        ("tcp6", [(f"{LO6}:0050", f"{'0' * 32}:0000", "0A")], []),
-        ("tcp", [(f"{POD}:0050", f"{ANY}:0000", "0A")], ["listens on 10.0.0.5:80"]),
-        ("tcp", [(f"{LO}:0050", f"{LO}:1000", "01"), (f"{LO}:1000", f"{LO}:0050", "01")], []),
-        ("tcp", [(f"{LO}:1000", f"{LO}:0050", "01")], ["is connected (tcp) from 127.0.0.1:4096 to 127.0.0.1:80"]),
-        ("tcp", [(f"{POD}:1000", "08080808:01BB", "01")], ["is connected (tcp) from 10.0.0.5:4096 to 8.8.8.8:443"]),
-        ("tcp", [(f"{POD}:1000", "08080808:01BB", "02")], ["from 10.0.0.5:4096 to 8.8.8.8:443"]),
-        ("tcp6", [(f"{MAPPED}:0050", f"{MAPPED}:1000", "01"), (f"{MAPPED}:1000", f"{MAPPED}:0050", "01")], []),
-        ("udp", [(f"{ANY}:0035", f"{ANY}:0000", "07")], []),
-        ("udp", [(f"{POD}:1000", "08080808:0035", "01")], ["is connected (udp) from 10.0.0.5:4096 to 8.8.8.8:53"]),
+        ("tcp", [(f"{LO}:0050", f"{ANY}:0000", "0A")], [], []),
+        ("tcp", [(f"{ANY}:0050", f"{ANY}:0000", "0A")], [], []),
+        ("tcp6", [(f"{LO6}:0050", f"{'0' * 32}:0000", "0A")], [], []),
+        ("tcp", [(f"{POD}:0050", f"{ANY}:0000", "0A")], ["listens on 10.0.0.5:80"], []),
+        ("tcp", [(f"{LO}:0050", f"{LO}:1000", "01"), (f"{LO}:1000", f"{LO}:0050", "01")], [], []),
+        ("tcp", [(f"{LO}:1000", f"{LO}:0050", "01")], ["(tcp) from 127.0.0.1:4096 to 127.0.0.1:80"], [""]),
+        ("tcp", [(f"{POD}:1000", "08080808:01BB", "01")], [], ["(tcp) from 10.0.0.5:4096 to 8.8.8.8:443"]),
+        ("tcp", [(f"{POD}:1000", "08080808:01BB", "02")], [], ["from 10.0.0.5:4096 to 8.8.8.8:443"]),
+        ("tcp", [(f"{POD}:1000", "0600000A:01BB", "01")], ["from 10.0.0.5:4096 to 10.0.0.6:443"], [""]),
+        ("tcp", [(f"{POD}:1000", f"{POD}:01BB", "01")], ["from 10.0.0.5:4096 to 10.0.0.5:443"], [""]),
+        ("tcp6", [(f"{MAPPED}:0050", f"{MAPPED}:1000", "01"), (f"{MAPPED}:1000", f"{MAPPED}:0050", "01")], [], []),
+        ("udp", [(f"{ANY}:0035", f"{ANY}:0000", "07")], [], []),
+        ("udp", [(f"{POD}:0035", f"{ANY}:0000", "07")], ["receives (udp) on 10.0.0.5:53"], []),
+        ("udp", [(f"{POD}:1000", "08080808:0035", "01")], [], ["(udp) from 10.0.0.5:4096 to 8.8.8.8:53"]),
+        ("udp", [(f"{POD}:1000", "0600000A:0035", "01")], ["(udp) from 10.0.0.5:4096 to 10.0.0.6:53"], [""]),
     ],
 )
-def test_which_sockets_travel(tmp_path: Path, kind: str, lines: list[tuple[str, str, str]], refused: list[str]) -> None:
+def test_which_sockets_travel(
+    tmp_path: Path, kind: str, lines: list[tuple[str, str, str]], refused: list[str], cut: list[str]
+) -> None:
     (tmp_path / "net").mkdir()
     rows = [f" {n}: {a} {b} {state} 0:0 0:0 0 0 0 {70 + n}\n" for n, (a, b, state) in enumerate(lines)]
     (tmp_path / "net" / kind).write_text(HEAD + "".join(rows))
     (tmp_path / "9/fd").mkdir(parents=True)
     for n in range(len(lines)):
         (tmp_path / f"9/fd/{n}").symlink_to(f"socket:[{70 + n}]")
-    found = sockets.refused([9], tmp_path)
-    assert len(found) == len(refused) and all(want in text for want, text in zip(refused, found, strict=True)), found
+    found = (sockets.refused([9], {"10.0.0.5", "10.0.0.6"}, tmp_path), sockets.cut([9], tmp_path))
+    for wanted, texts in zip((refused, cut), found, strict=True):
+        assert len(texts) == len(wanted) and all(want in text for want, text in zip(wanted, texts, strict=True)), texts
+    assert len(sockets.kept([9], tmp_path)) == len(lines) - len(cut)
 
 
 @pytest.mark.parametrize(
@@ -258,9 +266,11 @@ def test_which_addresses_clash(one: str, other: str, wanted: bool) -> None:
 def test_what_a_process_occupies_and_what_is_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         (host, port), (_, own) = server.getsockname(), client.getsockname()
+        accepted, _ = server.accept()
         taken = sockets.occupied([os.getpid()])
         assert {f"tcp {host}:{port}", f"tcp {host}:{own}>{host}:{port}"} <= set(taken)
         assert f"tcp {host}:{port}" in sockets.in_use()
+        accepted.close()
     assert f"tcp {host}:{port}" not in sockets.in_use()
 
 
