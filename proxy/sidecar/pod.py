@@ -128,6 +128,11 @@ class Pod:
             self._images = None
         self._heard.set()
 
+    async def saved(self) -> None:
+        """Until an upload under way has ended, or nobody waits for it any more."""
+        while self._upload is not None and not self._upload.done() and time.time() < self.directive.deadline:
+            await asyncio.sleep(WATCH_S)
+
     async def flush(self, limit_s: float) -> None:
         """Get the newest report to the leader, if that takes no more than `limit_s` seconds."""
         self._heard.clear()

@@ -161,6 +161,7 @@ async def _until_ended(
 
 async def _wind_up(pod: Pod, leader: Leader | None, reporter: Reporter | None) -> None:
     started = time.time()
+    await pod.saved()  # its ranks may be dead, their images are whole
     await pod.flush(FLUSH_S)
     if leader is None or reporter is None:
         return

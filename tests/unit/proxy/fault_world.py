@@ -13,8 +13,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from mesh_world import TOKEN, FakeController, eventually, free_port
 from pod_harness import Pod
@@ -105,7 +106,7 @@ class Wire:
 class Worker:
     """One pod of an attempt."""
 
-    def __init__(self, attempt: Attempt, index: int, mesh_port: int) -> None:
+    def __init__(self, attempt: Attempt, index: int, mesh_port: int, holding: str = "") -> None:
         job = attempt.job
         self.index, self._mesh_port = index, mesh_port
         self.shared = attempt.shared / str(index)
@@ -129,7 +130,10 @@ class Worker:
             names.ENV_CONTROLLER_URL: job.controller.url, names.ENV_CONTROLLER_CA: job.controller.pem,
             names.ENV_TOKEN_FILE: str(job.folder / "token"), names.ENV_CHECKPOINT: checkpoint.id if checkpoint else "",
         }  # fmt: skip
+        self._env["HOLD"] = str(self.shared)
         self._said = folder / "sidecar.log"
+        if holding:
+            self.hold(holding)
         self.sidecar: subprocess.Popen[bytes]
         self.start_sidecar()
         self.pod.start()
@@ -178,11 +182,11 @@ class Worker:
 
 
 class Attempt:
-    def __init__(self, job: Job, number: int, wire: Wire, port: int) -> None:
+    def __init__(self, job: Job, number: int, wire: Wire, port: int, holding: Mapping[int, str]) -> None:
         self.job, self.number, self.wire = job, number, wire
         self.shared = job.folder / f"shared-{number}"
         """A volume of both pods."""
-        self.workers = [Worker(self, 0, port), Worker(self, 1, wire.port)]
+        self.workers = [Worker(self, i, p, holding.get(i, "")) for i, p in enumerate((port, wire.port))]
 
     async def until(self, what: str, condition: Callable[[], object], limit_s: float = WAIT_S) -> None:
         try:
@@ -218,16 +222,14 @@ class Job:
         self._attempts: list[Attempt] = []
         (folder / "token").write_text(TOKEN)
 
-    async def attempt(self, holding: str = "") -> Attempt:
-        """Start the next one. :param holding: point at which its second pod is to stand"""
+    async def attempt(self, holding: Mapping[int, str] = MappingProxyType({})) -> Attempt:
+        """Start the next one. :param holding: pod -> point at which it is to stand"""
         number = len(self._attempts) + 1
         controller = self.controller
         controller.attempt, controller.leader_ip, controller.ended = number, "", False
         controller.commands.clear()
         port = free_port()
-        made = Attempt(self, number, await Wire(port).start(), port)
-        if holding:
-            made.workers[1].hold(holding)
+        made = Attempt(self, number, await Wire(port).start(), port, holding)
         self._attempts.append(made)
         return made
 

@@ -1,16 +1,50 @@
-"""`python -m proxy.sidecar` with a port of its own for the mesh (argv 1): pods of a test share one network."""
+"""`python -m proxy.sidecar` with a port of its own for the mesh (argv 1): pods of a test share one network.
+
+It stands still where the test tells it to: `HOLD/hold-POINT` is there; it says so by `at-POINT`, and goes on when the
+first is gone. Points: `upload` and `fetch`, each after the first pack, and `manifest`, after it was written.
+"""
 
 import asyncio
+import functools
 import logging
+import os
 import signal
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from proxy.sidecar import machine
+from proxy.sidecar import machine, restore
 from proxy.sidecar.config import from_env
 from proxy.sidecar.sidecar import run
+from proxy.store import Store, backend, download, upload
 
 machine.SILENCE_S = 60.0  # a busy machine takes its time to start a sidecar anew
+
+
+def then_stand(stock: Callable[..., Any], point: str) -> Callable[..., Any]:
+    folder = Path(os.environ.get("HOLD", "/nowhere"))
+
+    @functools.wraps(stock)
+    def held(*arguments: Any, **named: Any) -> Any:
+        result = stock(*arguments, **named)
+        if (folder / f"hold-{point}").exists():
+            (folder / f"at-{point}").touch()
+            while (folder / f"hold-{point}").exists():
+                time.sleep(0.01)
+        return result
+
+    return held
+
+
+upload.Upload._write = then_stand(upload.Upload._write, "upload")
+download._write = then_stand(download._write, "fetch")
+Store.write_manifest = then_stand(Store.write_manifest, "manifest")
+if "PATIENCE" in os.environ:  # seconds, of the store that a checkpoint is fetched from
+    backend.FIRST_TRY_S = float(os.environ["PATIENCE"])
+    restore.Store = functools.partial(Store, patience_s=backend.FIRST_TRY_S)
 
 
 async def main() -> None:

@@ -26,12 +26,15 @@ TABLE = {
     "acquire": ("back", "back", "committed", "committed", "committed"),  # pod 1 does not know that all have
     "freeze": ("back", "back", "committed", "committed", "committed"),  # rank 1 gives up its communication
     "dump": ("back", "back", "committed", "committed", "committed"),  # CRIU in pod 1
+    "upload": ("committed", "committed", "committed", "committed", "committed"),  # the victim's sidecar, or pod 1's
+    "manifest": ("committed", "committed", "committed", "committed", "committed"),  # the leader: written, not committed
     "commit": ("committed", "committed", "committed", "committed", "committed"),  # the controller
     "resume": ("back", "back", "goes on", "goes on", "goes on"),  # rank 1, after a checkpoint on the side
+    "fetch": ("", "back", "goes on", "goes on", "goes on"),  # the victim's sidecar, or pod 1's; there is no rank yet
     "restore": ("back", "back", "goes on", "goes on", "goes on"),  # CRIU in pod 1, which is the rank's victim
 }
-ROWS = [(step, victim, wanted) for step, all_ in TABLE.items() for victim, wanted in zip(VICTIMS, all_, strict=False)]
-QUICK = {("dump", "rank"), ("freeze", "leader"), ("acquire", "wire")}
+ROWS = [(step, victim, out) for step, all_ in TABLE.items() for victim, out in zip(VICTIMS, all_, strict=True) if out]
+QUICK = {("dump", "rank"), ("freeze", "leader"), ("acquire", "wire"), ("upload", "rank")}
 DEADLINE_S = 90.0
 LOST_S = 20.0
 """Time for a checkpoint that cannot be had."""
@@ -65,26 +68,28 @@ async def test_fault(step: str, victim: str, wanted: str, job: Job, controller: 
     go = asyncio.Event()
     attempt = await job.attempt()
     await attempt.stepped(10)
-    if step == "restore":
+    where = 0 if step == "manifest" or (victim == "leader" and step in ("upload", "fetch")) else 1
+    if step in ("fetch", "restore"):
         await controller.command(DEADLINE_S)
         await attempt.until("commit", lambda: controller.commits)
         await attempt.end()
-        attempt = await job.attempt(holding="restore")
+        attempt = await job.attempt({where: step})
     else:
-        await ask(step, attempt, controller, go, LOST_S if wanted == "back" else DEADLINE_S)
+        await ask(step, where, attempt, controller, go, LOST_S if wanted == "back" else DEADLINE_S)
     second = attempt.workers[1]
     if step == "commit":
         await attempt.until("the controller has the commit", lambda: controller.before_commit is None)
     elif step == "acquire":
         await attempt.until("the barrier is reached", attempt.wire.held.is_set)
     else:
-        await attempt.until(f"pod 1 stands at {step}", lambda: second.holds(step))
+        await attempt.until(f"pod {where} stands at {step}", lambda: attempt.workers[where].holds(step))
 
     before = len(controller.commits) if step != "commit" else 0
     await strike(step, victim, attempt)
     counted[wanted] = counted.get(wanted, 0) + 1
     go.set()
-    second.release()
+    for worker in attempt.workers:
+        worker.release()
     attempt.wire.release()
     if step == "commit":
         await attempt.until("the commit is taken", lambda: len(controller.commits) > before)
@@ -99,7 +104,7 @@ async def test_fault(step: str, victim: str, wanted: str, job: Job, controller: 
         await attempt.stepped(20)
         await controller.command(DEADLINE_S)
     if wanted == "back":
-        if step in ("resume", "restore"):
+        if step in ("resume", "fetch", "restore"):
             await attempt.until("the pod ends", lambda: not second.pod.alive())
         else:
             await attempt.until("the checkpoint is given up", lambda: controller.failures)
@@ -111,8 +116,10 @@ async def test_fault(step: str, victim: str, wanted: str, job: Job, controller: 
     await job.complete(await job.attempt())
 
 
-async def ask(step: str, attempt: Attempt, controller: FakeController, go: asyncio.Event, deadline_s: float) -> None:
-    """A checkpoint is wanted, and is to be held at `step`."""
+async def ask(
+    step: str, where: int, attempt: Attempt, controller: FakeController, go: asyncio.Event, deadline_s: float
+) -> None:
+    """A checkpoint is wanted, and is to be held at `step` in pod `where`."""
     if step == "acquire":
         attempt.wire.hold_answer = b'"save"'
     elif step == "commit":
@@ -122,7 +129,7 @@ async def ask(step: str, attempt: Attempt, controller: FakeController, go: async
 
         controller.before_commit = wait
     else:
-        attempt.workers[1].hold(step)
+        attempt.workers[where].hold(step)
     await controller.command(deadline_s, then="continue" if step == "resume" else "stop")
 
 
@@ -144,3 +151,6 @@ async def strike(step: str, victim: str, attempt: Attempt) -> None:
         pid = max(second.processes(b"/shared/1/bin/criu" if step == "restore" else b"stepper.py"))
         kill(pid)
         await attempt.until("it is gone", lambda: not Path(f"/proc/{pid}").exists())
+    if victim in ("rank", "launcher") and step in ("upload", "manifest"):
+        await attempt.until("the container is gone", lambda: not second.pod.alive())
+        second.sidecar.terminate()  # as the kubelet does once the containers beside it have ended
