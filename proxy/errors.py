@@ -8,7 +8,9 @@ from __future__ import annotations
 
 
 class ProxyError(Exception):
-    """Base class."""
+    """Base class. `passes`: nothing is wrong with the job, and the next attempt may fare better."""
+
+    passes = False
 
 
 class ConfigError(ProxyError):
@@ -17,6 +19,12 @@ class ConfigError(ProxyError):
 
 class StoreError(ProxyError):
     """The checkpoint store cannot be reached, read or written."""
+
+
+class StoreAwayError(StoreError):
+    """The store did not answer, or answered with errors that pass, for as long as was waited."""
+
+    passes = True
 
 
 class CheckpointNotFoundError(StoreError):
@@ -42,6 +50,8 @@ class StaleAttemptError(ProxyError):
 
 class ControllerError(ProxyError):
     """The controller could not be reached, or answered with an error, until the deadline."""
+
+    passes = True
 
 
 class MeshError(ProxyError):

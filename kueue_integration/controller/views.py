@@ -197,9 +197,9 @@ def end_of(pod: Object) -> str:
     for status in (pod.get("status") or {}).get("containerStatuses") or ():
         ended = (status.get("state") or {}).get("terminated") or {}
         code = ended.get("exitCode", 0)
-        if code in (0, names.EXIT_PREEMPTED):
-            continue
         text = str(ended.get("message") or "").strip()
+        if code == 0 or (code == names.EXIT_PREEMPTED and not text):
+            continue
         if ended.get("reason") == "OOMKilled" and NO_MEMORY not in text:
             limit = ((status.get("resources") or {}).get("limits") or {}).get("memory")
             text = f"{NO_MEMORY}: the kernel killed it" + (f", the limit of the container is {limit}" if limit else "")

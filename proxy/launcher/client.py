@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from ..protocol import messages
-from .errors import SidecarError
+from .errors import LaterError, SidecarError
 
 REACH_S = 60.0
 """How long the sidecar may be unreachable before the launcher gives up, seconds."""
@@ -64,7 +64,7 @@ class SidecarClient:
             time.sleep(RETRY_S)
 
     def plan(self) -> messages.Plan:
-        """What to do. Waits as long as the sidecar says "not ready yet". Raises SidecarError."""
+        """What to do. Waits as long as the sidecar says "not ready yet". Raises LaterError, SidecarError."""
         while True:
             status, data = self._persistent("GET", "/v1/plan")
             if status == 200:
@@ -72,6 +72,8 @@ class SidecarClient:
                     return messages.from_json(messages.Plan, data)
                 except messages.MessageError as error:
                     raise SidecarError(f"the sidecar's plan makes no sense: {error}") from None
+            if status == 424:
+                raise LaterError(f"{_reason(data)}. This attempt ends here, the next one tries again")
             if status != 425:
                 raise SidecarError(f"the sidecar refuses to give a plan ({status}): {_reason(data)}")
             time.sleep(RETRY_S)

@@ -21,6 +21,12 @@ class SidecarError(LauncherError):
     """The sidecar cannot be reached, or says something impossible."""
 
 
+class LaterError(LauncherError):
+    """Nothing can be done in this attempt, for a reason that passes: the store or the controller was away."""
+
+    exit_code = names.EXIT_PREEMPTED
+
+
 class SlotError(LauncherError):
     """A slot for a rank cannot be made; usually a capability or a tool is missing."""
 

@@ -6,6 +6,7 @@ versions that do not understand each other say so instead of guessing.
 Launcher -> sidecar (HTTP over the unix socket RUN_DIR/sidecar.sock; the launcher is the client)
 
     GET  /v1/plan                 200 Plan           blocks until images are on disk; 425 while not ready: ask again
+                                  422 there will be none | 424 nor now, but the next attempt may get one
     GET  /v1/commands?after=SEQ   200 LauncherCommand | 204   long poll, at most 20 s
     POST /v1/events               200                LauncherEvent
 

@@ -125,6 +125,7 @@ class Controller:
                     return status, answer
                 problem = _refusal(path, status, answer)
                 if status == 409 or status in _FATAL:
+                    problem.passes = False
                     raise problem
             if time.time() + pause >= deadline:
                 raise ControllerError(f"{problem} (gave up at the deadline)") from problem

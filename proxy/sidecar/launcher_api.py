@@ -12,6 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
+from ..errors import ProxyError
 from ..protocol import names
 from ..protocol.messages import LauncherCommand, LauncherEvent, MessageError, Plan, from_json, to_json
 
@@ -84,7 +85,7 @@ class LauncherApi:
             return _error(425, "not ready yet: ask again")
         except Exception as error:
             self._told.set()
-            return _error(422, str(error))
+            return _error(424 if isinstance(error, ProxyError) and error.passes else 422, str(error))
         return web.Response(text=to_json(plan), content_type="application/json")
 
     async def _get_commands(self, request: web.Request) -> web.Response:

@@ -24,7 +24,7 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from ..errors import StoreError
+from ..errors import StoreAwayError, StoreError
 
 # Read where gcsfs is imported, with the first gs:// URL. Its support for zonal buckets asks Google's control API over
 # gRPC before every operation; where that may not be asked (a permission that few roles have, a server that is not
@@ -157,7 +157,8 @@ class Backend:
                 lasting = _lasting(error)
                 if lasting or time.monotonic() + pause > deadline or self.cancelled():
                     reason = lasting or f"{type(error).__name__}: {error}"
-                    raise StoreError(f"store {self.url}: cannot {what}: {reason}") from error
+                    kind = StoreError if lasting else StoreAwayError
+                    raise kind(f"store {self.url}: cannot {what}: {reason}") from error
             self.retries += 1
             until = time.monotonic() + pause * random.uniform(0.7, 1.3)  # noqa: S311 - spreads load
             while time.monotonic() < until and not self.cancelled():

@@ -129,7 +129,7 @@ class Store:
             back = backend.read(name)
             backend.delete(name)
         except StoreError as error:
-            raise StoreError(f"{error}. Give a store that the pods can write, with its volume or key") from error
+            raise type(error)(f"{error}. Give a store that the pods can write, with its volume or key") from error
         if back != data:
             raise StoreError(f"store {self.url}: a file just written reads back differently: not a usable store")
 

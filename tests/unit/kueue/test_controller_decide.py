@@ -110,6 +110,7 @@ def ended(index, code, reason="Error", message="", limit=None):
         (ended(1, 137, "OOMKilled"), "OutOfMemory", KILLED),
         (ended(1, 137), "Deleted", "it ended with code 137"),
         (ended(1, 143), "Deleted", ""),
+        (ended(1, 143, message="store gs://b: cannot read x: 503"), "Deleted", "store gs://b: cannot read x: 503"),
     ],
 )  # fmt: skip
 def test_an_attempt_says_whether_its_pod_was_killed_for_memory(pod, ended_by, said):

@@ -39,7 +39,7 @@ class _Handler(BaseHTTPRequestHandler):
         sidecar = self.server.sidecar
         if url.path == "/v1/plan":
             if sidecar.refuse:
-                self._answer(422, json.dumps({"error": sidecar.refuse}))
+                self._answer(sidecar.refuse_with, json.dumps({"error": sidecar.refuse}))
             elif sidecar.plan is None:
                 self._answer(425, json.dumps({"error": "not ready"}))
             else:
@@ -98,6 +98,7 @@ class FakeSidecar:
         self.page = Page(run_dir, world_size)
         self.plan = plan
         self.refuse = ""
+        self.refuse_with = 422
         self.world_ends = True
         """A pod whose ranks have ended well is told at once that those of the other pods have, too."""
         self.events: list[messages.LauncherEvent] = []

@@ -301,6 +301,7 @@ class FakeLauncher:
         self.last = last
         self.plan: Plan | None = None
         self.refusal = ""
+        self.refused_with = 0
         self.commands: list[LauncherCommand] = []
         self.ranks: list[Rank] = []
         self.exit_code: int | None = None
@@ -326,7 +327,7 @@ class FakeLauncher:
                 if response.status == 200:
                     self.plan = from_json(Plan, await response.read())
                 elif response.status != 425:
-                    self.refusal = (await response.json())["error"]
+                    self.refusal, self.refused_with = (await response.json())["error"], response.status
                     return False
         for rank in self.plan.ranks:
             count = 0

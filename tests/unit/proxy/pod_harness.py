@@ -33,7 +33,7 @@ for d in null zero full random urandom tty; do touch dev/$d; mount --bind /dev/$
 mkdir dev/shm
 mount -t tmpfs -o size=1g tmpfs dev/shm
 if [ -n "$TORCH" ]; then mount --bind "$TORCH" opt/torch; mount -o remount,bind,ro opt/torch; fi
-mount --bind "$POD/singularity" singularity
+mount --rbind "$POD/singularity" singularity
 if [ -n "$SHARED" ]; then mkdir -p shared; mount --bind "$SHARED" shared; fi
 if [ -n "$CGROUP" ]; then
   echo 0 > "$CGROUP/cgroup.procs"

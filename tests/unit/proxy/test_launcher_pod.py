@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -274,6 +275,35 @@ def test_a_plan_that_is_refused(run: Make) -> None:
     pod = run("pod", fresh([0], 1), counter(), before=lambda p: setattr(p.sidecar, "refuse", "no"))
     assert pod.wait() == names.EXIT_PROTOCOL
     assert "refuses to give a plan (422): no" in pod.log()
+
+
+def test_a_plan_that_the_next_attempt_may_get(run: Make) -> None:
+    def away(pod: Pod) -> None:
+        pod.sidecar.refuse, pod.sidecar.refuse_with = "store gs://b: cannot read x: 503", 424
+
+    pod = run("pod", fresh([0], 1), counter(), before=away)
+    assert pod.wait() == names.EXIT_PREEMPTED, "the Job is not to fail by it"
+    assert "store gs://b: cannot read x: 503. This attempt ends here, the next one tries again" in pod.log()
+
+
+# --- a full disk ------------------------------------------------------------------------------------------------------
+def test_a_dump_that_the_pods_disk_has_no_room_for_fails_and_the_rank_goes_on(run: Make, tmp_path: Path) -> None:
+    images = tmp_path / "pod/singularity/images"
+    small = lambda _: subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", images], check=True)  # noqa: E731
+    pod = run("pod", fresh([0], 1), counter(), before=small)
+    try:
+        event = dump(pod, [0])
+        assert event.kind == "dump_failed" and "No space left on device" in event.message, event.message
+        path = pod.work(0) / "cwd/numbers"
+        at = numbers(path)[-1]
+        pod.sidecar.command("resume", generation=5)
+        until(lambda: numbers(path)[-1] > at + 100, "it counts on", pod)
+        (path.parent / "end").touch()
+        assert pod.wait() == 0, pod.log()
+        assert numbers(path) == list(range(1, len(numbers(path)) + 1))
+    finally:
+        pod.delete()
+        subprocess.run(["umount", images], check=True)
 
 
 # --- what a rank may do -----------------------------------------------------------------------------------------------

@@ -33,11 +33,14 @@ WAIT_S = 90.0
 class Processes(World):
     """Two pods of a rank each."""
 
-    def __init__(self, folder: Path, controller: FakeController, server: str, store: str) -> None:
-        super().__init__(folder, controller, 2, 2)
+    def __init__(
+        self, folder: Path, controller: FakeController, server: str, store: str, attempt: int = 1, **env: str
+    ) -> None:
+        super().__init__(folder, controller, 2, 2, attempt)
+        self._env = env
         self.configs = [replace(config, store=store) for config in self.configs]
         self.proxies = [FaultyProxy(urlsplit(server).port or 0) for _ in self.configs]
-        self._logs = [folder / f"sidecar-{config.index}.log" for config in self.configs]
+        self._logs = [folder / f"sidecar-{attempt}-{config.index}.log" for config in self.configs]
         self._processes = [self._sidecar(index) for index in range(2)]
         self.launch()
         for launcher in self.launchers:
@@ -49,9 +52,10 @@ class Processes(World):
             **os.environ, "PYTHONPATH": str(HERE.parents[2]), "STORAGE_EMULATOR_HOST": self.proxies[index].url,
             ENV_ROOT: str(config.root), names.ENV_NAMESPACE: config.namespace, names.ENV_JOB: config.job,
             names.ENV_POD: config.pod, names.ENV_POD_IP: config.pod_ip, names.ENV_INDEX: str(index),
-            names.ENV_ATTEMPT: "1", names.ENV_WORKERS: "2", names.ENV_WORLD_SIZE: "2", names.ENV_STORE: config.store,
+            names.ENV_ATTEMPT: str(config.attempt), names.ENV_WORKERS: "2", names.ENV_WORLD_SIZE: "2",
+            names.ENV_STORE: config.store,
             names.ENV_CONTROLLER_URL: config.controller_url, names.ENV_CONTROLLER_CA: config.controller_ca,
-            names.ENV_TOKEN_FILE: str(config.token_file),
+            names.ENV_TOKEN_FILE: str(config.token_file), names.ENV_CHECKPOINT: config.checkpoint, **self._env,
         }  # fmt: skip
         command = [sys.executable, str(HERE / "sidecar_process.py"), str(config.mesh_port)]
         with self._logs[index].open("wb") as out:

@@ -1,0 +1,116 @@
+"""Two sidecars fetch a committed checkpoint from a store that one of them does not reach well, or have no room for it.
+
+Sidecars are processes of their own, as in `test_mesh_store_faults`. What the launcher does with the answer that it gets
+(424: the attempt ends, and counts as lost; 422: the job fails) is shown by `test_launcher_pod`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from mesh_world import FakeController
+from store_samples import MIB
+from test_mesh_store_faults import Processes
+
+pytestmark = pytest.mark.timeout(240)
+FULL = pytest.mark.full
+PATIENCE_S = 3.0
+Again = Callable[..., Processes]
+
+
+@pytest.fixture
+async def again(folder: Path, controller: FakeController, gcs_server: str, gs_url: str) -> AsyncIterator[Again]:
+    """`again()`: the next attempt; a checkpoint was committed by the first."""
+    first = Processes(folder, controller, gcs_server, gs_url)
+    await first.until("steps", lambda: len(first.ranks) == 2 and all(r.boundary.count >= 5 for r in first.ranks))
+    await controller.command(90.0)
+    await first.until("a commit", lambda: controller.commits)
+    await first.end()
+    controller.commands.clear()
+    made: list[Processes] = []
+
+    def start() -> Processes:
+        controller.attempt, controller.leader_ip = controller.attempt + 1, ""
+        made.append(Processes(folder, controller, gcs_server, gs_url, controller.attempt, PATIENCE=str(PATIENCE_S)))
+        return made[-1]
+
+    yield start
+    for world in made:
+        await world.end()
+
+
+async def restored(world: Processes, controller: FakeController) -> None:
+    """Both pods have, and their ranks make steps together."""
+    step = controller.commits[0].checkpoint.step
+    await world.until("both are restored", lambda: len(world.ranks) == 2)
+    await world.until("steps", lambda: all(rank.boundary.count > step + 5 for rank in world.ranks))
+    assert all(launcher.plan is not None and launcher.plan.mode == "restore" for launcher in world.launchers)
+
+
+async def refused(world: Processes, pod: int, status: int) -> str:
+    launcher = world.launchers[pod]
+    await world.until("a refusal", lambda: launcher.refusal)
+    assert launcher.plan is None and not launcher.ranks, "nothing was begun"
+    assert launcher.refused_with == status, launcher.refusal
+    return launcher.refusal
+
+
+@pytest.mark.parametrize(("fault", "least"), [("503", 3), pytest.param("cut", 2, marks=FULL)])
+async def test_a_store_that_fails_for_less_than_the_patience(
+    again: Again, controller: FakeController, fault: str, least: int
+) -> None:
+    world = again()
+    world.proxies[1].fail(fault, after=MIB, times=1 << 30 if fault == "503" else least, spreads=fault == "503")
+    await asyncio.to_thread(world.proxies[1].wait_fired, fault, least)
+    assert world.launchers[1].plan is None
+    world.proxies[1].heal()
+    await restored(world, controller)
+
+
+@pytest.mark.parametrize("pod", [pytest.param(0, id="leader", marks=FULL), pytest.param(1, id="follower")])
+@pytest.mark.parametrize("fault", ["503", pytest.param("cut", marks=FULL), pytest.param("silence", marks=FULL)])
+async def test_a_store_that_is_away_for_longer_ends_the_attempt_and_the_next_one_restores(
+    again: Again, controller: FakeController, pod: int, fault: str
+) -> None:
+    world = again()
+    world.proxies[pod].fail(fault, after=MIB, spreads=True)
+    said = await refused(world, pod, 424)
+    assert said.startswith("store gs://") and ": cannot read jobs/team/train/packs/" in said
+    assert world.proxies[pod].fired[fault] >= 1
+    await world.end()
+    await restored(again(), controller)
+
+
+@pytest.mark.full
+async def test_a_store_that_is_away_from_the_start(again: Again, controller: FakeController) -> None:
+    world = again()
+    world.proxies[1].fail("503")
+    assert "cannot write probe-" in await refused(world, 1, 424)
+
+
+async def test_a_store_that_may_not_be_read_is_said_at_once(again: Again, controller: FakeController) -> None:
+    world = again()
+    world.proxies[1].fail("403", after=MIB, spreads=True)
+    said = await refused(world, 1, 422)
+    assert ": cannot read jobs/team/train/packs/" in said and "Forbidden" in said
+
+
+@pytest.mark.full
+async def test_a_pod_without_room_for_the_images(again: Again, controller: FakeController, folder: Path) -> None:
+    disk = folder / "a2p1/images"
+    disk.mkdir(parents=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("needs root: mounts a small file system")
+    try:
+        world = again()
+        assert world.configs[1].image_dir == disk
+        said = await refused(world, 1, 422)
+        assert said.startswith(f"cannot write images to {disk}/") and "No space left on device" in said
+        await world.end()
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    await restored(again(), controller)
