@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -85,3 +87,26 @@ def test_without_a_page_training_goes_on(tmp_path: Path, rank: Boundary, capfd: 
     rank.step()
     assert rank.count == 42
     assert "training goes on, but this rank can no longer be checkpointed" in capfd.readouterr().err
+
+
+HEAP = """
+import sys
+from proxy.agent import freeze
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+blocks = [bytes([n % 255 + 1]) * 100_000 for n in range(640)]
+kept = blocks[::64]  # the last of them keeps the heap from shrinking by itself
+del blocks
+before = resident()
+freeze.give_back()
+assert all(block == bytes([n * 64 % 255 + 1]) * 100_000 for n, block in enumerate(kept))
+print(before - resident())
+"""
+
+
+def test_memory_that_is_free_in_the_heap_is_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", HEAP], check=True, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert int(done.stdout) > 30_000_000
