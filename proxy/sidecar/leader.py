@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import threading
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -173,8 +174,7 @@ class Leader:
         deadline = state.trigger.deadline
         try:
             manifest, stored = self._manifest(state)
-            left = max(0.1, deadline - time.time())
-            await asyncio.wait_for(asyncio.to_thread(self._store.write_manifest, manifest), left)
+            await self._write(manifest, max(0.1, deadline - time.time()))
             goes_on = self.state.goes_on
             await self._controller.commit(self._request(state, manifest, stored, goes_on), deadline)
             if goes_on and not self.state.goes_on and self.state.trigger is not None:
@@ -199,6 +199,14 @@ class Leader:
                 self._move(machine.committed(self.state))
             if goes_on:
                 self._spawn(self.retain(manifest.id))
+
+    async def _write(self, manifest: Manifest, limit_s: float) -> None:
+        """The manifest, or TimeoutError; then none appears later, when nobody would commit it."""
+        late = threading.Event()
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self._store.write_manifest, manifest, late.is_set), limit_s)
+        finally:
+            late.set()
 
     async def retain(self, checkpoint: str, fresh: bool = False) -> None:
         """Delete old checkpoints, and what none needs any more; never `checkpoint`. A failure is only logged.

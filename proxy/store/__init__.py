@@ -1,4 +1,4 @@
-"""The checkpoint store: packs of content, recipes and manifests on any fsspec URL (file, gs, memory).
+"""The checkpoint store: packs of content, recipes and manifests on any fsspec URL (file, gs, s3, memory).
 
 Here lives everything that reads or writes the layout of `proxy.protocol.manifest`: cutting, deduplication, upload,
 verified download, the catalog of manifests, retention, archives. Not here: what a checkpoint means, when one is taken,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import copy
 import errno
 import os
 import random
@@ -33,10 +34,12 @@ os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 T = TypeVar("T")
 TEMPORARY: Final = ".tmp-"
-SUPPORTED: Final = "file://, gs:// and memory://"
+SUPPORTED: Final = "file://, gs://, s3:// and memory://"
 PATIENCE_S: Final = 120.0
 FIRST_TRY_S: Final = 20.0
 """How long the first try of an operation over the network may take; each further one may take twice as long."""
+_OPTIONS: Final[dict[str, dict[str, Any]]] = {"s3": {"max_concurrency": 1}}
+"""s3fs would ask for an object's size first and read it in parts: more requests, and twice the memory."""
 _LASTING: Final = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the quota of the disk is used up",
@@ -48,6 +51,8 @@ _LASTING_TYPES: Final = (
     FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError, ValueError, TypeError,
     ImportError, NotImplementedError, MemoryError,
 )  # fmt: skip
+_LASTING_NAMES: Final = frozenset(("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"))
+"""Types of botocore's, which is imported with the first s3:// URL only."""
 
 
 class Backend:
@@ -68,22 +73,42 @@ class Backend:
         """Operations that were tried again so far."""
         self.cancelled = cancelled
         try:
-            self.fs, root = fsspec.core.url_to_fs(url)
+            # A listing that another thread began earlier must not answer for one that begins now: see `locks`.
+            options = {"use_listings_cache": False, **_OPTIONS.get(url.partition(":")[0], {})}
+            self.fs, root = fsspec.core.url_to_fs(url, **options)
         except (ValueError, ImportError) as error:
             raise StoreError(f"store {url!r}: {error}; supported are {SUPPORTED}") from error
         self.root: str = root.rstrip("/")
         self.local = isinstance(self.fs, LocalFileSystem)
 
+    def until(self, cancelled: Callable[[], bool]) -> Backend:
+        """The same with a count of its own, and another word for "cancelled"."""
+        made = copy.copy(self)
+        made.retries, made.cancelled = 0, cancelled
+        return made
+
     def path(self, relative: str) -> str:
         """Path for fsspec."""
         return f"{self.root}/{relative}"
 
-    def write(self, relative: str, data: bytes) -> None:
-        """Write a whole file; it appears at once or not at all, and then survives a crash. Raises StoreError."""
-        if self.local:
-            self._guard(f"write {relative}", lambda limit: _write_local(Path(self.path(relative)), data))
-        else:
-            self._guard(f"write {relative}", lambda limit: self._call("pipe_file", limit, self.path(relative), data))
+    def write(self, relative: str, data: bytes, late: bool = True) -> None:
+        """Write a whole file; it appears at once or not at all, and then survives a crash. Raises StoreError.
+
+        :param late: it may appear after it was cancelled. If not: only if an object store had been sent all of it.
+        """
+
+        def check() -> None:
+            if not late and self.cancelled():
+                raise StoreError(f"store {self.url}: {relative} was not written: it was cancelled")
+
+        def put(limit: float) -> None:
+            if self.local:
+                _write_local(Path(self.path(relative)), data, check)
+            else:
+                check()
+                self._call("pipe_file", limit, self.path(relative), data)
+
+        self._guard(f"write {relative}", put)
 
     def read(self, relative: str, most: int | None = None) -> bytes | None:
         """Content of a file, or its first `most` bytes; None if there is none. Raises StoreError."""
@@ -103,7 +128,6 @@ class Backend:
         top = self.path(relative)
 
         def look(limit: float) -> dict[str, dict[str, Any]]:
-            self.fs.invalidate_cache()
             try:
                 found: dict[str, dict[str, Any]] = self._call("find", limit, top, detail=True)
             except FileNotFoundError:  # also a file that was deleted while the folder was read
@@ -170,7 +194,7 @@ def _lasting(error: Exception) -> str:
     """Why trying again is of no use; "" if it may be."""
     if isinstance(error, OSError) and error.errno in _LASTING:
         return f"{_LASTING[error.errno]} ({error})"
-    if isinstance(error, _LASTING_TYPES):
+    if isinstance(error, _LASTING_TYPES) or type(error).__name__ in _LASTING_NAMES:
         return f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.errno is None and str(error).startswith("Forbidden"):
         return str(error)  # gcsfs's way to say 403
@@ -180,7 +204,8 @@ def _lasting(error: Exception) -> str:
     return ""
 
 
-def _write_local(path: Path, data: bytes) -> None:
+def _write_local(path: Path, data: bytes, check: Callable[[], None]) -> None:
+    """`check` raises when the file shall not appear any more."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}{TEMPORARY}{uuid.uuid4().hex}")
     try:
@@ -189,6 +214,7 @@ def _write_local(path: Path, data: bytes) -> None:
             while view:
                 view = view[file.write(view) :]
             os.fsync(file.fileno())
+        check()
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -42,7 +42,7 @@ class Known:
         new = [
             (path.rsplit("/", 1)[1], size)
             for path, (size, _) in sorted(self._backend.find(f"{self._folder}/packs").items())
-            if TEMPORARY not in path and path.rsplit("/", 1)[1] not in self._seen
+            if size and TEMPORARY not in path and path.rsplit("/", 1)[1] not in self._seen
         ]
         for (name, size), head in zip(new, self._pool.map(self._head, new), strict=True):
             self._seen.add(name)

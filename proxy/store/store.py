@@ -84,7 +84,7 @@ class Store:
         count = Count(progress, total)
         name = locks.pod_upload(checkpoint_id, part[0])
         stop = threading.Event()
-        backend = Backend(self.url, self.backend.patience_s, lambda: stop.is_set() or cancelled())
+        backend = self.backend.until(lambda: stop.is_set() or cancelled())
         try:
             locks.announce_upload(backend, folder, name, cancelled)
             with self.pool("store-put") as pool:
@@ -106,15 +106,23 @@ class Store:
             self.backend.retries += backend.retries
         return PutResult(images, total, work.stored)
 
-    def write_manifest(self, manifest: Manifest) -> None:
+    def write_manifest(self, manifest: Manifest, cancelled: Callable[[], bool] = _never) -> None:
         """Write the manifest, atomically: from here on the checkpoint exists. Raises StoreError.
 
         Uploads by other pods for the same job count as ended: one checkpoint of a job is made at a time.
+
+        :param cancelled: once true, no manifest appears any more, but for one that the store had already been sent
         """
         text = mf.dumps(manifest)
         mf.loads(text)  # never write what no reader would accept
-        self.backend.write(layout.manifest_path(manifest.namespace, manifest.job, manifest.id), text.encode())
-        self.end_uploads(manifest.namespace, manifest.job)
+        backend = self.backend.until(cancelled)
+        try:
+            path = layout.manifest_path(manifest.namespace, manifest.job, manifest.id)
+            backend.write(path, text.encode(), late=False)
+            with contextlib.suppress(StoreError):  # it is there; garbage waits for the next commit or attempt
+                locks.end_pod_uploads(backend, layout.job_folder(manifest.namespace, manifest.job))
+        finally:
+            self.backend.retries += backend.retries
 
     def end_uploads(self, namespace: str, job: str) -> None:
         """No upload announced so far will be committed any more. Raises StoreError."""

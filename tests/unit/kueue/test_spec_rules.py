@@ -76,6 +76,7 @@ def test_the_sample_is_valid() -> None:
         ("store", {"store": "ftp://x/y"}, "no library for"),
         ("store", {"store": "memory://x"}, "vanish"),
         ("store", {"store": "gs://"}, "no bucket"),
+        ("store", {"store": "s3:///path"}, "no bucket"),
         ("store", {"store": "file://host/x"}, "absolute path"),
         ("store", {"store": "file:///tmp/x"}, "not writable"),
         ("store", {"store": "file:///opt/torch/x"}, "not writable"),

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import device_figures
@@ -93,6 +94,29 @@ def gs_url(gcs_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """URL of an empty bucket, for gcsfs."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
     return object_servers.make_gcs_bucket(gcs_server)
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of an S3 server that keeps objects in memory."""
+    if find_spec("moto") is None or find_spec("s3fs") is None:
+        pytest.skip("moto or s3fs is not installed: install the extras proxy and dev of pyproject.toml")
+    with object_servers.running_s3(tmp_path_factory.mktemp("s3") / "log") as url:
+        yield url
+
+
+@pytest.fixture
+def s3_url(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of an empty bucket, for s3fs, which reads its endpoint and its key when it first connects."""
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3_server, "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    return object_servers.make_s3_bucket(s3_server)
 
 
 @pytest.fixture

@@ -102,8 +102,10 @@ class FaultyProxy:
         self, source: socket.socket, target: socket.socket, passed: dict[socket.socket, int], request: bool
     ) -> None:
         """One direction. A message ends where one of the other direction begins."""
+        bodiless = False
         try:
             for data in _chunks(source):
+                bodiless = data.startswith(b"HEAD ") if not passed[source] else bodiless
                 passed[source], passed[target] = passed[source] + len(data), 0
                 if request:
                     self.received += len(data)
@@ -117,7 +119,7 @@ class FaultyProxy:
                         pass
                     break
                 if fault and request:
-                    _answer(source, fault)
+                    _answer(source, fault, bodiless)
                     break
                 if self.rate:
                     time.sleep(len(data) / self.rate)
@@ -137,11 +139,11 @@ def _chunks(source: socket.socket) -> Iterator[bytes]:
         yield data
 
 
-def _answer(client: socket.socket, status: str) -> None:
+def _answer(client: socket.socket, status: str, bodiless: bool) -> None:
     """An answer before the end of the request, as a busy load balancer gives it."""
     body = b'{"error": {"code": %s, "message": "injected"}}' % status.encode()
     head = f"HTTP/1.1 {status} Injected\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    client.sendall(f"{head}Connection: close\r\n\r\n".encode() + body)
+    client.sendall(f"{head}Connection: close\r\n\r\n".encode() + (b"" if bodiless else body))
     client.shutdown(socket.SHUT_WR)
     for _ in _chunks(client):
         pass  # a reset now could overtake the answer

@@ -394,7 +394,7 @@ class FakeLauncher:
             return
         for rank in self.ranks:
             folder = self.config.image_dir / command.checkpoint_id / f"rank-{rank.rank}"
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)  # a sidecar that was started anew asks again
             record = {"count": rank.frozen[command.generation]}
             (folder / "rank.json").write_text(json.dumps(record))
             own = f"{self.config.attempt} {command.generation} {rank.rank}".encode()

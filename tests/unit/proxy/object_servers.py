@@ -1,15 +1,19 @@
-"""A server that speaks the protocol of an object store and keeps objects in memory."""
+"""Servers that speak the protocol of an object store and keep objects in memory."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+ENDPOINTS = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}
+"""Scheme -> variable that says where its server is."""
 
 
 @contextlib.contextmanager
@@ -30,6 +34,23 @@ def make_gcs_bucket(server: str) -> str:
     request = urllib.request.Request(f"{server}/storage/v1/b?project=test", body, headers)
     urllib.request.urlopen(request, timeout=10).close()
     return f"gs://{bucket}/checkpoints"
+
+
+@contextlib.contextmanager
+def running_s3(log: Path) -> Iterator[str]:
+    """Address of moto's S3 server; it has gone when the context ends."""
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with _running(words, f"{url}/moto-api/", log):
+        yield url
+
+
+def make_s3_bucket(server: str) -> str:
+    """s3:// URL of a new bucket."""
+    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+    urllib.request.urlopen(urllib.request.Request(f"{server}/{bucket}", method="PUT"), timeout=30).close()
+    return f"s3://{bucket}/checkpoints"
 
 
 def _free_port() -> int:

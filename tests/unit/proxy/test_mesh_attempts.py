@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -178,6 +180,34 @@ async def test_commit_that_never_succeeds_is_given_up(world: World, controller: 
     assert "are stored, but the commit failed" in controller.failures[0].message
     assert "API server is away" in controller.failures[0].message
     await world.stepped(max(r.boundary.count for r in world.ranks) + 5)
+
+
+async def test_a_manifest_that_comes_too_late_never_appears(
+    world: World, controller: FakeController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is stuck while the manifest is written, past the deadline, and goes on afterwards."""
+    go, sync = threading.Event(), os.fsync
+
+    def stuck(descriptor: int) -> None:
+        if ".json.tmp-" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            assert go.wait(60)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", stuck)
+    await world.stepped(3)
+    await controller.command(8.0, then="continue")
+    await eventually("failure", lambda: controller.failures)
+    assert "the store did not take the manifest in time" in controller.failures[0].message
+    store = Store(world.configs[0].store)
+    drafts = list(Path(store.backend.root).rglob("*.json.tmp-*"))
+    go.set()
+    await eventually("it is given up", lambda: not any(path.exists() for path in drafts))
+    assert len(drafts) == 1 and store.list_checkpoints("team", "train") == []
+    await world.stepped(max(r.boundary.count for r in world.ranks) + 5)
+    await controller.command(30, then="continue")
+    await eventually("commit", lambda: controller.commits)
+    found = [listing.id for listing in store.list_checkpoints("team", "train")]
+    assert found == [controller.commits[0].checkpoint.id]
 
 
 async def test_stale_attempt_ends_without_a_commit(world: World, controller: FakeController) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import subprocess
 import tarfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,24 @@ def test_a_full_disk_is_said_at_once_and_loses_nothing(tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
+def test_a_manifest_whose_time_is_over_while_it_is_written_does_not_appear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, over, sync = Store(f"file://{tmp_path}/store"), threading.Event(), os.fsync
+    put = store.put_ranks(NAMESPACE, JOB, "train-a1-g1", {0: image(tmp_path / "image", size=1 << 19)})
+
+    def slow(descriptor: int) -> None:
+        sync(descriptor)
+        over.set()
+
+    monkeypatch.setattr(os, "fsync", slow)
+    with pytest.raises(StoreError, match=r"train-a1-g1.json was not written: it was cancelled"):
+        store.write_manifest(manifest(put.images), over.is_set)
+    assert store.list_checkpoints(NAMESPACE, JOB) == []
+    assert not [path for path in tmp_path.rglob("*") if ".tmp-" in path.name]
+    assert store.collect_garbage(NAMESPACE, JOB).running, "its packs are there for the next one"
+
+
 Change = Callable[[list[tuple[tarfile.TarInfo, bytes]]], None]
 
 
@@ -133,5 +153,5 @@ def test_a_tampered_archive_is_refused(tmp_path: Path, change: Change, text: str
 
 @pytest.mark.parametrize("url", ["s4://bucket/prefix", "nosuch://x"])
 def test_a_store_that_is_not_known_names_those_that_are(url: str) -> None:
-    with pytest.raises(StoreError, match=r"supported are file://, gs:// and memory://"):
+    with pytest.raises(StoreError, match=r"supported are file://, gs://, s3:// and memory://"):
         Store(url)

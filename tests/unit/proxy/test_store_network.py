@@ -1,7 +1,8 @@
-"""A store behind a bad network: a real server of Google Cloud Storage's protocol, and a proxy that injects faults."""
+"""A store behind a bad network: real servers of two protocols (gs, s3), and a proxy that injects faults."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from faulty_proxy import FaultyProxy
+from object_servers import ENDPOINTS
 from store_samples import FOLDER, JOB, MIB, NAMESPACE, commit, image, manifest, same
 
 from proxy.errors import StoreError
@@ -20,11 +22,19 @@ SIZE = 12 * MIB
 """Of what does not compress in an image: two packs."""
 
 
+@pytest.fixture(params=["gs", "s3"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Of an empty bucket."""
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found
+
+
 @pytest.fixture
-def proxy(gcs_server: str, gs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+def proxy(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
     """Between the store and its server."""
-    made = FaultyProxy(urlsplit(gcs_server).port or 0)
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", made.url)
+    variable = ENDPOINTS[urlsplit(url).scheme]
+    made = FaultyProxy(urlsplit(os.environ[variable]).port or 0)
+    monkeypatch.setenv(variable, made.url)
     yield made
     made.close()
 
@@ -68,9 +78,9 @@ def check_not_committed(store: Store, earlier: str) -> None:
 
 @pytest.mark.parametrize("seconds", [1.0, pytest.param(60.0, marks=pytest.mark.full)])
 def test_a_server_that_answers_errors_for_a_while(
-    proxy: FaultyProxy, gs_url: str, tmp_path: Path, seconds: float
+    proxy: FaultyProxy, url: str, tmp_path: Path, seconds: float
 ) -> None:
-    store, folder = Store(gs_url), image(tmp_path / "image", size=SIZE)
+    store, folder = Store(url), image(tmp_path / "image", size=SIZE)
     began = time.monotonic()
     proxy.fail("503", after=2 * MIB, spreads=True)  # begins in the middle of a pack
     putting = Putting(store, folder)
@@ -81,15 +91,15 @@ def test_a_server_that_answers_errors_for_a_while(
 
 
 def test_errors_that_outlast_the_patience_commit_nothing(
-    proxy: FaultyProxy, gs_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: FaultyProxy, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, folder = Store(gs_url), image(tmp_path / "image", size=SIZE)
+    store, folder = Store(url), image(tmp_path / "image", size=SIZE)
     earlier = commit(store, image(tmp_path / "earlier", seed=7, size=MIB))
     monkeypatch.setattr(backend, "FIRST_TRY_S", 4.0)
     proxy.fail("503", after=2 * MIB, spreads=True)
-    putting = Putting(Store(gs_url, patience_s=3), folder)
+    putting = Putting(Store(url, patience_s=3), folder)
     assert putting.end() is None
-    assert "cannot write" in putting.error and gs_url in putting.error
+    assert "cannot write" in putting.error and url in putting.error
     proxy.heal()
     check_not_committed(store, earlier.id)
     assert store.collect_garbage(NAMESPACE, JOB).running, "it could not say that it had ended"
@@ -98,48 +108,72 @@ def test_errors_that_outlast_the_patience_commit_nothing(
     assert store.collect_garbage(NAMESPACE, JOB).running == [] and store.backend.find(f"{FOLDER}/locks") == {}
 
 
-def test_connections_cut_in_the_middle_of_an_upload(proxy: FaultyProxy, gs_url: str, tmp_path: Path) -> None:
-    store, folder = Store(gs_url), image(tmp_path / "image", size=SIZE)
+def test_connections_cut_in_the_middle_of_an_upload(proxy: FaultyProxy, url: str, tmp_path: Path) -> None:
+    store, folder = Store(url), image(tmp_path / "image", size=SIZE)
     proxy.fail("cut", after=2 * MIB, times=2)
     putting = Putting(store, folder)
     check_whole(store, putting.end(), folder, tmp_path / "back")
     assert proxy.fired["cut"] == 2
 
 
-def test_connections_cut_in_the_middle_of_a_download(proxy: FaultyProxy, gs_url: str, tmp_path: Path) -> None:
-    store, folder = Store(gs_url), image(tmp_path / "image", size=SIZE)
+@pytest.mark.parametrize(("fault", "after", "times"), [("503", 0, 3), ("cut", 2 * MIB, 2), ("silence", 2 * MIB, 1)])
+def test_a_download_that_meets_faults(
+    proxy: FaultyProxy,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    after: int,
+    times: int,
+) -> None:
+    monkeypatch.setattr(backend, "FIRST_TRY_S", 4.0)
+    store, folder = Store(url), image(tmp_path / "image", size=SIZE)
     made = commit(store, folder)
-    proxy.fail("cut", after=2 * MIB, times=2)
+    proxy.fail(fault, after=after, times=times)
     store.fetch_ranks(made, {0: tmp_path / "back"})
-    assert same(folder, tmp_path / "back") and proxy.fired["cut"] == 2
+    assert same(folder, tmp_path / "back") and proxy.fired[fault] == times
+
+
+def test_a_download_is_given_up_with_a_sentence(
+    proxy: FaultyProxy, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "FIRST_TRY_S", 2.0)
+    store = Store(url, patience_s=3600)
+    made = commit(store, image(tmp_path / "image", size=MIB))
+    proxy.fail("403")
+    with pytest.raises(StoreError, match=r"cannot read .*: (Forbidden|PermissionError: Forbidden)"):
+        store.fetch_ranks(made, {0: tmp_path / "back"})
+    proxy.fail("503")
+    with pytest.raises(StoreError, match=r"cannot read "):
+        Store(url, patience_s=2).fetch_ranks(made, {0: tmp_path / "back"})
 
 
 def test_a_connection_that_falls_silent_is_replaced(
-    proxy: FaultyProxy, gs_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: FaultyProxy, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "FIRST_TRY_S", 2.0)
-    store, folder = Store(gs_url), image(tmp_path / "image", size=SIZE)
+    store, folder = Store(url), image(tmp_path / "image", size=SIZE)
     proxy.fail("silence", after=2 * MIB, times=1)
     check_whole(store, Putting(store, folder).end(), folder, tmp_path / "back")
     assert proxy.fired["silence"] == 1 and store.backend.retries >= 1
 
 
 def test_a_server_that_never_answers_is_given_up(
-    proxy: FaultyProxy, gs_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: FaultyProxy, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, folder = Store(gs_url), image(tmp_path / "image", size=MIB)
+    store, folder = Store(url), image(tmp_path / "image", size=MIB)
     earlier = commit(store, image(tmp_path / "earlier", seed=7, size=MIB))
     proxy.fail("silence")
     monkeypatch.setattr(backend, "FIRST_TRY_S", 3.0)
-    putting = Putting(Store(gs_url, patience_s=3), folder)
+    putting = Putting(Store(url, patience_s=3), folder)
     assert putting.end() is None and "TimeoutError: no answer within 3 s" in putting.error
     proxy.heal()
     check_not_committed(store, earlier.id)
 
 
-def test_cancelling_does_not_wait_for_a_silent_server(proxy: FaultyProxy, gs_url: str, tmp_path: Path) -> None:
+def test_cancelling_does_not_wait_for_a_silent_server(proxy: FaultyProxy, url: str, tmp_path: Path) -> None:
     """Its patience of an hour is longer than the test may take."""
-    store, cancel, errors = Store(gs_url, patience_s=3600), threading.Event(), []
+    store, cancel, errors = Store(url, patience_s=3600), threading.Event(), []
     folder = image(tmp_path / "image", size=8 * MIB)
 
     def put() -> None:
@@ -157,17 +191,43 @@ def test_cancelling_does_not_wait_for_a_silent_server(proxy: FaultyProxy, gs_url
     assert not thread.is_alive() and "cancelled" in errors[0]
 
 
-def test_a_refusal_is_said_at_once(proxy: FaultyProxy, gs_url: str, tmp_path: Path) -> None:
-    store = Store(gs_url, patience_s=3600)
+@pytest.mark.parametrize("fault", ["503", "silence"])
+def test_a_manifest_that_nobody_waits_for_any_more_never_appears(
+    proxy: FaultyProxy, url: str, tmp_path: Path, fault: str
+) -> None:
+    store, over, errors = Store(url, patience_s=3600), threading.Event(), []
+    put = store.put_ranks(NAMESPACE, JOB, NAME, {0: image(tmp_path / "image", size=MIB)})
+
+    def write() -> None:
+        try:
+            store.write_manifest(manifest(put.images, 2), over.is_set)
+        except StoreError as error:
+            errors.append(str(error))
+
+    proxy.fail(fault)
+    thread = threading.Thread(target=write)
+    thread.start()
+    proxy.wait_fired(fault)
+    over.set()
+    thread.join(60)
+    assert not thread.is_alive() and "cancelled" in errors[0], "nothing is left that could write it"
+    proxy.heal()
+    assert store.list_checkpoints(NAMESPACE, JOB) == []
+    store.write_manifest(manifest(put.images, 2))
+    assert store.latest_valid(NAMESPACE, JOB)[0] is not None
+
+
+def test_a_refusal_is_said_at_once(proxy: FaultyProxy, url: str, tmp_path: Path) -> None:
+    store = Store(url, patience_s=3600)
     proxy.fail("403")
-    with pytest.raises(StoreError, match=r"cannot write .*: Forbidden"):
+    with pytest.raises(StoreError, match=r"cannot write .*: (Forbidden|PermissionError: Forbidden)"):
         store.put_ranks(NAMESPACE, JOB, NAME, {0: image(tmp_path / "image", size=MIB)})
     assert store.backend.retries == 0 and proxy.fired["403"] >= 1
 
 
-def test_a_slow_store_slows_the_upload_down_and_loses_nothing(proxy: FaultyProxy, gs_url: str, tmp_path: Path) -> None:
+def test_a_slow_store_slows_the_upload_down_and_loses_nothing(proxy: FaultyProxy, url: str, tmp_path: Path) -> None:
     """What the upload says is done is what the store has: it does not run ahead of it."""
-    store, folder = Store(gs_url), image(tmp_path / "image", size=SIZE)
+    store, folder = Store(url), image(tmp_path / "image", size=SIZE)
     proxy.rate = 6e6
     ahead: list[int] = []
 
