@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import CorruptChunkError, StoreError
 from ..protocol.manifest import Manifest, RankImage, Stored
@@ -16,13 +17,52 @@ from .backend import Backend
 from .progress import Count, Progress
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A run of grains and where it goes."""
 
-    path: Path
+    file: int
+    """Index into `_Plan.files`."""
     offset: int
-    run: recipe.Run
+    first: int
+    grains: int
+    size: int
+
+
+class _Plan:
+    """What goes where, by pack, so that each pack is read once for all ranks. 40 bytes per run: a large image that
+    changed here and there has many."""
+
+    def __init__(self) -> None:
+        self.files: list[Path] = []
+        self.packs: dict[Stored, array[int]] = {}
+        self.size = 0
+        """Bytes that packs hold; the rest of the files are holes."""
+
+    def add(self, image: RankImage, runs: list[list[recipe.Run]], target: Path) -> None:
+        """Make the files of a rank, all holes, and note what goes there. Raises OSError."""
+        target.mkdir(parents=True, exist_ok=True)
+        for file, of_file in zip(image.files, runs, strict=True):
+            path = target / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.ftruncate(fd, file.size)
+            finally:
+                os.close(fd)
+            offset = 0
+            for run in of_file:
+                if run.pack != recipe.ZEROS:
+                    words = self.packs.setdefault(image.packs[run.pack - 1], array("Q"))
+                    words.extend((len(self.files), offset, run.first, run.count, run.size))
+                    self.size += run.size
+                offset += run.size
+            self.files.append(path)
+
+    def pieces(self, stored: Stored) -> Iterator[_Piece]:
+        """Of one pack, in the order of the files."""
+        words = self.packs[stored]
+        width = len(_Piece._fields)
+        return (_Piece(*words[at : at + width]) for at in range(0, len(words), width))
 
 
 def read_recipe(backend: Backend, folder: str, image: RankImage, where: str) -> list[list[recipe.Run]]:
@@ -66,7 +106,7 @@ def fetch(
 ) -> int:
     """See `Store.fetch_ranks`."""
     images = {image.rank: image for image in manifest.ranks}
-    pieces: dict[Stored, list[_Piece]] = {}
+    plan = _Plan()
     total = 0
     for rank, target in targets.items():
         if rank not in images:
@@ -74,27 +114,27 @@ def fetch(
         total += sum(f.size for f in images[rank].files)
         runs = read_recipe(backend, folder, images[rank], f"checkpoint {manifest.id}, rank {rank}")
         try:
-            _plan(images[rank], runs, target, pieces)
+            plan.add(images[rank], runs, target)
         except OSError as error:
             raise StoreError(f"cannot write images of rank {rank} to {target}: {error}") from error
     count = Count(progress, total)
-    holes = total - sum(p.run.size for group in pieces.values() for p in group)
-    count.add(holes)
+    count.add(total - plan.size)
 
-    def work(item: tuple[Stored, list[_Piece]]) -> None:
+    def work(stored: Stored) -> None:
         if cancelled():
             raise StoreError(f"download of checkpoint {manifest.id} was cancelled")
-        where = f"checkpoint {manifest.id}, file {item[1][0].path.name}"
-        head, data = read_pack(backend, folder, item[0], where)
+        first = plan.files[next(plan.pieces(stored)).file]
+        where = f"checkpoint {manifest.id}, file {first.name}"
+        head, data = read_pack(backend, folder, stored, where)
         try:
-            _write(head, data, item[1], count)
+            _write(head, data, plan.files, plan.pieces(stored), count)
         except pack.PackError as error:
-            raise CorruptChunkError("pack", item[0].name, where, str(error)) from None
+            raise CorruptChunkError("pack", stored.name, where, str(error)) from None
         except OSError as error:
-            raise StoreError(f"cannot write images to {item[1][0].path}: {error}") from error
+            raise StoreError(f"cannot write images to {first.parent}: {error}") from error
 
     with ThreadPoolExecutor(threads, thread_name_prefix="store-get") as pool:
-        futures = [pool.submit(work, item) for item in pieces.items()]
+        futures = [pool.submit(work, stored) for stored in plan.packs]
         wait(futures, return_when=FIRST_EXCEPTION)
         for future in futures:
             future.cancel()
@@ -105,39 +145,20 @@ def fetch(
     return total
 
 
-def _plan(image: RankImage, runs: list[list[recipe.Run]], target: Path, pieces: dict[Stored, list[_Piece]]) -> None:
-    """Make the files, all holes, and note what goes where."""
-    target.mkdir(parents=True, exist_ok=True)
-    for file, of_file in zip(image.files, runs, strict=True):
-        path = target / file.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.ftruncate(fd, file.size)
-        finally:
-            os.close(fd)
-        offset = 0
-        for run in of_file:
-            if run.pack != recipe.ZEROS:
-                pieces.setdefault(image.packs[run.pack - 1], []).append(_Piece(path, offset, run))
-            offset += run.size
-
-
-def _write(head: pack.Head, data: bytes, pieces: list[_Piece], count: Count) -> None:
+def _write(head: pack.Head, data: bytes, files: list[Path], pieces: Iterator[_Piece], count: Count) -> None:
     contents: dict[int, bytes] = {}
-    opened: Path | None = None
-    fd = -1
+    opened = fd = -1
     try:
         for piece in pieces:
-            begin, end = head.span(piece.run.first, piece.run.count)
-            if end - begin != piece.run.size:
-                raise pack.PackError(f"has {end - begin} bytes where the recipe says {piece.run.size}")
-            if piece.path != opened:
+            begin, end = head.span(piece.first, piece.grains)
+            if end - begin != piece.size:
+                raise pack.PackError(f"has {end - begin} bytes where the recipe says {piece.size}")
+            if piece.file != opened:
                 if fd >= 0:
                     os.close(fd)
                 fd = -1
-                fd = os.open(piece.path, os.O_WRONLY | os.O_NOFOLLOW)
-                opened = piece.path
+                fd = os.open(files[piece.file], os.O_WRONLY | os.O_NOFOLLOW)
+                opened = piece.file
             at = begin
             while at < end:
                 number = pack.block_at(head, at)
@@ -147,7 +168,7 @@ def _write(head: pack.Head, data: bytes, pieces: list[_Piece], count: Count) -> 
                 part = memoryview(contents[number])[at - block.begin : end - block.begin]
                 _pwrite(fd, part, piece.offset + at - begin)
                 at += len(part)
-            count.add(piece.run.size)
+            count.add(piece.size)
     finally:
         if fd >= 0:
             os.close(fd)

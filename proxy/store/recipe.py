@@ -24,7 +24,7 @@ class RecipeError(ValueError):
     """The bytes are no recipe of these files. The message ends a sentence that begins with the recipe."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Run:
     pack: int
     first: int

@@ -28,10 +28,10 @@ def memory(kind):
 
 def slowly(name):
     stock = getattr(Backend, name)
-    def method(self, path, *args):
+    def method(self, path, *args, **options):
         if "/packs/" in path:
             time.sleep(0.2)
-        return stock(self, path, *args)
+        return stock(self, path, *args, **options)
     setattr(Backend, name, method)
 
 what, url, folder = sys.argv[1:]
