@@ -48,7 +48,6 @@ def test_tab_shows_the_job_and_its_buttons_work(
         page.get_by_test_id("training-send").click()
         expect(page.get_by_test_id("training-attempts").locator("tbody tr")).to_have_count(2, timeout=2 * SLOW_MS)
         phase(page, "Running")
-        picture(page, "tab-light.png")
         say("ui: resized to one pod")
 
         page.get_by_test_id("training-migrate").click()
@@ -64,6 +63,7 @@ def test_tab_shows_the_job_and_its_buttons_work(
         page.get_by_test_id("training-resume").click()
         phase(page, "Running")
         say("ui: paused and resumed")
+        picture(page, "tab-light.png")
 
         page.evaluate("localStorage.setItem('theme', 'dark')")
         page.reload()
