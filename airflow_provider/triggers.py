@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -30,6 +31,10 @@ KILL_TIMEOUT_S = 25.0
 USER_STATES = frozenset(("failed", "success", "skipped", "removed", "upstream_failed", compat.GONE))
 """States that a deferred task reaches only by somebody's decision. A cleared task is left to its next try, which
 deletes what it replaces; `deferred` means that the trigger was only handed to another triggerer."""
+
+
+_killing: set[asyncio.Task[None]] = set()
+"""Kept from the garbage collector: what Airflow no longer waits for."""
 
 
 class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
@@ -245,10 +250,20 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
     async def on_kill(self) -> None:
         """Delete the Job if, and only if, a user has decided about the task.
 
-        Airflow 3.3 also calls this when a triggerer that hung for a while finds its triggers handed to another one.
+        Airflow 3.3 also calls this when a triggerer that hung for a while finds its triggers handed to another one. And
+        it cancels a trigger again every second until it has ended, in the middle of this: what has to be done is a task
+        of its own.
         """
         if self._fired:
             return
+        killing = asyncio.create_task(self._kill_in_time())
+        _killing.add(killing)
+        killing.add_done_callback(_killing.discard)
+        while not killing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(killing)
+
+    async def _kill_in_time(self) -> None:
         try:
             async with asyncio.timeout(KILL_TIMEOUT_S):
                 await self._kill()

@@ -391,6 +391,25 @@ async def test_on_kill_rides_out_a_short_outage(api: ApiServer, monkeypatch: pyt
     assert api.deletions == [("train", "u1")]
 
 
+async def test_on_kill_is_not_ended_by_airflow_that_cancels_again(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runner cancels a trigger that has not ended yet every second, on_kill with it."""
+    monkeypatch.setattr(compat, "task_state_from_trigger", state_is("failed"))
+    api.put(JOB, make_job())
+    api.down = True
+    killing = asyncio.create_task(asyncio.wait_for(make_trigger().on_kill(), LIMIT_S))
+    await until(lambda: api.count("get", "jobs"))
+    for _ in range(3):
+        killing.cancel("__airflow_user_action__")
+        await asyncio.sleep(0.01)
+    api.down = False
+    await until(lambda: bool(api.deletions))
+    assert api.deletions == [("train", "u1")]
+    await asyncio.gather(killing, return_exceptions=True)
+    await until(lambda: not triggers._killing)
+
+
 async def test_on_kill_gives_up_in_time_and_says_what_is_left(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch, lines: list[str]
 ) -> None:
