@@ -63,6 +63,8 @@ lint: $(STAMP) ## ruff
 
 types: $(STAMP) ## mypy --strict
 	$(BIN)/mypy
+	@# What runs in the user's interpreter, which may be older than ours.
+	$(BIN)/mypy --python-version 3.10 -p proxy.agent -p proxy.launcher -p proxy.protocol
 
 imports: $(STAMP) ## which package may import which
 	$(BIN)/lint-imports

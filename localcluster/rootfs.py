@@ -44,20 +44,21 @@ def mirror(targets: str) -> str:
     raise HostError("apt knows no mirror of Debian: add one to /etc/apt/sources.list and run `apt-get update`")
 
 
-def debian(cache: Path, progress: Progress) -> Path:
+def debian(cache: Path, progress: Progress, suite: str = SUITE, packages: Sequence[str] = PACKAGES) -> Path:
     """Root file system with CRIU, Python and venv: base of the images, and a place to run CRIU tests in.
 
+    :param suite: another Debian release, for tests of the agent in images of other people
     :raises CommandError: debootstrap failed; the message names its log
     :raises HostError: this machine's apt knows no mirror of Debian
     """
-    key = digest([SUITE, *PACKAGES, "without", *UNUSED])
+    key = digest([suite, *packages, "without", *UNUSED])
     log = cache / "logs" / "debootstrap.log"
 
     def make(draft: Path) -> None:
         # A debootstrap older than the suite has no script for it; all of them are the one for sid.
-        script: list[str | Path] = [] if (SCRIPTS / SUITE).exists() else [SCRIPTS / "sid"]
+        script: list[str | Path] = [] if (SCRIPTS / suite).exists() else [SCRIPTS / "sid"]
         source = mirror(run(["apt-get", "indextargets", "--format", "$(LABEL)|$(SITE)"]))
-        command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, draft, source, *script]
+        command = ["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", suite, draft, source, *script]
         # debootstrap mounts /proc in there: in a mount namespace of its own nothing stays mounted if it is killed.
         run_logged(["unshare", "--mount", "--propagation", "private", *command], log, timeout=1800)
         for folder in UNUSED:
@@ -67,8 +68,8 @@ def debian(cache: Path, progress: Progress) -> Path:
                 else:
                     entry.unlink()
 
-    what = f"a Debian {SUITE} root file system (about 1 minute)"
-    return made_once(cache / "rootfs" / f"{SUITE}-{key}", make, what=what, progress=progress)
+    what = f"a Debian {suite} root file system (about 1 minute)"
+    return made_once(cache / "rootfs" / f"{suite}-{key}", make, what=what, progress=progress)
 
 
 def torch(cache: Path, progress: Progress) -> Path:

@@ -8,6 +8,10 @@ from __future__ import annotations
 import os
 import sys
 
+if sys.version_info < (3, 10):  # noqa: UP036 - the image's Python, not ours
+    print(f"[launcher] the image's python3 is {sys.version.split()[0]}; Python 3.10 or newer is needed", flush=True)
+    sys.exit(2)
+
 from .errors import LauncherError
 from .supervise import Supervisor, say
 

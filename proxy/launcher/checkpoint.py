@@ -65,10 +65,10 @@ def dump(slots: Slots, paths: Paths, tool: criu.Criu, order: Order, files: Files
     devices.suspend({rank: scan.processes(slot.init) for rank, slot in slots.items()}, order.deadline, images)
     _stand(slots, paths, order)
     changed = _changed(slots, paths, files)
-    same = {r: mapped.files(scan.processes(s.init), {*map(str, changed)}, paths.root) for r, s in slots.items()}
+    travels = {*map(str, changed)}
     with ThreadPoolExecutor(len(slots)) as pool:
         jobs = [
-            pool.submit(_dump_rank, slots[rank], paths, tool, order, frozen.get(rank), files, devices, same[rank])
+            pool.submit(_dump_rank, slots[rank], paths, tool, order, frozen.get(rank), files, devices, travels)
             for rank in slots
         ]
     problems = [str(error) for job in jobs if (error := job.exception()) is not None]
@@ -161,7 +161,7 @@ def _dump_rank(
     frozen: dict[str, Any] | None,
     files: Files,
     devices: device.Backend,
-    same: list[image.MappedFile],
+    travels: set[str],
 ) -> None:
     images, logs = paths.image(order.checkpoint_id, slot.rank), paths.criu_work(order.checkpoint_id, slot.rank)
     images.mkdir(parents=True, exist_ok=True)
@@ -188,6 +188,7 @@ def _dump_rank(
     pids = scan.processes(slot.init)
     taken, cut = sockets.occupied(pids), sockets.cut(pids)
     pod = socket.gethostname()
+    same = mapped.files(pids, travels, paths.root)
     record = image.RankRecord(
         slot.rank, slot.root, step, log_size, sizes, held, state if held else 0, taken, pod, same, cut
     )  # fmt: skip

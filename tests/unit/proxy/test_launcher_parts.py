@@ -308,6 +308,13 @@ def test_bad_orders_are_named(line: bytes, problem: str) -> None:
         slotinit.parse(line)
 
 
+def test_an_image_with_an_old_python_is_refused() -> None:
+    code = "import runpy, sys; sys.version_info = (3, 9, 2); runpy.run_module('proxy.launcher', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "the image's python3 is " in done.stdout and "Python 3.10 or newer is needed" in done.stdout
+
+
 # --- images -----------------------------------------------------------------------------------------------------------
 def record(**changes: object) -> image.RankRecord:
     fields: dict[str, object] = {"rank": 1, "root": 1000, "step": 7, "log_size": 10}

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from pod_harness import Pod
 
+from localcluster.config import cache_dir
+from localcluster.rootfs import debian
 from proxy.protocol import messages, names
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
@@ -486,4 +488,37 @@ def test_a_pod_with_another_image_is_refused_and_one_with_the_same_goes_on(
     until(lambda: numbers(path)[-1] > at + 100, "it counts on", same)
     (path.parent / "end").touch()
     assert same.wait() == 0, same.log()
+    assert numbers(path) == list(range(1, len(numbers(path)) + 1))
+
+
+@pytest.fixture(scope="session")
+def older(rootfs: Path) -> Path:
+    return debian(cache_dir(), print, "bookworm", ("python3",))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("program", ["python", "shell"])
+def test_an_image_with_older_libraries_and_no_criu(run: Make, older: Path, program: str) -> None:
+    """Debian 12: Python 3.11 and glibc 2.36. The agent brings CRIU with the libraries that it needs."""
+    assert (older / "usr/bin/python3.11").exists() and not list(older.glob("usr/*bin/criu"))
+    loop = "n=0;\twhile\t[\t!\t-e\tend\t];\tdo\tn=$((n+1));\techo\t$n\t>>\tnumbers;\tsleep\t0.01;\tdone"
+    command = counter() if program == "python" else ["sh", "-c", loop]
+    old = run("old", fresh([0], 1), command, rootfs=older)
+    if program == "python":
+        event = dump(old, [0])
+    else:
+        old.wait_event("started")
+        until(lambda: (old.work(0) / "cwd/numbers").exists(), "counting", old)
+        old.sidecar.command("dump", generation=5, checkpoint_id="c", deadline=time.time() + 60, anywhere=True)
+        event = old.wait_event("dumped", "dump_failed")
+    assert event.kind == "dumped", old.log()
+    at = numbers(old.work(0) / "cwd/numbers")[-1]
+    old.delete()
+    new = run("new", restore([0], 1), command, rootfs=older, before=lambda p: p.bring(old, "c", 0))
+    new.wait_event("restored")
+    path = new.work(0) / "cwd/numbers"
+    until(lambda: numbers(path)[-1] > at + 100, "it counts on", new)
+    (path.parent / "end").touch()
+    assert new.wait() == 0, new.log()
     assert numbers(path) == list(range(1, len(numbers(path)) + 1))

@@ -55,6 +55,7 @@ def test_stopped_and_restored_it_ends_as_if_nothing_had_happened(row: str, make:
     Runner(make, ROWS[row]).compare()
 
 
+@pytest.mark.full
 def test_a_torchrun_command_gives_what_torchrun_itself_gives(make: Make) -> None:
     """Compared with torchrun, which starts both ranks in one slot when it is hidden from the launcher in a shell."""
     steps, told = "40", ("--nproc-per-node", "2", "--rdzv-id", "seven", "--role", "trainer")
