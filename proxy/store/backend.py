@@ -51,7 +51,9 @@ _LASTING_TYPES: Final = (
     FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError, ValueError, TypeError,
     ImportError, NotImplementedError, MemoryError,
 )  # fmt: skip
-_LASTING_NAMES: Final = frozenset(("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"))
+_LASTING_NAMES: Final = frozenset(
+    ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError")
+)
 """Types of botocore's, which is imported with the first s3:// URL only."""
 
 

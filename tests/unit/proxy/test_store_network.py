@@ -239,3 +239,27 @@ def test_a_slow_store_slows_the_upload_down_and_loses_nothing(proxy: FaultyProxy
     proxy.rate = 0.0
     check_whole(store, put, folder, tmp_path / "back")
     assert max(ahead) <= 0
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"key": ""}, "Unable to locate credentials"),
+        ({"url": "s3://no-such-bucket/x"}, "bucket does not exist"),
+        ({"url": "s3://not a bucket/x"}, "Invalid bucket name"),
+    ],
+    ids=["key", "bucket", "name"],
+)
+def test_what_is_wrong_with_s3_is_said_at_once(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], text: str
+) -> None:
+    """And not taken for a store that is away, which is tried again."""
+    if "key" in change:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    store = Store(change.get("url", s3_url))
+    with pytest.raises(StoreError, match=text) as caught:
+        store.probe()
+    assert type(caught.value) is StoreError and store.backend.retries == 0
