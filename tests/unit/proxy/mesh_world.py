@@ -315,7 +315,7 @@ class FakeLauncher:
 
     async def run(self) -> None:
         path = self.config.run_dir / names.SOCKET_FILE
-        await eventually(f"socket of pod {self.config.index}", path.exists)
+        await eventually(f"socket of pod {self.config.index}", path.exists, 90.0)  # it may be a process of its own
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as self._session:
             if await self._start():
                 await asyncio.gather(self._obey(), self._watch())
