@@ -33,8 +33,9 @@ WIDTH = 1024
 EVERY = 40
 """Steps between two periodic checkpoints of those who make some: a scaled interval."""
 AT = EVERY + EVERY // 2
-STEPS = AT + EVERY
-"""More than anybody needs: all are over when they have made one new step."""
+STEPS = AT + 10 * EVERY
+"""More than anybody needs: all are over when they have made one new step, and the Trainer trains on for 3 s before it
+saves."""
 REAL_S = 300.0
 """The interval that the arithmetic is for."""
 LONG_S = 240.0
@@ -163,7 +164,7 @@ class Script:
 def reference(made: Prepared, name: str, more: Path | None = None) -> dict[int, str]:
     """Step -> loss of an uninterrupted run."""
     with Script(made, name, more) as script, script.start() as box:
-        return {step.number: step.loss for step in script.until(box, AT + EVERY // 2)}
+        return {step.number: step.loss for step in script.until(box, STEPS)}
 
 
 def leave(made: Prepared, name: str, uninterrupted: Mapping[int, str], more: Path | None = None) -> Leave:

@@ -74,6 +74,10 @@ class World:
         answer = self._ask(f"go {steps}")
         return Block(answer["seconds"] / steps, answer["cpu"] / steps)
 
+    def switch(self, agent: bool) -> None:
+        """Take the agent out of the ranks, or put it back; for worlds with an agent that have made a step."""
+        self._ask(f"agent {'on' if agent else 'off'}")
+
     def hook(self, calls: int) -> dict[str, float]:
         """CPU nanoseconds per call on rank 0: of torch's dispatch of the agent's hook (`agent`) and of an empty one."""
         return {key: float(value) for key, value in self._ask(f"hook {calls}").items()}

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+CPU = torch.device("cpu")
+
 
 def hook_cost(calls):
     """CPU nanoseconds of torch's loop over its global post-step hooks: with what is registered, and with none."""
@@ -35,7 +37,30 @@ def collective_cost(calls):
     return {"all_reduce": (time.process_time_ns() - started) / calls}
 
 
+class Switch:
+    """Takes the agent out of the running script (the hook at step boundaries, the backend around the stock one) and
+    puts it back: the same process, memory and data on both sides."""
+
+    def __init__(self):
+        from torch.optim import optimizer as module
+
+        self.table = module._global_optimizer_post_hooks
+        self.hooks = dict(self.table)
+        self.ours = dist.group.WORLD._get_backend(CPU)
+        assert self.hooks and hasattr(self.ours, "inner"), "the agent is not in this process"
+        self.set(True)
+
+    def set(self, on):
+        types = dist.ProcessGroup.BackendType
+        kind, backend = (types.CUSTOM, self.ours) if on else (types.GLOO, self.ours.inner)
+        dist.group.WORLD._register_backend(CPU, kind, backend)
+        assert dist.group.WORLD._get_backend(CPU) is backend, "the group did not take the backend"
+        self.table.clear()
+        self.table.update(self.hooks if on else {})
+
+
 def main():
+    switch = None
     width = int(sys.argv[1])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -56,6 +81,11 @@ def main():
 
     for line in sys.stdin:
         order, number = line.split()
+        if order == "agent":
+            switch = switch or Switch()
+            switch.set(number == "on")
+            print("{}", flush=True)
+            continue
         if order in ("hook", "collective"):
             cost = hook_cost if order == "hook" else collective_cost
             print(json.dumps(cost(int(number))), flush=True)
