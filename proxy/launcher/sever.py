@@ -8,20 +8,19 @@ CRIU could close either all TCP connections (`--tcp-close`) or none. The image i
 
 from __future__ import annotations
 
-import ipaddress
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import DumpError
-from .sockets import Address, Socket
+from .sockets import Address, Socket, host_of
 
 FILES = "files.img"
 _MAGICS = struct.pack("<II", 0x54564319, 0x56303138)
 _FILE_INET = 4
 """Field of file_entry."""
-_FAMILY, _PROTOCOL, _STATE, _SRC_PORT, _DST_PORT, _SRC, _DST, _SHUTDOWN = 3, 5, 6, 7, 8, 11, 12, 19
+_PROTOCOL, _STATE, _SRC_PORT, _DST_PORT, _SRC, _DST, _SHUTDOWN = 5, 6, 7, 8, 11, 12, 19
 """Fields of inet_sk_entry."""
 _PROTOCOLS = {6: "tcp", 17: "udp"}
 _CLOSED, _LISTEN = 7, 10
@@ -101,9 +100,7 @@ def _address(entry: list[Field], words: int, port: int) -> Address:
     raw = b"".join(struct.pack("<I", f.value) for f in entry if f.number == words and isinstance(f.value, int))
     if len(raw) not in (4, 16):
         raise ValueError(f"an address of {len(raw)} bytes")
-    found = ipaddress.ip_address(raw)
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return str(mapped or found), _int(entry, port)
+    return host_of(raw), _int(entry, port)
 
 
 def _int(entry: list[Field], number: int) -> int:

@@ -95,24 +95,18 @@ def refused(pids: Sequence[int], job: Collection[str] = (), proc: Path = scan.PR
 
 def cut(pids: Sequence[int], proc: Path = scan.PROC) -> list[str]:
     """A sentence for each connection that is cut when the rank moves. To be asked where nothing is `refused`."""
-    found = list(held(pids, proc))
-    ours = _pairs(found)
-    return sorted({_named(h, proc) for h in found if leads_out(h.socket, ours)})
+    return sorted({_named(h, proc) for h in _parted(pids, proc)[1]})
 
 
 def kept(pids: Sequence[int], proc: Path = scan.PROC) -> list[str]:
     """A sentence for each socket that travels with the rank."""
-    found = list(held(pids, proc))
-    ours = _pairs(found)
-    return sorted({_named(h, proc) for h in found if not leads_out(h.socket, ours)})
+    return sorted({_named(h, proc) for h in _parted(pids, proc)[0]})
 
 
 def occupied(pids: Sequence[int], proc: Path = scan.PROC) -> list[str]:
     """What the processes hold of the pod's addresses, as `clash` compares it: `tcp 127.0.0.1:80`, and a connection as
     `tcp 127.0.0.1:5000>127.0.0.1:80`."""
-    found = list(held(pids, proc))
-    ours = _pairs(found)
-    return sorted({_occupied(h.socket) for h in found if not leads_out(h.socket, ours)})
+    return sorted({_occupied(h.socket) for h in _parted(pids, proc)[0]})
 
 
 def _occupied(found: Socket) -> str:
@@ -148,6 +142,14 @@ def _outside(found: Socket, job: Collection[str]) -> bool:
     return found.connected and not _everywhere(found.remote) and found.remote[0] not in job
 
 
+def _parted(pids: Sequence[int], proc: Path = scan.PROC) -> tuple[list[Held], list[Held]]:
+    """What travels with the rank, and what is cut."""
+    found = list(held(pids, proc))
+    ours = _pairs(found)
+    cut = [h for h in found if leads_out(h.socket, ours)]
+    return [h for h in found if h not in cut], cut
+
+
 def _pairs(found: Sequence[Held]) -> set[tuple[Address, Address]]:
     return {(h.socket.local, h.socket.remote) for h in found if h.socket.protocol == "tcp"}
 
@@ -174,9 +176,14 @@ def _everywhere(address: Address) -> bool:
 def _address(text: str) -> Address:
     host, port = text.rsplit(":", 1)
     raw = b"".join(bytes.fromhex(host[i : i + 8])[::-1] for i in range(0, len(host), 8))
+    return host_of(raw), int(port, 16)
+
+
+def host_of(raw: bytes) -> str:
+    """The address of these 4 or 16 bytes, in network order; IPv4 that is mapped into IPv6 as IPv4."""
     found = ipaddress.ip_address(raw)
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return str(mapped or found), int(port, 16)
+    return str(mapped or found)
 
 
 def _show(address: Address) -> str:
@@ -191,12 +198,9 @@ def revive(pids: Sequence[int], leading_out: bool = False) -> None:
         rank must end in silence, lest their ports are kept by the kernel (TIME_WAIT) when they are restored here
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    found = list(held(pids))
-    ours = _pairs(found)
-    for item in found:
+    travels, cut = _parted(pids)
+    for item in cut if leading_out else [*travels, *cut]:
         if item.socket.protocol != "tcp" or not item.socket.connected:
-            continue
-        if leading_out and not leads_out(item.socket, ours):
             continue
         with contextlib.suppress(OSError), _borrowed(libc, item) as own:
             own.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)

@@ -76,6 +76,17 @@ def numbers(path: Path) -> list[int]:
     return [int(line.split()[0]) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def counts_on(pod: Pod, at: int) -> Path:
+    """Restored, it writes the numbers after `at` and ends well when it is told to. What it wrote, without a gap."""
+    pod.wait_event("restored")
+    path = pod.work(0) / "cwd/out"
+    until(lambda: len(numbers(path)) > at + 20, "more lines", pod)
+    (path.parent / "end").touch()
+    assert pod.wait() == 0, pod.log()
+    assert numbers(path) == list(range(1, len(numbers(path)) + 1))
+    return path
+
+
 def upper(pod: Pod, path: str) -> Path:
     """What the container wrote into its own file system."""
     return pod.folder / "upper" / path.lstrip("/")
@@ -187,12 +198,7 @@ def test_connections_within_a_rank_survive_in_place_and_elsewhere(run: Make) -> 
     at = len(numbers(path))
     end(old)
     new = run("new", restore([0], 1), PAIR, (old, 0))
-    new.wait_event("restored")
-    path = new.work(0) / "cwd/out"
-    until(lambda: len(numbers(path)) > at + 20, "more lines", new)
-    (path.parent / "end").touch()
-    assert new.wait() == 0, new.log()
-    assert numbers(path) == list(range(1, len(numbers(path)) + 1))
+    counts_on(new, at)
 
 
 class Echo:
@@ -303,12 +309,7 @@ def test_connections_to_servers_outside_go_on_in_place_and_are_cut_elsewhere(run
     end(old)
     until(lambda: outside.ends == [True], "the server hears that the old pod has gone", old)
     new = run("new", restore([0], 1), CLIENT, (old, 0), arguments=arguments)
-    new.wait_event("restored")
-    path = new.work(0) / "cwd/out"
-    until(lambda: len(numbers(path)) > at + 20, "more lines", new)
-    (path.parent / "end").touch()
-    assert new.wait() == 0, new.log()
-    assert numbers(path) == list(range(1, len(numbers(path)) + 1))
+    path = counts_on(new, at)
     assert (path.parent / "cuts").read_text().split() in (["BrokenPipeError"], ["ConnectionError"])
     assert len(outside.ends) == 2
     assert f"to {outside.host}:{outside.ports[0]}: cut, it was the pod's before this one" in new.log()

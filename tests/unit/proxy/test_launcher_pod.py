@@ -100,6 +100,16 @@ def numbers(path: Path) -> list[int]:
     return [int(word) for word in path.read_text().split("\n") if word.isdigit()]
 
 
+def counts_on(pod: Pod, at: int) -> None:
+    """Restored, it counts beyond `at` and ends well when it is told to, without a gap."""
+    pod.wait_event("restored")
+    path = pod.work(0) / "cwd/numbers"
+    until(lambda: numbers(path)[-1] > at + 100, "it counts on", pod)
+    (path.parent / "end").touch()
+    assert pod.wait() == 0, pod.log()
+    assert numbers(path) == list(range(1, len(numbers(path)) + 1))
+
+
 # --- exit codes -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("script", "code"),
@@ -483,12 +493,7 @@ def test_a_pod_with_another_image_is_refused_and_one_with_the_same_goes_on(
         assert "(IMAGE@sha256:...)" in said and "and 1 more" not in said
         assert not pod.work(0).exists() and not list(pod.image("c", 0).parent.glob("criu-*")), "nothing was begun"
     same = run("same", restore([0], 1), counter(), before=lambda p: p.bring(old, "c", 0))
-    same.wait_event("restored")
-    path = same.work(0) / "cwd/numbers"
-    until(lambda: numbers(path)[-1] > at + 100, "it counts on", same)
-    (path.parent / "end").touch()
-    assert same.wait() == 0, same.log()
-    assert numbers(path) == list(range(1, len(numbers(path)) + 1))
+    counts_on(same, at)
 
 
 @pytest.fixture(scope="session")
@@ -516,9 +521,4 @@ def test_an_image_with_older_libraries_and_no_criu(run: Make, older: Path, progr
     at = numbers(old.work(0) / "cwd/numbers")[-1]
     old.delete()
     new = run("new", restore([0], 1), command, rootfs=older, before=lambda p: p.bring(old, "c", 0))
-    new.wait_event("restored")
-    path = new.work(0) / "cwd/numbers"
-    until(lambda: numbers(path)[-1] > at + 100, "it counts on", new)
-    (path.parent / "end").touch()
-    assert new.wait() == 0, new.log()
-    assert numbers(path) == list(range(1, len(numbers(path)) + 1))
+    counts_on(new, at)
