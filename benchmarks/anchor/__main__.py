@@ -2,6 +2,7 @@
 
 Starts a cluster and an Airflow of its own, plays every scenario with all contenders at the same time (each with a
 queue, a namespace and a user of its own), prints the table, writes build/anchor/anchor.{json,md}, takes all down again.
+With --only, rows of an earlier run of the same versions stay in these files; each says when it was played.
 
 examples:
   python -m benchmarks.anchor
@@ -31,7 +32,7 @@ from localcluster.errors import LocalClusterError
 from . import ground, report
 from .play import Play, Say
 from .record import Outcome, judge
-from .scenarios import CONTENDERS, SCENARIOS, Scenario
+from .scenarios import CONTENDERS, SCENARIOS, Scenario, contenders
 
 OUTPUT = CHECKOUT / "build" / "anchor"
 INTERRUPTED = 130
@@ -67,12 +68,12 @@ def select(only: str) -> list[Scenario]:
 
 def play_all(on: Stage, scenarios: Sequence[Scenario], output: Path, say: Say) -> dict[str, dict[str, Outcome]]:
     """One scenario after the other, all contenders at once. What is there is written after each."""
-    results: dict[str, dict[str, Outcome]] = {}
+    results = {} if len(scenarios) == len(SCENARIOS) else report.read(output)
     for number, scenario in enumerate(scenarios, 1):
         say(f"=== {number} of {len(scenarios)}: {scenario.title}")
         stop = threading.Event()
         with ThreadPoolExecutor(len(CONTENDERS)) as pool:
-            plays = {c.name: pool.submit(Play(on, scenario, c, say, stop).run) for c in CONTENDERS}
+            plays = {c.name: pool.submit(Play(on, scenario, c, say, stop).run) for c in contenders(scenario)}
             try:
                 results[scenario.name] = {name: judge(made.result()) for name, made in plays.items()}
             except BaseException:
@@ -86,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     if arguments.list:
         for scenario in SCENARIOS:
-            print(f"{scenario.name:16} {scenario.title}: {scenario.asks}")
+            print(f"{scenario.name:18} {scenario.title}: {scenario.asks}")
         return 0
     say = Progress().say
     with tempfile.TemporaryDirectory(prefix="anchor-") as made, first_interrupt() as no_more:
@@ -111,7 +112,8 @@ def main(argv: Sequence[str]) -> int:
             no_more()
             on.stop_airflow()  # its Dags lie in the folder that goes now
             on.close(arguments.keep)
-    print(f"\n{report.table(results)}\n\nwritten to {arguments.output}/anchor.json and anchor.md")
+    print(f"\n{report.table(results)}\n\n{report.played(results)}")
+    print(f"\nwritten to {arguments.output}/anchor.json and anchor.md")
     return 0
 
 

@@ -22,7 +22,7 @@ from localcluster.kubectl import Kubectl
 from proxy.protocol import names
 
 from ..programs import train_paced_source
-from .scenarios import CONTENDERS, PACE_S, QUOTA, STEPS, Contender
+from .scenarios import CONTENDERS, PACE_S, QUOTA, SLOTS, Contender
 
 QUEUE = "training"
 FLAVORS = ("ondemand", "spot")
@@ -43,6 +43,7 @@ def environment(kubeconfigs: Path) -> dict[str, str]:
     patience = {
         "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "600",
         "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "660",
+        "AIRFLOW__CORE__PARALLELISM": str(SLOTS * len(CONTENDERS)),  # no contender waits for another one's worker
     }
     return patience | {
         f"AIRFLOW_CONN_{each.connection.upper()}": json.dumps(
@@ -73,7 +74,7 @@ def prepare(on: Stage, kubeconfigs: Path, dags: Path) -> None:
         "volume_mounts": list(on.platform.volume_mounts),
         "env": dict(on.platform.env),
         "queue": QUEUE,
-        "command": ["python3", f"{inside}/train_paced.py", "--steps", str(STEPS), "--pace", str(PACE_S)],
+        "command": ["python3", f"{inside}/train_paced.py", "--pace", str(PACE_S)],
         "output": inside,
     }
     (dags / "ground.json").write_text(json.dumps(ground))

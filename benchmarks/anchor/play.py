@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from kueue_integration.errors import SingularityError
 from kueue_integration.resources import JOB, POD
@@ -15,14 +19,18 @@ from localcluster.demo.wait import wait_for
 
 from . import ground
 from .ground import RIVAL
-from .record import ENDED, STEP_LINE, Record, Sample, Waiting, view
-from .scenarios import STEPS, TASK, Contender, Scenario, dag_id
+from .record import ENDED, STEP_LINE, Record, Sample, Waiting, ended_at, view
+from .scenarios import TASK, Contender, Scenario, dag_id
 
 TIMEOUT_S = 900.0
 LOOK_S = 0.5
 STILL_S = 12.0
 """The last look is so long after the end: what a kill still deletes is gone by then."""
 KNOWN_TIMEOUT_S = 300.0
+GIVE_UP_S = 240.0
+"""A task that has not ended so long after the last of its Jobs is not waited for any longer."""
+REST_S = 30.0
+"""Tasks and Jobs that have not changed for so long are at rest."""
 
 _WRITING = threading.Lock()
 """Airflow's SQLite takes one writer at a time, and answers the others with an error."""
@@ -47,6 +55,7 @@ class Play:
         self._live: int | None = None
         self._event_at: float | None = None
         self._waiting: Waiting | None = None
+        self._load = 0.0
         self._told = ""
 
     def _say(self, text: str) -> None:
@@ -65,7 +74,7 @@ class Play:
             wait_for(self._triggered, f"a run of DAG {self._dag_id}", KNOWN_TIMEOUT_S)
         trouble = ""
         try:
-            if self._scenario.full_s:
+            if 0 < self._scenario.full_s < math.inf:
                 self._wait_in_the_queue()
                 ground.empty(kube, contender)
             self._until(self._over, "the end")
@@ -78,7 +87,16 @@ class Play:
         ground.clean(kube, contender)
         self._say(f"over: task {self._samples[-1].task if self._samples else 'none'}, {len(steps)} steps")
         return Record(
-            started_at, self._samples, steps, logs, self._live, self._event_at, self._waiting, requests, trouble
+            started_at,
+            self._samples,
+            steps,
+            logs,
+            self._live,
+            self._event_at,
+            self._waiting,
+            requests,
+            self._load,
+            trouble,
         )
 
     def _triggered(self) -> bool:
@@ -111,59 +129,94 @@ class Play:
         if self._stop.is_set():
             raise StoryError("interrupted")
         kube, namespace = self._on.kube, self._contender.name
-        task = self._api.task(self._dag_id, self._run_id, TASK)
+        tasks = self._tasks()
         pods = kube.list(POD, namespace)
         jobs = kube.list(JOB, namespace, f"{RIVAL}!=true")
         sample = Sample(
-            time.time(), task["state"] or "none", int(task["try_number"]), tuple(view(job, pods) for job in jobs)
+            time.time(),
+            tuple(task["state"] or "none" for task in tasks.values()),
+            max((int(task["try_number"]) for task in tasks.values()), default=0),
+            tuple(view(job, pods) for job in jobs),
         )
         self._samples.append(sample)
+        self._load = max(self._load, os.getloadavg()[0])
         step = self._step()
         self._happen(sample, step)
-        if self._live is None and step >= 3 * STEPS // 4 and sample.task not in ENDED:
+        if self._live is None and step >= 3 * self._scenario.steps // 4 and sample.task not in ENDED:
             self._live = len({n for log in self._logs() for n in STEP_LINE.findall(log)})
-        told = f"task {sample.task}, try {sample.try_number}, Jobs {[f'{j.state} {j.pods}' for j in sample.jobs]}"
+        told = f"task {_counted(sample.tasks)}, try {sample.try_number}, "
+        told += f"Jobs {_counted(f'{j.state} {j.pods}' for j in sample.jobs)}"
         if told != self._told:
             self._say(f"{told}, step {step}")
             self._told = told
         return sample
 
+    def _tasks(self) -> dict[str, dict[str, Any]]:
+        return self._api.tasks(self._dag_id, self._run_id)
+
     def _happen(self, sample: Sample, step: int) -> None:
         """Let the scenario's event happen when it is due."""
         event = self._scenario.event
-        if event is None or event == "kill" or self._event_at is not None or sample.task in ENDED:
+        if event is None or event == "kill" or self._event_at is not None:
             return
-        if step < self._scenario.at_step:
+        if event == "fail-run":
+            due = self._at_rest()
+        elif event == "preempt":  # a Job that nobody waits for can be preempted too
+            due = step >= self._scenario.at_step and any(job.state == "active" for job in sample.jobs)
+        else:
+            due = step >= self._scenario.at_step and sample.task not in ENDED
+        if not due:
             return
         at = time.time()
-        self._say(f"--> {event} at step {step}")
+        self._say(f"--> {event} at step {step}, tasks {_counted(sample.tasks)}")
         if event == "preempt":
             ground.preempt(self._on, self._contender)
         elif event == "clear":
             self._api.clear(self._dag_id, self._run_id, TASK)
-        else:
+        elif event == "fail":
             self._api.mark(self._dag_id, self._run_id, TASK, "failed")
+        else:
+            self._api.mark_run(self._dag_id, self._run_id, "failed")
         self._event_at = at  # not before: what was refused is tried again at the next look
 
+    def _at_rest(self) -> bool:
+        """All tasks are deferred; or nothing has changed for some time, with Jobs there."""
+        last = self._samples[-1]
+        if not last.jobs or last.task in ENDED:
+            return False
+        differ = (s.at for s in reversed(self._samples) if (s.tasks, s.jobs) != (last.tasks, last.jobs))
+        changed = next(differ, self._samples[0].at)
+        return last.task == "deferred" or last.at - changed >= REST_S
+
     def _over(self, sample: Sample) -> bool:
-        """The task has ended for good, and every Job too, for some time."""
+        """The task has ended for good, and every Job too, for some time. Raises StoryError: it will not."""
         if self._scenario.event == "clear" and self._event_at is not None and sample.try_number < 2:
             return False
-        if sample.task not in ENDED or any(job.state not in ("complete", "failed") for job in sample.jobs):
+        ended = [job.state in ("complete", "failed") for job in sample.jobs]
+        if sample.task not in ENDED:
+            if self._scenario.tasks == 1 and ended and all(ended) and sample.at >= self._since_jobs() + GIVE_UP_S:
+                raise StoryError(f"given up {GIVE_UP_S:g} s after the last of its Jobs had ended")
             return False
-        ended = next((s.at for s in reversed(self._samples) if s.task not in ENDED), self._samples[0].at)
-        return sample.at >= ended + STILL_S
+        if not all(ended) and self._scenario.full_s < math.inf:
+            return False
+        since = ended_at(self._samples)
+        return since is not None and sample.at >= since + STILL_S
+
+    def _since_jobs(self) -> float:
+        """When the Jobs came to the state that they have now."""
+        last = self._samples[-1]
+        return next((s.at for s in reversed(self._samples) if s.jobs != last.jobs), self._samples[0].at)
 
     def _logs(self) -> list[str]:
-        """Of every try; what cannot be had is empty."""
-        tries = int(self._api.task(self._dag_id, self._run_id, TASK)["try_number"])
+        """Of every try, or of every task when there are several; what cannot be had is empty."""
         found = []
-        for number in range(1, tries + 1):
-            try:
-                found.append(self._api.log(self._dag_id, self._run_id, TASK, number))
-            except AirflowApiError as error:
-                found.append("")
-                self._say(f"no log of try {number}: {error}")
+        for task_id, task in self._tasks().items():
+            for number in range(1, int(task["try_number"]) + 1):
+                try:
+                    found.append(self._api.log(self._dag_id, self._run_id, task_id, number))
+                except AirflowApiError as error:
+                    found.append("")
+                    self._say(f"no log of try {number} of {task_id}: {error}")
         return found
 
     def _file(self) -> Path:
@@ -177,3 +230,7 @@ class Play:
 
     def _step(self) -> int:
         return max((step for _, step in self._steps()), default=0)
+
+
+def _counted(words: Iterable[str]) -> str:
+    return ", ".join(word if count == 1 else f"{count} x {word}" for word, count in Counter(words).items()) or "none"

@@ -3,7 +3,7 @@
     python3 train_paced.py --output FOLDER --steps 60 --pace 0.5
 
 Prints `step N/TOTAL loss X` after every step (N from 1) and appends `unix-seconds N` to FOLDER/steps.log: two runs into
-one folder, and steps that are made twice, can be told from it.
+one folder, and steps that are made twice, can be told from it. With `--made-by WHO` it first prints `training of WHO`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--pace", type=float, default=0.0, help="seconds to wait after each step")
+    parser.add_argument("--made-by", default="", metavar="WHO")
     args = parser.parse_args()
+    if args.made_by:
+        print(f"training of {args.made_by}", flush=True)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     args.output.mkdir(parents=True, exist_ok=True)

@@ -77,8 +77,8 @@ class AirflowApi:
         return answer
 
     def tasks(self, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
-        """Task id -> task instance."""
-        answer = self.call("GET", f"dags/{quote(dag_id)}/dagRuns/{quote(run_id)}/taskInstances")
+        """Task id -> task instance, of the first hundred."""
+        answer = self.call("GET", f"dags/{quote(dag_id)}/dagRuns/{quote(run_id)}/taskInstances?limit=100")
         return {t["task_id"]: t for t in answer["task_instances"]}
 
     def clear(self, dag_id: str, run_id: str, task_id: str) -> None:
@@ -89,6 +89,10 @@ class AirflowApi:
     def mark(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
         """What the buttons `Mark as failed` and `Mark as success` do for one task instance."""
         self.call("PATCH", self._task(dag_id, run_id, task_id), {"new_state": state})
+
+    def mark_run(self, dag_id: str, run_id: str, state: str) -> None:
+        """What the buttons `Mark as failed` and `Mark as success` do for a whole Dag run."""
+        self.call("PATCH", f"dags/{quote(dag_id)}/dagRuns/{quote(run_id)}", {"state": state})
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str, map_index: int = -1) -> Any:
         """The deserialised value, None when there is none."""

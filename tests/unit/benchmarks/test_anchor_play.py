@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.anchor import ground, play
 from benchmarks.anchor.play import Play
-from benchmarks.anchor.record import judge
+from benchmarks.anchor.record import SETTLE_S, judge
 from benchmarks.anchor.scenarios import CONTENDERS, SCENARIOS, STEPS, dag_id
 from kueue_integration.fake import FakeKube
 from kueue_integration.resources import JOB
@@ -32,6 +32,9 @@ class World:
         self.platform = SimpleNamespace(train_image="i")
         self.scenario = SCENARIO[scenario]
         self.fails = fails_in_a_full_queue
+        self.hangs = False
+        self.rests_as = ""
+        self.leaves_jobs = False
         self.state: str | None = None
         self.tries = 0
         self.run = ""
@@ -49,22 +52,27 @@ class World:
     def unpause(self, name: str) -> None: ...
 
     def trigger(self, name: str, run_id: str) -> None:
-        self.run, self.state, self.tries = run_id, "running", 1
-        self._submit()
+        self.run, self.state, self.tries = run_id, self.rests_as or "running", 1
+        for number, _ in enumerate(self.scenario.task_ids):
+            self._submit(number)
 
-    def _submit(self) -> None:
-        name = f"job-{self.tries}"
+    def _submit(self, number: int = 0) -> None:
+        name = f"job-{self.tries}" + (f"-{number}" if number else "")
         labels = {"try": str(self.tries)}
         meta = {"name": name, "namespace": NAMESPACE, "labels": labels}
         self.kube.put({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"suspend": self._full()}})
         self.done[name] = 0
 
-    def task(self, name: str, run_id: str, task_id: str) -> dict[str, Any]:
+    def tasks(self, name: str, run_id: str) -> dict[str, dict[str, Any]]:
+        self._go_on()
+        return {each: {"state": self.state, "try_number": self.tries} for each in self.scenario.task_ids}
+
+    def _go_on(self) -> None:
         self.asked += 10
         self._admit_rivals()
         for name_of_job, steps in self.done.items():
             job = self.kube.find(JOB, NAMESPACE, name_of_job)
-            if job is None or steps >= STEPS:
+            if job is None or steps >= self.scenario.steps:
                 continue
             if self._full():
                 self.state = "failed" if self.fails else self.state
@@ -73,11 +81,10 @@ class World:
             self.done[name_of_job] += 1
             with open(self._folder() / "steps.log", "a") as log:
                 log.write(f"{time.time():.3f} {self.done[name_of_job]}\n")
-            if self.done[name_of_job] == STEPS:
+            if self.done[name_of_job] == self.scenario.steps:
                 ended = {"conditions": [{"type": "Complete", "status": "True"}]}
                 self.kube.set_status(JOB, NAMESPACE, name_of_job, ended)
-                self.state = "success" if self.state == "running" else self.state
-        return {"state": self.state, "try_number": self.tries}
+                self.state = "success" if self.state == "running" and not self.hangs else self.state
 
     def _folder(self) -> Path:
         made = self.cluster.shared / ground.FOLDER / dag_id(self.scenario, CONTENDER) / self.run
@@ -104,6 +111,13 @@ class World:
     def mark(self, name: str, run_id: str, task_id: str, state: str) -> None:
         self.happened.append((state, self.done["job-1"]))
         self.state = state
+
+    def mark_run(self, name: str, run_id: str, state: str) -> None:
+        self.happened.append((f"run {state}", len(self.kube.list(JOB, NAMESPACE, f"{ground.RIVAL}!=true"))))
+        self.state = state
+        if not self.leaves_jobs:
+            for job in self.done:
+                self.kube.delete(JOB, NAMESPACE, job)
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +151,7 @@ def test_the_preemptor_comes_at_its_step_and_all_is_gone_afterwards(tmp_path: Pa
 def test_a_clear_is_followed_to_the_end_of_its_second_try(tmp_path: Path):
     record = played(World(tmp_path, "cleared"))
     seen = judge(record)
-    assert (seen.task, seen.tries, seen.jobs, seen.steps_made) == ("success", 2, 2, 2 * STEPS)
+    assert (seen.task, seen.tries, seen.jobs, seen.steps_made) == ("success", 2, 2, 2 * SCENARIO["cleared"].steps)
     assert len(record.logs) == 2
 
 
@@ -146,6 +160,42 @@ def test_a_job_that_outlives_its_task_is_followed_too(tmp_path: Path):
     record = played(world)
     assert world.happened[0][0] == "failed" and world.happened[0][1] >= 20
     assert judge(record).task == "failed" and len(record.steps) == STEPS
+
+
+@pytest.mark.parametrize("rests_as", ["deferred", "running"])
+@pytest.mark.parametrize("leaves_jobs", [True, False])
+def test_a_dag_run_is_marked_failed_when_all_its_tasks_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rests_as: str, leaves_jobs: bool
+):
+    monkeypatch.setattr(play, "STILL_S", SETTLE_S)
+    monkeypatch.setattr(time, "time", _fast(time.time))
+    world = World(tmp_path, "run-failed")
+    world.rests_as, world.leaves_jobs = rests_as, leaves_jobs
+    record = played(world)
+    assert world.happened == [("run failed", 50)]
+    seen = judge(record)
+    assert (seen.task, seen.tasks, seen.failed, seen.jobs) == ("failed", 50, 50, 50)
+    assert seen.deferred_at_event == (50 if rests_as == "deferred" else 0)
+    assert seen.left_behind == (50 if leaves_jobs else 0) and not record.steps
+    if rests_as == "running":  # nothing tells that they wait but that nothing moves
+        assert record.event_at is not None and record.event_at - record.samples[0].at >= play.REST_S
+
+
+def test_a_job_that_nobody_waits_for_is_preempted_too(tmp_path: Path):
+    world = World(tmp_path, "preemption")
+    world.rests_as = "success"
+    record = played(world)
+    assert record.event_at is not None and len(record.steps) == STEPS
+
+
+def test_a_task_that_outlives_its_jobs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(play, "GIVE_UP_S", 0.1)
+    world = World(tmp_path, "room")
+    world.hangs = True
+    record = played(world)
+    assert record.trouble == "given up 0.1 s after the last of its Jobs had ended"
+    seen = judge(record)
+    assert (seen.task, seen.completed, seen.steps_made) == ("running", 1, STEPS)
 
 
 def test_the_queue_is_full_for_its_time_and_then_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -168,7 +218,7 @@ def test_what_never_ends_is_told_and_cleaned_up(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(play, "TIMEOUT_S", 0.2)
     world = World(tmp_path, "room")
     world.done = {}
-    monkeypatch.setattr(world, "_submit", lambda: None)
+    monkeypatch.setattr(world, "_submit", lambda number: None)
     record = played(world)
     assert record.trouble.startswith("waited 0.2 s in vain for: the end; last seen: task running")
     assert judge(record).trouble == record.trouble
