@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import page
-from . import criu, device, halt, image, layer, mapped, pagewords, scan, sever, sockets
+from . import criu, device, halt, image, layer, mapped, pagewords, scan, sever, sockets, user
 from .errors import DumpError, SlotError
 from .paths import Paths
 from .slot import Slot
@@ -64,12 +64,15 @@ def dump(slots: Slots, paths: Paths, tool: criu.Criu, order: Order, files: Files
         shutil.rmtree(folder, ignore_errors=True)
     devices.suspend({rank: scan.processes(slot.init) for rank, slot in slots.items()}, order.deadline, images)
     _stand(slots, paths, order)
+    real = {rank: _real_ids(slot) for rank, slot in slots.items()}
+    if any(any(ids) for ids in real.values()):
+        tool.probe()
     changed = _changed(slots, paths, files)
     travels = {*map(str, changed)}
     with ThreadPoolExecutor(len(slots)) as pool:
         jobs = [
-            pool.submit(_dump_rank, slots[rank], paths, tool, order, frozen.get(rank), files, devices, travels)
-            for rank in slots
+            pool.submit(_dump_rank, slot, paths, tool, order, frozen.get(rank), files, devices, travels, real[rank])
+            for rank, slot in slots.items()
         ]
     problems = [str(error) for job in jobs if (error := job.exception()) is not None]
     if problems:
@@ -134,6 +137,12 @@ def _wait_frozen(slot: Slot, paths: Paths, order: Order) -> dict[str, Any]:
         time.sleep(POLL_S)
 
 
+def _real_ids(slot: Slot) -> tuple[int, int]:
+    """uid and gid of the rank's processes, which are all the same (`_refusal`)."""
+    ids = next(iter(user.ids(scan.processes(slot.init)).values()), (0,) * 6)
+    return ids[0], ids[3]
+
+
 def _refusal(slots: Slots, job: Collection[str]) -> str:
     """What could be dumped but not restored; "" if nothing."""
     pids = {rank: scan.processes(slot.init) for rank, slot in slots.items()}
@@ -150,6 +159,12 @@ def _refusal(slots: Slots, job: Collection[str]) -> str:
             f"files of projected volumes (ConfigMap, Secret, token) are open: {'; '.join(projected[:6])}. Their paths "
             "differ in every pod: read such files and close them"
         )
+    mixed = [f"rank {rank}: {text}" for rank, group in pids.items() if (text := user.several(group))]
+    if mixed:
+        return (
+            f"the processes of a rank belong to different users: {'; '.join(mixed[:6])}. CRIU can save those of one "
+            "user: start all as the one of securityContext.runAsUser, and what changes its user ends between the steps"
+        )
     return ""
 
 
@@ -162,6 +177,7 @@ def _dump_rank(
     files: Files,
     devices: device.Backend,
     travels: set[str],
+    real: tuple[int, int],
 ) -> None:
     images, logs = paths.image(order.checkpoint_id, slot.rank), paths.criu_work(order.checkpoint_id, slot.rank)
     images.mkdir(parents=True, exist_ok=True)
@@ -171,7 +187,7 @@ def _dump_rank(
     written = scan.written_files(scan.processes(slot.init), work)
     slot.hold(True)
     try:
-        problem = criu.run(slot, tool.dump(slot.root, images, logs, files.limit), order.deadline - time.time())
+        problem = criu.run(slot, tool.dump(slot.root, images, logs, files.limit, real), order.deadline - time.time())
     finally:
         slot.hold(False)
     if problem:

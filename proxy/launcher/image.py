@@ -142,7 +142,8 @@ def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None
     elif target.is_symlink() or (target.exists() and not target.is_dir()):
         target.unlink()
     trusted: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
-    tar.extract(member, folder, **trusted)
+    # By number: a user or a group may have no name in this image, or another one's.
+    tar.extract(member, folder, numeric_owner=True, **trusted)
 
 
 def rewind(record: RankRecord) -> list[str]:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from ..protocol import names
 from ..protocol.messages import Plan
+from . import user
 from .errors import CommandError
 from .paths import Paths
+from .user import User
 
 LOOPBACK = "127.0.0.1"
 _ISOLATING = {"I": "isolated mode", "E": "ignore PYTHON* variables", "S": "no site module"}
@@ -100,7 +102,7 @@ def pod_values(base: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in base.items() if k.startswith("SINGULARITY_") and k not in kept}
 
 
-def prepare(paths: Paths, rank: int, workdir: str) -> Path:
+def prepare(paths: Paths, rank: int, workdir: str, whom: User | None = None) -> Path:
     """Make the rank's directories, copy the user's files, return the directory to start in. Raises CommandError."""
     work = paths.work(rank)
     cwd = work / "cwd"
@@ -109,6 +111,8 @@ def prepare(paths: Paths, rank: int, workdir: str) -> Path:
     if paths.source.is_dir():
         # A ConfigMap volume shows its files as links into a folder `..data`: copy what they point at.
         shutil.copytree(paths.source, cwd, dirs_exist_ok=True, ignore=shutil.ignore_patterns("..*"))
+    if whom is not None:
+        user.give_tree(paths, rank, whom)
     if not workdir:
         return cwd
     if not Path(workdir).is_dir():

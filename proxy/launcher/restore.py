@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..protocol.messages import Plan
-from . import checkpoint, criu, device, halt, image, layer, mapped, memory, pagewords, scan, sockets
+from . import checkpoint, criu, device, halt, image, layer, mapped, memory, pagewords, scan, sockets, user
 from .errors import RestoreError
 from .paths import Paths
 from .slot import Slot
@@ -106,6 +106,8 @@ def _unpack(plan: Plan, paths: Paths, record: image.RankRecord, say: Say) -> Non
     control = paths.control(rank)
     control.mkdir(parents=True, exist_ok=True)
     checkpoint.clear_control(control)
+    owner = paths.work(rank).stat()  # has travelled with it
+    user.give(paths, rank, owner.st_uid, owner.st_gid)
     if record.held:
         pagewords.write(paths.run, rank, record.step, record.state)
 

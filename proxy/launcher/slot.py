@@ -19,6 +19,7 @@ from typing import Any
 
 from . import reap
 from .errors import SlotError
+from .user import User
 
 ANSWER_TIMEOUT_S = 30.0
 UNSHARE = ("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc")
@@ -43,9 +44,14 @@ class Slot:
         self.init = int(children[0])
         """PID of the slot's init, in the launcher's namespace."""
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path) -> None:
-        """Start the rank."""
-        self.root = int(self._ask({"run": list(argv), "env": dict(env), "cwd": str(cwd), "log": str(log)})["pid"])
+    def start(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path, whom: User | None = None
+    ) -> None:
+        """Start the rank. `whom`: None, as root."""
+        order: dict[str, Any] = {"run": list(argv), "env": dict(env), "cwd": str(cwd), "log": str(log)}
+        if whom is not None:
+            order["as"] = [whom.uid, whom.gid, *whom.groups]
+        self.root = int(self._ask(order)["pid"])
 
     def adopt(self, root: int) -> None:
         """The rank is about to be restored here with PID `root`."""

@@ -2,7 +2,7 @@
 
 One JSON object per line on stdin, one answer per line on stdout:
 
-    {"run": argv, "env": {...}, "cwd": path, "log": path}   {"pid": 1000}
+    {"run": argv, "env": {...}, "cwd": path, "log": path}   {"pid": 1000}      "as": [uid, gid, group, ...] as whom
     {"adopt": pid}                                          {"pid": pid}
     {"hold": true|false}                                    {"hold": true|false}   held: stay, whatever dies
     {"signal": number}  to the rank                         {"signal": number}
@@ -45,6 +45,9 @@ def parse(line: bytes) -> dict[str, Any]:
         for field, kind in (("env", dict), ("cwd", str), ("log", str)):
             if not isinstance(order.get(field), kind):
                 raise ValueError(f"run: {field} = {order.get(field)!r}: expected {kind.__name__}")
+        whom = order.setdefault("as", [])
+        if not isinstance(whom, list) or len(whom) == 1 or not all(type(number) is int for number in whom):
+            raise ValueError(f"run: as = {whom!r}: expected a list of uid, gid and further groups")
     return order
 
 
@@ -102,7 +105,7 @@ class Init:
 
 
 def _become(order: dict[str, Any]) -> None:
-    """The child: own session (CRIU wants the root to lead it), no inherited descriptor, fewer capabilities."""
+    """The child: own session (for CRIU the root leads one), no inherited descriptor, fewer capabilities, its user."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
@@ -113,7 +116,15 @@ def _become(order: dict[str, Any]) -> None:
     os.dup2(log, 2)
     os.closerange(3, 256)
     os.chdir(order["cwd"])
-    os.execvpe(DROP[0], [*DROP, "--", *order["run"]], order["env"])  # noqa: S606 - the user's own command
+    os.execvpe(DROP[0], [*DROP, *as_whom(order["as"]), "--", *order["run"]], order["env"])  # noqa: S606 - the user's own command
+
+
+def as_whom(numbers: list[int]) -> list[str]:
+    """For setpriv. `numbers`: uid, gid, further groups; empty: stay who we are."""
+    if not numbers:
+        return []
+    uid, gid, *groups = map(str, numbers)
+    return ["--reuid", uid, "--regid", gid, *(["--groups", ",".join(groups)] if groups else ["--clear-groups"])]
 
 
 def _say(answer: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..protocol import names, starters
 from ..protocol.messages import LauncherCommand, LauncherEvent, Plan
-from . import checkpoint, device, layer, lograte, memory, rankenv, reap, restore, signals, torchrun, verdict
+from . import checkpoint, device, layer, lograte, memory, rankenv, reap, restore, signals, torchrun, user, verdict
 from .client import SidecarClient
 from .criu import Criu
 from .errors import CommandError, DumpError, LauncherError, RestoreError, SidecarError, SlotError
@@ -44,6 +44,7 @@ class Supervisor:
         self.env = env
         self.paths = Paths.from_env(env)
         self.argv = rankenv.command(env, argv)
+        self.user = user.wanted(env)
         self.log_rate = lograte.from_env(env)
         self.files = checkpoint.Files(time.time(), layer.limit(env))
         self.criu = Criu.find(self.paths.criu)
@@ -172,11 +173,12 @@ class Supervisor:
             say(f"in torchrun's place, each rank is started as: {' '.join(argv)}")
         try:
             for rank in plan.ranks:
-                cwd = rankenv.prepare(self.paths, rank, self.env.get(names.ENV_WORKDIR, ""))
+                cwd = rankenv.prepare(self.paths, rank, self.env.get(names.ENV_WORKDIR, ""), self.user)
                 env = rankenv.environment(self.env, plan, rank, self.paths, self.devices.name != "cpu")
                 env.update(torchrun.environment(self.argv, rank, plan.world_size, self.env))
+                env.update(self.user.environment(self.env) if self.user else {})
                 slots[rank] = Slot(rank)
-                slots[rank].start(argv, env, cwd, self.paths.log(rank))
+                slots[rank].start(argv, env, cwd, self.paths.log(rank), self.user)
         except BaseException:
             for slot in slots.values():
                 slot.kill()

@@ -121,6 +121,9 @@ ENV_WORKDIR: Final = "SINGULARITY_WORKDIR"
 with the checkpoint."""
 ENV_COMMAND: Final = "SINGULARITY_COMMAND"
 """JSON list: the user's argv."""
+ENV_RUN_AS: Final = "SINGULARITY_RUN_AS"
+"""`uid:gid:group,group`, with `:strict` (of supplementalGroupsPolicy) behind it or without: whom the ranks run as, from
+the pod's securityContext. An empty uid is root's, an empty gid the one that the image's passwd says."""
 ENV_LOG_RATE: Final = "SINGULARITY_LOG_RATE"
 """Bytes per second of each rank's output that are shown; what is above is counted. 0: all of it."""
 
