@@ -14,7 +14,7 @@ from typing import Any
 
 from proxy.protocol import names
 
-from . import quantities
+from . import quantities, run_as
 from .platform import PlatformConfig
 from .resources import Object
 from .rules import LAUNCHER_ENV, Problem, metadata, mounts, volumes
@@ -59,7 +59,6 @@ _REFUSED_TRAIN = {
     "command": "set command or script instead",
     "args": "set command or script_args instead",
     "workingDir": "set workdir instead",
-    "securityContext": "a checkpoint needs exactly the platform's",
     "lifecycle": "it would take its time from the checkpoint at the end of a pod",
     "livenessProbe": _PROBE,
     "readinessProbe": _PROBE,
@@ -68,7 +67,7 @@ _REFUSED_TRAIN = {
 _FIELDS = {
     names.CONTAINER_TRAIN: frozenset(
         ("env", "envFrom", "volumeMounts", "volumeDevices", "resources", "ports", "imagePullPolicy",
-         "terminationMessagePath", "terminationMessagePolicy")
+         "terminationMessagePath", "terminationMessagePolicy", "securityContext")
     ),
     names.CONTAINER_SIDECAR: frozenset(("env", "envFrom", "volumeMounts", "resources", "imagePullPolicy")),
     names.CONTAINER_INSTALL: frozenset(("resources", "imagePullPolicy")),
@@ -87,7 +86,11 @@ def merged(template: Object, override: Mapping[str, Any] | None) -> Object:
         {**c, "name": names.CONTAINER_TRAIN} if c.get("name") in _TRAIN else c
         for c in given["spec"].get("containers") or ()
     ]
-    spec = _merge(template["spec"], {**given["spec"], "containers": renamed})
+    (train,) = (c for c in renamed if c["name"] == names.CONTAINER_TRAIN) if renamed else ({},)
+    rest = [{key: value for key, value in c.items() if key != "securityContext"} for c in renamed]
+    spec = _merge(template["spec"], {**given["spec"], "containers": rest})
+    (ours,) = spec["containers"]
+    ours["env"] = [*ours["env"], *run_as.env(given["spec"], train)]
     meta = {
         part: {**template["metadata"].get(part, {}), **(given["metadata"].get(part) or {})}
         for part in ("labels", "annotations")
@@ -175,6 +178,12 @@ def _spec(spec: TrainSpec, body: Mapping[str, Any], platform: PlatformConfig | N
             yield where, value, "must be a list of mappings"
     lists = {key: body[key] for key in ("containers", "initContainers", "volumes") if _objects(body.get(key))}
     theirs = [*(platform.volumes if platform else ()), *spec.volumes]
+    train: Mapping[str, Any] = {}
+    inner = "spec.containers[0]"
+    for number, container in enumerate(lists.get("containers", ())):
+        if container.get("name") in _TRAIN:
+            train, inner = container, f"spec.containers[{number}]"
+    yield from run_as.problems(body, train, "spec", inner)
     own = lists.get("volumes", ())
     yield from volumes("spec.volumes", own, theirs)
     # Without the platform its volumes are not known.

@@ -141,8 +141,9 @@ def _resources(spec: TrainSpec) -> Object:
 def for_criu() -> Object:
     """Security context of the training container, which CRIU works in."""
     return {
-        # CRIU and namespaces need root in the container, whatever user the image names.
+        # CRIU and namespaces need root in the container; the launcher starts the program as the job's user (`run_as`).
         "runAsUser": 0,
+        "runAsGroup": 0,
         "runAsNonRoot": False,
         "privileged": False,
         "capabilities": {"add": [*LAUNCHER_CAPABILITIES]},
@@ -158,6 +159,7 @@ def powerless() -> Object:
     return {
         # Root without capabilities: CRIU's images and the barrier page belong to root and are not for others to read.
         "runAsUser": 0,
+        "runAsGroup": 0,
         "runAsNonRoot": False,
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},

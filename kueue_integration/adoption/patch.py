@@ -8,6 +8,7 @@ from typing import Any
 
 from proxy.protocol import names
 
+from .. import run_as
 from ..errors import SpecError
 from ..manifests import COMPLETIONS_EQUAL_PARALLELISM, failure_rules
 from ..platform import PlatformConfig
@@ -113,7 +114,7 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
         {
             "name": names.CONTAINER_TRAIN,
             "command": [*LAUNCHER, *user["command"]],
-            "env": _env(train["env"], per_job, user.get("env") or []),
+            "env": _env(train["env"], [*per_job, *run_as.env(pod, user)], user.get("env") or []),
             "volumeMounts": [*(m for m in train["volumeMounts"] if not (has_shm and m["mountPath"] == SHM)), *mounts],
             "securityContext": train["securityContext"],
         }

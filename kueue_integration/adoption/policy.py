@@ -44,6 +44,9 @@ def literal(value: Any) -> str:
     return json.dumps(value)
 
 
+_ID = "?securityContext.?{0}.or(variables.pod.?securityContext.?{0}).optMap(i, string(i)).orValue('')"
+
+
 def _given(name: str, default: str) -> str:
     return f"{_ANNOTATIONS}[?'{name}'].orValue({default})"
 
@@ -63,7 +66,7 @@ def _variables() -> list[Object]:
         '[{"name": "PYTHONPATH", "value": string(variables.path)}]'
         " + variables.ours.containers[0].env.filter(e, e.name != 'PYTHONPATH'"
         " && !variables.env.exists(t, t.name == e.name))"
-        " + variables.perJob + variables.env.filter(e, e.name != 'PYTHONPATH')"
+        " + variables.perJob + variables.runAs + variables.env.filter(e, e.name != 'PYTHONPATH')"
     )
     mounts = (
         f"variables.ours.containers[0].volumeMounts.filter(m, m.mountPath != '{patch.SHM}'"
@@ -82,6 +85,14 @@ def _variables() -> list[Object]:
         "theirPath": "variables.env.filter(e, e.name == 'PYTHONPATH' && e.?value.orValue('') != '').map(e, e.value)",
         "path": f"size(variables.theirPath) == 0 ? {path}"
         f" : {path}.replace('{lib}', '{lib}:' + variables.theirPath[0], 1)",
+        "uid": f"variables.user.{_ID.format('runAsUser')}",
+        "gid": f"variables.user.{_ID.format('runAsGroup')}",
+        "groups": "(variables.pod.?securityContext.?supplementalGroups.orValue([])"
+        " + variables.pod.?securityContext.?fsGroup.optMap(g, [g]).orValue([])).map(g, string(g)).join(',')"
+        " + (variables.pod.?securityContext.?supplementalGroupsPolicy.orValue('') == 'Strict' ? ':strict' : '')",
+        "runAs": f"variables.uid in ['', '0'] && variables.gid in ['', '0'] ? [] : [{entry}]".format(
+            names.ENV_RUN_AS, "variables.uid + ':' + variables.gid + ':' + variables.groups"
+        ),
         "allEnv": env,
         "allMounts": mounts,
     }

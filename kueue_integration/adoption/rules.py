@@ -12,6 +12,7 @@ from typing import Any
 
 from proxy.protocol import names, page
 
+from .. import run_as
 from ..platform import PlatformConfig
 from ..resources import annotation, label
 from ..rules import MAX_NAME, VOLUME_PREFIX
@@ -61,7 +62,9 @@ def container(job: Job) -> Mapping[str, Any]:
 
 def problems(job: Job, platform: PlatformConfig) -> list[tuple[str, object, str]]:
     """`(field, value, what to do)` for every rule that `job` breaks, as in SpecError."""
-    return [(rule.field, value, rule.fix) for rule in RULES for value in rule.bad(job, platform)]
+    inner = "spec.template.spec.containers[0]"
+    malformed = list(run_as.malformed(pod(job), container(job), "spec.template.spec", inner))  # a Job's the API server
+    return malformed or [(rule.field, value, rule.fix) for rule in RULES for value in rule.bad(job, platform)]
 
 
 def number(job: Job, name: str, default: int) -> int:
@@ -115,6 +118,14 @@ def _starts_torchrun(job: Job, _: PlatformConfig) -> Sequence[object]:
     if first and (first[0] == "torchrun" or first[0].endswith("/torchrun")):
         return first
     return [word for word in words if word in _LAUNCHERS][:1]
+
+
+_UID = f"{_C}.?securityContext.?runAsUser.or({_POD}.?securityContext.?runAsUser).orValue(0)"
+_OTHERS = (
+    "allowPrivilegeEscalation", "appArmorProfile", "capabilities", "privileged", "readOnlyRootFilesystem",
+    "seLinuxOptions", "seccompProfile", "windowsOptions",
+)  # fmt: skip
+"""Of a container's security context, besides procMount, which has a value by default."""
 
 
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
@@ -257,7 +268,24 @@ RULES: Sequence[Rule] = (
         f"{_ONE} || size({_C}.?command.orValue([])) == 0 || !({_C}.command[0] == 'torchrun'"
         f" || {_C}.command[0].endsWith('/torchrun') || {_WORDS}.exists(w, w in {list(_LAUNCHERS)}))",
     ),
-    _container_field("securityContext", "is set by the platform; remove it"),
+    Rule(
+        "spec.template.spec.securityContext.runAsNonRoot", run_as.NEEDS_USER,
+        lambda j, _: [True] if run_as.unmet(pod(j), container(j), inner=False) else [],
+        f"{_ONE} || {_C}.?securityContext.?runAsNonRoot.hasValue()"
+        f" || !{_POD}.?securityContext.?runAsNonRoot.orValue(false) || {_UID} != 0",
+    ),
+    Rule(
+        "spec.template.spec.containers[0].securityContext.runAsNonRoot", run_as.NEEDS_USER,
+        lambda j, _: [True] if run_as.unmet(pod(j), container(j), inner=True) else [],
+        f"{_ONE} || !{_C}.?securityContext.?runAsNonRoot.orValue(false) || {_UID} != 0",
+    ),
+    Rule(
+        "spec.template.spec.containers[0].securityContext", f"only {', '.join(run_as.KEPT)} are the job's own, the "
+        "rest is what CRIU needs; remove it",
+        lambda j, _: [found] if (found := run_as.not_kept(container(j))) else [],
+        f"{_ONE} || ({_C}.?securityContext.?procMount.orValue('Default') == 'Default'"
+        + "".join(f" && !{_C}.?securityContext.?{name}.hasValue()" for name in _OTHERS) + ")",
+    ),
     _container_field("lifecycle", "is not supported: the container's process 1 is the launcher; remove it"),
     _container_field("livenessProbe", "would kill a worker that is being checkpointed; remove it"),
     _container_field("readinessProbe", "is not supported; remove it"),

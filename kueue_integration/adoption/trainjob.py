@@ -91,6 +91,9 @@ def adopted_trainjob(trainjob: Mapping[str, Any], platform: PlatformConfig) -> O
     template = {"spec": {"template": {"metadata": {"labels": labels}, "spec": patch}}}
     jobs = [{"name": CONTAINER_NODE, "template": template}]
     ours = {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
+    for patched in _pod_patches(spec):
+        for container in patched.get("containers") or ():
+            container.pop("securityContext", None)  # the launcher's user: it makes itself another one's (`run_as`)
     spec["runtimePatches"] = [*(spec.get("runtimePatches") or ()), ours]
     spec["suspend"] = True
     return result
@@ -107,11 +110,11 @@ def _as_job(trainjob: Object, ranks_each: int) -> Object:
     container |= {k: trainer[k] for k in ("image", "command", "args", "env") if k in trainer}
     pod: Object = {"restartPolicy": "Never", "containers": [container]}
     for theirs in _pod_patches(trainjob["spec"]):
+        _join(pod, theirs)
         pod["volumes"] = [*pod.get("volumes", ()), *(theirs.get("volumes") or ())]
         for patched in theirs.get("containers") or ():
             container["volumeMounts"] = [*container.get("volumeMounts", ()), *(patched.get("volumeMounts") or ())]
-            if patched.get("securityContext"):
-                container["securityContext"] = patched["securityContext"]
+            _join(container, patched)
     spec = {"completionMode": "Indexed", "parallelism": workers, "completions": workers, "template": {"spec": pod}}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
 
@@ -125,10 +128,17 @@ def _pod_patches(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield template.get("spec") or {}
 
 
+def _join(owner: Object, patch: Mapping[str, Any]) -> None:
+    """The security context of a pod or a container, as patches change it."""
+    context = {**(owner.get("securityContext") or {}), **(patch.get("securityContext") or {})}
+    if context:
+        owner["securityContext"] = context
+
+
 def _inside(field: str) -> str:
     known = {"spec.parallelism": "spec.trainer.numNodes"}
-    known |= {f"{_CONTAINER}.{name}": "spec.runtimePatches" for name in ("volumeMounts", "securityContext")}
-    known[f"{_POD}.volumes"] = "spec.runtimePatches"
+    if field.startswith((f"{_CONTAINER}.volumeMounts", f"{_POD}.volumes", f"{_CONTAINER}.sec", f"{_POD}.sec")):
+        return "spec.runtimePatches"
     return known.get(field, field.replace(_CONTAINER, "spec.trainer", 1))
 
 
@@ -152,9 +162,7 @@ def _problems(trainjob: Mapping[str, Any], platform: PlatformConfig) -> list[Pro
         found += [("spec.runtimePatches", name, fix) for name in named if name != CONTAINER_NODE]
     trainer = spec.get("trainer") or {}
     if not trainer.get("image") and not platform.train_image:
-        found.append(
-            ("spec.trainer.image", None, "is missing and the platform has no default; name one")
-        )
+        found.append(("spec.trainer.image", None, "is missing and the platform has no default; name one"))
     for name in ("numNodes", "numProcPerNode"):
         value = trainer.get(name, 1)
         if not isinstance(value, int) or value < 1:

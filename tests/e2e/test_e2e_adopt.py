@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from plain_jobs import labelled, plain_training
-from rows import Rows
+from rows import SCRIPT, Rows
 
 from kueue_integration.adoption import policy
 from kueue_integration.adoption.patch import adopted
@@ -89,16 +89,40 @@ def test_without_its_parameter_adoption_refuses_only_jobs_that_need_it(stage: St
 
 
 def test_a_labelled_job_is_preempted_and_resumes_with_no_step_lost(rows: Rows) -> None:
+    """As the user that its owner asks for, before and after."""
     training, job = plain_training(rows, "labelled", label=True)
+    whom = {"runAsUser": 1000, "runAsGroup": 1001, "fsGroup": 4242, "runAsNonRoot": True}
+    job["spec"]["template"]["spec"]["securityContext"] = whom
     rows.kube.create(job)
     training.until_steps(5)
+    files = [training.output / f"rank-{rank}.log" for rank in (0, 1)]
+    assert {(file.stat().st_uid, file.stat().st_gid) for file in files} == {(1000, 1001)}
+    assert rank_ids(rows, "labelled") == {("1000 1000 1000 1000", "1001 1001 1001 1001", "4242")}
     rows.other("urgent", "own", pods=2)
     ended = training.until_ended(1)
     assert ended.ended_by == "Preempted" and ended.checkpoint
     rows.until_admitted("urgent")
     rows.remove("urgent")
     training.until_attempt(2)
+    assert rank_ids(rows, "labelled") == {("1000 1000 1000 1000", "1001 1001 1001 1001", "4242")}
     training.assert_exact(training.finish())
+
+
+def rank_ids(rows: Rows, job: str) -> set[tuple[str, ...]]:
+    """Uid, Gid, Groups of all processes of the job's script, as the nodes see them."""
+    pods = {p["metadata"]["uid"] for p in rows.kube.list_pods(rows.namespace, f"{names.LABEL_JOB}={job}")}
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            of_job = any(uid in (entry / "cgroup").read_text() for uid in pods)
+            words = (entry / "cmdline").read_bytes().decode().split("\0")
+            lines = (entry / "status").read_text().splitlines()
+        except OSError:  # it has just ended
+            continue
+        if of_job and SCRIPT.name in words and "_singularity.launcher" not in words:
+            status = {name: " ".join(value.split()) for name, _, value in (line.partition(":") for line in lines)}
+            found.add((status["Uid"], status["Gid"], status["Groups"]))
+    return found
 
 
 def test_a_job_that_waits_is_recreated_by_the_command_and_trains(rows: Rows) -> None:

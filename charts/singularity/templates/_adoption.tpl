@@ -25,6 +25,7 @@
      ],
      "securityContext": {
       "runAsUser": 0,
+      "runAsGroup": 0,
       "runAsNonRoot": false,
       "allowPrivilegeEscalation": false,
       "capabilities": {
@@ -141,6 +142,7 @@
      ],
      "securityContext": {
       "runAsUser": 0,
+      "runAsGroup": 0,
       "runAsNonRoot": false,
       "allowPrivilegeEscalation": false,
       "capabilities": {
@@ -272,6 +274,7 @@
      ],
      "securityContext": {
       "runAsUser": 0,
+      "runAsGroup": 0,
       "runAsNonRoot": false,
       "privileged": false,
       "capabilities": {
@@ -411,6 +414,7 @@
             ],
             "securityContext": {
              "runAsUser": 0,
+             "runAsGroup": 0,
              "runAsNonRoot": false,
              "allowPrivilegeEscalation": false,
              "capabilities": {
@@ -527,6 +531,7 @@
             ],
             "securityContext": {
              "runAsUser": 0,
+             "runAsGroup": 0,
              "runAsNonRoot": false,
              "allowPrivilegeEscalation": false,
              "capabilities": {
@@ -658,6 +663,7 @@
             ],
             "securityContext": {
              "runAsUser": 0,
+             "runAsGroup": 0,
              "runAsNonRoot": false,
              "privileged": false,
              "capabilities": {

@@ -144,7 +144,12 @@ BAD: list[tuple[str, str, Any]] = [
     ("spec.template.spec.containers[0].command", f"{_C}.command", None),
     ("spec.template.spec.containers[0].command", f"{_C}.command", ["/usr/bin/torchrun"]),
     ("spec.template.spec.containers[0].command", f"{_C}.args", ["-m", "torch.distributed.run", "train.py"]),
-    ("spec.template.spec.containers[0].securityContext", f"{_C}.securityContext", {"runAsUser": 1000}),
+    ("spec.template.spec.containers[0].securityContext", f"{_C}.securityContext",
+     {"runAsUser": 1000, "capabilities": {"drop": ["ALL"]}}),
+    ("spec.template.spec.containers[0].securityContext", f"{_C}.securityContext", {"allowPrivilegeEscalation": False}),
+    ("spec.template.spec.containers[0].securityContext.runAsNonRoot", f"{_C}.securityContext", {"runAsNonRoot": True}),
+    ("spec.template.spec.securityContext.runAsNonRoot", f"{_POD}.securityContext",
+     {"runAsNonRoot": True, "runAsUser": 0, "runAsGroup": 5}),
     ("spec.template.spec.containers[0].livenessProbe", f"{_C}.livenessProbe", {"exec": {"command": ["true"]}}),
     ("spec.template.spec.containers[0].readinessProbe", f"{_C}.readinessProbe", {"exec": {"command": ["true"]}}),
     ("spec.template.spec.containers[0].startupProbe", f"{_C}.startupProbe", {"exec": {"command": ["true"]}}),
@@ -175,4 +180,14 @@ GOOD: list[Job] = [
     changed("metadata.annotations.singularity~dev/store", "gs://bucket/mine"),
     changed("metadata.annotations.singularity~dev/checkpoint-budget-seconds", "30"),
     changed(f"{_C}.securityContext", {}),
+    changed(f"{_C}.securityContext", {"runAsUser": 1000, "runAsNonRoot": True}),
+    changed(f"{_POD}.securityContext", {"runAsUser": 0, "fsGroup": 5}),
+    changed(f"{_POD}.securityContext", {"runAsGroup": 5}),
+    changed(f"{_C}.securityContext", {"runAsUser": 7, "runAsGroup": 8}, changed(f"{_POD}.securityContext", {
+        "runAsUser": 1000, "runAsGroup": 1001, "fsGroup": 2000, "supplementalGroups": [4, 3], "runAsNonRoot": True,
+        "supplementalGroupsPolicy": "Strict",
+    })),
+    changed(f"{_C}.securityContext", {"runAsNonRoot": False}, changed(f"{_POD}.securityContext", {
+        "runAsNonRoot": True,
+    })),
 ]

@@ -86,6 +86,31 @@ def test_what_the_user_says_stands() -> None:
     assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 300
 
 
+def test_the_program_keeps_its_user() -> None:
+    def made(job: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+        pod = adopted(job, PLATFORM)["spec"]["template"]["spec"]
+        (train,) = pod["containers"]
+        assert (train["securityContext"]["runAsUser"], train["securityContext"]["runAsNonRoot"]) == (0, False)
+        return [e["value"] for e in train["env"] if e["name"] == names.ENV_RUN_AS], pod.get("securityContext") or {}
+
+    whole = {"runAsUser": 1000, "runAsGroup": 1001, "fsGroup": 5, "runAsNonRoot": True}
+    job = changed("spec.template.spec.securityContext", whole)
+    assert made(job) == (["1000:1001:5"], whole)
+    job = changed("spec.template.spec.containers.0.securityContext", {"runAsUser": 7, "runAsNonRoot": True}, job)
+    assert made(job) == (["7:1001:5"], whole)
+    assert made(plain()) == ([], {})
+
+
+def test_ids_that_no_pod_can_have_are_named() -> None:
+    job = changed("spec.template.spec.containers.0.securityContext", {"runAsUser": "me"})
+    job = changed("spec.template.spec.securityContext", {"runAsGroup": -1, "supplementalGroups": "5"}, job)
+    assert fields(job) == [
+        "spec.template.spec.securityContext.runAsGroup",
+        "spec.template.spec.securityContext.supplementalGroups",
+        "spec.template.spec.containers[0].securityContext.runAsUser",
+    ]
+
+
 def test_twice_is_refused() -> None:
     assert fields(adopted(plain(), PLATFORM)) == ["spec.template.spec.initContainers"]
 

@@ -106,7 +106,9 @@ def test_runtime_patches_of_the_owner_may_not_take_our_places() -> None:
     for kind, entry in (
         ("volumes", {"name": "shared", "emptyDir": {}}),
         ("containers", {"name": "node", "volumeMounts": [{"name": "src", "mountPath": "/singularity/run"}]}),
-        ("containers", {"name": "node", "securityContext": {"runAsUser": 5}}),
+        ("containers", {"name": "node", "securityContext": {"runAsUser": 5, "privileged": True}}),
+        ("containers", {"name": "node", "securityContext": {"runAsUser": -1}}),
+        ("containers", {"name": "node", "securityContext": {"runAsNonRoot": True}}),
         ("initContainers", {"name": "device-proxy", "env": []}),
         ("initContainers", {"name": "fetch"}),
         ("containers", {"name": "beside"}),
@@ -117,6 +119,21 @@ def test_runtime_patches_of_the_owner_may_not_take_our_places() -> None:
         with pytest.raises(SpecError) as caught:
             adopted_trainjob(job, PLATFORM)
         assert [name for name, _, _ in caught.value.problems] == ["spec.runtimePatches"], entry
+
+
+def test_the_program_of_a_trainjob_keeps_its_user() -> None:
+    job = trainjob()
+    replicated = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+    patch = replicated["template"]["spec"]["template"]["spec"]
+    patch["securityContext"] = {"runAsGroup": 5, "fsGroup": 6}
+    patch["containers"][0]["securityContext"] = {"runAsUser": 1000, "runAsNonRoot": True}
+    made = adopted_trainjob(job, PLATFORM)
+    env = {entry["name"]: entry.get("value") for entry in made["spec"]["trainer"]["env"]}
+    assert env[names.ENV_RUN_AS] == "1000:5:6"
+    ours = made["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+    pod = ours["template"]["spec"]["template"]["spec"]
+    assert pod["securityContext"] == {"runAsGroup": 5, "fsGroup": 6}
+    assert all("securityContext" not in container for container in pod["containers"]), "the launcher is root's"
 
 
 # --- seen as Jobs -----------------------------------------------------------------------------------------------------

@@ -84,6 +84,36 @@ def test_an_environment_variable_replaces_the_one_of_that_name_whole() -> None:
     assert [e for e in env if e["name"] == "A"] == [entry]
 
 
+@pytest.mark.parametrize(
+    ("whole", "own", "wanted"),
+    [
+        ({}, {}, None),
+        ({"runAsUser": 0, "fsGroup": 5}, {}, None),  # the launcher has these groups, and root's ranks have its own
+        ({"runAsUser": 1000}, {}, "1000::"),
+        ({"runAsGroup": 5}, {}, ":5:"),
+        ({"runAsUser": 1000, "runAsGroup": 5, "fsGroup": 6, "supplementalGroups": [8, 7]}, {}, "1000:5:8,7,6"),
+        ({"runAsUser": 1, "supplementalGroups": [8], "supplementalGroupsPolicy": "Strict"}, {}, "1::8:strict"),
+        ({"runAsUser": 1000, "runAsGroup": 5}, {"runAsUser": 7}, "7:5:"),
+        ({"runAsUser": 1000, "runAsNonRoot": True}, {"runAsUser": 7, "runAsGroup": 8, "runAsNonRoot": None}, "7:8:"),
+        ({"runAsUser": 1000}, {"runAsUser": 0}, None),
+    ],
+)
+def test_whom_the_program_runs_as_is_told_to_the_launcher(
+    whole: dict[str, Any], own: dict[str, Any], wanted: str | None
+) -> None:
+    override = {"spec": {"securityContext": whole, "containers": [{"name": "base", "securityContext": own}]}}
+    validate(spec(pod_override=override), PLATFORM)
+    before, pod = template(None), template(override)
+    assert pod["spec"]["securityContext"] == whole  # for volumes and containers of the user's own
+    for name in ("train", "device-proxy", "install-agent"):
+        context = container(pod, name)["securityContext"]
+        assert context == container(before, name)["securityContext"]
+        assert (context["runAsUser"], context["runAsGroup"], context["runAsNonRoot"]) == (0, 0, False)
+    env = [entry["value"] for entry in container(pod, "train")["env"] if entry["name"] == names.ENV_RUN_AS]
+    assert env == ([] if wanted is None else [wanted])
+    assert not any(entry["name"] == names.ENV_RUN_AS for entry in container(pod, "device-proxy")["env"])
+
+
 def _train(**fields: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "train", **fields}]}}
 
@@ -121,7 +151,21 @@ def _train(**fields: Any) -> dict[str, Any]:
          "pod_override.spec.initContainers[0].env[0].name", "platform's own program"),
         (_train(image="x"), "pod_override.spec.containers[0].image", "set image instead"),
         (_train(command=["x"]), "pod_override.spec.containers[0].command", "command or script"),
-        (_train(securityContext={}), "pod_override.spec.containers[0].securityContext", "exactly the platform's"),
+        (_train(securityContext={"privileged": True}), "pod_override.spec.containers[0].securityContext.privileged",
+         "CRIU needs the platform's; runAsUser, runAsGroup, runAsNonRoot can"),
+        (_train(securityContext=[]), "pod_override.spec.containers[0].securityContext", "must be a mapping"),
+        (_train(securityContext={"runAsUser": "me"}), "pod_override.spec.containers[0].securityContext.runAsUser",
+         "must be a whole number, 0 to 2147483647"),
+        (_train(securityContext={"runAsNonRoot": True}), "pod_override.spec.containers[0].securityContext.runAsNonRoot",
+         "needs runAsUser beside it"),
+        ({"spec": {"securityContext": {"runAsNonRoot": True, "runAsUser": 0}}},
+         "pod_override.spec.securityContext.runAsNonRoot", "the image's own USER cannot be seen"),
+        ({"spec": {"securityContext": {"runAsNonRoot": "yes"}}},
+         "pod_override.spec.securityContext.runAsNonRoot", "must be true or false"),
+        ({"spec": {"securityContext": {"runAsGroup": -1}}}, "pod_override.spec.securityContext.runAsGroup", "0 to"),
+        ({"spec": {"securityContext": {"fsGroup": True}}}, "pod_override.spec.securityContext.fsGroup", "0 to"),
+        ({"spec": {"securityContext": {"supplementalGroups": [1 << 31]}}},
+         "pod_override.spec.securityContext.supplementalGroups", "list of whole numbers"),
         (_train(livenessProbe={}), "pod_override.spec.containers[0].livenessProbe", "answer no probe"),
         (_train(tty=True), "pod_override.spec.containers[0].tty", "not a field that can be set"),
         (_train(env=[{"name": "RANK", "value": "1"}]), "pod_override.spec.containers[0].env[0].name", "another name"),
