@@ -53,7 +53,7 @@ def goes_on(job: Training, number: int = 2) -> None:
     """The next attempt starts at the very next step; the job ends with every step run once, bit for bit."""
     job.until_attempt(number)
     last = job.finish()
-    assert len(last.attempts) == number, last.attempts
+    assert len(last.attempts) == number, [(a.attempt, a.ended_by, a.first_step, a.note) for a in last.attempts]
     job.assert_exact(last)
 
 

@@ -16,9 +16,9 @@ SIZE = 1 << 16
 class FaultyProxy:
     """Set a fault with `fail`, take it away with `heal`; `fired` counts what it did to requests.
 
-    Faults: an HTTP status (`503`) is the answer to whatever is sent; `cut` resets a connection in the middle of a
-    request or an answer; `silence` swallows what comes and never answers; `rate` (bytes per second) is for each
-    connection and direction.
+    Faults: an HTTP status (`503`) is the answer to whatever is sent, and breaks off the server's own answer where that
+    is under way (a status cannot be given twice); `cut` resets a connection in the middle of a request or an answer;
+    `silence` swallows what comes and never answers; `rate` (bytes per second) is for each connection and direction.
     """
 
     def __init__(self, port: int) -> None:
@@ -110,7 +110,7 @@ class FaultyProxy:
                 if request:
                     self.received += len(data)
                 fault = self._takes(passed[source])
-                if fault == "cut":
+                if fault == "cut" or (fault not in ("", "silence") and not request):
                     _reset(source)
                     _reset(target)
                     return
