@@ -1,6 +1,7 @@
 """The hold: between Kueue's decision to evict and the suspend of the Job. Pure.
 
-H1: it ends at a deadline. H2: releasing is always possible. H3: without pods that could save anything it ends at once.
+H1: it ends at a deadline. H2: releasing is always possible. H3: without pods that could save anything it ends at once,
+unless they have all ended well: then the Job is about to be complete.
 """
 
 from __future__ import annotations
@@ -64,15 +65,17 @@ def decide(
 
 
 def _obstacle(job: Object, pods: Sequence[Object], started: bool) -> str:
-    """Why no checkpoint can be had, "" if one can."""
-    alive = [p for p in pods if views.can_write(p)]
-    if not alive:
+    """Why no checkpoint can be had, "" if one can, or if none is needed any more."""
+    expected = views.parallelism(job)
+    if sum(views.phase(p) == "Succeeded" for p in pods) >= expected:
+        # Training is over; until the Job controller has counted its pods, letting go would look like another attempt.
+        return ""
+    if not any(views.can_write(p) for p in pods):
         return "no pod of the job was running"
     if started:
         return ""
     # A rank that never started can never reach the barrier. One that has finished means that the job is about to.
     running = [p for p in pods if views.phase(p) in ("Running", "Succeeded")]
-    expected = views.parallelism(job)
     if len(running) < expected:
         return f"only {len(running)} of {expected} pods were running, so training had not started"
     return ""

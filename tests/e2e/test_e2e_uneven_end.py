@@ -1,4 +1,4 @@
-"""One pod's ranks have ended well when an eviction's budget runs out: the next attempt has all of its ranks.
+"""Ranks have ended well when an eviction comes, or when its budget runs out.
 
 A pod that ends with 0 completes its index, and Kubernetes never makes a pod of that index again.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rows import TIMEOUT_S, Rows, Training
 
+from kueue_integration.resources import LOCAL_QUEUE
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
@@ -65,3 +66,25 @@ def test_no_pod_is_complete_before_the_world_is(rows: Rows) -> None:
     assert last.phase == "Succeeded", last.message
     assert [lines(job, f"starts-{rank}") for rank in (0, 1)] == [2, 2]
     assert job.job()["status"]["succeeded"] == 2
+
+
+def containers(job: Training) -> dict[str, str]:
+    """State of the containers of the job's pod, and the pod's phase."""
+    (pod,) = job.pods()
+    found = {status["name"]: next(iter(status["state"])) for status in pod["status"].get("containerStatuses") or ()}
+    return {**found, "phase": pod["status"]["phase"]}
+
+
+@pytest.mark.parametrize("moment", ["ranks", "pod"])
+def test_an_eviction_after_the_last_step_is_no_loss_and_starts_no_other_attempt(rows: Rows, moment: str) -> None:
+    """Between the end of the ranks and a complete Job lie seconds: sidecar, kubelet and Job controller take them."""
+    rows.queue("last", {"ondemand": "50m"})
+    job = rows.train(f"last-{moment}", "last")
+    job.until_steps()
+    (job.output / "stop").touch()
+    name, state = ("train", "terminated") if moment == "ranks" else ("phase", "Succeeded")
+    wait_for(lambda: containers(job).get(name) == state, f"{name} is {state}", TIMEOUT_S)
+    rows.patch(LOCAL_QUEUE, "last", {"stopPolicy": "HoldAndDrain"})
+    last = job.finish()
+    assert [(a.attempt, a.ended_by, a.note) for a in last.attempts] == [(1, "Finished", None)]
+    assert (last.steps_lost, job.repeated()) == (0, 0)

@@ -87,6 +87,22 @@ def test_a_pod_that_has_finished_does_not_end_the_hold():
     assert isinstance(look(held(), pods=[scene.pod(0), scene.pod(1, phase="Succeeded")]).action, StartCheckpoint)
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_pods_that_have_all_ended_well_hold_until_the_job_is_complete(asked):
+    """Kubernetes counts them a moment later: letting go meanwhile would be recorded as a loss and another attempt."""
+    pods = [scene.pod(0, phase="Succeeded"), scene.pod(1, phase="Succeeded")]
+    action = look(waiting(60) if asked else held(), pods=pods, now=T0 + 40).action
+    assert action is None if asked else isinstance(action, StartCheckpoint)
+    late = look(waiting(60), pods=pods, now=T0 + 60).action
+    assert isinstance(late, ReleaseHold) and late.why == "deadline", "never for longer than its budget"
+
+
+def test_pods_of_which_one_failed_are_not_about_to_complete_the_job():
+    pods = [scene.pod(0, phase="Succeeded"), scene.pod(1, phase="Failed")]
+    action = look(held(), pods=pods).action
+    assert isinstance(action, ReleaseHold) and "no pod" in action.message
+
+
 def waiting(seconds: float, **annotations: str):
     record = scene.record(evicted_at=T0 + 30, ended_by="Preempted")
     deadline = {names.ANN_HOLD_DEADLINE: clock.to_text(T0 + seconds), **scene.history(record)}
