@@ -7,7 +7,8 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from localcluster.prepare import Prepared, prepare
@@ -25,17 +26,31 @@ WARM, BETWEEN = 20, 30
 spawn = multiprocessing.get_context("spawn")
 
 
+@dataclass(frozen=True)
+class Part:
+    """Bytes newly stored; bytes handed over while the image was written; CPU seconds."""
+
+    stored: int
+    ahead: int
+    cpu: float
+
+
 def put(folder: Path, checkpoint: str, images: Sequence[Path]) -> tuple[int, int]:
     """(bytes dumped, bytes newly stored) of the ranks' images, as one pod would upload them."""
     result = Store(f"file://{folder}").put_ranks("bench", "job", checkpoint, dict(enumerate(images)))
     return result.bytes, result.bytes_stored
 
 
-def put_part(folder: Path, checkpoint: str, image: Path, rank: int, ranks: int) -> tuple[int, float]:
-    """(bytes newly stored, CPU seconds) of one rank's image, as the pod that has this rank alone uploads it."""
+def put_part(folder: Path, checkpoint: str, image: Path, rank: int, ranks: int, dumping: Path) -> Part:
+    """One rank's image, as the pod that has this rank alone uploads it.
+
+    :param dumping: a file that is there as long as the image is still being written
+    """
     began = time.process_time()
-    result = Store(f"file://{folder}").put_ranks("bench", "job", checkpoint, {rank: image}, part=(rank, ranks))
-    return result.bytes_stored, time.process_time() - began
+    result = Store(f"file://{folder}").put_ranks(
+        "bench", "job", checkpoint, {rank: image}, part=(rank, ranks), growing=dumping.exists
+    )
+    return Part(result.bytes_stored, result.bytes_ahead, time.process_time() - began)
 
 
 def measure(options: Options, say: Say) -> Mapping[str, Measured]:
@@ -44,7 +59,10 @@ def measure(options: Options, say: Say) -> Mapping[str, Measured]:
 
 
 def over_time(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
-    """Checkpoints of one running job, BETWEEN steps apart: into one store, and each into an empty one against `cp`."""
+    """Checkpoints of one running job, BETWEEN steps apart: into one store, and each into an empty one against `cp`.
+
+    Uploaded during the dump, as when a job has to leave, and after it, as when it goes on, in turns.
+    """
     stored: list[tuple[int, int]] = []
     races: list[dict[str, float]] = []
     with Job(made, ["train_wide.py", str(WIDTH), "1"]) as job, ProcessPoolExecutor(RANKS, spawn) as sidecars:
@@ -53,25 +71,24 @@ def over_time(made: Prepared, options: Options, say: Say) -> Mapping[str, Measur
         say(machine.told(cost))
         job.start(4)
         job.wait_step(WARM)
-        for number in range(2 if options.quick else 4):
-            stop = job.stop()
-            images = job.images()
-            raced = race(job.folder, images, sidecars, copy_first=bool(number % 2))
-            races.append({"dump": stop.dump_s, "dump_cpu": stop.dump_cpu_s, **raced})
+        for number in range(2 if options.quick else 8):
+            races.append(race(job, sidecars, ahead=not number % 2))
             if number < 2:
-                stored.append(put(job.folder / "store", job.checkpoint, images))
+                stored.append(put(job.folder / "store", job.checkpoint, job.images()))
             job.forget_images()
             job.go_on()
             say(f"checkpoint {number + 1}: seconds {races[-1]}, bytes dumped and stored {stored[-1]}")
             job.wait_step(max(job.counts()) + BETWEEN)
-    whole = median_ratio([(r["cp"], r["dump"] + r["put"]) for r in races])
-    upload = median_ratio([(r["cp"], r["put"]) for r in races])
+    early, late = (races[first::2] for first in (0, 1))
+    whole = median_ratio([(r["cp"], r["whole"]) for r in early])
+    after = median_ratio([(r["cp"], r["whole"]) for r in late])
+    upload = median_ratio([(r["cp"], r["put"]) for r in late])
     (first, first_new), (second, second_new) = stored
     gb = f"{first / 1e9:.2f} GB dumped"
     cpu = ", ".join(f"{name} {median(r[f'{name}_cpu'] for r in races):.1f} s" for name in ("cp", "dump", "put"))
     text = (
-        f"cp and fsync of the same {gb}; dump and store count, one sidecar per rank; the store alone {upload:.2g}; "
-        f"CPU time: {cpu}; {machine.told(cost)}"
+        f"cp and fsync of the same {gb}; dump and store count, one sidecar per rank, uploads begin with the dump; "
+        f"{after:.2g} with uploads after the dump, the store alone {upload:.2g}; CPU time: {cpu}; {machine.told(cost)}"
     )
     return {
         "dump_vs_cp": Measured(whole, races, text),
@@ -87,26 +104,39 @@ def put_part_is_there(number: int) -> str:
     return Store.__name__
 
 
-def race(folder: Path, images: Sequence[Path], sidecars: Executor, copy_first: bool) -> dict[str, float]:
-    """Seconds of `cp` and of a put into an empty store, one after the other, same disk; both are durable then.
+def race(job: Job, sidecars: Executor, ahead: bool) -> dict[str, float]:
+    """Seconds of a dump and a put into an empty store (`whole`), then of `cp` of the same images; all durable then.
 
     The put is that of as many pods as there are ranks, each with a sidecar of its own, at the same time.
+
+    :param ahead: the put begins with the dump, not after it
     """
-    found: dict[str, float] = {}
-    for name in ("cp", "put") if copy_first else ("put", "cp"):
-        target = folder / f"race-{name}"
-        began, before = time.monotonic(), os.times()
-        if name == "cp":
-            copy(images, target)
-            after = os.times()
-            found["cp_cpu"] = sum(after[2:4]) - sum(before[2:4])
-        else:
-            parts = [sidecars.submit(put_part, target, "c", path, r, len(images)) for r, path in enumerate(images)]
-            done = [part.result() for part in parts]
-            found["put_cpu"], found["put_stored"] = sum(cpu for _, cpu in done), sum(size for size, _ in done)
-        found[name] = time.monotonic() - began
-        shutil.rmtree(target)
-    return found
+    dumping, target = job.folder / "dumping", job.folder / "race"
+    parts: list[Future[Part]] = []
+
+    def begin(images: Sequence[Path]) -> None:
+        for rank, path in enumerate(images):
+            parts.append(sidecars.submit(put_part, target, "c", path, rank, len(images), dumping))
+
+    dumping.touch()
+    stop = job.stop(begin) if ahead else job.stop()
+    dumped = time.monotonic()
+    dumping.unlink()
+    if not ahead:
+        begin(job.images())
+    made = [part.result() for part in parts]
+    put_s = time.monotonic() - dumped
+    shutil.rmtree(target)
+    began, before = time.monotonic(), os.times()
+    copy(job.images(), target)
+    cp_s, after = time.monotonic() - began, os.times()
+    shutil.rmtree(target)
+    return {
+        "whole": stop.dump_s + put_s, "dump": stop.dump_s, "put": put_s, "cp": cp_s,
+        "dump_cpu": stop.dump_cpu_s, "put_cpu": sum(part.cpu for part in made),
+        "cp_cpu": sum(after[2:4]) - sum(before[2:4]),
+        "stored": sum(part.stored for part in made), "ahead": sum(part.ahead for part in made),
+    }  # fmt: skip
 
 
 def replicas(made: Prepared, say: Say) -> Mapping[str, Measured]:

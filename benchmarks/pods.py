@@ -132,8 +132,11 @@ class Job:
             raise RuntimeError(f"{error}\n" + "\n".join(pod.log()[-2000:] for pod in self.pods)) from None
         return time.monotonic()
 
-    def stop(self) -> Stop:
-        """Barrier and dump of all ranks, which stand still afterwards."""
+    def stop(self, dumping: Callable[[Sequence[Path]], object] = lambda images: None) -> Stop:
+        """Barrier and dump of all ranks, which stand still afterwards.
+
+        :param dumping: called when the dump begins, with the folders of the images, one per rank
+        """
         self.generation = page.generation(self.attempt, self.generation % page.GENERATIONS_PER_ATTEMPT + 1)
         coordinator = self.coordinator()
         before, began = max(self.counts()), time.monotonic()
@@ -142,6 +145,7 @@ class Job:
         skip = [len(pod.sidecar.events) for pod in self.pods]
         for pod in self.pods:
             pod.sidecar.command("dump", generation=self.generation, checkpoint_id=self.checkpoint)
+        dumping(self.images())
         for pod, seen in zip(self.pods, skip, strict=True):
             event = pod.wait_event("dumped", "dump_failed", skip=seen)
             if event.kind != "dumped":

@@ -132,6 +132,7 @@ def directive(state: State) -> Directive:
         checkpoint_id=state.checkpoint_id if state.sequence else "",
         anywhere=state.anywhere,
         deadline=state.trigger.deadline if state.trigger else 0.0,
+        ahead=op == "save" and not state.goes_on,
         over=state.over if op in ("run", "barrier") else None,
         unsaved=sorted(state.unsaved),
         broken=state.broken,

@@ -86,6 +86,9 @@ class Directive:
     """`save`: the launchers stop the ranks wherever they are."""
     checkpoint_id: str = ""
     deadline: float = 0.0
+    ahead: bool = False
+    """`save`: upload while the ranks are being dumped. Not where they go on after the dump: it would take processor
+    time from what they wait for."""
     addresses: list[str] = field(default_factory=list)
     """`save`: of all pods."""
     over: Stop | None = None

@@ -83,7 +83,7 @@ class Pod:
         self._ended: set[int] = set()
         self._done = False
         self._broken = ""
-        self._saving = self._dumped = self._uploaded = self._failed = self._resumed = 0
+        self._saving = self._dumped = self._uploading = self._uploaded = self._failed = self._resumed = 0
         self._message = ""
         self._bytes_stored = 0
         self._progress = (0, 0)
@@ -91,6 +91,8 @@ class Pod:
         self._exit_sent = False
         self._upload: asyncio.Task[None] | None = None
         self._cancel = threading.Event()
+        self._images_whole = threading.Event()
+        """Of the generation that is saved: its dump has ended."""
 
     # --- reporting ------------------------------------------------------------------------------------------------
     def views(self) -> list[RankView]:
@@ -130,6 +132,8 @@ class Pod:
 
     async def saved(self) -> None:
         """Until an upload under way has ended, or nobody waits for it any more."""
+        if not self._images_whole.is_set():
+            self._cancel.set()  # the launcher is gone: what it was dumping will never be whole
         while self._upload is not None and not self._upload.done() and time.time() < self.directive.deadline:
             await asyncio.sleep(WATCH_S)
 
@@ -182,9 +186,11 @@ class Pod:
                 self._tidy(self._config.checkpoint)
         elif event.kind == "dumped" and event.generation == self._saving:
             self._dumped = event.generation
-            work = self._save(event.generation, self.directive.checkpoint_id, self._upload)
-            self._upload = asyncio.create_task(work)
+            self._images_whole.set()
+            if self._uploading != event.generation:
+                self._begin_upload(self.directive)
         elif event.kind in ("dump_failed", "restore_failed"):
+            self._cancel.set()
             self._fail(event.generation or self._saving, event.message or event.kind.replace("_", " "))
         elif event.kind == "exited":
             self._ended.add(event.rank)
@@ -204,9 +210,17 @@ class Pod:
         except OSError as error:
             log.warning("a restarted sidecar will not know that ranks run: %s", error)
 
+    def _begin_upload(self, directive: Directive) -> None:
+        self._uploading = directive.generation
+        work = self._save(directive.generation, directive.checkpoint_id, self._upload)
+        self._upload = asyncio.create_task(work)
+
     async def _save(self, generation: int, checkpoint: str, before: asyncio.Task[None] | None) -> None:
-        """Upload what was dumped for `generation`. `before`: the upload before this one, cancelled, may still run."""
-        cancel = self._cancel
+        """Upload what was, or is being, dumped for `generation`.
+
+        :param before: the upload before this one, cancelled, may still run
+        """
+        cancel, whole = self._cancel, self._images_whole
         if before is not None:
             await asyncio.wait([before])
         folder = self._config.image_dir / checkpoint
@@ -222,13 +236,19 @@ class Pod:
                 part=(self._config.index, self._config.workers),
                 cancelled=cancel.is_set,
                 progress=self._uploaded_so_far,
+                growing=lambda: not whole.is_set(),
             )
         except (ProxyError, OSError) as error:
-            if generation == self._saving:
+            while not whole.is_set() and not cancel.is_set():
+                await asyncio.sleep(WATCH_S)  # the launcher would not hear that the ranks may go on
+            if generation == self._saving and self._failed != generation:
                 self._fail(generation, f"upload: {error}")
             return
         seconds = time.monotonic() - began
-        log.info("uploaded %s: %d bytes, %d of them new, in %.1f s", checkpoint, put.bytes, put.bytes_stored, seconds)
+        log.info(
+            "uploaded %s: %d bytes, %d of them new, in %.1f s, %d bytes during the dump",
+            checkpoint, put.bytes, put.bytes_stored, seconds, put.bytes_ahead,
+        )  # fmt: skip
         if generation != self._saving:
             return  # the next one has begun: nobody waits for this any more
         self._images, self._bytes_stored, self._uploaded = put.images, put.bytes_stored, generation
@@ -273,7 +293,7 @@ class Pod:
         self.reached(directive.generation, directive.stop_at, directive.anywhere)
         self._saving = directive.generation
         self._cancel.set()  # an upload that nobody waits for any more
-        self._cancel = threading.Event()
+        self._cancel, self._images_whole = threading.Event(), threading.Event()
         self._progress = (0, 0)
         command = LauncherCommand(
             seq=0,
@@ -287,6 +307,8 @@ class Pod:
             job=directive.addresses,
         )
         await self._send(command)
+        if directive.ahead:
+            self._begin_upload(directive)
 
     def reached(self, generation: int, stop_at: int, anywhere: bool) -> None:
         """Write down that the barrier is reached: ranks freeze, and a sidecar that is started anew knows it."""

@@ -23,6 +23,12 @@ class Count:
         self._lock = threading.Lock()
         progress(0, total)
 
+    def expect(self, total: int) -> None:
+        """So many bytes it is in all, it has turned out."""
+        with self._lock:
+            self._total = total
+            self._progress(self._done, total)
+
     def add(self, size: int) -> None:
         """So many bytes more are done."""
         with self._lock:

@@ -16,7 +16,7 @@ from ..errors import CheckpointNotFoundError, StoreError
 from ..protocol import manifest as mf
 from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import MessageError
-from . import archive, catalog, download, layout, locks, upload
+from . import ahead, archive, catalog, download, layout, locks, upload
 from .backend import PATIENCE_S, Backend
 from .progress import Count, Progress, ignore
 
@@ -26,11 +26,13 @@ PROBE_S: Final = 10.0
 
 @dataclass(frozen=True)
 class PutResult:
-    """`bytes`: all bytes of the files; `bytes_stored`: bytes that this call had to write."""
+    """`bytes`: all bytes of the files; `bytes_ahead`: of these, what was handed to the writers while the files still
+    grew; `bytes_stored`: bytes that this call had to write."""
 
     images: list[RankImage]
     bytes: int
     bytes_stored: int
+    bytes_ahead: int = 0
 
 
 def _never() -> bool:
@@ -40,8 +42,9 @@ def _never() -> bool:
 class Store:
     """A checkpoint store. Thread-safe. Everything belongs to one job's folder; jobs share nothing.
 
-    Memory while it moves data: at most `threads + 1` packs of 8 MiB, each twice (content and compressed), about 2 % of
-    the size of the largest rank's image, and about 2 % of what the job has in the store already.
+    Memory while it moves data: at most `threads + 1` packs of 8 MiB, each twice (content and compressed), one more and
+    4 MiB of a file while images grow, about 2 % of the size of the largest rank's image, and about 2 % of what the job
+    has in the store already.
 
     :param url: any fsspec URL, for example `file:///mnt/checkpoints`
     :param patience_s: seconds during which a failing operation is tried again
@@ -67,6 +70,7 @@ class Store:
         part: tuple[int, int] = (0, 1),
         cancelled: Callable[[], bool] = _never,
         progress: Progress = ignore,
+        growing: Callable[[], bool] = _never,
     ) -> PutResult:
         """Store every file below each rank's folder; what the job's folder holds already is not written again.
 
@@ -75,13 +79,12 @@ class Store:
 
         :param part: (i, n): this is pod i of n that upload at the same time
         :param progress: counts bytes of the images: those that the store has
+        :param growing: true as long as the folders are still being filled: meanwhile what is there is stored (`ahead`)
         :raises StoreError: not a directory, a file that is neither regular nor a directory, a failed write, or
             `cancelled()` turned true
         """
         folder = layout.job_folder(namespace, job)
-        lists = {rank: upload.walk(Path(path)) for rank, path in folders.items()}
-        total = sum(f.size for files in lists.values() for f in files)
-        count = Count(progress, total)
+        count = Count(progress, 0)
         name = locks.pod_upload(checkpoint_id, part[0])
         stop = threading.Event()
         backend = self.backend.until(lambda: stop.is_set() or cancelled())
@@ -90,6 +93,11 @@ class Store:
             with self.pool("store-put") as pool:
                 try:
                     work = upload.Upload(backend, folder, pool, self._threads, part, backend.cancelled, count)
+                    early = ahead.Ahead(work, map(Path, folders.values()))
+                    early.follow(growing)
+                    lists = {rank: upload.walk(Path(path)) for rank, path in folders.items()}
+                    total = sum(f.size for files in lists.values() for f in files)
+                    count.expect(total)
                     for rank, files in lists.items():
                         work.put(rank, files)
                     images = work.finish()
@@ -104,7 +112,7 @@ class Store:
             raise
         finally:
             self.backend.retries += backend.retries
-        return PutResult(images, total, work.stored)
+        return PutResult(images, total, work.stored, early.stored)
 
     def write_manifest(self, manifest: Manifest, cancelled: Callable[[], bool] = _never) -> None:
         """Write the manifest, atomically: from here on the checkpoint exists. Raises StoreError.

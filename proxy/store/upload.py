@@ -10,21 +10,20 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from ..errors import StoreError
 from ..protocol.manifest import ImageFile, RankImage, Stored
-from . import grains, layout, pack, recipe
+from . import cutting, layout, pack, recipe
 from .backend import Backend
 from .known import SLOT_BITS, Known
 from .progress import Count
 
-READ_SIZE: Final = 4 << 20
-"""Bytes."""
 WEAK: Final = 0.125
 """A pack of an earlier checkpoint of which a rank would use less than this part is not used: it can be deleted with
 that checkpoint, instead of being kept for ever by a few grains."""
@@ -65,7 +64,7 @@ class Upload:
         self._folder = folder
         self._pool = pool
         self._places = threading.Semaphore(threads + 1)
-        self._part, self._parts = part
+        self.part = part
         self._cancelled = cancelled
         self._count = count
         self._known = Known(backend, folder, pool)
@@ -75,6 +74,8 @@ class Upload:
         self._lock = threading.Lock()
         self.stored = 0
         """Bytes written to the store."""
+        self.seen: dict[Path, list[cutting.Segment]] = {}
+        """What files began with while they were written (`ahead`)."""
 
     def put(self, rank: int, files: list[File]) -> None:
         """Read one rank's files and hand what is new to the writers. Raises StoreError."""
@@ -84,7 +85,7 @@ class Upload:
         self._count.add(sum(f.size for f in files) - new)
         for batch in self._batches(fresh, where):
             new -= sum(where[key] & _SIZE_MASK for key in batch)
-            self._store(files, where, batch)
+            self.store(batch, partial(_read, files, where, batch))
         self._count.add(new)  # stored by others meanwhile
         for file in files:
             _check_unchanged(file)
@@ -113,37 +114,16 @@ class Upload:
         for index, file in enumerate(files):
             found: list[bytes | int] = []
             offset = 0
-            for grain in self._grains(file):
-                if grains.is_zero(grain):
-                    found.append(len(grain))
-                else:
-                    key = grains.key_of(grain)
-                    place = (index << _OFFSET_BITS | offset) << _SIZE_BITS | len(grain)
-                    where.setdefault(key, place)
-                    found.append(key)
-                offset += len(grain)
+            for grains in cutting.read(file.path, self.seen.pop(file.path, ()), self.check):
+                for key, size in grains:
+                    found.append(key or size)
+                    if key:
+                        where.setdefault(key, (index << _OFFSET_BITS | offset) << _SIZE_BITS | size)
+                    offset += size
             if offset != file.size:
                 raise StoreError(f"image file {file.path} changed while it was stored: {offset} of {file.size} bytes")
             layouts.append(found)
         return layouts, where
-
-    def _grains(self, file: File) -> Iterator[bytes]:
-        try:
-            with file.path.open("rb", buffering=0) as source:
-                rest = b""
-                while True:
-                    self._check()
-                    data = source.read(READ_SIZE)
-                    text = rest + data
-                    begin = 0
-                    for end in grains.ends(text, not data):
-                        yield text[begin:end]
-                        begin = end
-                    rest = text[begin:]
-                    if not data:
-                        return
-        except OSError as error:
-            raise StoreError(f"cannot read image file {file.path}: {error}") from error
 
     def _fresh(self, where: dict[bytes, int]) -> list[bytes]:
         """Keys that have to be stored, in the order of the files."""
@@ -159,19 +139,19 @@ class Upload:
 
     def _batches(self, fresh: list[bytes], where: dict[bytes, int]) -> Iterator[list[bytes]]:
         """Keys for one pack after the other; what others stored meanwhile is left out."""
-        groups: list[list[bytes]] = [[] for _ in range(self._parts)]
-        group = self._part
+        part, parts = self.part
+        groups: list[list[bytes]] = [[] for _ in range(parts)]
+        group = part
         for key in fresh:
-            if key[0] >> (8 - STRETCH_BITS) == 0:
-                group = key[1] % self._parts
+            group = self.turn(key, group)
             groups[group].append(key)
-        for turn in range(self._parts):
+        for turn in range(parts):
             batch: list[bytes] = []
             size = 0
-            for key in groups[(self._part + turn) % self._parts]:
-                if not batch and self._parts > 1:
+            for key in groups[(part + turn) % parts]:
+                if not batch and parts > 1:
                     self._known.refresh_if_cheap()
-                if key in self._known.places:
+                if self.has(key):
                     continue
                 batch.append(key)
                 size += where[key] & _SIZE_MASK
@@ -181,15 +161,30 @@ class Upload:
             if batch:
                 yield batch
 
+    def turn(self, key: bytes, now: int) -> int:
+        """Which of the uploads stores this grain first, after one of upload `now`."""
+        return key[1] % self.part[1] if key[0] >> (8 - STRETCH_BITS) == 0 else now
+
+    def has(self, key: bytes) -> bool:
+        """Whether the store has it, or is about to get it."""
+        return key in self._known.places
+
     # --- storing ----------------------------------------------------------------------------------------------------
-    def _store(self, files: list[File], where: dict[bytes, int], keys: list[bytes]) -> None:
-        self._check()
+    def store(
+        self, keys: list[bytes], content: Callable[[], Iterable[tuple[bytes, bytes]]], counts: bool = True
+    ) -> None:
+        """Hand one pack to the writers, once there is a place. Raises StoreError, also for packs before this one.
+
+        :param content: (key, grain) of every key; called when there is a place
+        :param counts: as progress
+        """
+        self.check()
         while not self._places.acquire(timeout=0.5):
-            self._check()
+            self.check()
         try:
-            content = list(_read(files, where, keys))
+            held = list(content())
             number = self._known.add(keys)
-            self._pending.append(self._pool.submit(self._write, number, content))
+            self._pending.append(self._pool.submit(self._write, number, held, counts))
         except BaseException:
             self._places.release()
             raise
@@ -197,9 +192,9 @@ class Upload:
             future.result()
             self._pending.remove(future)
 
-    def _write(self, number: int, content: list[tuple[bytes, bytes]]) -> None:
+    def _write(self, number: int, content: list[tuple[bytes, bytes]], counts: bool) -> None:
         try:
-            self._check()
+            self.check()
             name, data = pack.build(content)
             size = sum(len(grain) for _, grain in content)
             content.clear()  # while it is written, once is enough
@@ -207,7 +202,8 @@ class Upload:
             with self._lock:
                 self._known.written(number, Stored(name, len(data)))
                 self.stored += len(data)
-            self._count.add(size)
+            if counts:
+                self._count.add(size)
         finally:
             self._places.release()
 
@@ -230,7 +226,8 @@ class Upload:
             runs.append(recipe.join(found))
         return list(numbers), runs
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises StoreError once the upload was cancelled."""
         if self._cancelled():
             raise StoreError("the upload was cancelled")
 

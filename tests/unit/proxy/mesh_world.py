@@ -311,6 +311,8 @@ class FakeLauncher:
         self.dump_error = ""
         self.own_bytes = 0
         """Of an image, which no other has and which do not compress."""
+        self.pages_written: Callable[[], Awaitable[None]] | None = None
+        """Awaited when the pages of a dump are there, before the launcher says that it has ended."""
         self._session: aiohttp.ClientSession | None = None
 
     async def run(self) -> None:
@@ -389,9 +391,6 @@ class FakeLauncher:
 
     async def _dump(self, command: LauncherCommand) -> None:
         await eventually("ranks are frozen", lambda: all(command.generation in r.frozen for r in self.ranks))
-        if self.dump_error:
-            await self.post(LauncherEvent("dump_failed", command.generation, message=self.dump_error))
-            return
         for rank in self.ranks:
             folder = self.config.image_dir / command.checkpoint_id / f"rank-{rank.rank}"
             folder.mkdir(parents=True, exist_ok=True)  # a sidecar that was started anew asks again
@@ -400,6 +399,11 @@ class FakeLauncher:
             own = f"{self.config.attempt} {command.generation} {rank.rank}".encode()
             shared = b"shared by all ranks".ljust(1 << 20, b"x")
             (folder / "pages-1.img").write_bytes(shared + random.Random(own).randbytes(self.own_bytes) + own)
+        if self.pages_written is not None:
+            await self.pages_written()
+        if self.dump_error:
+            await self.post(LauncherEvent("dump_failed", command.generation, message=self.dump_error))
+            return
         await self.post(LauncherEvent("dumped", command.generation))
 
     def kill_ranks(self) -> None:

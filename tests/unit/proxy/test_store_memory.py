@@ -16,7 +16,7 @@ SIZE = 384 * MIB
 MOST_MB = 150
 """What either may take beyond what the process had before: five packs of 8 MiB, each twice, and its tables."""
 CHILD = """
-import json, sys, time
+import itertools, json, sys, time
 from pathlib import Path
 from proxy.store import Store
 from proxy.store.backend import Backend
@@ -37,10 +37,14 @@ def slowly(name):
 what, url, folder = sys.argv[1:]
 store = Store(url)
 store.probe()
-slowly("write" if what == "upload" else "read")
+slowly("read" if what == "download" else "write")
 before = memory("VmRSS")
 if what == "upload":
     commit(store, Path(folder))
+elif what == "upload-ahead":  # nearly all of it is looked at while it "grows"
+    looks = itertools.count()
+    put = store.put_ranks(NAMESPACE, JOB, f"{JOB}-a1-g1", {0: folder}, growing=lambda: next(looks) < 180)
+    assert put.bytes_ahead > put.bytes / 2, put
 else:
     store.fetch_ranks(store.read_manifest(NAMESPACE, JOB, f"{JOB}-a1-g1"), {0: Path(folder)})
 print(json.dumps(memory("VmHWM") - before))
@@ -64,5 +68,6 @@ def test_a_checkpoint_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
             file.write(os.urandom(MIB))
     url = f"file://{tmp_path}/store"
     assert megabytes("upload", url, image) < MOST_MB
+    assert megabytes("upload-ahead", f"file://{tmp_path}/other", image) < MOST_MB
     assert megabytes("download", url, back) < MOST_MB
     assert filecmp.cmp(image / "pages-1.img", back / "pages-1.img", shallow=False)
