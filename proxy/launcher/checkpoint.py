@@ -206,7 +206,7 @@ def _dump_rank(
     pod = socket.gethostname()
     same = mapped.files(pids, travels, paths.root)
     record = image.RankRecord(
-        slot.rank, slot.root, step, log_size, sizes, held, state if held else 0, taken, pod, same, cut
+        slot.rank, slot.root, step, log_size, sizes, held, state if held else 0, taken, pod, same, cut, *real
     )  # fmt: skip
     on_device = devices.record(pids, frozen.get("devices") or [] if frozen else None)
     if on_device is not None:
@@ -232,7 +232,9 @@ def write_resume(
     order["devices"] = dict(devices or {})
     path = paths.control(rank) / f"resume-{generation}.json"
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(order))
+    temporary.unlink(missing_ok=True)
+    with temporary.open("x") as file:  # never through a link: the folder is the rank's user's
+        file.write(json.dumps(order))
     temporary.replace(path)
     return restore_id
 

@@ -59,6 +59,9 @@ class RankRecord:
     """What the next pod must have, unchanged."""
     cut: list[str] = field(default_factory=list)
     """Its connections to servers outside the job, which are closed in this image (`sever`)."""
+    uid: int = 0
+    gid: int = 0
+    """Of all its processes."""
 
 
 def write_record(folder: Path, record: RankRecord) -> None:

@@ -106,8 +106,7 @@ def _unpack(plan: Plan, paths: Paths, record: image.RankRecord, say: Say) -> Non
     control = paths.control(rank)
     control.mkdir(parents=True, exist_ok=True)
     checkpoint.clear_control(control)
-    owner = paths.work(rank).stat()  # has travelled with it
-    user.give(paths, rank, owner.st_uid, owner.st_gid)
+    user.give(paths, rank, record.uid, record.gid)
     if record.held:
         pagewords.write(paths.run, rank, record.step, record.state)
 

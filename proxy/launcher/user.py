@@ -70,12 +70,17 @@ def wanted(env: Mapping[str, str]) -> User | None:
 
 
 def give(paths: Paths, rank: int, uid: int, gid: int) -> None:
-    """Hand over what the platform has made for a rank, and let it write the barrier page."""
+    """Hand over what the platform has made for a rank, and let it write the barrier page.
+
+    The folders stay root's, so that no name in them that root reads and writes can become a link to something else.
+    """
     if not (uid or gid):
         return
+    for folder in (paths.run, paths.work(rank).parent, paths.images("any").parent):
+        folder.chmod(0o755)  # a kubelet makes them for everybody to write
     log = paths.log(rank)
     log.touch()
-    for path in (paths.control(rank), paths.work(rank), log):
+    for path in (paths.control(rank), log):
         os.chown(path, uid, gid)
     # The page stays root's: a sidecar without capabilities must be able to open it once more.
     barrier = paths.run / names.PAGE_FILE
@@ -84,7 +89,7 @@ def give(paths: Paths, rank: int, uid: int, gid: int) -> None:
 
 
 def give_tree(paths: Paths, rank: int, user: User) -> None:
-    """`give` with all that is in the rank's directory before its program runs: the job's files, copied."""
+    """`give` with all that is in the rank's directory before its program runs: cwd, TMPDIR, the job's files, copied."""
     give(paths, rank, user.uid, user.gid)
     for path in paths.work(rank).rglob("*"):
         os.chown(path, user.uid, user.gid, follow_symlinks=False)

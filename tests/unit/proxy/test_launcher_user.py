@@ -185,6 +185,8 @@ def test_a_shell_of_another_user_goes_on_as_that_one(make: Make) -> None:
     command = ["sh", "-c", LOOP.strip().replace(" ", "\t")]
     pod = make("old", plan=FRESH, command=command, env=AS)
     (pod.volumes / "source/given").write_text("given\n")
+    for name in ("run", "work", "images"):
+        (pod.volumes / name).chmod(0o777)  # as a kubelet makes them
     pod.start()
     numbers = pod.work(0) / "cwd/numbers"
     until(lambda: numbers.exists() and len(numbers.read_text()) > 20, "it counts", pod)
@@ -207,7 +209,10 @@ def test_a_shell_of_another_user_goes_on_as_that_one(make: Make) -> None:
         cwd = new.work(0) / "cwd"
         until(lambda c=cwd, n=at: len((c / "numbers").read_text().split()) > n + 20, "it counts on", new)  # type: ignore[misc]
         all_are(new, "until", 1)
-    for path in (new.work(0), new.work(0) / "tmp", new.work(0) / "stdout.log", cwd, *cwd.iterdir()):
+    for made in (first, new):
+        for folder in (made.work(0), *(made.volumes / name for name in ("run", "work", "images"))):
+            assert owner(folder) == (0, 0) and folder.stat().st_mode & 0o777 == 0o755, folder
+    for path in (new.work(0) / "tmp", new.work(0) / "stdout.log", cwd, *cwd.iterdir()):
         assert owner(path) == (1000, 1001), path
     assert owner(new.volumes / "run/rank-0") == (1000, 1001)
     (cwd / "end").touch()
