@@ -11,11 +11,14 @@ from pod_harness import Pod
 from pod_moves import free_port
 from program_runs import Program, Runner
 
+from localcluster.config import cache_dir
+from localcluster.rootfs import PACKAGES, debian
 from proxy.protocol import messages, page
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
 
 ROWS = {
+    "FSDP2, sub-groups, works in flight": Program("fsdp.py", ("30",), 5, ranks=4),
     "HSDP on a 2x2 mesh": Program("hsdp.py", ("20",), 5, ranks=4),
     "tensor parallel": Program("tensor_parallel.py", ("40",), 10),
     "pipeline": Program("pipeline.py", ("25",), 5, ranks=3),
@@ -53,6 +56,15 @@ def rows() -> list[object]:
 @pytest.mark.parametrize("row", rows())
 def test_stopped_and_restored_it_ends_as_if_nothing_had_happened(row: str, make: Make) -> None:
     Runner(make, ROWS[row]).compare()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_what_torch_compile_has_compiled_travels(make_pod: Make, torch_env: Path, criu_bundle: Path) -> None:
+    """Inductor loads machine code from below TMPDIR, and keeps processes that compile; in an image with a compiler."""
+    compiler = debian(cache_dir(), print, packages=(*PACKAGES, "g++", "python3-dev"))
+    make = partial(make_pod, rootfs=compiler, torch=torch_env, criu=criu_bundle)
+    Runner(make, Program("compiled.py", ("60", "inductor"), 5)).compare()
 
 
 @pytest.mark.full
