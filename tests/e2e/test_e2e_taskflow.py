@@ -1,4 +1,5 @@
-"""The example `sweep`: `@task.singularity_train`, mapped: one Job per value, and what the functions return arrives."""
+"""`@task.singularity_train`: the example `sweep`, mapped: one Job per value; what the functions return arrives, also
+when the Job was preempted."""
 
 from __future__ import annotations
 
@@ -7,9 +8,14 @@ from collections.abc import Callable
 import pytest
 from dag_run import Run
 
-from localcluster.demo.stage import Stage
+from kueue_integration.status import describe
+from localcluster.demo.cluster_jobs import intruder
+from localcluster.demo.follow import running_pods
+from localcluster.demo.stage import NAMESPACE, Stage
+from localcluster.demo.story import QUEUE, remove
+from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.timeout(2400)]
 
 
 def test_a_sweep_of_functions_returns_its_values(stage: Stage, start_run: Callable[[str], Run]) -> None:
@@ -24,3 +30,22 @@ def test_a_sweep_of_functions_returns_its_values(stage: Stage, start_run: Callab
     assert stage.airflow.api.xcom(run.dag_id, run.run_id, "fit", "loss", map_index=2) == diverging["loss"]
     made = [job["metadata"]["name"] for kind, job in run.job_events() if kind == "ADDED"]
     assert len(made) == len(set(made)) == 3
+
+
+@pytest.mark.full
+def test_a_function_that_is_preempted_returns_its_value(stage: Stage, start_run: Callable[[str], Run]) -> None:
+    run = start_run("returned")
+    job, kube = run.job(), stage.kube
+    wait_for(lambda: describe(kube, NAMESPACE, job).step >= 20, "20 steps", 600)
+    kube.create(intruder("urgent-return", NAMESPACE, QUEUE, stage.platform.train_image, 4, "250m"))
+    try:
+        wait_for(lambda: running_pods(kube, NAMESPACE, "job-name=urgent-return") == 4, "the high-priority job", 600)
+    finally:
+        remove(kube, NAMESPACE, "urgent-return")
+    assert run.until_run_ends() == "success", run.log()
+    told = describe(kube, NAMESPACE, job)
+    assert len(told.attempts) == 2, "nothing was preempted"
+    value = run.api.xcom(run.dag_id, run.run_id, "train", "return_value")
+    assert value["made"] == list(range(600))  # one call of the function: it was moved, not called again
+    assert len(value["losses"]) == 600 and value["losses"][-1] < 0.01 * value["losses"][0]
+    assert run.api.task(run.dag_id, run.run_id, "train")["try_number"] == 1

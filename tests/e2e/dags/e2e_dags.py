@@ -108,6 +108,43 @@ with DAG("streamed", schedule=None, catchup=False):
         },
     )
 
+with DAG("returned", schedule=None, catchup=False):
+
+    @task.singularity_train(
+        queue_name="training",
+        priority_class="low",
+        workers=2,
+        pod_resources={"cpu": "250m"},
+        checkpoint_budget_s=600,
+    )
+    def train(steps: int) -> dict[str, Any]:
+        """Returns what each step has left in rank 0's memory: a value of several log lines."""
+        import time
+
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        inputs = torch.randn(64, 8)
+        made, losses = [], []
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(inputs), inputs.sum(dim=1, keepdim=True))
+            loss.backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            optimizer.step()
+            made.append(step)
+            losses.append(loss.item())
+            time.sleep(0.05)
+        dist.destroy_process_group()
+        return {"made": made, "losses": losses}
+
+    train(600)
+
 with DAG("lost", schedule=None, catchup=False):
     SingularityTrainOperator(
         task_id="train",
