@@ -16,6 +16,7 @@ ENDED = frozenset(("success", "failed", "skipped"))
 SETTLE_S = 10.0
 """A Job that still runs so long after the end of its task was left behind; a deletion takes less."""
 MADE_BY = re.compile(r"\btraining of try (\d+)")
+PREEMPTED = re.compile(r"\bpreempted\b", re.IGNORECASE)
 STEP_LINE = re.compile(r"\bstep (\d+)/\d+ loss")
 
 
@@ -95,6 +96,7 @@ class Outcome:
         those made after the task had ended
     :param steps_logged: different steps in the task log; `live`: how many of them it had shown at three quarters
     :param strange_logs: tries in whose log a Job of an earlier try trains, though they made one of their own
+    :param tells: the task log says that it was preempted
     :param deferred_at_event: tasks that were deferred when the event happened
     :param error: the first error in the task log
     """
@@ -119,6 +121,7 @@ class Outcome:
     pods_at_once_s: float = 0.0
     lag_s: float | None = None
     strange_logs: tuple[int, ...] = ()
+    tells: bool = False
     deferred_at_event: int | None = None
     waiting_states: tuple[str, ...] = ()
     waiting_requests_per_s: float | None = None
@@ -189,6 +192,7 @@ def judge(record: Record) -> Outcome:
         pods_at_once_s=_lasted(samples, lambda s: _pods(s) > 1),
         lag_s=_lag(samples, ended),
         strange_logs=_strange_logs(record.logs) if len(states) > 1 and len(last.tasks) == 1 else (),
+        tells=any(PREEMPTED.search(log) for log in record.logs),
         deferred_at_event=at_event[-1].tasks.count("deferred") if at_event else None,
         waiting_states=waiting.states if waiting else (),
         waiting_requests_per_s=round(waiting.requests / waiting.seconds, 2) if waiting else None,
@@ -274,6 +278,8 @@ def cell(scenario: Scenario, outcome: Outcome) -> str:
         words.append(steps + (f", {outcome.steps_repeated} of them again" if outcome.steps_repeated else ""))
         live = "" if outcome.live is None else f" ({outcome.live} of them while it ran)"
         words.append(f"log has {outcome.steps_logged} steps{live}")
+    if scenario.event == "preempt" and outcome.event_after_s is not None:
+        words.append("log tells of the preemption" if outcome.tells else "log says nothing of the preemption")
     words += [f"**log of try {number} is of an earlier try's Job**" for number in outcome.strange_logs]
     if outcome.lag_s is not None and outcome.tasks == 1:
         words.append(f"ended {outcome.lag_s:.0f} s after its Job")

@@ -140,6 +140,14 @@ def two_jobs() -> tuple[JobView, JobView]:
     return one("complete"), one("complete", uid="b")
 
 
+def test_whether_the_log_tells_of_the_preemption():
+    done = [sample(1, "deferred", one("active", 1)), sample(9, "success", one("complete"))]
+    quiet = judge(record(*done, logs=["2026 info dag_id=preemption__theirs"], event_at=1.0))
+    told = judge(record(*done, logs=["2026 info attempt 1 on ondemand: preempted by default/urgent"], event_at=1.0))
+    text = [cell(SCENARIO["preemption"], seen) for seen in (quiet, told)]
+    assert "; log says nothing of the preemption; " in text[0] and "; log tells of the preemption; " in text[1]
+
+
 def test_how_long_a_task_outlives_its_job():
     first = sample(1, "running", one("active", 1))
     seen = judge(record(first, sample(4, "running", one("complete")), sample(10, "success", one("complete"))))
