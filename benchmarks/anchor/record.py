@@ -292,8 +292,10 @@ def _end(scenario: Scenario, outcome: Outcome) -> str:
     after = f"after {outcome.seconds:.0f} s"
     if outcome.tasks == 1:
         text = f"**{outcome.task}** (try {outcome.tries}) {after}"
-        wrong = outcome.failed and outcome.completed and scenario.event != "fail"
-        return text + (", **although its Job completed**" if wrong else "")
+        if not outcome.failed or not outcome.completed or scenario.event == "fail":
+            return text
+        which = "its Job" if outcome.completed == 1 else f"{outcome.completed} Jobs"
+        return f"{text}, **although {which} completed**"
     if not outcome.failed:
         return f"**{outcome.task}** of all {outcome.tasks} tasks {after}"
     text = f"**{outcome.failed} of {outcome.tasks} tasks failed** {after}"

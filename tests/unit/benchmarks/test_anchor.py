@@ -68,6 +68,13 @@ def test_a_task_that_fails_while_its_job_goes_on():
     assert "**Job left behind, 1 steps unwatched**" in text
 
 
+def test_a_task_that_fails_twice_while_both_its_jobs_go_on():
+    seen = judge(record(sample(2, "failed", *two_jobs(), try_number=2)))
+    assert cell(SCENARIO["full-retried"], seen).startswith(
+        "**failed** (try 2) after 2 s, **although 2 Jobs completed**; 2 Jobs"
+    )
+
+
 def test_a_deletion_that_takes_some_seconds_leaves_nothing_behind():
     seen = judge(
         record(
