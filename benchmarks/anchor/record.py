@@ -15,6 +15,7 @@ from .scenarios import Scenario
 ENDED = frozenset(("success", "failed", "skipped"))
 SETTLE_S = 10.0
 """A Job that still runs so long after the end of its task was left behind; a deletion takes less."""
+EXCEPTION = re.compile(r"\w+: ")
 MADE_BY = re.compile(r"\btraining of try (\d+)")
 PREEMPTED = re.compile(r"\bpreempted\b", re.IGNORECASE)
 STEP_LINE = re.compile(r"\bstep (\d+)/\d+ loss")
@@ -244,12 +245,14 @@ def ended_at(samples: Sequence[Sample]) -> float | None:
 
 
 def first_error(logs: Sequence[str]) -> str:
-    """The first line of level error, without its time, shortened."""
+    """The first line of level error, without its time, with the exception in the line below it, shortened."""
     for log in logs:
-        for line in log.splitlines():
+        lines = log.splitlines()
+        for line, below in pairwise([*lines, ""]):
             _, _, rest = line.partition(" ")
             if rest.startswith(("error ", "critical ")):
-                return rest.partition(" ")[2][:300]
+                exception = f": {below}" if EXCEPTION.match(below) else ""
+                return f"{rest.partition(' ')[2]}{exception}"[:300]
     return ""
 
 

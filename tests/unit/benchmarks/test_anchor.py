@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.anchor import __main__ as cli
 from benchmarks.anchor import ground, report
-from benchmarks.anchor.record import SETTLE_S, JobView, Record, Sample, Waiting, cell, judge, view
+from benchmarks.anchor.record import SETTLE_S, JobView, Record, Sample, Waiting, cell, first_error, judge, view
 from benchmarks.anchor.scenarios import CONTENDERS, SCENARIOS, contenders, dag_id
 
 SCENARIO = {scenario.name: scenario for scenario in SCENARIOS}
@@ -66,6 +66,14 @@ def test_a_task_that_fails_while_its_job_goes_on():
     text = cell(SCENARIO["full"], seen)
     assert "**failed** (try 1) after 2 s, **although its Job completed**" in text
     assert "**Job left behind, 1 steps unwatched**" in text
+
+
+def test_the_first_error_comes_with_its_exception():
+    failed = "2026-11-22T08:00:00Z info fine\n2026-11-22T08:00:01Z error Task failed with exception"
+    known = first_error(["", f"{failed}\nAirflowException: No pods"])
+    assert known == "Task failed with exception: AirflowException: No pods"
+    assert first_error([f"{failed}\n2026-11-22T08:00:02Z info more"]) == "Task failed with exception"
+    assert first_error(["2026 error alone"]) == "alone" and first_error(["2026 info fine"]) == ""
 
 
 def test_a_task_that_fails_twice_while_both_its_jobs_go_on():
