@@ -18,6 +18,7 @@ LARGEST_ID = (1 << 31) - 1
 """As in Kubernetes."""
 NEEDS_ID = f"must be a whole number, 0 to {LARGEST_ID}"
 NEEDS_IDS = f"must be a list of whole numbers, 0 to {LARGEST_ID}"
+ALONE = "needs runAsUser beside it: containerd starts no pod of a group without a user"
 NEEDS_USER = (
     "needs runAsUser beside it, other than 0: without one the program runs as uid 0, for the image's own USER cannot "
     "be seen from here"
@@ -46,6 +47,8 @@ def problems(pod: Mapping[str, Any], container: Mapping[str, Any], where: str, i
     yield from bad
     if bad:
         return
+    if group_alone(pod):
+        yield f"{where}.securityContext.runAsGroup", pod["securityContext"]["runAsGroup"], ALONE
     for path, within in ((where, False), (inner, True)):
         if unmet(pod, container, within):
             yield f"{path}.securityContext.runAsNonRoot", True, NEEDS_USER
@@ -75,6 +78,12 @@ def not_kept(container: Mapping[str, Any]) -> list[str]:
     """What the container's security context has besides, without what the API server puts there."""
     given = container.get("securityContext") or {}
     return [n for n, v in given.items() if n not in KEPT and v is not None and (n, v) != ("procMount", "Default")]
+
+
+def group_alone(pod: Mapping[str, Any]) -> bool:
+    """Whether the pod itself names a group and no user: the sandbox, which has no container's ids, cannot be made."""
+    given = pod.get("securityContext") or {}
+    return given.get("runAsGroup") is not None and given.get("runAsUser") is None
 
 
 def unmet(pod: Mapping[str, Any], container: Mapping[str, Any], inner: bool) -> bool:

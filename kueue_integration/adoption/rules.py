@@ -269,6 +269,11 @@ RULES: Sequence[Rule] = (
         f" || {_C}.command[0].endsWith('/torchrun') || {_WORDS}.exists(w, w in {list(_LAUNCHERS)}))",
     ),
     Rule(
+        "spec.template.spec.securityContext.runAsGroup", run_as.ALONE,
+        lambda j, _: [pod(j)["securityContext"]["runAsGroup"]] if run_as.group_alone(pod(j)) else [],
+        f"!{_POD}.?securityContext.?runAsGroup.hasValue() || {_POD}.?securityContext.?runAsUser.hasValue()",
+    ),
+    Rule(
         "spec.template.spec.securityContext.runAsNonRoot", run_as.NEEDS_USER,
         lambda j, _: [True] if run_as.unmet(pod(j), container(j), inner=False) else [],
         f"{_ONE} || {_C}.?securityContext.?runAsNonRoot.hasValue()"

@@ -148,6 +148,7 @@ BAD: list[tuple[str, str, Any]] = [
      {"runAsUser": 1000, "capabilities": {"drop": ["ALL"]}}),
     ("spec.template.spec.containers[0].securityContext", f"{_C}.securityContext", {"allowPrivilegeEscalation": False}),
     ("spec.template.spec.containers[0].securityContext.runAsNonRoot", f"{_C}.securityContext", {"runAsNonRoot": True}),
+    ("spec.template.spec.securityContext.runAsGroup", f"{_POD}.securityContext", {"runAsGroup": 5}),
     ("spec.template.spec.securityContext.runAsNonRoot", f"{_POD}.securityContext",
      {"runAsNonRoot": True, "runAsUser": 0, "runAsGroup": 5}),
     ("spec.template.spec.containers[0].livenessProbe", f"{_C}.livenessProbe", {"exec": {"command": ["true"]}}),
@@ -182,7 +183,7 @@ GOOD: list[Job] = [
     changed(f"{_C}.securityContext", {}),
     changed(f"{_C}.securityContext", {"runAsUser": 1000, "runAsNonRoot": True}),
     changed(f"{_POD}.securityContext", {"runAsUser": 0, "fsGroup": 5}),
-    changed(f"{_POD}.securityContext", {"runAsGroup": 5}),
+    changed(f"{_C}.securityContext", {"runAsGroup": 5}),
     changed(f"{_C}.securityContext", {"runAsUser": 7, "runAsGroup": 8}, changed(f"{_POD}.securityContext", {
         "runAsUser": 1000, "runAsGroup": 1001, "fsGroup": 2000, "supplementalGroups": [4, 3], "runAsNonRoot": True,
         "supplementalGroupsPolicy": "Strict",

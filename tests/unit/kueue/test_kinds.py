@@ -125,14 +125,14 @@ def test_the_program_of_a_trainjob_keeps_its_user() -> None:
     job = trainjob()
     replicated = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
     patch = replicated["template"]["spec"]["template"]["spec"]
-    patch["securityContext"] = {"runAsGroup": 5, "fsGroup": 6}
-    patch["containers"][0]["securityContext"] = {"runAsUser": 1000, "runAsNonRoot": True}
+    patch["securityContext"] = {"fsGroup": 6}
+    patch["containers"][0]["securityContext"] = {"runAsUser": 1000, "runAsGroup": 5, "runAsNonRoot": True}
     made = adopted_trainjob(job, PLATFORM)
     env = {entry["name"]: entry.get("value") for entry in made["spec"]["trainer"]["env"]}
     assert env[names.ENV_RUN_AS] == "1000:5:6"
     ours = made["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
     pod = ours["template"]["spec"]["template"]["spec"]
-    assert pod["securityContext"] == {"runAsGroup": 5, "fsGroup": 6}
+    assert pod["securityContext"] == {"fsGroup": 6}
     assert all("securityContext" not in container for container in pod["containers"]), "the launcher is root's"
 
 

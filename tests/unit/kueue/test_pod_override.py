@@ -90,7 +90,7 @@ def test_an_environment_variable_replaces_the_one_of_that_name_whole() -> None:
         ({}, {}, None),
         ({"runAsUser": 0, "fsGroup": 5}, {}, None),  # the launcher has these groups, and root's ranks have its own
         ({"runAsUser": 1000}, {}, "1000::"),
-        ({"runAsGroup": 5}, {}, ":5:"),
+        ({}, {"runAsGroup": 5}, ":5:"),
         ({"runAsUser": 1000, "runAsGroup": 5, "fsGroup": 6, "supplementalGroups": [8, 7]}, {}, "1000:5:8,7,6"),
         ({"runAsUser": 1, "supplementalGroups": [8], "supplementalGroupsPolicy": "Strict"}, {}, "1::8:strict"),
         ({"runAsUser": 1000, "runAsGroup": 5}, {"runAsUser": 7}, "7:5:"),
@@ -163,6 +163,8 @@ def _train(**fields: Any) -> dict[str, Any]:
         ({"spec": {"securityContext": {"runAsNonRoot": "yes"}}},
          "pod_override.spec.securityContext.runAsNonRoot", "must be true or false"),
         ({"spec": {"securityContext": {"runAsGroup": -1}}}, "pod_override.spec.securityContext.runAsGroup", "0 to"),
+        ({"spec": {"securityContext": {"runAsGroup": 5}}}, "pod_override.spec.securityContext.runAsGroup",
+         "containerd starts no pod of a group without a user"),
         ({"spec": {"securityContext": {"fsGroup": True}}}, "pod_override.spec.securityContext.fsGroup", "0 to"),
         ({"spec": {"securityContext": {"supplementalGroups": [1 << 31]}}},
          "pod_override.spec.securityContext.supplementalGroups", "list of whole numbers"),
