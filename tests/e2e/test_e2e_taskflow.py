@@ -43,8 +43,8 @@ def test_a_function_that_is_preempted_returns_its_value(stage: Stage, start_run:
     finally:
         remove(kube, NAMESPACE, "urgent-return")
     assert run.until_run_ends() == "success", run.log()
-    told = describe(kube, NAMESPACE, job)
-    assert len(told.attempts) == 2, "nothing was preempted"
+    # On the other flavor first, and back when there is room again, if it is early enough for that.
+    assert describe(kube, NAMESPACE, job).attempts[0].ended_by == "Preempted"
     value = run.api.xcom(run.dag_id, run.run_id, "train", "return_value")
     assert value["made"] == list(range(600))  # one call of the function: it was moved, not called again
     assert len(value["losses"]) == 600 and value["losses"][-1] < 0.01 * value["losses"][0]
