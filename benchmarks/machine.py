@@ -11,6 +11,9 @@ CPUACCT = Path("/sys/fs/cgroup/cpuacct")
 PROBE_BYTES = 256 << 20
 _PIECE = 1 << 20
 LINGER_S = 10.0
+CPU = Path("/sys/fs/cgroup/cpu")
+FEWEST = {"cpu.shares": "2", "cpu.weight": "1"}
+"""What a kubelet gives a container without a CPU request (cgroup v1, v2): what others leave."""
 
 
 class CpuMeter:
@@ -45,6 +48,29 @@ class CpuMeter:
                 if time.monotonic() > deadline:
                     return None
             time.sleep(0.05)
+
+
+class WithoutRequest:
+    """A cgroup as a kubelet makes it for containers that ask for no CPU, such as our sidecar."""
+
+    def __init__(self, name: str) -> None:
+        top = CPU if CPU.is_dir() else CPU.parent
+        self._folder = top / f"{name}-{os.getpid()}"
+        self._folder.mkdir(exist_ok=True)
+        for field, value in FEWEST.items():
+            if (self._folder / field).exists():
+                (self._folder / field).write_text(value)
+
+    def add(self, pid: int) -> None:
+        """Raises OSError."""
+        (self._folder / "cgroup.procs").write_text(str(pid))
+
+    def close(self) -> None:
+        """Processes that are still there go back to where all others are."""
+        for pid in (self._folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                (self._folder.parent / "cgroup.procs").write_text(pid)
+        self._folder.rmdir()
 
 
 def write_cost(folder: Path) -> tuple[float, float]:

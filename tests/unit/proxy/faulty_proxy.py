@@ -16,9 +16,9 @@ SIZE = 1 << 16
 class FaultyProxy:
     """Set a fault with `fail`, take it away with `heal`; `fired` counts what it did to requests.
 
-    Faults: an HTTP status (`503`) is the answer to whatever is sent, and breaks off the server's own answer where that
-    is under way (a status cannot be given twice); `cut` resets a connection in the middle of a request or an answer;
-    `silence` swallows what comes and never answers; `rate` (bytes per second) is for each connection and direction.
+    Faults: an HTTP status (`503`) is the answer to whatever is sent; `cut` resets a connection in the middle of a
+    request or an answer; `silence` swallows what comes and never answers; `rate` (bytes per second) is for each
+    connection and direction.
     """
 
     def __init__(self, port: int) -> None:
@@ -33,17 +33,24 @@ class FaultyProxy:
         self._after = 0
         self._times = 0
         self._spreads = False
+        self._about = b""
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def fail(self, fault: str, after: int = 0, times: int = 1 << 30, spreads: bool = False) -> None:
+    def fail(
+        self, fault: str, after: int = 0, times: int = 1 << 30, spreads: bool = False, about: bytes = b""
+    ) -> None:
         """From now on `fault`, in requests or answers of which more than `after` bytes have passed, `times` times.
 
+        An answer that is under way cannot become a status: give `about` where a status is to meet what is read.
+
         :param spreads: once it has fired, everything meets it
+        :param about: only requests with these words in their first packet
         """
         with self._lock:
             self._fault, self._after, self._times, self._spreads = fault, after, times, spreads
+            self._about = about
 
     def heal(self) -> None:
         """No faults any more."""
@@ -68,13 +75,13 @@ class FaultyProxy:
         for one in left:
             _reset(one)
 
-    def _takes(self, passed: int) -> str:
-        """The fault that is due after `passed` bytes of a message, counted; "" if none."""
+    def _takes(self, passed: int, request: bytes) -> str:
+        """The fault that is due after `passed` bytes of a message, counted; "" if none. `request`: how it begins."""
         with self._lock:
-            if not self._fault or passed <= self._after or self._times <= 0:
+            if not self._fault or passed <= self._after or self._times <= 0 or self._about not in request:
                 return ""
             self._times -= 1
-            self._after = 0 if self._spreads else self._after
+            self._after, self._about = (0, b"") if self._spreads else (self._after, self._about)
             self.fired[self._fault] += 1
             return self._fault
 
@@ -102,15 +109,15 @@ class FaultyProxy:
         self, source: socket.socket, target: socket.socket, passed: dict[socket.socket, int], request: bool
     ) -> None:
         """One direction. A message ends where one of the other direction begins."""
-        bodiless = False
+        head = b""
         try:
             for data in _chunks(source):
-                bodiless = data.startswith(b"HEAD ") if not passed[source] else bodiless
+                head = data if request and not passed[source] else head
                 passed[source], passed[target] = passed[source] + len(data), 0
                 if request:
                     self.received += len(data)
-                fault = self._takes(passed[source])
-                if fault == "cut" or (fault not in ("", "silence") and not request):
+                fault = self._takes(passed[source], head)
+                if fault == "cut":
                     _reset(source)
                     _reset(target)
                     return
@@ -119,7 +126,7 @@ class FaultyProxy:
                         pass
                     break
                 if fault and request:
-                    _answer(source, fault, bodiless)
+                    _answer(source, fault, bodiless=head.startswith(b"HEAD "))
                     break
                 if self.rate:
                     time.sleep(len(data) / self.rate)

@@ -19,12 +19,13 @@ from test_mesh_store_faults import Processes
 pytestmark = pytest.mark.timeout(240)
 FULL = pytest.mark.full
 PATIENCE_S = 3.0
+LONG_S = 60.0
 Again = Callable[..., Processes]
 
 
 @pytest.fixture
 async def again(folder: Path, controller: FakeController, gcs_server: str, gs_url: str) -> AsyncIterator[Again]:
-    """`again()`: the next attempt; a checkpoint was committed by the first."""
+    """`again(patience_s)`: the next attempt; a checkpoint was committed by the first."""
     first = Processes(folder, controller, gcs_server, gs_url)
     await first.until("steps", lambda: len(first.ranks) == 2 and all(r.boundary.count >= 5 for r in first.ranks))
     await controller.command(90.0)
@@ -33,14 +34,22 @@ async def again(folder: Path, controller: FakeController, gcs_server: str, gs_ur
     controller.commands.clear()
     made: list[Processes] = []
 
-    def start() -> Processes:
+    def start(patience_s: float = PATIENCE_S) -> Processes:
         controller.attempt, controller.leader_ip = controller.attempt + 1, ""
-        made.append(Processes(folder, controller, gcs_server, gs_url, controller.attempt, PATIENCE=str(PATIENCE_S)))
+        made.append(Processes(folder, controller, gcs_server, gs_url, controller.attempt, PATIENCE=str(patience_s)))
         return made[-1]
 
     yield start
     for world in made:
         await world.end()
+
+
+def meets(world: Processes, pod: int, fault: str, times: int = 1 << 30, spreads: bool = True) -> None:
+    """In the middle of the fetch: at its first pack for an HTTP status, in the middle of a pack for others."""
+    if fault.isdigit():
+        world.proxies[pod].fail(fault, times=times, spreads=spreads, about=b"packs%2F")
+    else:
+        world.proxies[pod].fail(fault, after=MIB, times=times, spreads=spreads)
 
 
 async def restored(world: Processes, controller: FakeController) -> None:
@@ -63,8 +72,8 @@ async def refused(world: Processes, pod: int, status: int) -> str:
 async def test_a_store_that_fails_for_less_than_the_patience(
     again: Again, controller: FakeController, fault: str, least: int
 ) -> None:
-    world = again()
-    world.proxies[1].fail(fault, after=MIB, times=1 << 30 if fault == "503" else least, spreads=fault == "503")
+    world = again(LONG_S)
+    meets(world, 1, fault, times=1 << 30 if fault == "503" else least, spreads=fault == "503")
     await asyncio.to_thread(world.proxies[1].wait_fired, fault, least)
     assert world.launchers[1].plan is None
     world.proxies[1].heal()
@@ -77,7 +86,7 @@ async def test_a_store_that_is_away_for_longer_ends_the_attempt_and_the_next_one
     again: Again, controller: FakeController, pod: int, fault: str
 ) -> None:
     world = again()
-    world.proxies[pod].fail(fault, after=MIB, spreads=True)
+    meets(world, pod, fault)
     said = await refused(world, pod, 424)
     assert said.startswith("store gs://") and ": cannot read jobs/team/train/packs/" in said
     assert world.proxies[pod].fired[fault] >= 1
@@ -94,7 +103,7 @@ async def test_a_store_that_is_away_from_the_start(again: Again, controller: Fak
 
 async def test_a_store_that_may_not_be_read_is_said_at_once(again: Again, controller: FakeController) -> None:
     world = again()
-    world.proxies[1].fail("403", after=MIB, spreads=True)
+    meets(world, 1, "403")
     said = await refused(world, 1, 422)
     assert ": cannot read jobs/team/train/packs/" in said and "Forbidden" in said
 
