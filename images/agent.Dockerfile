@@ -1,15 +1,15 @@
-# The agent image: what the init container copies into a training pod (agent, launcher, CRIU), and the sidecar.
+# The agent image: what the init container copies into a training pod (agent, launcher and its tools), and the sidecar.
 # Build from the checkout's root: docker build -f images/agent.Dockerfile -t singularity-agent .
 ARG BASE=debian:forky-slim
 FROM ${BASE}
 
 # A base that has them (the local cluster's) is taken as it is.
-RUN command -v criu >/dev/null && python3 -c "import ensurepip" \
-    || { apt-get update && apt-get install -y --no-install-recommends ca-certificates criu python3 python3-venv \
-         && rm -rf /var/lib/apt/lists/*; }
+RUN command -v criu busybox >/dev/null && python3 -c "import ensurepip" \
+    || { apt-get update && apt-get install -y --no-install-recommends busybox-static ca-certificates criu python3 \
+         python3-venv && rm -rf /var/lib/apt/lists/*; }
 
-COPY images/collect-criu /opt/singularity/build/
-RUN /opt/singularity/build/collect-criu /opt/singularity/criu
+COPY images/collect-launcher /opt/singularity/build/
+RUN /opt/singularity/build/collect-launcher /opt/singularity/launcher
 
 # Dependencies before code: a change of the code does not install anything. The arguments are for build machines that
 # reach the package index through a proxy of their own; none of them stays in the image.
@@ -20,13 +20,10 @@ COPY pyproject.toml images/install-extra /opt/singularity/build/
 RUN /opt/singularity/build/install-extra proxy
 
 COPY images/install-agent /opt/singularity/bin/
+COPY images/add-code images/start /opt/singularity/build/
 COPY proxy /opt/singularity/app/proxy
-# The injected package is named so that it shadows nothing of the user's; it holds no code that only the sidecar needs.
-RUN set -e; app=/opt/singularity/app/proxy; lib=/opt/singularity/lib; mkdir -p $lib/_singularity; \
-    cp $app/agent/sitecustomize.py $lib/; cp $app/__init__.py $lib/_singularity/; \
-    cp -r $app/protocol $app/agent $app/launcher $lib/_singularity/; rm $lib/_singularity/agent/sitecustomize.py; \
-    cp $(/opt/singularity/venv/bin/python -c "import pynvml; print(pynvml.__file__)") $lib/_singularity/; \
-    /opt/singularity/venv/bin/python -m compileall -q $app
+RUN /opt/singularity/build/add-code /opt/singularity/app/proxy /opt/singularity \
+    && /opt/singularity/venv/bin/python -m compileall -q /opt/singularity/app
 
 ENV PYTHONPATH=/opt/singularity/app
 ENTRYPOINT []

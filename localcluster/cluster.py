@@ -10,17 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import build, cgroups, guests, host, images, kueue, registry, rootfs, sandbox
-from .build import Binaries
+from . import host, registry
+from .addons import kueue
+from .addons.chart import Chart
 from .cache import Progress
-from .chart import Chart
 from .clock import Clock
 from .config import NODES, STATE_ROOT, ClusterConfig, Node, cache_dir, check_name
+from .control_plane.kubectl import for_cluster
 from .errors import NotReadyError
-from .kubectl import for_cluster
+from .images import containers, gobuild, rootfs
+from .images.gobuild import Binaries
+from .images.oci import Image
 from .locks import locked
-from .nodeimages import NodeImages
-from .oci import Image
+from .namespaces import cgroups, guests, sandbox
+from .nodes.images import NodeImages
 from .start import restart_kueue, start
 
 
@@ -53,9 +56,9 @@ def up(name: str = "default", progress: Progress = print, *, only: str | None = 
     with _cluster_lock(name, clock.say):
         cache = cache_dir()
         host.check(cache, clock.say)
-        binaries = build.build_all(cache, clock.say)
+        binaries = gobuild.build_all(cache, clock.say)
         config = registry.allocate(name)
-        if only == "cluster" or not images.available():
+        if only == "cluster" or not containers.available():
             start(config, binaries, cache, clock)
         else:
             _with_product(config, binaries, cache, clock, start_first=only != "images")
@@ -76,13 +79,13 @@ def reconfigure_kueue(name: str, fields: Mapping[str, Any], progress: Progress =
             raise NotReadyError(f"cluster {name} does not run: `singularityctl local up --name {name}`")
         kueue.change(config, fields)
         cache = cache_dir()
-        restart_kueue(box, build.build_all(cache, clock.say), cache, clock)
+        restart_kueue(box, gobuild.build_all(cache, clock.say), cache, clock)
 
 
 def _with_product(config: ClusterConfig, binaries: Binaries, cache: Path, clock: Clock, *, start_first: bool) -> None:
     """The cluster with our images and chart in it; images are built while the cluster starts."""
     with ThreadPoolExecutor(max_workers=2) as pool:
-        building = pool.submit(images.build_all, cache, clock.say)
+        building = pool.submit(containers.build_all, cache, clock.say)
         if start_first:
             start(config, binaries, cache, clock)
         box = sandbox.find(config)

@@ -1,4 +1,12 @@
-"""Every error that this package raises on purpose derives from `LocalClusterError`."""
+"""Every error that this package raises on purpose derives from `LocalClusterError`.
+
+    LocalClusterError
+        HostError
+        ConfigError
+        CommandError
+        BuildError
+        NotReadyError
+"""
 
 from __future__ import annotations
 

@@ -8,10 +8,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import build, cgroups
 from .cache import Progress
 from .config import STATE_ROOT
 from .errors import CommandError, HostError
+from .images import gobuild
+from .namespaces import cgroups
 from .shell import run, run_logged
 
 PACKAGES: Mapping[str, str] = {
@@ -54,9 +55,9 @@ def check(cache: Path, progress: Progress) -> None:
     cgroups.version()
     raise_inotify(progress)
     install_packages(cache, progress)
-    missing = build.missing(cache)
+    missing = gobuild.missing(cache)
     if missing:
-        build.find_go()
+        gobuild.find_go()
     check_space(cache, SPACE_CACHE_COLD if missing else SPACE_CACHE if not any_rootfs(cache) else GIB)
     check_space(STATE_ROOT, SPACE_STATE)
 

@@ -19,15 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import build, cluster, registry
-from .build import Binaries
+from . import cluster, registry
+from .addons.chart import CHART, DEPLOYMENT, NAMESPACE, RELEASE, TIMEOUT, Chart
 from .cache import Progress
-from .chart import CHART, DEPLOYMENT, NAMESPACE, RELEASE, TIMEOUT, Chart
 from .cluster import Cluster
 from .config import ClusterConfig, cache_dir
+from .control_plane.kubectl import Kubectl, for_cluster
+from .control_plane.pki import KUEUE_NAMESPACE
 from .errors import LocalClusterError, NotReadyError
-from .kubectl import Kubectl, for_cluster
-from .pki import KUEUE_NAMESPACE
+from .images import gobuild
+from .images.gobuild import Binaries
 from .shell import wait_until
 
 SHARED_ROOT = Path("/srv/singularity-local")
@@ -60,7 +61,7 @@ def up(name: str, progress: Progress = print, worker_lost_timeout: str = "15m") 
     shared = SHARED_ROOT / name
     shared.mkdir(parents=True, exist_ok=True)
     shared.chmod(0o1777)
-    binaries = build.build_all(cache_dir(), progress)
+    binaries = gobuild.build_all(cache_dir(), progress)
     configs = {each: _config(each) for each in clusters}
     workers = [each for each in clusters if each != name]
     for config in configs.values():

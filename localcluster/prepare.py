@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import build, host, rootfs
+from . import host
 from .cache import Progress
 from .clock import Clock
 from .config import cache_dir
 from .errors import LocalClusterError
+from .images import gobuild, rootfs
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,15 @@ class Prepared:
     torch: Path
     helm: Path
     fake_gcs: Path
+    apiserver: Path
+    etcd: Path
 
 
-def prepare(progress: Progress) -> Prepared:
+def prepare(progress: Progress, test_servers: bool = True) -> Prepared:
     """Build and download what is not in the cache.
 
+    :param test_servers: also what only tests and benchmarks need (a server of the gs protocol: a minute); else it may
+        not be where the answer says
     :raises LocalClusterError: not root, no Go, no space, a build or download failed
     """
     host.check_root()
@@ -38,24 +43,36 @@ def prepare(progress: Progress) -> Prepared:
     host.check(cache, progress)
     # Go compiles, the other one mostly downloads: together they take hardly longer than Go alone.
     with ThreadPoolExecutor(max_workers=2) as pool:
-        programs = pool.submit(lambda: (build.build_all(cache, progress), build.build(build.FAKE_GCS, cache, progress)))
+        programs = pool.submit(_programs, cache, progress, test_servers)
         folders = pool.submit(lambda: (rootfs.debian(cache, progress), rootfs.torch(cache, progress)))
         binaries, fake_gcs = programs.result()
-        return Prepared(*folders.result(), Path(binaries["helm"]), fake_gcs / "fake-gcs-server")
+        programs_of = (Path(binaries[name]) for name in ("kube-apiserver", "etcd"))
+        return Prepared(*folders.result(), Path(binaries["helm"]), fake_gcs / "fake-gcs-server", *programs_of)
+
+
+def _programs(cache: Path, progress: Progress, test_servers: bool) -> tuple[gobuild.Binaries, Path]:
+    """The cluster's programs by name, and the folder of the server of the gs protocol."""
+    binaries = gobuild.build_all(cache, progress)
+    if test_servers:
+        gobuild.build(gobuild.FAKE_GCS, cache, progress)
+    return binaries, gobuild.folder(gobuild.FAKE_GCS, cache)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m localcluster.prepare", description=__doc__)
     parser.add_argument("--env", action="store_true", help="print the environment of tests that need the folders")
+    parser.add_argument("--demo", action="store_true", help="nothing that only tests and benchmarks need")
     arguments = parser.parse_args()
     try:
-        made = prepare(Clock(lambda text: print(text, file=sys.stderr, flush=True)).say)
+        say = Clock(lambda text: print(text, file=sys.stderr, flush=True)).say
+        made = prepare(say, test_servers=arguments.env or not arguments.demo)
     except LocalClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if arguments.env:
         print(f"SINGULARITY_TEST_ROOTFS={made.rootfs} SINGULARITY_TEST_TORCH={made.torch}")
         print(f"SINGULARITY_HELM={made.helm} SINGULARITY_FAKE_GCS={made.fake_gcs}")
+        print(f"SINGULARITY_APISERVER={made.apiserver} SINGULARITY_ETCD={made.etcd}")
     return 0
 
 

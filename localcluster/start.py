@@ -11,18 +11,22 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import addons, cgroups, control_plane, host, kueue, node, pki, processes, sandbox
-from .build import Binaries
+from . import host
+from .addons import kueue, network
 from .cache import Progress, digest, made_once
 from .clock import Clock
 from .config import NODES, ClusterConfig, Node
+from .control_plane import components, pki
+from .control_plane.kubectl import UNCHECKED, Kubectl, for_cluster
+from .control_plane.probe import http_ok, resolve
 from .errors import BuildError, CommandError
-from .kubectl import UNCHECKED, Kubectl, for_cluster
-from .nodeimages import NodeImages
-from .oci import Image, ImageStore, add_busybox
-from .probe import http_ok, resolve
-from .processes import Part
-from .sandbox import Sandbox
+from .images.gobuild import Binaries
+from .images.oci import Image, ImageStore, add_busybox
+from .namespaces import cgroups, processes, sandbox
+from .namespaces.processes import Part
+from .namespaces.sandbox import Sandbox
+from .nodes import node
+from .nodes.images import NodeImages
 from .shell import wait_until
 from .status import health_urls
 
@@ -84,17 +88,17 @@ class _Starter:
         return self.box.config
 
     def api_server(self) -> None:
-        processes.start(self.box, control_plane.etcd(self.config, self.binaries))
-        part = control_plane.apiserver(self.config, self.binaries)
+        processes.start(self.box, components.etcd(self.config, self.binaries))
+        part = components.apiserver(self.config, self.binaries)
         processes.start(self.box, part)
         url, ca = health_urls(self.config)[part.name], self.config.pki / "ca.crt"
         self._await(part, lambda: http_ok(url, ca=ca), "the API server is ready")
 
     def controller_manager(self) -> None:
-        self._healthy(control_plane.controller_manager(self.config, self.binaries), "the controller manager is ready")
+        self._healthy(components.controller_manager(self.config, self.binaries), "the controller manager is ready")
 
     def scheduler(self) -> None:
-        self._healthy(control_plane.scheduler(self.config, self.binaries), "the scheduler is ready")
+        self._healthy(components.scheduler(self.config, self.binaries), "the scheduler is ready")
 
     def proxy(self) -> None:
         wait_until(
@@ -104,11 +108,11 @@ class _Starter:
             log=processes.log_path(self.box, node.kubelet_name(NODES[0])),
             interval=0.5,
         )
-        self._healthy(addons.kube_proxy(self.config, self.binaries), "kube-proxy is ready")
+        self._healthy(network.kube_proxy(self.config, self.binaries), "kube-proxy is ready")
 
     def dns(self) -> None:
-        self.kubectl.apply(addons.coredns_rbac())
-        part = addons.coredns(self.config, self.binaries)
+        self.kubectl.apply(network.coredns_rbac())
+        part = network.coredns(self.config, self.binaries)
         self._healthy(part, "")
         wanted = [str(self.config.service_subnet[1])]
         name = "kubernetes.default.svc.cluster.local"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import node, processes, registry, sandbox
+from . import registry
 from .config import (
     APISERVER_PORT,
     CONTROLLER_MANAGER_PORT,
@@ -17,9 +17,11 @@ from .config import (
     SCHEDULER_PORT,
     ClusterConfig,
 )
+from .control_plane.probe import http_ok
 from .errors import ConfigError
-from .probe import http_ok
-from .procfs import host_pids, resident_bytes
+from .namespaces import processes, sandbox
+from .namespaces.procfs import host_pids, resident_bytes
+from .nodes import node
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from localcluster import guests
+from localcluster.namespaces import guests
 from localcluster.shell import run
 
 from .errors import AirflowApiError, AirflowStartError, StoryTimeoutError

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kueue_integration.errors import SingularityError
-from kueue_integration.k8s import Kube
-from kueue_integration.resources import JOB, POD, WORKLOAD
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import JOB, POD, WORKLOAD
 from proxy.protocol import names
 
 from .airflow import PARTS, Airflow, tail

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kueue_integration.k8s import Kube
-from kueue_integration.resources import JOB, POD
-from kueue_integration.status import JobStatus, describe
+from kueue_integration.jobs.status import JobStatus, describe
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import JOB, POD
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 

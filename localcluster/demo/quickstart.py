@@ -7,8 +7,8 @@ import time
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from kueue_integration.kube import Kube
-from kueue_integration.resources import JOB, is_true
+from kueue_integration.kube.api import Kube
+from kueue_integration.kube.resources import JOB, is_true
 from proxy.protocol import names
 
 from . import reference

@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from kueue_integration.errors import KubeError
-from kueue_integration.k8s import Kube
-from kueue_integration.platform import PlatformConfig
-from kueue_integration.resources import CONFIG_MAP, JOB, POD
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import CONFIG_MAP, JOB, POD
+from kueue_integration.spec.platform_config import PlatformConfig
 from proxy.protocol import names
 
 from . import cluster_jobs

@@ -10,10 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from kueue_integration.k8s import Kube, connect
-from kueue_integration.platform import PlatformConfig, load
+from kueue_integration.kube.client import Kube, connect
+from kueue_integration.spec.platform_config import PlatformConfig, load
 from localcluster import cluster as local
-from localcluster import host, registry, sandbox
+from localcluster import host, registry
+from localcluster.namespaces import sandbox
 
 from .airflow import Airflow
 from .evidence import collect, show

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kueue_integration.k8s import Kube
-from kueue_integration.resources import JOB
-from kueue_integration.status import JobStatus
+from kueue_integration.jobs.status import JobStatus
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import JOB
 
 from .cluster_jobs import intruder
 from .errors import StoryError

@@ -76,7 +76,7 @@ def markers(record: StoryRecord) -> list[Marker]:
 def _reason(a: AttemptRecord) -> str:
     if a.preempted_by:
         return f"{(a.ended_by or 'evicted').lower()} by {a.preempted_by}"
-    return {"AdmissionCheck": "resized by the planner"}.get(a.ended_by or "", f"evicted: {a.ended_by}")
+    return {"Regrown": "grown back by the planner"}.get(a.ended_by or "", f"evicted: {a.ended_by}")
 
 
 def steps(record: StoryRecord) -> list[tuple[float, int]]:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import CommandError
+from ..errors import CommandError
+from ..shell import wait_until, without_proxies
 from .procfs import ProcessId, identify, same
 from .sandbox import Sandbox
-from .shell import wait_until, without_proxies
 
 # The part records its own number (inside the sandbox) before it becomes the program, so that no moment exists in
 # which it runs unrecorded. exec keeps PID and start time.

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .cache import Progress, digest, made_once
-from .errors import CommandError, HostError
-from .shell import run, run_logged
+from ..cache import Progress, digest, made_once
+from ..errors import CommandError, HostError
+from ..shell import run, run_logged
 
-SOURCES = Path(__file__).parent / "go"
+SOURCES = Path(__file__).parents[1] / "go"
 KUBERNETES_VERSION = "v1.36.3"
 STRIP = "-s -w"
 # Clients parse the version that these variables hold; without them they refuse to talk.

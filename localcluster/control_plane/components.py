@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .build import Binaries
-from .config import (
+from ..config import (
     APISERVER_PORT,
     CONTROLLER_MANAGER_PORT,
     ETCD_PEER_PORT,
@@ -11,8 +10,9 @@ from .config import (
     SCHEDULER_PORT,
     ClusterConfig,
 )
+from ..images.gobuild import Binaries
+from ..namespaces.processes import Part
 from .pki import FRONT_PROXY
-from .processes import Part
 
 ETCD_URL = f"http://127.0.0.1:{ETCD_PORT}"
 """Inside the sandbox's own network namespace: nobody on the host reaches it."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from . import build, controllers, jobset
-from .cache import Progress
+from ..cache import Progress
+from ..clock import Clock
+from ..config import TRAINER_HEALTH_PORT, TRAINER_WEBHOOK_PORT, ClusterConfig
+from ..images import gobuild
+from ..namespaces.processes import Part
+from . import controllers, jobset
 from .chart import Chart
-from .clock import Clock
-from .config import TRAINER_HEALTH_PORT, TRAINER_WEBHOOK_PORT, ClusterConfig
-from .processes import Part
 
 PROBE = {
     "apiVersion": "trainer.kubeflow.org/v1alpha1",
@@ -51,7 +52,7 @@ def _part(config: ClusterConfig, folder: Path, certificates: Path) -> Part:
 
 
 TRAINER = controllers.Controller(
-    part=build.TRAINER,
+    part=gobuild.TRAINER,
     title="Trainer",
     webhook_port=TRAINER_WEBHOOK_PORT,
     health_port=TRAINER_HEALTH_PORT,

@@ -13,18 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import build, host, kueue, processes, registry, sandbox
-from .build import Binaries, GoPart
-from .cache import Progress
-from .clock import Clock
-from .config import ClusterConfig, cache_dir
-from .errors import CommandError, NotReadyError
-from .kubectl import UNCHECKED, Kubectl, for_cluster
-from .probe import http_ok
-from .processes import Part
-from .sandbox import Sandbox
-from .shell import wait_until
-from .status import health_urls
+from .. import host, registry
+from ..cache import Progress
+from ..clock import Clock
+from ..config import ClusterConfig, cache_dir
+from ..control_plane.kubectl import UNCHECKED, Kubectl, for_cluster
+from ..control_plane.probe import http_ok
+from ..errors import CommandError, NotReadyError
+from ..images import gobuild
+from ..images.gobuild import Binaries, GoPart
+from ..namespaces import processes, sandbox
+from ..namespaces.processes import Part
+from ..namespaces.sandbox import Sandbox
+from ..shell import wait_until
+from ..status import health_urls
+from . import kueue
 
 TIMEOUT = 120.0
 
@@ -69,7 +72,7 @@ def find(name: str, clock: Clock) -> Found:
     box = sandbox.find(config) if config is not None else None
     if config is None or box is None:
         raise NotReadyError(f"cluster {name} does not run: `singularityctl local up --name {name}`")
-    binaries = build.build_all(cache_dir(), clock.say)
+    binaries = gobuild.build_all(cache_dir(), clock.say)
     return Found(config, box, binaries, for_cluster(config, binaries))
 
 
@@ -80,7 +83,7 @@ def start(controller: Controller, name: str = "default", progress: Progress = pr
     """
     clock = Clock(progress)
     found = find(name, clock)
-    folder = build.build(controller.part, cache_dir(), clock.say)
+    folder = gobuild.build(controller.part, cache_dir(), clock.say)
     fresh = processes.running(found.box, controller.name) is None
     if fresh:
         _install(controller, found, folder)

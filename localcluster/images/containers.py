@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..cache import Progress, tree_digest
+from ..errors import BuildError, CommandError
+from ..locks import locked
+from ..shell import run, run_logged
 from . import rootfs
-from .cache import Progress, tree_digest
-from .errors import BuildError, CommandError
-from .locks import locked
 from .oci import Image, ImageStore
-from .shell import run, run_logged
 
-CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parents[2]
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 CA_IN_BUILD = "/run/build-ca.crt"
 KEPT_VERSIONS = 3
@@ -45,7 +45,8 @@ class Recipe:
 AGENT = Recipe(
     "singularity-agent",
     "images/agent.Dockerfile",
-    ["proxy", "pyproject.toml", "images/install-agent", "images/install-extra", "images/collect-criu"],
+    ["proxy", "pyproject.toml"]
+    + [f"images/{name}" for name in ("add-code", "collect-launcher", "install-agent", "install-extra", "start")],
 )
 CONTROLLER = Recipe(
     "singularity-controller",

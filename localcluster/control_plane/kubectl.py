@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .build import Binaries
-from .config import ClusterConfig
-from .shell import run, wait_until, without_proxies
+from ..config import ClusterConfig
+from ..images.gobuild import Binaries
+from ..shell import run, wait_until, without_proxies
 
 KINDS_S = 60.0
 FIELD_MANAGER = "singularity-local"

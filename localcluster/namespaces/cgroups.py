@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from .config import ClusterConfig, Node
-from .errors import HostError
-from .shell import wait_until
+from ..config import ClusterConfig, Node
+from ..errors import HostError
+from ..shell import wait_until
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 NEEDED = ("cpu", "cpuset", "memory", "pids")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .errors import NotReadyError
+from ..errors import NotReadyError
 from .procfs import HOST_PROC, ProcessId, identify
 
 FOLDER = "guests"

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .config import ClusterConfig
-from .errors import CommandError, NotReadyError
+from ..config import ClusterConfig
+from ..errors import CommandError, NotReadyError
+from ..shell import run, run_logged, wait_until
 from .procfs import ProcessId, identify, same
-from .shell import run, run_logged, wait_until
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .cache import Progress, digest, made_once
-from .errors import HostError
-from .shell import run, run_logged
+from ..cache import Progress, digest, made_once
+from ..errors import HostError
+from ..shell import run, run_logged
 
 SUITE = "forky"
 """The first Debian release whose CRIU (4.2) can do what the process engine needs."""
-PACKAGES = ("criu", "python3", "python3-venv", "ca-certificates")
+PACKAGES = ("busybox-static", "criu", "python3", "python3-venv", "ca-certificates")
 UNUSED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man")
 """Emptied: nearly half of the files, which every node would import."""
 SCRIPTS = Path("/usr/share/debootstrap/scripts")
 
 TORCH_PACKAGES = ("torch==2.15.0", "numpy")
+OLDER_TORCH = ("2.9.1", "2.11.0")
+"""The oldest that runs, and one between: jobs of one rank are saved."""
+OLDEST_DISTRIBUTED_TORCH = "2.14.0"
+"""The oldest whose jobs of several ranks are saved."""
 TORCH_PYTHON = "3.14"
 """The suite's Python."""
 TORCH_PLATFORM = "x86_64-manylinux_2_28"
@@ -72,17 +76,18 @@ def debian(cache: Path, progress: Progress, suite: str = SUITE, packages: Sequen
     return made_once(cache / "rootfs" / f"{suite}-{key}", make, what=what, progress=progress)
 
 
-def torch(cache: Path, progress: Progress) -> Path:
+def torch(cache: Path, progress: Progress, packages: Sequence[str] = TORCH_PACKAGES) -> Path:
     """Folder of site-packages with torch for the root file system's Python, 5 GB; not bound to where it lies.
 
+    :param packages: another torch, for tests of the agent in it
     :raises CommandError: uv failed; the message names its log
     """
     root = debian(cache, progress)
-    key = digest([TORCH_PYTHON, TORCH_PLATFORM, TORCH_MOUNT, *TORCH_PACKAGES])
+    key = digest([TORCH_PYTHON, TORCH_PLATFORM, TORCH_MOUNT, *packages])
     log = cache / "logs" / "torch.log"
 
     def make(draft: Path) -> None:
-        _install(cache, draft, TORCH_PACKAGES, log, progress)
+        _install(cache, draft, packages, log, progress)
         # Pods mount it read-only: without bytecode every rank of every attempt compiles torch again, for seconds.
         compileall = ["python3", "-m", "compileall", "-q", "-j", "0", "-s", "/mnt", "-p", TORCH_MOUNT, "/mnt"]
         script = f'mount --bind "$1" "$2/mnt" && exec chroot "$2" {" ".join(compileall)}'
@@ -92,7 +97,7 @@ def torch(cache: Path, progress: Progress) -> Path:
             timeout=1800,
         )
 
-    what = f"an environment with {TORCH_PACKAGES[0]} (5 GB, about 3 minutes and the download)"
+    what = f"an environment with {packages[0]} (5 GB, about 3 minutes and the download)"
     return made_once(cache / "torch" / f"{TORCH_PYTHON}-{key}", make, what=what, progress=progress)
 
 

@@ -8,18 +8,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .build import Binaries
-from .config import (
+from ..config import (
     KUEUE_HEALTH_PORT,
     KUEUE_METRICS_PORT,
     KUEUE_VISIBILITY_PORT,
     KUEUE_WEBHOOK_PORT,
     ClusterConfig,
 )
-from .errors import BuildError
-from .pki import KUEUE_ACCOUNT, KUEUE_NAMESPACE
-from .processes import Part
-from .sandbox import Sandbox
+from ..control_plane.pki import KUEUE_ACCOUNT, KUEUE_NAMESPACE
+from ..errors import BuildError
+from ..images.gobuild import Binaries
+from ..namespaces.processes import Part
+from ..namespaces.sandbox import Sandbox
 
 CERTIFICATE_DIRECTORY = "/etc/kueue/metrics/certs"
 """Hard-coded in Kueue's main program (cmd/kueue/main.go, v0.19)."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from . import build, controllers
-from .cache import Progress
-from .config import JOBSET_HEALTH_PORT, JOBSET_WEBHOOK_PORT, ClusterConfig
-from .processes import Part
+from ..cache import Progress
+from ..config import JOBSET_HEALTH_PORT, JOBSET_WEBHOOK_PORT, ClusterConfig
+from ..images import gobuild
+from ..namespaces.processes import Part
+from . import controllers
 
 PROBE = {
     "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -55,7 +56,7 @@ def _part(config: ClusterConfig, folder: Path, certificates: Path) -> Part:
 
 
 JOBSET = controllers.Controller(
-    part=build.JOBSET,
+    part=gobuild.JOBSET,
     title="JobSet",
     webhook_port=JOBSET_WEBHOOK_PORT,
     health_port=JOBSET_HEALTH_PORT,

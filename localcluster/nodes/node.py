@@ -6,9 +6,9 @@ import json
 import os
 from pathlib import Path
 
-from .build import Binaries
-from .config import CLUSTER_DOMAIN, ClusterConfig, Node
-from .processes import Part
+from ..config import CLUSTER_DOMAIN, ClusterConfig, Node
+from ..images.gobuild import Binaries
+from ..namespaces.processes import Part
 
 SANDBOX_IMAGE = "localhost/singularity-pause:1"
 CNI_PLUGINS = Path("/usr/lib/cni")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .config import CLUSTER_DOMAIN, NODES, ClusterConfig
-from .shell import run
+from ..config import CLUSTER_DOMAIN, NODES, ClusterConfig
+from ..shell import run
 
 DAYS = 365
 NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .build import Binaries
-from .config import CLUSTER_DOMAIN, DNS_PORT, DNS_READY_PORT, KUBE_PROXY_HEALTH_PORT, NODES, ClusterConfig
-from .processes import Part
+from ..config import CLUSTER_DOMAIN, DNS_PORT, DNS_READY_PORT, KUBE_PROXY_HEALTH_PORT, NODES, ClusterConfig
+from ..images.gobuild import Binaries
+from ..namespaces.processes import Part
 
 
 def kube_proxy(config: ClusterConfig, binaries: Binaries) -> Part:

@@ -8,11 +8,11 @@ import tempfile
 import threading
 from dataclasses import dataclass
 
+from ..config import Node
+from ..errors import CommandError
+from ..images.oci import Image, write_archive
+from ..namespaces.sandbox import Sandbox
 from . import node
-from .config import Node
-from .errors import CommandError
-from .oci import Image, write_archive
-from .sandbox import Sandbox
 
 IMPORT_TIMEOUT = 300.0
 

@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .build import Binaries
-from .cache import digest, tree_digest
-from .clock import Clock
-from .config import ClusterConfig
-from .errors import CommandError, NotReadyError
-from .images import AGENT, CHECKOUT, CONTROLLER, TRAIN
-from .kubectl import Kubectl
-from .oci import Image
-from .pki import KUEUE_USER
-from .rootfs import TORCH_MOUNT
-from .shell import run, without_proxies
+from proxy.protocol import names
+
+from ..cache import digest, tree_digest
+from ..clock import Clock
+from ..config import ClusterConfig
+from ..control_plane.kubectl import Kubectl
+from ..control_plane.pki import KUEUE_USER
+from ..errors import CommandError, NotReadyError
+from ..images.containers import AGENT, CHECKOUT, CONTROLLER, TRAIN
+from ..images.gobuild import Binaries
+from ..images.oci import Image
+from ..images.rootfs import TORCH_MOUNT
+from ..shell import run, without_proxies
 
 CHART = CHECKOUT / "charts" / "singularity"
 RELEASE = "singularity"
@@ -37,14 +39,17 @@ class Chart:
     kubectl: Kubectl
     torch: Path
 
-    def upgrade(self, **values: bool) -> None:
-        """Set values of the installed release, `a__b=True` for `a.b: true`; what else it was given stays.
+    def upgrade(self, **values: bool | int) -> None:
+        """Set values of the installed release, `a__b=True` for `a.b: true`; what else it was given stays. Returns when
+        the controller that has them is ready.
 
         :raises CommandError: helm failed
+        :raises NotReadyError: the controller did not become ready; the message has the end of its log
         """
         given = [f"--set={name.replace('__', '.')}={str(value).lower()}" for name, value in values.items()]
         self._forget_interrupted()
         self.helm("upgrade", RELEASE, str(CHART), "--reuse-values", *given)
+        self._await_controller()
 
     def install(self, images: Mapping[str, Image], clock: Clock) -> bool:
         """Install or upgrade the release and wait for the controller. False when nothing had changed.
@@ -65,6 +70,7 @@ class Chart:
         self._forget_interrupted()
         marker.unlink(missing_ok=True)
         self.helm("upgrade", "--install", RELEASE, str(CHART), "--create-namespace", "--values", str(path))
+        self.kubectl("label", "namespace", "default", f"{names.LABEL_TRAINING}={names.TRAINING_ENABLED}", "--overwrite")
         self._await_controller()
         marker.write_text(key)
         return True
