@@ -1,4 +1,22 @@
-"""Every error that this package raises on purpose derives from `SingularityError`."""
+"""Every error that this package raises on purpose derives from `SingularityError`.
+
+    SingularityError
+        SpecError
+        PlatformError
+            ChartError
+        JobNotFoundError
+        ConflictError
+        RequestRefusedError
+        RequestTimeoutError
+        KubeError
+            Unreachable
+            NotFound
+            Conflict
+            AlreadyExists
+            Gone
+            Forbidden
+            Invalid
+"""
 
 from __future__ import annotations
 
@@ -19,6 +37,14 @@ class SpecError(SingularityError, ValueError):
 
 class PlatformError(SingularityError):
     """The cluster lacks something: our chart, Kueue, a CRD version, a permission."""
+
+
+class ChartError(PlatformError):
+    """The chart is not installed, or what it has published cannot be read. `why` is the message without the remedy."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        self.why = why
+        super().__init__(f"{why}. {remedy}")
 
 
 class JobNotFoundError(SingularityError):

@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..contract.kinds import job_key
 from ..errors import SpecError
-from ..kinds import job_key
-from ..manifests import COMPLETIONS_EQUAL_PARALLELISM
-from ..platform import PlatformConfig
-from ..resources import Object, annotation
-from . import rules
+from ..kube.resources import Object, annotation
+from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
+from ..spec.platform_config import PlatformConfig
+from . import eligibility
 from .patch import adopted
 
 Problem = tuple[str, object, str]
@@ -57,9 +57,15 @@ def _problems(jobset: Mapping[str, Any]) -> list[Problem]:
     elif jobs[0].get("replicas", 1) != 1:
         fix = "must be 1; use parallelism for the number of workers"
         found.append(("spec.replicatedJobs[0].replicas", jobs[0]["replicas"], fix))
-    if annotation(jobset, rules.MIN_PARALLELISM) is not None:
+    if annotation(jobset, eligibility.MIN_PARALLELISM) is not None:
         fix = "is for batch/v1 Jobs only: Kueue admits a JobSet with all of its pods or not at all; remove it"
-        found.append((f"metadata.annotations[{rules.MIN_PARALLELISM}]", annotation(jobset, rules.MIN_PARALLELISM), fix))
+        found.append(
+            (
+                f"metadata.annotations[{eligibility.MIN_PARALLELISM}]",
+                annotation(jobset, eligibility.MIN_PARALLELISM),
+                fix,
+            )
+        )
     if spec.get("managedBy"):
         found.append(("spec.managedBy", spec["managedBy"], "is not supported: the JobSet controller has to run it"))
     return found

@@ -8,16 +8,15 @@ from typing import Any
 
 from proxy.protocol import names
 
-from .. import run_as
 from ..errors import SpecError
-from ..manifests import COMPLETIONS_EQUAL_PARALLELISM, failure_rules
-from ..platform import PlatformConfig
-from ..pod import pod_spec
-from ..resources import Object, annotation
-from ..spec import TrainSpec
-from . import rules
+from ..kube.resources import Object, annotation
+from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, failure_rules
+from ..manifests.pod import LAUNCHER, pod_spec
+from ..spec import security_context
+from ..spec.platform_config import PlatformConfig
+from ..spec.train_spec import TrainSpec
+from . import eligibility
 
-LAUNCHER = ("python3", "-m", "_singularity.launcher")
 PER_JOB = (names.ENV_JOB, names.ENV_WORLD_SIZE, names.ENV_STORE, names.ENV_GRACE)
 """Environment that differs between Jobs; everything else of the parts is the platform's."""
 AGENT_LIB = f"{names.AGENT_DIR}/lib"
@@ -47,7 +46,7 @@ def parts(platform: PlatformConfig) -> Object:
 
 def managed(job: Mapping[str, Any]) -> bool:
     """Whether the Job has our sidecar."""
-    return any(c.get("name") == names.CONTAINER_SIDECAR for c in rules.pod(job).get("initContainers") or ())
+    return any(c.get("name") == names.CONTAINER_SIDECAR for c in eligibility.pod(job).get("initContainers") or ())
 
 
 def adopted(job: Mapping[str, Any], platform: PlatformConfig, key: str | None = None) -> Object:
@@ -57,7 +56,7 @@ def adopted(job: Mapping[str, Any], platform: PlatformConfig, key: str | None = 
     """
     if managed(job):
         raise SpecError([("spec.template.spec.initContainers", names.CONTAINER_SIDECAR, "is there: adopted already")])
-    found = rules.problems(job, platform)
+    found = eligibility.problems(job, platform)
     if found:
         raise SpecError(found)
     made = _with_parts(job, parts(platform), platform, key or job["metadata"]["name"])
@@ -68,16 +67,16 @@ def adopted(job: Mapping[str, Any], platform: PlatformConfig, key: str | None = 
 def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, key: str) -> Object:
     result: Object = json.loads(json.dumps(job))
     meta, spec = result["metadata"], result["spec"]
-    workers = rules.workers(job)
+    workers = eligibility.workers(job)
     own = {names.LABEL_MANAGED: "true", names.LABEL_JOB: key}
     meta["labels"] = {**(meta.get("labels") or {}), **own}
     defaults = {
-        names.ANN_BUDGET: str(rules.BUDGET_DEFAULT),
+        names.ANN_BUDGET: str(eligibility.BUDGET_DEFAULT),
         names.ANN_WORLD_SIZE: str(workers),
         names.ANN_STORE: platform.store,
     }
     given = meta.get("annotations") or {}
-    least = annotation(job, rules.MIN_PARALLELISM)
+    least = annotation(job, eligibility.MIN_PARALLELISM)
     meta["annotations"] = {
         **defaults,
         **given,
@@ -93,7 +92,7 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
     labels = template.setdefault("metadata", {})
     labels["labels"] = {**(labels.get("labels") or {}), **own}
     pod = template["spec"]
-    pod["terminationGracePeriodSeconds"] = max(pod.get("terminationGracePeriodSeconds", 30), rules.GRACE_LEAST)
+    pod["terminationGracePeriodSeconds"] = max(pod.get("terminationGracePeriodSeconds", 30), eligibility.GRACE_LEAST)
     for flag in ("automountServiceAccountToken", "enableServiceLinks"):
         pod.setdefault(flag, False)
     per_job = [
@@ -114,7 +113,7 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
         {
             "name": names.CONTAINER_TRAIN,
             "command": [*LAUNCHER, *user["command"]],
-            "env": _env(train["env"], [*per_job, *run_as.env(pod, user)], user.get("env") or []),
+            "env": _env(train["env"], [*per_job, *security_context.env(pod, user)], user.get("env") or []),
             "volumeMounts": [*(m for m in train["volumeMounts"] if not (has_shm and m["mountPath"] == SHM)), *mounts],
             "securityContext": train["securityContext"],
         }

@@ -11,9 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.protocol import names
+from proxy.protocol import decode, names
 
-from .. import checks
 from ..errors import (
     AlreadyExists,
     Conflict,
@@ -25,15 +24,18 @@ from ..errors import (
     PlatformError,
     SpecError,
 )
-from ..kube import Kube
-from ..platform import PlatformConfig
-from ..resources import CONFIG_MAP, JOB, JOBSET, POD, TRAINJOB, Object, label, selector
-from ..spec import TrainSpec
+from ..jobs import preflight
+from ..kube.api import Kube
+from ..kube.resources import CONFIG_MAP, JOB, JOBSET, POD, TRAINJOB, Object, label, selector
+from ..spec.platform_config import PlatformConfig
+from ..spec.train_spec import TrainSpec
 from .jobset import adopted_jobset
 from .patch import adopted, managed
 from .trainjob import adopted_trainjob
 
 KEY = "job.json"
+MAX_KEPT = 2 << 20
+"""Bytes: a ConfigMap has one MiB at most."""
 GONE_S = 60.0
 _BY_SERVER = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink")
 _JOB_LABELS = ("controller-uid", "job-name", "batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name")
@@ -86,7 +88,7 @@ def cluster_checks(kube: Kube, job: Mapping[str, Any]) -> None:
         priority_class=label(job, names.KUEUE_PRIORITY_LABEL),
         command=("adopted",),
     )
-    checks.cluster(kube, spec)
+    preflight.cluster(kube, spec)
 
 
 def manifest(job: Mapping[str, Any], platform: PlatformConfig) -> Object:
@@ -203,7 +205,14 @@ def _keep(kube: Kube, old: Object) -> None:
 
 
 def _manifest(kept: Mapping[str, Any]) -> Object:
-    old: Object = json.loads(kept["data"][KEY])
+    """Raises ConflictError: whoever may write ConfigMaps may have spoilt it."""
+    old = decode.json_value((kept.get("data") or {}).get(KEY), MAX_KEPT)
+    if not isinstance(old, dict) or old.get("kind") != JOB.name or not isinstance(old.get("metadata"), dict):
+        why = f": {old.why}" if isinstance(old, decode.Unreadable) else ""
+        raise ConflictError(
+            f"ConfigMap {kept['metadata']['name']} should hold the manifest of a Job under {KEY}, and does not{why}. "
+            "Create the Job again from its own file, then delete the ConfigMap"
+        )
     return old
 
 

@@ -13,13 +13,14 @@ from typing import Any
 
 from proxy.protocol import names
 
+from ..contract.kinds import CONTAINER_NODE, job_key
 from ..errors import SpecError
-from ..kinds import CONTAINER_NODE, job_key
-from ..manifests import BACKOFF_LIMIT, COMPLETIONS_EQUAL_PARALLELISM, failure_rules
-from ..platform import PlatformConfig
-from ..resources import TRAINING_RUNTIME, TRAINJOB, Object, annotation
-from . import rules
-from .patch import LAUNCHER, PER_JOB, adopted, parts
+from ..kube.resources import TRAINING_RUNTIME, TRAINJOB, Object, annotation
+from ..manifests.job_manifests import BACKOFF_LIMIT, COMPLETIONS_EQUAL_PARALLELISM, failure_rules
+from ..manifests.pod import LAUNCHER
+from ..spec.platform_config import PlatformConfig
+from . import eligibility
+from .patch import PER_JOB, adopted, parts
 
 Problem = tuple[str, object, str]
 RUNTIME = "singularity"
@@ -40,7 +41,9 @@ def runtime(platform: PlatformConfig) -> Object:
     own = {"name": CONTAINER_NODE, "image": platform.train_image, "imagePullPolicy": platform.image_pull_policy}
     pod["containers"] = [{**train, **own, "command": [*LAUNCHER]}]
     pod.update(
-        terminationGracePeriodSeconds=rules.GRACE_LEAST, automountServiceAccountToken=False, enableServiceLinks=False
+        terminationGracePeriodSeconds=eligibility.GRACE_LEAST,
+        automountServiceAccountToken=False,
+        enableServiceLinks=False,
     )
     job = {
         "completionMode": "Indexed",
@@ -167,10 +170,14 @@ def _problems(trainjob: Mapping[str, Any], platform: PlatformConfig) -> list[Pro
         value = trainer.get(name, 1)
         if not isinstance(value, int) or value < 1:
             found.append((f"spec.trainer.{name}", value, "must be a whole number, 1 or more"))
-    if annotation(trainjob, rules.MIN_PARALLELISM) is not None:
+    if annotation(trainjob, eligibility.MIN_PARALLELISM) is not None:
         fix = f"is for batch/v1 Jobs only: Kueue admits a {TRAINJOB.name} with all of its pods or not at all; remove it"
         found.append(
-            (f"metadata.annotations[{rules.MIN_PARALLELISM}]", annotation(trainjob, rules.MIN_PARALLELISM), fix)
+            (
+                f"metadata.annotations[{eligibility.MIN_PARALLELISM}]",
+                annotation(trainjob, eligibility.MIN_PARALLELISM),
+                fix,
+            )
         )
     if spec.get("managedBy") not in (None, "trainer.kubeflow.org/trainjob-controller"):
         found.append(("spec.managedBy", spec["managedBy"], "is not supported: Trainer's controller has to run it"))

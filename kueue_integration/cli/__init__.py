@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 the job failed; 2 bad input; 3 the cluster or the platform
 from __future__ import annotations
 
 import importlib
+from importlib.metadata import EntryPoint, entry_points
 
 import click
 
@@ -30,29 +31,41 @@ _COMMANDS = {
     "checkpoints": ("checkpoints:checkpoints", "The checkpoints of a job: ls, show, verify, gc."),
     "doctor": ("doctor:doctor", "Check cluster, Kueue and chart; say how to fix what is wrong."),
     "completion": ("completion:completion", "Print the completion script for bash, zsh or fish."),
-    "local": ("local:local", "A real Kubernetes with Kueue on this machine: up, down, status."),
-    "demo": ("demo:demo", "Run the demonstration on the local cluster."),
 }
+PLUGINS = "singularityctl.commands"
+"""Entry point group: another distribution adds a command by an entry point that names a `click.Command`."""
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    """Commands of other distributions, by name. A name of our own cannot be taken."""
+    return {point.name: point for point in entry_points(group=PLUGINS) if point.name not in _COMMANDS}
 
 
 class _LazyGroup(click.Group):
     """Loads a command when it is called: `singularityctl status` need not import what `local` needs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return [*_COMMANDS, *_plugins()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name in _COMMANDS:
+            module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+            command = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        elif cmd_name in (plugins := _plugins()):
+            command = plugins[cmd_name].load()
+        else:
             return None
-        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
         if not isinstance(command, click.Command):
-            raise TypeError(f"{module}.{attribute} is not a click command")
+            raise TypeError(f"command {cmd_name}: {command!r} is not a click command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, text) for name, (_, text) in _COMMANDS.items()]
+        for name in _plugins():
+            command = self.get_command(ctx, name)
+            rows.append((name, command.get_short_help_str(limit=80) if command else ""))
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+            formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -8,10 +8,10 @@ from typing import Any
 import click
 import yaml
 
-from .. import platform
 from ..adoption import recreate as live
+from ..contract.kinds import KINDS
 from ..errors import SpecError
-from ..kinds import KINDS
+from ..spec import platform_config
 from .common import cluster_options, open_cluster
 
 
@@ -61,10 +61,10 @@ def adopt(
         raise click.UsageError("--platform needs --dry-run: a Job is created with the platform of its cluster")
     kube = None if platform_file is not None and file is not None else open_cluster(kubeconfig, context)
     if platform_file is not None:
-        config = platform.from_json(platform_file.read_text(encoding="utf-8"))
+        config = platform_config.from_json(platform_file.read_text(encoding="utf-8"))
     else:
         assert kube is not None
-        config = platform.load(kube)
+        config = platform_config.load(kube)
     if file is not None:
         job = read(file, namespace)
         if dry_run:

@@ -15,10 +15,12 @@ import yaml
 
 from proxy.protocol import names
 
-from .. import kinds, platform, records, storepod
+from ..contract import attempt_records, kinds
 from ..errors import PlatformError, SingularityError, SpecError
-from ..kube import Kube
-from ..resources import POD, Object, annotation, selector
+from ..jobs import store_pod
+from ..kube.api import Kube
+from ..kube.resources import POD, Object, annotation, selector
+from ..spec import platform_config
 from . import EXIT_FAILED, tables
 from .common import cluster_options, job_argument, open_cluster
 
@@ -71,7 +73,7 @@ def ls(name: str, output: str, **options: Any) -> None:
       singularityctl checkpoints ls digits -o json
     """
     asker = _Asker(name, **options)
-    found = asker.ask("ls", asker.namespace, asker.name)
+    found = asker.listed()
     live = asker.live()
     shown = [{**entry, "in_use": entry["id"] in live} for entry in found]
     if output != "table":
@@ -95,7 +97,7 @@ def show(name: str, checkpoint: str, output: str, **options: Any) -> None:
       singularityctl checkpoints show digits digits-a1-g1 -o yaml
     """
     asker = _Asker(name, **options)
-    found = asker.ask("show", asker.namespace, asker.name, checkpoint)
+    found = asker.ask("show", asker.namespace, asker.name, checkpoint, *asker.digest(checkpoint))
     _echo(found, "yaml" if output == "table" else output)
 
 
@@ -118,11 +120,12 @@ def verify(ctx: click.Context, /, name: str, checkpoint: str | None, output: str
     """
     asker = _Asker(name, **options)
     if checkpoint is None:
-        usable = [entry["id"] for entry in asker.ask("ls", asker.namespace, asker.name) if not entry["problem"]]
+        usable = [entry["id"] for entry in asker.listed() if not entry["problem"]]
         if not usable:
             raise SpecError([("NAME", name, f"has no readable checkpoint in {asker.url}")])
         checkpoint = str(usable[0])
-    found = asker.ask("verify", asker.namespace, asker.name, checkpoint, progress=_bar("verified"))
+    question = ("verify", asker.namespace, asker.name, checkpoint, *asker.digest(checkpoint))
+    found = asker.ask(*question, progress=_bar("verified"))
     if output != "table":
         _echo(found, output)
     else:
@@ -137,9 +140,12 @@ def verify(ctx: click.Context, /, name: str, checkpoint: str | None, output: str
 @job_argument
 @click.option("--keep", type=click.IntRange(min=1), default=1, show_default=True, help="Newest checkpoints that stay.")
 @click.option("--yes", is_flag=True, help="Delete. Without it: only say what would go.")
+@click.option(
+    "--ended", is_flag=True, help="The job runs nowhere any more, and no import into it: uploads that broke off ended."
+)
 @_store_options
 @_OUTPUT
-def gc(name: str, keep: int, yes: bool, output: str, **options: Any) -> None:
+def gc(name: str, keep: int, yes: bool, ended: bool, output: str, **options: Any) -> None:
     """Remove old checkpoints of a job, then data that no checkpoint of it needs.
 
     What a live job refers to (its committed checkpoint, one it is being restored from) stays whatever --keep says.
@@ -151,7 +157,10 @@ def gc(name: str, keep: int, yes: bool, output: str, **options: Any) -> None:
     """
     asker = _Asker(name, **options)
     live = sorted(asker.live())
-    found = asker.ask("gc", asker.namespace, asker.name, str(keep), "delete" if yes else "plan", *live)
+    if ended and asker.runs():
+        raise SpecError([("--ended", name, "has pods that run: wait until they are gone")])
+    what = "plan" if not yes else "delete-ended" if ended else "delete"
+    found = asker.ask("gc", asker.namespace, asker.name, str(keep), what, *live)
     if output != "table":
         _echo(found, output)
         return
@@ -162,6 +171,7 @@ def gc(name: str, keep: int, yes: bool, output: str, **options: Any) -> None:
         click.echo(f"freed {found['bytes_freed'] / 1e6:.1f} MB")
         if found["uploads"]:
             click.echo(f"{len(found['uploads'])} uploads are under way: their data, and all else, stays for now")
+            click.echo("if the job runs nowhere any more, in no cluster: add --ended")
     elif gone:
         click.echo("nothing was deleted: add --yes")
 
@@ -200,7 +210,8 @@ def export(name: str, checkpoint: str, file: str, **options: Any) -> None:
     """
     asker = _Asker(name, **options)
     asker.require_here()
-    found = asker.ask("export", asker.namespace, asker.name, checkpoint, file, progress=_bar("exported"))
+    question = ("export", asker.namespace, asker.name, checkpoint, file, *asker.digest(checkpoint))
+    found = asker.ask(*question, progress=_bar("exported"))
     click.echo(f"{checkpoint}: {found['bytes'] / 1e6:.1f} MB in {file}")
 
 
@@ -258,8 +269,9 @@ class _Asker:
         self._kube: Kube = open_cluster(kubeconfig, context)
         self._job = kinds.named(self._kube, namespace, job)
         self.name = job if self._job is None else kinds.job_key(self._job)
-        self._platform: platform.PlatformConfig | None = None
-        saved = records.checkpoint(self._job)
+        self._platform: platform_config.PlatformConfig | None = None
+        saved = attempt_records.checkpoint(self._job)
+        self._committed = {ref.id: ref for ref in (*attempt_records.checkpoints(self._job), saved) if ref is not None}
         own = annotation(self._job, names.ANN_STORE) or (saved.url if saved else "")
         self.url = store or own or self._config().store
         if not self.url:
@@ -267,17 +279,35 @@ class _Asker:
                 [("store", store, "the platform has no default and the job is not there: give --store URL")]
             )
 
-    def _config(self) -> platform.PlatformConfig:
+    def _config(self) -> platform_config.PlatformConfig:
         if self._platform is None:
-            self._platform = platform.load(self._kube)
+            self._platform = platform_config.load(self._kube)
         return self._platform
 
     def live(self) -> set[str]:
         """Ids that the job needs while it is there."""
-        pods: Iterable[Object] = ()
-        if self._job is not None:
-            pods = self._kube.list(POD, self.namespace, selector({names.LABEL_JOB: self.name}))
-        return referred(self._job, pods)
+        return referred(self._job, self._pods() if self._job is not None else ())
+
+    def runs(self) -> bool:
+        """Whether a pod of the job, of whichever cluster this is, has not ended."""
+        return any((pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed") for pod in self._pods())
+
+    def _pods(self) -> Iterable[Object]:
+        return self._kube.list(POD, self.namespace, selector({names.LABEL_JOB: self.name}))
+
+    def digest(self, checkpoint: str) -> list[str]:
+        """What the job says of the checkpoint's manifest, as the last part of a question; empty if it says nothing."""
+        return [self._committed[checkpoint].sha256] if checkpoint in self._committed else []
+
+    def listed(self) -> list[dict[str, Any]]:
+        """What the store has of the job; `problem` also says what the job knows of it."""
+        found: list[dict[str, Any]] = self.ask("ls", self.namespace, self.name)
+        for entry in found:
+            ref = self._committed.get(entry["id"])
+            if ref is not None and not entry["problem"]:
+                same = entry["sha256"] == ref.sha256
+                entry["problem"] = ref.unusable if same else "not the manifest that was committed"
+        return found
 
     def require_here(self) -> None:
         """An archive is a file of this machine, so the store has to be read here. Raises SpecError."""
@@ -288,14 +318,14 @@ class _Asker:
             raise SpecError([("--store", self.url, f"{fix}--where here --store file:///where/it/is/here")])
 
     def _in_a_pod(self) -> bool:
-        return self._where == "pod" or (self._where == "auto" and storepod.needed(self.url))
+        return self._where == "pod" or (self._where == "auto" and store_pod.needed(self.url))
 
     def ask(self, *question: str, progress: Callable[[int, int], None] | None = None) -> Any:
         """The store's answer. Raises PlatformError."""
         if self._in_a_pod():
-            pod = storepod.manifest(self.namespace, self._config(), self.url, question, self._timeout, self._job)
+            pod = store_pod.manifest(self.namespace, self._config(), self.url, question, self._timeout, self._job)
             click.echo(f"asking {self.url} in pod {self.namespace}/{pod['metadata']['name']}", err=True)
-            said = storepod.ask(self._kube, pod, self._timeout, progress)
+            said = store_pod.ask(self._kube, pod, self._timeout, progress)
         else:
             said = self._here(question, progress)
         if "error" in said:
@@ -319,7 +349,7 @@ def referred(job: Object | None, pods: Iterable[Object] = ()) -> set[str]:
     """Checkpoints that a job cannot do without: committed, being restored from, named by its pods. Pure."""
     if job is None:
         return set()
-    saved, attempts = records.checkpoint(job), records.history(job)
+    saved, attempts = attempt_records.checkpoint(job), attempt_records.history(job)
     found = {saved.id} if saved else set()
     found |= {attempts[-1].restored_from or ""} if attempts and attempts[-1].ended_by is None else set()
     return (found | {annotation(pod, names.ANN_CHECKPOINT) or "" for pod in pods}) - {""}

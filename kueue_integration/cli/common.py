@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from .. import kinds
+from ..contract import kinds
 from ..errors import SingularityError
-from ..k8s import ApiKube, connect
+from ..kube.client import ApiKube, connect
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -6,8 +6,9 @@ import time
 
 import click
 
-from .. import jobs, kinds
+from ..contract import kinds
 from ..errors import JobNotFoundError
+from ..jobs import lifecycle
 from . import EXIT_FAILED
 from .common import cluster_options, job_argument, open_cluster
 
@@ -38,7 +39,7 @@ def delete(
     kube = open_cluster(kubeconfig, context)
     found = kinds.named(kube, namespace, name)
     name = name if found is None else kinds.job_key(found)
-    if not jobs.delete(kube, namespace, name):
+    if not lifecycle.delete(kube, namespace, name):
         raise JobNotFoundError(f"no training job {name!r} in namespace {namespace!r}")
     deadline = time.monotonic() + timeout
     while wait and kinds.find(kube, namespace, name) is not None:

@@ -20,7 +20,10 @@ _INDENT = "      "
 @click.command()
 @cluster_options
 @click.option("-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True)
+@click.option("--platform", is_flag=True, help="Only what the platform team installs: nothing of a namespace.")
 @click.option("--probe", is_flag=True, help="Also try store and CRIU in a short-lived pod per flavor.")
+@click.option("--gpus", is_flag=True, help="With --probe: also move a GPU's memory, on each flavor with GPUs.")
+@click.option("--image", default="", help="With --gpus: an image with torch, default the platform's training image.")
 @click.option("--timeout", type=float, default=120.0, show_default=True, help="With --probe: seconds for a pod.")
 @click.pass_context
 def doctor(
@@ -30,7 +33,10 @@ def doctor(
     context: str | None,
     namespace: str,
     output: str,
+    platform: bool,
     probe: bool,
+    gpus: bool,
+    image: str,
     timeout: float,
 ) -> None:
     """Check the cluster, Kueue, the chart and a namespace; say what to do about each finding. Changes nothing.
@@ -39,7 +45,9 @@ def doctor(
     Examples:
       singularityctl doctor
       singularityctl doctor -n research
+      singularityctl doctor --platform
       singularityctl doctor --probe
+      singularityctl doctor --probe --gpus --timeout 600
       singularityctl doctor -o json | python3 -m json.tool
 
     \b
@@ -47,9 +55,15 @@ def doctor(
       0 nothing fails (there may be warnings)   3 something fails, or there is no cluster
     """
     kube = open_cluster(kubeconfig, context)
-    checks = library.run(kube, namespace, time.time())
+    if platform and probe:
+        raise click.UsageError("--probe starts pods in a namespace: leave --platform out")
+    if (gpus and not probe) or (image and not gpus):
+        raise click.UsageError("--gpus needs --probe, and --image needs --gpus: doctor --probe --gpus --image IMAGE")
+    checks = library.run(kube, None if platform else namespace, time.time())
     if probe:
         checks += library.run_probe(kube, namespace, timeout)
+    if gpus:
+        checks += library.run_gpu_probe(kube, namespace, image, timeout)
     failed = sum(check.status == library.FAIL for check in checks)
     if output == "json":
         click.echo(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 from proxy.protocol import names
 
-from .. import kinds, records
-from .. import status as library
+from ..contract import attempt_records, kinds
 from ..errors import Invalid, KubeError, NotFound
-from ..kube import Kube
-from ..resources import POD, Object, annotation, selector
+from ..jobs import status as library
+from ..kube.api import Kube
+from ..kube.resources import POD, Object, selector
 
 _LOOK_S = 1.0
 _AGAIN = 5
@@ -69,7 +69,7 @@ class Follower:
         for pod in self._kube.list(POD, self._namespace, selector({names.LABEL_JOB: self._name})):
             if pod["metadata"]["uid"] in self._readers or not started(pod, self._container):
                 continue
-            self._read.add(int(annotation(pod, names.ANN_ATTEMPT) or 0))
+            self._read.add(attempt_records.integer(pod, names.ANN_ATTEMPT))
             how = (self._tail, self._since_s) if first else (None, None)
             thread = threading.Thread(target=self._reader, args=(pod["metadata"]["name"], *how), daemon=True)
             self._readers[pod["metadata"]["uid"]] = thread
@@ -80,7 +80,7 @@ class Follower:
     def _tell_missed(self, job: Object | None, first: bool) -> None:
         missed = [
             a.attempt
-            for a in records.history(job)
+            for a in attempt_records.history(job)
             if a.ended_by is not None and a.attempt not in self._read | self._passed
         ]
         self._passed.update(missed)

@@ -9,11 +9,11 @@ import click
 
 from proxy.protocol import names
 
-from .. import kinds, records
-from .. import status as library
+from ..contract import attempt_records, kinds
 from ..errors import Invalid, NotFound, SpecError
-from ..kube import Kube
-from ..resources import POD, Object, annotation, selector
+from ..jobs import status as library
+from ..kube.api import Kube
+from ..kube.resources import POD, Object, annotation, selector
 from .common import cluster_options, job_argument, open_cluster
 from .follow import Follower
 
@@ -113,7 +113,7 @@ def pods_of(kube: Kube, namespace: str, name: str) -> list[Object]:
 
 def _tell_gone(job: Object | None, pods: list[Object], say: Callable[[str], None]) -> None:
     there = {annotation(pod, names.ANN_ATTEMPT) for pod in pods}
-    gone = [str(a.attempt) for a in records.history(job) if a.ended_by and str(a.attempt) not in there]
+    gone = [str(a.attempt) for a in attempt_records.history(job) if a.ended_by and str(a.attempt) not in there]
     if gone:
         which = f"attempt {gone[0]}" if len(gone) == 1 else f"attempts {gone[0]}-{gone[-1]}"
         say(f"lines of {which} are not shown: the pods are gone")

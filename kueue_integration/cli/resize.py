@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from .. import verbs
-from ..kube import Kube
+from ..kube.api import Kube
+from ..requests import verbs
 from .verbs import verb
 
 

@@ -11,11 +11,11 @@ import yaml
 
 from proxy.protocol import names
 
-from .. import kinds
-from .. import status as library
-from ..classify import Phase
-from ..kube import Kube
-from ..resources import POD, selector
+from ..contract import kinds
+from ..jobs import status as library
+from ..jobs.phase import Phase
+from ..kube.api import Kube
+from ..kube.resources import POD, selector
 from . import EXIT_BAD_INPUT, EXIT_FAILED, tables
 from .common import cluster_options, complete_jobs, open_cluster
 

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import click
 import yaml
 
-from .. import jobs, platform
 from ..errors import SpecError
-from ..manifests import render as render_objects
-from ..rules import MAX_FILES_BYTES
-from ..spec import TrainSpec, validate
+from ..jobs import lifecycle
+from ..manifests.job_manifests import render as render_objects
+from ..spec import platform_config
+from ..spec.train_spec import TrainSpec, validate
+from ..spec.validation import MAX_FILES_BYTES
 from .common import cluster_options, open_cluster
 from .status import wait_until_final
 
@@ -117,12 +118,12 @@ def submit(
     spec = build_spec(**options)
     validate(spec)
     kube = open_cluster(kubeconfig, context)
-    config = platform.load(kube)
+    config = platform_config.load(kube)
     if dry_run:
-        jobs.validate_only(kube, spec, config)
+        lifecycle.validate_only(kube, spec, config)
         click.echo(f"job {spec.namespace}/{spec.name} could be submitted; nothing was created")
         return
-    result = jobs.submit(kube, spec, config)
+    result = lifecycle.submit(kube, spec, config)
     if output == "json":
         click.echo(json.dumps(dataclasses.asdict(result)))
     else:
@@ -152,9 +153,9 @@ def render(kubeconfig: str | None, context: str | None, platform_file: Path | No
     spec = build_spec(**options)
     validate(spec)
     if platform_file is not None:
-        config = platform.from_json(platform_file.read_text(encoding="utf-8"))
+        config = platform_config.from_json(platform_file.read_text(encoding="utf-8"))
     else:
-        config = platform.load(open_cluster(kubeconfig, context))
+        config = platform_config.load(open_cluster(kubeconfig, context))
     click.echo(yaml.safe_dump_all(render_objects(spec, config), sort_keys=False), nl=False)
 
 

@@ -7,11 +7,12 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.protocol.messages import AttemptRecord
+from proxy.protocol.messages import AttemptRecord, Gpus
 
-from .. import every
-from ..classify import preempted_by
-from ..status import JobStatus
+from ..jobs import gpu_words
+from ..jobs.phase import preempted_by
+from ..jobs.status import JobStatus, newest_usable
+from ..spec import save_interval
 
 WIDTH = 100
 
@@ -51,7 +52,7 @@ def jobs_table(statuses: Sequence[JobStatus], wide: bool = False) -> str:
     if wide:
         head[3:3] = ["PRIORITY", "REASON", "LOST", "CHECKPOINT", "WORKLOAD"]
         more = [
-            (s.priority_class, s.reason, s.steps_lost, s.checkpoints[-1]["id"] if s.checkpoints else "", s.workload)
+            (s.priority_class, s.reason, s.steps_lost, (newest_usable(s.checkpoints) or {}).get("id", ""), s.workload)
             for s in statuses
         ]
         rows = [(*row[:3], *extra, *row[3:]) for row, extra in zip(rows, more, strict=True)]  # type: ignore[misc]
@@ -88,11 +89,17 @@ def place(where: JobStatus | AttemptRecord) -> str:
     return f"{where.cluster}/{where.flavor}" if where.cluster else where.flavor
 
 
+def skipped(record: AttemptRecord) -> list[str]:
+    """Newer checkpoints that the attempt could not start from, and why."""
+    return [f"checkpoint {other.id} (step {other.step}) cannot be restored: {other.why}" for other in record.skipped]
+
+
 def steps(record: AttemptRecord) -> str:
-    """`first-last` of an attempt."""
-    if record.first_step is None or (record.last_step is None and record.ended_by):
-        return "-"
-    return f"{record.first_step}-{'' if record.last_step is None else record.last_step}"
+    """`first-last` of an attempt, `first-` while it has made its first step and runs; `-` without steps."""
+    if record.first_step is not None and record.last_step is not None and record.last_step >= record.first_step:
+        return f"{record.first_step}-{record.last_step}"
+    runs = record.first_step is not None and record.first_step_at is not None and not record.ended_by
+    return f"{record.first_step}-" if runs else "-"
 
 
 def seconds(record: AttemptRecord) -> str | None:
@@ -117,8 +124,8 @@ def detail(status: JobStatus, wide: bool = False) -> str:
     if status.evictions:
         counts = ", ".join(f"{reason} {count}" for reason, count in sorted(status.evictions.items()))
         lines.append(f"Evictions:   {counts}")
-    if status.checkpoints:
-        last = status.checkpoints[-1]
+    last = newest_usable(status.checkpoints)
+    if last is not None:
         amount = f", {last['bytes'] / 1e6:.1f} MB ({last['bytes_stored'] / 1e6:.1f} MB new)" if "bytes" in last else ""
         lines.append(f"Checkpoint:  {last['id']} at step {last['step']}{amount}")
     if status.checkpoint_every:
@@ -134,15 +141,21 @@ def detail(status: JobStatus, wide: bool = False) -> str:
     lines = [piece for line in lines for piece in _wrapped(line, 13, wide)]
     if status.attempts:
         lines += ["", attempts_table(status.attempts, wide)]
-        notes = [f"attempt {a.attempt}: {a.note}" for a in status.attempts if a.note]
+        notes = [f"attempt {a.attempt}: {text}" for a in status.attempts for text in (*skipped(a), a.note) if text]
+        notes += [f"attempt {a.attempt}: {said}" for a in status.attempts if a.gpus and (said := _gpus(a.gpus, wide))]
         lines += [piece for note in notes for piece in _wrapped(note, 4, wide)]
     return "\n".join(lines)
+
+
+def _gpus(told: Gpus, wide: bool) -> str:
+    """Always what was wrong with them; with `wide` also what they did."""
+    return "; ".join(filter(None, [gpu_words.usage(told) if wide else "", gpu_words.troubles(told)]))
 
 
 def _periodic(status: JobStatus) -> str:
     """The interval, and when the next checkpoint is due."""
     try:
-        every.parse(status.checkpoint_every)
+        save_interval.parse(status.checkpoint_every)
     except ValueError as error:
         return f"none: {status.checkpoint_every!r} {error}"
     text, planned = f"a checkpoint every {status.checkpoint_every}", status.next_checkpoint
@@ -155,6 +168,8 @@ def _periodic(status: JobStatus) -> str:
         if planned.failures:
             text += f", not before {clock(planned.at)}" if planned.step is not None else ""
             text += f" ({planned.failures} in a row could not be had)"
+        if planned.step is not None and status.attempts and status.attempts[-1].first_step_at is None:
+            text += "; no step was counted yet: a program without steps needs a time instead, 10m for one"
     return text
 
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from .. import verbs
-from ..kube import Kube
+from ..kube.api import Kube
+from ..requests import verbs
 from . import EXIT_FAILED, tables
 from .common import cluster_options, job_argument, open_cluster
 

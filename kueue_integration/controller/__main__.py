@@ -13,18 +13,34 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from ..errors import SingularityError
-from ..k8s import connect
-from ..multikueue.courier import Courier
-from . import clock, config, logs
-from .api import Api, Hub, health_app
+from ..kube import server_time
+from ..kube.client import connect
+from ..multikueue.reconciler import Courier
+from . import config, logs
 from .lease import LeaseKeeper
 from .metrics import Metrics
 from .reconciler import Reconciler
+from .sidecar_api.http import Api, Hub, health_app
+from .sidecar_api.shares import THREADS
 
 log = logging.getLogger("controller")
 
 STUCK_S = 60.0
 """A worker that is silent for longer makes the liveness probe fail."""
+IDLE_S = 60.0
+"""So does a replica for which nobody acts for longer, though the API server answers: a new process starts afresh."""
+
+
+def unhealthy(silent_s: float, listed: bool, idle_s: float) -> str:
+    """What is wrong so that only a new process can help, "" if nothing is.
+
+    `listed`: every kind has been listed once. Before that the readiness probe says what is missing.
+    """
+    if silent_s >= STUCK_S:
+        return f"a worker has been stuck for {silent_s:.0f} s"
+    if listed and idle_s >= IDLE_S:
+        return f"for {idle_s:.0f} s this replica has neither acted nor seen another one act"
+    return ""
 
 
 async def serve(settings: config.Config) -> None:
@@ -32,15 +48,15 @@ async def serve(settings: config.Config) -> None:
     kube = connect(settings.kubeconfig)
     metrics, hub = Metrics(), Hub()
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(16, thread_name_prefix="api"))
+    loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="api"))
     hub.attach(loop)
-    server = clock.ServerClock()
+    server = server_time.ServerClock()
     reconciler = Reconciler(kube, settings.settings, metrics, hub.notify, server.now)
 
     def lead(leads: bool) -> None:
         metrics.set("singularity_leader", float(leads))
         if leads:
-            reconciler.everything()
+            reconciler.look_again()
 
     # Leading without seeing the objects would hold preemptions back and do nothing about it.
     keeper = LeaseKeeper(
@@ -54,8 +70,10 @@ async def serve(settings: config.Config) -> None:
         on_change=lead,
         on_repair=lambda: metrics.add("singularity_repairs_total", "lease"),
         server=server,
+        overdue=reconciler.overdue.entries,
     )
     reconciler.leads = lambda: keeper.leads
+
     courier = None
     if settings.multikueue_namespace:
         courier = Courier(
@@ -75,7 +93,7 @@ async def serve(settings: config.Config) -> None:
         web.AppRunner(
             health_app(
                 ready=lambda: reconciler.world.unlisted,
-                alive=lambda: "" if reconciler.silent_for() < STUCK_S else "the worker is stuck",
+                alive=lambda: unhealthy(reconciler.silent_for(), reconciler.world.synced, keeper.idle_for()),
                 metrics=metrics,
             ),
             access_log=None,
@@ -86,8 +104,7 @@ async def serve(settings: config.Config) -> None:
     await web.TCPSite(runners[1], port=settings.health_port).start()
     reconciler.start()
     await web.TCPSite(runners[0], port=settings.api_port, ssl_context=tls).start()
-    await asyncio.to_thread(reconciler.world.wait_synced, 60)
-    keeper.start()
+    keeper.start()  # it takes nothing over before all objects are known
     if courier is not None:
         courier.start()
     log.info("serving", extra={"api_port": settings.api_port, "identity": settings.identity})

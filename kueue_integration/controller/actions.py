@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.protocol.messages import RequestStatus
+from proxy.protocol.messages import Readmission, RequestStatus
 
 Annotations = Mapping[str, "str | None"]
 
@@ -60,6 +60,8 @@ class ReleaseHold(Action):
 
     why: str = ""
     message: str = ""
+    nudge: bool = False
+    """Whether Kueue has to be made to ask again, by a change of the Workload: an earlier end did not come through."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class RequestReadmission(Action):
 
     message: str = ""
     requeue_after_s: int = 1
+    cause: Readmission = "broken"
 
 
 @dataclass(frozen=True)

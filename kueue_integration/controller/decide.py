@@ -8,9 +8,9 @@ from dataclasses import replace
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
-from .. import policy
-from ..resources import Object, is_true
-from . import answers, budget, fence, fit, hold, levers, records, repair, revive, views
+from ..kube.resources import Object, is_true
+from ..requests import periodic_checkpoints
+from . import attempt_history, fence, hold, reactivation, repair, request_status, reshape, retry_budget, views
 from .actions import (
     Action,
     AnswerReady,
@@ -25,6 +25,7 @@ from .actions import (
     Wait,
 )
 from .errors import BadAnnotationError
+from .fit import checkpoint_fit
 from .hold import Settings
 
 NameOf = Callable[[str], "str | None"]
@@ -45,10 +46,13 @@ def decide(
     now: float,
     settings: Settings,
     name_of: NameOf,
-    flavors_of: answers.FlavorsOf = _unknown,
-    machines_of: fit.MachinesOf = fit.unknown,
+    flavors_of: request_status.FlavorsOf = _unknown,
+    machines_of: checkpoint_fit.MachinesOf = checkpoint_fit.unknown,
+    seen_at: float | None = None,
 ) -> Decision:
     """`pods` are all pods of the Job, whatever their attempt, those included that were seen to go away (phase Failed).
+
+    `seen_at`: when Kueue was first seen to want the Job suspended, Unix seconds; None: now.
 
     `workload` None: the API server has none. Never raises for what a user can write into objects.
     """
@@ -60,7 +64,7 @@ def decide(
     # A Workload that is gone without a trace (its finalizer was removed by hand): Kueue suspends such a Job as well.
     leaves = workload is None or views.leaves(workload)
     if ours and running and leaves and views.hold(job) == names.HOLD_ARMED:
-        return hold.decide(job, workload, pods, preemptor, now, settings)
+        return hold.decide(job, workload, pods, preemptor, now, settings, seen_at)
     if ours and not views.finished(job):
         missing = repair.due(job, workload, pods)
         if missing is not None:
@@ -77,7 +81,7 @@ def decide(
         # Last, as it may have to ask the API server for nodes.
         if ours and isinstance(said.action, AnswerReady):
             try:
-                sent_back = fit.sent_back(job, workload, settings.check_name, flavors_of, machines_of)
+                sent_back = checkpoint_fit.sent_back(job, workload, settings.check_name, flavors_of, machines_of)
             except BadAnnotationError as error:
                 return Decision(Wait(message=str(error)))
         return Decision(sent_back) if sent_back else said
@@ -92,14 +96,14 @@ def decide(
         if changed is not None:
             return Decision(changed)
         idle = workload is not None and not running and not views.copied(workload)
-        revived = revive.due(workload, now) if workload is not None and idle else None
+        revived = reactivation.due(workload, now) if workload is not None and idle else None
         if revived is not None:
             return Decision(Revive(status=revived))
-        answer, wake = answers.follow(job, workload, pods, settings.check_name, now)
+        answer, wake = request_status.follow(job, workload, pods, settings.check_name, now)
         if answer is not None or workload is None:
             return Decision(answer, wake)
         broken = _broken(job, workload, pods, settings, now) if running and not leaves else Decision()
-        action = broken.action or levers.lever(job, workload, pods, settings.check_name)
+        action = broken.action or reshape.lever(job, workload, pods, settings.check_name)
         due_at = None
         if action is None and broken.wake_at is None:
             action, due_at = _periodic(job, workload, settings, now)
@@ -109,9 +113,11 @@ def decide(
     return Decision()
 
 
-def _take_up(job: Object, workload: Object | None, flavors_of: answers.FlavorsOf, now: float) -> AnswerRequest | None:
+def _take_up(
+    job: Object, workload: Object | None, flavors_of: request_status.FlavorsOf, now: float
+) -> AnswerRequest | None:
     try:
-        return answers.take_up(job, workload, flavors_of, now) if views.managed(job) else None
+        return request_status.take_up(job, workload, flavors_of, now) if views.managed(job) else None
     except BadAnnotationError:
         return None
 
@@ -119,7 +125,7 @@ def _take_up(job: Object, workload: Object | None, flavors_of: answers.FlavorsOf
 def _before_start(job: Object, workload: Object) -> Action | None:
     """A request that makes this admission useless, be it never so new."""
     try:
-        return levers.at_fence(job, workload) if views.managed(job) and views.suspended(job) else None
+        return reshape.at_fence(job, workload) if views.managed(job) and views.suspended(job) else None
     except BadAnnotationError:
         return None  # the fence says so
 
@@ -133,14 +139,14 @@ def _bookkeeping(
     job: Object, workload: Object | None, pods: Sequence[Object], preemptor: str | None, now: float
 ) -> Action | None:
     history = views.history(job)
-    record = records.last(history)
+    record = attempt_history.last(history)
     if record is None:
         return None
-    seen = records.observe(record, job, workload, preemptor, now)
-    seen = records.explained(seen, views.ends_of(views.of_attempt(pods, record.attempt)))
-    change = records.roster(job, seen, pods)
+    seen = attempt_history.observe(record, job, workload, preemptor, now)
+    seen = attempt_history.explained(seen, views.ends_of(views.of_attempt(pods, record.attempt)))
+    change = attempt_history.roster(job, seen, pods)
     if seen != record:
-        change.update(records.stored(records.with_last(history, seen)))
+        change.update(attempt_history.stored(attempt_history.with_last(history, seen)))
     return RecordHistory(change) if change else None
 
 
@@ -148,21 +154,23 @@ def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Set
     """A training attempt lives and dies as a whole. When Kueue has not ended it but pods are gone, ask Kueue to."""
     state = views.check(workload, settings.check_name)
     history = views.history(job)
-    record = records.last(history)
+    record = attempt_history.last(history)
     if record is None or state is None or state.get("state") != "Ready" or not is_true(workload, "Admitted"):
         return Decision()
     own = views.of_attempt(pods, record.attempt)
-    if any(views.phase(pod) == "Succeeded" for pod in own):
-        return Decision()  # the Job has counted its index as done: it cannot be started again, only ended
-    cause, wake_at = _cause(own, record, views.roster(job, record.attempt), now)
+    if views.ranks_ended(job, own):
+        return Decision()  # the pods that are made in place of lost ones hear so, and end (`reports.hello`)
+    cause, wake_at = _damaged(job, record), None
+    if cause is None:
+        cause, wake_at = _cause(own, record, views.roster(job, record.attempt), now)
     if cause is None:
         return Decision(wake_at=wake_at)
-    count, change = budget.counted(job, record)
-    over = budget.used_up(job, count)
-    message = f"{cause}; {over or records.restart_point(views.checkpoint(job))}"
-    seen = records.noted(replace(record, ended_by=record.ended_by or "Deleted"), message)
-    seen = records.explained(seen, views.ends_of(own))
-    change.update(records.stored(records.with_last(history, seen)))
+    count, change = retry_budget.counted(job, record)
+    over = retry_budget.used_up(job, count)
+    message = f"{cause}; {over or attempt_history.restart_point(views.checkpoint(job))}"
+    seen = attempt_history.noted(replace(record, ended_by=record.ended_by or "Deleted"), message)
+    seen = attempt_history.explained(seen, views.ends_of(own))
+    change.update(attempt_history.stored(attempt_history.with_last(history, seen)))
     if views.hold(job) is not None:
         change[names.ANN_HOLD] = names.HOLD_RELEASED
     if over is not None:
@@ -170,18 +178,32 @@ def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Set
     return Decision(RequestReadmission(change, message=message, requeue_after_s=_pause(history)))
 
 
+def _damaged(job: Object, record: AttemptRecord) -> str | None:
+    """A pod has found that it cannot restore what the attempt was given: then none of its pods need go on."""
+    given = next((ref for ref in views.checkpoints(job) if ref.id == record.restored_from and ref.unusable), None)
+    return None if given is None else f"checkpoint {given.id} cannot be restored: {given.unusable}"
+
+
 def _periodic(job: Object, workload: Object, settings: Settings, now: float) -> tuple[Action | None, float | None]:
     """A checkpoint that is due by the job's own policy, or when to look again: only while Kueue leaves it alone."""
     state = views.check(workload, settings.check_name)
     stays = is_true(workload, "Admitted") and state is not None and state.get("state") == "Ready"
-    if views.suspended(job) or views.failing(job) or not stays or views.leaves(workload) or not levers.active(workload):
+    if (
+        views.suspended(job)
+        or views.failing(job)
+        or not stays
+        or views.leaves(workload)
+        or not reshape.active(workload)
+    ):
         return None, None
-    request, at = policy.due(job, now)
+    request, at = periodic_checkpoints.due(job, now)
     if request is None:
         return None, at
-    seen = policy.memory(job)
+    seen = periodic_checkpoints.memory(job)
     cost = "nothing known of its cost" if seen.cost_s is None else f"the last one took {seen.cost_s:.1f} s"
-    return AskCheckpoint(policy.asking(job, request), message=f"due; {cost}, {seen.failures} failed in a row"), None
+    return AskCheckpoint(
+        periodic_checkpoints.asking(job, request), message=f"due; {cost}, {seen.failures} failed in a row"
+    ), None
 
 
 def _cause(
@@ -215,7 +237,7 @@ def _pause(history: Sequence[AttemptRecord]) -> int:
     """Seconds to wait before the next try: more for each broken attempt in a row that brought no new checkpoint."""
     fruitless = 0
     for record in reversed(history[:-1]):
-        if record.ended_by not in records.BROKEN or record.checkpoint is not None:
+        if record.ended_by not in attempt_history.BROKEN or record.checkpoint is not None:
             break
         fruitless += 1
     return int(min(2**fruitless, LONGEST_PAUSE_S))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from ..errors import SingularityError
 
+MAX_SENTENCE = 1000
+"""Letters of an answer: it may quote what a user has written."""
+
 
 class BadAnnotationError(SingularityError):
     """An annotation that the controller depends on cannot be read. Guessing could resume wrongly, so it does not."""
@@ -22,5 +25,5 @@ class RefusedError(SingularityError):
     """A pod's message is refused. `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= MAX_SENTENCE else message[: MAX_SENTENCE - 3] + "...")
         self.status = status

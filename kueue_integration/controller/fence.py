@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, CheckpointRef
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, Skipped
 
-from ..resources import Object, annotation, is_true
-from . import records, views
+from ..kube.resources import Object, annotation, is_true
+from . import attempt_history, views
 from .actions import Action, AnswerReady, Decision, RequestReadmission, Wait, Withdraw
 from .errors import BadAnnotationError
 
@@ -124,7 +124,11 @@ def answer(
     given, reservation = views.admission(workload), views.reservation(workload)
     assert given is not None and reservation is not None  # `asks` saw them
     history, checkpoint = views.history(job), views.checkpoint(job)
-    before = records.last(history)
+    if checkpoint is not None and not views.of_store(job, checkpoint):
+        problem = f"its url is not the Job's store {annotation(job, names.ANN_STORE)!r} (annotation {names.ANN_STORE})"
+        raise BadAnnotationError(names.ANN_CHECKPOINT, f"url {checkpoint.url}", problem)
+    skipped = attempt_history.skipped(views.checkpoints(job), checkpoint)
+    before = attempt_history.last(history)
     change: dict[str, str | None] = {}
     if before is not None and before.reservation == reservation and _untouched(before):
         number = before.attempt  # we died between the Job's patch and the Workload's: same reservation, same attempt
@@ -133,10 +137,10 @@ def answer(
         if before is not None and _untouched(before) and views.never_started(job):
             # Our copy of the Workload was old: that answer did not get through, and its number starts nothing else.
             number, history = before.attempt, history[:-1]
-            before = records.last(history)
+            before = attempt_history.last(history)
         if before is not None:
-            before = records.closed(before, workload, preemptor, now)
-            history = records.with_last(history, before)
+            before = attempt_history.closed(before, workload, preemptor, now)
+            history = attempt_history.with_last(history, before)
         record = AttemptRecord(
             attempt=number,
             reservation=reservation,
@@ -146,13 +150,14 @@ def answer(
             admitted_at=now,
             queued_at=_queued_at(workload, before),
             restored_from=checkpoint.id if checkpoint else None,
+            skipped=skipped,
             held=views.hold(job) is not None,
             cluster=cluster,
         )
         change = {names.ANN_ATTEMPT: str(number), names.ANN_HOLD_DEADLINE: None}
         if views.hold(job) is not None:
             change[names.ANN_HOLD] = names.HOLD_ARMED
-        change.update(records.stored([*history, record]))
+        change.update(attempt_history.stored([*history, record]))
     return AnswerReady(
         change,
         attempt=number,
@@ -162,12 +167,13 @@ def answer(
             names.ANN_WORKERS: str(given.count),
             names.ANN_FLAVOR: given.flavor,
         },
-        message=f"attempt {number}: {_start(checkpoint)}",
+        message=f"attempt {number}: {_start(checkpoint, skipped)}",
     )
 
 
-def _start(checkpoint: CheckpointRef | None) -> str:
-    return f"continues from checkpoint {checkpoint.id}" if checkpoint else "starts from the beginning"
+def _start(checkpoint: CheckpointRef | None, skipped: Sequence[Skipped]) -> str:
+    start = f"continues from checkpoint {checkpoint.id}" if checkpoint else "starts from the beginning"
+    return "; ".join([start, *(f"checkpoint {other.id} cannot be restored: {other.why}" for other in skipped)])
 
 
 def _untouched(record: AttemptRecord) -> bool:

@@ -1,7 +1,9 @@
 """The hold: between Kueue's decision to evict and the suspend of the Job. Pure.
 
-H1: it ends at a deadline. H2: releasing is always possible. H3: without pods that could save anything it ends at once,
-unless they have all ended well: then the Job is about to be complete.
+H1: it ends at a deadline. It is counted from Kueue's own word on the Workload; what stands on the Job, which its owner
+may write, can only end it earlier. H2: releasing is always possible, also where we cannot write on the Job: `overdue`
+goes into the Lease, which the policy reads. H3: without pods that could save anything it ends at once, unless they have
+all ended well: then the Job is about to be complete.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ from dataclasses import dataclass
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
-from ..resources import Object, is_true
-from . import clock, records, views
+from ..kube import server_time
+from ..kube.resources import Object, is_true
+from . import attempt_history, views
 from .actions import Decision, ReleaseHold, StartCheckpoint
 from .errors import BadAnnotationError
 
 SKEW_S = 2.0
 """Clocks of replicas may differ so much; a deadline that is further away than the budget allows is not one of ours."""
+LOOK_AGAIN_S = 2.5
+"""After a hold was ended: Kueue has asked again by then, or something is in its way; the Lease was renewed."""
+LONGEST_LOOK_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -32,36 +38,71 @@ class Settings:
 
 
 def decide(
-    job: Object, workload: Object | None, pods: Sequence[Object], preemptor: str | None, now: float, settings: Settings
+    job: Object,
+    workload: Object | None,
+    pods: Sequence[Object],
+    preemptor: str | None,
+    now: float,
+    settings: Settings,
+    seen_at: float | None = None,
 ) -> Decision:
-    """The Workload is Evicted or gone, the Job runs and is held: start a checkpoint, go on waiting, or let go."""
+    """The Workload is Evicted or gone, the Job runs and is held: start a checkpoint, go on waiting, or let go.
+
+    `seen_at` is when that was first seen, Unix seconds; None: now.
+    """
+    ends = due(job, workload, now if seen_at is None else seen_at, settings)
     try:
         history = views.history(job)
-        deadline = views.hold_deadline(job)
-        budget = views.budget(job, settings.max_budget_s)
-        restart = records.restart_point(views.checkpoint(job))
+        restart = attempt_history.restart_point(views.checkpoint(job))
     except BadAnnotationError as error:
-        released = {names.ANN_HOLD: names.HOLD_RELEASED}
-        return Decision(ReleaseHold(released, why="unreadable", message=f"{records.NO_CHECKPOINT}: {error}"))
+        return _let_go([], None, "unreadable", f"{attempt_history.NO_CHECKPOINT}: {error}", now, ends)
 
-    record = records.last(history)
+    record = attempt_history.last(history)
     if record is not None:
-        record = records.observe(record, job, workload, preemptor, now)
+        record = attempt_history.observe(record, job, workload, preemptor, now)
         if workload is None or not is_true(workload, "Evicted"):
-            record = records.orphaned(record, now)
+            record = attempt_history.orphaned(record, now)
+    deadline = _deadline(job)
     obstacle = _obstacle(job, pods, started=deadline is not None)
     if obstacle:
-        return Decision(_release(history, record, "no-pods", f"{records.NO_CHECKPOINT}: {obstacle}; {restart}"))
-    if deadline is None or deadline > now + budget + SKEW_S:
-        due = now + budget
-        change: dict[str, str | None] = {names.ANN_HOLD_DEADLINE: clock.to_text(due)}
-        if record is not None:
-            change.update(records.stored(records.with_last(history, record)))
-        reason = (record.ended_by if record else None) or "Evicted"
-        return Decision(StartCheckpoint(change, deadline=due, reason=reason, preemptor=preemptor), wake_at=due)
-    if now < deadline:
-        return Decision(wake_at=deadline)
-    return Decision(_release(history, record, "deadline", f"{_too_late(record, deadline, budget)}; {restart}"))
+        return _let_go(history, record, "no-pods", f"{attempt_history.NO_CHECKPOINT}: {obstacle}; {restart}", now, ends)
+    # One that nobody of ours has written, or that was written for another budget, does not count.
+    ours = deadline is not None and deadline <= ends + SKEW_S
+    end = min(deadline, ends) if ours and deadline is not None else ends
+    if now >= end:
+        note = _too_late(record, end, views.budget(job, settings.max_budget_s))
+        if not ours:
+            note = f"{note}, and its deadline was moved, removed or never written"
+        return _let_go(history, record, "deadline" if ours else "overdue", f"{note}; {restart}", now, ends)
+    if ours:
+        return Decision(wake_at=end)
+    change: dict[str, str | None] = {names.ANN_HOLD_DEADLINE: server_time.to_text(ends)}
+    if record is not None:
+        change.update(attempt_history.stored(attempt_history.with_last(history, record)))
+    reason = (record.ended_by if record else None) or "Evicted"
+    return Decision(StartCheckpoint(change, deadline=ends, reason=reason, preemptor=preemptor), wake_at=ends)
+
+
+def due(job: Object, workload: Object | None, seen_at: float, settings: Settings) -> float:
+    """When the hold has to be over, Unix seconds: at most the platform's maximum after the eviction. Never raises."""
+    return views.asked_at(workload, seen_at) + views.budget(job, settings.max_budget_s)
+
+
+def _deadline(job: Object) -> float | None:
+    """As the Job shows it; None: there is none, or none that can be read."""
+    try:
+        return views.hold_deadline(job)
+    except BadAnnotationError:
+        return None
+
+
+def _let_go(
+    history: attempt_history.History, record: AttemptRecord | None, why: str, note: str, now: float, ends: float
+) -> Decision:
+    """End the hold, and look again: as long as the Job runs, something has kept Kueue or us from it."""
+    late = now - ends
+    released = _release(history, record, why, note, nudge=late >= LOOK_AGAIN_S)
+    return Decision(released, wake_at=now + min(max(LOOK_AGAIN_S, late / 2), LONGEST_LOOK_S))
 
 
 def _obstacle(job: Object, pods: Sequence[Object], started: bool) -> str:
@@ -87,14 +128,16 @@ def _too_late(record: AttemptRecord | None, deadline: float, budget: float) -> s
     cause = "no step boundary was reached"
     if record is not None and record.barrier_at is not None and record.barrier_at >= (asked or 0):
         cause = "the ranks had stopped, but the checkpoint was not written in time"
-    elif record is not None and record.note is not None and records.MAY_END in record.note:
+    elif record is not None and record.note is not None and attempt_history.MAY_END in record.note:
         cause = "some ranks had finished, the others did not finish in time"
-    return f"{records.NO_CHECKPOINT} within {seconds:.0f} s: {cause}"
+    return f"{attempt_history.NO_CHECKPOINT} within {seconds:.0f} s: {cause}"
 
 
-def _release(history: records.History, record: AttemptRecord | None, why: str, note: str) -> ReleaseHold:
+def _release(
+    history: attempt_history.History, record: AttemptRecord | None, why: str, note: str, nudge: bool = False
+) -> ReleaseHold:
     change: dict[str, str | None] = {names.ANN_HOLD: names.HOLD_RELEASED}
     if record is not None:
-        kept = records.noted(record, note)
-        change.update(records.stored(records.with_last(history, kept)))
-    return ReleaseHold(change, why=why, message=note)
+        kept = attempt_history.noted(record, note)
+        change.update(attempt_history.stored(attempt_history.with_last(history, kept)))
+    return ReleaseHold(change, why=why, message=note, nudge=nudge)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
 
 from ..errors import Gone, KubeError, NotFound
-from ..k8s import Kube
-from ..resources import Kind, Object, version_of
+from ..kube.client import Kube
+from ..kube.interning import Strings
+from ..kube.resources import Kind, Object, version_of
+from .forever import forever
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +25,16 @@ ABSENT_S = 10.0
 _Key = tuple[str, str]
 
 
+def _told(kind: str, name: str, error: Exception) -> None:
+    log.error("%s %s cannot be handled and is skipped: %r", kind, name, error, exc_info=error)
+
+
 class Informer:
     """`on_change(object, deleted)` runs in the informer's thread, after the copy has changed.
 
     `keep`: what of an object is worth its memory. `index`: the values under which `indexed` finds it.
     `optional`: a cluster that does not serve the kind has no objects of it; it may begin to at any time.
+    `skip(kind, name, error)` hears of an object that one of these functions cannot take: the others go on.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class Informer:
         index: Callable[[Object], Iterable[Hashable]] = lambda obj: (),
         optional: bool = False,
         keep: Callable[[Object], Object] = lambda obj: obj,
+        skip: Callable[[str, str, Exception], None] = _told,
     ) -> None:
         self._kube = kube
         self.kind = kind
@@ -49,12 +55,16 @@ class Informer:
         self._on_change = on_change
         self._index = index
         self._keep = keep
+        self._skip = skip
+        self._strings = Strings()
         self._lock = threading.Lock()
         self._objects: dict[_Key, Object] = {}
         self._by_index: dict[Hashable, dict[_Key, Object]] = {}
+        self._values: dict[_Key, tuple[Hashable, ...]] = {}
         self._stop = threading.Event()
         self.synced = threading.Event()
         self._heard = time.monotonic()
+        self._backoff = BACKOFF_MIN_S
         self.problem = ""
         """Why the last list or watch failed, "" since one worked."""
 
@@ -81,22 +91,37 @@ class Informer:
         key = _key(obj)
         self._forget(key)
         self._objects[key] = obj
-        for value in self._index(obj):
+        try:
+            self._values[key] = tuple(dict.fromkeys(self._index(obj)))  # what cannot be hashed says so here
+        except Exception as error:
+            self._skip(self.kind.name, "/".join(key), error)
+        for value in self._values.get(key, ()):
             self._by_index.setdefault(value, {})[key] = obj
 
     def _forget(self, key: _Key) -> None:
-        old = self._objects.pop(key, None)
-        for value in self._index(old) if old is not None else ():
+        self._objects.pop(key, None)
+        for value in self._values.pop(key, ()):
             bucket = self._by_index.get(value, {})
             bucket.pop(key, None)
             if not bucket:
                 self._by_index.pop(value, None)
 
     def _small(self, obj: Object) -> Object:
-        """What is kept of `obj`, its strings shared with all other objects."""
+        """What is kept of `obj`, its strings shared with other objects."""
         obj["metadata"].pop("managedFields", None)  # nobody here reads them, and they are half of a Workload
-        found: Object = _shared(self._keep(obj))
+        try:
+            found: Object = self._strings.shared(self._keep(obj))
+        except Exception as error:
+            self._skip(self.kind.name, "/".join(_key(obj)), error)
+            return obj
         return found
+
+    def _tell(self, obj: Object, deleted: bool) -> None:
+        """What one object does to who listens must not end the thread: everything after it would go unseen."""
+        try:
+            self._on_change(obj, deleted)
+        except Exception as error:
+            self._skip(self.kind.name, "/".join(_key(obj)), error)
 
     # --- running --------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -107,32 +132,34 @@ class Informer:
         self._stop.set()
 
     def _run(self) -> None:
-        backoff = BACKOFF_MIN_S
-        while not self._stop.is_set():
-            try:
-                version = self._list()
-                while not self._stop.is_set():
-                    version = self._watch(version)
-                    backoff = BACKOFF_MIN_S  # a list proves little: only a watch that lasted is a good sign
-                return
-            except Gone:
-                log.info("watch of %s is too old, listing again in %.1f s", self.kind.plural, backoff)
-            except NotFound as error:
-                if not self._optional:
-                    self.problem = str(error)
-                    log.warning("%s: %s; again in %.0f s", self.kind.plural, error, ABSENT_S)
-                self._vanish()
-                self._stop.wait(ABSENT_S)
-                continue
-            except KubeError as error:
+        forever(self._stop, self._follow, f"informer of {self.kind.plural}", self._surprised, longest_s=BACKOFF_MAX_S)
+
+    def _surprised(self) -> None:
+        self.problem = "unexpected, see the log"
+
+    def _follow(self) -> None:
+        """List, and watch until that breaks off."""
+        try:
+            version = self._list()
+            while not self._stop.is_set():
+                version = self._watch(version)
+                self._backoff = BACKOFF_MIN_S  # a list proves little: only a watch that lasted is a good sign
+            return
+        except Gone:
+            log.info("watch of %s is too old, listing again in %.1f s", self.kind.plural, self._backoff)
+        except NotFound as error:
+            if not self._optional:
                 self.problem = str(error)
-                log.warning("watch of %s: %s; again in %.1f s", self.kind.plural, error, backoff)
-            except Exception:
-                # A surprise in one event must not end the thread: everything after it would go unseen.
-                log.exception("informer of %s, listing again in %.1f s", self.kind.plural, backoff)
-            # Jitter: replicas and kinds that lost the same server must not list in step.
-            self._stop.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - nothing secret
-            backoff = min(backoff * 2, BACKOFF_MAX_S)
+                log.warning("%s: %s; again in %.0f s", self.kind.plural, error, ABSENT_S)
+            self._vanish()
+            self._stop.wait(ABSENT_S)
+            return
+        except KubeError as error:
+            self.problem = str(error)
+            log.warning("watch of %s: %s; again in %.1f s", self.kind.plural, error, self._backoff)
+        # Jitter: replicas and kinds that lost the same server must not list in step.
+        self._stop.wait(self._backoff * random.uniform(0.5, 1.0))  # noqa: S311 - nothing secret
+        self._backoff = min(self._backoff * 2, BACKOFF_MAX_S)
 
     def _vanish(self) -> None:
         """The kind is not served: for an optional one that is an answer."""
@@ -142,9 +169,10 @@ class Informer:
         with self._lock:
             gone = list(self._objects.values())
             self._objects.clear()
+            self._values.clear()
             self._by_index.clear()
         for obj in gone:
-            self._on_change(obj, True)
+            self._tell(obj, True)
         self.synced.set()
 
     def _list(self) -> str:
@@ -160,9 +188,9 @@ class Informer:
             for obj in fresh.values():
                 self._remember(obj)
         for obj in gone:
-            self._on_change(obj, True)
+            self._tell(obj, True)
         for obj in changed:
-            self._on_change(obj, False)
+            self._tell(obj, False)
         self.synced.set()
         self.problem = ""
         return version
@@ -180,24 +208,13 @@ class Informer:
                         self._forget(_key(obj))
                     else:
                         self._remember(obj)
-                self._on_change(obj, deleted)
+                self._tell(obj, deleted)
             if self._stop.is_set():
                 return version
         self._heard = time.monotonic()
         if self._heard - started < 1.0:
             self._stop.wait(1.0)  # a server that ends every watch at once must not be asked without pause
         return version
-
-
-def _shared(value: Any) -> Any:
-    """`value` with every string once in memory: a cluster's objects say the same few words thousands of times."""
-    if isinstance(value, str):
-        return sys.intern(value)
-    if isinstance(value, dict):
-        return {sys.intern(key): _shared(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_shared(item) for item in value]
-    return value
 
 
 def _key(obj: Object) -> _Key:

@@ -1,7 +1,8 @@
 """The Lease: who of the replicas acts, and the clock of the hold policy.
 
 The policy lets every suspend through when the Lease is older than its duration. It is renewed only while the worker
-is alive, so a controller that hangs voids the holds just as a dead one does.
+is alive, so a controller that hangs voids the holds just as a dead one does. With each renewal go the Jobs whose hold
+is over, or about to be, whatever stands on them.
 """
 
 from __future__ import annotations
@@ -9,20 +10,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 
+from proxy.protocol import names
+
 from ..errors import Conflict, KubeError, NotFound
-from ..k8s import Kube
-from ..resources import LEASE, Object
-from . import clock
+from ..kube import server_time
+from ..kube.client import Kube
+from ..kube.resources import LEASE, Object
+from .forever import forever
 
 log = logging.getLogger(__name__)
 
 
 class LeaseKeeper:
     """`alive()` says whether the worker has shown life lately; `on_change(leads)` runs in the keeper's thread, and
-    `on_repair()` when the Lease had to be made again."""
+    `on_repair()` when the Lease had to be made again. `overdue()` gives the Jobs that the policy lets go."""
 
     def __init__(
         self,
@@ -35,10 +39,12 @@ class LeaseKeeper:
         alive: Callable[[], bool],
         on_change: Callable[[bool], None],
         on_repair: Callable[[], None] = lambda: None,
-        server: clock.ServerClock | None = None,
+        server: server_time.ServerClock | None = None,
+        overdue: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._kube = kube
-        self._server = server or clock.ServerClock()
+        self._overdue = overdue
+        self._server = server or server_time.ServerClock()
         self._namespace, self._name, self._identity = namespace, name, identity
         self._duration_s, self._renew_s = duration_s, renew_s
         self._alive, self._on_change, self._on_repair = alive, on_change, on_repair
@@ -47,7 +53,8 @@ class LeaseKeeper:
         self._leads = False
         self._renewed = float("-inf")
         self._seen: tuple[str, str] = ("", "")
-        self._seen_at = time.monotonic()
+        self._seen_at = self._well = time.monotonic()
+        self._lasts_s = float(duration_s)
 
     @property
     def leads(self) -> bool:
@@ -71,20 +78,28 @@ class LeaseKeeper:
                 log.warning("lease not given up: %s", error)
         self._leads = False
 
+    def idle_for(self) -> float:
+        """Seconds since all was well last: this replica led, another one did, or nobody could, as the API server gave
+        no answer. A thread that hangs is idle, too."""
+        return time.monotonic() - self._well
+
     def _run(self) -> None:
-        while not self._stop.is_set():
-            self.tick()
-            self._stop.wait(self._renew_s)
+        forever(self._stop, self._round, "lease", pause_s=self._renew_s, longest_s=self._renew_s)
+
+    def _round(self) -> None:
+        self.tick()
+        self._stop.wait(self._renew_s)
 
     def tick(self) -> None:
         """One round: renew, take over, or look on."""
-        if not self._alive():
-            log.error("the worker is silent: the lease is not renewed, holds end with it")
-            self._change(self.leads)
-            return
+        alive = self._alive()
         try:
             lease = self._lease()
-            if self._may_take(lease):
+            if not alive:
+                self._may_take(lease)  # to see whether another one leads
+                log.error("the worker is silent: the lease is not renewed, holds end with it")
+                self._change(self.leads)
+            elif self._may_take(lease):
                 if not self._leads:  # what is written without a time tells the API server's, before ours holds or voids
                     lease = self._write(self._claim(lease))
                 started = time.monotonic()
@@ -99,6 +114,14 @@ class LeaseKeeper:
         except KubeError as error:
             log.warning("lease: %s", error)
             self._change(self.leads)
+            self._well = time.monotonic()  # to end this process would not help
+        if self.leads or self._follows():
+            self._well = time.monotonic()
+
+    def _follows(self) -> bool:
+        """Whether another replica holds the Lease and renews it, as far as we have seen."""
+        holder, _ = self._seen
+        return holder not in ("", self._identity) and time.monotonic() - self._seen_at <= self._lasts_s
 
     def _lease(self) -> Object:
         """The Lease; made again if somebody has deleted it, for without it nothing is held."""
@@ -117,7 +140,10 @@ class LeaseKeeper:
         if leads != self._leads:
             self._leads = leads
             log.info("this replica %s", "acts" if leads else "looks on")
-            self._on_change(leads)
+            try:
+                self._on_change(leads)
+            except Exception:  # nothing that follows from it may cost the Lease
+                log.exception("after the change of who acts")
 
     def _may_take(self, lease: Object) -> bool:
         """Free, ours, or not renewed for its duration as *we* saw it: clocks of replicas need not agree."""
@@ -127,7 +153,8 @@ class LeaseKeeper:
             self._seen, self._seen_at = (holder, renewed), time.monotonic()
         if holder in ("", self._identity):
             return True
-        return time.monotonic() - self._seen_at > float(spec.get("leaseDurationSeconds") or self._duration_s)
+        self._lasts_s = float(spec.get("leaseDurationSeconds") or self._duration_s)
+        return time.monotonic() - self._seen_at > self._lasts_s
 
     def _write(self, lease: Object) -> Object:
         before = self._server.local()
@@ -140,12 +167,22 @@ class LeaseKeeper:
         spec = new.setdefault("spec", {})
         if spec.get("holderIdentity") != self._identity:
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
-        spec.update(holderIdentity=self._identity, acquireTime=clock.to_micro(self._server.now()))
+        spec.update(holderIdentity=self._identity, acquireTime=server_time.to_micro(self._server.now()))
         return new
 
     def _renewal(self, lease: Object) -> Object:
         held = (lease.get("spec") or {}).get("holderIdentity") == self._identity
         new = deepcopy(lease) if held else self._claim(lease)
+        annotations = new["metadata"].setdefault("annotations", {})
+        try:
+            overdue = " ".join(self._overdue())
+        except Exception:  # a Lease that is not renewed voids every hold
+            log.exception("overdue holds are not known, the last list stands")
+            overdue = str(annotations.get(names.ANN_OVERDUE) or "")
+        if overdue:
+            annotations[names.ANN_OVERDUE] = overdue
+        else:
+            annotations.pop(names.ANN_OVERDUE, None)
         spec = new["spec"]
-        spec.update(renewTime=clock.to_micro(self._server.now()), leaseDurationSeconds=self._duration_s)
+        spec.update(renewTime=server_time.to_micro(self._server.now()), leaseDurationSeconds=self._duration_s)
         return new

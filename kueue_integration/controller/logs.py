@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 
-from . import clock
+from ..kube import server_time
 
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -16,7 +16,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
-            "time": clock.to_text(record.created),
+            "time": server_time.to_text(record.created),
             "level": record.levelname.lower(),
             "logger": record.name.rpartition(".")[2],
             "message": record.getMessage(),

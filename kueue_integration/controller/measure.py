@@ -1,4 +1,5 @@
-"""What the history of Jobs tells Prometheus: durations, attempts and lost steps, each once; and gauges of live Jobs.
+"""What the history of Jobs tells Prometheus: durations, attempts, lost steps and errors of GPUs, each once; and gauges
+of live Jobs.
 
 At most once, never twice: what stands in a Job when this replica sees it first was counted by whoever wrote it, so a
 restarted controller, a second replica or a repeated event adds nothing. Only the replica that leads counts.
@@ -8,25 +9,27 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord
+from proxy.protocol.messages import AttemptRecord, Gpus
 
-from .. import kinds, records
-from ..classify import classify
-from ..resources import Object
-from . import views
+from ..contract import attempt_records, kinds
+from ..jobs.phase import classify
+from ..kube.resources import Object
+from . import attempt_history, views
+from .cache import World
 from .errors import BadAnnotationError
+from .forever import Skips
 from .metrics import Metrics, Series
-from .world import World
 
 _DURATIONS = (
     ("singularity_eviction_to_barrier_seconds", "evicted_at", "barrier_at"),
     ("singularity_eviction_to_committed_seconds", "evicted_at", "committed_at"),
     ("singularity_eviction_to_released_seconds", "evicted_at", "released_at"),
+    ("singularity_admission_to_running_seconds", "admitted_at", "running_at"),
     ("singularity_admission_to_first_step_seconds", "admitted_at", "first_step_at"),
     ("singularity_queue_wait_seconds", "queued_at", "admitted_at"),
 )
@@ -34,14 +37,18 @@ _REASONS = frozenset(
     ("Preempted", "PodsReadyTimeout", "AdmissionCheck", "ClusterQueueStopped", "LocalQueueStopped", "NodeFailures",
      "FlavorMigration", "Deactivated", "DeactivatedDueToAdmissionCheck", "DeactivatedDueToRequeuingLimitExceeded",
      "DeactivatedDueToMaximumExecutionTimeExceeded", "Evicted", "Finished", "Failed", "Deleted",
-     "OutOfMemory")
+     "OutOfMemory", "Migrated", "Resized", "Paused", "Regrown")
 )  # fmt: skip
 """Values of the label `reason`; anything else is `Other`: what stands in an annotation must not make series."""
 
 _ROUNDING_S = 1.0
 """Kubernetes cuts times to whole seconds; an end further before its start is of something else (an earlier commit)."""
 
-Key = tuple[int, str]
+_XIDS = range(1, 200)
+"""Numbers that NVIDIA has given away and a few more; anything else is `other`."""
+
+Key = tuple[int, str, str]
+"""Attempt, metric, and which of several that it counts there."""
 
 
 @dataclass(frozen=True)
@@ -53,27 +60,43 @@ class Fact:
 
 
 def facts(history: Sequence[AttemptRecord]) -> dict[Key, Fact]:
-    """Everything that can be counted in `history`, by (attempt, metric). Pure."""
+    """Everything that can be counted in `history`. Pure."""
     found: dict[Key, Fact] = {}
     for record in history:
         for name, start, end in _DURATIONS:
             begun, done = getattr(record, start), getattr(record, end)
             if begun is not None and done is not None and done >= begun - _ROUNDING_S:
-                found[record.attempt, name] = Fact(max(0.0, done - begun), _label(name, record))
+                found[record.attempt, name, ""] = Fact(max(0.0, done - begun), _label(name, record))
+        found |= _gpus(record)
     for before, after in itertools.pairwise((*history, None)):
         assert before is not None
         if after is not None or before.finished_at is not None or before.released_at is not None:
-            found[before.attempt, "singularity_attempts_total"] = Fact(1.0, _reason(before))
+            found[before.attempt, "singularity_attempts_total", ""] = Fact(1.0, _reason(before))
         if after is not None and before.last_step is not None and after.first_step is not None:
             lost = max(0, before.last_step + 1 - after.first_step)
-            found[after.attempt, "singularity_steps_lost_total"] = Fact(float(lost))
+            found[after.attempt, "singularity_steps_lost_total", ""] = Fact(float(lost))
     return found
+
+
+def _gpus(record: AttemptRecord) -> dict[Key, Fact]:
+    """Errors so far; they grow while the attempt runs."""
+    gpus = record.gpus
+    if gpus is None:
+        return {}
+    xids = Counter[str]()
+    for fault in gpus.faults:
+        xids[str(fault.xid) if fault.xid in _XIDS else "other"] += fault.count
+    xids["other"] += gpus.faults_more
+    errors = {"corrected": gpus.ecc_corrected, "uncorrected": gpus.ecc_uncorrected}
+    counts = [("singularity_gpu_xids_total", label, count) for label, count in xids.items()]
+    counts += [("singularity_gpu_ecc_errors_total", label, count or 0) for label, count in errors.items()]
+    return {(record.attempt, name, label): Fact(float(count), label) for name, label, count in counts if count}
 
 
 def _label(name: str, record: AttemptRecord) -> str:
     if name == "singularity_queue_wait_seconds":
         return "again" if record.attempt > 1 else "first"
-    if name == "singularity_admission_to_first_step_seconds":
+    if name.startswith("singularity_admission_to_"):
         return "restored" if record.restored_from else "fresh"
     return _reason(record)
 
@@ -89,7 +112,8 @@ class Meter:
     def __init__(self, metrics: Metrics, leads: Callable[[], bool]) -> None:
         self._metrics, self._leads = metrics, leads
         self._lock = threading.Lock()
-        self._known: dict[str, set[Key]] = {}
+        self._known: dict[str, dict[Key, float]] = {}
+        """By UID of the Job: what was counted, and how much of it."""
 
     def see(self, job: Object, deleted: bool) -> None:
         """Count what is new in `job`; forget it when it is gone."""
@@ -98,35 +122,61 @@ class Meter:
             if deleted:
                 self._known.pop(uid, None)
                 return
-            told = facts(records.history(job))
+            told = facts(attempt_records.history(job))
             known = self._known.get(uid)
-            self._known[uid] = (known or set()) | told.keys()
-            news = {} if known is None else {key: fact for key, fact in told.items() if key not in known}
+            news = {} if known is None else _news(told, known)
+            counted = {key: max(fact.value, (known or {}).get(key, 0.0)) for key, fact in told.items()}
+            self._known[uid] = {**(known or {}), **counted}
         if self._leads():
-            for (_, name), fact in news.items():
+            for (_, name, _), fact in news.items():
                 if name.endswith("_total"):
                     self._metrics.add(name, fact.label, fact.value)
                 else:
                     self._metrics.observe(name, fact.label, fact.value)
 
 
+def _news(told: Mapping[Key, Fact], known: Mapping[Key, float]) -> dict[Key, Fact]:
+    """What was not counted yet: all of what is new, and by how much errors have grown."""
+    found = {}
+    for key, fact in told.items():
+        if key not in known:
+            found[key] = fact
+        elif key[1].startswith("singularity_gpu_") and fact.value > known[key]:
+            found[key] = replace(fact, value=fact.value - known[key])
+    return found
+
+
 def live_gauges(
-    world: World, leads: Callable[[], bool], clock: Callable[[], float] = time.time
+    world: World, leads: Callable[[], bool], skips: Skips, clock: Callable[[], float]
 ) -> Iterable[tuple[str, Series]]:
     """Gauges of the Jobs that are there now, so that none outlives its Job. Empty on replicas that follow."""
     now = clock()
-    held, ages, phases = 0, Series(), Series()
+    held, ages, phases, busy, memory = 0, Series(), Series(), Series(), Series()
     for job in world.all_jobs() if leads() else ():
         where = str(job["metadata"]["namespace"]), kinds.job_key(job)
-        phase = classify(world.workload_of(*where), job).phase
-        phases[(phase.value,)] = phases.get((phase.value,), 0) + 1
-        held += _held(job, now)
-        saved = records.checkpoint(job)
-        if saved is not None and not phase.final:
-            ages[where] = max(0.0, now - saved.created_at)
+        with skips.over("metrics", "/".join(where)):
+            phase = classify(world.workload_of(*where), job).phase
+            phases[(phase.value,)] = phases.get((phase.value,), 0) + 1
+            held += _held(job, now)
+            saved = attempt_records.checkpoint(job)
+            if saved is not None and not phase.final:
+                ages[where] = max(0.0, now - saved.created_at)
+            gpus = _running_gpus(job)
+            if gpus is not None:
+                memory[where] = float(gpus.memory_peak)
+                if gpus.utilisation is not None:
+                    busy[where] = gpus.utilisation
     yield "singularity_holds_active", {(): float(held)}
     yield "singularity_checkpoint_age_seconds", ages
     yield "singularity_jobs", phases
+    yield "singularity_gpu_utilisation_percent", busy
+    yield "singularity_gpu_memory_peak_bytes", memory
+
+
+def _running_gpus(job: Object) -> Gpus | None:
+    """Of an attempt that has its quota still."""
+    last = attempt_history.last(attempt_records.history(job))
+    return None if last is None or last.finished_at is not None or last.released_at is not None else last.gpus
 
 
 def _held(job: Object, now: float) -> bool:

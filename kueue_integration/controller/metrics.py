@@ -5,15 +5,19 @@ What moves a counter or a histogram is said where it happens, or in `measure` fo
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
+log = logging.getLogger(__name__)
+
 _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_fence_answers_total": ("Attempts that the fence let start.", ()),
     "singularity_checkpoints_requested_total": ("Evictions for which a checkpoint was asked for.", ()),
     "singularity_checkpoints_committed_total": ("Checkpoints committed.", ()),
+    "singularity_checkpoints_damaged_total": ("Committed checkpoints that turned out not to be restorable.", ()),
     "singularity_checkpoint_failures_total": ("Checkpoints that a job said it could not take.", ()),
     "singularity_holds_released_total": ("Holds that ended without a checkpoint, by cause.", ("cause",)),
     "singularity_holds_expired_total": ("Holds that ended at their deadline.", ()),
@@ -22,16 +26,24 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_conflicts_total": ("Writes refused because the object had changed.", ()),
     "singularity_repairs_total": ("Things put back that somebody had removed or spoilt by hand.", ("what",)),
     "singularity_jobs_given_up_total": ("Jobs that had used up their budget of infrastructure retries.", ()),
+    "singularity_tokens_refused_total": ("Bearer tokens that were refused, by cause.", ("cause",)),
+    "singularity_unreadable_total": (
+        "Objects or annotations of others that could not be read, and were skipped.", ("what",)),
     "singularity_errors_total": ("Rounds of the worker that ended in an error.", ()),
     "singularity_attempts_total": ("Attempts that ended, by Kueue's reason, Finished, Failed or Deleted.", ("reason",)),
+    "singularity_gpu_xids_total": ("Errors that drivers of GPUs reported as an Xid, by its number.", ("xid",)),
+    "singularity_gpu_ecc_errors_total": ("Memory errors of GPUs while attempts ran.", ("kind",)),
     "singularity_steps_lost_total": ("Steps that were run and had to be run again.", ()),
 }
 _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_leader": ("1 while this replica acts.", ()),
     "singularity_queue_depth": ("Keys that wait for the worker.", ()),
     "singularity_hold_policy_missing": ("1 while the hold's policy or its binding is not there.", ()),
+    "singularity_guard_policies_missing": ("Guard policies that are not there, or their binding.", ()),
     "singularity_holds_active": ("Jobs whose preemption waits for a checkpoint now.", ()),
     "singularity_checkpoint_age_seconds": ("Age of the committed checkpoint of a live job.", ("namespace", "job")),
+    "singularity_gpu_utilisation_percent": ("How busy the GPUs of a running attempt have been.", ("namespace", "job")),
+    "singularity_gpu_memory_peak_bytes": ("Most memory in use on a GPU of a running attempt.", ("namespace", "job")),
     "singularity_jobs": ("Training jobs by phase.", ("phase",)),
 }
 _LATENCY = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -43,6 +55,8 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[str, ...], tuple[float, ...]]] = {
         "From Kueue's eviction until the checkpoint was committed.", ("reason",), _LATENCY),
     "singularity_eviction_to_released_seconds": (
         "From Kueue's eviction until the quota was free for others.", ("reason",), _LATENCY),
+    "singularity_admission_to_running_seconds": (
+        "From admission until all programs ran, fresh or restored, with or without steps.", ("start",), _LATENCY),
     "singularity_admission_to_first_step_seconds": (
         "From admission until the first step was complete, fresh or restored.", ("start",), _LATENCY),
     "singularity_queue_wait_seconds": (
@@ -99,10 +113,17 @@ class Metrics:
     def text(self) -> str:
         """The exposition format, version 0.0.4."""
         with self._scrape:
-            for name, series in self._compute():
-                gauge = self._gauges[name]
-                if _GAUGES[name][1]:
-                    gauge.clear()
-                for values, number in series.items():
-                    (gauge.labels(*values) if values else gauge).set(number)
+            try:
+                for name, series in self._compute():
+                    self._show(name, series)
+            except Exception:  # the other numbers are wanted most when something is wrong
+                self.add("singularity_errors_total")
+                log.exception("gauges")
             return generate_latest(self._registry).decode()
+
+    def _show(self, name: str, series: Series) -> None:
+        gauge = self._gauges[name]
+        if _GAUGES[name][1]:
+            gauge.clear()
+        for values, number in series.items():
+            (gauge.labels(*values) if values else gauge).set(number)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, Preemptor, list_from_json
+from proxy.protocol import decode, names
+from proxy.protocol.decode import Unreadable
+from proxy.protocol.messages import AttemptRecord, Preemptor
 
-from ..resources import Object, label
-from . import records, views
+from ..kube.resources import Object, label
+from . import attempt_history, views
 from .actions import Action
 
 Find = Callable[[str], "Preemptor | None"]
@@ -36,7 +37,9 @@ def named(action: Action | None, workload: Object | None, find: Find) -> Action 
     text = action.job_annotations.get(names.ANN_HISTORY) if action is not None else None
     if action is None or workload is None or not text:
         return action
-    history = list_from_json(AttemptRecord, text)
+    history = decode.messages(AttemptRecord, text)
+    if isinstance(history, Unreadable):
+        return action
     uids = views.preemptor_uids(workload)
     who = next((found for found in map(find, uids) if found), None)
     if who is None:
@@ -47,4 +50,4 @@ def named(action: Action | None, workload: Object | None, find: Find) -> Action 
     ]
     if changed == history:
         return action
-    return replace(action, job_annotations={**action.job_annotations, **records.stored(changed)})
+    return replace(action, job_annotations={**action.job_annotations, **attempt_history.stored(changed)})

@@ -10,10 +10,13 @@ from dataclasses import dataclass, replace
 
 from proxy.protocol import names
 
-from .. import kinds
+from ..contract import kinds
 from ..errors import Conflict, KubeError
-from ..k8s import Kube
-from ..resources import (
+from ..guard import names as guards
+from ..jobs import unreadable
+from ..kube import server_time
+from ..kube.client import Kube
+from ..kube.resources import (
     ADMISSION_CHECK,
     ADMISSION_POLICY,
     ADMISSION_POLICY_BINDING,
@@ -22,7 +25,7 @@ from ..resources import (
     condition,
     selector,
 )
-from . import clock, fence, planner, preemptor, views, writer
+from . import apply, fence, preemptor, views
 from .actions import (
     Action,
     AnswerReady,
@@ -36,14 +39,17 @@ from .actions import (
     StartCheckpoint,
     Wait,
 )
+from .cache import World, job_of
 from .decide import decide
+from .expectations import OwnWrites
+from .fit.nodes import Machines
+from .forever import Skips, backoff_s, forever
 from .hold import Settings
-from .machines import Machines
 from .measure import Meter, live_gauges
 from .metrics import Metrics
-from .own import OwnWrites
-from .workqueue import WorkQueue
-from .world import World, job_of
+from .overdue import Overdue
+from .regrow import planner, quota
+from .work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -55,13 +61,12 @@ PLAN_DELAY_S = 0.3
 PLAN_SHARE = 0.1
 """Planning looks at every Workload of a cohort: it may take this share of the worker's time, no more."""
 CONFLICT_DELAY_S = 0.05
-BACKOFF_MAX_S = 30.0
 _JOB_ONLY = (RecordHistory, Repair, StartCheckpoint, AnswerRequest, AskCheckpoint, KeepRecords)
 
 
 @dataclass(frozen=True)
 class Task:
-    """`kind`: job, workload (one without a Job), plan, check or policy."""
+    """`kind`: job, workload (one without a Job), plan, check, policy or everything."""
 
     kind: str
     namespace: str = ""
@@ -88,21 +93,22 @@ class Reconciler:
         self._notify = notify
         self._now = now
         self.queue: WorkQueue[Task] = WorkQueue()
-        self.world = World(kube, self._on_job, self._on_workload, self._on_pod, self._on_queue)
+        self._skips = Skips(metrics)
+        self.world = World(kube, self._on_job, self._on_workload, self._on_pod, self._on_queue, self._skips)
         self._machines = Machines(kube)
         self._own = OwnWrites()
+        self.overdue = Overdue(self.world.all_jobs, self._workload_of, settings, now)
         self._failures: dict[Task, int] = {}
         self._stop = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, args=(number,), name=f"worker-{number}", daemon=True)
-            for number in range(WORKERS)
+            threading.Thread(target=self._run, name=f"worker-{number}", daemon=True) for number in range(WORKERS)
         ]
-        self._beats = [time.monotonic()] * WORKERS
+        self._beats = {thread.name: time.monotonic() for thread in self._threads}
         self._plan_pause = PLAN_DELAY_S
         self._planned_at = 0.0
         self.leads: Callable[[], bool] = lambda: False
         self._meter = Meter(metrics, lambda: self.leads())
-        metrics.compute(lambda: live_gauges(self.world, lambda: self.leads()))
+        metrics.compute(lambda: live_gauges(self.world, lambda: self.leads(), self._skips, now))
 
     # --- life -----------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -118,25 +124,35 @@ class Reconciler:
 
     def silent_for(self) -> float:
         """Seconds since the worker that is silent for longest last showed life."""
-        return time.monotonic() - min(self._beats)
+        return time.monotonic() - min(self._beats.values())
 
     def everything(self) -> None:
         """Look at every object again: after taking over, and now and then."""
-        for workload in self.world.workloads.all():
-            self._on_workload(workload, False)
-        for job in self.world.all_jobs():
-            self._on_job(job, False)
-        self.queue.add(Task("check"))
-        self.queue.add(Task("policy"))
+        for kind in ("check", "policy"):
+            self.queue.add(Task(kind))
         self.queue.add(Task("plan"), self._plan_delay())
+        for handle, objects in ((self._on_workload, self.world.workloads.all()), (self._on_job, self.world.all_jobs())):
+            for obj in objects:
+                self._beat()
+                with self._skips.over("resync", f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"):
+                    handle(obj, False)
 
     # --- events -----------------------------------------------------------------------------------------------------
     def _on_job(self, job: Object, deleted: bool) -> None:
-        self._meter.see(job, deleted)
         namespace, name = str(job["metadata"]["namespace"]), kinds.job_key(job)
         self.queue.add(Task("job", namespace, name))
         self.queue.add(Task("plan"), self._plan_delay())
         self._notify(namespace, name)
+        self._meter.see(job, deleted)
+        if not deleted and self.leads():
+            self._tell_unreadable(job, f"{namespace}/{name}")
+
+    def _tell_unreadable(self, job: Object, name: str) -> None:
+        """Each annotation that says nothing is counted and named once: the job goes on without it."""
+        for key, why in unreadable.found(job).items():
+            if self._skips.is_new("annotation", f"{job['metadata'].get('uid')}/{key}"):
+                self._metrics.add("singularity_unreadable_total", "annotation")
+                log.warning("annotation %s of %s cannot be read: %s", key, name, why)
 
     def _on_workload(self, workload: Object, deleted: bool) -> None:
         namespace, owner = str(workload["metadata"]["namespace"]), views.owner_job(workload)
@@ -157,23 +173,33 @@ class Reconciler:
         self.queue.add(Task("plan"), self._plan_delay())
 
     # --- loop -------------------------------------------------------------------------------------------------------
-    def _run(self, number: int) -> None:
-        resync = time.monotonic() + RESYNC_S
-        while not self._stop.is_set():
-            self._beats[number] = time.monotonic()
-            task = self.queue.claim(timeout_s=1.0)
-            self._metrics.set("singularity_queue_depth", len(self.queue))
-            try:
-                if not self.leads():
-                    continue  # whoever takes over looks at everything
-                if number == 0 and time.monotonic() >= resync:
-                    resync = time.monotonic() + RESYNC_S
-                    self.everything()
-                if task is not None:
-                    self.handle(task)
-            finally:
-                if task is not None:
-                    self.queue.done(task)
+    def _run(self) -> None:
+        forever(self._stop, self._turn, threading.current_thread().name, self._count_error)
+
+    def _turn(self) -> None:
+        self._beat()
+        task = self.queue.claim(timeout_s=1.0)
+        self._metrics.set("singularity_queue_depth", len(self.queue))
+        if task is None:
+            return
+        try:
+            if self.leads():  # if not: whoever takes over looks at everything
+                self.handle(task)
+        finally:
+            self.queue.done(task)
+
+    def _beat(self) -> None:
+        """This worker is alive. Whoever else calls it, a test for example, is not watched."""
+        name = threading.current_thread().name
+        if name in self._beats:
+            self._beats[name] = time.monotonic()
+
+    def _count_error(self) -> None:
+        self._metrics.add("singularity_errors_total")
+
+    def look_again(self) -> None:
+        """Have a worker look at everything, soon: after taking over."""
+        self.queue.add(Task("everything"))
 
     def handle(self, task: Task) -> None:
         """Do `task`; what goes wrong is logged and done again later. Never raises."""
@@ -184,6 +210,9 @@ class Reconciler:
                 self._ownerless(task)
             elif task.kind == "plan":
                 self._plan()
+            elif task.kind == "everything":
+                self.queue.add(task, RESYNC_S)
+                self.everything()
             elif task.kind == "policy":
                 self._policy()
             else:
@@ -193,13 +222,13 @@ class Reconciler:
             self._metrics.add("singularity_conflicts_total")
             self.queue.add(task, CONFLICT_DELAY_S)
         except Exception as error:
-            self._metrics.add("singularity_errors_total")
+            self._count_error()
             count = self._failures[task] = self._failures.get(task, 0) + 1
-            delay = min(0.5 * 2 ** (count - 1), BACKOFF_MAX_S)
+            delay = backoff_s(count)
             if isinstance(error, KubeError):
                 log.warning("%s %s/%s: %s; again in %.1f s", task.kind, task.namespace, task.name, error, delay)
             else:
-                log.exception("%s %s/%s: again in %.1f s", task.kind, task.namespace, task.name, delay)
+                self._skips.note(task.kind, f"{task.namespace}/{task.name}", error)
             self.queue.add(task, delay)
 
     # --- one Job ----------------------------------------------------------------------------------------------------
@@ -265,13 +294,17 @@ class Reconciler:
 
     def _perform(self, action: Action, job: Object, workload: Object | None) -> None:
         check_name, metrics = self._settings.check_name, self._metrics
-        self._own.note(writer.perform(self._kube, action, job, workload, check_name, metrics, self._now()))
+        self._own.note(apply.perform(self._kube, action, job, workload, check_name, metrics, self._now()))
 
     def _decide(self, job: Object, workload: Object | None, pods: Sequence[Object]) -> Decision:
         now, world = self._now(), self.world
         flavors = world.flavors_of
-        decision = decide(job, workload, pods, now, self._settings, world.name_of, flavors, self._machines.of)
+        seen_at = self.overdue.seen_at(job, workload)
+        decision = decide(job, workload, pods, now, self._settings, world.name_of, flavors, self._machines.of, seen_at)
         return replace(decision, action=preemptor.named(decision.action, workload, world.preemptor))
+
+    def _workload_of(self, job: Object) -> Object | None:
+        return self.world.workload_of(str(job["metadata"]["namespace"]), kinds.job_key(job))
 
     def _said(self, workload: Object | None, action: Wait) -> bool:
         state = views.check(workload, self._settings.check_name) if workload else None
@@ -320,7 +353,7 @@ class Reconciler:
             queues = self.world.queues_around(name)
             if queues is None or moved & {str(q["metadata"]["name"]) for q in queues.cohort}:
                 continue
-            plan = planner.plan(queues, candidates, now, self._settings.regrow_min_run_s)
+            plan = self._planned(name, queues, candidates, now)
             if plan.wake_at is not None:
                 self.queue.add(Task("plan"), plan.wake_at - now)
             if plan.candidate is None or plan.action is None:
@@ -329,6 +362,30 @@ class Reconciler:
             chosen = plan.candidate
             # Written with the versions that were planned with: if either object has changed, the plan is void.
             self._perform(plan.action, chosen.job, chosen.workload)
+
+    def _planned(
+        self, queue: str, queues: quota.Queues, candidates: Sequence[planner.Candidate], now: float
+    ) -> planner.Plan:
+        """The plan of a queue. Where one object spoils it, that of the others."""
+        min_run_s = self._settings.regrow_min_run_s
+        try:
+            return planner.plan(queues, candidates, now, min_run_s)
+        except Exception as error:
+            self._skips.note("plan", f"ClusterQueue {queue}", error)
+        good: list[planner.Candidate] = []
+        reserved, pending = list[Object](), list[Object]()
+        parts = (reserved, queues.reserved, quota.usage), (pending, queues.pending, quota.requests)
+        for kept, objects, look in parts:
+            for workload in objects:
+                with self._skips.over("plan", f"Workload {workload['metadata']['name']}"):
+                    look(workload)
+                    kept.append(workload)
+        fewer = replace(queues, reserved=reserved, pending=pending)
+        for candidate in candidates:
+            with self._skips.over("plan", f"Job {candidate.job['metadata']['name']}"):
+                planner.plan(fewer, [candidate], now, min_run_s)
+                good.append(candidate)
+        return planner.plan(fewer, good, now, min_run_s)
 
     # --- the AdmissionCheck object ----------------------------------------------------------------------------------
     def _check(self) -> None:
@@ -349,7 +406,7 @@ class Reconciler:
             "status": "True",
             "reason": "Active",
             "message": "the controller answers",
-            "lastTransitionTime": clock.to_whole(self._now()),
+            "lastTransitionTime": server_time.to_whole(self._now()),
             "observedGeneration": check["metadata"].get("generation", 1),
         }
         self._kube.patch(
@@ -364,9 +421,16 @@ class Reconciler:
 
     def _policy(self) -> None:
         """The hold is an admission policy with its binding: without either, no preemption waits for a checkpoint."""
-        parts = (ADMISSION_POLICY, ADMISSION_POLICY_BINDING)
-        missing = [kind.name for kind in parts if self._kube.find(kind, None, names.HOLD_LEASE) is None]
+        missing = self._missing(names.HOLD_LEASE)
         self._metrics.set("singularity_hold_policy_missing", float(bool(missing)))
         if missing:
-            what = " and no ".join(missing)
-            log.error("no %s %s: preemption does not wait for checkpoints; upgrade the chart", what, names.HOLD_LEASE)
+            log.error("no %s: preemption does not wait for checkpoints; upgrade the chart", missing)
+        unguarded = [what for name in guards.POLICIES if (what := self._missing(name))]
+        self._metrics.set("singularity_guard_policies_missing", float(len(unguarded)))
+        if unguarded:
+            log.error("no %s: tenants can write what is the platform's; upgrade the chart", ", ".join(unguarded))
+
+    def _missing(self, policy: str) -> str:
+        """What is not there of a policy and its binding, for people; "" if both are."""
+        parts = (ADMISSION_POLICY, ADMISSION_POLICY_BINDING)
+        return " and ".join(f"{kind.name} {policy}" for kind in parts if self._kube.find(kind, None, policy) is None)

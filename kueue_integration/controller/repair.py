@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, MessageError, from_json
+from proxy.protocol.decode import Unreadable
+from proxy.protocol.messages import AttemptRecord, CheckpointRef
 
-from ..resources import Object, annotation
-from . import clock, records, views
+from ..contract import annotation_values
+from ..contract.attempt_records import MAX_COUNT
+from ..kube import server_time
+from ..kube.resources import Object, annotation
+from . import attempt_history, views
 from .actions import Repair
 from .errors import BadAnnotationError
 
@@ -23,12 +27,12 @@ def due(job: Object, workload: Object | None, pods: Sequence[Object]) -> Repair 
 
 
 def _attempt(job: Object, pods: Sequence[Object]) -> Repair | None:
-    text, record = annotation(job, names.ANN_ATTEMPT), records.last(_readable_history(job) or ())
-    shown = _number(text)
+    text, record = annotation(job, names.ANN_ATTEMPT), attempt_history.last(_readable_history(job) or ())
+    shown = _number(job)
     if record is not None:
         true = max(record.attempt, shown or 0)
     elif shown is None and not views.suspended(job):  # without a history only pods can tell
-        true = max((_number(annotation(pod, names.ANN_ATTEMPT)) or 0 for pod in pods), default=0)
+        true = max((_number(pod) or 0 for pod in pods), default=0)
     else:
         return None
     if not true or shown == true:
@@ -36,8 +40,8 @@ def _attempt(job: Object, pods: Sequence[Object]) -> Repair | None:
     return Repair({names.ANN_ATTEMPT: str(true)}, what="attempt", message=f"attempt {true} instead of {text!r}")
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+def _number(owner: Object) -> int | None:
+    return annotation_values.readable(annotation_values.whole(owner, names.ANN_ATTEMPT, most=MAX_COUNT), None)
 
 
 def _history(job: Object, workload: Object | None) -> Repair | None:
@@ -61,13 +65,13 @@ def _history(job: Object, workload: Object | None) -> Repair | None:
         flavor=given.flavor,
         pods=given.count,
         ranks=views.world_size(job, default=given.count),
-        admitted_at=clock.transition(_quota(workload)) or views.created(workload),
+        admitted_at=server_time.transition(_quota(workload)) or views.created(workload),
         restored_from=before.id if before else None,
         first_step=before.step if before else 0,
         held=views.hold(job) is not None,
         note="earlier records were lost: the history annotation was removed or spoilt",
     )
-    return Repair(records.stored([record]), what="history", message=f"a record of attempt {number}")
+    return Repair(attempt_history.stored([record]), what="history", message=f"a record of attempt {number}")
 
 
 def _quota(workload: Object) -> Object:
@@ -82,17 +86,15 @@ def _checkpoint(job: Object) -> Repair | None:
             return None
     except BadAnnotationError:
         pass
-    copy = annotation(job, names.ANN_CHECKPOINT_COPY) or ""
-    try:
-        ref = from_json(CheckpointRef, copy)
-    except MessageError:
+    ref = annotation_values.message(job, names.ANN_CHECKPOINT_COPY, CheckpointRef)
+    if ref is None or isinstance(ref, Unreadable):
         return None
-    change = {names.ANN_CHECKPOINT: copy}
+    change: dict[str, str | None] = {names.ANN_CHECKPOINT: annotation(job, names.ANN_CHECKPOINT_COPY)}
     return Repair(change, what="checkpoint", message=f"{ref.id} (step {ref.step}) instead of {text!r}")
 
 
 def _hold(job: Object, workload: Object | None) -> Repair | None:
-    record = records.last(_readable_history(job) or ())
+    record = attempt_history.last(_readable_history(job) or ())
     text = annotation(job, names.ANN_HOLD)
     if record is None or not record.held or text in (names.HOLD_ARMED, names.HOLD_RELEASED, names.HOLD_OFF):
         return None

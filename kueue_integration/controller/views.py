@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, MessageError, from_json, list_from_json
+from proxy.protocol import exit_codes, names
+from proxy.protocol.decode import Unreadable
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
 
-from .. import kinds
-from ..resources import Object, annotation, condition, is_true, label
-from . import clock
+from ..contract import annotation_values, kinds
+from ..contract import attempt_records as jobs
+from ..kube import server_time
+from ..kube.resources import Object, annotation, condition, is_true, label
 from .errors import BadAnnotationError
 
+T = TypeVar("T")
 CONTROLLER_UID_LABEL = "batch.kubernetes.io/controller-uid"
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 TRACKING_FINALIZER = "batch.kubernetes.io/job-tracking"
@@ -87,24 +89,41 @@ def leaves(workload: Object) -> bool:
     return is_true(workload, "Evicted") or "deletionTimestamp" in workload["metadata"]
 
 
+def asked_at(workload: Object | None, seen_at: float) -> float:
+    """Since when Kueue has wanted to suspend the Job, Unix seconds: by the Workload alone, which tenants cannot write.
+
+    `seen_at` is when it was first seen: all that is known of a Workload that is gone without a trace.
+    """
+    times = [condition(workload, "Evicted")] if is_true(workload, "Evicted") else []
+    deleted = ((workload or {}).get("metadata") or {}).get("deletionTimestamp")
+    times += [{"lastTransitionTime": deleted}] if deleted else []
+    try:
+        return min((server_time.observed(item, seen_at) for item in times), default=seen_at)
+    except (ValueError, OverflowError):  # the schema allows times that are none for us
+        return seen_at
+
+
+def held(job: Object, workload: Object | None) -> bool:
+    """Whether Kueue's suspend of the Job is denied now, as far as the Job itself says: our policy knows more."""
+    waits = workload is None or leaves(workload)
+    return waits and hold(job) == names.HOLD_ARMED and managed(job) and not suspended(job) and not failing(job)
+
+
 def hold_deadline(job: Object) -> float | None:
     """Unix seconds. Raises BadAnnotationError."""
-    text = annotation(job, names.ANN_HOLD_DEADLINE)
-    if text is None:
-        return None
-    try:
-        return clock.parse(text)
-    except ValueError as error:
-        raise BadAnnotationError(names.ANN_HOLD_DEADLINE, text, f"not an RFC 3339 time ({error})") from None
+    return _readable(job, names.ANN_HOLD_DEADLINE, annotation_values.moment(job, names.ANN_HOLD_DEADLINE))
 
 
 def _count(job: Object, name: str, default: int) -> int:
-    text = annotation(job, name)
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdigit():
-        raise BadAnnotationError(name, text, "not a whole number")
-    return int(text)
+    found = _readable(job, name, annotation_values.whole(job, name, most=jobs.MAX_COUNT))
+    return default if found is None else found
+
+
+def _readable(job: Object, name: str, found: T | Unreadable) -> T:
+    """Raises BadAnnotationError for what cannot be read."""
+    if isinstance(found, Unreadable):
+        raise BadAnnotationError(name, annotation(job, name) or "", found.why)
+    return found
 
 
 def attempt(job: Object) -> int:
@@ -143,45 +162,51 @@ def world_size(job: Object, default: int) -> int:
 
 
 def budget(job: Object, maximum: float) -> float:
-    """Seconds that Kueue may be held back for a checkpoint. Raises BadAnnotationError."""
-    return min(float(_count(job, names.ANN_BUDGET, int(maximum))), float(maximum))
+    """Seconds that Kueue may be held back for a checkpoint: what the job says, if it can be read, but not more than
+    `maximum`."""
+    found = jobs.budget(job)
+    return float(maximum if found is None or isinstance(found, Unreadable) else min(found, maximum))
 
 
 def checkpoint(job: Object) -> CheckpointRef | None:
     """The committed checkpoint. Raises BadAnnotationError."""
-    text = annotation(job, names.ANN_CHECKPOINT)
-    if not text:
-        return None
-    try:
-        return from_json(CheckpointRef, text)
-    except MessageError as error:
-        raise BadAnnotationError(names.ANN_CHECKPOINT, text, str(error)) from None
+    return _readable(job, names.ANN_CHECKPOINT, annotation_values.message(job, names.ANN_CHECKPOINT, CheckpointRef))
+
+
+def of_store(job: Object, ref: CheckpointRef) -> bool:
+    """Whether the checkpoint is in the Job's own store: pods read nowhere else, whatever the annotation names."""
+    store = annotation(job, names.ANN_STORE)
+    return store is None or ref.url.rstrip("/") == store.rstrip("/")
 
 
 def checkpoints(job: Object) -> list[CheckpointRef]:
-    """Checkpoints after which their attempt went on, oldest first. Raises BadAnnotationError."""
-    text = annotation(job, names.ANN_CHECKPOINTS)
-    try:
-        return list_from_json(CheckpointRef, text) if text else []
-    except MessageError as error:
-        raise BadAnnotationError(names.ANN_CHECKPOINTS, text or "", str(error)) from None
+    """The newest that were committed, oldest first; empty if they cannot be read.
+
+    Then there is nothing to fall back to, but a new one can be committed all the same.
+    """
+    return jobs.checkpoints(job)
 
 
 def history(job: Object) -> list[AttemptRecord]:
     """Oldest first. Raises BadAnnotationError."""
-    text = annotation(job, names.ANN_HISTORY)
-    if not text:
-        return []
-    try:
-        return list_from_json(AttemptRecord, text)
-    except MessageError as error:
-        raise BadAnnotationError(names.ANN_HISTORY, text, str(error)) from None
+    return _readable(job, names.ANN_HISTORY, annotation_values.messages(job, names.ANN_HISTORY, AttemptRecord))
 
 
 # --- Pods ---------------------------------------------------------------------------------------------------------
 def can_write(pod: Object) -> bool:
     """Whether a process of the pod may still be alive. A node that is silent leaves its pods here on purpose."""
     return (pod.get("status") or {}).get("phase") not in _TERMINAL
+
+
+def ranks_ended(job: Object, pods: Iterable[Object]) -> bool:
+    """Whether every rank of the Job has ended with 0: before that no pod ends with 0, whatever its attempt.
+
+    Kubernetes never makes the pod of a complete index again, so those that are left cannot train any more. A pod that
+    is as old as the Job, or older, may be one of a Job of this name that was deleted.
+    """
+    if (job.get("status") or {}).get("succeeded"):
+        return True
+    return any(phase(pod) == "Succeeded" and created(pod) > created(job) for pod in pods)
 
 
 def phase(pod: Object) -> str:
@@ -198,12 +223,13 @@ def end_of(pod: Object) -> str:
         ended = (status.get("state") or {}).get("terminated") or {}
         code = ended.get("exitCode", 0)
         text = str(ended.get("message") or "").strip()
-        if code == 0 or (code == names.EXIT_PREEMPTED and not text):
+        row = exit_codes.of(code)
+        if not text and not row.reads:
             continue
         if ended.get("reason") == "OOMKilled" and NO_MEMORY not in text:
             limit = ((status.get("resources") or {}).get("limits") or {}).get("memory")
             text = f"{NO_MEMORY}: the kernel killed it" + (f", the limit of the container is {limit}" if limit else "")
-        return text or f"it ended with code {code}"
+        return text or f"it ended with code {code}: {row.reads}"
     return ""
 
 
@@ -213,18 +239,17 @@ def ends_of(pods: Iterable[Object]) -> list[str]:
 
 
 def pod_index(pod: Object) -> int | None:
-    text = annotation(pod, INDEX_ANNOTATION)
-    return int(text) if text is not None and text.isdigit() else None
+    return annotation_values.readable(annotation_values.whole(pod, INDEX_ANNOTATION), None)
 
 
 def gone_at(pod: Object) -> float | None:
     """Unix seconds at which the kubelet kills a pod that is being deleted. None: it is not, or it has ended."""
     text = pod["metadata"].get("deletionTimestamp")
-    return clock.parse(str(text)) if text and can_write(pod) else None
+    return server_time.parse(str(text)) if text and can_write(pod) else None
 
 
 def created(obj: Object) -> float:
-    return clock.parse(str(obj["metadata"]["creationTimestamp"]))
+    return server_time.parse(str(obj["metadata"]["creationTimestamp"]))
 
 
 def of_attempt(pods: Iterable[Object], number: int) -> list[Object]:
@@ -233,12 +258,10 @@ def of_attempt(pods: Iterable[Object], number: int) -> list[Object]:
 
 def roster(job: Object, number: int) -> frozenset[str] | None:
     """UIDs (their first characters) of the pods that attempt `number` took its first step with; None: not known."""
-    try:
-        data = json.loads(annotation(job, names.ANN_PODS) or "{}")
-        known = data["attempt"] == number and frozenset(map(str, data["uids"]))
-    except (ValueError, KeyError, TypeError):
+    found = annotation_values.message(job, names.ANN_PODS, jobs.Roster)
+    if found is None or isinstance(found, Unreadable) or found.attempt != number:
         return None
-    return known or None
+    return frozenset(found.uids) or None
 
 
 def roster_of(pods: Iterable[Object], number: int, count: int) -> str | None:
@@ -246,7 +269,7 @@ def roster_of(pods: Iterable[Object], number: int, count: int) -> str | None:
     own = [pod for pod in of_attempt(pods, number) if phase(pod) != "Failed"]
     if len(own) != count or len({pod_index(pod) for pod in own}) != count:
         return None
-    return json.dumps({"attempt": number, "uids": [short_uid(pod) for pod in own]}, separators=(",", ":"))
+    return to_json(jobs.Roster(number, [short_uid(pod) for pod in own]))
 
 
 def short_uid(pod: Object) -> str:
@@ -284,7 +307,7 @@ def reservation(workload: Object) -> str | None:
 
 def reserved_at(workload: Object) -> float:
     """Unix seconds of the quota reservation (whole ones), 0 without one."""
-    return clock.transition(condition(workload, "QuotaReserved")) or 0.0
+    return server_time.transition(condition(workload, "QuotaReserved")) or 0.0
 
 
 @dataclass(frozen=True)

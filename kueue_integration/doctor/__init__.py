@@ -1,30 +1,43 @@
 """What is wrong with this cluster for training jobs, and what to do about it: `run` gives a list of `Check`.
 
 Reads only (access reviews leave nothing behind) and never raises for what the cluster is like: that is a finding.
-Printing belongs to `kueue_integration.cli.doctor`; the checks of one submission to `kueue_integration.checks`.
+Printing belongs to `kueue_integration.cli.doctor`; the checks of one submission to `kueue_integration.jobs.preflight`.
 """
 
 from __future__ import annotations
 
-from ..kube import Kube
-from . import access, chart, cluster, gates, jobs, probe, queues, security
+from collections.abc import Callable, Iterable
+
+from ..kube.api import Kube
+from ..spec.platform_config import PlatformConfig
+from . import access, chart, cluster, gates, gpu_probe, jobs, probe, queues, security
 from .check import FAIL, OK, WARN, Check, guarded
 
-__all__ = ["FAIL", "OK", "WARN", "Check", "run", "run_probe"]
+__all__ = ["FAIL", "OK", "WARN", "Check", "run", "run_gpu_probe", "run_probe"]
 
 
 def run_probe(kube: Kube, namespace: str, timeout_s: float) -> list[Check]:
     """Store and nodes, tried by a short-lived pod per flavor in `namespace`; nothing where the chart is missing."""
+    return _probed(kube, lambda installed: probe.flavors(kube, namespace, installed, timeout_s))
+
+
+def run_gpu_probe(kube: Kube, namespace: str, image: str, timeout_s: float) -> list[Check]:
+    """GPUs of each flavor that has some, tried by a pod with `image` (default: the platform's training image)."""
+    return _probed(kube, lambda installed: gpu_probe.flavors(kube, namespace, installed, image, timeout_s))
+
+
+def _probed(kube: Kube, checks: Callable[[PlatformConfig], Iterable[Check]]) -> list[Check]:
     installed = chart.config(kube)
     if isinstance(installed, Check) or not installed.store:
         return []
-    return guarded("probe", probe.flavors(kube, namespace, installed, timeout_s))
+    return guarded("probe", checks(installed))
 
 
-def run(kube: Kube, namespace: str, now: float) -> list[Check]:
+def run(kube: Kube, namespace: str | None, now: float) -> list[Check]:
     """Every check, in the order in which a platform is built. `now` is Unix seconds, for the Lease and deadlines.
 
-    What cannot be there without something that is missing is left out: without Kueue there are no queues to check.
+    `namespace` None: only what the platform team installs. What cannot be there without something that is missing is
+    left out: without Kueue there are no queues to check.
     """
     found = guarded("API server", cluster.api_server(kube))
     if any(check.status == FAIL for check in found):
@@ -41,6 +54,7 @@ def run(kube: Kube, namespace: str, now: float) -> list[Check]:
         found += guarded("controller RBAC", access.controller(kube))
         found += guarded("lease", chart.lease(kube, now))
         found += guarded("hold policy", chart.policy(kube))
+        found += guarded("guard policies", chart.guards(kube))
     served = all(check.status != FAIL for check in kueue)
     if served and not isinstance(installed, Check):
         found += guarded("fence", chart.fence(kube))
@@ -48,10 +62,14 @@ def run(kube: Kube, namespace: str, now: float) -> list[Check]:
         found += guarded("Kueue config", gates.kueue_config(kube))
         found += guarded("visibility", gates.visibility(kube))
         found += guarded("priority classes", queues.priority_classes(kube))
+    if namespace is None:
+        return found
     exists = guarded(f"namespace {namespace}", security.pod_security(kube, namespace))
     found += exists
     if any(check.status == FAIL and check.name == security.MISSING for check in exists):
         return found
+    if not isinstance(installed, Check):
+        found += guarded("pod guard", security.training(kube, namespace))
     found += guarded("permissions", security.permissions(kube, namespace))
     if served:
         found += guarded("queues", queues.local_queues(kube, namespace, not isinstance(installed, Check)))

@@ -7,18 +7,9 @@ from dataclasses import dataclass
 
 from proxy.protocol import names
 
-from .. import kinds
-from ..kube import Kube
-from ..resources import (
-    ADMISSION_CHECK,
-    CLUSTER_QUEUE,
-    LEASE,
-    LOCAL_QUEUE,
-    POD,
-    TOKEN_REVIEW,
-    WORKLOAD,
-    Kind,
-)
+from ..contract import kinds
+from ..kube.api import Kube
+from ..kube.resources import ADMISSION_CHECK, CLUSTER_QUEUE, LEASE, LOCAL_QUEUE, POD, TOKEN_REVIEW, WORKLOAD, Kind
 from .check import FAIL, OK, REPAIR, Check, listing
 
 USER = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:{names.CONTROLLER_NAME}"
@@ -36,7 +27,7 @@ class Need:
 NEEDED = (
     *(Need(kind, ("get", "list", "watch", "patch")) for kind in kinds.KINDS),
     Need(POD, ("list", "watch")),
-    Need(WORKLOAD, ("get", "list", "watch")),
+    Need(WORKLOAD, ("get", "list", "watch", "patch")),
     Need(WORKLOAD, ("patch",), subresource="status"),
     Need(CLUSTER_QUEUE, ("list", "watch")),
     Need(LOCAL_QUEUE, ("list", "watch")),

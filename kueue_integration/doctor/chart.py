@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from proxy.protocol import names
 
-from .. import platform, rules
-from ..errors import Forbidden, KubeError, NotFound, PlatformError
-from ..kube import Kube
-from ..platform import PlatformConfig
-from ..resources import (
+from ..errors import ChartError, Forbidden, KubeError, NotFound
+from ..guard import names as guard_names
+from ..kube.api import Kube
+from ..kube.resources import (
     ADMISSION_CHECK,
     ADMISSION_POLICY,
     ADMISSION_POLICY_BINDING,
     CONFIG_MAP,
     DEPLOYMENT,
     LEASE,
+    Kind,
     Object,
     condition,
     selector,
 )
-from ..spec import TrainSpec
-from .check import FAIL, HELM, IMAGES, OK, REPAIR, WARN, Check, unix
+from ..spec import platform_config, validation
+from ..spec.platform_config import PlatformConfig
+from ..spec.train_spec import TrainSpec
+from .check import FAIL, HELM, IMAGES, OK, REPAIR, WARN, Check, listing, unix
 
 POLICY = names.HOLD_LEASE
 """The policy and its binding have the name of the Lease that they read."""
@@ -41,15 +43,14 @@ def config(kube: Kube) -> PlatformConfig | Check:
             missing = f"not installed: no ConfigMap {_SYSTEM}/{names.PLATFORM_CONFIGMAP}"
             fix = "In a checkout of this project, build and push two images, then install the chart (after Kueue):"
             return Check("chart", FAIL, missing, f"{fix}\n{IMAGES}\n{HELM}")
-        return platform.load(kube)
+        return platform_config.load(kube)
     except Forbidden as error:
         fix = "Every authenticated user must be able to read it; the chart's RoleBinding is missing:"
         return Check("chart", FAIL, f"its configuration cannot be read: {error}", f"{fix}\n{REPAIR}")
     except KubeError as error:
         return Check("chart", FAIL, f"not checked: {error}", "Run it again when the API server answers.")
-    except PlatformError as error:
-        text = str(error).partition(". Install or upgrade")[0]
-        return Check("chart", FAIL, text, f"Its values or the ConfigMap were edited by hand; upgrade it:\n{HELM}")
+    except ChartError as error:
+        return Check("chart", FAIL, error.why, f"Its values or the ConfigMap were edited by hand; upgrade it:\n{HELM}")
 
 
 def config_checks(found: PlatformConfig | Check) -> Iterator[Check]:
@@ -67,7 +68,7 @@ def store(config: PlatformConfig) -> Iterator[Check]:
         )
         return
     probe = TrainSpec(name="doctor", queue="doctor", command=["true"])
-    wrong = [text for field, _, text in rules.problems(probe, config) if field == "store"]
+    wrong = [text for field, _, text in validation.problems(probe, config) if field == "store"]
     for text in wrong:
         fix = "Correct the chart's store.url (for file://, pods.volumes and pods.volumeMounts too):"
         change = f"{REPAIR} \\\n  --set store.url=gs://BUCKET/checkpoints"
@@ -122,9 +123,7 @@ def policy(kube: Kube) -> Iterator[Check]:
     """The policy and its binding are there, as the chart made them, and mean the user that Kueue really is."""
     rule = kube.find(ADMISSION_POLICY, None, POLICY)
     binding = kube.find(ADMISSION_POLICY_BINDING, None, POLICY)
-    missing = [
-        kind.name for kind, obj in ((ADMISSION_POLICY, rule), (ADMISSION_POLICY_BINDING, binding)) if obj is None
-    ]
+    missing = [kind.name for kind, obj in _parts(rule, binding) if obj is None]
     if rule is None or binding is None:
         without = "preemption does not wait for checkpoints"
         yield Check("hold policy", FAIL, f"no {' and no '.join(missing)} {POLICY}: {without}", f"Upgrade:\n{REPAIR}")
@@ -146,6 +145,29 @@ def policy(kube: Kube) -> Iterator[Check]:
         yield Check(
             "hold policy", OK, f"denies with its binding; holds back {meant.removeprefix('system:serviceaccount:')}"
         )
+
+
+def guards(kube: Kube) -> Iterator[Check]:
+    """The guard policies and their bindings are there and refuse what they find."""
+    wrong: list[str] = []
+    for name in guard_names.POLICIES:
+        rule, binding = (kube.find(kind, None, name) for kind in (ADMISSION_POLICY, ADMISSION_POLICY_BINDING))
+        missing = [kind.name for kind, obj in _parts(rule, binding) if obj is None]
+        if missing:
+            wrong.append(f"no {' and no '.join(missing)} {name}")
+        elif "Deny" not in ((binding or {}).get("spec") or {}).get("validationActions", ()):
+            wrong.append(f"the binding of {name} does not Deny")
+        elif ((rule or {}).get("spec") or {}).get("failurePolicy") != "Fail":
+            wrong.append(f"failurePolicy of {name} is not Fail")
+    if wrong:
+        what = f"{'; '.join(wrong)}: tenants can write what is the platform's"
+        yield Check("guard policies", FAIL, what, f"Upgrade:\n{REPAIR}")
+    else:
+        yield Check("guard policies", OK, f"{listing(guard_names.POLICIES, 9)}")
+
+
+def _parts(rule: Object | None, binding: Object | None) -> Sequence[tuple[Kind, Object | None]]:
+    return (ADMISSION_POLICY, rule), (ADMISSION_POLICY_BINDING, binding)
 
 
 def _edited(rule: Object, binding: Object) -> Iterator[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 from proxy.protocol import names
+from proxy.protocol.decode import Unreadable, moment
 
 from ..errors import Forbidden, KubeError
 
@@ -54,7 +54,20 @@ def guarded(name: str, checks: Iterable[Check]) -> list[Check]:
         )
     except KubeError as error:
         found.append(Check(name, FAIL, f"not checked: {error}", "Run it again when the API server answers."))
+    except Exception as error:  # an object that nobody expected must not hide what the other checks find
+        found.append(unexpected(name, error))
     return found
+
+
+def unexpected(name: str, error: Exception) -> Check:
+    """The finding for an object that could not be looked at."""
+    text = f"not checked: an object is not what it should be: {shown(repr(error))}"
+    return Check(name, WARN, text, "See what is unusual about it; please report this with the object.")
+
+
+def shown(text: str, most: int = 80) -> str:
+    """`text` of somebody else, quoted, in one line, and cut."""
+    return ascii(text if len(text) <= most else text[: most - 3] + "...")
 
 
 def listing(items: Iterable[object], most: int = 3) -> str:
@@ -66,7 +79,7 @@ def listing(items: Iterable[object], most: int = 3) -> str:
 
 def unix(text: str) -> float:
     """Unix seconds of an RFC 3339 time. Raises ValueError."""
-    moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    if moment.tzinfo is None:
-        raise ValueError(f"{text!r} has no time zone")
-    return moment.timestamp()
+    found = moment(text)
+    if isinstance(found, Unreadable):
+        raise ValueError(f"{shown(text)} is {found.why}")
+    return found

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from proxy.protocol import names
 
 from ..errors import NotFound
-from ..kube import Kube
-from ..resources import (
+from ..kube.api import Kube
+from ..kube.resources import (
     ADMISSION_CHECK,
     CLUSTER_QUEUE,
     LOCAL_QUEUE,

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from ..errors import Forbidden, KubeError, NotFound
-from ..kube import Kube
-from ..resources import CONFIG_MAP, DEPLOYMENT, selector
-from ..visibility import GROUP, VERSIONS
+from ..jobs.queue_position import GROUP, VERSIONS
+from ..kube.api import Kube
+from ..kube.resources import CONFIG_MAP, DEPLOYMENT, selector
 from .check import FAIL, OK, WARN, Check, listing
 
 NEEDED = ("SidecarContainers", "ValidatingAdmissionPolicy", "JobPodReplacementPolicy")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from proxy.protocol import names
+from proxy.protocol.decode import Unreadable
 
-from .. import kinds, records
-from ..kube import Kube
-from ..resources import Object, annotation, is_true
-from .check import FAIL, OK, WARN, Check, unix
+from ..contract import attempt_records, kinds
+from ..jobs import unreadable
+from ..kube.api import Kube
+from ..kube.resources import Object, annotation, is_true
+from .check import FAIL, OK, WARN, Check, shown, unexpected, unix
 
 RETRY_S = 30.0
 """After the deadline Kueue still has to ask again; its back-off within a checkpoint budget stays well below this."""
@@ -24,8 +26,27 @@ def running(kube: Kube, namespace: str, now: float, max_budget_s: int) -> Iterat
         return
     workloads = kube.workloads_by_job(namespace, live)
     for job in live:
-        yield _hold(job, workloads.get(job["metadata"]["uid"]), now, max_budget_s)
+        yield from _each(job, workloads.get(job["metadata"]["uid"]), now, max_budget_s)
+
+
+def _each(job: Object, workload: Object | None, now: float, max_budget_s: int) -> Iterator[Check]:
+    """The findings about one job; whatever it is like, the others get theirs."""
+    try:
+        yield _hold(job, workload, now, max_budget_s)
         yield from _grace(job)
+        yield from _unreadable(job)
+    except Exception as error:
+        yield unexpected(f"job {kinds.job_key(job)}", error)
+
+
+def _unreadable(job: Object) -> Iterator[Check]:
+    told = (names.ANN_BUDGET, names.ANN_HOLD_DEADLINE)  # `_hold` has said it
+    found = {name: why for name, why in unreadable.found(job).items() if name not in told}
+    if found:
+        first = "; ".join(f"{name}: {why}" for name, why in list(found.items())[:3])
+        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+        fix = f"Remove what somebody has spoilt:\n{_annotate(job, f'{next(iter(found))}-')}"
+        yield Check(f"job {kinds.job_key(job)}", WARN, f"annotations that cannot be read: {first}{more}", fix)
 
 
 def _ended(job: Object) -> bool:
@@ -36,7 +57,7 @@ def _grace(job: Object) -> Iterator[Check]:
     """A node drain and a spot reclaim do not wait for the hold: the pods' grace period is all the time there is."""
     saves = [
         record.committed_at - record.evicted_at
-        for record in records.history(job)
+        for record in attempt_records.history(job)
         if record.committed_at is not None and record.evicted_at is not None
     ]
     spec = (((job.get("spec") or {}).get("template") or {}).get("spec")) or {}
@@ -54,7 +75,7 @@ def _hold(job: Object, workload: Object | None, now: float, max_budget_s: int) -
         return Check(name, OK, "runs without a hold: checkpoints within its grace period only")
     if hold not in (names.HOLD_ARMED, names.HOLD_RELEASED):
         meant = f"{names.HOLD_ARMED} or {names.HOLD_RELEASED}"
-        return Check(name, WARN, f"{names.ANN_HOLD} = {hold!r} is neither {meant}: nothing is held", _rearm(job))
+        return Check(name, WARN, f"{names.ANN_HOLD} = {shown(hold)} is neither {meant}: nothing is held", _rearm(job))
     evicted = is_true(workload, "Evicted")
     if hold == names.HOLD_RELEASED:
         return Check(name, OK, "hold released" + (", about to be suspended" if evicted else ""))
@@ -65,7 +86,7 @@ def _hold(job: Object, workload: Object | None, now: float, max_budget_s: int) -
     try:
         left = unix(text) - now
     except ValueError:
-        wrong = f"{names.ANN_HOLD_DEADLINE} = {text!r} is not a time: the policy holds nothing"
+        wrong = f"{names.ANN_HOLD_DEADLINE} = {shown(text)} is not a time: the policy holds nothing"
         return Check(name, WARN, wrong, _clear(job))
     allowed = _seconds(job, max_budget_s)
     if allowed is not None and left > allowed + RETRY_S:
@@ -83,20 +104,20 @@ def _hold(job: Object, workload: Object | None, now: float, max_budget_s: int) -
 
 
 def _budget(job: Object, name: str, max_budget_s: int) -> Check | None:
-    text = annotation(job, names.ANN_BUDGET)
-    if text is not None and not (text.isascii() and text.isdigit()):
-        wrong = f"{names.ANN_BUDGET} = {text!r} is not a whole number: it would be let go without a checkpoint"
+    budget = attempt_records.budget(job)
+    if isinstance(budget, Unreadable):
+        wrong = f"{names.ANN_BUDGET} is {budget.why}: the platform's ceiling counts"
         return Check(name, WARN, wrong, f"Correct it:\n{_annotate(job, f'{names.ANN_BUDGET}=120')}")
-    if text is not None and 0 < max_budget_s < int(text):
-        cut = f"its budget of {text} s is cut to the platform's ceiling of {max_budget_s} s"
+    if budget is not None and 0 < max_budget_s < budget:
+        cut = f"its budget of {budget} s is cut to the platform's ceiling of {max_budget_s} s"
         return Check(name, WARN, cut, "Raise budget.maxSeconds of the chart if its checkpoint takes longer.")
     return None
 
 
 def _seconds(job: Object, max_budget_s: int) -> int | None:
     """The budget in force, None when neither the job nor the platform tells."""
-    text = annotation(job, names.ANN_BUDGET) or ""
-    known = [int(text)] if text.isascii() and text.isdigit() else []
+    budget = attempt_records.budget(job)
+    known = [] if budget is None or isinstance(budget, Unreadable) else [budget]
     return min(known + ([max_budget_s] if max_budget_s else []), default=None)
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from .. import storepod
 from ..errors import KubeError, PlatformError
-from ..kube import Kube
-from ..platform import PlatformConfig
-from ..pod import for_criu
-from ..resources import RESOURCE_FLAVOR, Object
+from ..jobs import store_pod
+from ..kube.api import Kube
+from ..kube.resources import RESOURCE_FLAVOR, Object
+from ..manifests.pod import for_criu
+from ..spec.platform_config import PlatformConfig
 from .check import FAIL, OK, WARN, Check
 
 CRIU = "criu"
-_FOLDER = "/opt/singularity/criu"
+_FOLDER = "/opt/singularity/launcher"
 _LOADER = (f"{_FOLDER}/ld-linux-x86-64.so.2", "--library-path", f"{_FOLDER}/lib", f"{_FOLDER}/criu")
-FEATURES = ("clone3_set_tid", "seccomp_suspend", "timerfd", "kcmp")
-"""What dump and restore of ranks use. All that `criu check` looks for would be too much: tun devices, for one."""
+FEATURE = "seccomp_suspend"
+"""What differs between nodes: it needs a kernel made for checkpoints, the capabilities, and no filter of the runtime.
+CRIU looks at one feature at a time. All that `criu check` looks for would be too much: tun devices, for one."""
+COMMAND = (*_LOADER, "check", "--feature", FEATURE)
+"""The one program besides the launcher that the guard policies let have its capabilities."""
 TOGETHER = 4
 
 
@@ -31,34 +34,41 @@ def flavors(kube: Kube, namespace: str, config: PlatformConfig, timeout_s: float
 
 def pod(namespace: str, config: PlatformConfig, flavor: Object, timeout_s: float) -> Object:
     """The pod for a flavor. Pure."""
-    made = storepod.manifest(namespace, config, config.store, ["probe"], timeout_s)
-    spec = flavor.get("spec") or {}
-    made["spec"]["nodeSelector"] = dict(spec.get("nodeLabels") or {})
-    made["spec"]["tolerations"] = [*(spec.get("tolerations") or ())]
+    made = store_pod.manifest(namespace, config, config.store, ["probe"], timeout_s)
+    made["spec"] |= nodes_of(flavor)
     made["spec"]["containers"].append(
         {
             "name": CRIU,
             "image": config.agent_image,
             "imagePullPolicy": config.image_pull_policy,
-            "command": [*_LOADER, "check", *(word for feature in FEATURES for word in ("--feature", feature))],
+            "command": [*COMMAND],
             "securityContext": for_criu(),
         }
     )
     return made
 
 
+def nodes_of(flavor: Object) -> Object:
+    """The part of a pod's spec that brings it to the nodes of a flavor. Pure."""
+    spec = flavor.get("spec") or {}
+    return {
+        "nodeSelector": dict(spec.get("nodeLabels") or {}),
+        "tolerations": [*(spec.get("tolerations") or ())],
+    }
+
+
 def _flavor(kube: Kube, namespace: str, config: PlatformConfig, flavor: Object, timeout_s: float) -> list[Check]:
     name = str(flavor["metadata"]["name"])
     try:
-        lines = storepod.carry_out(kube, pod(namespace, config, flavor, timeout_s), timeout_s)
+        lines = store_pod.carry_out(kube, pod(namespace, config, flavor, timeout_s), timeout_s)
     except (PlatformError, KubeError) as error:
         fix = f"See whether a node has the labels of ResourceFlavor {name} and room for a pod."
         return [Check(f"probe {name}", WARN, f"not probed: {error}", fix)]
-    return [_store(name, config.store, lines[storepod.CONTAINER]), _criu(name, lines[CRIU])]
+    return [_store(name, config.store, lines[store_pod.CONTAINER]), _criu(name, lines[CRIU])]
 
 
 def _store(flavor: str, url: str, lines: list[str]) -> Check:
-    said = storepod.answer(lines) or {"error": " | ".join(lines[-3:]) or "it said nothing"}
+    said = store_pod.answer(lines) or {"error": " | ".join(lines[-3:]) or "it said nothing"}
     if "result" in said:
         return Check(f"store on {flavor}", OK, f"{url}: written and read back on a node of flavor {flavor}")
     fix = "Checkpoints fail there: correct store.url, its volume, or the credentials of the nodes."
@@ -66,7 +76,7 @@ def _store(flavor: str, url: str, lines: list[str]) -> Check:
 
 
 def _criu(flavor: str, lines: list[str]) -> Check:
-    if any("Looks good" in line for line in lines):
+    if f"{FEATURE} is supported" in lines:
         return Check(f"node of {flavor}", OK, "CRIU finds what it needs, with the capabilities of training pods")
     words = " | ".join(line for line in lines if "rror" in line) or " | ".join(lines[-3:]) or "it said nothing"
     fix = "Preempt a small job there first; see the kernel's configuration for what CRIU names."

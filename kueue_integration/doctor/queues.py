@@ -9,8 +9,8 @@ from typing import Any
 from proxy.protocol import names
 
 from ..errors import Forbidden
-from ..kube import Kube
-from ..resources import ADMISSION_CHECK, CLUSTER_QUEUE, LOCAL_QUEUE, PRIORITY_CLASS, Kind, Object, condition
+from ..kube.api import Kube
+from ..kube.resources import ADMISSION_CHECK, CLUSTER_QUEUE, LOCAL_QUEUE, PRIORITY_CLASS, Kind, Object, condition
 from .check import FAIL, OK, REPAIR, WARN, Check, listing
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..checks import POD_SECURITY
+from proxy.protocol import names
+
 from ..errors import Forbidden
-from ..kube import Kube
-from ..resources import CONFIG_MAP, JOB, LOCAL_QUEUE, NAMESPACE, POD, SERVICE, WORKLOAD, Kind
+from ..jobs.preflight import POD_SECURITY
+from ..kube.api import Kube
+from ..kube.resources import CONFIG_MAP, JOB, LOCAL_QUEUE, NAMESPACE, POD, SERVICE, WORKLOAD, Kind, label
 from .check import FAIL, OK, WARN, Check
 
 MISSING = "namespace"
@@ -48,6 +50,19 @@ def pod_security(kube: Kube, namespace: str) -> Iterator[Check]:
         )
     else:
         yield Check("pod security", OK, f"namespace {namespace}: {level or 'no level of its own'}")
+
+
+def training(kube: Kube, namespace: str) -> Iterator[Check]:
+    """The guard of pods is in force in the namespace."""
+    found = kube.find(NAMESPACE, None, namespace)
+    marked = label(found, names.LABEL_TRAINING) == names.TRAINING_ENABLED
+    if marked:
+        yield Check("pod guard", OK, f"namespace {namespace}: capabilities are for the launcher only")
+        return
+    without = f"{namespace} has no label {names.LABEL_TRAINING}={names.TRAINING_ENABLED}: nothing keeps its pods from"
+    command = f"kubectl label namespace {namespace} {names.LABEL_TRAINING}={names.TRAINING_ENABLED}"
+    fix = f"Set it; pods that run are left alone:\n{command}"
+    yield Check("pod guard", WARN, f"{without} hostPath, host namespaces and capabilities", fix)
 
 
 def permissions(kube: Kube, namespace: str) -> Iterator[Check]:

@@ -5,5 +5,5 @@ the worker does there what it does for every job, and writes what it knows on th
 manager's controller: it brings those records to the manager's Job, from where Kueue copies them into the next cluster,
 numbers the attempts, and lets one attempt at a time through the fences of the workers. See docs/multikueue.md.
 
-`ledger` decides and is pure; `clusters` are the connections; `courier` acts.
+`plan` decides and is pure; `clusters` are the connections; `reconciler` acts.
 """

@@ -13,16 +13,16 @@ import yaml
 
 from proxy.protocol import names
 
+from ..contract.kinds import JOB_NAME_LABEL
 from ..controller import views
+from ..controller.cache import SILENT_S
+from ..controller.fit.nodes import Machines
 from ..controller.informer import Informer
-from ..controller.machines import Machines
-from ..controller.world import SILENT_S
 from ..errors import KubeError, NotFound, PlatformError
-from ..k8s import connect_to
-from ..kinds import JOB_NAME_LABEL
-from ..kube import Kube
-from ..resources import JOB, MULTIKUEUE_CLUSTER, POD, SECRET, WORKLOAD, Object, label, selector
-from .ledger import Site, prebuilt
+from ..kube.api import Kube
+from ..kube.client import connect_to
+from ..kube.resources import JOB, MULTIKUEUE_CLUSTER, POD, SECRET, WORKLOAD, Object, label, selector
+from .plan import Site, prebuilt
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +143,9 @@ class Fleet:
                 kube = self._connector(kubeconfig)
             except (KubeError, PlatformError) as error:
                 log.error("MultiKueueCluster %s: %s", name, error)
+                continue
+            except Exception:  # what is wrong with one cluster must not cut the others off
+                log.exception("MultiKueueCluster %s", name)
                 continue
             self._forget(name)
             worker = Worker(name, kube, self._changed)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..errors import AlreadyExists, Conflict
-from ..kube import Kube
-from ..resources import CONFIG_MAP, SERVICE, Kind, Object, kind_of
+from ..kube.api import Kube
+from ..kube.resources import CONFIG_MAP, SERVICE, Kind, Object, kind_of
 
 
 def needed(job: Object) -> list[tuple[Kind, str]]:

@@ -1,0 +1,294 @@
+"""`python -m ...admission_policy` writes the chart's adoption objects, from `patch` and `eligibility`.
+
+Our parts travel as a PodTemplate, which the chart fills with the platform's values and which is the mutating policy's
+parameter; what differs between Jobs is computed in CEL. A Job that breaks a rule is left alone by the mutating policy
+and refused, with the rule's sentence, by the validating one.
+
+Only labelled Jobs that lack our parts are ever refused. The API server asks a binding's parameter before it looks at
+match conditions, so a binding that denies without its parameter would also refuse Jobs that need no adoption: the
+mutating one does nothing then, and the validating one, which has no parameter, says why the Job was not adopted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from proxy.protocol import names
+
+from ..kube.resources import Object
+from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, failure_rules
+from ..manifests.pod import LAUNCHER
+from ..spec.platform_config import PlatformConfig
+from . import eligibility, patch, trainjob
+
+TEMPLATES = Path(__file__).resolve().parents[2] / "charts" / "singularity" / "templates"
+NAME = "singularity-adoption"
+HEAD = "{{/* Generated: python -m kueue_integration.adoption.admission_policy (a test compares). Do not edit. */}}\n"
+_GROUP = "admissionregistration.k8s.io"
+_LABELS = "@LABELS@"
+_RUNTIME_LABELS = "@RUNTIME_LABELS@"
+_NAMESPACE = "@NAMESPACE@"
+_ANNOTATIONS = "object.metadata.?annotations"
+
+
+def literal(value: Any) -> str:
+    """JSON-like data as a CEL literal; values of maps and lists may be of different types."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)}: dyn({literal(v)})" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(f"dyn({literal(v)})" for v in value) + "]"
+    return json.dumps(value)
+
+
+_ID = "?securityContext.?{0}.or(variables.pod.?securityContext.?{0}).optMap(i, string(i)).orValue('')"
+
+
+def _given(name: str, default: str) -> str:
+    return f"{_ANNOTATIONS}[?'{name}'].orValue({default})"
+
+
+def _variables() -> list[Object]:
+    entry = '{{"name": "{}", "value": string({})}}'
+    per_job = {
+        names.ENV_JOB: "object.metadata.name",
+        names.ENV_WORLD_SIZE: "variables.ranks",
+        names.ENV_STORE: "variables.store",
+        names.ENV_GRACE: "variables.grace",
+    }
+    lib = patch.AGENT_LIB
+    least = eligibility.GRACE_LEAST
+    path = "variables.ours.containers[0].env.filter(e, e.name == 'PYTHONPATH')[0].value"
+    env = (
+        '[{"name": "PYTHONPATH", "value": string(variables.path)}]'
+        " + variables.ours.containers[0].env.filter(e, e.name != 'PYTHONPATH'"
+        " && !variables.env.exists(t, t.name == e.name))"
+        " + variables.perJob + variables.runAs + variables.env.filter(e, e.name != 'PYTHONPATH')"
+    )
+    mounts = (
+        f"variables.ours.containers[0].volumeMounts.filter(m, m.mountPath != '{patch.SHM}'"
+        f" || !variables.mounts.exists(t, t.mountPath == '{patch.SHM}')) + variables.mounts"
+    )
+    found = {
+        "ours": "params.template.spec",
+        "pod": "object.spec.template.spec",
+        "user": "variables.pod.containers[0]",
+        "env": "variables.user.?env.orValue([])",
+        "mounts": "variables.user.?volumeMounts.orValue([])",
+        "ranks": _given(names.ANN_WORLD_SIZE, "string(object.spec.parallelism)"),
+        "store": _given(names.ANN_STORE, f"params.metadata.annotations['{names.ANN_STORE}']"),
+        "grace": f"[int(variables.pod.?terminationGracePeriodSeconds.orValue(30)), {least}].max()",
+        "perJob": "[" + ", ".join(entry.format(k, v) for k, v in per_job.items()) + "]",
+        "theirPath": "variables.env.filter(e, e.name == 'PYTHONPATH' && e.?value.orValue('') != '').map(e, e.value)",
+        "path": f"size(variables.theirPath) == 0 ? {path}"
+        f" : {path}.replace('{lib}', '{lib}:' + variables.theirPath[0], 1)",
+        "uid": f"variables.user.{_ID.format('runAsUser')}",
+        "gid": f"variables.user.{_ID.format('runAsGroup')}",
+        "groups": "(variables.pod.?securityContext.?supplementalGroups.orValue([])"
+        " + variables.pod.?securityContext.?fsGroup.optMap(g, [g]).orValue([])).map(g, string(g)).join(',')"
+        " + (variables.pod.?securityContext.?supplementalGroupsPolicy.orValue('') == 'Strict' ? ':strict' : '')",
+        "runAs": f"variables.uid in ['', '0'] && variables.gid in ['', '0'] ? [] : [{entry}]".format(
+            names.ENV_RUN_AS, "variables.uid + ':' + variables.gid + ':' + variables.groups"
+        ),
+        "allEnv": env,
+        "allMounts": mounts,
+    }
+    return [{"name": name, "expression": expression} for name, expression in found.items()]
+
+
+def _configuration() -> str:
+    """Labels, annotations: maps that are merged."""
+    labels = f'{{"{names.LABEL_MANAGED}": "true", "{names.LABEL_JOB}": string(object.metadata.name)}}'
+    annotations = {
+        names.ANN_BUDGET: _given(names.ANN_BUDGET, f"'{eligibility.BUDGET_DEFAULT}'"),
+        names.ANN_WORLD_SIZE: "variables.ranks",
+        names.ANN_STORE: "variables.store",
+        names.ANN_WORKERS: "string(object.spec.parallelism)",
+        names.ANN_MIN_WORKERS: _given(eligibility.MIN_PARALLELISM, "string(object.spec.parallelism)"),
+        COMPLETIONS_EQUAL_PARALLELISM: "'true'",
+        names.ANN_HOLD: f"'{names.HOLD_ARMED}'",
+    }
+    text = "{" + ", ".join(f'"{k}": string({v})' for k, v in annotations.items()) + "}"
+    template = f"Object.spec.template{{metadata: Object.spec.template.metadata{{labels: {labels}}}}}"
+    return (
+        f"Object{{metadata: Object.metadata{{labels: {labels}, annotations: {text}}}, "
+        f"spec: Object.spec{{suspend: true, podReplacementPolicy: 'Failed', template: {template}}}}}"
+    )
+
+
+def _json_patch() -> str:
+    """Lists: replaced as a whole, so that the order is ours to say."""
+    pod, train = "/spec/template/spec", "/spec/template/spec/containers/0"
+    changes = {
+        f"{pod}/initContainers": "variables.ours.initContainers + variables.pod.?initContainers.orValue([])",
+        f"{pod}/initContainers/1/env": "variables.ours.initContainers[1].env + variables.perJob",
+        f"{pod}/volumes": "variables.pod.?volumes.orValue([]) + variables.ours.volumes",
+        f"{pod}/terminationGracePeriodSeconds": "variables.grace",
+        f"{pod}/automountServiceAccountToken": "variables.pod.?automountServiceAccountToken.orValue(false)",
+        f"{pod}/enableServiceLinks": "variables.pod.?enableServiceLinks.orValue(false)",
+        f"{train}/name": f"'{names.CONTAINER_TRAIN}'",
+        f"{train}/command": f"{json.dumps(list(LAUNCHER))} + variables.user.command",
+        f"{train}/env": "variables.allEnv",
+        f"{train}/volumeMounts": "variables.allMounts",
+        f"{train}/securityContext": "variables.ours.containers[0].securityContext",
+        "/spec/podFailurePolicy": literal({"rules": failure_rules()}),
+    }
+    return "[" + ", ".join(f'JSONPatch{{op: "add", path: "{p}", value: {v}}}' for p, v in changes.items()) + "]"
+
+
+def _match() -> Object:
+    return {
+        "objectSelector": {"matchLabels": {names.LABEL_MANAGED: "true"}},
+        "resourceRules": [
+            {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["jobs"]}
+        ],
+    }
+
+
+def _lacks_our_parts() -> Object:
+    sidecar = f"exists(c, c.name == '{names.CONTAINER_SIDECAR}')"
+    expression = f"!object.spec.template.spec.?initContainers.orValue([]).{sidecar}"
+    return {"name": "lacks-our-parts", "expression": expression}
+
+
+def _common(kind: str, version: str, spec: Object) -> Object:
+    meta = {"name": NAME, "labels": _LABELS}
+    return {"apiVersion": version, "kind": kind, "metadata": meta, "spec": spec}
+
+
+def _binding(kind: str, version: str, **more: Any) -> Object:
+    return _common(kind, version, {"policyName": NAME, **more})
+
+
+def policies() -> list[Object]:
+    """The mutating and the validating policy with their bindings; `@...@` is for Helm."""
+    base = {"failurePolicy": "Fail", "matchConstraints": _match()}
+    fits = [{"name": f"rule-{n}", "expression": rule.cel} for n, rule in enumerate(eligibility.RULES)]
+    mutating = {
+        **base,
+        "paramKind": {"apiVersion": "v1", "kind": "PodTemplate"},
+        "reinvocationPolicy": "Never",
+        "matchConditions": [_lacks_our_parts(), *fits],
+        "variables": _variables(),
+        "mutations": [
+            {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": _configuration()}},
+            {"patchType": "JSONPatch", "jsonPatch": {"expression": _json_patch()}},
+        ],
+    }
+    said = [{"expression": r.cel, "message": f"{r.field}: {r.fix}", "reason": "Invalid"} for r in eligibility.RULES]
+    missing = f"PodTemplate {_NAMESPACE}/{NAME} or MutatingAdmissionPolicy {NAME} is missing"
+    fix = f"upgrade the chart, or remove the Job's label {names.LABEL_MANAGED} to run it unmanaged"
+    last = {"expression": "false", "message": f"the Job was not adopted: {missing}; {fix}"}
+    param = {"name": NAME, "namespace": _NAMESPACE, "parameterNotFoundAction": "Allow"}
+    validating = {**base, "matchConditions": [_lacks_our_parts()], "validations": [*said, last]}
+    return [
+        _common("MutatingAdmissionPolicy", "@API@", mutating),
+        _binding("MutatingAdmissionPolicyBinding", "@API@", paramRef=param),
+        _common("ValidatingAdmissionPolicy", f"{_GROUP}/v1", validating),
+        _binding("ValidatingAdmissionPolicyBinding", f"{_GROUP}/v1", validationActions=["Deny"]),
+    ]
+
+
+_MARKS = PlatformConfig(
+    agent_image="@AGENT@",
+    controller_url="@URL@",
+    controller_ca="@CA@",
+    train_image="@TRAIN@",
+    store="@STORE@",
+    volumes=({"name": "@VOLUMES@"},),
+    volume_mounts=({"name": "@MOUNTS@"},),
+    env={"@ENV@": "@ENV@", "PYTHONPATH": "@PATH@"},
+    image_pull_policy="@PULL@",
+)
+"""The platform whose values Helm puts in."""
+
+
+def pod_template() -> Object:
+    """Our parts."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PodTemplate",
+        "metadata": {
+            "name": NAME,
+            "namespace": _NAMESPACE,
+            "labels": _LABELS,
+            "annotations": {names.ANN_STORE: "@STORE@"},
+        },
+        "template": {"spec": patch.parts(_MARKS)},
+    }
+
+
+_FRAMEWORK = " ".join(f'"{key}" "{value}"' for key, value in trainjob.FRAMEWORK.items())
+_VALUES = {
+    _RUNTIME_LABELS: f'{{{{ include "singularity.labels" .root | fromYaml | merge (dict {_FRAMEWORK}) | toJson }}}}',
+    _LABELS: '{{ include "singularity.labels" .root | fromYaml | toJson }}',
+    _NAMESPACE: "{{ .root.Release.Namespace | toJson }}",
+    "@AGENT@": "{{ .root.Values.images.agent | toJson }}",
+    "@URL@": "{{ .url | toJson }}",
+    "@CA@": "{{ .ca | toJson }}",
+    "@STORE@": '{{ .root.Values.store.url | default "" | toJson }}',
+    "@TRAIN@": f'{{{{ .root.Values.images.train | default "{trainjob.NO_IMAGE}" | toJson }}}}',
+    "@PULL@": "{{ .root.Values.imagePullPolicy | toJson }}",
+}
+_EACH = "{{{{ range .root.Values.pods.{0} }}}}, {{{{ toJson . }}}}{{{{ end }}}}"
+_ENV = (
+    "{{ range $name, $value := .root.Values.pods.env }}{{ if CONDITION }}"
+    '{{ dict "name" $name "value" ($value | replace "$" "$$") | toJson }}, {{ end }}{{ end }}'
+)
+
+
+def _platform_values(data: Object) -> str:
+    """JSON with the marks replaced by what Helm evaluates, in a named template of `root`, `url` and `ca`."""
+    text = json.dumps(data, indent=1)
+    for mark, value in _VALUES.items():
+        text = text.replace(json.dumps(mark), value)
+    text = re.sub(r',\s*\{\s*"name": "@VOLUMES@"\s*\}', lambda _: _EACH.format("volumes"), text)
+    text = re.sub(r',\s*\{\s*"name": "@MOUNTS@"\s*\}', lambda _: _EACH.format("volumeMounts"), text)
+    text = text.replace(":@PATH@", "{{ with .root.Values.pods.env.PYTHONPATH }}:{{ . }}{{ end }}")
+    # The sidecar comes first: it gets nothing that is meant for the user's interpreter (`pod._sidecar`).
+    entry = r'\{\s*"name": "@ENV@",\s*"value": "@ENV@"\s*\},\s*'
+    other = 'not (or (hasPrefix "PYTHON" $name) (hasPrefix "LD_" $name))'
+    text = re.sub(entry, lambda _: _ENV.replace("CONDITION", other), text, count=1)
+    return re.sub(entry, lambda _: _ENV.replace("CONDITION", 'ne $name "PYTHONPATH"'), text, count=1)
+
+
+def parts_template() -> str:
+    """`_adoption.tpl`: the PodTemplate and the ClusterTrainingRuntime as named templates of `root`, `url` and `ca`."""
+    runtime = trainjob.runtime(_MARKS)
+    runtime["metadata"]["labels"] = _RUNTIME_LABELS
+    made = {"adoption.parts": pod_template(), "trainjob.runtime": runtime}
+    defines = [f'{{{{- define "singularity.{n}" }}}}\n{_platform_values(d)}\n{{{{- end }}}}\n' for n, d in made.items()]
+    return HEAD + "".join(defines)
+
+
+_EACH_NAME = 'include "singularity.listed" (dict "of" .Values.pods.{} "key" "{}") | fromJsonArray'
+_RULE_VALUES = {
+    eligibility.MARK_MOUNT_PATHS: _EACH_NAME.format("volumeMounts", "mountPath"),
+    eligibility.MARK_VOLUME_NAMES: _EACH_NAME.format("volumes", "name"),
+    eligibility.MARK_STORE: '.Values.store.url | default ""',
+    eligibility.MARK_BUDGET: "int .Values.budget.maxSeconds",
+}
+
+
+def policies_template() -> str:
+    """`adoption.yaml`."""
+    text = yaml.safe_dump_all(policies(), sort_keys=False, width=110)
+    text = text.replace(f"'{_LABELS}'", '{{ include "singularity.labels" . | fromYaml | toJson }}')
+    text = text.replace(_NAMESPACE, "{{ .Release.Namespace }}")
+    for mark, value in _RULE_VALUES.items():
+        text = text.replace(mark, f'{{{{ {value} | toJson | replace "\'" "\\\\u0027" }}}}')
+    text = text.replace("'@API@'", '{{ include "singularity.adoption.api" . }}')
+    return f"{HEAD}{{{{- if .Values.adoption.enabled }}}}\n{text}{{{{- end }}}}\n"
+
+
+def main() -> None:
+    (TEMPLATES / "_adoption.tpl").write_text(parts_template())
+    (TEMPLATES / "adoption.yaml").write_text(policies_template())
+
+
+if __name__ == "__main__":
+    main()

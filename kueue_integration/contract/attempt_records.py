@@ -1,0 +1,137 @@
+"""What the controller writes on the Job, read back: history, committed checkpoint, progress. Pure.
+
+These annotations are ours, but anybody who may edit the Job may spoil them: readers get "nothing known", not a crash.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.protocol import names
+from proxy.protocol.decode import MAX_WHOLE, AnyFloat, UnixTime, Unreadable, typed
+from proxy.protocol.messages import AttemptRecord, CheckpointRef
+
+from . import annotation_values
+from .annotation_values import readable
+
+STEPLESS_S = 20.0
+MAX_COUNT = 10**9
+"""Of workers, ranks and attempts: more is a slip, or meant to harm."""
+MAX_BUDGET_S = 999_999
+"""Six digits, as the adoption policy has it. More is a slip, or meant to harm."""
+
+
+@dataclass(frozen=True)
+class ProgressNote:
+    """The progress annotation: `step` boundaries passed in `attempt`, seen `at` (Unix seconds).
+
+    `phase` is what the leader was doing, as in `proxy.protocol.messages.Progress`.
+    """
+
+    attempt: int
+    step: int
+    at: UnixTime
+    phase: str = ""
+    free: bool = False
+    """No step was made in `attempt` yet, and no rank waits for another."""
+    printed: int | None = None
+    """Step, total and loss as rank 0 printed them last, in the script's own counting."""
+    total: int | None = None
+    loss: AnyFloat | None = None
+    bytes_done: int | None = None
+    bytes_total: int | None = None
+    """While the phase is `uploading`: how much of the checkpoint the store has, and how much there is."""
+
+
+def history(job: Mapping[str, Any] | None) -> list[AttemptRecord]:
+    """Attempts of `job`, oldest first; empty when there is none or the annotation is unreadable."""
+    return readable(annotation_values.messages(job, names.ANN_HISTORY, AttemptRecord), [])
+
+
+def checkpoint(job: Mapping[str, Any] | None) -> CheckpointRef | None:
+    """The committed checkpoint of `job`."""
+    return readable(annotation_values.message(job, names.ANN_CHECKPOINT, CheckpointRef), None)
+
+
+def checkpoints(job: Mapping[str, Any] | None) -> list[CheckpointRef]:
+    """The newest checkpoints of `job` that were committed, oldest first."""
+    return readable(annotation_values.messages(job, names.ANN_CHECKPOINTS, CheckpointRef), [])
+
+
+def progress(job: Mapping[str, Any] | None) -> ProgressNote | None:
+    """The last progress note of `job`."""
+    return readable(noted_progress(job), None)
+
+
+def noted_progress(job: Mapping[str, Any] | None) -> ProgressNote | Unreadable | None:
+    """The same; a field that a newer controller has written is left out."""
+    data = annotation_values.value(job, names.ANN_PROGRESS)
+    if data is None or isinstance(data, Unreadable):
+        return data
+    known = {field.name for field in dataclasses.fields(ProgressNote)}
+    return typed(ProgressNote, {k: v for k, v in data.items() if k in known} if isinstance(data, dict) else data)
+
+
+def trains_since(job: Mapping[str, Any], record: AttemptRecord) -> float | None:
+    """Unix seconds since which the newest attempt `record` of `job` trains, None before that.
+
+    That is its first step. A program that may make none counts as training once it has run for STEPLESS_S, which may
+    lie in the future; where one rank is all, nobody can be in the midst of a meeting, and it counts at once.
+    """
+    seen = progress(job)
+    if record.first_step_at is not None or seen is None or seen.attempt != record.attempt or not seen.free:
+        return record.first_step_at
+    if record.running_at is None:
+        return None
+    return record.running_at + (0.0 if record.ranks == 1 else STEPLESS_S)
+
+
+def integer(job: Mapping[str, Any] | None, name: str, default: int = 0, most: int = MAX_WHOLE) -> int:
+    """Annotation `name` as a number from 0 to `most`, `default` if absent or not one."""
+    found = annotation_values.whole(job, name, most=most)
+    return default if found is None or isinstance(found, Unreadable) else found
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The annotation that names the pods of an attempt: their UIDs, the first characters of each."""
+
+    attempt: int
+    uids: list[str]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The annotation that counts attempts lost to the infrastructure; `attempt` was the last of them."""
+
+    attempt: int
+    count: int
+
+
+def lost(job: Mapping[str, Any] | None) -> Lost | None:
+    """What was counted, None if nothing was or it cannot be read."""
+    return readable(annotation_values.message(job, names.ANN_BROKEN, Lost), None)
+
+
+def broken(job: Mapping[str, Any] | None) -> int:
+    """How many attempts of `job` were lost to the infrastructure."""
+    found = lost(job)
+    return 0 if found is None else found.count
+
+
+def budget(job: Mapping[str, Any] | None) -> int | Unreadable | None:
+    """Seconds for a checkpoint that the job asks for, None if it does not say."""
+    return annotation_values.whole(job, names.ANN_BUDGET, most=MAX_BUDGET_S)
+
+
+def infrastructure_retries(job: Mapping[str, Any] | None) -> int | None:
+    """How many may be; None: no limit."""
+    return readable(annotation_values.whole(job, names.ANN_INFRASTRUCTURE_RETRIES), None)
+
+
+def used_up(limit: int) -> str:
+    """What is said of a job that has lost one attempt more than `limit`."""
+    return f"its budget of {limit} infrastructure retries is used up"

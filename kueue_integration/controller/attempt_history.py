@@ -1,0 +1,195 @@
+"""The history of a Job: pure updates of its list of AttemptRecord."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, Readmission, Skipped, to_json
+
+from ..kube import server_time
+from ..kube.resources import Object, annotation, condition, is_true
+from ..requests import user_requests
+from . import views
+
+MAX_RECORDS = 50
+"""The history is an annotation: it has to stay far below the 256 KiB that an object's annotations may have."""
+MAX_CHECKPOINTS = 20
+MAX_NOTE = 400
+MAX_SKIPPED = 3
+MAX_WHY = 240
+"""Letters of why a checkpoint cannot be restored."""
+NO_CHECKPOINT = "no checkpoint"
+"""Every account of an attempt that ended without one starts with this."""
+OUT_OF_MEMORY = "OutOfMemory"
+BROKEN = frozenset(("Deleted", OUT_OF_MEMORY))
+"""`ended_by` of attempts that broke off without Kueue's doing."""
+PAUSED = "Paused"
+REGROWN = "Regrown"
+"""`ended_by` of attempts that gave way to a larger or better placed one, without anybody asking."""
+ASKED_FOR = {"migrate": "Migrated", "resize": "Resized"}
+"""`ended_by` of attempts that a user's request has ended, whatever Kueue calls the eviction."""
+MAY_END = "the job may end by itself until its checkpoint budget is used up"
+
+History = Sequence[AttemptRecord]
+
+
+def stored(history: History) -> dict[str, str | None]:
+    """The annotation that stores `history`, cut to the newest records."""
+    return {names.ANN_HISTORY: to_json(list(history[-MAX_RECORDS:]))}
+
+
+def listed(checkpoints: Sequence[CheckpointRef]) -> str:
+    """The annotation's value for what was committed, oldest first, cut to the newest."""
+    return to_json(list(checkpoints[-MAX_CHECKPOINTS:]))
+
+
+def found_unusable(ref: CheckpointRef, told: Mapping[str, str]) -> CheckpointRef:
+    """`ref`, with why it cannot be restored if `told` (id -> why) names it for the first time."""
+    return replace(ref, unusable=cut(told[ref.id], MAX_WHY)) if ref.id in told and not ref.unusable else ref
+
+
+def usable_before(checkpoints: Sequence[CheckpointRef], damaged: CheckpointRef) -> CheckpointRef | None:
+    """The newest one before `damaged` that nobody has found unusable."""
+    left = [ref for ref in checkpoints if not ref.unusable and ref.generation < damaged.generation]
+    return max(left, key=lambda ref: ref.generation, default=None)
+
+
+def skipped(checkpoints: Sequence[CheckpointRef], start: CheckpointRef | None) -> list[Skipped]:
+    """What an attempt that starts from `start` passes over, newest first, the first few."""
+    after = -1 if start is None else start.generation
+    newer = [ref for ref in checkpoints if ref.unusable and ref.generation > after]
+    newer.sort(key=lambda ref: ref.generation, reverse=True)
+    return [Skipped(ref.id, ref.step, ref.unusable) for ref in newer[:MAX_SKIPPED]]
+
+
+def last(history: History) -> AttemptRecord | None:
+    return history[-1] if history else None
+
+
+def with_last(history: History, record: AttemptRecord) -> list[AttemptRecord]:
+    """`history` with its last record replaced."""
+    return [*history[:-1], record]
+
+
+def cut(note: str, most: int = MAX_NOTE) -> str:
+    return note if len(note) <= most else note[: most - 3] + "..."
+
+
+def restart_point(checkpoint: CheckpointRef | None) -> str:
+    """Words for where the next attempt starts."""
+    if checkpoint is None:
+        return "restarts from the beginning"
+    return f"restarts from checkpoint {checkpoint.id} (step {checkpoint.step})"
+
+
+def _since(record: AttemptRecord, workload: Object, name: str) -> bool:
+    """Whether condition `name` changed after the record's admission: it is about this attempt, not an earlier one."""
+    changed = server_time.transition(condition(workload, name))
+    return changed is not None and changed >= int(record.admitted_at)
+
+
+def evicted(record: AttemptRecord, job: Object, workload: Object, preemptor: str | None, now: float) -> AttemptRecord:
+    """`record` with the eviction that stands in the Workload's conditions."""
+    found = condition(workload, "Evicted") or {}
+    return replace(
+        record,
+        evicted_at=server_time.observed(found, now),
+        ended_by=record.ended_by or _asked_for(record, job, workload, str(found.get("reason") or "Evicted")),
+        preempted_by=preemptor,
+    )
+
+
+def _asked_for(record: AttemptRecord, job: Object, workload: Object, reason: str) -> str:
+    """Kueue's `reason`, or the word for what somebody has asked for and Kueue's eviction only carries out."""
+    if reason == "Deactivated" and annotation(workload, names.ANN_PAUSED) is not None:
+        return PAUSED
+    found = user_requests.running(job, user_requests.CHANGE)
+    by_check = reason == "AdmissionCheck" and record.readmitted_for in ("request", "regrow")
+    by_levers = reason == "Deactivated" and annotation(workload, names.ANN_RESHAPE) is not None
+    if found is not None and (by_check or by_levers):
+        return ASKED_FOR.get(found[0].op, reason)
+    return REGROWN if by_check and record.readmitted_for == "regrow" else reason
+
+
+def observe(
+    record: AttemptRecord, job: Object, workload: Object | None, preemptor: str | None, now: float
+) -> AttemptRecord:
+    """`record` of the current attempt with everything that the objects now say about its end."""
+    if record.finished_at is None:
+        done = views.finished(job)
+        if done is not None:
+            ended = "Finished" if done.get("type") == "Complete" else "Failed"
+            note = record.note
+            if ended == "Failed" and note is None:
+                note = cut(f"{done.get('reason', '')}: {done.get('message', '')}")
+            record = replace(record, ended_by=ended, finished_at=server_time.observed(done, now), note=note)
+    if workload is None:
+        return record
+    open_end = record.evicted_at is None and record.finished_at is None
+    if open_end and is_true(workload, "Evicted") and _since(record, workload, "Evicted"):
+        record = evicted(record, job, workload, preemptor, now)
+    if record.released_at is None:
+        reserved = condition(workload, "QuotaReserved")
+        if reserved is not None and reserved.get("status") == "False" and _since(record, workload, "QuotaReserved"):
+            record = replace(record, released_at=server_time.observed(reserved, now))
+    return record
+
+
+def orphaned(record: AttemptRecord, now: float) -> AttemptRecord:
+    """`record` of an attempt whose Workload was deleted while it ran: Kueue suspends the Job and makes a new one."""
+    if record.evicted_at is not None or record.finished_at is not None:
+        return record
+    left = replace(record, evicted_at=now, ended_by=record.ended_by or "Deleted")
+    return noted(left, "its Workload was deleted: Kueue suspends the Job and makes a new one")
+
+
+def roster(job: Object, record: AttemptRecord, pods: Sequence[Object]) -> dict[str, str | None]:
+    """Annotation with the pods that the attempt trains with, {} if it is there, or cannot be told yet."""
+    if record.runs_since is None or views.roster(job, record.attempt) is not None:
+        return {}
+    text = views.roster_of(pods, record.attempt, record.pods)
+    return {} if text is None else {names.ANN_PODS: text}
+
+
+def readmitted(record: AttemptRecord, cause: Readmission, note: str) -> AttemptRecord:
+    """`record` of an attempt that ends because the controller asks for another admission."""
+    return replace(noted(record, note), readmitted_for=cause)
+
+
+def noted(record: AttemptRecord, note: str) -> AttemptRecord:
+    """`record` with `note` added once, unless it tells of a missing checkpoint: the first account is the best."""
+    if record.note and (NO_CHECKPOINT in record.note or note in record.note):
+        return record
+    return replace(record, note=cut(f"{record.note}. {note}" if record.note else note))
+
+
+def explained(record: AttemptRecord, ends: Sequence[str]) -> AttemptRecord:
+    """`record` of an attempt that broke off or failed, with what its pods say (`views.ends_of`).
+
+    A kill for memory counts whenever it is seen: pods of other ranks, which end by it, may have been seen first.
+    """
+    text = ends[0] if ends else ""
+    killed = views.NO_MEMORY in text
+    failed = record.ended_by == "Failed"
+    if not text or not (failed or (killed and record.ended_by in BROKEN)):
+        return record
+    told = record if text in (record.note or "") else noted(record, text)
+    return told if failed else replace(told, ended_by=OUT_OF_MEMORY)
+
+
+def closed(record: AttemptRecord, workload: Object, preemptor: str | None, now: float) -> AttemptRecord:
+    """`record` of an attempt whose successor is about to start, whatever was missed of its end.
+
+    Kueue keeps the text of an eviction in the condition's message when it turns the condition False.
+    """
+    if record.evicted_at is not None and record.released_at is None:
+        # We saw the eviction, so release and new reservation were one moment. Else it is not known, and not made up.
+        record = replace(record, released_at=server_time.observed(condition(workload, "QuotaReserved"), now))
+    if record.ended_by is not None:
+        return record
+    message = str((condition(workload, "Evicted") or {}).get("message", ""))
+    if "Preempted to accommodate" in message and _since(record, workload, "Evicted"):
+        return replace(record, ended_by="Preempted", preempted_by=preemptor)
+    return noted(replace(record, ended_by="Evicted"), message or "how this attempt ended was not seen")

@@ -1,0 +1,279 @@
+"""The controller's copies of the cluster's objects, with the questions that are asked of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from proxy.protocol import names
+from proxy.protocol.messages import Preemptor
+
+from ..contract import kinds
+from ..kube.client import Kube
+from ..kube.resources import (
+    CLUSTER_QUEUE,
+    JOB,
+    JOBSET,
+    LOCAL_QUEUE,
+    POD,
+    TRAINJOB,
+    WORKLOAD,
+    Object,
+    annotation,
+    is_true,
+    label,
+)
+from ..requests import placement
+from . import preemptor, reshape, views
+from .errors import BadAnnotationError
+from .forever import Skips
+from .informer import WATCH_S, Informer
+from .metrics import Metrics
+from .regrow import planner, quota
+
+Changed = Callable[[Object, bool], None]
+SILENT_S = WATCH_S + 30.0
+"""A watch of a quiet kind says nothing until it ends; then it takes a moment to begin the next one."""
+_MANAGED = f"{names.LABEL_MANAGED}=true"
+
+
+def _ignore(obj: Object, deleted: bool) -> None:
+    return None
+
+
+def _workload_index(workload: Object) -> Iterable[Hashable]:
+    """Its Job (`workload_of`), its own UID and its Job's (`preemptor`)."""
+    yield str(workload["metadata"]["namespace"]), views.owner_job(workload)
+    yield from {workload["metadata"].get("uid"), label(workload, names.KUEUE_JOB_UID_LABEL)} - {None}
+
+
+def _worth_keeping(workload: Object) -> Object:
+    """Of others' Workloads, of which there may be thousands: what they ask of the quota, and once finished their names.
+
+    Finished ones stay in a cluster until their owner goes.
+    """
+    if views.has_our_pods(workload):
+        return workload
+    spec = dict(workload.get("spec") or {})
+    podsets = spec.pop("podSets", None) or ()
+    if is_true(workload, "Finished"):
+        return {**workload, "spec": spec, "status": {"conditions": workload["status"]["conditions"]}}
+    return {**workload, "spec": {**spec, "podSets": [_asked_of(podset) for podset in podsets]}}
+
+
+def _asked_of(podset: Object) -> Object:
+    template = (podset.get("template") or {}).get("spec") or {}
+    asked = {key: template[key] for key in ("affinity",) if key in template}
+    for key in ("containers", "initContainers"):
+        parts = [{k: one[k] for k in ("resources", "restartPolicy") if k in one} for one in template.get(key) or ()]
+        asked.update({key: parts} if parts else {})
+    return {**podset, "template": {"spec": asked}}
+
+
+def _pod_owner(pod: Object) -> tuple[str, str | None]:
+    return str(pod["metadata"]["namespace"]), job_of(pod)
+
+
+def _pod_index(pod: Object) -> Iterable[Hashable]:
+    return (_pod_owner(pod),)
+
+
+def job_of(pod: Object) -> str | None:
+    """What the pod's job is called. Labels only: `identity` asks who really owns the pod."""
+    return kinds.key_of_pod(pod)
+
+
+class World:
+    """Jobs and Pods: the managed ones only. Everything read here may be a moment old.
+
+    `skips` hears of objects that cannot be looked at.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        on_job: Changed = _ignore,
+        on_workload: Changed = _ignore,
+        on_pod: Changed = _ignore,
+        on_queue: Changed = _ignore,
+        skips: Skips | None = None,
+    ) -> None:
+        self._on_job, self._on_pod = on_job, on_pod
+        self._skips = skips or Skips(Metrics())
+        skip = self._skips.note
+        self._lost: dict[tuple[str, str | None], list[Object]] = {}
+        self._lost_lock = threading.Lock()
+        self.jobs = Informer(kube, JOB, self._job_changed, selector=_MANAGED, skip=skip)
+        self.jobsets = Informer(kube, JOBSET, self._job_changed, selector=_MANAGED, optional=True, skip=skip)
+        self.trainjobs = Informer(kube, TRAINJOB, self._job_changed, selector=_MANAGED, optional=True, skip=skip)
+        self.pods = Informer(kube, POD, self._pod_changed, selector=_MANAGED, index=_pod_index, skip=skip)
+        self.workloads = Informer(kube, WORKLOAD, on_workload, index=_workload_index, keep=_worth_keeping, skip=skip)
+        self.cluster_queues = Informer(kube, CLUSTER_QUEUE, on_queue, skip=skip)
+        self.local_queues = Informer(kube, LOCAL_QUEUE, on_queue, skip=skip)
+        self._of_kind = {JOB: self.jobs, JOBSET: self.jobsets, TRAINJOB: self.trainjobs}
+        self._informers = (*self._of_kind.values(), self.pods, self.workloads, self.cluster_queues, self.local_queues)
+
+    def start(self) -> None:
+        for informer in self._informers:
+            informer.start()
+
+    def stop(self) -> None:
+        for informer in self._informers:
+            informer.stop()
+
+    @property
+    def synced(self) -> bool:
+        return all(informer.synced.is_set() for informer in self._informers)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether every kind has been listed, and none has been without word from the API server for long."""
+        return self.synced and all(informer.silent_for() < SILENT_S for informer in self._informers)
+
+    @property
+    def unlisted(self) -> str:
+        """The kinds that have never been listed, with the reasons; "" when all have."""
+        missing = [informer for informer in self._informers if not informer.synced.is_set()]
+        return "; ".join(f"{i.kind.plural}: {i.problem or 'being listed'}" for i in missing)
+
+    def wait_synced(self, timeout_s: float) -> bool:
+        """Whether every kind has been listed within `timeout_s` seconds."""
+        end = time.monotonic() + timeout_s
+        return all(informer.synced.wait(max(0.0, end - time.monotonic())) for informer in self._informers)
+
+    def job(self, namespace: str, key: str) -> Object | None:
+        """Our copy of the managed job that is called `key`, seen as a Job."""
+        kind, name = kinds.kind_and_name(key)
+        found = self._of_kind[kind].get(namespace, name)
+        return None if found is None else kinds.as_job(found)
+
+    def all_jobs(self) -> Sequence[Object]:
+        """Every managed job, seen as a Job."""
+        found = []
+        for kind, informer in self._of_kind.items():
+            for job in informer.all():
+                with self._skips.over(kind.name, _name(job)):
+                    found.append(kinds.as_job(job))
+        return found
+
+    def workload_of(self, namespace: str, job: str) -> Object | None:
+        """The Job's Workload; the youngest when an old one is on its way out."""
+        found = self.workloads.indexed((namespace, job))
+        alive = [w for w in found if not w["metadata"].get("deletionTimestamp")]
+        return max(alive or found, key=views.created, default=None)
+
+    def pods_of(self, namespace: str, job: str) -> Sequence[Object]:
+        return self.pods.indexed((namespace, job))
+
+    def lost_of(self, namespace: str, job: str) -> Sequence[Object]:
+        """Pods of the Job's youngest attempt that were seen to go away unfinished, as if they had failed."""
+        with self._lost_lock:
+            return list(self._lost.get((namespace, job), ()))
+
+    def _pod_changed(self, pod: Object, deleted: bool) -> None:
+        key, own = _pod_owner(pod), annotation(pod, names.ANN_ATTEMPT)
+        job = self.job(key[0], key[1] or "")
+        if deleted and views.phase(pod) != "Succeeded" and job is not None and not _resting(job):
+            status = {**(pod.get("status") or {}), "phase": "Failed"}  # how it ended is told by what else it says
+            ghost = {**pod, "metadata": {**pod["metadata"], "finalizers": []}, "status": status}
+            with self._lost_lock:
+                same = [old for old in self._lost.get(key, ()) if annotation(old, names.ANN_ATTEMPT) == own]
+                self._lost[key] = [*same, ghost]
+        self._on_pod(pod, deleted)
+
+    def _job_changed(self, job: Object, deleted: bool) -> None:
+        # Of a suspended Job every pod goes, and the next attempt has other pods.
+        if deleted or _resting(kinds.as_job(job)):
+            with self._lost_lock:
+                self._lost.pop((str(job["metadata"]["namespace"]), kinds.job_key(job)), None)
+        self._on_job(job, deleted)
+
+    def name_of(self, uid: str) -> str | None:
+        """Name of the Workload with this UID, or of the one of the Job with this UID."""
+        found = self.preemptor(uid)
+        return found.workload if found else None
+
+    def preemptor(self, uid: str) -> Preemptor | None:
+        """Who the Workload with this UID is, or the one of the Job with this UID."""
+        found = self.workloads.indexed(uid)
+        return preemptor.of(found[0]) if found else None
+
+    # --- quota --------------------------------------------------------------------------------------------------------
+    def candidates(self) -> list[planner.Candidate]:
+        """Managed Jobs that run with quota."""
+        found = []
+        for job in self.jobs.all():
+            with self._skips.over("plan", _name(job)):
+                candidate = self._candidate(job)
+                if candidate is not None:
+                    found.append(candidate)
+        return found
+
+    def _candidate(self, job: Object) -> planner.Candidate | None:
+        namespace, name = str(job["metadata"]["namespace"]), str(job["metadata"]["name"])
+        workload = self.workload_of(namespace, name)
+        if workload is None or views.suspended(job) or views.failing(job) or not is_true(workload, "Admitted"):
+            return None
+        if is_true(workload, "Evicted") or is_true(workload, "Finished"):
+            return None
+        if views.delegated(job) or views.copied(job):
+            return None  # its size is the same in every cluster, and where it runs is the manager's to say
+        try:
+            history = views.history(job)
+            views.workers_wanted(job)
+            reshape.where(job)
+        except BadAnnotationError:
+            return None
+        return planner.Candidate(job, workload, self.pods_of(namespace, name), history)
+
+    def flavors_of(self, job: Object) -> Sequence[str] | None:
+        """Flavors of the Job's queue, None while the queue is not known."""
+        queue = label(job, names.KUEUE_QUEUE_LABEL) or ""
+        local = self.local_queues.get(str(job["metadata"]["namespace"]), queue)
+        found = self.cluster_queues.get("", str((local or {}).get("spec", {}).get("clusterQueue", "")))
+        return placement.flavor_names(found) if found is not None else None
+
+    def queues_around(self, cluster_queue: str) -> quota.Queues | None:
+        """None if there is no such ClusterQueue."""
+        queue = self.cluster_queues.get("", cluster_queue)
+        if queue is None:
+            return None
+        cohort = [queue]
+        if _cohort(queue):
+            cohort = [q for q in self.cluster_queues.all() if _cohort(q) == _cohort(queue)]
+        members = {str(q["metadata"]["name"]) for q in cohort}
+        reserved, pending = [], []
+        for workload in self.workloads.all():
+            with self._skips.over("plan", _name(workload)):
+                if is_true(workload, "Finished"):
+                    continue
+                given = views.admission(workload)
+                if given is not None:
+                    if given.cluster_queue in members:
+                        reserved.append(workload)
+                elif self._waits(workload) and self._queue_of(workload) in members:
+                    pending.append(workload)
+        return quota.Queues(queue, cohort, reserved, pending)
+
+    @staticmethod
+    def _waits(workload: Object) -> bool:
+        return (workload.get("spec") or {}).get("active", True) and not workload["metadata"].get("deletionTimestamp")
+
+    def _queue_of(self, workload: Object) -> str | None:
+        name = (workload.get("spec") or {}).get("queueName") or ""
+        local = self.local_queues.get(str(workload["metadata"]["namespace"]), name)
+        return str(((local or {}).get("spec") or {}).get("clusterQueue")) if local else None
+
+
+def _name(obj: Object) -> str:
+    return f"{obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}"
+
+
+def _resting(job: Object) -> bool:
+    return views.suspended(job) or views.finished(job) is not None or bool(job["metadata"].get("deletionTimestamp"))
+
+
+def _cohort(queue: Object) -> str:
+    spec = queue.get("spec") or {}
+    return str(spec.get("cohortName") or spec.get("cohort") or "")

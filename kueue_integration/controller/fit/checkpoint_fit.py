@@ -1,0 +1,172 @@
+"""Can the nodes of the flavor that Kueue chose run what the checkpoint was taken on? If not: another flavor. Pure.
+
+Only what is certain counts: a node without a label, a flavor without nodes (it may be scaled to none) and a checkpoint
+that does not say what it needs are let through, and the sidecar looks at the machine itself before it restores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from proxy.protocol import names
+from proxy.protocol.messages import CheckpointRef, Needs, NodeRequirement, Placement, to_json
+
+from ...errors import SpecError
+from ...kube.resources import Object
+from ...requests import placement
+from .. import attempt_history, reshape, views
+from ..actions import RequestReadmission
+from ..request_status import FlavorsOf
+
+NOTE = "does not fit the checkpoint"
+"""Every message and note of an admission that is sent back for its machines starts with this."""
+ARCHITECTURE = "kubernetes.io/arch"
+CPUID = "feature.node.kubernetes.io/cpu-cpuid."
+LONGEST_PAUSE_S = 300
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class FlavorMachines:
+    """A ResourceFlavor's nodeLabels, and the labels of the nodes that have them."""
+
+    labels: Labels
+    nodes: Mapping[str, Labels]
+    """Node name -> labels."""
+
+
+MachinesOf = Callable[[str], "FlavorMachines | None"]
+"""By flavor; None: not known."""
+
+
+def unknown(flavor: str) -> FlavorMachines | None:
+    return None
+
+
+def missing(checkpoint: CheckpointRef, nodes: Sequence[Labels]) -> str:
+    """Why none of `nodes` can continue `checkpoint`, "" if one can, or may."""
+    needs = checkpoint.needs
+    if needs is None:
+        return ""
+    lacks = [_lacks(needs, labels) for labels in nodes]
+    if not lacks or not all(lacks):
+        return ""
+    features = min((found for found in lacks if found != [ARCHITECTURE]), key=len, default=None)
+    if features is None:
+        here = "/".join(sorted({node[ARCHITECTURE] for node in nodes}))
+        return f"its nodes are {here}, checkpoint {checkpoint.id} needs {needs.architecture}"
+    return f"its nodes lack {', '.join(features)}, which checkpoint {checkpoint.id} needs"
+
+
+def _lacks(needs: Needs, node: Labels) -> list[str]:
+    if needs.architecture and node.get(ARCHITECTURE, needs.architecture) != needs.architecture:
+        return [ARCHITECTURE]
+    if not any(key.startswith(CPUID) for key in node):
+        return []  # nobody has looked at its CPU
+    return [name for name in needs.cpu if node.get(CPUID + name) != "true"]
+
+
+def sent_back(
+    job: Object, workload: Object, check_name: str, flavors_of: FlavorsOf, machines_of: MachinesOf
+) -> RequestReadmission | None:
+    """What to do about an admission on machines that cannot continue the Job's checkpoint, None for a good one.
+
+    If another flavor of the queue will do, the Job is given such a placement: Kueue would choose the same flavor again.
+    Else Kueue tries again and again, at growing intervals: a node may be added. Raises BadAnnotationError.
+    """
+    checkpoint, given = views.checkpoint(job), views.admission(workload)
+    if checkpoint is None or checkpoint.needs is None or given is None:
+        return None
+    chosen = sorted(set(given.flavors.values()))
+    problem = unfit(job, workload, machines_of)
+    if not problem:
+        return None
+    message = f"{NOTE}: {problem}"
+    others = _others(job, chosen, checkpoint, flavors_of, machines_of)
+    new = _placement(job, others, flavors_of, machines_of) if len(chosen) == 1 else None
+    if new is not None:
+        text = f"{message}; next: {' or '.join(new.flavors)}"
+        change = {**noted(job, text), names.ANN_PLACEMENT: to_json(new)}
+        return RequestReadmission(change, message=text, requeue_after_s=reshape.SENT_BACK_S, cause="machines")
+    advice = "the nodeLabels of its flavors do not tell them apart" if others else "no flavor it may use fits"
+    text = f"{message}; {advice}"
+    pause = pause_s(workload, check_name)
+    return RequestReadmission(noted(job, text), message=text, requeue_after_s=pause, cause="machines")
+
+
+def unfit(job: Object, workload: Object, machines_of: MachinesOf) -> str:
+    """Why the machines of the Workload's admission cannot continue the Job's checkpoint, "" if they can, or may.
+
+    Raises BadAnnotationError.
+    """
+    checkpoint, given = views.checkpoint(job), views.admission(workload)
+    if checkpoint is None or checkpoint.needs is None or given is None:
+        return ""
+    chosen = sorted(set(given.flavors.values()))
+    problem = missing(checkpoint, _common(chosen, machines_of))
+    return f"flavor {' with '.join(chosen)}: {problem}" if problem else ""
+
+
+def pause_s(workload: Object, check_name: str) -> int:
+    """How long an admission that was sent back waits: longer each time."""
+    retries = int((views.check(workload, check_name) or {}).get("retryCount") or 0)
+    pause: int = min(reshape.SENT_BACK_S * 2 ** min(retries, 10), LONGEST_PAUSE_S)
+    return pause
+
+
+def _common(flavors: Sequence[str], machines_of: MachinesOf) -> list[Labels]:
+    """Nodes that are of every one of `flavors`; none when nothing is known of one."""
+    found = [machines_of(flavor) for flavor in flavors]
+    known = [machines.nodes for machines in found if machines is not None]
+    if not known or len(known) < len(found):
+        return []
+    return [labels for name, labels in known[0].items() if all(name in nodes for nodes in known[1:])]
+
+
+def _others(
+    job: Object, chosen: Sequence[str], checkpoint: CheckpointRef, flavors_of: FlavorsOf, machines_of: MachinesOf
+) -> list[str]:
+    """Flavors of the Job's queue that it may use, and that fit as far as is known."""
+    pinned = reshape.where(job).flavors
+    may = [f for f in flavors_of(job) or () if f not in chosen and (not pinned or f in pinned)]
+    return [f for f in may if not missing(checkpoint, _common([f], machines_of))]
+
+
+def _placement(job: Object, others: Sequence[str], flavors_of: FlavorsOf, machines_of: MachinesOf) -> Placement | None:
+    """The Job's placement, narrowed to `others`; None when that cannot be, or would not steer Kueue."""
+    template = job["spec"].get("template")
+    before = reshape.where(job)
+    own = ((template or {}).get("spec") or {}).get("affinity")
+    if template is None or (own and own != placement.affinity(before)):
+        return None  # nothing of ours to change, or an affinity that the user brings
+    known = {name: machines_of(name) for name in flavors_of(job) or ()}
+    flavors = [placement.Flavor(name, found.labels) for name, found in known.items() if found is not None]
+    usable = [name for name in others if _told_apart(name, flavors)]
+    if not usable:
+        return None
+    return placement.make(flavors, usable, before.avoid_nodes, _hosts(before.terms))
+
+
+def _told_apart(name: str, flavors: Sequence[placement.Flavor]) -> bool:
+    try:
+        placement.check_flavor(name, flavors)
+    except SpecError:
+        return False
+    return True
+
+
+def _hosts(terms: Sequence[Sequence[NodeRequirement]]) -> list[str]:
+    """Host names that the placement stays away from already."""
+    away = [r for term in terms for r in term if (r.key, r.operator) == (placement.HOSTNAME, "NotIn")]
+    return sorted({host for requirement in away for host in requirement.values})
+
+
+def noted(job: Object, text: str) -> dict[str, str | None]:
+    """Annotations: the message also goes to the last attempt's record, once, as Kueue clears it from the check."""
+    history = views.history(job)
+    record = attempt_history.last(history)
+    if record is None or text in (record.note or ""):
+        return {}
+    return attempt_history.stored(attempt_history.with_last(history, attempt_history.noted(record, text)))

@@ -1,0 +1,75 @@
+"""Holds that have lasted as long as they may, for the Lease: the policy lets the suspend of these Jobs through.
+
+They stand there a little ahead, with the end of each, so that no hold waits for the Lease to be renewed. This is the
+way out that needs no write on a Job: its owner may fill its annotations up, or write them anew faster than we do, and
+somebody else's webhook may refuse ours. Nobody but us writes the Lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable
+
+from ..kube.resources import Object
+from . import hold, views
+
+log = logging.getLogger(__name__)
+
+AHEAD_S = 15.0
+"""More than the Lease takes to be renewed and read."""
+MOST = 2000
+"""Entries in the Lease, 96 kB. A Job whose suspend goes through leaves the list, so there are hardly ever two."""
+
+
+class Overdue:
+    """`jobs` gives all managed Jobs, `now` the API server's time in Unix seconds. Thread-safe."""
+
+    def __init__(
+        self,
+        jobs: Callable[[], Iterable[Object]],
+        workload_of: Callable[[Object], Object | None],
+        settings: hold.Settings,
+        now: Callable[[], float],
+    ) -> None:
+        self._jobs, self._workload_of, self._settings, self._now = jobs, workload_of, settings, now
+        self._lock = threading.Lock()
+        self._seen: dict[str, float] = {}
+
+    def seen_at(self, job: Object, workload: Object | None) -> float | None:
+        """When Kueue was first seen to want the Job suspended, Unix seconds; None: it does not, or is not held."""
+        uid = _uid(job)
+        with self._lock:
+            if not views.held(job, workload):
+                self._seen.pop(uid, None)
+                return None
+            return self._seen.setdefault(uid, self._now())
+
+    def entries(self) -> list[str]:
+        """`UID/SECONDS` of the Jobs whose hold is over or about to be. What one is like never matters to the others."""
+        now, known = self._now(), set()
+        found: list[tuple[bool, float, str]] = []
+        for job in self._jobs():
+            uid = _uid(job)
+            known.add(uid)
+            try:
+                workload = self._workload_of(job)
+                seen = self.seen_at(job, workload)
+                ends = None if seen is None else hold.due(job, workload, seen, self._settings)
+            except Exception:
+                log.exception("Job %s cannot be judged: its suspend is let through", uid)
+                workload, ends = None, now
+            if ends is not None and now + AHEAD_S >= ends:
+                # Last those that Kueue itself says nothing of: anybody can make a lot of Jobs that it does not know.
+                found.append((workload is None, ends, uid))
+        with self._lock:
+            self._seen = {uid: at for uid, at in self._seen.items() if uid in known}
+        if len(found) > MOST:
+            log.error("%d holds end now or are over and not let go; the Lease takes %d", len(found), MOST)
+        # Whole seconds, as the API server's own times, which the policy compares them with.
+        return [f"{uid}/{math.ceil(ends)}" for _, ends, uid in sorted(found)[:MOST]]
+
+
+def _uid(job: Object) -> str:
+    return str(job["metadata"].get("uid", ""))

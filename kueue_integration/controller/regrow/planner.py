@@ -1,0 +1,161 @@
+"""Regrowth: is there quota for more workers, or on an earlier flavor, for a Job that was shrunk or moved? Pure.
+
+Kueue never moves an admitted Workload to a better place. Asking it to evict and admit again costs a checkpoint and a
+restart, so the planner only does so when the better admission is certain as far as quotas tell, nobody else waits for
+that quota, and moving has not just been tried in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.protocol.messages import AttemptRecord
+
+from ...contract import attempt_records as job_records
+from ...kube import quantities
+from ...kube.resources import Object, is_true
+from ...requests import user_requests
+from .. import attempt_history, reshape, views
+from ..actions import RequestReadmission
+from . import quota
+
+NOTE = "quota is free again"
+"""Every message and note of a regrowth starts with this."""
+FRUITLESS_BACKOFF_S = 60.0
+FRUITLESS_MAX_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A managed Job that runs and might run better."""
+
+    job: Object
+    workload: Object
+    pods: Sequence[Object]
+    history: Sequence[AttemptRecord]
+
+
+@dataclass(frozen=True)
+class Plan:
+    candidate: Candidate | None = None
+    action: RequestReadmission | None = None
+    wake_at: float | None = None
+    """Unix seconds at which another look is worthwhile though nothing changed."""
+
+
+def plan(queues: quota.Queues, candidates: Sequence[Candidate], now: float, min_run_s: float) -> Plan:
+    """At most one readmission for the whole cohort: two at once would count the same free quota twice."""
+    wake: list[float] = []
+    if any(_leaves(w) for w in queues.reserved):
+        return Plan()  # quota is about to change hands
+    free = quota.free(queues)
+    for candidate in sorted(candidates, key=_rank):
+        record = attempt_history.last(candidate.history)
+        goal = _goal(queues.queue, free, candidate)
+        since = job_records.trains_since(candidate.job, record) if record is not None else None
+        if record is None or since is None or goal is None or not _runs(candidate, record):
+            continue
+        if any(_competes(w, candidate, queues.queue, free) for w in queues.pending):
+            continue
+        # A user who asks for more does not wait for the useful minimum; moves in vain make everybody wait.
+        patience = _patience(candidate.history, 0.0 if asked_to_grow(candidate) else min_run_s)
+        due = since + patience
+        if now < due:
+            wake.append(due)
+            continue
+        message = f"{NOTE}: {goal}"
+        history = attempt_history.with_last(candidate.history, attempt_history.readmitted(record, "regrow", message))
+        return Plan(candidate, RequestReadmission(attempt_history.stored(history), message=message, cause="regrow"))
+    return Plan(wake_at=min(wake, default=None))
+
+
+def asked_to_grow(candidate: Candidate) -> bool:
+    """Whether a user has asked for another size or place, and waits for it."""
+    found = user_requests.running(candidate.job, user_requests.CHANGE)
+    return found is not None and found[0].op in ("resize", "migrate")
+
+
+def _leaves(workload: Object) -> bool:
+    """Whether the Workload is evicted, or about to be: a check says Retry and Kueue has not acted on it yet."""
+    checks = (workload.get("status") or {}).get("admissionChecks") or ()
+    return is_true(workload, "Evicted") or any(c.get("state") in ("Retry", "Rejected") for c in checks)
+
+
+def _priority(workload: Object) -> int:
+    return int((workload.get("spec") or {}).get("priority") or 0)
+
+
+def _rank(candidate: Candidate) -> tuple[int, float, str]:
+    meta = candidate.workload["metadata"]
+    return -_priority(candidate.workload), views.created(candidate.workload), str(meta["name"])
+
+
+def _runs(candidate: Candidate, record: AttemptRecord) -> bool:
+    """All pods run and train: what is paid for a move is then known, and a start is never interrupted by us."""
+    running = [p for p in views.of_attempt(candidate.pods, record.attempt) if views.phase(p) == "Running"]
+    alive = all(not p["metadata"].get("deletionTimestamp") for p in running)
+    return record.ended_by is None and alive and len(running) == record.pods
+
+
+def _patience(history: Sequence[AttemptRecord], min_run_s: float) -> float:
+    """Seconds to run before a move; doubles with every move after which the Job came back where it was."""
+    current, vain = history[-1], 0
+    for earlier in reversed(history[:-1]):
+        moved = earlier.readmitted_for == "regrow"
+        if not moved or (earlier.pods, earlier.flavor) != (current.pods, current.flavor):
+            break
+        vain += 1
+    if vain == 0:
+        return min_run_s
+    longer = max(min_run_s, FRUITLESS_BACKOFF_S) * 2.0 ** min(vain - 1, 30)
+    return min(longer, max(FRUITLESS_MAX_S, min_run_s))
+
+
+def _goal(queue: Object, free: quota.Amounts, candidate: Candidate) -> str | None:
+    """Words for the better admission that Kueue would give now, None if there is none."""
+    given = views.admission(candidate.workload)
+    if given is None or given.count < 1:
+        return None
+    wanted = views.workers_wanted(candidate.job)
+    own = quota.usage(candidate.workload)
+    allowed = reshape.where(candidate.job).flavors
+    earlier, names = False, []
+    for group in quota.groups(queue):
+        used = [r for r in group.covered if r in given.usage]
+        if not used:
+            continue
+        current = given.flavors.get(used[0], "")
+        if current not in group.flavors:
+            return None
+        place = group.flavors.index(current)
+        for flavor in group.flavors[: place + 1]:
+            if allowed and flavor not in allowed:
+                continue
+            need = {(flavor, r): quantities.parse(given.usage[r]) / given.count * wanted for r in used}
+            if all(amount <= free.get(key, quota.NONE) + own.get(key, quota.NONE) for key, amount in need.items()):
+                earlier = earlier or flavor != current
+                names.append(flavor)
+                break
+        else:
+            return None
+    if not names or not (given.count < wanted or earlier):
+        return None
+    return f"{given.count} -> {wanted} workers on {', '.join(dict.fromkeys(names))}"
+
+
+def _competes(pending: Object, candidate: Candidate, queue: Object, free: quota.Amounts) -> bool:
+    """Whether a waiting Workload would take the quota that the candidate gives up or hopes for.
+
+    One that could never fit does not count: it would keep everybody small for ever. One of lower priority counts only
+    when it fits into what is free during the move.
+    """
+    wanted = quota.requests(pending)
+    if not quota.fits(wanted, queue, quota.nominal(queue)):
+        return False
+    if _priority(pending) >= _priority(candidate.workload):
+        return True
+    own = quota.usage(candidate.workload)
+    keys = set(free) | set(own)
+    room = {key: free.get(key, quota.NONE) + own.get(key, quota.NONE) for key in keys}
+    return quota.fits(wanted, queue, room)

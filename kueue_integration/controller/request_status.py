@@ -1,0 +1,174 @@
+"""Requests of users: taken up, refused, and seen to be done. Pure; `reshape` does what they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus, to_json
+
+from ..kube.resources import Object, is_true
+from ..requests import user_requests
+from . import attempt_history, reshape, views
+from .actions import AnswerRequest
+
+SILENCE_S = 15.0
+"""So long after its deadline a checkpoint is given up for the pods, should they say nothing."""
+FlavorsOf = Callable[[Object], "Sequence[str] | None"]
+"""Flavors of a Job's queue, None when they are not known."""
+
+
+def take_up(job: Object, workload: Object | None, flavors_of: FlavorsOf, now: float) -> AnswerRequest | None:
+    """The answer to a request that has none yet. Raises BadAnnotationError."""
+    for slot in user_requests.SLOTS:
+        request = user_requests.asked(job, slot)
+        if request is None or user_requests.answer(job, slot) is not None:
+            continue
+        status = RequestStatus(request.id, request.op, "running", "", now, views.attempt(job))
+        problem = user_requests.problem(job, request, flavors_of(job) if request.op == "migrate" else None)
+        if problem is not None:
+            field, value, text = problem
+            return _answer(user_requests.ended(status, "failed", f"{field} = {value!r}: {text}", now))
+        barred = _barred(request, workload)
+        if barred:
+            return _answer(user_requests.ended(status, "failed", barred, now))
+        return _accept(job, workload, request, status)
+    return None
+
+
+def _barred(request: JobRequest, workload: Object | None) -> str:
+    """Why a request is not for the job's owner to make, "" if it is."""
+    if request.op != "resume" or workload is None or reshape.active(workload) or reshape.ours(workload):
+        return ""
+    name = workload["metadata"]["name"]
+    return f"not paused by `pause`: somebody has set spec.active of Workload {name} to false, and has to set it to true"
+
+
+def _accept(job: Object, workload: Object | None, request: JobRequest, status: RequestStatus) -> AnswerRequest:
+    change: dict[str, str | None] = {}
+    given = views.admission(workload) if workload is not None else None
+    message = "taken up"
+    if request.op == "resize":
+        assert request.workers is not None  # `problem` has seen to it
+        fewest = min(views.fewest_workers(job) if request.min_workers is None else request.min_workers, request.workers)
+        change = {names.ANN_WORKERS: str(request.workers), names.ANN_MIN_WORKERS: str(fewest)}
+        if given is not None and fewest <= given.count < request.workers:
+            message = f"grows to {request.workers} workers as soon as their quota is free; has {given.count} now"
+        elif given is not None and given.count != request.workers:
+            message = f"goes from {given.count} to {request.workers} workers"
+        else:
+            message = f"{request.workers} workers"
+    elif request.op == "migrate":
+        where = request.placement
+        change = {names.ANN_PLACEMENT: to_json(where)}
+        message = f"moves {reshape.goal(where)}"
+    elif request.op == "checkpoint":
+        status = _with_deadline(status, request)
+        message = "the ranks are asked to stop, save and go on"
+    return _answer(replace(status, message=message), change)
+
+
+def _with_deadline(status: RequestStatus, request: JobRequest) -> RequestStatus:
+    seconds = request.timeout_s if request.timeout_s is not None else user_requests.DEFAULT_CHECKPOINT_S
+    return replace(status, deadline=round(status.at + seconds, 3))
+
+
+def _answer(status: RequestStatus, change: dict[str, str | None] | None = None) -> AnswerRequest:
+    return AnswerRequest({**user_requests.stored(status), **(change or {})}, status=status)
+
+
+def follow(
+    job: Object, workload: Object | None, pods: Sequence[Object], check_name: str, now: float
+) -> tuple[AnswerRequest | None, float | None]:
+    """The final word on a request, if it is due, and when to look again. Raises BadAnnotationError."""
+    record = attempt_history.last(views.history(job))
+    wake: float | None = None
+    for slot in user_requests.SLOTS:
+        found = user_requests.running(job, slot)
+        if found is None:
+            continue
+        request, status = found
+        end = views.finished(job)
+        if end is not None and not (request.op == "checkpoint" and record is not None and record.finished_at is None):
+            complete = end.get("type") == "Complete"
+            if record is not None and _was_changed(job, record, request):
+                text = f"attempt {record.attempt} ran with {record.pods} workers on {record.flavor}"
+                text += f"; the job has {'finished' if complete else 'failed'} since"
+                return _answer(user_requests.ended(status, "done", text, now)), None
+            text = f"the job has ended ({'Finished' if complete else 'Failed'})"
+            return _answer(user_requests.ended(status, "failed", text, now)), None
+        if request.op == "checkpoint":
+            problem = _no_checkpoint(job, workload, record, status, now)
+            if problem:
+                return _answer(
+                    user_requests.ended(status, "failed", f"{attempt_history.NO_CHECKPOINT}: {problem}", now)
+                ), None
+            wake = (status.deadline or now) + SILENCE_S
+            continue
+        barred = _barred(request, workload)
+        if barred:
+            return _answer(user_requests.ended(status, "failed", barred, now)), None
+        done = _done(job, workload, pods, record, request, status, check_name)
+        if done:
+            return _answer(user_requests.ended(status, "done", done, now)), None
+    return None, wake
+
+
+def _no_checkpoint(
+    job: Object, workload: Object | None, record: AttemptRecord | None, status: RequestStatus, now: float
+) -> str:
+    if record is None or record.attempt != status.attempt:
+        return f"attempt {status.attempt} ended before"
+    if views.suspended(job) and (workload is None or views.reservation(workload) is None):
+        return f"attempt {status.attempt} ended before ({record.ended_by or 'Evicted'})"
+    if status.deadline is not None and now >= status.deadline + SILENCE_S:
+        return f"the pods gave no answer within {now - status.at:.0f} s"
+    return ""
+
+
+def _done(
+    job: Object,
+    workload: Object | None,
+    pods: Sequence[Object],
+    record: AttemptRecord | None,
+    request: JobRequest,
+    status: RequestStatus,
+    check_name: str,
+) -> str:
+    """What a user reads when the request has been carried out, "" while it has not."""
+    if workload is None or workload["metadata"].get("deletionTimestamp"):
+        return ""
+    active, given = reshape.active(workload), views.admission(workload)
+    if request.op == "pause":
+        if active or given is not None or not views.suspended(job):
+            return ""
+        return f"paused; {attempt_history.restart_point(views.checkpoint(job))} when it is resumed"
+    if not active:
+        if reshape.reshaping(workload):
+            return ""
+        waits = request.op != "resume" and given is None and reshape.reshape(job, workload) is None
+        return "set; takes effect when the job is resumed" if waits else ""
+    if given is None or record is None or not _trains(workload, record, check_name):
+        return ""
+    if reshape.unfit(job, workload, pods, record):
+        return ""
+    wanted = views.workers_wanted(job)
+    if request.op == "resize" and given.count != wanted and record.attempt <= status.attempt:
+        return ""  # still the size of before
+    return f"attempt {record.attempt} runs with {given.count} workers on {given.flavor}"
+
+
+def _was_changed(job: Object, record: AttemptRecord, request: JobRequest) -> bool:
+    """Whether `record`, the last attempt of a job that has ended, ran as `request` asked for."""
+    if record.runs_since is None:
+        return False
+    if request.op == "resize":
+        return record.pods == request.workers
+    return request.op == "migrate" and bool(where := reshape.where(job).flavors) and record.flavor in where
+
+
+def _trains(workload: Object, record: AttemptRecord, check_name: str) -> bool:
+    state = views.check(workload, check_name)
+    leaves = is_true(workload, "Evicted") or state is None or state.get("state") != "Ready"
+    return not leaves and is_true(workload, "Admitted") and record.runs_since is not None and not record.ended_by

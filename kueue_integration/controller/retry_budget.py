@@ -1,0 +1,39 @@
+"""How many attempts a job may lose to the infrastructure, and how many it has lost. Pure.
+
+A preemption is Kueue's decision and never counts. What counts is an attempt that broke off without a checkpoint of its
+own: a pod or a node that was lost, a kill by the kernel, an exit code that the job says to go on after.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord
+
+from ..contract import attempt_records
+from ..kube.resources import Object
+
+END: Mapping[str, Any] = {"activeDeadlineSeconds": 1}
+"""What makes Kubernetes fail a Job that runs: the one way to it that anybody who may patch Jobs has."""
+
+
+def counted(job: Object, record: AttemptRecord) -> tuple[int, dict[str, str | None]]:
+    """Attempts lost with `record`, and the annotation that says so; counting the same attempt twice changes nothing."""
+    count = attempt_records.broken(job)
+    if record.checkpoint is not None or _last(job) == record.attempt:
+        return count, {}
+    return count + 1, {names.ANN_BROKEN: json.dumps({"attempt": record.attempt, "count": count + 1})}
+
+
+def used_up(job: Object, count: int) -> str | None:
+    """The sentence that ends the job, None while the budget lasts."""
+    limit = attempt_records.infrastructure_retries(job)
+    return None if limit is None or count <= limit else attempt_records.used_up(limit)
+
+
+def _last(job: Object) -> int | None:
+    found = attempt_records.lost(job)
+    return None if found is None else found.attempt

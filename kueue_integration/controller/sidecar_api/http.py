@@ -1,0 +1,344 @@
+"""The HTTPS API of the sidecars (paths and messages: proxy.protocol.messages), and the plain port of the probes.
+
+Every replica answers: all it needs stands in the Job. Calls of the Kubernetes API block, so they run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+
+from proxy.protocol.decode import Unreadable, whole
+from proxy.protocol.messages import (
+    CheckpointFailure,
+    Command,
+    CommitRequest,
+    DamageReport,
+    Hello,
+    MessageError,
+    Progress,
+    from_json,
+    to_json,
+)
+
+from ...contract import kinds
+from ...errors import Conflict, KubeError
+from ...kube import server_time
+from ...kube.client import Kube
+from ...kube.resources import Object
+from .. import apply, attempt_history, views
+from ..actions import Annotations
+from ..cache import World
+from ..errors import BadAnnotationError, RefusedError
+from ..metrics import Metrics
+from . import pod_identity, reports, tokens
+from .shares import Shares
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+LONG_POLL_S = 20.0
+PROGRESS_EVERY_S = 2.0
+WRITE_TRIES = 8
+MAX_BODY = 64 * 1024
+"""Bytes: ten times what a pod has to say. Reading it takes time from everybody's calls."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Hub:
+    """Wakes the long polls of a Job. `notify` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: dict[tuple[str, str], set[asyncio.Event]] = {}
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def notify(self, namespace: str, job: str) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake, (namespace, job))
+
+    def _wake(self, key: tuple[str, str]) -> None:
+        for event in self._waiting.get(key, ()):
+            event.set()
+
+    async def until(self, namespace: str, job: str, look: Callable[[], T | None], timeout_s: float) -> T | None:
+        """The first non-None result of `look`, called now and after every change; None after `timeout_s` seconds."""
+        event, key = asyncio.Event(), (namespace, job)
+        end = time.monotonic() + timeout_s
+        self._waiting.setdefault(key, set()).add(event)
+        try:
+            while True:
+                event.clear()
+                result = look()
+                left = end - time.monotonic()
+                if result is not None or left <= 0:
+                    return result
+                try:
+                    await asyncio.wait_for(event.wait(), left)
+                except (asyncio.TimeoutError, TimeoutError):
+                    return look()
+        finally:
+            self._waiting[key].discard(event)
+            if not self._waiting[key]:
+                del self._waiting[key]
+
+
+class Api:
+    """`secret` is the key from which the sidecars' shared secrets are derived."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        world: World,
+        hub: Hub,
+        secret: bytes,
+        metrics: Metrics,
+        server: server_time.ServerClock | None = None,
+    ) -> None:
+        self._kube, self._world, self._hub = kube, world, hub
+        self._secret, self._metrics = secret, metrics
+        self._identities = pod_identity.Identities(kube, world)
+        self._now = (server or server_time.ServerClock()).now
+        self._tokens = tokens.Reviews(kube, self._now, self._refused)
+        self._shares = Shares()
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
+        app.router.add_post("/v1/hello", self._hello)
+        app.router.add_get("/v1/commands", self._commands)
+        app.router.add_post("/v1/progress", self._progress)
+        app.router.add_post("/v1/commit", self._commit)
+        app.router.add_post("/v1/failure", self._failure)
+        app.router.add_post("/v1/damage", self._damage)
+        app.on_cleanup.append(self._close)
+        return app
+
+    def _refused(self, cause: str) -> None:
+        self._metrics.add("singularity_tokens_refused_total", cause)
+
+    async def _close(self, app: web.Application) -> None:
+        self._tokens.close()
+
+    # --- who and about what -----------------------------------------------------------------------------------------
+    def _job(self, namespace: str, name: str, attempt: int) -> Object:
+        """Our copy of the Job if it is at `attempt`, else the API server's: the copy may be behind. Blocks."""
+        job = self._world.job(namespace, name)
+        if job is None or views.attempt(job) != attempt:
+            job = kinds.find(self._kube, namespace, name)
+        if job is None:
+            raise RefusedError(409, f"there is no Job {namespace}/{name}: it has been deleted")
+        reports.require_current(job, attempt)
+        return job
+
+    async def _speaker(self, request: web.Request) -> tokens.Speaker:
+        """Who makes the request: asked before its body is read, and before anything about any Job is said.
+
+        Raises RefusedError, KubeError.
+        """
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise RefusedError(401, "the request has no bearer token")
+        return await self._tokens.speaker(token, request.remote or "")
+
+    async def _allowed(self, speaker: tokens.Speaker, namespace: str, name: str, attempt: int, leader: bool) -> Object:
+        """The Job that a pod may speak for. Raises RefusedError, KubeError."""
+        if speaker.namespace != namespace:
+            raise pod_identity.not_of(speaker, namespace, name)
+
+        def check() -> Object:
+            job = self._job(namespace, name, attempt)
+            pod = self._identities.pod(speaker, namespace, job)
+            pod_identity.require_attempt(pod, attempt)
+            if leader:
+                pod_identity.require_leader(pod)
+            return job
+
+        return await self._shares.run(namespace, check)
+
+    async def _write(
+        self, namespace: str, name: str, change: Callable[[Object], Annotations | None], tries: int = WRITE_TRIES
+    ) -> bool:
+        """Read the Job, compute, write if it has not changed; again if it has. False: there was nothing to write."""
+
+        def attempt() -> bool:
+            for left in reversed(range(tries)):
+                job = kinds.find(self._kube, namespace, name)
+                if job is None:
+                    raise RefusedError(409, f"there is no Job {namespace}/{name}: it has been deleted")
+                annotations = change(job)
+                if not annotations:
+                    return False
+                try:
+                    apply.patch_annotations(self._kube, job, annotations)
+                    return True
+                except Conflict:
+                    self._metrics.add("singularity_conflicts_total")
+                    if not left:
+                        raise
+            return False
+
+        return await self._shares.run(namespace, attempt)
+
+    # --- handlers -----------------------------------------------------------------------------------------------------
+    async def _hello(self, request: web.Request) -> web.Response:
+        speaker = await self._speaker(request)
+        message = from_json(Hello, await request.text())
+        job = await self._allowed(speaker, message.namespace, message.job, message.attempt, leader=False)
+        pods = self._world.pods_of(message.namespace, message.job)
+        reply = reports.hello(job, pods, message, self._secret)
+        if reply is None and reports.ended(job, message.attempt):
+            return _json({"error": "the attempt has ended with a checkpoint", "ended": True}, 202)
+        if reply is None:
+            return _json({"error": "the leader is not known yet: ask again"}, 202)
+        return web.Response(text=to_json(reply), content_type="application/json")
+
+    async def _commands(self, request: web.Request) -> web.Response:
+        speaker, query = await self._speaker(request), request.query
+        namespace, name = _needed(query.get("namespace"), "namespace"), _needed(query.get("job"), "job")
+        attempt, after = _number(query.get("attempt"), "attempt"), _number(query.get("after", "0"), "after")
+        job = await self._allowed(speaker, namespace, name, attempt, leader=True)
+
+        def look() -> Command | None:
+            current = self._world.job(namespace, name)
+            if current is None or _behind(current, job, attempt):
+                current = job  # our copy is older than what the API server has just said
+            reports.require_current(current, attempt)
+            command = reports.command(current, self._now())
+            return command if command is not None and command.seq > after else None
+
+        found = await self._hub.until(namespace, name, look, LONG_POLL_S)
+        if found is None:
+            return web.Response(status=204)
+        return web.Response(text=to_json(found), content_type="application/json")
+
+    async def _progress(self, request: web.Request) -> web.Response:
+        speaker = await self._speaker(request)
+        message = from_json(Progress, await request.text())
+        job = await self._allowed(speaker, message.namespace, message.job, message.attempt, leader=True)
+        now = self._now()
+        if reports.is_news(job, message, now):
+            pods = self._world.pods_of(message.namespace, message.job)
+            await self._write(message.namespace, message.job, lambda j: reports.progress(j, message, now, pods))
+        elif reports.progress_age(job, now) >= PROGRESS_EVERY_S:
+            with contextlib.suppress(Conflict):  # the next report is a second away
+                await self._write(message.namespace, message.job, lambda j: reports.progress(j, message, now), tries=1)
+        return _json({})
+
+    async def _commit(self, request: web.Request) -> web.Response:
+        speaker = await self._speaker(request)
+        message = from_json(CommitRequest, await request.text())
+        await self._allowed(speaker, message.namespace, message.job, message.attempt, leader=True)
+        if await self._write(message.namespace, message.job, lambda j: reports.commit(j, message, self._now())):
+            self._metrics.add("singularity_checkpoints_committed_total")
+            new = message.checkpoint
+            about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt, "step": new.step}
+            log.info("checkpoint %s committed", new.id, extra={**about, "bytes": new.bytes})
+        return _json({})
+
+    async def _failure(self, request: web.Request) -> web.Response:
+        speaker = await self._speaker(request)
+        message = from_json(CheckpointFailure, await request.text())
+        await self._allowed(speaker, message.namespace, message.job, message.attempt, leader=True)
+        now = self._now()
+        self._metrics.add("singularity_checkpoint_failures_total")
+        about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt}
+        log.warning("no checkpoint: %s", message.message, extra=about)
+        why: str | None = None
+
+        def change(job: Object) -> Annotations | None:
+            nonlocal why
+            told = reports.failure(job, message, now)
+            why = reports.lifted(job, told, now)
+            return told
+
+        if await self._write(message.namespace, message.job, change) and why is not None:
+            self._metrics.add("singularity_holds_released_total", why)
+            if why == "deadline":  # the pods have noticed it before our worker
+                self._metrics.add("singularity_holds_expired_total")
+        return _json({})
+
+    async def _damage(self, request: web.Request) -> web.Response:
+        speaker = await self._speaker(request)
+        message = from_json(DamageReport, await request.text())
+        await self._allowed(speaker, message.namespace, message.job, message.attempt, leader=False)
+        if await self._write(message.namespace, message.job, lambda j: reports.damage(j, message)):
+            about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt}
+            for found in message.damaged[: attempt_history.MAX_CHECKPOINTS]:
+                self._metrics.add("singularity_checkpoints_damaged_total")
+                log.error("checkpoint %s cannot be restored: %s", found.id, found.problem, extra=about)
+        return _json({})
+
+
+def health_app(ready: Callable[[], str], alive: Callable[[], str], metrics: Metrics) -> web.Application:
+    """`ready` and `alive` return what is wrong, "" when nothing is."""
+
+    def probe(check: Callable[[], str]) -> Handler:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            problem = check()
+            return web.Response(status=503 if problem else 200, text=(problem or "ok") + "\n")
+
+        return answer
+
+    async def numbers(request: web.Request) -> web.StreamResponse:
+        # In a thread: with thousands of jobs the gauges take a while, and the pods' calls must not wait for them.
+        text = await asyncio.to_thread(metrics.text)
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    app = web.Application()
+    app.router.add_get("/healthz", probe(alive))
+    app.router.add_get("/readyz", probe(ready))
+    app.router.add_get("/metrics", numbers)
+    return app
+
+
+def _behind(copy: Object, job: Object, attempt: int) -> bool:
+    return bool(copy["metadata"]["uid"] != job["metadata"]["uid"] or views.attempt(copy) < attempt)
+
+
+def _json(data: Any, status: int = 200) -> web.Response:
+    return web.json_response(data, status=status)
+
+
+def _needed(value: str | None, name: str) -> str:
+    if not value:
+        raise RefusedError(400, f"query parameter {name} is missing")
+    return value
+
+
+def _number(value: str | None, name: str) -> int:
+    text = _needed(value, name)
+    found = whole(text)
+    if isinstance(found, Unreadable):
+        raise RefusedError(400, f"query parameter {name} = {text[:40]!r}: {found.why}")
+    return found
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error leaves as {"error": "sentence"}; the client asks again after a 5xx."""
+    try:
+        return await handler(request)
+    except RefusedError as error:
+        return _json({"error": str(error)}, error.status)
+    except MessageError as error:
+        return _json({"error": str(error)}, 400)
+    except BadAnnotationError as error:
+        return _json({"error": str(error)}, 500)
+    except KubeError as error:
+        log.warning("%s: %s", request.path, error)
+        return _json({"error": f"the Kubernetes API did not answer as hoped: {error}"}, 503)
+    except web.HTTPException as error:
+        return _json({"error": error.reason}, error.status)
+    except Exception:
+        log.exception("%s", request.path)
+        return _json({"error": "internal error, see the controller's log"}, 500)

@@ -1,0 +1,331 @@
+"""What a message of a training pod does to its Job: pure functions from (Job, message) to annotations.
+
+The API server decides between two writers: every change is written with the Job's resourceVersion as precondition and
+computed again from the newer Job when that fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from proxy.protocol import gpus, manifest, names, page
+from proxy.protocol.messages import (
+    AttemptRecord,
+    CheckpointFailure,
+    CheckpointRef,
+    Command,
+    CommitRequest,
+    DamageReport,
+    Hello,
+    HelloReply,
+    Needs,
+    Progress,
+    Reading,
+    to_json,
+)
+
+from ...contract.attempt_records import progress as shown_progress
+from ...jobs import loss_curve
+from ...kube.resources import Object, annotation
+from ...requests import user_requests
+from .. import attempt_history, views
+from ..actions import Annotations
+from ..errors import RefusedError
+
+NOT_RUNNING = ("starting", "restoring")
+"""Phases of an attempt in which not all of its programs run yet."""
+SAME_S = 2.0
+"""Two reports of how long ago something was mean the same moment if it comes out so near: they travel for a while."""
+MAX_NEEDS = 32
+"""Features that a checkpoint may need, and letters of a name: it is kept in annotations of limited size."""
+
+
+def require_current(job: Object, attempt: int) -> None:
+    """Raises RefusedError 409 unless `attempt` is the Job's current one, and the Job is to stay."""
+    if views.going(job):
+        raise RefusedError(409, "the job is being deleted: its pods have nothing more to save")
+    current = views.attempt(job)
+    if attempt != current:
+        raise RefusedError(409, f"attempt {attempt} is not current, the job is at {current}; nothing was written")
+
+
+def peer_key(secret: bytes, job_uid: str, attempt: int) -> str:
+    """Secret that the sidecars of one attempt share."""
+    return hmac.new(secret, f"{job_uid}/{attempt}".encode(), hashlib.sha256).hexdigest()
+
+
+def _current(job: Object, attempt: int) -> tuple[list[AttemptRecord], AttemptRecord | None]:
+    history = views.history(job)
+    record = attempt_history.last(history)
+    return history, record if record is not None and record.attempt == attempt else None
+
+
+def ended(job: Object, attempt: int) -> bool:
+    """Whether the Job's current attempt `attempt` has stopped with a checkpoint."""
+    _, record = _current(job, attempt)
+    return record is not None and record.checkpoint is not None
+
+
+def hello(job: Object, pods: Sequence[Object], message: Hello, secret: bytes) -> HelloReply | None:
+    """The answer, None while the pod has to ask again. Raises RefusedError 409 for an attempt that is over."""
+    require_current(job, message.attempt)
+    if views.ranks_ended(job, pods):
+        return HelloReply(peer_key="", leader_ip="", finished=True)
+    _, record = _current(job, message.attempt)
+    given_up = record is not None and record.ended_by in attempt_history.BROKEN and views.hold(job) != names.HOLD_ARMED
+    if ended(job, message.attempt) or given_up:
+        return None  # this pod is a replacement that Kueue is about to remove, or has ranks that may end
+    leader_ip = None
+    for pod in views.of_attempt(pods, message.attempt):
+        if views.pod_index(pod) == 0 and views.can_write(pod) and not pod["metadata"].get("deletionTimestamp"):
+            leader_ip = (pod.get("status") or {}).get("podIP")
+    if not leader_ip:
+        return None
+    key = peer_key(secret, str(job["metadata"]["uid"]), message.attempt)
+    committed = sorted(views.checkpoints(job), key=lambda ref: ref.generation, reverse=True)
+    return HelloReply(key, str(leader_ip), _given(job, record), committed)
+
+
+def _given(job: Object, record: AttemptRecord | None) -> CheckpointRef | None:
+    """What the attempt was let in with: all of its pods restore the same checkpoint, or none gets through.
+
+    What stands on the Job is what the next attempt starts from: it is an older one as soon as a pod has found damage.
+    """
+    now = views.checkpoint(job)
+    if record is None or record.restored_from is None or (now is not None and now.id == record.restored_from):
+        return now
+    return next((ref for ref in views.checkpoints(job) if ref.id == record.restored_from), now)
+
+
+def command(job: Object, now: float) -> Command | None:
+    """What the leader is asked to do now. Derived from the annotations: a new controller goes on where the old one was.
+
+    An eviction is numbered by its deadline, a checkpoint that was asked for by when it was taken up, both in
+    milliseconds: the number identifies the command over restarts, and a later command has a higher one.
+    """
+    if views.suspended(job):
+        return None
+    record = attempt_history.last(views.history(job))
+    deadline = views.hold_deadline(job)
+    if views.hold(job) == names.HOLD_ARMED and deadline is not None:
+        reason = (record.ended_by if record else None) or "Evicted"
+        return Command(round(deadline * 1000), "checkpoint", reason, max(0.0, deadline - now), then="stop")
+    asked = user_requests.running(job, user_requests.CHECKPOINT)
+    if asked is None or record is None or record.checkpoint is not None or record.evicted_at is not None:
+        return None
+    request, status = asked
+    if status.attempt != record.attempt or status.deadline is None:
+        return None
+    reason = f"asked for by {request.by or 'a user'}"
+    return Command(round(status.at * 1000), "checkpoint", reason, max(0.0, status.deadline - now), then="continue")
+
+
+def progress(job: Object, message: Progress, now: float, pods: Sequence[Object] = ()) -> Annotations:
+    """What to write; `pods` are the Job's, as far as known. Raises RefusedError 409."""
+    require_current(job, message.attempt)
+    shown: dict[str, object] = {"attempt": message.attempt, "step": message.step, "phase": message.phase}
+    shown["at"] = round(now, 3)
+    if message.free:
+        shown["free"] = True
+    if message.bytes_total:
+        shown |= {"bytes_done": message.bytes_done, "bytes_total": message.bytes_total}
+    reading = message.reading or Reading()
+    shown |= loss_curve.printed(job, reading)
+    change: dict[str, str | None] = loss_curve.extended(job, reading)
+    change[names.ANN_PROGRESS] = json.dumps(shown, separators=(",", ":"))
+    history, record = _current(job, message.attempt)
+    if record is None:
+        return change
+    first = record.first_step if record.first_step is not None else message.first_step
+    moved = first is not None and message.step > first
+    seen = replace(
+        record,
+        running_at=record.running_at or (None if message.phase in NOT_RUNNING else now),
+        first_step=first,
+        first_step_at=_when(record.first_step_at, message.first_step_ago_s, now, once=True),
+        last_step=message.step - 1 if moved and record.checkpoint is None else record.last_step,
+        barrier_at=_when(record.barrier_at, message.barrier_ago_s, now),
+        gpus=record.gpus if message.gpus is None else gpus.bounded(message.gpus),
+    )
+    change.update(attempt_history.roster(job, seen, pods))
+    if seen != record:
+        change.update(attempt_history.stored(attempt_history.with_last(history, seen)))
+    return change
+
+
+def _when(known: float | None, ago_s: float | None, now: float, once: bool = False) -> float | None:
+    """Unix seconds, by our clock, of what happened so long ago; what is known of the same moment stays."""
+    if ago_s is None or (known is not None and (once or abs(now - ago_s - known) < SAME_S)):
+        return known
+    return round(now - ago_s, 3)
+
+
+def is_news(job: Object, message: Progress, now: float) -> bool:
+    """Whether `message` says something that must not wait for the next regular report."""
+    _, record = _current(job, message.attempt)
+    if record is None:
+        return False
+    first = message.first_step_ago_s is not None and record.first_step_at is None
+    barrier = _when(record.barrier_at, message.barrier_ago_s, now) != record.barrier_at
+    return first or barrier or last_phase(job) != message.phase
+
+
+def last_phase(job: Object) -> str | None:
+    """Phase that the leader of the current attempt reported last."""
+    shown = shown_progress(job)
+    return shown.phase if shown is not None and shown.attempt == views.attempt(job) else None
+
+
+def commit(job: Object, message: CommitRequest, now: float) -> Annotations | None:
+    """What to write; None when this very checkpoint stands there already. Raises RefusedError 409 or 400.
+
+    A checkpoint after which the attempt goes on leaves its record alone: a later end is recorded as ever.
+    """
+    require_current(job, message.attempt)
+    new = message.checkpoint
+    if new.attempt != message.attempt:
+        raise RefusedError(400, f"CommitRequest.checkpoint.attempt: {new.attempt} is not the attempt {message.attempt}")
+    _require_fit(job, new)
+    known = views.checkpoint(job)
+    history, record = _current(job, message.attempt)
+    if known is not None and known.id == new.id and (message.goes_on or record is None or record.checkpoint == new.id):
+        return None
+    if known is not None and known.id != new.id and new.generation <= known.generation:
+        raise RefusedError(409, f"generation {new.generation} is not newer than the committed {known.generation}")
+    # Dated by our clock: the pods' differ, and when the next one is due is counted from it.
+    again = known is not None and known.id == new.id
+    new = replace(new, unusable="", created_at=known.created_at if known is not None and again else now)
+    text = to_json(new)
+    change: dict[str, str | None] = {names.ANN_CHECKPOINT: text, names.ANN_CHECKPOINT_COPY: text}
+    asked = user_requests.running(job, user_requests.CHECKPOINT)
+    if asked is not None and asked[1].attempt == message.attempt:
+        change.update(user_requests.stored(user_requests.checkpointed(asked[1], new, now)))
+    # An empty annotation is a wish, or the end of a list of damaged ones: what was before is not gone back to.
+    before = [] if annotation(job, names.ANN_CHECKPOINT) == "" else views.checkpoints(job)
+    change[names.ANN_CHECKPOINTS] = attempt_history.listed([*(ref for ref in before if ref.id != new.id), new])
+    if message.goes_on:
+        return change
+    if views.hold(job) is not None:
+        change[names.ANN_HOLD] = names.HOLD_RELEASED
+    if record is not None:
+        note = record.note
+        if note and attempt_history.NO_CHECKPOINT in note:
+            note = attempt_history.cut(f"{note.split(';')[0]}; a checkpoint was taken within the pods' grace period")
+        made_none = record.first_step is not None and message.last_step < record.first_step
+        done = replace(
+            record,
+            barrier_at=_when(record.barrier_at, message.barrier_ago_s, now),
+            committed_at=now,
+            last_step=None if made_none else message.last_step,
+            checkpoint=new.id,
+            note=note,
+        )
+        change.update(attempt_history.stored(attempt_history.with_last(history, done)))
+    return change
+
+
+def _require_fit(job: Object, new: CheckpointRef) -> None:
+    """Raises RefusedError 400 for a checkpoint that is none of this Job's: its next attempt could not start from it."""
+    world = views.world_size(job, default=new.world_size)
+    if new.world_size != world:
+        raise RefusedError(400, f"CommitRequest.checkpoint.world_size: {new.world_size}, the Job's is {world}")
+    if new.generation // page.GENERATIONS_PER_ATTEMPT != new.attempt:
+        text = f"{new.generation} is not one of attempt {new.attempt}"
+        raise RefusedError(400, f"CommitRequest.checkpoint.generation: {text}")
+    if not manifest.is_id(new.id):
+        raise RefusedError(400, f"CommitRequest.checkpoint.id: {new.id!r} is not a checkpoint id")
+    if not manifest.is_digest(new.sha256):
+        raise RefusedError(400, f"CommitRequest.checkpoint.sha256: {new.sha256[:80]!r} is not a sha256 in hex")
+    needs = new.needs
+    if needs is not None and (len(needs.cpu) > MAX_NEEDS or any(len(n) > MAX_NEEDS for n in _words(needs))):
+        raise RefusedError(400, f"CommitRequest.checkpoint.needs: more than {MAX_NEEDS} features, or a longer name")
+    if not views.of_store(job, new):
+        store = annotation(job, names.ANN_STORE)
+        raise RefusedError(400, f"CommitRequest.checkpoint.url: {new.url!r}, the Job's store is {store!r}")
+
+
+def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations | None:
+    """What to write; None when it changes nothing. Raises RefusedError 409."""
+    require_current(job, message.attempt)
+    change: dict[str, str | None] = {}
+    wanted = user_requests.running(job, user_requests.CHECKPOINT)
+    if wanted is not None and wanted[1].attempt == message.attempt:
+        text = f"{attempt_history.NO_CHECKPOINT}: {message.message.rstrip('. ')}"
+        change.update(user_requests.stored(user_requests.ended(wanted[1], "failed", text, now)))
+    if message.goes_on:
+        return change or None
+    deadline = views.hold_deadline(job)
+    asked = views.hold(job) == names.HOLD_ARMED and deadline is not None
+    if asked and last_phase(job) == "finished":
+        return change or None  # training has ended: the hold lasts until the Job is complete, or its deadline
+    history, record = _current(job, message.attempt)
+    if asked and message.finishing:
+        # Suspending it now would repeat everything since its last checkpoint, so near to the end.
+        note = f"{message.message.rstrip('. ')}; {attempt_history.MAY_END}"
+        if record is not None and note not in (record.note or ""):
+            change.update(
+                attempt_history.stored(attempt_history.with_last(history, attempt_history.noted(record, note)))
+            )
+        return change or None
+    if asked:
+        change[names.ANN_HOLD] = names.HOLD_RELEASED
+    if record is not None and record.checkpoint is None:
+        within = ""
+        if asked and deadline is not None and record.evicted_at is not None and now >= deadline - 1:
+            within = f" within {deadline - record.evicted_at:.0f} s"
+        text = message.message.rstrip(". ")
+        note = (
+            f"{attempt_history.NO_CHECKPOINT}{within}: {text}; {attempt_history.restart_point(views.checkpoint(job))}"
+        )
+        seen = attempt_history.noted(record, note)
+        if seen != record:
+            change.update(attempt_history.stored(attempt_history.with_last(history, seen)))
+    return change or None
+
+
+def damage(job: Object, message: DamageReport) -> Annotations | None:
+    """What to write when a pod cannot restore what its attempt was given; None if that is known already.
+
+    The next attempt starts from the newest checkpoint before it that nobody has found damaged, or from the beginning.
+    Nothing is deleted. This attempt gets no other checkpoint: its other pods may have restored this one.
+    Raises RefusedError 409.
+    """
+    require_current(job, message.attempt)
+    given = views.checkpoint(job)
+    told = {found.id: found.problem for found in message.damaged}
+    _, record = _current(job, message.attempt)
+    if given is None or given.id not in told or given.attempt >= message.attempt:
+        return None
+    if record is not None and record.restored_from not in (None, given.id):
+        return None
+    past = [ref for ref in views.checkpoints(job) if ref.id != given.id]
+    marked = [
+        attempt_history.found_unusable(ref, told) for ref in sorted([*past, given], key=lambda ref: ref.generation)
+    ]
+    before = attempt_history.usable_before(marked, given)
+    text = "" if before is None else to_json(before)
+    listed = attempt_history.listed(marked)
+    return {names.ANN_CHECKPOINT: text, names.ANN_CHECKPOINT_COPY: text, names.ANN_CHECKPOINTS: listed}
+
+
+def lifted(job: Object, change: Annotations | None, now: float) -> str | None:
+    """Why `change` lifts the hold of `job`, a word for the metrics: its deadline, or a save that failed before. None if
+    it does not."""
+    if (change or {}).get(names.ANN_HOLD) != names.HOLD_RELEASED:
+        return None
+    deadline = views.hold_deadline(job)
+    return "deadline" if deadline is not None and now >= deadline - 1 else "failed"
+
+
+def progress_age(job: Object, now: float) -> float:
+    """Seconds since the progress annotation was written, infinite without one."""
+    shown = shown_progress(job)
+    return float("inf") if shown is None else now - shown.at
+
+
+def _words(needs: Needs) -> list[str]:
+    return [needs.architecture, *needs.cpu]

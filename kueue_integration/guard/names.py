@@ -1,0 +1,7 @@
+"""Names of the guard policies; the binding of each has the same."""
+
+ANNOTATIONS = "singularity-guard-annotations"
+PODS = "singularity-guard-pods"
+JOBS = "singularity-guard-jobs"
+EXEC = "singularity-guard-exec"
+POLICIES = (ANNOTATIONS, PODS, JOBS, EXEC)

@@ -1,0 +1,82 @@
+"""Whose each annotation is. The reserved ones are the controller's: it believes what stands there.
+
+`CONTROLLER`: nobody else may write it. `CREATION`: whoever creates the object chooses it, afterwards it is the
+controller's. `USER`: whoever may edit the object may change it at any time; the controller reads it as untrusted text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.protocol import names
+
+CONTROLLER = "controller"
+CREATION = "creation"
+USER = "user"
+REMOVED = None
+"""Among `free` values: anybody may remove it."""
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """:param whose: CONTROLLER, CREATION or USER
+    :param instead: what a user does instead of writing it, the end of the sentence that refuses it
+    :param free: what anybody may write although it is the controller's
+    :param values: of a user's: all that it may be; empty: any text
+    """
+
+    name: str
+    whose: str
+    instead: str = ""
+    free: Sequence[str | None] = ()
+    values: Sequence[str] = ()
+
+
+_STATUS = "read it with `singularityctl status`"
+_CHECKPOINTS = "see `singularityctl checkpoints ls`"
+_RESIZE = "ask for another size with `singularityctl resize`"
+
+TABLE: Sequence[Annotation] = (
+    Annotation(names.ANN_ATTEMPT, CONTROLLER, _STATUS),
+    Annotation(
+        names.ANN_CHECKPOINT, CONTROLLER, "set it to the empty text to start the next attempt from the beginning", [""]
+    ),
+    Annotation(names.ANN_CHECKPOINT_COPY, CONTROLLER, _CHECKPOINTS),
+    Annotation(names.ANN_CHECKPOINTS, CONTROLLER, _CHECKPOINTS),
+    Annotation(names.ANN_HISTORY, CONTROLLER, _STATUS),
+    Annotation(names.ANN_PROGRESS, CONTROLLER, _STATUS),
+    Annotation(names.ANN_CURVE, CONTROLLER, _STATUS),
+    Annotation(names.ANN_PODS, CONTROLLER, _STATUS),
+    Annotation(names.ANN_BROKEN, CONTROLLER, f"the budget is {names.ANN_INFRASTRUCTURE_RETRIES}"),
+    Annotation(
+        names.ANN_HOLD_DEADLINE,
+        CONTROLLER,
+        f"set {names.ANN_HOLD}={names.HOLD_RELEASED} to let a preemption through now",
+        [REMOVED],
+    ),
+    Annotation(names.ANN_PLACEMENT, CONTROLLER, "use `singularityctl migrate`, or remove it", [REMOVED]),
+    Annotation(names.ANN_REQUEST_STATUS, CONTROLLER, f"{names.ANN_REQUEST} is what you may write"),
+    Annotation(names.ANN_CHECKPOINT_STATUS, CONTROLLER, f"{names.ANN_CHECKPOINT_REQUEST} is what you may write"),
+    Annotation(names.ANN_CHECKPOINT_POLICY, CONTROLLER, f"{names.ANN_CHECKPOINT_EVERY} is what you may write"),
+    Annotation(names.ANN_RESHAPE, CONTROLLER, _RESIZE),
+    Annotation(names.ANN_PAUSED, CONTROLLER, "use `singularityctl pause` and `resume`"),
+    Annotation(names.ANN_OVERDUE, CONTROLLER, _STATUS),
+    Annotation(names.ANN_FLAVOR, CONTROLLER, _STATUS),
+    Annotation(names.ANN_WORKERS, CREATION, _RESIZE),
+    Annotation(names.ANN_MIN_WORKERS, CREATION, _RESIZE),
+    Annotation(names.ANN_WORLD_SIZE, CREATION, "the number of ranks stays; submit another job"),
+    Annotation(names.ANN_STORE, CREATION, "its checkpoints stay where they are; submit another job"),
+    Annotation(names.ANN_HOLD, USER, values=(names.HOLD_ARMED, names.HOLD_RELEASED, names.HOLD_OFF)),
+    Annotation(names.ANN_BUDGET, USER),
+    Annotation(names.ANN_CHECKPOINT_EVERY, USER),
+    Annotation(names.ANN_INFRASTRUCTURE_RETRIES, USER),
+    Annotation(names.ANN_REQUEST, USER),
+    Annotation(names.ANN_CHECKPOINT_REQUEST, USER),
+)
+LABELS = (names.LABEL_JOB, names.LABEL_IDENTITY)
+"""Labels that stay as they were when the object was created."""
+
+
+def reserved(*whose: str) -> list[Annotation]:
+    return [entry for entry in TABLE if entry.whose in whose]

@@ -1,0 +1,181 @@
+"""What pods may be in namespaces that train, as CEL. The rules are the same for a pod and for the template of a Job.
+
+Training needs a namespace without Pod Security: the launcher has capabilities that are as good as root on the node. So
+everything else there is kept to less, and the launcher's place is kept for our launcher: its program comes from the
+volume that our installer fills, and nobody else writes that volume.
+
+Variables: `spec` (the pod spec), `images` (that our own containers may have), `hostPaths` (`paths` of the chart's
+volumes, and `readOnly`, those that are only read).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.protocol import names
+
+from ..contract.kinds import CONTAINER_NODE
+from ..doctor import probe
+from ..manifests.pod import AGENT_VOLUME, INSTALL, LAUNCHER, LAUNCHER_CAPABILITIES, SIDECAR
+from ..spec.validation import VOLUME_PREFIX
+from .cel import literal
+
+ORDINARY = (
+    "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "SETFCAP",
+    "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
+)  # fmt: skip
+"""Capabilities that every container has: those that Pod Security calls baseline."""
+TRAINERS = (names.CONTAINER_TRAIN, CONTAINER_NODE)
+LOADER_ENV = ("BASH", "GLIBC_", "LD_", "PYTHON")
+"""Beginnings of variables that would have another program run in ours."""
+SHELL_ENV = ("ENV", "IFS", "PATH")
+SECRETS = "/var/run/secrets/"
+"""Where webhooks of clouds mount a pod's identity, into every container."""
+IMAGE_HOME = "/opt/singularity"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`found` lists what breaks the rule; the sentence says `{}` for the first one's name."""
+
+    name: str
+    found: str
+    sentence: str
+    of: str = "variables.{0}[0].name"
+
+    @property
+    def message(self) -> str:
+        """The sentence as CEL."""
+        before, _, after = self.sentence.partition("{}")
+        return f"{literal(before)} + {self.of.format(self.name)} + {literal(after)}"
+
+
+def _starts(command: Sequence[str]) -> str:
+    words = " && ".join(f"c.command[{n}] == {literal(word)}" for n, word in enumerate(command))
+    return f"(size(c.?command.orValue([])) >= {len(command)} && {words})"
+
+
+def _named(*listed: str) -> str:
+    return f"c.name in {literal(listed)}"
+
+
+def _mounts(condition: str) -> str:
+    return f"c.?volumeMounts.orValue([]).exists(m, {condition})"
+
+
+def _env(condition: str) -> str:
+    return f"c.?env.orValue([]).exists(e, {condition})"
+
+
+def _below(path: str) -> str:
+    return f"(m.mountPath == '{path}' || m.mountPath.startsWith('{path}/'))"
+
+
+_AGENT, _INSTALL, _PREFIX = literal(AGENT_VOLUME), literal(names.CONTAINER_INSTALL), literal(VOLUME_PREFIX)
+_OF_THE_NODE = ("hostNetwork", "hostPID", "hostIPC")
+_ADDED = "c.?securityContext.?capabilities.?add.orValue([])"
+_OURS = "(c.?image.orValue('') in variables.images)"
+_IN_INIT = "variables.inits.exists(i, i.name == c.name)"
+_HOOKS = " || ".join(f"has(c.{name})" for name in ("lifecycle", "livenessProbe", "readinessProbe", "startupProbe"))
+_LOADED = " || ".join(f"e.name.startsWith('{text}')" for text in LOADER_ENV)
+_WHOLE = "!has(m.subPath) && !has(m.subPathExpr)"
+_ITS_PLACE = f"m.mountPath == {literal(names.AGENT_DIR)} && m.name == {_AGENT} && {_WHOLE}"
+_OTHER_PLACE = f"{_below(names.ROOT)} && !m.name.startsWith({_PREFIX})"
+_OVER_AGENT = f"{_below(names.AGENT_DIR)} && m.name != {_AGENT}"
+_WRITTEN = "m.name in variables.readVolumes && !m.?readOnly.orValue(false)"
+_FILLED = f"m.name == {_AGENT} && !m.?readOnly.orValue(false)"
+_NO_SECRET = f"!m.mountPath.startsWith({literal(SECRETS)})"
+_MORE = f"m.name != {_AGENT} && {_NO_SECRET}"
+_SHELL = f"{_LOADED} || e.name in {literal(SHELL_ENV)}"
+
+VARIABLES: dict[str, str] = {
+    "inits": "variables.spec.?initContainers.orValue([])",
+    "volumes": "variables.spec.?volumes.orValue([])",
+    "every": "variables.spec.containers + variables.inits + variables.spec.?ephemeralContainers.orValue([])",
+    # Of the chart's own volumes those that no container of ours writes.
+    "readVolumes": "variables.volumes.filter(v, has(v.hostPath) && v.hostPath.path in variables.hostPaths.readOnly)"
+    ".map(v, v.name)",
+    "strong": f"variables.every.filter(c, {_ADDED}.exists(a, !(a in {literal(ORDINARY)})))",
+    "launchers": f"variables.spec.containers.filter(c, {_named(*TRAINERS)} && {_starts(LAUNCHER)} && !({_HOOKS})"
+    f" && {_mounts(_ITS_PLACE)})",
+    "probes": f"variables.spec.containers.filter(c, {_named(probe.CRIU)} && {_OURS}"
+    f" && c.?command.orValue([]) == {literal(probe.COMMAND)}"
+    f" && !(has(c.args) || has(c.envFrom) || {_HOOKS}) && !{_env(_LOADED)} && !{_mounts(_NO_SECRET)})",
+    "installed": f"variables.inits.exists(c, {_named(names.CONTAINER_INSTALL)})",
+}
+"""In this order: CEL allows none before it was named."""
+
+RULES = (
+    Rule(
+        "hostNamespaces",
+        " + ".join(f"(variables.spec.?{n}.orValue(false) ? ['{n}'] : [])" for n in _OF_THE_NODE),
+        "{} must not be set: pods here stay out of the node's namespaces",
+        "variables.{0}[0]",
+    ),
+    Rule(
+        "privileged",
+        "variables.every.filter(c, c.?securityContext.?privileged.orValue(false)"
+        " || c.?securityContext.?windowsOptions.?hostProcess.orValue(false)"
+        " || c.?securityContext.?procMount.orValue('Default') != 'Default')",
+        "container {}: privileged, hostProcess and procMount must not be set",
+    ),
+    Rule(
+        "hostVolumes",
+        "variables.volumes.filter(v, has(v.hostPath) && !(v.hostPath.path in variables.hostPaths.paths))",
+        "volume {}: a hostPath must be one of the platform's own volumes (chart value pods.volumes)",
+    ),
+    Rule(
+        "writers",
+        f"variables.every.filter(c, {_mounts(_WRITTEN)})",
+        "container {}: a hostPath that the platform mounts read-only must be mounted with readOnly: true",
+    ),
+    Rule(
+        "capable",
+        "variables.strong.filter(c, !variables.probes.exists(p, p.name == c.name)"
+        " && !(variables.installed && variables.launchers.exists(l, l.name == c.name)"
+        f" && {_ADDED}.all(a, a in {literal((*ORDINARY, *LAUNCHER_CAPABILITIES))})))",
+        f"container {{}}: only the platform's launcher ({LAUNCHER[0]} in container {' or '.join(TRAINERS)}) may add"
+        f" capabilities, and only {', '.join(LAUNCHER_CAPABILITIES)}; without lifecycle and probes, and with"
+        f" {names.CONTAINER_INSTALL} beside it. Let the job be made by `singularityctl`, the operator or the adoption",
+    ),
+    Rule(
+        "unconfined",
+        "variables.every.filter(c, c.?securityContext.?appArmorProfile.?type"
+        ".or(variables.spec.?securityContext.?appArmorProfile.?type).orValue('') == 'Unconfined'"
+        " && !variables.launchers.exists(l, l.name == c.name) && !variables.probes.exists(p, p.name == c.name))",
+        "container {}: appArmorProfile must not be Unconfined: only the platform's launcher may be",
+    ),
+    Rule(
+        "strangers",
+        f"variables.every.filter(c, {_named(names.CONTAINER_INSTALL, names.CONTAINER_SIDECAR)}"
+        f" && !({_IN_INIT} && {_OURS} && !has(c.args) && !{_mounts(_below(IMAGE_HOME))}"
+        f" && c.?command.orValue([]) == (c.name == {_INSTALL}"
+        f" ? {literal(INSTALL)} : {literal(SIDECAR)})))",
+        "init container {}: the name is the platform's: it must have the platform's image and command"
+        " (chart value images.agent; images.trusted for further ones)",
+    ),
+    Rule(
+        "installers",
+        f"variables.inits.filter(c, {_named(names.CONTAINER_INSTALL)} && (has(c.envFrom) || has(c.lifecycle)"
+        f" || {_env(_SHELL)} || {_mounts(_MORE)}))",
+        "init container {}: must have nothing but the platform's: no envFrom, no variables of a loader or shell, no"
+        f" mounts but {AGENT_VOLUME}",
+    ),
+    Rule(
+        "fillers",
+        f"variables.every.filter(c, !({_named(names.CONTAINER_INSTALL)})"
+        f" && {_mounts(_FILLED)})",
+        f"container {{}}: volume {AGENT_VOLUME} must be mounted with readOnly: true: the launcher comes from it",
+    ),
+    Rule(
+        "covers",
+        f"variables.every.filter(c, {_mounts(_OTHER_PLACE)} || {_mounts(_OVER_AGENT)})",
+        f"container {{}}: nothing but the platform's volumes may be mounted at {names.ROOT}",
+    ),
+    Rule(
+        "agentVolumes",
+        f"variables.volumes.filter(v, v.name == {_AGENT} && !has(v.emptyDir))",
+        "volume {}: must be an emptyDir: the launcher comes from it",
+    ),
+)  # fmt: skip

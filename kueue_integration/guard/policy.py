@@ -1,0 +1,202 @@
+"""`python -m kueue_integration.guard.policy` writes the chart's guard policies from `ownership` and `pods`.
+
+An error in an expression refuses the request: whoever cannot be judged is not let in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from proxy.protocol import names
+
+from ..kube.resources import JOB, JOBSET, POD, TRAINJOB, WORKLOAD, Kind, Object
+from . import ownership, pods
+from .cel import literal
+from .names import ANNOTATIONS, EXEC, JOBS, PODS
+
+TEMPLATE = Path(__file__).resolve().parents[2] / "charts" / "singularity" / "templates" / "guard.yaml"
+HEAD = "{{/* Generated: python -m kueue_integration.guard.policy (a test compares). Do not edit. */}}\n"
+_GROUP = "admissionregistration.k8s.io/v1"
+_LABELS = "@LABELS@"
+_ACCOUNTS, _IMAGES, _HOST_PATHS, _ANY_EXEC = "@ACCOUNTS@", "@IMAGES@", "@HOST_PATHS@", "@ANY_EXEC@"
+_TRAINING = {"matchLabels": {names.LABEL_TRAINING: names.TRAINING_ENABLED}}
+OURS = " is the platform's: "
+"""Between the annotation and what to do instead."""
+
+
+def rule(kind: Kind, *operations: str, subresources: tuple[str, ...] = ()) -> Object:
+    """Of `matchConstraints.resourceRules`: the kind itself, with its subresources."""
+    plurals = [kind.plural, *(f"{kind.plural}/{name}" for name in subresources)]
+    return {
+        "apiGroups": [kind.group],
+        "apiVersions": [kind.version],
+        "operations": [*operations],
+        "resources": plurals,
+    }
+
+
+def annotation_policy() -> Object:
+    """Whoever is not one of our accounts changes nothing that `ownership.TABLE` reserves."""
+    ours = ownership.reserved(ownership.CONTROLLER, ownership.CREATION)
+    free = "(k in variables.now ? variables.now[k] in variables.free[?k].orValue([]) : k in variables.removable)"
+    lists = {
+        "instead": {entry.name: entry.instead for entry in ours},
+        "free": {entry.name: texts for entry in ours if (texts := [text for text in entry.free if text is not None])},
+        "removable": [entry.name for entry in ours if ownership.REMOVED in entry.free],
+        "creators": [entry.name for entry in ours if entry.whose == ownership.CREATION],
+        "choices": {entry.name: entry.values for entry in ownership.TABLE if entry.values},
+        "fixed": [*ownership.LABELS],
+    }
+    before = "oldObject == null ? {0} : oldObject.metadata.?{1}.orValue({{}})"
+    found = {
+        **{name: literal(value) for name, value in lists.items()},
+        "now": "object.metadata.?annotations.orValue({})",
+        "before": before.format("{}", "annotations"),
+        "labels": "object.metadata.?labels.orValue({})",
+        "labelsBefore": before.format("variables.labels", "labels"),
+        "changed": "(variables.instead.map(k, k) + variables.choices.map(k, k))"
+        ".filter(k, variables.now[?k] != variables.before[?k])",
+        "taken": f"variables.changed.filter(k, k in variables.instead && !{free}"
+        " && !(oldObject == null && k in variables.creators))",
+        "strange": "variables.changed.filter(k, k in variables.choices && k in variables.now"
+        " && !(variables.now[k] in variables.choices[k]))",
+        "moved": "variables.fixed.filter(k, variables.labels[?k] != variables.labelsBefore[?k])",
+    }
+    annotation, choice, label = "variables.taken[0]", "variables.strange[0]", "variables.moved[0]"
+    return {
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "resourceRules": [
+                rule(JOB, "CREATE", "UPDATE", subresources=("status",)),
+                *(rule(kind, "CREATE", "UPDATE") for kind in (JOBSET, TRAINJOB, WORKLOAD)),
+            ]
+        },
+        "matchConditions": [
+            {"name": "none-of-ours-asks", "expression": f"!(request.userInfo.username in {_ACCOUNTS})"},
+            {
+                "name": "something-changes",
+                "expression": "oldObject == null || oldObject.metadata.?annotations != object.metadata.?annotations"
+                " || oldObject.metadata.?labels != object.metadata.?labels",
+            },
+        ],
+        "variables": _variables(found),
+        "validations": [
+            _said(
+                "size(variables.taken) == 0",
+                f"'annotation ' + {annotation} + {literal(OURS)} + variables.instead[{annotation}]",
+                "an annotation is the platform's",
+            ),
+            _said(
+                "size(variables.strange) == 0",
+                f"'annotation ' + {choice} + ' must be one of ' + variables.choices[{choice}].join(', ')",
+                "an annotation cannot have this value",
+            ),
+            _said(
+                "size(variables.moved) == 0",
+                f"'label ' + {label} + ' stays as it was when the object was created'",
+                "a label cannot be changed",
+            ),
+        ],
+    }
+
+
+def pod_policy(kind: Kind) -> Object:
+    """`pods.RULES` for pods, or for the templates of Jobs, whose owner then reads the sentence at once."""
+    if kind is POD:
+        rules = [rule(POD, "CREATE", "UPDATE", subresources=("ephemeralcontainers",))]
+        # A pod of before stays what it was: controllers still have to take their finalizers off it.
+        conditions = [{"name": "its-spec-changes", "expression": "oldObject == null || object.spec != oldObject.spec"}]
+    else:
+        rules, conditions = [rule(JOB, "CREATE")], []
+    given = {
+        "spec": "object.spec" if kind is POD else "object.spec.template.spec",
+        "images": _IMAGES,
+        "hostPaths": _HOST_PATHS,
+    }
+    found = {each.name: each.found for each in pods.RULES}
+    return {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"namespaceSelector": _TRAINING, "resourceRules": rules},
+        **({"matchConditions": conditions} if conditions else {}),
+        "variables": _variables({**given, **pods.VARIABLES, **found}),
+        "validations": [
+            _said(f"size(variables.{each.name}) == 0", each.message, each.sentence.format("(one of them)"))
+            for each in pods.RULES
+        ],
+    }
+
+
+def exec_policy() -> Object:
+    """A shell beside the launcher would have its capabilities. Who may reach every pod through its node may have it."""
+    node = "authorizer.group('').resource('nodes').subresource('proxy').check('create').allowed()"
+    into = literal(["", *pods.TRAINERS])
+    return {
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "namespaceSelector": _TRAINING,
+            "resourceRules": [{**rule(POD, "CONNECT"), "resources": ["pods/exec"]}],
+        },
+        "validations": [
+            {
+                "expression": f"{_ANY_EXEC} || !(object.?container.orValue('') in {into}) || {node}",
+                "message": f"a program in container {' or '.join(pods.TRAINERS)} would have the launcher's"
+                " capabilities, which are as good as root on the node: use `kubectl debug POD --image=..."
+                " --target=CONTAINER`, or name another container",
+                "reason": "Forbidden",
+            }
+        ],
+    }
+
+
+def _variables(found: Mapping[str, str]) -> list[Object]:
+    return [{"name": name, "expression": expression} for name, expression in found.items()]
+
+
+def _said(expression: str, message: str, otherwise: str) -> Object:
+    """A validation: `message` is an expression, `otherwise` what is said if that fails."""
+    return {"expression": expression, "messageExpression": message, "message": otherwise, "reason": "Forbidden"}
+
+
+def policies() -> list[Object]:
+    """Every policy, followed by its binding; `@...@` is for Helm."""
+    made: list[Object] = []
+    specs = {
+        ANNOTATIONS: annotation_policy(),
+        PODS: pod_policy(POD),
+        JOBS: pod_policy(JOB),
+        EXEC: exec_policy(),
+    }
+    for name, spec in specs.items():
+        meta = {"name": name, "labels": _LABELS}
+        made.append({"apiVersion": _GROUP, "kind": "ValidatingAdmissionPolicy", "metadata": meta, "spec": spec})
+        bound = {"policyName": name, "validationActions": ["Deny"]}
+        made.append({"apiVersion": _GROUP, "kind": "ValidatingAdmissionPolicyBinding", "metadata": meta, "spec": bound})
+    return made
+
+
+_VALUES = {
+    _ACCOUNTS: 'include "singularity.guard.accounts" . | fromJsonArray',
+    _IMAGES: "concat (list .Values.images.agent) (.Values.images.trusted | default list)",
+    _HOST_PATHS: 'include "singularity.guard.hostPaths" . | fromJson',
+    _ANY_EXEC: 'dig "anyExec" false (.Values.guard | default dict)',
+}
+
+
+def template() -> str:
+    """`guard.yaml`."""
+    text = yaml.safe_dump_all(policies(), sort_keys=False, width=110)
+    text = text.replace(f"'{_LABELS}'", '{{ include "singularity.labels" . | fromYaml | toJson }}')
+    for mark, value in _VALUES.items():
+        text = text.replace(mark, f'{{{{ {value} | toJson | replace "\'" "\\\\u0027" }}}}')
+    return HEAD + text
+
+
+def main() -> None:
+    TEMPLATE.write_text(template())
+
+
+if __name__ == "__main__":
+    main()

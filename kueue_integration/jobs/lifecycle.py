@@ -1,0 +1,218 @@
+"""Submit, find and delete training jobs. A submit does all or nothing, and the same submit twice makes one Job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.protocol import decode, names
+
+from ..contract import attempt_records, kinds
+from ..errors import AlreadyExists, ConflictError, Invalid, JobNotFoundError, KubeError, NotFound, SpecError
+from ..kube.api import Kube
+from ..kube.resources import JOB, Object, kind_of, label, selector
+from ..manifests.job_manifests import render
+from ..requests import save_time_estimate
+from ..spec.platform_config import PlatformConfig
+from ..spec.train_spec import TrainSpec
+from . import preflight
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The Job that a submit ended at. `adopted`: it was there already, with the same identity."""
+
+    namespace: str
+    name: str
+    uid: str
+    adopted: bool
+
+
+def validate_only(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> None:
+    """Every check of `submit`, the API server's own included, without creating anything.
+
+    Raises SpecError, PlatformError, ConflictError, KubeError.
+    """
+    objects = render(spec, platform)
+    preflight.cluster(kube, spec)
+    if _existing(kube, spec) is None:
+        for obj in objects:
+            _create(kube, obj, dry_run=True)
+
+
+def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> Submitted:
+    """Create the Job of `spec` with its Service and files, or adopt the one with the same identity.
+
+    Raises SpecError (nothing was created), PlatformError, ConflictError (the name belongs to somebody else), KubeError.
+    """
+    *children, job = render(spec, platform)
+    preflight.cluster(kube, spec)
+    adopted = _existing(kube, spec)
+    if adopted is None:
+        try:
+            found = _create(kube, job)
+        except AlreadyExists:  # somebody was faster: perhaps ourselves, before a crash
+            adopted = _existing(kube, spec)
+            if adopted is None:
+                raise
+            found = adopted
+    else:
+        found = adopted
+    for text in too_short(kube, spec, platform, adopted):
+        log.warning("%s: %s", spec.name, text)
+    meta = found["metadata"]
+    # Adopting completes what a submitter left undone when it died. A Job of another name has its own files.
+    if _alive(found) and meta["name"] == spec.name:
+        try:
+            for child in children:
+                _ensure_child(kube, child, found)
+        except BaseException:
+            if adopted is None:
+                _drop(kube, found)
+            raise
+    return Submitted(meta["namespace"], meta["name"], meta["uid"], adopted is not None)
+
+
+def too_short(kube: Kube, spec: TrainSpec, platform: PlatformConfig, adopted: Object | None = None) -> list[str]:
+    """Limits of `spec` (of the `adopted` Job) shorter than what a checkpoint of this program took before, with the fix.
+
+    Before: the adopted Job itself, else the youngest Job of the queue with the same name, identity or program that has
+    saved one. Empty when none has, or the submitter may not look.
+    """
+    if adopted is not None:
+        return save_time_estimate.warnings(
+            save_time_estimate.of_job(adopted), save_time_estimate.limits_of(adopted, platform.max_budget_s)
+        )
+    query = selector({names.LABEL_MANAGED: "true", names.KUEUE_QUEUE_LABEL: spec.queue})
+    try:
+        known = kube.list(JOB, spec.namespace, query)
+    except KubeError:
+        return []  # only advice hangs on it
+    known.sort(key=lambda job: str(job["metadata"].get("creationTimestamp", "")), reverse=True)
+    seconds = next(
+        (s for s in map(save_time_estimate.of_job, (j for j in known if _alike(j, spec))) if s is not None), None
+    )
+    limits = save_time_estimate.Limits(
+        spec.checkpoint_budget_s if spec.hold else 0, spec.grace_period_s, platform.max_budget_s
+    )
+    return save_time_estimate.warnings(seconds, limits)
+
+
+def _alike(job: Object, spec: TrainSpec) -> bool:
+    """Whether `job` runs, or ran, what `spec` asks for."""
+    if job["metadata"]["name"] == spec.name or (spec.identity and label(job, names.LABEL_IDENTITY) == spec.identity):
+        return True
+    containers = (((job.get("spec") or {}).get("template") or {}).get("spec") or {}).get("containers") or ()
+    env = {
+        e["name"]: e.get("value") for c in containers if c["name"] == names.CONTAINER_TRAIN for e in c.get("env") or ()
+    }
+    command = decode.json_value(env.get(names.ENV_COMMAND) or "null")
+    return bool(command == list(spec.command) and attempt_records.integer(job, names.ANN_WORLD_SIZE) == spec.ranks)
+
+
+def search(kube: Kube, namespace: str, identity: str) -> list[Object]:
+    """Managed Jobs with that identity, oldest first."""
+    query = selector({names.LABEL_MANAGED: "true", names.LABEL_IDENTITY: identity})
+    return sorted(kube.list(JOB, namespace, query), key=lambda job: str(job["metadata"].get("creationTimestamp", "")))
+
+
+def delete(kube: Kube, namespace: str, name: str, uid: str | None = None, propagation: str = "Foreground") -> bool:
+    """Delete a managed job (`kinds.job_key`) with its pods, Service and files; with `uid` only that very one.
+
+    Returns False if it (or that uid) is not there any more. Foreground keeps the name taken until the pods are gone, so
+    that a later Job of that name never meets them. Raises JobNotFoundError for a Job that is not ours, KubeError.
+    """
+    job = kinds.find(kube, namespace, name)
+    if job is None or (uid is not None and job["metadata"]["uid"] != uid):
+        return False
+    if label(job, names.LABEL_MANAGED) != "true":
+        where = f"{job['kind']} {name!r} in namespace {namespace!r}"
+        raise JobNotFoundError(f"{where} is not a training job of this platform")
+    try:
+        kube.delete(
+            kind_of(job), namespace, job["metadata"]["name"], uid=job["metadata"]["uid"], propagation=propagation
+        )
+    except NotFound:
+        return False
+    return True
+
+
+def _existing(kube: Kube, spec: TrainSpec) -> Object | None:
+    """The Job that `spec` must adopt. Raises ConflictError when the name is taken by another."""
+    if spec.identity is not None:
+        ours = [job for job in search(kube, spec.namespace, spec.identity) if not _leaving(job)]
+        if ours:
+            return ours[-1]
+    job = kube.find(JOB, spec.namespace, spec.name)
+    if job is None:
+        return None
+    where = f"Job {spec.name!r} in namespace {spec.namespace!r}"
+    if _leaving(job):
+        raise ConflictError(f"{where} is being deleted; submit again when it is gone, or under another name")
+    owner = label(job, names.LABEL_IDENTITY)
+    raise ConflictError(
+        f"{where} exists already and belongs to {owner or 'somebody who gave no identity'}; "
+        "choose another name, or delete it first"
+    )
+
+
+def _leaving(job: Mapping[str, Any]) -> bool:
+    return bool(job["metadata"].get("deletionTimestamp"))
+
+
+def _alive(job: Mapping[str, Any]) -> bool:
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return not any(c.get("type") in ("Complete", "Failed") and c.get("status") == "True" for c in conditions)
+
+
+def _create(kube: Kube, obj: Mapping[str, Any], dry_run: bool = False) -> Object:
+    try:
+        return kube.create(obj, dry_run=dry_run)
+    except Invalid as error:
+        raise SpecError([(str(obj["kind"]), obj["metadata"]["name"], f"the API server refused it: {error}")]) from error
+
+
+def _ensure_child(kube: Kube, child: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+    owner = {
+        "apiVersion": JOB.api_version,
+        "kind": JOB.name,
+        "name": job["metadata"]["name"],
+        "uid": job["metadata"]["uid"],
+    }
+    owned = {**child, "metadata": {**child["metadata"], "ownerReferences": [{**owner, "controller": True}]}}
+    kind, namespace, name = kind_of(child), child["metadata"]["namespace"], child["metadata"]["name"]
+    for _ in range(2):
+        try:
+            _create(kube, owned)
+            return
+        except AlreadyExists:
+            other = kube.find(kind, namespace, name)
+        if other is None:
+            continue
+        owners = {reference.get("uid") for reference in other["metadata"].get("ownerReferences") or ()}
+        if job["metadata"]["uid"] in owners:
+            return
+        if not owners or label(other, names.LABEL_JOB) != job["metadata"]["name"]:
+            raise ConflictError(f"{kind.name} {name!r} in namespace {namespace!r} exists already and is not ours")
+        # Left over from a deleted Job of this name; the garbage collector just has not come by yet.
+        try:
+            kube.delete(kind, namespace, name, uid=other["metadata"]["uid"])
+        except NotFound:
+            continue
+    raise ConflictError(f"{kind.name} {name!r} in namespace {namespace!r} is still being deleted; submit again")
+
+
+def _drop(kube: Kube, job: Mapping[str, Any]) -> None:
+    """Take back a Job whose Service or files could not be made; they go with it. The first error is the one to tell."""
+    meta = job["metadata"]
+    try:
+        kube.delete(JOB, meta["namespace"], meta["name"], uid=meta["uid"])
+    except KubeError as error:
+        raise KubeError(
+            f"Job {meta['name']!r} was created but not completed, and could not be deleted again: {error}. "
+            f"Delete it: singularityctl delete {meta['name']} --namespace {meta['namespace']}"
+        ) from error

@@ -1,0 +1,67 @@
+"""The loss curve that a job carries along: points as rank 0 printed them, over all attempts. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.protocol import names
+from proxy.protocol.messages import Reading
+
+from ..contract import annotation_values, attempt_records
+
+MAX_POINTS = 240
+"""About 4 KiB of annotation. Beyond it every second point goes: the whole length stays, at half the detail."""
+
+Point = tuple[int, float]
+
+
+def points(job: Mapping[str, Any] | None) -> list[Point]:
+    """`(step, loss)`, ascending; empty without a curve or when the annotation was spoiled."""
+    data = annotation_values.value(job, names.ANN_CURVE)
+    good = isinstance(data, list) and all(map(_is_point, data))
+    return [(step, float(loss)) for step, loss in data] if good else []
+
+
+def _is_point(item: object) -> bool:
+    pair = item if isinstance(item, list) and len(item) == 2 else (None, None)
+    return type(pair[0]) is int and type(pair[1]) in (int, float)
+
+
+def printed(job: Mapping[str, Any], reading: Reading) -> dict[str, int | float | None]:
+    """What the progress note says of `reading`; what a new pod has not seen printed yet stays as it was."""
+    old = attempt_records.progress(job)
+    return {
+        "printed": reading.step if reading.step is not None or old is None else old.printed,
+        "total": reading.total if reading.total is not None or old is None else old.total,
+        "loss": reading.loss if reading.loss is not None or old is None else old.loss,
+    }
+
+
+def extended(job: Mapping[str, Any], reading: Reading) -> dict[str, str | None]:
+    """The annotation with the new point; empty when there is none.
+
+    A step that is printed again (after a restart from the beginning, say) drops what was printed for later steps.
+    """
+    if reading.step is None or reading.loss is None or not math.isfinite(reading.loss):
+        return {}
+    known = points(job)
+    if known and known[-1] == (reading.step, rounded(reading.loss)):
+        return {}
+    kept = [point for point in known if point[0] < reading.step]
+    kept.append((reading.step, rounded(reading.loss)))
+    return {names.ANN_CURVE: json.dumps(thinned(kept), separators=(",", ":"))}
+
+
+def thinned(curve: list[Point]) -> list[Point]:
+    """At most MAX_POINTS of `curve`, the first and the last among them."""
+    while len(curve) > MAX_POINTS:
+        curve = [*curve[:-1:2], curve[-1]]
+    return curve
+
+
+def rounded(loss: float) -> float:
+    """Five significant digits: a picture needs no more."""
+    return float(f"{loss:.5g}")

@@ -1,0 +1,114 @@
+"""What a cluster must have before a job is created: Kueue, the queue, the fence, the priority class, the namespace.
+
+A check that the submitter lacks the permission for is left out: the cluster will say so itself, only later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.protocol import names
+
+from ..errors import Forbidden, NotFound, PlatformError, SpecError
+from ..kube.api import Kube
+from ..kube.resources import ADMISSION_CHECK, CLUSTER_QUEUE, LOCAL_QUEUE, NAMESPACE, PRIORITY_CLASS, Kind, Object
+from ..spec.train_spec import TrainSpec
+
+POD_SECURITY = "pod-security.kubernetes.io/enforce"
+
+
+def cluster(kube: Kube, spec: TrainSpec) -> None:
+    """Raise SpecError or PlatformError when `spec` cannot run on this cluster."""
+    queue = _local_queue(kube, spec)
+    problems = [*_priority(kube, spec)]
+    if problems:
+        raise SpecError(problems)
+    _pod_security(kube, spec.namespace)
+    _fence(kube, spec.queue, str(queue.get("spec", {}).get("clusterQueue", "")))
+
+
+def _local_queue(kube: Kube, spec: TrainSpec) -> Object:
+    try:
+        queues = {q["metadata"]["name"]: q for q in kube.list(LOCAL_QUEUE, spec.namespace)}
+    except NotFound:
+        raise PlatformError(_no_kueue(kube)) from None
+    if spec.queue in queues:
+        return queues[spec.queue]
+    if not queues and _readable(kube, NAMESPACE, None, spec.namespace) is False:
+        raise SpecError([("namespace", spec.namespace, "does not exist in this cluster; create it or use another")])
+    there = f"use one of: {', '.join(sorted(queues))}" if queues else "it has none; ask the platform team for one"
+    raise SpecError([("queue", spec.queue, f"is not a LocalQueue of namespace {spec.namespace!r}; {there}")])
+
+
+def _no_kueue(kube: Kube) -> str:
+    wanted = LOCAL_QUEUE.api_version
+    try:
+        group = kube.get_path(f"/apis/{names.KUEUE_GROUP}")
+    except NotFound:
+        return f"this cluster has no Kueue (nobody serves {wanted}): install Kueue 0.15 or later"
+    served = ", ".join(str(version.get("version")) for version in group.get("versions") or ())
+    if names.KUEUE_VERSION in served.split(", "):
+        return f"this cluster's Kueue lacks LocalQueues in {wanted}: apply all CRDs of your Kueue release again"
+    return f"this cluster's Kueue serves {served} only, not {names.KUEUE_VERSION}: upgrade it to 0.15 or later"
+
+
+def _priority(kube: Kube, spec: TrainSpec) -> list[tuple[str, object, str]]:
+    if spec.priority_class is None:
+        return []
+    try:
+        known = sorted(c["metadata"]["name"] for c in kube.list(PRIORITY_CLASS))
+    except Forbidden:
+        return []
+    if spec.priority_class in known:
+        return []
+    there = f"use one of: {', '.join(known)}" if known else "the cluster has none; leave it out"
+    return [("priority_class", spec.priority_class, f"is not a WorkloadPriorityClass of this cluster; {there}")]
+
+
+def _pod_security(kube: Kube, namespace: str) -> None:
+    found = _readable(kube, NAMESPACE, None, namespace)
+    level = (found["metadata"].get("labels") or {}).get(POD_SECURITY) if isinstance(found, Mapping) else None
+    if level in ("baseline", "restricted"):
+        raise PlatformError(
+            f"namespace {namespace!r} enforces Pod Security level {level!r}, which refuses the capabilities that "
+            f"checkpoints need; label it {POD_SECURITY}=privileged or use another namespace"
+        )
+
+
+def _fence(kube: Kube, queue: str, cluster_queue: str) -> None:
+    found = _readable(kube, CLUSTER_QUEUE, None, cluster_queue)
+    if found is None:
+        return
+    if found is False:
+        raise PlatformError(f"LocalQueue {queue!r} points to ClusterQueue {cluster_queue!r}, which does not exist")
+    try:
+        controllers = {
+            check["metadata"]["name"]: check.get("spec", {}).get("controllerName")
+            for check in kube.list(ADMISSION_CHECK)
+        }
+    except Forbidden:
+        controllers = {names.ADMISSION_CHECK_NAME: names.ADMISSION_CHECK_CONTROLLER}
+    there = {controllers.get(name) for name in _admission_checks(found["spec"])}
+    # Behind a MultiKueue check the job runs in another cluster, whose queue has the fence.
+    if not there & {names.ADMISSION_CHECK_CONTROLLER, names.MULTIKUEUE_CONTROLLER}:
+        raise PlatformError(
+            f"ClusterQueue {cluster_queue!r} of queue {queue!r} lacks the admission check "
+            f"{names.ADMISSION_CHECK_NAME!r}, which tells pods their attempt and checkpoint; "
+            "add it to spec.admissionChecksStrategy.admissionChecks"
+        )
+
+
+def _admission_checks(spec: Mapping[str, Any]) -> set[str]:
+    rules = (spec.get("admissionChecksStrategy") or {}).get("admissionChecks") or ()
+    return {rule["name"] for rule in rules} | set(spec.get("admissionChecks") or ())
+
+
+def _readable(kube: Kube, kind: Kind, namespace: str | None, name: str) -> Any:
+    """The object, False if it does not exist, None if we may not look."""
+    try:
+        return kube.get(kind, namespace, name)
+    except NotFound:
+        return False
+    except Forbidden:
+        return None

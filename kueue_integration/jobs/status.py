@@ -1,0 +1,298 @@
+"""`describe`: everything worth knowing about one job, out of its Job, its Workload and its pods."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, RequestStatus
+
+from ..contract import attempt_records, kinds
+from ..errors import Gone, JobNotFoundError, KubeError
+from ..kube.api import Kube
+from ..kube.resources import annotation, label, selector
+from ..requests import periodic_checkpoints, save_time_estimate, user_requests
+from . import loss_curve, queue_position, unreadable
+from .phase import Phase, classify, evictions, shortages
+from .queue_position import Position
+from .shortage import Shortage
+
+TIMINGS = {
+    "queued_to_admitted": ("queued_at", "admitted_at"),
+    "admitted_to_running": ("admitted_at", "running_at"),
+    "admitted_to_first_step": ("admitted_at", "first_step_at"),
+    "evicted_to_barrier": ("evicted_at", "barrier_at"),
+    "barrier_to_committed": ("barrier_at", "committed_at"),
+    "committed_to_quota_released": ("committed_at", "released_at"),
+}
+_RELOOK_S = 2.0
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """One look at a job. Times are Unix seconds, `timings_s` seconds, one value per attempt that has both ends."""
+
+    namespace: str
+    name: str
+    uid: str
+    phase: str
+    reason: str
+    message: str
+    queue: str
+    priority_class: str
+    identity: str
+    hold: str
+    workers: int
+    min_workers: int
+    world_size: int
+    attempt: int
+    """Current attempt, 0 before the first admission."""
+    pods: int
+    """Pods of the current attempt; 0 while it has none."""
+    flavor: str
+    step: int
+    """Step boundaries passed, 0 when none is known."""
+    steps_lost: int
+    """Steps that were run and had to be run again, over all attempts."""
+    attempts: list[AttemptRecord]
+    checkpoints: list[dict[str, Any]]
+    """Oldest first: `id`, `attempt`, `step`, `committed_at`; the last one with `bytes`, `bytes_stored` and `url`."""
+    requests: list[RequestStatus]
+    """The last request for a change and the last for a checkpoint, as far as the controller has answered them."""
+    timings_s: dict[str, list[float]]
+    workload: str
+    created_at: str
+    queue_position: Position | None = None
+    """Place in the queue while it waits, where Kueue's visibility API is served."""
+    shortages: list[Shortage] = field(default_factory=list)
+    """What is missing in which flavor while it waits."""
+    evictions: dict[str, int] = field(default_factory=dict)
+    """Attempts that ended before the job did, by `ended_by`; of those that are kept in the history."""
+    kueue_evictions: dict[str, int] = field(default_factory=dict)
+    """Kueue's own count by its own reasons: a move is a deactivation there, and what never started counts as well."""
+    estimated_save_s: float | None = None
+    """Seconds that the last checkpoint took from request to commit: what the next one may take."""
+    warnings: list[str] = field(default_factory=list)
+    """Limits that are shorter than that, with what to set; annotations that cannot be read."""
+    progress: dict[str, Any] = field(default_factory=dict)
+    """What the script printed: `step`, `total`, `loss`, and `eta_s` (seconds left at this attempt's speed) if known."""
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    """`(step, loss)` as printed, thinned out."""
+    saving: dict[str, int] = field(default_factory=dict)
+    """While a checkpoint is stored: `bytes_done` and `bytes_total`."""
+    broken_attempts: int = 0
+    """Attempts that were lost to the infrastructure: nodes, pods, kills; preemptions never count."""
+    infrastructure_retries: int | None = None
+    """How many may be lost; None: no limit."""
+    checkpoint_every: str = ""
+    """As wished: `300s`, `500 steps`, `auto`; "" for no periodic checkpoints."""
+    next_checkpoint: periodic_checkpoints.Plan | None = None
+    """The next periodic one, while the job trains; in the past: it is being asked for or saved."""
+    cluster: str = ""
+    """The worker cluster that the current attempt runs in, where MultiKueue has moved the job there."""
+
+    @property
+    def final(self) -> bool:
+        return Phase(self.phase).final
+
+
+def describe(kube: Kube, namespace: str, name: str) -> JobStatus:
+    """The status of the managed job that is called `name` (`kinds.named`). Raises JobNotFoundError, KubeError."""
+    job = kinds.named(kube, namespace, name)
+    if job is None:
+        raise JobNotFoundError(f"no training job {name!r} in namespace {namespace!r}; see `singularityctl status`")
+    pods = kube.list_pods(namespace, selector({names.LABEL_JOB: kinds.job_key(job)}))
+    workload = kube.get_workload_for_job(job)
+    return summarise(job, workload, pods, queue_position.position(kube, workload))
+
+
+def summarise(
+    job: Mapping[str, Any],
+    workload: Mapping[str, Any] | None,
+    pods: Sequence[Mapping[str, Any]],
+    position: Position | None = None,
+) -> JobStatus:
+    """Pure part of `describe`."""
+    state = classify(workload, job, pods, position)
+    attempts = attempt_records.history(job)
+    saved = attempt_records.checkpoint(job)
+    seen = attempt_records.progress(job)
+    last = attempts[-1] if attempts else None
+    alive = last is not None and last.ended_by is None
+    return JobStatus(
+        namespace=job["metadata"]["namespace"],
+        name=kinds.job_key(job),
+        uid=job["metadata"]["uid"],
+        phase=state.phase.value,
+        reason=state.reason,
+        message=state.message,
+        queue=label(job, names.KUEUE_QUEUE_LABEL) or "",
+        priority_class=label(job, names.KUEUE_PRIORITY_LABEL) or "",
+        identity=label(job, names.LABEL_IDENTITY) or "",
+        hold=annotation(job, names.ANN_HOLD) or "off",
+        workers=attempt_records.integer(job, names.ANN_WORKERS, int(job["spec"].get("parallelism") or 1)),
+        min_workers=attempt_records.integer(job, names.ANN_MIN_WORKERS),
+        world_size=attempt_records.integer(job, names.ANN_WORLD_SIZE),
+        attempt=attempt_records.integer(job, names.ANN_ATTEMPT),
+        pods=last.pods if last and alive else 0,
+        flavor=last.flavor if last and alive else "",
+        cluster=(last.cluster or "") if last and alive else "",
+        step=max(seen.step if seen else 0, saved.step if saved else 0, _reached(last)),
+        steps_lost=steps_lost(attempts),
+        attempts=attempts,
+        checkpoints=_checkpoints(attempts, attempt_records.checkpoints(job), saved),
+        requests=[status for slot in user_requests.SLOTS if (status := user_requests.answer(job, slot)) is not None],
+        timings_s=timings(attempts),
+        workload=workload["metadata"]["name"] if workload else "",
+        created_at=str(job["metadata"].get("creationTimestamp", "")),
+        progress=_printed(seen, last),
+        saving=_saving(seen, last) if state.phase in (Phase.RUNNING, Phase.CHECKPOINTING) else {},
+        curve=loss_curve.points(job),
+        queue_position=position,
+        shortages=shortages(workload),
+        evictions=dict(Counter(a.ended_by for a in attempts if a.ended_by not in (None, "Finished", "Failed"))),
+        kueue_evictions=_evictions(workload),
+        broken_attempts=attempt_records.broken(job),
+        infrastructure_retries=attempt_records.infrastructure_retries(job),
+        checkpoint_every=annotation(job, names.ANN_CHECKPOINT_EVERY) or "",
+        next_checkpoint=periodic_checkpoints.plan(job) if state.phase is Phase.RUNNING else None,
+        estimated_save_s=save_time_estimate.of_attempts(attempts),
+        warnings=[
+            *save_time_estimate.warnings(save_time_estimate.of_attempts(attempts), save_time_estimate.limits_of(job)),
+            *unreadable.sentences(job),
+        ],
+    )
+
+
+def _evictions(workload: Mapping[str, Any] | None) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for reason, _, count in evictions(workload):
+        counts[reason] = counts.get(reason, 0) + count
+    return counts
+
+
+def _printed(seen: attempt_records.ProgressNote | None, last: AttemptRecord | None) -> dict[str, Any]:
+    """The script counts in its own way (per epoch, per accumulation): its rate is taken from ours and their ratio."""
+    if seen is None or (seen.printed is None and seen.loss is None):
+        return {}
+    found: dict[str, Any] = {"step": seen.printed, "total": seen.total, "loss": seen.loss}
+    if last is not None and last.first_step_at is not None and last.first_step is not None:
+        done, took = seen.step - last.first_step, seen.at - last.first_step_at
+        if seen.attempt == last.attempt and seen.printed and seen.total and done > 0 < took and seen.step:
+            each = took / done * seen.step / seen.printed
+            found["eta_s"] = round(max(0, seen.total - seen.printed) * each, 1)
+    return found
+
+
+def _saving(seen: attempt_records.ProgressNote | None, last: AttemptRecord | None) -> dict[str, int]:
+    if seen is None or last is None or seen.attempt != last.attempt or not seen.bytes_total:
+        return {}
+    return {"bytes_done": seen.bytes_done or 0, "bytes_total": seen.bytes_total}
+
+
+def _reached(record: AttemptRecord | None) -> int:
+    if record is None:
+        return 0
+    return (record.first_step or 0) if record.last_step is None else record.last_step + 1
+
+
+def steps_lost(attempts: Sequence[AttemptRecord]) -> int:
+    """Steps that an attempt completed and a later one ran again."""
+    lost = 0
+    for before, after in itertools.pairwise(attempts):
+        if before.last_step is not None and after.first_step is not None:
+            lost += max(0, before.last_step + 1 - after.first_step)
+    return lost
+
+
+def timings(attempts: Sequence[AttemptRecord]) -> dict[str, list[float]]:
+    """Durations in seconds by name, one per attempt that has both ends in this order."""
+    found: dict[str, list[float]] = {}
+    for name, (start, end) in TIMINGS.items():
+        ends = [(getattr(a, start), getattr(a, end)) for a in attempts]
+        # Beside Kueue (a drained node, say) the barrier comes before the eviction: that is no duration.
+        found[name] = [round(b - a, 3) for a, b in ends if a is not None and b is not None and b >= a]
+    return found
+
+
+def _checkpoints(
+    attempts: Sequence[AttemptRecord], aside: Sequence[CheckpointRef], saved: CheckpointRef | None
+) -> list[dict[str, Any]]:
+    unusable = {r.id: r.unusable for r in aside if r.unusable}
+    unusable |= {skipped.id: skipped.why for attempt in attempts for skipped in attempt.skipped}
+    rows = [(r.id, r.attempt, r.step, r.created_at) for r in aside]
+    rows += [(a.checkpoint, a.attempt, _reached(a), a.committed_at or 0.0) for a in attempts if a.checkpoint]
+    found: dict[str, dict[str, Any]] = {
+        name: {"id": name, "attempt": attempt, "step": step, "committed_at": at}
+        for name, attempt, step, at in sorted(rows, key=lambda row: (row[1], row[2]))
+    }
+    if saved is not None:
+        entry = found.setdefault(saved.id, {"id": saved.id, "committed_at": saved.created_at})
+        sizes = {"bytes": saved.bytes, "bytes_stored": saved.bytes_stored, "url": saved.url}
+        entry.update({"attempt": saved.attempt, "step": saved.step, **sizes})
+    for name in unusable.keys() & found.keys():
+        found[name]["unusable"] = unusable[name]
+    return list(found.values())
+
+
+def newest_usable(checkpoints: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The last of a status's checkpoints that nobody has found damaged."""
+    return next((dict(entry) for entry in reversed(checkpoints) if not entry.get("unusable")), None)
+
+
+def to_json(status: JobStatus) -> str:
+    """JSON of a status, indented."""
+    return json.dumps(dataclasses.asdict(status), indent=2)
+
+
+def follow(kube: Kube, namespace: str, name: str, timeout_s: float | None = None) -> Iterator[JobStatus]:
+    """A status at once and at every change until the job is final. Raises TimeoutError after `timeout_s` seconds.
+
+    A job that is deleted while it is followed ends with phase Deleted. Transient API errors are ridden out.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    shown: JobStatus | None = None
+    while True:
+        try:
+            now = describe(kube, namespace, name)
+        except JobNotFoundError:
+            if shown is None:
+                raise
+            gone = classify(None, None)
+            now = dataclasses.replace(shown, phase=gone.phase.value, reason=gone.reason, message=gone.message)
+        except KubeError as error:
+            if not error.transient or shown is None:
+                raise
+            now = shown
+        if now != shown:
+            shown = now
+            yield now
+        if now.final:
+            return
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimeoutError(f"job {name} is still {now.phase} after {timeout_s:.0f} s: {now.message}")
+        _until_change(kube, now)
+
+
+def _until_change(kube: Kube, status: JobStatus) -> None:
+    """Return at the next change of the Job, or after a moment: Workload and pods are looked at again then."""
+    query = selector({names.LABEL_JOB: status.name})
+    try:
+        kind, _ = kinds.kind_and_name(status.name)
+        _, version = kube.list_versioned(kind, status.namespace, query)
+        for event, _ in kube.watch(kind, status.namespace, query, version, timeout_s=_RELOOK_S):
+            if event != "BOOKMARK":
+                return
+    except Gone:
+        return
+    except KubeError as error:
+        if not error.transient:
+            raise
+        time.sleep(_RELOOK_S)  # the pace of asking again, nothing waits for this

@@ -1,0 +1,83 @@
+"""Annotations of a job that cannot be read: which, and why. All go on without them, and people are told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from proxy.protocol import names
+from proxy.protocol.decode import Unreadable
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, JobRequest, Placement, RequestStatus
+
+from ..contract import annotation_values, attempt_records
+from ..kube.resources import annotation
+from ..requests import periodic_checkpoints
+from ..spec import save_interval
+
+Job = Mapping[str, Any]
+
+
+def _message(cls: type[Any]) -> Callable[[Job, str], object]:
+    return lambda job, name: annotation_values.message(job, name, cls)
+
+
+def _messages(cls: type[Any]) -> Callable[[Job, str], object]:
+    return lambda job, name: annotation_values.messages(job, name, cls)
+
+
+def _count(job: Job, name: str) -> object:
+    return annotation_values.whole(job, name, most=attempt_records.MAX_COUNT)
+
+
+def _every(job: Job, name: str) -> object:
+    try:
+        return save_interval.parse(annotation(job, name))
+    except ValueError as error:
+        return Unreadable(str(error))
+
+
+FORMS: Final[Mapping[str, Callable[[Job, str], object]]] = {
+    names.ANN_ATTEMPT: _count,
+    names.ANN_BROKEN: _message(attempt_records.Lost),
+    names.ANN_BUDGET: lambda job, name: attempt_records.budget(job),
+    names.ANN_CHECKPOINT: _message(CheckpointRef),
+    names.ANN_CHECKPOINT_COPY: _message(CheckpointRef),
+    names.ANN_CHECKPOINT_EVERY: _every,
+    names.ANN_CHECKPOINT_POLICY: _message(periodic_checkpoints.Memory),
+    names.ANN_CHECKPOINT_REQUEST: _message(JobRequest),
+    names.ANN_CHECKPOINT_STATUS: _message(RequestStatus),
+    names.ANN_CHECKPOINTS: _messages(CheckpointRef),
+    names.ANN_CURVE: lambda job, name: annotation_values.value(job, name),
+    names.ANN_HISTORY: _messages(AttemptRecord),
+    names.ANN_HOLD_DEADLINE: annotation_values.moment,
+    names.ANN_INFRASTRUCTURE_RETRIES: _count,
+    names.ANN_MIN_WORKERS: _count,
+    names.ANN_PLACEMENT: _message(Placement),
+    names.ANN_PODS: _message(attempt_records.Roster),
+    names.ANN_PROGRESS: lambda job, name: attempt_records.noted_progress(job),
+    names.ANN_REQUEST: _message(JobRequest),
+    names.ANN_REQUEST_STATUS: _message(RequestStatus),
+    names.ANN_WORKERS: _count,
+    names.ANN_WORLD_SIZE: _count,
+}
+"""How each annotation of ours on a job is read."""
+_INSTEAD: Final = {
+    names.ANN_BUDGET: "the platform's maximum counts",
+    names.ANN_CHECKPOINT_EVERY: "there are no periodic checkpoints",
+    names.ANN_CHECKPOINT: "no attempt starts before it is repaired, or set to nothing to start from the beginning",
+}
+
+
+def found(job: Job) -> dict[str, str]:
+    """Name -> why, of what is there and cannot be read."""
+    given = (job.get("metadata") or {}).get("annotations") or {}
+    read_all = {name: FORMS[name](job, name) for name in FORMS if name in given}
+    return {name: value.why for name, value in read_all.items() if isinstance(value, Unreadable)}
+
+
+def sentences(job: Job) -> list[str]:
+    """The same for people."""
+    return [
+        f"annotation {name} cannot be read: {why}" + (f"; {_INSTEAD[name]}" if name in _INSTEAD else "")
+        for name, why in found(job).items()
+    ]

@@ -1,0 +1,247 @@
+"""`ApiKube`: the facade `Kube` over a real API server, and `connect`, which makes one.
+
+The kubernetes client is used for what is hard (kubeconfig, exec credentials, token rotation, TLS); its generated
+models are not, as they drop fields that they do not know.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import urllib3
+from kubernetes import client, config
+
+from proxy.protocol import decode
+
+from ..errors import PlatformError, Unreachable
+from .answers import LISTEN_S, broken_watch, refusal, watch_query
+from .api import Kube, with_precondition
+from .resources import POD, Kind, Object, kind_of
+
+__all__ = ["ApiKube", "Kube", "connect"]
+
+MERGE_PATCH = "application/merge-patch+json"
+REQUEST_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 5.0
+CONNECTIONS = 32
+"""Kept open, of which each watch has one; the client's own default is five for each CPU that it sees."""
+PAGE = 500
+"""Objects in one part of a list, as in client-go."""
+
+
+class ApiKube(Kube):
+    """A real API server behind a `kubernetes.client.ApiClient`."""
+
+    def __init__(self, api_client: Any) -> None:
+        self._api = api_client
+        self._pool: urllib3.PoolManager = api_client.rest_client.pool_manager
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None = None,
+        body: object = None,
+        content_type: str = "application/json",
+        stream: bool = False,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        accept: str = "application/json",
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": accept, **self._api.default_headers}
+        if body is not None:
+            headers["Content-Type"] = content_type
+        params = [(key, str(value)) for key, value in (query or {}).items() if value is not None]
+        self._api.update_params_for_auth(headers, params, ["BearerToken"])
+        url = self._api.configuration.host + path
+        if params:
+            url += "?" + urlencode(params)
+        try:
+            response = self._pool.request(
+                method,
+                url,
+                body=None if body is None else json.dumps(body).encode(),
+                headers=headers,
+                preload_content=not stream,
+                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=timeout_s),
+                # Only what certainly never reached the server is repeated here.
+                retries=urllib3.Retry(connect=2, read=0, redirect=0, status=0, other=0, backoff_factor=0.2),
+            )
+        except urllib3.exceptions.HTTPError as error:
+            raise Unreachable(f"{method} {url}: no answer from the API server: {error}") from error
+        if not 200 <= response.status < 300:
+            try:
+                raise refusal(method, path, response.status, response.data)
+            finally:
+                response.close()
+        return response
+
+    def _json(self, method: str, path: str, **kwargs: Any) -> Object:
+        data = self._request(method, path, **kwargs).data
+        try:
+            answer: Object = decode.served(data)
+        except ValueError as error:
+            raise Unreachable(f"{method} {path}: the answer is no JSON: {error}") from error
+        return answer
+
+    def get(self, kind: Kind, namespace: str | None, name: str) -> Object:
+        return self._json("GET", kind.path(namespace, name))
+
+    def get_path(self, path: str) -> Object:
+        return self._json("GET", path)
+
+    def get_text(self, path: str) -> str:
+        return self._request("GET", path, accept="text/plain").data.decode("utf-8", "replace")
+
+    def list_versioned(
+        self, kind: Kind, namespace: str | None = None, selector: str | None = None
+    ) -> tuple[list[Object], str]:
+        items, meta = self._list(kind, namespace, {"labelSelector": selector})
+        return items, str(meta.get("resourceVersion", ""))
+
+    def pages(
+        self, kind: Kind, namespace: str | None = None, selector: str | None = None
+    ) -> Iterator[tuple[list[Object], str]]:
+        query: dict[str, Any] = {"labelSelector": selector, "limit": PAGE}
+        while True:
+            items, meta = self._list(kind, namespace, query)
+            yield items, str(meta.get("resourceVersion", ""))
+            if not meta.get("continue"):
+                return
+            query["continue"] = meta["continue"]
+
+    def _list(
+        self, kind: Kind, namespace: str | None, query: Mapping[str, Any]
+    ) -> tuple[list[Object], Mapping[str, Any]]:
+        answer = self._json("GET", kind.path(namespace), query=query)
+        items = answer.get("items") or []
+        for item in items:  # the API server leaves these out of the items of built-in kinds
+            item.setdefault("apiVersion", kind.api_version)
+            item.setdefault("kind", kind.name)
+        return items, answer["metadata"]
+
+    def create(self, obj: Mapping[str, Any], dry_run: bool = False) -> Object:
+        path = kind_of(obj).path(obj.get("metadata", {}).get("namespace"))
+        return self._json("POST", path, body=obj, query={"dryRun": "All" if dry_run else None})
+
+    def replace(self, obj: Mapping[str, Any]) -> Object:
+        meta = obj["metadata"]
+        return self._json("PUT", kind_of(obj).path(meta.get("namespace"), meta["name"]), body=obj)
+
+    def patch(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        name: str,
+        body: Mapping[str, Any],
+        resource_version: str | None = None,
+        subresource: str | None = None,
+    ) -> Object:
+        full = with_precondition(body, resource_version)
+        return self._json("PATCH", kind.path(namespace, name, subresource), body=full, content_type=MERGE_PATCH)
+
+    def delete(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        name: str,
+        uid: str | None = None,
+        propagation: str = "Background",
+        resource_version: str | None = None,
+    ) -> None:
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        conditions = {"uid": uid, "resourceVersion": resource_version}
+        options["preconditions"] = {key: value for key, value in conditions.items() if value is not None}
+        self._json("DELETE", kind.path(namespace, name), body=options)
+
+    def watch(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        selector: str | None = None,
+        resource_version: str | None = None,
+        timeout_s: float = 60.0,
+    ) -> Iterator[tuple[str, Object]]:
+        query = watch_query(selector, resource_version, timeout_s)
+        for line in self._lines(kind.path(namespace), query, timeout_s + LISTEN_S):
+            event = decode.served(line)
+            if event["type"] == "ERROR":
+                raise broken_watch(kind.path(namespace), event["object"])
+            yield event["type"], event["object"]
+
+    def pod_logs(
+        self,
+        namespace: str,
+        pod: str,
+        container: str,
+        follow: bool = False,
+        tail: int | None = None,
+        timeout_s: float = 3600.0,
+        since_s: float | None = None,
+    ) -> Iterator[str]:
+        since = None if since_s is None else max(1, math.ceil(since_s))
+        query = {
+            "container": container,
+            "follow": "true" if follow else None,
+            "tailLines": tail,
+            "sinceSeconds": since,
+        }
+        for line in self._lines(POD.path(namespace, pod, "log"), query, timeout_s):
+            yield line.decode("utf-8", "replace")
+
+    def _lines(self, path: str, query: Mapping[str, Any], timeout_s: float) -> Iterator[bytes]:
+        response = self._request("GET", path, query=query, stream=True, timeout_s=timeout_s)
+        try:
+            rest = b""
+            for chunk in response.stream(amt=None, decode_content=False):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from (line for line in lines if line)
+            if rest:
+                yield rest
+        except urllib3.exceptions.HTTPError as error:
+            raise Unreachable(f"GET {path}: the stream broke off: {error}") from error
+        finally:
+            response.close()
+
+
+def connect(kubeconfig: str | None = None, context: str | None = None) -> ApiKube:
+    """A client for the cluster of `kubeconfig`, else of $KUBECONFIG, else of the pod we run in, else of ~/.kube/config.
+
+    Raises PlatformError when none of them is there.
+    """
+    configuration = client.Configuration()
+    configuration.connection_pool_maxsize = max(CONNECTIONS, configuration.connection_pool_maxsize)
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
+    try:
+        if in_pod and kubeconfig is None and context is None:
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            config.load_kube_config(config_file=kubeconfig, context=context, client_configuration=configuration)
+    except (config.ConfigException, OSError) as error:
+        raise PlatformError(
+            f"no cluster to talk to: {error}. Set KUBECONFIG (for the local cluster: "
+            "export KUBECONFIG=$(singularityctl local kubeconfig)) or give --kubeconfig"
+        ) from error
+    return ApiKube(client.ApiClient(configuration))
+
+
+def connect_to(kubeconfig: Mapping[str, Any]) -> ApiKube:
+    """A client for the cluster of a kubeconfig that somebody has put into the cluster as data.
+
+    Raises PlatformError: it cannot be used, or would have us run a program or read a file of ours.
+    """
+    for user in kubeconfig.get("users") or ():
+        given = user.get("user") or {}
+        strange = sorted({"exec", "auth-provider", "tokenFile", "client-certificate", "client-key"} & set(given))
+        if strange:
+            raise PlatformError(f"user {user.get('name')!r} has {strange[0]}: give token or client-certificate-data")
+    configuration = client.Configuration()
+    try:
+        config.load_kube_config_from_dict(dict(kubeconfig), client_configuration=configuration)
+    except (config.ConfigException, OSError, KeyError, TypeError, ValueError) as error:
+        raise PlatformError(f"not a kubeconfig: {error}") from error
+    return ApiKube(client.ApiClient(configuration))

@@ -1,0 +1,147 @@
+"""`render`: a TrainSpec as Kubernetes objects. Pure: no I/O, no clock, no randomness.
+
+One headless Service, one Indexed Job, and a ConfigMap when files are shipped. Kueue suspends, admits, shrinks and moves
+the Job; the fence puts attempt, checkpoint, workers and flavor on its pods as annotations, which reach the containers
+through the Downward API.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from proxy.protocol import exit_codes, names
+
+from ..kube.resources import Object
+from ..spec import pod_override, save_interval
+from ..spec.platform_config import PlatformConfig
+from ..spec.train_spec import TrainSpec, validate
+from .pod import file_keys, files_name, pod_spec
+
+MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
+COMPLETIONS_EQUAL_PARALLELISM = "kueue.x-k8s.io/job-completions-equal-parallelism"
+BACKOFF_LIMIT = 6
+
+
+def render(spec: TrainSpec, platform: PlatformConfig) -> list[dict[str, Any]]:
+    """The objects of `spec`: [ConfigMap,] Service, Job, in this order. Raises SpecError if the spec is not valid."""
+    validate(spec, platform)
+    objects = [_service(spec), job(spec, platform)]
+    if spec.files:
+        objects.insert(0, _config_map(spec))
+    # Through JSON: plain data that shares nothing with the caller's spec and platform.
+    plain: list[dict[str, Any]] = json.loads(json.dumps(objects))
+    return plain
+
+
+def own_labels(spec: TrainSpec) -> dict[str, str]:
+    """Labels of every object of the job, and of its pods."""
+    labels = {**spec.labels, names.LABEL_MANAGED: "true", names.LABEL_JOB: spec.name}
+    if spec.identity is not None:
+        labels[names.LABEL_IDENTITY] = spec.identity
+    return labels
+
+
+def job(spec: TrainSpec, platform: PlatformConfig) -> Object:
+    """The Job alone, suspended: Kueue starts it."""
+    labels = {**own_labels(spec), names.KUEUE_QUEUE_LABEL: spec.queue}
+    if spec.priority_class is not None:
+        labels[names.KUEUE_PRIORITY_LABEL] = spec.priority_class
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": spec.name,
+            "namespace": spec.namespace,
+            "labels": labels,
+            "annotations": _job_annotations(spec, platform),
+        },
+        "spec": {
+            "suspend": True,
+            "completionMode": "Indexed",
+            "parallelism": spec.workers,
+            "completions": spec.workers,
+            # A new pod of an index starts only when the old one has ended: two could write the same checkpoint.
+            "podReplacementPolicy": "Failed",
+            "backoffLimit": _backoff_limit(spec),
+            "podFailurePolicy": {"rules": failure_rules(resumed=spec.resume_on_exit_codes)},
+            "template": pod_override.merged(
+                {
+                    "metadata": {"labels": own_labels(spec), "annotations": {**spec.annotations}},
+                    "spec": pod_spec(spec, platform),
+                },
+                spec.pod_override,
+            ),
+        },
+    }
+
+
+def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str]:
+    annotations = {
+        **spec.annotations,
+        names.ANN_BUDGET: str(spec.checkpoint_budget_s),
+        names.ANN_WORLD_SIZE: str(spec.ranks),
+        names.ANN_WORKERS: str(spec.workers),
+        names.ANN_MIN_WORKERS: str(spec.fewest_workers),
+        names.ANN_STORE: spec.store or platform.store,
+        COMPLETIONS_EQUAL_PARALLELISM: "true",
+    }
+    if spec.fewest_workers < spec.workers:
+        annotations[MIN_PARALLELISM] = str(spec.fewest_workers)
+    interval = save_interval.parse(spec.checkpoint_every)
+    if interval is not None:
+        annotations[names.ANN_CHECKPOINT_EVERY] = str(interval)
+    if spec.infrastructure_retries is not None:
+        annotations[names.ANN_INFRASTRUCTURE_RETRIES] = str(spec.infrastructure_retries)
+    if spec.hold:
+        annotations[names.ANN_HOLD] = names.HOLD_ARMED
+    return annotations
+
+
+def _backoff_limit(spec: TrainSpec) -> int:
+    """Kubernetes counts pods, the budget counts attempts: the controller does, and this only stands behind it."""
+    if spec.infrastructure_retries is None:
+        return BACKOFF_LIMIT
+    return spec.infrastructure_retries * spec.workers
+
+
+def failure_rules(train: str = names.CONTAINER_TRAIN, resumed: Iterable[int] = ()) -> list[Object]:
+    """What `exit_codes.TABLE` says, for Kubernetes: the first match wins.
+
+    `train` is the name of the container that trains, `resumed` are more codes that are counted.
+    """
+    counted = sorted({*exit_codes.COUNTED, *resumed})
+    return [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {
+            "action": "Ignore",
+            "onExitCodes": {"containerName": train, "operator": "In", "values": [*exit_codes.IGNORED]},
+        },
+        {"action": "FailJob", "onExitCodes": {"containerName": train, "operator": "NotIn", "values": counted}},
+    ]
+
+
+def _service(spec: TrainSpec) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": spec.name, "namespace": spec.namespace, "labels": own_labels(spec)},
+        "spec": {
+            "clusterIP": "None",
+            # Ranks find each other before anything is ready, and while a checkpoint is being restored.
+            "publishNotReadyAddresses": True,
+            "selector": {names.LABEL_JOB: spec.name},
+            "ports": [{"name": "mesh", "port": names.MESH_PORT}],
+        },
+    }
+
+
+def _config_map(spec: TrainSpec) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": files_name(spec.name), "namespace": spec.namespace, "labels": own_labels(spec)},
+        "immutable": True,
+        "data": {key: spec.files[path] for path, key in file_keys(spec).items()},
+    }

@@ -1,0 +1,226 @@
+"""The pod of a training job: install-agent (init), device-proxy (native sidecar), train. Pure.
+
+The process engine needs capabilities and an unfiltered seccomp in `train`; the launcher there drops the capabilities
+before it starts the user's ranks. The sidecar has the token and the store's credentials but no capability at all.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from proxy.protocol import names
+
+from ..kube.resources import Object
+from ..spec.platform_config import PlatformConfig
+from ..spec.train_spec import TrainSpec
+
+INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
+SIDECAR_PYTHON = "/opt/singularity/venv/bin/python"
+SIDECAR_PATH = "/opt/singularity/app"
+INSTALL = ("/opt/singularity/bin/install-agent", names.AGENT_DIR)
+SIDECAR = (SIDECAR_PYTHON, "-m", "proxy.sidecar")
+LAUNCHER = (names.LAUNCHER,)
+"""What the commands of our containers start with: the guard policies know them by these."""
+LAUNCHER_CAPABILITIES = ("SYS_ADMIN", "NET_ADMIN", "SYS_TIME", "SYS_PTRACE")
+"""What CRIU needs to dump and restore, and the launcher to give each rank its own PID and mount namespace."""
+TOKEN_SECONDS = 3600
+
+_RUN, _AGENT, _WORK, _IMAGES, _SHM, _TOKEN, _SOURCE = (
+    f"singularity-{part}" for part in ("run", "agent", "work", "images", "shm", "token", "source")
+)
+AGENT_VOLUME = _AGENT
+"""Filled by install-agent; what runs with added capabilities comes from it."""
+_NOT_LIMITED = ("cpu", "ephemeral-storage")
+
+
+def pod_spec(spec: TrainSpec, platform: PlatformConfig) -> Object:
+    """`spec` of the pod template."""
+    return {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": spec.grace_period_s,
+        "subdomain": spec.name,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "initContainers": [_installer(platform), _sidecar(spec, platform)],
+        "containers": [_train(spec, platform)],
+        "volumes": [*_own_volumes(spec), *platform.volumes, *spec.volumes],
+    }
+
+
+def file_keys(spec: TrainSpec) -> dict[str, str]:
+    """Path -> key in the ConfigMap; a key may not hold a '/'."""
+    return {path: f"file-{number:04d}" for number, path in enumerate(sorted(spec.files))}
+
+
+def files_name(job_name: str) -> str:
+    """Name of the ConfigMap with the files of a job."""
+    return f"{job_name}-files"
+
+
+def _installer(platform: PlatformConfig) -> Object:
+    return {
+        "name": names.CONTAINER_INSTALL,
+        "image": platform.agent_image,
+        "imagePullPolicy": platform.image_pull_policy,
+        "command": [*INSTALL],
+        "securityContext": powerless(),
+        "volumeMounts": [_mount(_AGENT, names.AGENT_DIR)],
+    }
+
+
+def _sidecar(spec: TrainSpec, platform: PlatformConfig) -> Object:
+    # PYTHONPATH and friends are meant for the user's interpreter and would break the sidecar's.
+    shared = {key: value for key, value in platform.env.items() if not key.startswith(("PYTHON", "LD_"))}
+    return {
+        "name": names.CONTAINER_SIDECAR,
+        "image": platform.agent_image,
+        "imagePullPolicy": platform.image_pull_policy,
+        "restartPolicy": "Always",
+        "command": [*SIDECAR],
+        "env": [
+            *_literals({**shared, "PYTHONPATH": SIDECAR_PATH, "PYTHONUNBUFFERED": "1"}),
+            *_common_env(spec, platform),
+            *_literals(
+                {
+                    names.ENV_CONTROLLER_URL: platform.controller_url,
+                    names.ENV_CONTROLLER_CA: platform.controller_ca,
+                    names.ENV_TOKEN_FILE: f"{names.TOKEN_DIR}/token",
+                }
+            ),
+        ],
+        # Without a request it takes nothing from the queue's quota, which is counted in training containers.
+        "securityContext": powerless(),
+        "volumeMounts": [
+            _mount(_RUN, names.RUN_DIR),
+            _mount(_IMAGES, names.IMAGE_DIR),
+            _mount(_TOKEN, names.TOKEN_DIR, read_only=True),
+            *platform.volume_mounts,
+            *spec.volume_mounts,
+        ],
+    }
+
+
+def _train(spec: TrainSpec, platform: PlatformConfig) -> Object:
+    env = {**platform.env, **spec.env}
+    paths = [f"{names.AGENT_DIR}/lib", spec.env.get("PYTHONPATH"), platform.env.get("PYTHONPATH")]
+    env["PYTHONPATH"] = ":".join(path for path in paths if path)
+    mounts = [
+        _mount(_RUN, names.RUN_DIR),
+        _mount(_AGENT, names.AGENT_DIR, read_only=True),
+        _mount(_WORK, names.WORK_DIR),
+        _mount(_IMAGES, names.IMAGE_DIR),
+        _mount(_SHM, "/dev/shm"),  # noqa: S108 - the 64 MB of the runtime are too small for DataLoader workers
+    ]
+    if spec.files:
+        mounts.append(_mount(_SOURCE, names.SOURCE_DIR, read_only=True))
+    container: Object = {
+        "name": names.CONTAINER_TRAIN,
+        "image": spec.image or platform.train_image,
+        "imagePullPolicy": platform.image_pull_policy,
+        "command": [*LAUNCHER],
+        "env": [
+            *_literals(env),
+            *_common_env(spec, platform),
+            *_literals(
+                {
+                    names.ENV_COMMAND: json.dumps([*spec.command]),
+                    names.ENV_WORKDIR: spec.workdir or "",
+                }
+            ),
+        ],
+        "securityContext": for_criu(),
+        "volumeMounts": [*mounts, *platform.volume_mounts, *spec.volume_mounts],
+    }
+    if spec.resources:
+        container["resources"] = _resources(spec)
+    return container
+
+
+def _resources(spec: TrainSpec) -> Object:
+    requests = {name: str(value) for name, value in spec.resources.items()}
+    limits = {name: value for name, value in requests.items() if name not in _NOT_LIMITED}
+    return {"requests": requests, **({"limits": limits} if limits else {})}
+
+
+def for_criu() -> Object:
+    """Security context of the training container, which CRIU works in."""
+    return {
+        # CRIU and namespaces need root in the container; the launcher starts the program as the job's user (`run_as`).
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "runAsNonRoot": False,
+        "privileged": False,
+        "capabilities": {"add": [*LAUNCHER_CAPABILITIES]},
+        # CRIU has to suspend the ranks' filter, which the kernel refuses to a process that is under one itself.
+        "seccompProfile": {"type": "Unconfined"},
+        # AppArmor's default profile denies mount, and every rank gets a /proc of its own.
+        "appArmorProfile": {"type": "Unconfined"},
+    }
+
+
+def powerless() -> Object:
+    """Security context of our own containers beside the training one."""
+    return {
+        # Root without capabilities: CRIU's images and the barrier page belong to root and are not for others to read.
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "runAsNonRoot": False,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _common_env(spec: TrainSpec, platform: PlatformConfig) -> list[Object]:
+    return [
+        _field(names.ENV_NAMESPACE, "metadata.namespace"),
+        _field(names.ENV_POD, "metadata.name"),
+        _field(names.ENV_POD_IP, "status.podIP"),
+        _annotation(names.ENV_INDEX, INDEX_ANNOTATION),
+        _annotation(names.ENV_ATTEMPT, names.ANN_ATTEMPT),
+        _annotation(names.ENV_CHECKPOINT, names.ANN_CHECKPOINT),
+        _annotation(names.ENV_WORKERS, names.ANN_WORKERS),
+        _annotation(names.ENV_FLAVOR, names.ANN_FLAVOR),
+        *_literals({
+            names.ENV_JOB: spec.name,
+            names.ENV_WORLD_SIZE: str(spec.ranks),
+            names.ENV_STORE: spec.store or platform.store,
+            names.ENV_GRACE: str(spec.grace_period_s),
+        }),
+    ]  # fmt: skip
+
+
+def _own_volumes(spec: TrainSpec) -> list[Object]:
+    token = {"audience": names.TOKEN_AUDIENCE, "expirationSeconds": TOKEN_SECONDS, "path": "token"}
+    volumes: list[Object] = [
+        {"name": _RUN, "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}},
+        {"name": _AGENT, "emptyDir": {}},
+        {"name": _WORK, "emptyDir": {}},
+        # On disk: in memory an image as large as the rank would count against the pod's limit.
+        {"name": _IMAGES, "emptyDir": {}},
+        {"name": _SHM, "emptyDir": {"medium": "Memory"}},
+        {"name": _TOKEN, "projected": {"sources": [{"serviceAccountToken": token}]}},
+    ]
+    if spec.files:
+        items = [{"key": key, "path": path} for path, key in file_keys(spec).items()]
+        volumes.append({"name": _SOURCE, "configMap": {"name": files_name(spec.name), "items": items}})
+    return volumes
+
+
+def _mount(volume: str, path: str, read_only: bool = False) -> Object:
+    mount: Object = {"name": volume, "mountPath": path}
+    return {**mount, "readOnly": True} if read_only else mount
+
+
+def _literals(values: dict[str, Any]) -> list[Object]:
+    """Kubernetes expands `$(NAME)` in values; `$$` stands for a plain `$`."""
+    return [{"name": key, "value": str(value).replace("$", "$$")} for key, value in values.items()]
+
+
+def _field(name: str, path: str) -> Object:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _annotation(name: str, annotation: str) -> Object:
+    return _field(name, f"metadata.annotations['{annotation}']")

@@ -1,0 +1,335 @@
+"""One look at one job in all clusters: which single step, if any, is due now? Pure.
+
+The manager's Job is the record: its attempt number is the only one, and the record of an attempt that is about to start
+is written there (compare-and-set) before any worker cluster hears of it. A second attempt starts only when nothing is
+left of the first: no copy of the Job and no pod that could write, in any cluster where one has ever run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from proxy.protocol import names
+from proxy.protocol.messages import AttemptRecord, RequestStatus
+
+from ..controller import attempt_history, fence, views
+from ..controller.actions import Annotations, AnswerReady, RequestReadmission
+from ..controller.errors import BadAnnotationError
+from ..controller.fit import checkpoint_fit
+from ..controller.fit.checkpoint_fit import MachinesOf
+from ..kube.resources import Object, annotation, is_true, label
+from ..requests import user_requests
+
+RECORDS = (
+    names.ANN_ATTEMPT,
+    names.ANN_CHECKPOINT,
+    names.ANN_CHECKPOINT_COPY,
+    names.ANN_CHECKPOINTS,
+    names.ANN_CHECKPOINT_POLICY,
+    names.ANN_CURVE,
+    names.ANN_HISTORY,
+    names.ANN_PODS,
+    names.ANN_PROGRESS,
+)
+"""What a worker's controller writes on the copy and the next copy has to know."""
+UNSUPPORTED = (
+    "not possible for a job that MultiKueue runs in another cluster. To move it, drain or preempt it there; to pause "
+    "it, set spec.active of its Workload here"
+)
+
+LEAVES = "the manager has evicted the job: its copies here are about to be removed"
+PAUSE_S = 5
+"""Kueue's manager brings the status of a copy up only while the Workload beside it is evicted. One that had quota again
+at once would leave the manager waiting for a job that has long stopped (`reconcileGroup`, Kueue 0.19.2)."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """What worker cluster `cluster` has of the job."""
+
+    cluster: str
+    reachable: bool = True
+    """False: what is shown is old, or nothing."""
+    job: Object | None = None
+    workload: Object | None = None
+    pods: Sequence[Object] = ()
+    """All pods of the job's name, of whatever attempt."""
+    machines_of: MachinesOf = checkpoint_fit.unknown
+    """Its nodes, by flavor."""
+
+
+# --- steps ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Record:
+    """Write annotations of the manager's Job."""
+
+    change: Annotations
+
+
+@dataclass(frozen=True)
+class Hand:
+    """Write annotations of the copy in `cluster`."""
+
+    cluster: str
+    change: Annotations
+
+
+@dataclass(frozen=True)
+class End:
+    """Delete pods of a copy that is being deleted: they save what they can, and nothing replaces them."""
+
+    cluster: str
+    pods: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Let the copy in `cluster` go: nothing on it is needed any more."""
+
+    cluster: str
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Record the next attempt on the manager's Job, then answer the fence of `cluster`."""
+
+    cluster: str
+    answer: AnswerReady = field(default_factory=AnswerReady)
+
+
+@dataclass(frozen=True)
+class Say:
+    """Show on the check of the Workload in `cluster` what it waits for."""
+
+    cluster: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Back:
+    """Give the quota of the Workload in `cluster` back: the job leaves, or its checkpoint cannot go on there."""
+
+    cluster: str
+    action: RequestReadmission
+
+
+Step = Record | Hand | End | Drop | Grant | Say | Back
+
+
+def decide(
+    job: Object | None, workload: Object | None, sites: Sequence[Site], check_name: str, now: float
+) -> Step | None:
+    """`job` and `workload` are the manager's; `job` is None when it is gone. Never raises for what users write."""
+    if job is None or not views.delegated(job):
+        return _leftover([s for s in sites if s.job is not None])
+    if workload is None:
+        return None  # Kueue makes one of the same name in a moment; until then nobody can tell whose copies these are
+    name = str(workload["metadata"]["name"])
+    stale = [s for s in sites if s.job is not None and prebuilt(s.job) != name]
+    mine = [s for s in sites if s.job is not None and prebuilt(s.job) == name]
+    step = _leftover(stale)
+    if step is not None:
+        return step
+    if label(job, names.LABEL_MANAGED) != "true":
+        return plain(workload, sites, check_name)
+    try:
+        return (
+            _carried(job, mine)
+            or _finish(job, now)
+            or _refuse(job, now)
+            or _let_go(mine)
+            or _grant(job, workload, sites, check_name, now)
+        )
+    except BadAnnotationError as error:
+        return _say(_waiting(sites, check_name), str(error), check_name)
+
+
+def prebuilt(job: Object) -> str:
+    """Name of the Workload that the copy `job` was made for: the same in every cluster."""
+    return label(job, names.KUEUE_PREBUILT) or annotation(job, names.KUEUE_PREBUILT) or ""
+
+
+# --- records up, requests down --------------------------------------------------------------------------------------
+def _carried(job: Object, mine: Sequence[Site]) -> Step | None:
+    number, last = views.attempt(job), attempt_history.last(views.history(job))
+    for site in mine:
+        copy = site.job
+        assert copy is not None
+        theirs = views.attempt(copy)
+        if theirs >= number:
+            change = _up(job, copy, last)
+            if change:
+                return Record(change)
+        elif last is not None and last.cluster == site.cluster and not copy["metadata"].get("deletionTimestamp"):
+            # Kueue made the copy of a Job that it had read before the attempt was written on it.
+            down = {name: annotation(job, name) for name in RECORDS}
+            return Hand(site.cluster, {**down, names.ANN_HOLD: annotation(job, names.ANN_HOLD)})
+        asked = _asked(job, copy)
+        if asked and not copy["metadata"].get("deletionTimestamp"):
+            return Hand(site.cluster, asked)
+    return None
+
+
+def _up(job: Object, copy: Object, last: AttemptRecord | None) -> dict[str, str | None]:
+    """Records of the copy that the manager's Job does not have yet. An absent one takes nothing away."""
+    wanted = {name: value for name in RECORDS if (value := annotation(copy, name)) is not None}
+    theirs = attempt_history.last(views.history(copy))
+    if last is not None and last.finished_at is not None and (theirs is None or theirs.finished_at is None):
+        wanted.pop(names.ANN_HISTORY, None)  # we have seen its end, the worker's controller not yet
+    request = user_requests.asked(job, user_requests.CHECKPOINT)
+    answer = user_requests.answer(copy, user_requests.CHECKPOINT)
+    if request is not None and answer is not None and answer.id == request.id:
+        wanted.update({k: v for k, v in user_requests.stored(answer).items() if v is not None})
+    return {name: value for name, value in wanted.items() if annotation(job, name) != value}
+
+
+def _asked(job: Object, copy: Object) -> dict[str, str | None]:
+    """A checkpoint that somebody asked for here, and that the copy has not been asked for."""
+    request, there = (
+        user_requests.asked(job, user_requests.CHECKPOINT),
+        user_requests.asked(copy, user_requests.CHECKPOINT),
+    )
+    if request is None or user_requests.answer(job, user_requests.CHECKPOINT) is not None:
+        return {}
+    return {} if there is not None and there.id == request.id else user_requests.written(request)
+
+
+def _finish(job: Object, now: float) -> Step | None:
+    """The end of the last attempt, told by the status that Kueue brings to the manager's Job."""
+    history = views.history(job)
+    last = attempt_history.last(history)
+    if last is None or last.finished_at is not None or views.finished(job) is None:
+        return None
+    return Record(
+        attempt_history.stored(attempt_history.with_last(history, attempt_history.observe(last, job, None, None, now)))
+    )
+
+
+def _refuse(job: Object, now: float) -> Step | None:
+    request = user_requests.asked(job, user_requests.CHANGE)
+    if request is None or user_requests.answer(job, user_requests.CHANGE) is not None:
+        return None
+    said = RequestStatus(id=request.id, op=request.op, state="failed", message="", at=now, attempt=views.attempt(job))
+    return Record(user_requests.stored(user_requests.ended(said, "failed", UNSUPPORTED, now)))
+
+
+# --- copies that are being deleted ----------------------------------------------------------------------------------
+def _leftover(sites: Sequence[Site]) -> Step | None:
+    """Copies of a Job that is no more: nobody wants their records."""
+    for site in sites:
+        if site.job is not None and site.reachable and _held_back(site.job):
+            return Drop(site.cluster)
+    return None
+
+
+def _held_back(copy: Object) -> bool:
+    return bool(copy["metadata"].get("deletionTimestamp")) and views.kept(copy)
+
+
+def _let_go(mine: Sequence[Site]) -> Step | None:
+    """Its records are here (`_carried` came first); what still runs may have more to write."""
+    for site in mine:
+        if site.job is None or not site.reachable or not _held_back(site.job):
+            continue
+        writers = [pod for pod in site.pods if views.can_write(pod)]
+        # The Job controller leaves the pods of a Job that is being deleted to the garbage collector, and that one
+        # waits for the Job to be gone.
+        alive = [str(p["metadata"]["name"]) for p in writers if not p["metadata"].get("deletionTimestamp")]
+        if alive:
+            return End(site.cluster, sorted(alive))
+        if not writers:
+            return Drop(site.cluster)
+    return None
+
+
+# --- the fence ------------------------------------------------------------------------------------------------------
+def _waiting(sites: Sequence[Site], check_name: str) -> list[Site]:
+    """Clusters in which the Workload has quota and waits for our answer; who has it longest comes first."""
+    found = [s for s in sites if s.reachable and s.workload is not None and fence.asks(s.workload, check_name)]
+    return sorted(found, key=lambda s: (views.reserved_at(s.workload or {}), s.cluster))
+
+
+def plain(workload: Object, sites: Sequence[Site], check_name: str) -> Step | None:
+    """Not a training job of ours, in a queue that names our check."""
+    waiting = _waiting(sites, check_name) if views.reservation(workload) else []
+    message = "not a managed Job: nothing to wait for"
+    return Grant(waiting[0].cluster, AnswerReady(message=message)) if waiting else None
+
+
+def only_jobs(kind: str, sites: Sequence[Site], check_name: str) -> Step | None:
+    """A training job of another kind than Job: its records are nobody's to carry, so it may not start."""
+    return _say(_waiting(sites, check_name), f"a {kind} cannot train through MultiKueue: make it a Job", check_name)
+
+
+def _grant(job: Object, workload: Object, sites: Sequence[Site], check_name: str, now: float) -> Step | None:
+    if (
+        views.reservation(workload) is None
+        or views.finished(job) is not None
+        or job["metadata"].get("deletionTimestamp")
+    ):
+        return None
+    waiting = _waiting(sites, check_name)
+    if not waiting:
+        return None
+    if is_true(workload, "Evicted"):
+        return Back(waiting[0].cluster, RequestReadmission(message=LEAVES, requeue_after_s=PAUSE_S, cause="evicted"))
+    history = views.history(job)
+    last = attempt_history.last(history)
+    # We died between the Job's patch and the Workload's: the attempt is that cluster's already.
+    begun = [s for s in waiting if last is not None and views.reservation(s.workload or {}) == last.reservation]
+    problems = {} if begun else _unfit(job, waiting)
+    chosen = (begun or [site for site in waiting if site.cluster not in problems] or waiting)[0]
+    obstacle = _obstacle(history, sites, check_name)
+    if obstacle:
+        return _say([chosen], obstacle, check_name)
+    assert chosen.workload is not None
+    if chosen.cluster in problems:
+        text = f"{checkpoint_fit.NOTE}: cluster {chosen.cluster}, {problems[chosen.cluster]}"
+        note = checkpoint_fit.noted(job, text)
+        pause = checkpoint_fit.pause_s(chosen.workload, check_name)
+        if note:
+            return Record(note)
+        return Back(chosen.cluster, RequestReadmission(message=text, requeue_after_s=pause, cause="machines"))
+    return Grant(chosen.cluster, fence.answer(job, chosen.workload, None, now, chosen.cluster))
+
+
+def _unfit(job: Object, waiting: Sequence[Site]) -> dict[str, str]:
+    """By cluster: why its machines cannot continue the job's checkpoint. A restore there would only fail."""
+    found = {site.cluster: checkpoint_fit.unfit(job, site.workload or {}, site.machines_of) for site in waiting}
+    return {cluster: problem for cluster, problem in found.items() if problem}
+
+
+def _obstacle(history: Sequence[AttemptRecord], sites: Sequence[Site], check_name: str) -> str:
+    """Why no attempt may start, "" if one may."""
+    been = {record.cluster for record in history}
+    for site in sites:
+        if not site.reachable and site.cluster in been:
+            return (
+                f"cluster {site.cluster} does not answer, and a pod of an earlier attempt may still run there. If it "
+                f"is gone for good: kubectl delete multikueuecluster {site.cluster}"
+            )
+    for site in sites:
+        if site.job is not None:
+            return f"waiting for the Job of an earlier attempt to leave cluster {site.cluster}"
+        writers = sorted(str(pod["metadata"]["name"]) for pod in site.pods if views.can_write(pod))
+        if writers:
+            more = f" and {len(writers) - 4} more" if len(writers) > 4 else ""
+            return f"waiting for pods in cluster {site.cluster} to end: {', '.join(writers[:4])}{more}"
+        if site.workload is not None and _let_in(site.workload, check_name):
+            return f"cluster {site.cluster} has been let in: Kueue is about to start the job there"
+    return ""
+
+
+def _let_in(workload: Object, check_name: str) -> bool:
+    state = views.check(workload, check_name)
+    ready = state is not None and state.get("state") == "Ready"
+    return ready and views.reservation(workload) is not None and not views.leaves(workload)
+
+
+def _say(waiting: Sequence[Site], message: str, check_name: str) -> Step | None:
+    for site in waiting:
+        state = views.check(site.workload or {}, check_name)
+        if state is not None and state.get("message") != message:
+            return Say(site.cluster, message)
+    return None

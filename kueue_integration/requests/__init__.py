@@ -1,0 +1,4 @@
+"""What users ask of a job that is there already: resize, migrate, checkpoint, pause, resume; and when a save is due.
+
+Requests are stored and judged here. The controller carries them out.
+"""

@@ -1,0 +1,160 @@
+"""Where a job may run, in the one language that Kueue and the scheduler both read: required node affinity.
+
+Kueue compares the affinity of a Workload's pods with the node labels of each ResourceFlavor, the scheduler with the
+nodes. `resolve` turns what a user says (a flavor, a node to leave) into such terms, or says why that cannot be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.protocol import names
+from proxy.protocol.decode import Unreadable
+from proxy.protocol.messages import NodeRequirement, Placement
+
+from ..contract import annotation_values
+from ..errors import Forbidden, PlatformError, SpecError
+from ..kube.api import Kube
+from ..kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, NODE, RESOURCE_FLAVOR, Kind, Object, annotation, is_true, label
+
+ANYWHERE = Placement()
+HOSTNAME = "kubernetes.io/hostname"
+
+
+@dataclass(frozen=True)
+class Flavor:
+    """A ResourceFlavor of the job's queue."""
+
+    name: str
+    labels: Mapping[str, str]
+
+
+def of(job: Mapping[str, Any]) -> Placement | Unreadable:
+    """The placement that stands in the Job."""
+    return annotation_values.message(job, names.ANN_PLACEMENT, Placement) or ANYWHERE
+
+
+def affinity(placement: Placement) -> Object | None:
+    """The pod's `affinity` for `placement`, None for anywhere."""
+    if not placement.terms:
+        return None
+    terms = [{"matchExpressions": [dataclasses.asdict(r) for r in term]} for term in placement.terms]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+def make(
+    flavors: Sequence[Flavor], allowed: Sequence[str], avoid_nodes: Sequence[str], hosts: Sequence[str]
+) -> Placement:
+    """`allowed` of `flavors`, away from `avoid_nodes`, whose values of HOSTNAME are `hosts`."""
+    away = [NodeRequirement(HOSTNAME, "NotIn", sorted(hosts))] if hosts else []
+    narrowed = len(allowed) < len(flavors)
+    terms = [
+        [NodeRequirement(key, "In", [value]) for key, value in sorted(flavor.labels.items())] + away
+        for flavor in flavors
+        if flavor.name in allowed
+    ]
+    if not narrowed:
+        terms = [away] if away else []
+    return Placement(sorted(allowed) if narrowed else [], sorted(avoid_nodes), terms)
+
+
+def resolve(kube: Kube, job: Object, flavor: str | None, node: str | None, anywhere: bool) -> Placement:
+    """What the job's placement becomes: `flavor` pins it, `node` is one more to avoid, `anywhere` drops what was said
+    before. Raises SpecError (unknown or impossible), PlatformError (may not look), KubeError.
+    """
+    before = ANYWHERE if anywhere else of(job)
+    if isinstance(before, Unreadable):
+        raise SpecError([("placement", annotation(job, names.ANN_PLACEMENT), f"cannot be read: {before.why}")])
+    if flavor is None and node is None:
+        return before
+    flavors = _flavors(kube, job)
+    if flavor is not None:
+        check_flavor(flavor, flavors)
+    nodes = _list(kube, NODE) if node is not None or before.avoid_nodes else []
+    known = {str(n["metadata"]["name"]): n for n in nodes}
+    if node is not None and node not in known:
+        raise SpecError([("away_from_node", node, f"is not a node of this cluster; it has: {_names(known)}")])
+    avoid = sorted({*before.avoid_nodes, *([node] if node is not None else [])} & set(known))
+    pinned = (
+        [flavor] if flavor is not None else [f.name for f in flavors if not before.flavors or f.name in before.flavors]
+    )
+    allowed = pinned
+    if avoid:
+        left = [n for name, n in known.items() if name not in avoid and _usable(n)]
+        allowed = [f.name for f in flavors if f.name in pinned and any(_on(f, n) for n in left)]
+    if not allowed:
+        field, value = ("away_from_node", node) if node is not None else ("flavor", flavor)
+        fix = "name another flavor too, or drop what was said before with --anywhere"
+        raise SpecError(
+            [(field, value, f"no usable node of flavor {_names(pinned)} is left without {_names(avoid)}; {fix}")]
+        )
+    for name in allowed if len(allowed) < len(flavors) else ():
+        check_flavor(name, flavors)
+    hosts = [label(known[name], HOSTNAME) or name for name in avoid]
+    return make(flavors, allowed, avoid, hosts)
+
+
+def check_flavor(name: str, flavors: Sequence[Flavor]) -> None:
+    """Whether node labels can tell this flavor from the queue's others: nothing else steers Kueue."""
+    found = next((f for f in flavors if f.name == name), None)
+    if found is None:
+        known = _names(f.name for f in flavors)
+        raise SpecError([("flavor", name, f"is not a flavor of the job's queue; it has: {known}")])
+    same = [f.name for f in flavors if f.name != name and found.labels.items() <= f.labels.items()]
+    if same:
+        raise SpecError(
+            [
+                (
+                    "flavor",
+                    name,
+                    f"its nodeLabels do not tell it from {_names(same)}; give the ResourceFlavor labels of its own",
+                )
+            ]
+        )
+
+
+def _flavors(kube: Kube, job: Object) -> list[Flavor]:
+    """Flavors of the job's queue, in its order of preference."""
+    namespace, queue = job["metadata"]["namespace"], label(job, names.KUEUE_QUEUE_LABEL) or ""
+    local = kube.find(LOCAL_QUEUE, namespace, queue)
+    if local is None:
+        raise SpecError([("queue", queue, f"is not a LocalQueue of namespace {namespace!r} any more")])
+    name = str(local["spec"].get("clusterQueue", ""))
+    found = next((q for q in _list(kube, CLUSTER_QUEUE) if q["metadata"]["name"] == name), None)
+    if found is None:
+        raise PlatformError(f"LocalQueue {queue!r} points to ClusterQueue {name!r}, which does not exist")
+    order = flavor_names(found)
+    labels = {
+        f["metadata"]["name"]: (f.get("spec") or {}).get("nodeLabels") or {} for f in _list(kube, RESOURCE_FLAVOR)
+    }
+    return [Flavor(name, labels.get(name, {})) for name in order]
+
+
+def flavor_names(cluster_queue: Mapping[str, Any]) -> list[str]:
+    """Flavors of a ClusterQueue, in its order of preference."""
+    groups = (cluster_queue.get("spec") or {}).get("resourceGroups") or ()
+    return list(dict.fromkeys(str(f["name"]) for group in groups for f in group.get("flavors") or ()))
+
+
+def _list(kube: Kube, kind: Kind) -> list[Object]:
+    try:
+        return kube.list(kind)
+    except Forbidden as error:
+        raise PlatformError(
+            f"migrate has to look at {kind.plural}: ask for permission to list them ({error})"
+        ) from None
+
+
+def _usable(node: Object) -> bool:
+    return is_true(node, "Ready") and not (node.get("spec") or {}).get("unschedulable")
+
+
+def _on(flavor: Flavor, node: Object) -> bool:
+    return flavor.labels.items() <= (node["metadata"].get("labels") or {}).items()
+
+
+def _names(values: Iterable[str]) -> str:
+    return ", ".join(sorted(values)) or "none"

@@ -1,0 +1,178 @@
+"""What users ask of a job that is there already, and the controller's answers: read, stored and judged. Pure.
+
+There are two places for requests on a Job, because a checkpoint changes nothing about it and may come at any time.
+Each holds one request, the last; the answer beside it carries the same id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from proxy.protocol import names
+from proxy.protocol.decode import Unreadable
+from proxy.protocol.messages import (
+    CheckpointRef,
+    JobRequest,
+    RequestOp,
+    RequestStatus,
+    to_json,
+)
+
+from ..contract import annotation_values, attempt_records, kinds
+from ..contract.annotation_values import readable
+from ..kube.resources import annotation, is_true, label
+from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
+from . import placement
+
+MAX_MESSAGE = 400
+MAX_CHECKPOINT_S = 3600.0
+DEFAULT_CHECKPOINT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one request: the names of its two annotations."""
+
+    request: str
+    status: str
+
+
+CHANGE = Slot(names.ANN_REQUEST, names.ANN_REQUEST_STATUS)
+CHECKPOINT = Slot(names.ANN_CHECKPOINT_REQUEST, names.ANN_CHECKPOINT_STATUS)
+SLOTS = (CHANGE, CHECKPOINT)
+
+
+def slot_of(op: RequestOp) -> Slot:
+    return CHECKPOINT if op == "checkpoint" else CHANGE
+
+
+def asked(job: Mapping[str, Any] | None, slot: Slot) -> JobRequest | None:
+    """The request in `slot`, None without one or when it cannot be read."""
+    found = readable(annotation_values.message(job, slot.request, JobRequest), None)
+    return found if found is not None and slot_of(found.op) is slot else None
+
+
+def answer(job: Mapping[str, Any] | None, slot: Slot) -> RequestStatus | None:
+    """The controller's answer to the request in `slot`; None while there is none to that very request."""
+    request = asked(job, slot)
+    found = readable(annotation_values.message(job, slot.status, RequestStatus), None)
+    return found if found is not None and request is not None and found.id == request.id else None
+
+
+def running(job: Mapping[str, Any] | None, slot: Slot) -> tuple[JobRequest, RequestStatus] | None:
+    """The request in `slot` while the controller carries it out."""
+    request, status = asked(job, slot), answer(job, slot)
+    return (request, status) if request is not None and status is not None and status.state == "running" else None
+
+
+def written(request: JobRequest) -> dict[str, str | None]:
+    """The annotation that asks for it. Whoever writes it (a verb, a policy of ours) checks `problem` first."""
+    return {slot_of(request.op).request: to_json(request)}
+
+
+def stored(status: RequestStatus) -> dict[str, str | None]:
+    """The annotation that stores an answer."""
+    message = status.message
+    if len(message) > MAX_MESSAGE:
+        message = message[: MAX_MESSAGE - 3] + "..."
+    return {slot_of(status.op).status: to_json(replace(status, message=message))}
+
+
+def ended(status: RequestStatus, state: str, message: str, now: float) -> RequestStatus:
+    """`status` with its final word: `state` is done or failed."""
+    return replace(status, state=state, message=message, finished_at=now)  # type: ignore[arg-type]
+
+
+def checkpointed(status: RequestStatus, checkpoint: CheckpointRef, now: float) -> RequestStatus:
+    """`status` of a checkpoint request that `checkpoint` answers."""
+    done = ended(status, "done", f"checkpoint {checkpoint.id} at step {checkpoint.step}", now)
+    return replace(done, checkpoint=checkpoint.id, step=checkpoint.step)
+
+
+# --- rules, the same for whoever asks and for the controller --------------------------------------------------------
+Problem = tuple[str, object, str]
+"""(field, value, what is wrong and what to do)."""
+
+
+def problem(job: Mapping[str, Any], request: JobRequest, flavors: Sequence[str] | None) -> Problem | None:
+    """Why `request` cannot be carried out on `job`, None if it can. `flavors` of its queue; None: not known."""
+    name = job["metadata"]["name"]
+    if label(job, names.LABEL_MANAGED) != "true":
+        return "name", name, "is not a training job of this platform"
+    if job["metadata"].get("deletionTimestamp"):
+        return "name", name, "the job is being deleted"
+    for end, word in (("Complete", "finished"), ("Failed", "failed")):
+        if is_true(job, end):
+            return "name", name, f"the job has {word}; submit it again to run it again"
+    if request.op == "resize":
+        return _resize_problem(job, request)
+    if request.op == "migrate":
+        return _migrate_problem(job, request, flavors)
+    if request.op == "checkpoint":
+        return _checkpoint_problem(job, request)
+    return None
+
+
+_FIXED = {
+    "JobSet": "the parallelism of its Jobs cannot be changed, and Kueue admits all of its pods or none",
+    "TrainJob": "its spec.trainer cannot be changed, and Kueue admits all of its pods or none",
+}
+
+
+def _resize_problem(job: Mapping[str, Any], request: JobRequest) -> Problem | None:
+    workers, fewest = request.workers, request.min_workers
+    ranks = attempt_records.integer(job, names.ANN_WORLD_SIZE)
+    if workers is None or workers < 1:
+        return "workers", workers, "must be a whole number, 1 or more"
+    if fewest is not None and not 1 <= fewest <= workers:
+        return "min_workers", fewest, f"must be from 1 to workers ({workers})"
+    if not kinds.is_job(job):
+        fixed = f"the number of pods of a {job['kind']} is fixed: "
+        return "name", job["metadata"]["name"], fixed + _FIXED[job["kind"]]
+    if not ranks or annotation(job, COMPLETIONS_EQUAL_PARALLELISM) != "true":
+        return "name", job["metadata"]["name"], "its number of pods is fixed: it was not made by submit"
+    if workers > ranks:
+        return "workers", workers, f"is more than its world size, {ranks} ranks, which stays as it was submitted"
+    if ranks % workers:
+        fits = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
+        return "workers", workers, f"does not divide its {ranks} ranks evenly; use one of {fits}"
+    return None
+
+
+def _migrate_problem(job: Mapping[str, Any], request: JobRequest, flavors: Sequence[str] | None) -> Problem | None:
+    wanted = request.placement
+    if wanted is None:
+        return "placement", None, "is missing"
+    unknown = [f for f in wanted.flavors if flavors is not None and f not in flavors]
+    if unknown:
+        return "flavor", unknown[0], f"is not a flavor of the job's queue; it has: {', '.join(flavors or ())}"
+    if bool(wanted.terms) != bool(wanted.flavors or wanted.avoid_nodes) or not all(wanted.terms):
+        return "placement", wanted, "its terms do not say what its flavors and nodes say"
+    if wanted.avoid_nodes and not kinds.is_job(job):
+        fix = f"the node affinity of the pods of a {job['kind']} cannot be changed; name a flavor to move to instead"
+        return "away_from_node", wanted.avoid_nodes[0], fix
+    stands = placement.of(job)
+    if isinstance(stands, Unreadable):
+        fix = f"cannot be read; delete annotation {names.ANN_PLACEMENT}"
+        return "placement", annotation(job, names.ANN_PLACEMENT), fix
+    ours = placement.affinity(stands)
+    present = job["spec"]["template"]["spec"].get("affinity") if "template" in job["spec"] else None
+    if present and present not in (ours, placement.affinity(wanted)):
+        return "affinity", present, "the job brings a node affinity of its own, which a migration would replace"
+    return None
+
+
+def _checkpoint_problem(job: Mapping[str, Any], request: JobRequest) -> Problem | None:
+    name, past = job["metadata"]["name"], attempt_records.history(job)
+    if request.timeout_s is not None and not 1 <= request.timeout_s <= MAX_CHECKPOINT_S:
+        return "timeout", request.timeout_s, f"must be from 1 to {MAX_CHECKPOINT_S:.0f} seconds"
+    if job["spec"].get("suspend") or not past:
+        return "name", name, "the job does not run now: there is nothing to save since its last checkpoint"
+    last = past[-1]
+    if last.evicted_at is not None or last.ended_by is not None:
+        return "name", name, f"attempt {last.attempt} is being stopped already ({last.ended_by}), with a checkpoint"
+    if attempt_records.trains_since(job, last) is None:
+        return "name", name, f"attempt {last.attempt} has not made a step yet: there is nothing new to save"
+    return None

@@ -1,0 +1,99 @@
+"""`PlatformConfig`: what the platform team decided once, published by the Helm chart for everyone who submits jobs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from proxy.protocol import decode, names
+
+from ..errors import ChartError, Forbidden, NotFound
+
+if TYPE_CHECKING:
+    from ..kube.api import Kube
+
+CONFIG_KEY = "platform.json"
+
+
+@dataclass(frozen=True)
+class PlatformConfig:
+    """Key `platform.json` of the ConfigMap `singularity-platform` in the chart's namespace.
+
+    :param agent_image: image with agent, launcher, CRIU and sidecar
+    :param train_image: default training image, "" when users must name one
+    :param store: default checkpoint store URL, "" when users must name one
+    :param controller_url: `https://singularity-controller.<namespace>.svc:443`
+    :param controller_ca: PEM text
+    :param volumes, volume_mounts, env: added to every training pod (store, data sets, Python environment);
+        mounts go to the training container and the sidecar
+    :param max_budget_s: platform's ceiling for `checkpoint_budget_s`
+    """
+
+    agent_image: str
+    controller_url: str
+    controller_ca: str
+    train_image: str = ""
+    store: str = ""
+    volumes: Sequence[Mapping[str, Any]] = ()
+    volume_mounts: Sequence[Mapping[str, Any]] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    max_budget_s: int = 600
+    image_pull_policy: str = "IfNotPresent"
+
+
+def to_json(config: PlatformConfig) -> str:
+    """JSON text of `config`, one line, sorted keys."""
+    return json.dumps(dataclasses.asdict(config), sort_keys=True)
+
+
+MAX_TEXT = 1 << 20
+"""Bytes: what a ConfigMap can have."""
+
+
+def from_json(text: str) -> PlatformConfig:
+    """Parse the JSON of the chart. Raises ChartError that names the field.
+
+    Unknown fields are ignored: a chart may be newer than the library of the one who submits.
+    """
+    data = decode.json_value(text, MAX_TEXT)
+    if isinstance(data, decode.Unreadable):
+        raise ChartError(f"{CONFIG_KEY} is {data.why}", _FIX)
+    if not isinstance(data, dict):
+        raise ChartError(f"{CONFIG_KEY} must be an object, is {type(data).__name__}", _FIX)
+    values: dict[str, Any] = {}
+    for item in dataclasses.fields(PlatformConfig):
+        if item.name not in data or data[item.name] is None:
+            if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+                raise ChartError(f"{CONFIG_KEY} has no {item.name}", _FIX)
+            continue
+        value = data[item.name]
+        wanted = _TYPES.get(item.name, str)
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise ChartError(f"{CONFIG_KEY}: {item.name} = {value!r} must be of type {wanted.__name__}", _FIX)
+        values[item.name] = tuple(value) if isinstance(value, list) else value
+    if values["agent_image"] == "" or values["controller_url"] == "":
+        raise ChartError(f"{CONFIG_KEY}: agent_image and controller_url must not be empty", _FIX)
+    return PlatformConfig(**values)
+
+
+def load(kube: Kube, namespace: str = names.SYSTEM_NAMESPACE) -> PlatformConfig:
+    """The platform's configuration from the cluster. Raises ChartError when the chart is not there."""
+    from ..kube.resources import CONFIG_MAP
+
+    where = f"ConfigMap {names.PLATFORM_CONFIGMAP} in namespace {namespace}"
+    try:
+        text = kube.get(CONFIG_MAP, namespace, names.PLATFORM_CONFIGMAP).get("data", {}).get(CONFIG_KEY)
+    except NotFound:
+        raise ChartError(f"{where} does not exist: the chart is not installed here", _FIX) from None
+    except Forbidden as error:
+        raise ChartError(f"{where} cannot be read: {error}", _FIX) from error
+    if text is None:
+        raise ChartError(f"{where} has no key {CONFIG_KEY}", _FIX)
+    return from_json(text)
+
+
+_TYPES: dict[str, type] = {"volumes": list, "volume_mounts": list, "env": dict, "max_budget_s": int}
+_FIX = f"Install or upgrade it: helm upgrade --install singularity charts/singularity -n {names.SYSTEM_NAMESPACE}"

@@ -1,0 +1,179 @@
+"""`TrainSpec`: everything a user says about a training job. Plain data; `validate` checks it without any I/O."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from proxy.protocol import decode
+
+from ..errors import SpecError
+
+if TYPE_CHECKING:
+    from .platform_config import PlatformConfig
+
+_INTEGERS = (
+    "workers", "min_workers", "world_size", "checkpoint_budget_s", "grace_period_s", "infrastructure_retries",
+)  # fmt: skip
+_TUPLES = ("command", "volumes", "volume_mounts", "resume_on_exit_codes")
+_MAPPINGS = ("resources", "env", "files", "labels", "annotations", "pod_override")
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """One training job.
+
+    :param name: name of the Job, a DNS label of at most 52 characters (pod names get an index and a suffix)
+    :param queue: Kueue LocalQueue in `namespace`
+    :param command: argv of the user's program: one process per rank. torchrun's variables are set if it starts with
+        torchrun, or if there are several ranks
+    :param workers: pods wanted
+    :param min_workers: fewest pods the job accepts (partial admission); None: `workers`
+    :param world_size: ranks, constant over the life of the job; None: `workers`. A multiple of `workers`
+    :param image: training image; None: the platform's default
+    :param resources: per pod, `{"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}`: requests, and limits for
+        everything but CPU and ephemeral storage
+    :param env: literal values (`$(NAME)` is not expanded); PYTHONPATH is put before the platform's
+    :param files: relative path -> text, shipped in a ConfigMap (at most 900 kB) and copied into each rank's working
+        directory at a fresh start
+    :param workdir: directory in the image to start in; None: the per-rank directory that travels with the checkpoint
+    :param store: fsspec URL of the checkpoint store; None: the platform's default
+    :param checkpoint_budget_s: how long Kueue's preemption may be held for a checkpoint, seconds
+    :param grace_period_s: terminationGracePeriodSeconds: time for a checkpoint when the hold is off or bypassed
+    :param checkpoint_every: save and train on, again and again: `"300s"`, `"10m"`, a number of seconds, `"500 steps"`,
+        or `"auto"` (the interval that loses the least time, from measured cost and failures); None or `"off"`: only
+        when the job is stopped or somebody asks
+    :param hold: cooperative preemption; False: plain Kueue, checkpoint within the grace period
+    :param pod_override: a Pod as plain data, merged into the training pods; see `kueue_integration.spec.pod_override`
+    :param infrastructure_retries: attempts that may be lost to the infrastructure (a node or pod that is gone, a kill
+        by the kernel) or to `resume_on_exit_codes`; one more fails the job. None: pods and nodes may be lost without
+        limit, but only 6 pods killed
+    :param resume_on_exit_codes: exit codes of the program after which the job goes on from its last checkpoint
+    :param identity: owner's identity (label value); submit adopts a live Job with the same one
+    """
+
+    name: str
+    queue: str
+    command: Sequence[str]
+    workers: int = 1
+    min_workers: int | None = None
+    world_size: int | None = None
+    namespace: str = "default"
+    image: str | None = None
+    priority_class: str | None = None
+    resources: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+    store: str | None = None
+    engine: str = "auto"
+    checkpoint_budget_s: int = 120
+    grace_period_s: int = 90
+    checkpoint_every: str | float | None = None
+    hold: bool = True
+    volumes: Sequence[Mapping[str, Any]] = ()
+    volume_mounts: Sequence[Mapping[str, Any]] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    pod_override: Mapping[str, Any] | None = None
+    infrastructure_retries: int | None = None
+    resume_on_exit_codes: Sequence[int] = ()
+    identity: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in _TUPLES:
+            value = getattr(self, name)
+            if isinstance(value, Sequence) and not isinstance(value, str):  # a string is left for `validate` to refuse
+                object.__setattr__(self, name, tuple(value))
+
+    @property
+    def ranks(self) -> int:
+        """World size after the default."""
+        return self.workers if self.world_size is None else self.world_size
+
+    @property
+    def fewest_workers(self) -> int:
+        """`min_workers` after the default."""
+        return self.workers if self.min_workers is None else self.min_workers
+
+    def validated(self, platform: PlatformConfig | None = None) -> TrainSpec:
+        """This spec, if it is valid. Raises SpecError with every problem."""
+        validate(self, platform)
+        return self
+
+
+def validate(spec: TrainSpec, platform: PlatformConfig | None = None) -> None:
+    """Raise SpecError listing every problem of `spec` by field, with value and fix; no I/O.
+
+    Without `platform` the rules that depend on its defaults (image, store, budget ceiling) are left out.
+    """
+    from . import pod_override, validation  # the rules know the dataclass, not the other way round
+
+    found = [*validation.problems(spec, platform), *pod_override.problems(spec, platform)]
+    if found:
+        raise SpecError(found)
+
+
+def from_mapping(data: Mapping[str, Any]) -> TrainSpec:
+    """A TrainSpec from decoded JSON or YAML, or from rendered templates, where numbers and booleans come as text.
+
+    Raises SpecError for unknown, missing and unreadable fields; `validate` is a second step.
+    """
+    fields = {f.name: f for f in dataclasses.fields(TrainSpec)}
+    problems: list[tuple[str, object, str]] = []
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, 1)
+            problems.append((name, value, "unknown field" + (f"; did you mean {near[0]}?" if near else "")))
+        elif value is None and fields[name].default is not None:
+            continue  # an empty YAML entry means the default
+        elif name in _INTEGERS and isinstance(value, str):
+            try:
+                values[name] = int(value)
+            except ValueError:
+                problems.append((name, value, "must be a whole number"))
+        elif name in _MAPPINGS:
+            try:
+                values[name] = _structure(value, Mapping)
+            except ValueError:
+                problems.append((name, value, "must be a mapping, or the JSON text of one"))
+        elif name == "resume_on_exit_codes":
+            try:
+                values[name] = [int(code) if isinstance(code, str) else code for code in _structure(value, Sequence)]
+            except ValueError:
+                problems.append((name, value, "must be a list of exit codes, or the JSON text of one"))
+        elif name in _TUPLES and isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                value = _structure(value, Sequence)
+            values[name] = value  # `validate` says how each has to look
+        elif name == "hold" and isinstance(value, str):
+            if value.lower() in ("true", "false"):
+                values[name] = value.lower() == "true"
+            else:
+                problems.append((name, value, "must be true or false"))
+        else:
+            values[name] = value
+    for name in ("name", "queue", "command"):
+        if name not in values:
+            problems.append((name, None, "is missing"))
+    if problems:
+        raise SpecError(problems)
+    return TrainSpec(**values)
+
+
+MAX_TEXT = 1 << 20
+"""Bytes of one field."""
+
+
+def _structure(value: Any, wanted: type) -> Any:
+    """`value`, or what its JSON text says, if it is `wanted`. Raises ValueError."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        value = decode.json_value(value, MAX_TEXT)
+    if isinstance(value, str) or not isinstance(value, wanted):
+        raise ValueError(value)
+    return value
