@@ -2,15 +2,36 @@
 
 `proxy.protocol` raises its own `MessageError` (a ValueError): it stands alone. Messages are sentences for the person
 who reads the pod's log or `status`: they name the thing, its value, and what to do.
+
+    ProxyError
+        ConfigError
+        StoreError
+            StoreAwayError
+            DamageError
+                CheckpointNotFoundError
+                CorruptChunkError
+        RestoreRefusedError
+        StaleAttemptError
+        ControllerError
+        MeshError
 """
 
 from __future__ import annotations
 
+from .protocol import exit_codes
+
 
 class ProxyError(Exception):
-    """Base class. `passes`: nothing is wrong with the job, and the next attempt may fare better."""
+    """Base class. `passes`: nothing is wrong with the job, and the next attempt may fare better.
+
+    `exit_code`: what the training container ends with (`protocol.exit_codes`) if it cannot start for it.
+    """
 
     passes = False
+
+    @property
+    def exit_code(self) -> int:
+        return exit_codes.LOST if self.passes else exit_codes.PROTOCOL
 
 
 class ConfigError(ProxyError):
@@ -27,11 +48,19 @@ class StoreAwayError(StoreError):
     passes = True
 
 
-class CheckpointNotFoundError(StoreError):
+class DamageError(StoreError):
+    """The store answers, and something of a checkpoint is missing, or is not what was committed."""
+
+    @property
+    def exit_code(self) -> int:
+        return exit_codes.DAMAGED
+
+
+class CheckpointNotFoundError(DamageError):
     """The store holds no manifest of that id."""
 
 
-class CorruptChunkError(StoreError):
+class CorruptChunkError(DamageError):
     """A pack or a recipe is missing, or its content does not match its name."""
 
     def __init__(self, kind: str, digest: str, where: str, problem: str) -> None:
@@ -42,6 +71,10 @@ class CorruptChunkError(StoreError):
 
 class RestoreRefusedError(ProxyError):
     """The checkpoint does not fit this pod (world size, architecture, format)."""
+
+    @property
+    def exit_code(self) -> int:
+        return exit_codes.RESTORE_REFUSED
 
 
 class StaleAttemptError(ProxyError):

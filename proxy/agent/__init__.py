@@ -3,13 +3,17 @@
 `sitecustomize`  switches the agent on (copied beside the package into the folder that PYTHONPATH names)
 `hooks`          what to do when a module of torch has been imported
 `boundary`       hot path: one store and one load per optimizer step; blocking at the barrier
+`membership`     which process is a rank of the job, and which stands aside
 `cut`            what every rank has issued, compared where step boundaries do not answer a stop
-`comm`           replaceable backend and store below the stock ProcessGroup
+`comm`           replaceable backends below the stock ProcessGroup
+`store`          replaceable rendezvous store, with what the script keeps in it
+`gate`           what may begin, and what is under way: operations come from several threads
 `work`           handles of asynchronous collectives that do not keep sockets open
 `freeze`         what happens between "every rank is here" and "go on, possibly on another machine"
+`guard`          where errors of the agent itself end
 `fork`           forked children give up the communication sockets they inherit
 
 Runs in the pod as `_singularity.agent`, in the user's process: standard library and the user's own torch only, no
 threads (but where ranks share a device), nothing at import time beyond definitions. A failure to install switches the
-agent off and says so on stderr; it never breaks the user's program.
+agent off and says so on stderr; a later one fails checkpoints (`guard`); neither breaks the user's program.
 """

@@ -9,20 +9,17 @@ rank also stops at collectives, and at any line of the script when the launcher 
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import mmap
 import os
-import signal
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from types import FrameType, ModuleType
 from typing import Any
 
-from ..protocol import names, page
-from . import lost, work
+from ..protocol import cut, names, page
+from . import gate, guard, work
 
 POLL_S = 0.001
 """How often a rank that waits at a boundary looks at the page."""
@@ -33,17 +30,22 @@ processes hold least there. Longer where a step takes long (`STEPS` of them), sh
 STEPS = 3.0
 LONGEST_PATIENCE_S = 20.0
 NO_STEPS_S = 0.5
+FREEZES = 4
+"""So often is a stop begun again that an error between its steps has ended, before the process is."""
+OTHERS_S = 1.0
+"""So long is waited for other threads of this rank, which have to issue what other ranks have issued."""
 _WINDOW = 16
 """Steps over which their duration is measured; a power of two."""
 
-_NEVER = 1 << 62
+NEVER = 1 << 62
 """`Boundary.done` of a rank that is stopped from outside, wherever it is."""
 _REQUEST = page.W_REQUEST  # one look-up less at each boundary
-_UNSAFE = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous")
-"""A nudge that meets a frame of these modules, or of ours, comes again: a group or an operation may be half made."""
-_OURS = __name__.rpartition(".")[0] + "."
 
 Freeze = Callable[["Boundary", int], None]
+
+
+class NoRank(ValueError):
+    """This process is none of the job's ranks, but one that a rank has started."""
 
 
 class Boundary:
@@ -56,8 +58,8 @@ class Boundary:
     """
 
     __slots__ = (
-        "_agreed", "_asked", "_at", "_durations", "_freeze", "_lock", "_map", "_marked", "_since", "_talk", "_words",
-        "count", "done", "rank", "rank_dir",
+        "_agreed", "_asked", "_at", "_durations", "_first_behind", "_freeze", "_leading", "_map", "_marked", "_since",
+        "_talk", "_words", "count", "done", "frozen_for", "met_for", "order", "rank", "rank_dir", "refused", "unsaid",
     )  # fmt: skip
 
     def __init__(self, rank_dir: Path, rank: int, freeze: Freeze) -> None:
@@ -67,21 +69,34 @@ class Boundary:
         self.rank = rank
         self.count = 0
         self.done = 0
-        """Newest generation this rank has frozen for and come back from."""
+        """Newest generation that this rank has come back from, or takes no part in."""
+        self.frozen_for = 0
+        """Generation of the stop that it is frozen for."""
+        self.order: dict[str, Any] = {}
+        """To go on; of the stop that it is frozen for."""
+        self.met_for = 0
+        """Generation of the last stop after which it has met the other ranks again."""
+        self.refused = 0
+        """Newest generation that it cannot be saved for."""
+        self.unsaid = ""
+        """... why, as long as the launcher has not been told."""
         self._freeze = freeze
         self._at = page.rank_word(rank, 0)
         self._map: mmap.mmap | None = None
         self._words: memoryview | None = None
-        self._lock = threading.Lock()
+        self._leading = threading.RLock()
+        """One thread at a time looks for the place to stop at."""
         self._agreed = 0
         """COUNT as the last cut left it: above it are steps that this rank has made."""
         self._marked = 0.0
         self._durations = (0.0, 0.0)
         """Seconds per step in the last two windows, of which one may contain an evaluation; 0: not known."""
         self._asked = 0
-        """Generation that `_since`, when we saw it first, and `_talk` belong to."""
+        """Generation that `_since`, when we saw it first, `_talk` and `_first_behind` belong to."""
         self._since = 0.0
         self._talk: Any = None
+        self._first_behind: dict[str, tuple[int, float]] = {}
+        """Channel that we were behind on -> what we had issued on it, and when that was seen first."""
 
     def open(self) -> None:
         """Map the page and state who we are. Raises OSError, or ValueError for a page of another layout or owner."""
@@ -93,28 +108,32 @@ class Boundary:
                 raise ValueError(f"barrier page has version {words[page.W_VERSION]}, wanted {page.VERSION}")
             owner = words[self._at + page.R_PID]
             if owner not in (0, os.getpid()) and Path(f"/proc/{owner}").exists():
-                raise ValueError(f"process {owner} is rank {self.rank} already")
-        except ValueError:
+                raise NoRank(f"process {owner} is rank {self.rank} already")
+        except BaseException:
             words.release()
             mapping.close()
             raise
         words[self._at + page.R_COUNT] = self.count
         words[self._at + page.R_BLOCKED] = 0
         words[self._at + page.R_PID] = os.getpid()
-        words[self._at + page.R_STATE] = page.STATE_ALONE if self.done == _NEVER else page.STATE_RUNNING
+        words[self._at + page.R_REFUSED] = self.refused
+        words[self._at + page.R_STATE] = page.STATE_ALONE if self.done == NEVER else page.STATE_RUNNING
         self._marked, self._durations = 0.0, (0.0, 0.0)
         self._map, self._words = mapping, words
 
     def close(self, state: int) -> None:
         """Leave `state` in the page and unmap it (a mapped page would have to exist, same size, at a restore)."""
-        if self._words is not None and self._map is not None:
+        if self._words is not None:
             self._words[self._at + page.R_STATE] = state
             self._words.release()
+        self._words = None
+        if self._map is not None:
             self._map.close()
-        self._map = self._words = None
+        self._map = None
 
     def step(self) -> None:
         """One step boundary."""
+        gate.lead = gate.identity()
         self.count = count = self.count + 1
         words = self._words
         if words is None:
@@ -123,7 +142,7 @@ class Boundary:
         if not count % _WINDOW:
             self._mark()
         if words[_REQUEST] > self.done:
-            self._wait(words)
+            self._guarded(self._at_boundary)
 
     def _mark(self) -> None:
         now = time.monotonic()
@@ -131,10 +150,106 @@ class Boundary:
             self._durations = (self._durations[1], (now - self._marked) / _WINDOW)
         self._marked = now
 
-    def asked(self) -> bool:
-        """Is a stop asked for that we have not come back from?"""
+    def asked(self) -> int:
+        """Generation of the stop that is asked for and that we have not come back from, or 0.
+
+        Also of one that is asked for no more, but was acquired while we were blocked: the others freeze for it.
+        """
         words = self._words
-        return words is not None and words[_REQUEST] > self.done
+        if words is None:
+            return 0
+        asked: int = words[_REQUEST]  # first: who cancels a stop writes it last
+        if asked <= self.done:
+            asked = words[page.W_ACQUIRED]
+            blocked = words[self._at + page.R_BLOCKED]
+            if not 0 < blocked <= asked or asked <= self.done:
+                return 0
+        return asked
+
+    def _may_stop(self) -> bool:
+        """A rank that cannot be saved takes no part in a stop that it has not agreed to: it may have lost what it
+        would need to meet the others again."""
+        words = self._words
+        request = words[_REQUEST] if words is not None else 0
+        if self.done < request <= self.refused:
+            self.done = request
+        return bool(self.asked())
+
+    # --- errors of ours -------------------------------------------------------------------------------------------
+    def refuse(self, message: str) -> None:
+        """The rank cannot be saved: for the stop under way, the one that is asked for, or, without any, from now on."""
+        self._refuse(self.frozen_for or self.asked() or page.ALWAYS, message)
+
+    def refuse_always(self, message: str) -> None:
+        self._refuse(page.ALWAYS, message)
+
+    def _refuse(self, generation: int, message: str) -> None:
+        if generation > self.refused:
+            self.refused, self.unsaid = generation, message
+            self.say_refused()
+
+    def say_refused(self) -> None:
+        """Tell the launcher. Raises OSError; to be called again then."""
+        if not self.unsaid:
+            return
+        with contextlib.suppress(Exception):
+            guard.write_json(self.rank_dir / names.REFUSED_FILE, {"message": self.unsaid[:1000]})
+        words = self._words
+        if words is not None:
+            words[self._at + page.R_REFUSED] = self.refused
+        else:
+            guard.write_word(self.rank_dir.parent / names.PAGE_FILE, self._at + page.R_REFUSED, self.refused)
+        self.unsaid = ""
+
+    def _guarded(self, place: Callable[..., None], *arguments: Any) -> None:
+        """Go to `place`. Whatever goes wrong there ends what this rank has to do with the stop that was asked for."""
+        words = self._words
+        request = words[_REQUEST] if words is not None else 0
+        try:
+            place(*arguments)
+        except Exception as error:
+            try:
+                guard.took(error, "at a place to stop")
+            finally:
+                self._ride_out(request)
+
+    def _ride_out(self, request: int) -> None:
+        """Take part in the stop no more, unless the others may have frozen, trusting that we are blocked."""
+        words = self._words
+        blocked = words[self._at + page.R_BLOCKED] if words is not None else 0
+        while words is not None and blocked > words[page.W_ACQUIRED] and words[_REQUEST] == blocked:
+            with contextlib.suppress(Exception):
+                time.sleep(POLL_S)
+        if words is not None and 0 < blocked <= words[page.W_ACQUIRED]:
+            self.frozen_for = self.frozen_for or words[page.W_ACQUIRED]
+        elif words is not None:
+            words[self._at + page.R_BLOCKED] = 0
+        if not self.frozen_for:
+            # Not before: other threads of the script would issue what the others, which have frozen, never answer.
+            gate.standing = gate.blocked = False
+        failed: Exception | None = None
+        for _ in range(FREEZES):
+            if not self.frozen_for:
+                self.done = max(self.done, request)
+                return
+            try:
+                self._stop(self.frozen_for)
+            except Exception as error:
+                failed = error
+        from . import freeze
+
+        freeze.end(self, failed or RuntimeError("no reason"))
+
+    # --- step boundaries ------------------------------------------------------------------------------------------
+    def _at_boundary(self) -> None:
+        with self._leading:  # another thread of the script that comes along waits, too
+            words = self._words
+            if words is None or not self._may_stop():
+                return
+            with gate.lock:
+                gate.standing = True
+            self._wait(words)
+            gate.standing = gate.blocked = False
 
     def _wait(self, words: memoryview) -> None:
         """Wait at a step boundary while the barrier says so; after some patience, meet the others by what was issued.
@@ -155,16 +270,27 @@ class Boundary:
                 words[self._at + page.R_BLOCKED] = 0
                 # Blocked is only taken back with the leader's knowledge, which then lets us go one step further.
                 if late and (not waits_for or self._leave(words, waits_for)):
-                    self.meet("")
+                    self._compare(words)
+                return
+            if not waits_for and gate.sided:
+                self._compare(words)  # other threads have issued something: what exactly, only the others can tell
                 return
             if not waits_for and work.messages():
-                return  # what the peer sends after this step may be asked for already: only `meet` knows
+                return  # what the peer sends after this step may be asked for already: only `_compare` knows
             waits_for = request
-            words[self._at + page.R_BLOCKED] = request
+            self._block(words, request)
             time.sleep(POLL_S)
+
+    def _block(self, words: memoryview, request: int) -> None:
+        """Say that we are blocked. From then on no other thread of ours writes to the store: rank 0 may copy it."""
+        gate.blocked = True
+        while not gate.store_idle() and words[_REQUEST] == request:
+            time.sleep(POLL_S)
+        words[self._at + page.R_BLOCKED] = request
 
     def _leave(self, words: memoryview, waits_for: int) -> bool:
         """After taking BLOCKED back: wait for the leader to have seen it. False: it had not, and we have frozen."""
+        gate.blocked = False
         while 0 < words[page.W_REQUEST] == waits_for and words[page.W_STOP_AT] <= self.count:
             if waits_for <= words[page.W_ACQUIRED]:
                 break
@@ -176,199 +302,155 @@ class Boundary:
         return True
 
     def _stop(self, generation: int) -> None:
-        self.done = generation
-        if self._talk is not None:
-            self._talk.close()
-        self._freeze(self, generation)
+        """Freeze. Returns when the rank goes on."""
+        with gate.lock:
+            gate.closed = True
+            self.done = self.frozen_for = generation
+        gate.standing = gate.blocked = False
+        talk, self._talk = self._talk, None
+        if talk is not None:
+            talk.close()
+        try:
+            self._freeze(self, generation)
+        except Exception:
+            raise  # `_ride_out` comes back here
+        except BaseException:  # the script is about to end
+            gate.closed = False
+            raise
+        self.frozen_for, self.order = 0, {}
+        gate.closed = gate.sided = False
 
     def _late(self, request: int) -> bool:
         """Have step boundaries had their time to answer `request`?"""
         now = time.monotonic()
         if self._asked != request:
-            self._asked, self._since, self._talk = request, now, None
+            self._asked, self._since, self._talk, self._first_behind = request, now, None, {}
         usual = min((d for d in self._durations if d), default=0.0)
         patience = min(max(PATIENCE_S, STEPS * usual), LONGEST_PATIENCE_S) if self.count > self._agreed else NO_STEPS_S
         return now - self._since >= patience
 
-    def meet(self, issue: str) -> None:
-        """A place between step boundaries, before the operation on channel `issue` ('': none), while a stop is asked.
+    # --- places between step boundaries ---------------------------------------------------------------------------
+    def meet(self) -> None:
+        """A place between step boundaries, of the leading thread, that is before no operation.
 
         Returns when we are to go on: at once until the time of the step boundaries is over.
         """
-        with self._lock:  # another thread of the script that comes along waits, too
+        self._guarded(self._pass_by, None, True)
+
+    def pass_by(self, ticket: gate.Ticket, place: bool) -> None:
+        """A thread that leads is about to issue an operation, which `ticket` counts; a place if `place`."""
+        self._guarded(self._pass_by, ticket, place)
+        ticket.count()
+
+    def _pass_by(self, ticket: gate.Ticket | None, place: bool) -> None:
+        with self._leading:
             words = self._words
-            if words is None or not self._late(words[_REQUEST]):
+            if words is None or not self._may_stop():
                 return
-            talk = self._talk or self._open_talk(words)
-            if talk is not None:
-                self._meet(words, talk, issue)
+            late = self._late(words[_REQUEST])
+            if late and place:
+                self._compare(words, ticket)
+            elif self._talk is not None:
+                self._go_on(self._talk, ticket)
+
+    def hold(self, ticket: gate.Ticket, free: bool) -> None:
+        """Another thread than the leading one is about to issue an operation: it waits while that one does, or stops.
+
+        It goes on where the rank is behind, or else no stop would ever be consistent; and where it is `free` to.
+        """
+        while not ticket.counted:
+            with gate.lock:
+                if free or self._lets_pass(ticket.channel):
+                    ticket.count(beside=True)
+                    if self._talk is not None and self._talk.said:
+                        self._talk.publish(self.count, gate.standing)
+                    return
+            time.sleep(self._talk.pace if self._talk is not None else POLL_S)
+
+    def _lets_pass(self, channel: str) -> bool:
+        if gate.closed:
+            return False
+        if not self.asked() or not gate.standing:
+            return True
+        if gate.blocked or self._talk is None or not self._talk.said:
+            return False
+        me = gate.identity()
+        own = {name for name, identity in gate.owners.items() if identity == me}
+        return cut.may_pass(channel, self._talk.behind_on(), own)
 
     def _open_talk(self, words: memoryview) -> Any:
-        from . import comm, cut, hooks
+        from .cut import Talk
+        from .store import stores
 
-        world = words[page.W_WORLD]
-        store = comm.stores[-1].inner if comm.stores else None
-        if world == 1 or store is not None:
-            try:
-                self._talk = cut.Talk(self._asked, self.rank, world, store if world > 1 else None)
-            except RuntimeError as error:  # the server has gone: the script will notice soon enough
-                hooks.report(f"rank {self.rank} cannot ask the others where to stop: {error}")
+        if self._talk is None:
+            world = words[page.W_WORLD]
+            store = stores[-1].inner if stores else None
+            if world > 1 and store is None:
+                raise RuntimeError("there is no store of the script's to ask the other ranks in")
+            self._talk = Talk(self._asked, self.rank, world, store if world > 1 else None)
         return self._talk
 
-    def _meet(self, words: memoryview, talk: Any, issue: str) -> None:
+    def _compare(self, words: memoryview, ticket: gate.Ticket | None = None) -> None:
+        """Wait here until every rank waits, and nobody is behind; or until we have to go on."""
         request = self._asked
-        talk.publish(self.count, True, issue)
+        talk = self._open_talk(words)
+        with gate.lock:
+            gate.standing = True
+            talk.publish(self.count, True)
         while words[_REQUEST] == request:
-            verdict = talk.verdict()
-            if verdict == "settled":
+            with gate.lock:
+                verdict, behind_on = talk.verdict()
+            if verdict == "settled" and not gate.blocks and not work.open_sources():
                 if not self._settled(words, talk):
                     return
                 continue
-            if verdict == "pass":
+            if verdict != "wait" and not self._others_will(behind_on):
                 break
             time.sleep(talk.pace)
-        talk.publish(self.count, False, issue)
+        self._go_on(talk, ticket)
+
+    def _go_on(self, talk: Any, ticket: gate.Ticket | None) -> None:
+        with gate.lock:
+            gate.standing = False
+            if ticket is not None:
+                ticket.count()
+            talk.publish(self.count, False)
+
+    def _others_will(self, behind_on: Collection[str]) -> bool:
+        """Will other threads of this rank catch up by themselves? For some time we wait for that."""
+        alive = {name for name in behind_on if gate.lives(gate.owners.get(name, 0))}
+        if not cut.others_will(behind_on, alive):
+            return False
+        now = time.monotonic()
+        for name in behind_on:
+            count = gate.issued.get(name, 0)
+            seen, since = self._first_behind.get(name, (-1, now))
+            if seen != count:
+                self._first_behind[name] = count, now
+            elif now - since > OTHERS_S:
+                return False
+        return True
 
     def _settled(self, words: memoryview, talk: Any) -> bool:
         """Say that we are blocked until every rank is. True: somebody went on after all. False: the stop is over."""
         request, at = self._asked, self._at
-        words[at + page.R_BLOCKED] = request
+        self._block(words, request)
         while True:
             # Ranks whose steps are not in step have one number from here on. BLOCKED is set first: a leader that saw
             # the higher count alone would move the bound beyond it.
             self.count = self._agreed = max(self.count, talk.highest(), words[page.W_STOP_AT])
             words[at] = self.count
+            cancelled = words[_REQUEST] != request  # first: who cancels a stop writes it last
             if request <= words[page.W_ACQUIRED]:
                 self._stop(words[page.W_ACQUIRED])
                 return False
-            if words[_REQUEST] != request:
+            if cancelled:
                 words[at + page.R_BLOCKED] = 0
+                gate.blocked = False
                 return False
-            if talk.verdict() != "settled":
+            with gate.lock:
+                verdict, _ = talk.verdict()
+            if verdict != "settled":
                 words[at + page.R_BLOCKED] = 0
                 return self._leave(words, request)
             time.sleep(talk.pace)
-
-
-_boundary: Boundary | None = None
-_off = False
-_step: Callable[[], None]
-"""What a boundary does now: claims the page at first, then counts. One call per step of the script, no decision."""
-
-
-def current() -> Boundary | None:
-    """The rank's boundary, once this process has claimed the page."""
-    return _boundary
-
-
-def claim() -> Boundary | None:
-    """Make this process the rank, on its first sign of training. None where it is not (a worker, another process)."""
-    global _boundary, _off, _step
-    if _boundary is not None or _off:
-        return _boundary
-    from . import freeze, hooks
-
-    try:
-        boundary = Boundary(Path(os.environ[names.ENV_RANK_DIR]), int(os.environ["RANK"]), freeze.freeze)
-        if os.environ.get(names.ENV_ALONE):
-            boundary.done = _NEVER
-        boundary.open()
-    except (OSError, ValueError, KeyError) as error:
-        _off, _step = True, _nothing
-        if not os.environ.get(names.ENV_ALONE):  # there it is one of several that train in one slot
-            hooks.report(f"process {os.getpid()} takes no part in checkpoints: {error}")
-        return None
-    _boundary, _step = boundary, boundary.step
-    _listen()
-    atexit.register(_finish, boundary, os.getpid())
-    os.register_at_fork(after_in_child=_forget)
-    return boundary
-
-
-def stranger(rank: int, world_size: int) -> str:
-    """Why a process that is about to meet others as `rank` of `world_size` (-1: as the environment says) is none of the
-    job's ranks, but one that such a rank has started. "" if it is one.
-
-    In a job of several ranks only: where there is one, whatever it starts is saved with it.
-    """
-    if _boundary is not None or _off:
-        return ""
-    folder = Path(os.environ[names.ENV_RANK_DIR])
-    own = int(folder.name.rpartition("-")[2])
-    with open(folder.parent / names.PAGE_FILE, "rb") as file:
-        file.seek(8 * page.W_WORLD)
-        world = int.from_bytes(file.read(8), sys.byteorder)
-    met = world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE", world))
-    if met != world:
-        return f"it meets a world of {met} ranks, the job has {world}"
-    processes = sys.modules.get("multiprocessing.process")
-    child = processes is not None and processes.parent_process() is not None
-    if child and rank >= 0 and rank != own:
-        return f"it is rank {rank} of the script's own, started by rank {own} of the job"
-    return ""
-
-
-def stand_aside(why: str) -> None:
-    """This process takes no part in checkpoints."""
-    global _off, _step
-    from . import hooks
-
-    _off, _step = True, _nothing
-    hooks.report(
-        f"process {os.getpid()} takes no part in checkpoints, and its job cannot be saved: {why}. Give the job as many "
-        "ranks as the script starts (the launcher starts them as torchrun would), or one rank that starts them all"
-    )
-
-
-def _listen() -> None:
-    """Be nudged by the launcher, unless the script has its own use of the signal, which does nothing by default."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGURG) == signal.SIG_DFL:
-        signal.signal(signal.SIGURG, _nudged)
-        signal.siginterrupt(signal.SIGURG, False)  # calls of the script's libraries go on by themselves
-
-
-def _nudged(number: int, frame: FrameType | None) -> None:
-    """A stop is asked for and step boundaries are not coming: is this line a place to stop at?"""
-    boundary = _boundary
-    if boundary is None or not boundary.asked():
-        return
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name.startswith(_OURS) or name in _UNSAFE:
-            return
-        frame = frame.f_back
-    boundary.meet("")
-
-
-def _finish(boundary: Boundary, pid: int) -> None:
-    if os.getpid() == pid:
-        lost.note(boundary.rank_dir)
-        boundary.close(page.STATE_FINISHED)
-
-
-def _forget() -> None:
-    """A forked child is not the rank, whatever it trains."""
-    global _boundary, _off, _step
-    _boundary, _off, _step = None, True, _nothing
-
-
-def _nothing() -> None:
-    pass
-
-
-def _first_step() -> None:
-    boundary = claim()
-    if boundary is not None:
-        boundary.step()
-
-
-_step = _first_step
-
-
-def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    _step()
-
-
-def install(module: ModuleType) -> None:
-    """Count a boundary after each step of any optimizer. `module` is torch.optim.optimizer."""
-    module.register_optimizer_step_post_hook(_after_step)

@@ -1,13 +1,12 @@
 """Communication that can be dropped and rebuilt while the program keeps its ProcessGroup objects.
 
 DDP's reducer, DeviceMesh and the script all hold stock ProcessGroups. Inside them sits `SwapBackend`, whose real
-backend can be thrown away and made again; below the stock PrefixStores sits `ProxyStore`, whose TCPStore can be, too.
+backend can be thrown away and made again; below the stock PrefixStores sits `store.ProxyStore`.
 Measured with torch 2.15, gloo; destroying the backend object is the only thing that closes gloo's sockets.
 """
 
 from __future__ import annotations
 
-import datetime
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from ..protocol import names
-from . import boundary, fork, hooks, shared_device, work
+from . import fork, gate, guard, membership, shared_device, store, work
+from .store import stores
 
 _COLLECTIVES = [
     "broadcast",
@@ -50,104 +50,48 @@ _FORWARDED = [
     "allocate_tensor",
     "get_error",
 ]
-_STORE_METHODS = [
-    "set",
-    "get",
-    "add",
-    "check",
-    "compare_set",
-    "delete_key",
-    "multi_get",
-    "multi_set",
-    "append",
-    "num_keys",
-    "set_timeout",
-    "wait",
-    "queue_pop",
-    "queue_push",
-    "queue_len",
-    "list_keys",
-    "has_extended_api",
-]
 _C10D = "torch._C._distributed_c10d"
 SWAPPED = ("GLOO", "NCCL")
-MIN_STORE_TIMEOUT = datetime.timedelta(seconds=300)
-"""Other pods may still be downloading their images when this rank is ready to meet them."""
 
 # Strong references: a Python subclass of a pybind class loses its overrides when only C++ still holds it.
 backends: list[Any] = []
-stores: list[Any] = []
 epoch = 0
 """How often the script has destroyed all its groups."""
 
 
 def _forward(name: str) -> Any:
+    """A method that calls the one of the same name of `self.inner`."""
+
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.inner, name)(*args, **kwargs)
+        gate.enter("", place=False)
+        try:
+            return getattr(self.inner, name)(*args, **kwargs)
+        finally:
+            gate.leave()
 
     method.__name__ = name
     return method
 
 
-def make_store_class(base: Any) -> Any:
-    """ProxyStore, a subclass of torch's Store."""
+def _read(name: str) -> Any:
+    def value(self: Any) -> Any:
+        gate.enter("", place=False)
+        try:
+            return getattr(self.inner, name)
+        finally:
+            gate.leave()
 
-    class ProxyStore(base):  # type: ignore[misc]
-        def __init__(self, inner: Any, world_size: int) -> None:
-            super().__init__()
-            self.inner = inner
-            self.world_size = world_size
-            self.kept_timeout = inner.timeout
-            stores.append(self)
-
-        def clone(self) -> Any:
-            return ProxyStore(self.inner.clone(), self.world_size)
-
-        @property
-        def timeout(self) -> Any:
-            return self.inner.timeout
-
-        def drop(self) -> None:
-            if self.inner is not None and type(self.inner).__name__ == "TCPStore":
-                self.kept_timeout = self.inner.timeout
-                self.inner = None
-
-        def rebuild(self, tcp_store: Any, rank: int, address: str, port: int) -> None:
-            if self.inner is None:
-                self.inner = tcp_store(
-                    address, port, self.world_size, rank == 0, multi_tenant=True, use_libuv=False,
-                    timeout=max(self.kept_timeout, MIN_STORE_TIMEOUT),
-                )  # fmt: skip
-                self.inner.set_timeout(self.kept_timeout)
-
-    for name in _STORE_METHODS:
-        if hasattr(base, name):
-            setattr(ProxyStore, name, _forward(name))
-    return ProxyStore
+    return value
 
 
-def channels() -> dict[str, tuple[int, tuple[int, ...]]]:
-    """What this rank has issued on every group and to every peer, as `protocol.cut` compares it."""
-    found: dict[str, tuple[int, tuple[int, ...]]] = {}
-    for backend in backends:
-        found[backend.channel] = (backend.issued, backend.ranks)
-        for ends, issued in backend.messages.items():
-            found[_message(backend, ends)] = (issued, tuple(backend.ranks[end] for end in ends))
-    return found
-
-
-def _message(backend: Any, ends: tuple[int, int]) -> str:
-    return f"{backend.channel}:{ends[0]}>{ends[1]}"
-
-
-def _asynchronous(name: str, swap_work: Any) -> Any:
+def _collective(name: str, swap_work: Any) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        rank = boundary.current()
-        if rank is not None and rank.asked() and not self.coalescing:
-            rank.meet(self.channel)
-        self.issued += 1
-        started = getattr(self.inner, name)(*args, **kwargs)
-        return None if started is None else swap_work(started)
+        gate.enter(self.channel, free=self.coalescing)
+        try:
+            started = getattr(self.inner, name)(*args, **kwargs)
+        finally:
+            gate.leave()
+        return work.handle(started, swap_work)
 
     method.__name__ = name
     return method
@@ -155,84 +99,97 @@ def _asynchronous(name: str, swap_work: Any) -> Any:
 
 def _point_to_point(name: str, order: tuple[int, int], swap_work: Any) -> Any:
     def method(self: Any, tensors: Any, peer: int, tag: int) -> Any:
-        both = (self.rank(), peer)
-        ends = (both[order[0]], both[order[1]])
-        messages = self.messages
-        issued = messages.setdefault(ends, 0)
-        rank = boundary.current()
-        if rank is not None and rank.asked() and not self.coalescing:
-            rank.meet(_message(self, ends))
-        messages[ends] = issued + 1
-        started = getattr(self.inner, name)(tensors, peer, tag)
-        return None if started is None else swap_work(started, message=True)
+        gate.enter(_message(self, peer, order), free=self.coalescing)
+        try:
+            started = getattr(self.inner, name)(tensors, peer, tag)
+        finally:
+            gate.leave()
+        return work.handle(started, swap_work, message=True)
 
     method.__name__ = name
     return method
+
+
+def _message(backend: Any, peer: int, order: tuple[int, int]) -> str:
+    """Name of the channel of messages between us and `peer`, a rank within the group."""
+    try:
+        both = (backend.own, peer)
+        ends = (both[order[0]], both[order[1]])
+        channel = backend.messages.get(ends)
+        if channel is None:
+            channel = backend.messages[ends] = f"{backend.channel}:{ends[0]}>{ends[1]}"
+            gate.known(channel, tuple(backend.ranks[end] for end in ends))
+        return str(channel)
+    except Exception as error:
+        guard.took(error, "before a message of the script")
+        return ""
 
 
 def make_backend_class(base: Any, swap_work: Any, source_work: Any) -> Any:
     """SwapBackend, a subclass of torch's C++ Backend; its collectives return `swap_work`."""
 
     class SwapBackend(base):  # type: ignore[misc]
-        def __init__(self, make: Any, rank: int, size: int, name: str, group: str, ranks: Sequence[int]) -> None:
-            super().__init__(rank, size)
+        def __init__(self, make: Any, inner: Any, rank: int, ranks: Sequence[int], name: str, channel: str) -> None:
+            super().__init__(rank, len(ranks))
             self.make = make
+            self.inner = inner
+            self.built_for = 0
+            self.own = rank
+            self.ranks = ranks
+            """Global ranks."""
             self._label = name
-            self.inner: Any = make(0)
-            self.ranks = tuple(ranks) or tuple(range(size))
-            """Global ranks; none are named for the world."""
-            same = sum(backend.channel.startswith(f"{group}/{name}/") for backend in backends)
-            self.channel = f"{group}/{name}/{same}"
-            self.issued = 1
-            self.messages: dict[tuple[int, int], int] = {}
-            """(from, to), both ranks within the group -> sends or receives issued."""
+            self.channel = channel
+            self.messages: dict[tuple[int, int], str] = {}
+            """(from, to), both ranks within the group -> channel."""
             self.coalescing = False
             """Between start and end of operations that are issued as one, and only then are under way."""
-            backends.append(self)
 
         def name(self) -> str:
             return self._label
 
-        def drop(self) -> None:
-            self.inner = None
-
-        def rebuild(self, generation: int) -> None:
-            self.inner = self.make(generation)
-
         def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> Any:
-            return self.inner.monitored_barrier(options.timeout, wait_all_ranks)
+            gate.enter(self.channel)
+            try:
+                return self.inner.monitored_barrier(options.timeout, wait_all_ranks)
+            finally:
+                gate.leave()
 
         def recv_anysource(self, tensors: Any, tag: int) -> Any:
             # From whom is known when it has ended: belongs between two stops, and to no channel.
-            return source_work(self.inner.recv_anysource(tensors, tag))
+            gate.enter("", place=False)
+            try:
+                started = self.inner.recv_anysource(tensors, tag)
+            finally:
+                gate.leave()
+            return work.handle(started, source_work)
 
         def start_coalescing(self) -> None:
-            rank = boundary.current()
-            if rank is not None and rank.asked():
-                rank.meet("")
-            self.inner._start_coalescing()
+            gate.enter("", opens=True)  # until the end: no stop comes between
+            try:
+                self.inner._start_coalescing()
+            except BaseException:
+                gate.leave(closes=True)
+                raise
             self.coalescing = True
 
         def end_coalescing(self) -> Any:
             self.coalescing = False
-            started = self.inner._end_coalescing()
-            return None if started is None else swap_work(started, message=True)
-
-        @property
-        def options(self) -> Any:
-            return self.inner.options
+            try:
+                started = self.inner._end_coalescing()
+            finally:
+                gate.leave(closes=True)
+            return work.handle(started, swap_work, message=True)
 
         @property
         def supports_splitting(self) -> bool:
             return False
 
-        @property
-        def supports_coalescing(self) -> Any:
-            return self.inner.supports_coalescing
+        options = property(_read("options"))
+        supports_coalescing = property(_read("supports_coalescing"))
 
     for name in _COLLECTIVES:
         if hasattr(base, name):
-            setattr(SwapBackend, name, _asynchronous(name, swap_work))
+            setattr(SwapBackend, name, _collective(name, swap_work))
     for name, order in _POINT_TO_POINT.items():
         setattr(SwapBackend, name, _point_to_point(name, order, swap_work))
     for name in _FORWARDED:
@@ -247,8 +204,11 @@ def install(module: ModuleType) -> None:
         return
     if os.environ.get(names.ENV_ALONE):
         return
+    if not hasattr(module.Backend, "_ensure_backend_registered"):
+        _refuse(module)
+        return
     c10d: Any = sys.modules[_C10D]
-    proxy_store = make_store_class(c10d.Store)
+    proxy_store = store.make_store_class(c10d.Store)
     swap_work = work.make_work_class(c10d.Work)
     source_work = work.make_source_class(c10d.Work, lambda: sys.modules["torch"].futures.Future())
     swap_backend = make_backend_class(c10d.Backend, swap_work, source_work)
@@ -258,34 +218,70 @@ def install(module: ModuleType) -> None:
     _wrap_destroy(module)
 
 
+def _refuse(module: Any) -> None:
+    """This torch makes gloo and NCCL in place: they cannot be dropped and made again."""
+    stock = module.rendezvous
+
+    def rendezvous(*args: Any, **kwargs: Any) -> Any:
+        version = getattr(sys.modules.get("torch.version"), "__version__", "unknown")
+        oldest = ".".join(map(str, names.OLDEST_DISTRIBUTED))
+        membership.stand_aside(
+            f"its torch is {version}, whose communication cannot be let go of", f"Use torch {oldest} or newer"
+        )
+        yield from stock(*args, **kwargs)
+
+    module.rendezvous = rendezvous
+
+
 def _wrap_rendezvous(module: Any, proxy_store: Any) -> None:
     stock = module.rendezvous
 
     def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
-        from . import freeze  # which needs us
-
+        ours = False
         try:
-            problem = boundary.stranger(rank, world_size)
-        except (OSError, ValueError, KeyError):  # `claim` says so, too, and what becomes of it
-            problem = ""
-        if problem:
-            boundary.stand_aside(problem)
+            ours = _claims(rank, world_size)
+        except Exception as error:
+            membership.broke(error, "before a rendezvous of the script")
+        if not ours:
             yield from stock(url, rank, world_size, **kwargs)
             return
-        boundary.claim()
-        freeze.adopt_address()
-        with fork.communication():
-            found = stock(url, rank, world_size, **kwargs)
-            triple = next(found)
+        before = fork.seen()
+        found = stock(url, rank, world_size, **kwargs)
+        triple = next(found)
+        fork.communication(before)
         while True:
-            store, rank, world_size = triple
-            yield proxy_store(store, world_size), rank, world_size
+            yield _with_ours(triple, proxy_store)
             try:
                 triple = next(found)
             except StopIteration:
                 return
 
     module.rendezvous = rendezvous
+
+
+def _claims(rank: int, world_size: int) -> bool:
+    """Whether this process is a rank, which is about to meet the others."""
+    from . import freeze  # which needs us
+
+    try:
+        problem = membership.stranger(rank, world_size)
+    except (OSError, ValueError, KeyError):  # `claim` says so, too, and what becomes of it
+        problem = ""
+    if problem:
+        membership.stand_aside(problem)
+        return False
+    membership.claim()
+    freeze.adopt_address()
+    return True
+
+
+def _with_ours(triple: Any, proxy_store: Any) -> Any:
+    try:
+        inner, rank, world_size = triple
+        return proxy_store(inner, world_size), rank, world_size
+    except Exception as error:
+        membership.broke(error, "after a rendezvous of the script")
+        return triple
 
 
 def _wrap_registration(module: Any, swap_backend: Any) -> None:
@@ -295,38 +291,55 @@ def _wrap_registration(module: Any, swap_backend: Any) -> None:
         plugin = registry._plugins.get(name)
         if plugin is None or getattr(plugin.creator_fn, "swaps", False):
             return
-        stock = plugin.creator_fn
+        stock, label = plugin.creator_fn, name.lower()
 
         def creator(options: Any, backend_options: Any = None) -> Any:
             base = options.store
+            channel, ranks = _place(options, label)
 
             def made() -> Any:
-                with fork.communication():
+                before = fork.seen()
+                try:
                     return stock(options, backend_options)
+                finally:
+                    fork.communication(before)
 
             def make(generation: int) -> Any:
                 if generation:  # keys of an earlier life never meet those of this one
-                    options.store = module.PrefixStore(f"singularity/{generation}", base)
+                    options.store = module.PrefixStore(f"{store.OURS}{generation}", base)
                 return shared_device.make(name, options, made)
 
-            found = (options.group_id, options.global_ranks_in_group)
-            return swap_backend(make, options.group_rank, options.group_size, name.lower(), *found)
+            gate.enter(channel, place=False)
+            try:
+                inner = make(0)
+            finally:
+                gate.leave()
+            try:
+                backends.append(swap_backend(make, inner, options.group_rank, ranks, label, channel))
+                return backends[-1]
+            except Exception as error:
+                membership.broke(error, "after a group of the script was made")
+                return inner
 
         creator.swaps = True  # type: ignore[attr-defined]
-        registry._plugins[name] = plugin._replace(creator_fn=creator)
+        replaced = plugin._replace(creator_fn=creator)
         if name == "GLOO":
             custom()
+        registry._plugins[name] = replaced  # last: never without the type
 
     def custom() -> None:
-        # With type GLOO the C++ DDP logger casts the object to ProcessGroupGloo and crashes.
+        # With type GLOO the C++ DDP logger casts the object to ProcessGroupGloo and crashes. A stock group may have it.
         registry.backend_type_map["gloo"] = module.ProcessGroup.BackendType.CUSTOM
 
     register = registry.register_backend
 
     def register_backend(name: str, *args: Any, **kwargs: Any) -> Any:
         result = register(name, *args, **kwargs)
-        if name.upper() in SWAPPED:
-            wrap(name.upper())
+        try:
+            if name.upper() in SWAPPED:
+                wrap(name.upper())
+        except Exception as error:
+            membership.broke(error, "after a backend was registered")
         return result
 
     # Built-in backends register lazily, after this module was imported: wrap the registrar, and those already there.
@@ -336,20 +349,38 @@ def _wrap_registration(module: Any, swap_backend: Any) -> None:
         wrap(name)
 
 
+def _place(options: Any, name: str) -> tuple[str, tuple[int, ...]]:
+    """Channel and global ranks of a group that is about to be made."""
+    try:
+        ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))  # none are named for the world
+        group = f"{options.group_id}/{name}"
+        same = sum(backend.channel.startswith(f"{group}/") for backend in backends)
+        gate.known(f"{group}/{same}", ranks)
+        return f"{group}/{same}", ranks
+    except Exception as error:
+        guard.took(error, "before a group of the script is made")
+        return "", tuple(range(options.group_size))
+
+
 def _wrap_debug(module: Any, swap_backend: Any) -> None:
     """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checking wrapper, with a gloo group of its own, around each backend: it has
     to go into ours, so that it is dropped and made again with it."""
     stock = module._create_process_group_wrapper
+    ours = store.OURS
 
     def wrapper(wrapped_pg: Any, store_prefix: str, store: Any, *args: Any, **kwargs: Any) -> Any:
+        # torch gives these by name
         if not isinstance(wrapped_pg, swap_backend):
             return stock(wrapped_pg, store_prefix, store, *args, **kwargs)
         make = wrapped_pg.make
 
         def checked(inner: Any, generation: int) -> Any:
-            below = module.PrefixStore(f"singularity/{generation}", store) if generation else store
-            with fork.communication():
+            below = module.PrefixStore(f"{ours}{generation}", store) if generation else store
+            before = fork.seen()
+            try:
                 return stock(inner, store_prefix, below, *args, **kwargs)
+            finally:
+                fork.communication(before)
 
         wrapped_pg.make = lambda generation: checked(make(generation), generation)
         wrapped_pg.inner = checked(wrapped_pg.inner, 0)
@@ -362,39 +393,44 @@ def _wrap_destroy(module: Any) -> None:
     stock = module.destroy_process_group
 
     def destroy_process_group(group: Any = None) -> None:
-        global epoch
         everything = group is None or group == module.GroupMember.WORLD
         stock(group)
         if everything:  # our strong references must not keep sockets open that the script has done with
-            for backend in backends:
-                backend.drop()
-            shared_device.close()
-            for store in stores:
-                store.inner = None
-            backends.clear()
-            stores.clear()
-            epoch += 1
+            try:
+                forget()
+            except Exception as error:
+                guard.took(error, "after the script has destroyed its groups")
 
     destroy_process_group.__doc__ = stock.__doc__
     module.destroy_process_group = destroy_process_group
 
 
-def drop() -> None:
-    """Finish what is in flight, then let go of every backend and store. The caller collects garbage."""
-    work.finish()
+def forget() -> None:
+    """The script has destroyed all its groups."""
+    global epoch
+    epoch += 1
     for backend in backends:
-        backend.drop()
+        backend.inner = None
+    for known in stores:
+        known.inner = None
+    backends.clear()
+    stores.clear()
+    gate.forget()
     shared_device.close()
-    for store in stores:
-        store.drop()
 
 
-def rebuild(generation: int, rank: int, address: str, port: int) -> None:
-    """Meet the other ranks at `address:port` and make every backend again, in the order of their creation."""
-    with fork.communication():
-        for store in stores:
-            store.rebuild(sys.modules[_C10D].TCPStore, rank, address, port)
+def drop() -> None:
+    """Let go of every backend. Nothing is under way. The caller collects garbage."""
     for backend in backends:
-        backend.rebuild(generation)
-    if backends or stores:
-        hooks.report(f"rank {rank} meets the others at {address}:{port}")
+        backend.inner = None
+    shared_device.close()
+
+
+def rebuild(generation: int) -> None:
+    """Make every backend again, in the order of their creation. The store is there already. After an error those that
+    were made stay; to be called again then."""
+    for backend in backends:
+        if backend.built_for != generation:
+            backend.inner = None
+            backend.inner = backend.make(generation)
+            backend.built_for = generation

@@ -9,9 +9,10 @@ import contextlib
 from typing import Any
 
 from ..protocol import cut
-from . import comm, fork
+from . import comm, fork, gate
+from .store import OURS
 
-PREFIX = "singularity/cut"
+PREFIX = f"{OURS}cut"
 POLL_S = 0.002
 
 
@@ -29,16 +30,18 @@ class Talk:
         """Seconds between two looks: all ranks ask one server for all ranks."""
         self._store: Any = None
         if store is not None:
-            with fork.communication():
-                self._store = store.clone()
+            before = fork.seen()
+            self._store = store.clone()
+            fork.communication(before)
 
-    def publish(self, count: int, waiting: bool, issue: str) -> None:
-        """`issue`: channel of the operation that this rank is about to issue, counted once it does not wait."""
-        channels = comm.channels()
-        if issue and not waiting:
-            issued, ranks = channels[issue]
-            channels[issue] = (issued + 1, ranks)
-        entry = cut.Entry(comm.epoch, waiting, count, channels)
+    @property
+    def said(self) -> bool:
+        """Have the others heard of us? From then on they must hear of every operation."""
+        return self._rank in self._entries
+
+    def publish(self, count: int, waiting: bool) -> None:
+        """All that this rank has issued; `waiting`: the leading thread is at a place where it can stop."""
+        entry = cut.Entry(comm.epoch, waiting, count, gate.channels())
         if entry != self._entries.get(self._rank):
             self._entries[self._rank] = entry
             if self._store is not None:
@@ -55,8 +58,13 @@ class Talk:
                         self._entries[rank] = cut.Entry.from_json(self._store.get(self._key(rank)))
         return self._entries
 
-    def verdict(self) -> str:
-        return cut.judge(self._rank, self.read(), self._world)
+    def verdict(self) -> tuple[str, frozenset[str]]:
+        """What a rank does that waits (`cut.judge`), and the channels that it is behind on."""
+        entries = self.read()
+        return cut.judge(self._rank, entries, self._world), cut.all_behind_on(self._rank, entries)
+
+    def behind_on(self) -> frozenset[str]:
+        return cut.all_behind_on(self._rank, self.read())
 
     def highest(self) -> int:
         """Most step boundaries that a rank has passed."""

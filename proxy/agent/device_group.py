@@ -20,6 +20,7 @@ from . import fork, staging
 from .host_group import HostGroup, Tensors
 from .in_order import Issued
 from .reduction import Reduction
+from .store import OURS
 
 _c10d: Any = torch._C._distributed_c10d
 
@@ -34,9 +35,11 @@ def make(label: str, options: Any, sets: Sequence[Sequence[int]], stock: Callabl
     mine = next(ranks for ranks in sets if rank in ranks)
 
     def gloo(name: str, ranks: Sequence[int]) -> Any:
-        below = _c10d.PrefixStore(f"singularity/{name}", store)
-        with fork.communication():
-            return _c10d.ProcessGroupGloo(below, ranks.index(rank), len(ranks), timeout=options.timeout)
+        below = _c10d.PrefixStore(f"{OURS}{name}", store)
+        before = fork.seen()
+        made = _c10d.ProcessGroupGloo(below, ranks.index(rank), len(ranks), timeout=options.timeout)
+        fork.communication(before)
+        return made
 
     everyone = gloo("everyone", range(size))
     local = gloo(f"device-{mine[0]}", mine) if len(mine) > 1 else None
@@ -45,7 +48,7 @@ def make(label: str, options: Any, sets: Sequence[Sequence[int]], stock: Callabl
         firsts = [ranks[0] for ranks in sets]
         world = kept or list(range(size))
         try:
-            options.store = _c10d.PrefixStore("singularity/leaders", store)
+            options.store = _c10d.PrefixStore(f"{OURS}leaders", store)
             options.group_rank, options.group_size = firsts.index(rank), len(firsts)
             options.global_ranks_in_group = [world[first] for first in firsts]
             leaders = stock()

@@ -7,9 +7,9 @@ store was made, and sockets that such a listener accepted later. A socket the sc
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+
+from . import guard
 
 _LISTEN = "0A"
 _links: set[str] = set()
@@ -52,19 +52,24 @@ def tcp_sockets() -> list[str]:
     ]
 
 
-@contextmanager
-def communication() -> Iterator[None]:
-    """What this block opens belongs to communication."""
+def seen() -> set[tuple[int, str]]:
+    """What is open now, for `communication`. Never raises."""
     global _registered
-    if not _registered:
-        os.register_at_fork(after_in_child=_let_go)
-        _registered = True
-    before = set(descriptors().items())
     try:
-        yield
-    finally:
+        if not _registered:
+            os.register_at_fork(after_in_child=_let_go)
+            _registered = True
+        return set(descriptors().items())
+    except Exception as error:
+        guard.took(error, "before connections were made")
+        return set()
+
+
+def communication(before: set[tuple[int, str]]) -> None:
+    """What was opened since `before` was `seen` belongs to communication. Never raises."""
+    try:
         table = tcp_table()
-        for fd, link in set(descriptors().items()) - before:
+        for fd, link in set(descriptors().items()) - before if before else ():
             inode = link[8:-1] if link.startswith("socket:") else ""
             if inode in table:
                 _links.add(link)
@@ -72,6 +77,8 @@ def communication() -> Iterator[None]:
                     _ports.add(table[inode][0].rsplit(":", 1)[1])
             elif link in ("anon_inode:[eventpoll]", "anon_inode:[io_uring]"):
                 _links.add(f"{fd} {link}")
+    except Exception as error:
+        guard.took(error, "after connections were made")
 
 
 def forget() -> None:
@@ -81,13 +88,17 @@ def forget() -> None:
 
 
 def _let_go() -> None:
-    # dup2, not close: dead C++ objects in the child still own the numbers and would close somebody else's file.
+    """In the child. It may keep a connection for an error of ours: then a checkpoint names it."""
     if not _links:
         return
-    table = tcp_table()
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd, link in descriptors().items():
-        local = table.get(link[8:-1], ("", "", ""))[0] if link.startswith("socket:") else ""
-        if link in _links or f"{fd} {link}" in _links or (local and local.rsplit(":", 1)[1] in _ports):
-            os.dup2(null, fd)
-    os.close(null)
+    try:
+        # dup2, not close: dead C++ objects in the child still own the numbers and would close somebody else's file.
+        table = tcp_table()
+        null = os.open("/dev/null", os.O_RDWR)
+        for fd, link in descriptors().items():
+            local = table.get(link[8:-1], ("", "", ""))[0] if link.startswith("socket:") else ""
+            if link in _links or f"{fd} {link}" in _links or (local and local.rsplit(":", 1)[1] in _ports):
+                os.dup2(null, fd)
+        os.close(null)
+    except Exception as error:
+        guard.report(f"process {os.getpid()} may have kept connections of the rank that has started it: {error!r}")

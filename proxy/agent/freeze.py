@@ -1,11 +1,18 @@
 """Between "every rank waits at this boundary" and "go on": no sockets, no shared memory, nothing that names this pod.
 
-Files, all written atomically, all in RUN_DIR/rank-<r>:
+Files, all written atomically, all in RUN_DIR/rank-<r>; each names the `generation` that it is about:
 
-    frozen-<generation>.json    agent     {"pid", "step", "sockets", "threads", "devices"}: may be dumped
-    resume-<generation>.json    launcher  {"restore_id", "master_addr", "master_port", "env", "devices"}: go on;
-                                          `devices`: UUID of a GPU -> of the one that has taken its place
-    resumed-<generation>.json   agent     {"restore_id", "seconds"}: communication is rebuilt
+    frozen.json     agent     {"generation", "pid", "step", "sockets", "threads", "devices"}: may be dumped
+    resume.json     launcher  {"generation", "restore_id", "master_addr", "master_port", "env", "devices"}: go on;
+                              `devices`: UUID of a GPU -> of the one that has taken its place
+    resumed.json    agent     {"generation", "restore_id", "seconds"}: communication is rebuilt
+    refused.json    agent     {"message"}: why the rank cannot be saved (`guard`); the page has the generation
+
+The other ranks drop their communication at the same time, so this one has to drop its own and meet them anew, whatever
+goes wrong. An error on the way down makes the rank say that it cannot be saved; the launcher then tells all ranks to go
+on. An error while communication is rebuilt cannot be passed over: the script would compute without the others, or wait
+for ever. What may not have begun is tried again; after that the process ends at once, as one that has lost a peer: the
+attempt is lost, and the job goes on from its last checkpoint. The script cannot catch that.
 """
 
 from __future__ import annotations
@@ -14,52 +21,120 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..protocol import names, page
-from . import comm, fork, hooks
+from . import comm, fork, gate, guard, store, work
+from .guard import write_json
 
 if TYPE_CHECKING:
     from .boundary import Boundary
 
 POLL_S = 0.01
-_moves: list[dict[str, str]] = []
-"""What each restore has put in the place of which GPU: torch knows a GPU by the UUID that it saw first."""
-
-
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Readers see the whole text or no file."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(data))
-    temporary.replace(path)
+LET_END_S = 5.0
+"""So long do operations that are under way have to end after the word to go on. It comes early where another rank has
+refused the stop, and an operation that the ranks have agreed on may not even have left its thread then."""
+TRIES = 3
+"""So often is communication rebuilt, if no error of torch's ends it before."""
+END_CODE = 1
+"""Of a process that cannot go on with the others; with the file `names.LOST_PEER_FILE` the launcher knows why."""
+_moves: dict[str, str] = {}
+"""UUID of a GPU that torch saw first -> of the one in whose place it is by now."""
+_devices: list[str] = []
+_seconds = 0.0
+"""So long the last meeting with the other ranks took."""
 
 
 def freeze(boundary: Boundary, generation: int) -> None:
-    """Give up everything that ties the rank to this pod, wait for the word to go on, take it all up again."""
+    """Give up everything that ties the rank to this pod, wait for the word to go on, take it all up again.
+
+    Raises nothing but what an error between its steps raises; to be called again then.
+    """
+    boundary.frozen_for = generation
+    if boundary.met_for != generation:
+        for doing, step in _DOWN.items():
+            try:
+                step(boundary)
+            except Exception as error:
+                guard.took(error, doing)
+        _wait(boundary)
+        _meet(boundary, generation)
+    boundary.met_for = generation
+    _resume(boundary, generation)
+    boundary.frozen_for, boundary.order = 0, {}
+
+
+def _quiet(boundary: Boundary) -> None:
+    """Nothing runs on GPUs, and no operation is under way."""
     torch = sys.modules.get("torch")
-    devices: list[str] = []
+    _devices.clear()
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
-        devices = used_devices(torch.cuda)
+        _devices.extend(used_devices(torch.cuda))
+
+
+def _finish(boundary: Boundary) -> None:
+    """What was issued ends, for a consistent cut has been agreed on; other threads leave what they are in."""
+    error: Exception | None = None
+    ordered: float | None = None
+    while True:
+        error = work.finish() or error
+        if gate.idle():
+            break
+        now = time.monotonic()
+        if ordered is None and _order(boundary) is not None:
+            ordered = now
+        if ordered is not None and now - ordered >= LET_END_S:
+            raise RuntimeError("an operation of another thread of the script has not ended")
+        time.sleep(POLL_S)
+    error = work.finish() or error
+    if error is not None:
+        raise RuntimeError(f"an operation of the script has failed: {error}")
+
+
+def _let_go(boundary: Boundary) -> None:
     comm.drop()
+    store.drop(boundary.rank, boundary.frozen_for)
+
+
+def _tidy(boundary: Boundary) -> None:
     gc.collect()  # the backends' sockets close when the last reference is gone, and some are in cycles
     fork.forget()
     give_back()
+
+
+def _leave_page(boundary: Boundary) -> None:
     boundary.close(page.STATE_FROZEN)
+
+
+def _say(boundary: Boundary) -> None:
+    if boundary.refused >= boundary.frozen_for:
+        boundary.say_refused()
+        return
     report = {
+        "generation": boundary.frozen_for,
         "pid": os.getpid(),
         "step": boundary.count,
         "sockets": fork.tcp_sockets(),
         "threads": len(list(Path("/proc/self/task").iterdir())),
-        "devices": devices,
+        "devices": _devices,
     }
-    frozen = boundary.rank_dir / f"frozen-{generation}.json"
-    write_json(frozen, report)
-    order = _wait_for(boundary.rank_dir / f"resume-{generation}.json")
-    _resume(boundary, generation, order)
+    write_json(boundary.rank_dir / names.FROZEN_FILE, report)
+
+
+_DOWN = {
+    "before the GPUs stood still": _quiet,
+    "while operations were under way": _finish,
+    "before communication was dropped": _let_go,
+    "after communication was dropped": _tidy,
+    "before the barrier page was left": _leave_page,
+    "before the rank was saved": _say,
+}
 
 
 def give_back() -> None:
@@ -80,43 +155,126 @@ def used_devices(cuda: Any) -> list[str]:
 def uuid(cuda: Any, number: int) -> str:
     """UUID of the GPU that this process calls `number`, wherever it is by now."""
     found = f"GPU-{cuda.get_device_properties(number).uuid}"
-    for moved in _moves:
-        found = moved.get(found, found)
-    return found
+    return _moves.get(found, found)
+
+
+def _moved(devices: dict[str, Any]) -> None:
+    """`devices`: UUID of a GPU -> of the one that has taken its place."""
+    new = {str(old): str(target) for old, target in devices.items()}
+    known = {first: new.get(now, now) for first, now in _moves.items()}
+    seen_first = {old: target for old, target in new.items() if old not in _moves.values()}
+    _moves.clear()
+    _moves.update(seen_first | known)
 
 
 def adopt_address() -> None:
     """Before the first rendezvous: the job may have moved since this process was started, and the others with it."""
-    orders = sorted(Path(os.environ[names.ENV_RANK_DIR]).glob("resume-*.json"), key=lambda p: p.stat().st_mtime)
-    if orders:
-        order = json.loads(orders[-1].read_text())
-        os.environ.update(MASTER_ADDR=str(order["master_addr"]), MASTER_PORT=str(order["master_port"]))
+    try:
+        order = json.loads((Path(os.environ[names.ENV_RANK_DIR]) / names.RESUME_FILE).read_text())
+    except FileNotFoundError:
+        return
+    _name(str(order["master_addr"]), int(order["master_port"]))
 
 
-def _wait_for(path: Path) -> dict[str, Any]:
-    """Poll by path, no descriptor held: the process may wake up in another pod. No deadline: the launcher owns it."""
-    while True:
+def _name(address: str, port: int) -> None:
+    """Where the ranks meet, for a script that was told at its start: a plain command of one rank was not."""
+    if "MASTER_ADDR" in os.environ:
+        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+
+
+def _order(boundary: Boundary) -> dict[str, Any] | None:
+    """The order to go on after the stop that the rank is frozen for; an older one may lie there still."""
+    try:
+        order = json.loads((boundary.rank_dir / names.RESUME_FILE).read_text())
+        if order["generation"] >= boundary.frozen_for:
+            return dict(order)
+    except FileNotFoundError:
+        pass
+    return None
+
+
+def _wait(boundary: Boundary) -> None:
+    """Poll by path, no descriptor held: the process may wake up in another pod. No deadline: the launcher owns it.
+
+    Nothing can go wrong here that waiting does not mend.
+    """
+    told = False
+    while not boundary.order:
         try:
-            order = json.loads(path.read_text())
-        except FileNotFoundError:
-            time.sleep(POLL_S)
-            continue
-        path.unlink(missing_ok=True)
-        return dict(order)
+            boundary.say_refused()
+            boundary.order = _order(boundary) or {}
+            if not boundary.order:
+                time.sleep(POLL_S)
+        except Exception as error:
+            if not told:  # once: this may go on as long as the stop does
+                told = True
+                guard.took(error, "while the rank waited to go on")
 
 
-def _resume(boundary: Boundary, generation: int, order: dict[str, Any]) -> None:
+def _meet(boundary: Boundary, generation: int) -> None:
+    """Take up communication again. Does not return where that cannot be had."""
+    error = _tried(lambda: _rebuild(boundary, generation), torch_is_final=True)
+    if error is not None:
+        end(boundary, error)
+
+
+def _resume(boundary: Boundary, generation: int) -> None:
+    """The script can go on; what is missing to the next stop is."""
     started = time.monotonic()
+    _tried(lambda: (boundary.rank_dir / names.RESUME_FILE).unlink(missing_ok=True))
+    error = _tried(boundary.open)
+    if error is not None:
+        guard.report(f"training goes on, but this rank can no longer be checkpointed: {error}")
+        text = f"after the last stop: {error}"
+        _tried(lambda: boundary.refuse_always(text))
+    seconds = time.monotonic() - started + _seconds
+    done = {"generation": generation, "restore_id": boundary.order["restore_id"], "seconds": seconds}
+    _tried(lambda: write_json(boundary.rank_dir / names.RESUMED_FILE, done))
+
+
+def _tried(step: Callable[[], None], torch_is_final: bool = False) -> Exception | None:
+    """Call `step` until it succeeds, at most `TRIES` times. Returns why it did not.
+
+    :param torch_is_final: not again after an error of torch or of the C++ below it: the other ranks have seen us begin
+    """
+    failed: Exception | None = None
+    for _ in range(TRIES):
+        try:
+            step()
+            return None
+        except Exception as error:
+            failed = error
+            if torch_is_final and isinstance(error, RuntimeError):
+                return error
+    return failed
+
+
+def _rebuild(boundary: Boundary, generation: int) -> None:
+    global _seconds
+    started = time.monotonic()
+    order = boundary.order
     address, port = str(order["master_addr"]), int(order["master_port"])
     os.environ.update({str(k): str(v) for k, v in order.get("env", {}).items()})
-    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+    _name(address, port)
     if order.get("devices"):
-        _moves.append({str(k): str(v) for k, v in order["devices"].items()})
-    if comm.stores or comm.backends:
-        comm.rebuild(generation, boundary.rank, address, port)
+        _moved(order.pop("devices"))
+    if store.stores or comm.backends:
+        if store.dropped_for != generation:  # it failed before
+            store.drop(boundary.rank, generation)
+        before = fork.seen()
+        store.rebuild(sys.modules["torch._C._distributed_c10d"].TCPStore, generation, boundary.rank, address, port)
+        fork.communication(before)
+        comm.rebuild(generation)
+        guard.report(f"rank {boundary.rank} meets the others at {address}:{port}")
+    _seconds = time.monotonic() - started
+
+
+def end(boundary: Boundary, error: BaseException) -> NoReturn:
+    """This rank cannot go on with the others: the process ends, so that the attempt is lost and not the job."""
+    text = f"rank {boundary.rank} cannot meet the others again: {type(error).__name__}: {error}"
+    guard.report(f"{text}. The process ends: the job goes on from its last checkpoint")
     try:
-        boundary.open()
-    except (OSError, ValueError) as error:
-        hooks.report(f"training goes on, but this rank can no longer be checkpointed: {error}")
-    done = {"restore_id": order["restore_id"], "seconds": time.monotonic() - started}
-    write_json(boundary.rank_dir / f"resumed-{generation}.json", done)
+        (boundary.rank_dir / names.LOST_PEER_FILE).write_text(text[:1000])
+    except BaseException:
+        os.kill(os.getpid(), signal.SIGKILL)  # an exit code that the job is not failed for
+    os._exit(END_CODE)

@@ -12,9 +12,9 @@ Installer = Callable[[ModuleType], None]
 
 
 def _optimizer(module: ModuleType) -> None:
-    from . import boundary
+    from . import membership
 
-    boundary.install(module)
+    membership.install(module)
 
 
 def _distributed(module: ModuleType) -> None:
@@ -29,9 +29,7 @@ INSTALLERS: dict[str, Installer] = {
 }
 
 
-def report(message: str) -> None:
-    """One line on the rank's stderr."""
-    print(f"singularity: {message}", file=sys.stderr, flush=True)
+_told = False
 
 
 class AfterImport(MetaPathFinder):
@@ -49,7 +47,10 @@ class AfterImport(MetaPathFinder):
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None:
-                _call_after(spec, fullname, installer)
+                try:
+                    _call_after(spec, fullname, installer)
+                except Exception as error:
+                    _failed(fullname, error)
                 return spec
         return None
 
@@ -63,11 +64,43 @@ def _call_after(spec: ModuleSpec, name: str, installer: Installer) -> None:
     def exec_module(module: ModuleType) -> None:
         execute(module)
         try:
-            installer(module)
+            if not _too_old():
+                installer(module)
         except Exception as error:
-            report(f"the hook on {name} failed, this rank cannot be checkpointed: {error!r}")
+            _failed(name, error)
 
     loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+def _too_old() -> bool:
+    """Whether torch is one that we must not take hold of. Said once; the script runs as it would without us."""
+    global _told
+    from ..protocol import names
+
+    version = str(getattr(sys.modules.get("torch.version"), "__version__", ""))
+    numbers = tuple(int(word) for word in version.split(".")[:2] if word.isdigit())
+    old = len(numbers) == 2 and numbers < names.OLDEST_TORCH
+    if old and not _told:
+        _told = True
+        oldest = ".".join(map(str, names.OLDEST_TORCH))
+        _report(f"torch is {version}, older than {oldest}: the training runs, but this rank cannot be checkpointed")
+    return old
+
+
+def _report(message: str) -> None:
+    from . import guard  # not into every process below a rank
+
+    guard.report(message)
+
+
+def _failed(name: str, error: Exception) -> None:
+    try:
+        _report(f"the hook on {name} failed, this rank cannot be checkpointed: {error!r}")
+        from . import membership
+
+        membership.give_up(f"the hook on {name} failed: {error!r}")
+    except Exception:
+        return  # an agent of which even that is broken: the script must not hear of it
 
 
 def arm() -> None:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..protocol import names
-from . import freeze, hooks
+from . import freeze, guard
+from .store import OURS
 
 EXCLUSIVE = ("NCCL",)
 """Backends that refuse two ranks on one device."""
-PREFIX = "singularity/device"
+PREFIX = f"{OURS}device"
 
 parts: list[Any] = []
 """Backends of groups that share devices; strong references, see `comm`."""
@@ -90,7 +91,7 @@ def _tell(sets: Sequence[Sequence[int]], devices: Sequence[str], options: Any) -
     if len(mine) > 1 and options.group_rank == mine[0] and together not in _told:
         _told.add(together)
         text = ", ".join(map(str, together))
-        hooks.report(f"ranks {text} share {devices[mine[0]]}: what they exchange goes through host memory")
+        guard.report(f"ranks {text} share {devices[mine[0]]}: what they exchange goes through host memory")
 
 
 def close() -> None:

@@ -10,6 +10,10 @@ import sys
 def _switch_on() -> None:
     # The libuv TCPStore server maps io_uring rings, which CRIU cannot dump, and forked children would inherit them.
     os.environ.setdefault("USE_LIBUV", "0")
+    if sys.version_info < (3, 10):  # noqa: UP036 - the image's Python
+        version = sys.version.split()[0]
+        print(f"singularity: agent is off, it needs Python 3.10 or newer, not {version}", file=sys.stderr, flush=True)
+        return
     try:
         from _singularity.agent import hooks  # type: ignore[import-not-found]
 
@@ -22,8 +26,12 @@ def _chain() -> None:
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
-    here = os.path.realpath(os.path.dirname(__file__))  # noqa: PTH120 - pathlib would be imported into every process
-    spec = PathFinder.find_spec("sitecustomize", [p for p in sys.path if os.path.realpath(p or ".") != here])
+    try:
+        here = os.path.realpath(os.path.dirname(__file__))  # noqa: PTH120 - pathlib would be imported into every process
+        spec = PathFinder.find_spec("sitecustomize", [p for p in sys.path if os.path.realpath(p or ".") != here])
+    except Exception as error:
+        print(f"singularity: a sitecustomize of the image is not run: {error!r}", file=sys.stderr, flush=True)
+        return
     if spec is not None and spec.loader is not None:
         module = module_from_spec(spec)
         spec.loader.exec_module(module)  # an error in it surfaces exactly as without us: site.py reports it

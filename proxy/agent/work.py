@@ -1,17 +1,23 @@
 """Handles of asynchronous collectives that do not keep communication alive.
 
 A Work of gloo holds its context, and so every socket of the group, for as long as the script holds the Work. Ours lets
-go of the real one as soon as it has been waited for, and at a freeze.
+go of the real one as soon as it has been waited for, and at a freeze. What goes wrong in an operation is the script's
+to hear of, from the Work, also when the agent was the first to wait.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from typing import Any
 
+from . import gate, guard
+
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
 """Works that nobody has waited for yet."""
+_sources: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Receives from any rank that are under way."""
 
 
 def make_work_class(base: Any) -> Any:
@@ -24,30 +30,58 @@ def make_work_class(base: Any) -> Any:
             self.message = message
             """A send or receive: ends only once the peer has issued its part, which it may do many steps later."""
             self._future: Any = None
-            _open.add(self)
+            self._error: Exception | None = None
+            self._waits = threading.RLock()
+            """One thread at a time waits: gloo's reduce-scatter copies its result again at every wait."""
+            with gate.lock:
+                _open.add(self)
 
         def wait(self, *timeout: Any) -> bool:
-            inner = self._inner
-            if inner is None:
-                return True
-            done = bool(inner.wait(*timeout))
-            if done:
-                self._let_go(inner)
-            return done
+            gate.begin()
+            try:
+                with self._waits:
+                    if self._error is not None:
+                        raise self._error
+                    inner = self._inner
+                    if inner is None:
+                        return True
+                    done = bool(inner.wait(*timeout))
+                    if done:
+                        self._let_go(inner)
+                    del inner
+                    return done
+            finally:
+                gate.leave()
+
+        def settle(self) -> Exception | None:
+            """Wait for the end, and let go. The error that it ended with is the script's to hear of."""
+            with self._waits:
+                inner = self._inner
+                if inner is not None:
+                    try:
+                        inner.wait()
+                    except Exception as error:
+                        self._error = error
+                    self._let_go(inner)
+                return self._error
 
         def get_future(self) -> Any:
-            if self._inner is not None:
-                return self._inner.get_future()
+            inner = self._inner  # a stop in another thread may take it away
+            if inner is not None:
+                return inner.get_future()
             if self._future is None:
                 raise RuntimeError("Work::getFuture not implemented.")  # what the real one says
             return self._future
 
         def _let_go(self, inner: Any) -> None:
-            # Once only: gloo's reduce-scatter copies its result again at every wait, over what was added to it since.
-            with contextlib.suppress(RuntimeError):  # gloo's reduce-scatter has none
-                self._future = inner.get_future()
-            self._inner = None
-            _open.discard(self)
+            try:
+                with contextlib.suppress(RuntimeError):  # gloo's reduce-scatter has none
+                    self._future = inner.get_future()
+                self._inner = None
+                with gate.lock:
+                    _open.discard(self)
+            except Exception as error:
+                guard.took(error, "after an operation of the script")
 
     complete(base)
     return SwapWork
@@ -61,14 +95,22 @@ def make_source_class(base: Any, future: Any) -> Any:
             super().__init__()
             self._inner = inner
             self._source = -1
+            with gate.lock:
+                _sources.add(self)
 
         def wait(self, *timeout: Any) -> bool:
-            if self._inner is not None:
-                if not self._inner.wait(*timeout):
-                    return False
-                self._source = self._inner._source_rank()
-                self._inner = None
-            return True
+            gate.begin()
+            try:
+                if self._inner is not None:
+                    if not self._inner.wait(*timeout):
+                        return False
+                    self._source = self._inner._source_rank()
+                    self._inner = None
+                    with gate.lock:
+                        _sources.discard(self)
+                return True
+            finally:
+                gate.leave()
 
         def get_future(self) -> Any:
             if self._inner is not None:
@@ -78,6 +120,17 @@ def make_source_class(base: Any, future: Any) -> Any:
             return told
 
     return SourceWork
+
+
+def handle(started: Any, kind: Any, message: bool = False) -> Any:
+    """What the script gets for an operation that was issued: `started` below a Work of ours, or `started` itself."""
+    if started is None:
+        return None
+    try:
+        return kind(started, message) if message else kind(started)
+    except Exception as error:
+        guard.took(error, "after an operation of the script")
+        return started
 
 
 def complete(work: Any) -> None:
@@ -119,12 +172,25 @@ def _add_source(work: Any) -> None:
     work._source_rank = source_rank
 
 
+def _listed(works: weakref.WeakSet[Any]) -> list[Any]:
+    with gate.lock:
+        return list(works)
+
+
 def messages() -> bool:
     """Are there sends or receives that nobody has waited for yet?"""
-    return any(work.message for work in list(_open))
+    return any(work.message for work in _listed(_open))
 
 
-def finish() -> None:
-    """Wait for works that are in flight. They complete: every rank is at the same step and has issued the same ones."""
-    for work in list(_open):
-        work.wait()
+def open_sources() -> bool:
+    """Are there receives from any rank that have not ended? From whom is known only then: no stop is consistent."""
+    return bool(_listed(_sources))
+
+
+def finish() -> Exception | None:
+    """Wait for works that are in flight. They end: what belongs to them has been issued everywhere.
+
+    Returns the error of one that has failed.
+    """
+    errors = [work.settle() for work in _listed(_open)]
+    return next((error for error in errors if error is not None), None)

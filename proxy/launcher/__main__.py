@@ -1,4 +1,4 @@
-"""`python3 -m _singularity.launcher [COMMAND...]`: pid 1 of the training container.
+"""Pid 1 of the training container: `AGENT_DIR/launcher/start [COMMAND...]`, which executes this with our own Python.
 
 Without COMMAND the command stands in the environment. A Job that was adopted keeps its own argv, behind ours.
 """
@@ -7,25 +7,63 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from collections.abc import Mapping, Sequence
 
-if sys.version_info < (3, 10):  # noqa: UP036 - the image's Python, not ours
-    print(f"[launcher] the image's python3 is {sys.version.split()[0]}; Python 3.10 or newer is needed", flush=True)
-    sys.exit(2)
+if __name__ == "__main__":
+    # The name service would load libraries that the container's /etc/nsswitch.conf names: nothing here asks it.
+    sys.modules["pwd"] = sys.modules["grp"] = None  # type: ignore[assignment]
 
-from .errors import LauncherError
+from ..protocol import exit_codes, names
+from .device import probe
+from .errors import CommandError, LauncherError, SlotError
+from .paths import Paths
+from .ranks import mounts
 from .supervise import Supervisor, say
+from .tools import Tools
+
+ENVIRONMENT = 3
+"""Descriptor with the container's environment: `start` keeps it away from everything that it executes."""
 
 
-def main() -> int:
-    """Exit code of the container: the ranks', or one of `protocol.names.EXIT_*`, or 2 for a bad command."""
+def environment(descriptor: int = ENVIRONMENT) -> dict[str, str]:
+    """As the kernel keeps it: NAME=value, each with a zero byte behind it."""
+    with open(descriptor, "rb") as file:
+        words = file.read().split(b"\0")
+    return {os.fsdecode(name): os.fsdecode(value) for name, sign, value in (w.partition(b"=") for w in words) if sign}
+
+
+def main(argv: Sequence[str], given: Mapping[str, str] | None = None) -> int:
+    """Exit code of the container: one of `protocol.exit_codes`.
+
+    :param argv: the user's command; empty: it stands in the environment
+    :param given: the container's environment, if it is not at ENVIRONMENT
+    """
     try:
-        return Supervisor(os.environ, sys.argv[1:]).run()
+        env = environment() if given is None else given
+        paths = Paths.from_env(env)
+        tools = Tools(paths.tools)
+        tools.check()
+        try:
+            mounts.keep_ours(paths.root, paths.agent)
+        except OSError as error:
+            raise SlotError(f"{error}; the training container needs the capability SYS_ADMIN") from None
+        wish = env.get(names.ENV_PROBE)
+        if wish == names.PROBE_GPUS:
+            return probe.main(tools.criu(), env)
+        if wish:
+            raise CommandError(f"{names.ENV_PROBE} = {wish!r}: only {names.PROBE_GPUS!r} can be probed")
+        return Supervisor(env, argv).run()
     except LauncherError as error:
         say(str(error))
         return error.exit_code
+    except Exception as error:  # ours: Python's own code for it would be taken for the program's
+        say(f"{type(error).__name__}: {error}")
+        traceback.print_exc()
+        return exit_codes.PROTOCOL
 
 
 if __name__ == "__main__":
-    code = main()
+    code = main(sys.argv[1:])
     sys.stdout.flush()
     os._exit(code)  # daemon threads may sit in a request to the sidecar

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import socket
 import time
 from pathlib import Path
 
-from ..protocol import messages
-from .errors import LaterError, SidecarError
+from ..protocol import decode, exit_codes, messages
+from .errors import SidecarAwayError, SidecarError
 
 REACH_S = 60.0
 """How long the sidecar may be unreachable before the launcher gives up, seconds."""
@@ -46,7 +45,7 @@ class SidecarClient:
             return response.status, response.read()
 
     def _persistent(self, method: str, target: str, body: str = "") -> tuple[int, bytes]:
-        """Retry while the sidecar cannot be reached or answers 5xx. Raises SidecarError after `reach_s`."""
+        """Retry while the sidecar cannot be reached or answers 5xx. Raises SidecarAwayError after `reach_s`."""
         deadline = time.monotonic() + self._reach_s
         while True:
             try:
@@ -57,14 +56,14 @@ class SidecarClient:
             except (OSError, http.client.HTTPException) as error:
                 problem = f"cannot be reached ({error!r})"
             if time.monotonic() > deadline:
-                raise SidecarError(
+                raise SidecarAwayError(
                     f"{method} {target}: the sidecar at {self._path} {problem}, for {self._reach_s:.0f} s; see the "
                     "log of container device-proxy"
                 )
             time.sleep(RETRY_S)
 
     def plan(self) -> messages.Plan:
-        """What to do. Waits as long as the sidecar says "not ready yet". Raises LaterError, SidecarError."""
+        """What to do. Waits as long as the sidecar says "not ready yet". Raises SidecarError."""
         while True:
             status, data = self._persistent("GET", "/v1/plan")
             if status == 200:
@@ -72,10 +71,10 @@ class SidecarClient:
                     return messages.from_json(messages.Plan, data)
                 except messages.MessageError as error:
                     raise SidecarError(f"the sidecar's plan makes no sense: {error}") from None
-            if status == 424:
-                raise LaterError(f"{_reason(data)}. This attempt ends here, the next one tries again")
+            if status == 422:
+                raise _refusal(data)
             if status != 425:
-                raise SidecarError(f"the sidecar refuses to give a plan ({status}): {_reason(data)}")
+                raise SidecarError(f"the sidecar answers {status} where a plan was asked for: {_reason(data)}")
             time.sleep(RETRY_S)
 
     def next_command(self, after: int) -> messages.LauncherCommand | None:
@@ -97,8 +96,17 @@ class SidecarClient:
             raise SidecarError(f"the sidecar refuses event {event.kind} ({status}): {_reason(data)}")
 
 
-def _reason(data: bytes) -> str:
+def _refusal(data: bytes) -> SidecarError:
     try:
-        return str(json.loads(data)["error"])
-    except (ValueError, KeyError, TypeError):
-        return data.decode(errors="replace")[:500] or "no reason given"
+        refusal = messages.from_json(messages.Refusal, data)
+    except messages.MessageError:
+        return SidecarError(f"the sidecar refuses to give a plan: {_reason(data)}")
+    again = ". This attempt ends here, the next one tries again" if refusal.exit_code in exit_codes.IGNORED else ""
+    return SidecarError(f"the sidecar refuses to give a plan: {refusal.error}{again}", refusal.exit_code)
+
+
+def _reason(data: bytes) -> str:
+    told = decode.json_value(data)
+    if isinstance(told, dict) and "error" in told:
+        return str(told["error"])
+    return data.decode(errors="replace")[:500] or "no reason given"

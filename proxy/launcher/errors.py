@@ -1,30 +1,54 @@
-"""Every error that this package raises on purpose derives from `LauncherError`."""
+"""Every error that this package raises on purpose derives from `LauncherError`.
+
+    LauncherError
+        CommandError
+        SidecarError
+            SidecarAwayError
+        MeetingError
+        SlotError
+        DumpError
+        RestoreError
+"""
 
 from __future__ import annotations
 
-from ..protocol import names
+from ..protocol import exit_codes
 
 
 class LauncherError(Exception):
-    """Base class. The message is a sentence for the person who reads the pod's log. `exit_code` is the launcher's."""
+    """Base class. The message is a sentence for the person who reads the pod's log.
 
-    exit_code = names.EXIT_PROTOCOL
+    :param exit_code: the launcher's, if it is another one than that of the class; see `protocol.exit_codes`
+    """
+
+    exit_code = exit_codes.PROTOCOL
+
+    def __init__(self, text: str, exit_code: int | None = None) -> None:
+        super().__init__(text)
+        if exit_code is not None:
+            self.exit_code = exit_code
 
 
 class CommandError(LauncherError):
     """The user's command cannot work under this launcher."""
 
-    exit_code = 2
+    exit_code = exit_codes.COMMAND
 
 
 class SidecarError(LauncherError):
-    """The sidecar cannot be reached, or says something impossible."""
+    """The sidecar says something impossible, or refuses to give a plan: then the exit code is the one that it names."""
 
 
-class LaterError(LauncherError):
-    """Nothing can be done in this attempt, for a reason that passes: the store or the controller was away."""
+class SidecarAwayError(SidecarError):
+    """The sidecar cannot be reached: it was killed too often, say."""
 
-    exit_code = names.EXIT_PREEMPTED
+    exit_code = exit_codes.LOST
+
+
+class MeetingError(LauncherError):
+    """The ranks were restored, but did not meet those of the other pods."""
+
+    exit_code = exit_codes.LOST
 
 
 class SlotError(LauncherError):
@@ -38,4 +62,4 @@ class DumpError(LauncherError):
 class RestoreError(LauncherError):
     """The images cannot be restored in this pod."""
 
-    exit_code = names.EXIT_RESTORE_FAILED
+    exit_code = exit_codes.RESTORE_REFUSED

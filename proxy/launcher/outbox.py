@@ -23,6 +23,11 @@ class Outbox:
     def put(self, event: LauncherEvent) -> None:
         self._queue.put(event)
 
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to be sent."""
+        return self._queue.empty()
+
     def close(self, timeout_s: float) -> bool:
         """Send what is left. False when that took longer than `timeout_s`."""
         self._queue.put(None)

@@ -17,9 +17,14 @@ def _at(rank: int, word: int) -> int:
 
 def read(run: Path, rank: int, word: int) -> int:
     """Word `word` (page.R_COUNT, ...) of a rank; 0 without a page."""
+    return header(run, page.rank_word(rank, word))
+
+
+def header(run: Path, word: int) -> int:
+    """Word `word` (page.W_REQUEST, ...) of the page; 0 without one."""
     try:
         with (run / names.PAGE_FILE).open("rb") as file:
-            return int(_WORD.unpack(os.pread(file.fileno(), _WORD.size, _at(rank, word)))[0])
+            return int(_WORD.unpack(os.pread(file.fileno(), _WORD.size, word * _WORD.size))[0])
     except (FileNotFoundError, struct.error):
         return 0
 

@@ -32,12 +32,16 @@ class Paths:
         return self.run / names.SOCKET_FILE
 
     @property
-    def agent_lib(self) -> Path:
-        return self._below(names.AGENT_DIR) / "lib"
+    def agent(self) -> Path:
+        return self._below(names.AGENT_DIR)
 
     @property
-    def criu(self) -> Path:
-        return self._below(names.AGENT_DIR) / "criu"
+    def agent_lib(self) -> Path:
+        return self.agent / "lib"
+
+    @property
+    def tools(self) -> Path:
+        return self.agent / "launcher"
 
     @property
     def source(self) -> Path:

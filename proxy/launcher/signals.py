@@ -7,8 +7,8 @@ import os
 import signal
 from collections.abc import Iterable
 
-from . import scan
-from .slot import Slot
+from .ranks import process_scan
+from .ranks.slot import Slot
 
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 """The kubelet's, and what an image may have it send instead (STOPSIGNAL). The ranks are saved and do not hear of it."""
@@ -21,8 +21,8 @@ def pass_on(number: int, slots: Iterable[Slot]) -> list[int]:
     got = []
     for slot in slots:
         with contextlib.suppress(OSError):  # it has ended
-            for pid in scan.processes(slot.init):
-                if scan.inner_pid(pid) == slot.root and scan.catches(pid, number):
+            for pid in process_scan.processes(slot.init):
+                if process_scan.inner_pid(pid) == slot.root and process_scan.catches(pid, number):
                     os.kill(pid, number)
                     got.append(slot.rank)
     return got

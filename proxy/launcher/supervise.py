@@ -10,19 +10,24 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from ..protocol import names, starters
-from ..protocol.messages import LauncherCommand, LauncherEvent, Plan
-from . import checkpoint, device, layer, lograte, memory, rankenv, reap, restore, signals, torchrun, user, verdict
+from ..protocol import exit_codes, names, starters
+from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Plan
+from . import device, memory, reap, signals, verdict
 from .client import SidecarClient
-from .criu import Criu
 from .errors import CommandError, DumpError, LauncherError, RestoreError, SidecarError, SlotError
-from .lograte import LogRate
-from .nudge import Nudge
 from .outbox import Outbox
+from .output import rate_limit
+from .output.progress import Readout
+from .output.rate_limit import LogRate
+from .output.tail import Tail
 from .paths import Paths
-from .readout import Readout
-from .slot import Slot
-from .tail import Tail
+from .ranks import environment, torchrun, user
+from .ranks.nudge import Nudge
+from .ranks.slot import Slot
+from .refusal import Refusals
+from .snapshot import container_layer, rank_dump, restore
+from .snapshot.criu import Criu
+from .tools import Tools
 
 TICK_S = 0.05
 OUTBOX_S = 10.0
@@ -43,11 +48,12 @@ class Supervisor:
     def __init__(self, env: Mapping[str, str], argv: Sequence[str] = ()) -> None:
         self.env = env
         self.paths = Paths.from_env(env)
-        self.argv = rankenv.command(env, argv)
+        self.argv = environment.command(env, argv)
         self.user = user.wanted(env)
-        self.log_rate = lograte.from_env(env)
-        self.files = checkpoint.Files(time.time(), layer.limit(env))
-        self.criu = Criu.find(self.paths.criu)
+        self.log_rate = rate_limit.from_env(env)
+        self.files = rank_dump.Files(time.time(), container_layer.limit(env))
+        self.tools = Tools(self.paths.tools)
+        self.criu = Criu(self.tools)
         self.devices = device.find(env)
         self.client = SidecarClient(self.paths.socket)
         self.outbox = Outbox(self.client.post, say)
@@ -57,6 +63,7 @@ class Supervisor:
         self.tails: dict[int, Tail] = {}
         self.readout = Readout()
         self.nudge = Nudge(self.paths)
+        self.refusals = Refusals(self.paths, self.outbox.put)
         self.codes: dict[int, int] = {}
         self._oom_kills = memory.oom_kills()
         self.lost: set[int] = set()
@@ -84,8 +91,9 @@ class Supervisor:
             signal.signal(number, self._on_term)
         for number in signals.PASSED:
             signal.signal(number, lambda came, _: self._passing.append(came))
-        for line in device.health():
+        for line in [*device.health(), *filter(None, [self.devices.problem])]:
             say(line)
+        device.watch.start(self._tell_gpus)
         self._background(self._start)
         while self.ended is None:
             with contextlib.suppress(queue.Empty):
@@ -103,6 +111,7 @@ class Supervisor:
         self._poll_ranks()
         self._pass_signals()
         self.nudge.due(time.monotonic(), self._living())
+        self.refusals.due(time.monotonic(), self._living())
         self._check_term()
 
     def _end(self, code: int) -> int:
@@ -114,6 +123,11 @@ class Supervisor:
             say("the sidecar does not take our last events")
         say(f"exit code {code}")
         return code
+
+    def _tell_gpus(self, gpus: Gpus) -> None:
+        """From the thread that watches them. What is lost here the next one says again."""
+        if self.outbox.idle:
+            self.outbox.put(LauncherEvent("gpus", gpus=gpus))
 
     def _on_term(self, *_: object) -> None:
         if self.term_at is None:
@@ -146,6 +160,8 @@ class Supervisor:
     # --- start ----------------------------------------------------------------------------------------------------
     def _start(self) -> Callable[[], None]:
         plan = self.client.plan()
+        if plan.mode == "finished":
+            return self._complete
         began = time.monotonic()
         say(f"attempt {plan.attempt}: {plan.mode}, ranks {plan.ranks} of {plan.world_size}")
         restored = plan.mode == "restore"
@@ -163,6 +179,10 @@ class Supervisor:
         seconds = time.monotonic() - began
         return lambda: self._started(plan, slots, seconds)
 
+    def _complete(self) -> None:
+        say("every rank of the job has ended well already: nothing is left to do for the pod of this index")
+        self.ended = exit_codes.FINISHED
+
     def _start_fresh(self, plan: Plan) -> dict[int, Slot]:
         slots: dict[int, Slot] = {}
         problem = starters.problem(self.argv, plan.world_size)
@@ -173,11 +193,13 @@ class Supervisor:
             say(f"in torchrun's place, each rank is started as: {' '.join(argv)}")
         try:
             for rank in plan.ranks:
-                cwd = rankenv.prepare(self.paths, rank, self.env.get(names.ENV_WORKDIR, ""), self.user)
-                env = rankenv.environment(self.env, plan, rank, self.paths, self.devices.name != "cpu")
+                slots[rank] = Slot(rank, self.paths, self.tools)
+            for rank in plan.ranks:
+                cwd = environment.prepare(self.paths, rank, self.env.get(names.ENV_WORKDIR, ""), self.user)
+                devices = self.devices.name != "cpu"
+                env = environment.environment(self.env, plan, rank, self.paths, devices, torchrun=argv != self.argv)
                 env.update(torchrun.environment(self.argv, rank, plan.world_size, self.env))
                 env.update(self.user.environment(self.env) if self.user else {})
-                slots[rank] = Slot(rank)
                 slots[rank].start(argv, env, cwd, self.paths.log(rank), self.user)
         except BaseException:
             for slot in slots.values():
@@ -194,7 +216,7 @@ class Supervisor:
         threading.Thread(target=self._listen, name="commands", daemon=True).start()
 
     def _pod_env(self) -> dict[str, str]:
-        return rankenv.pod_values(self.env)
+        return environment.pod_values(self.env)
 
     # --- ranks ----------------------------------------------------------------------------------------------------
     def _poll_ranks(self) -> None:
@@ -265,14 +287,14 @@ class Supervisor:
         left = float(self.env.get(names.ENV_GRACE) or 30) - (time.monotonic() - self.term_at)
         if self.plan is None:
             say("asked to end before the ranks were started")
-            self.ended = names.EXIT_PREEMPTED
+            self.ended = exit_codes.STOPPED
         elif not self._term_told:
             self._term_told = True
             say(f"asked to end: {left:.0f} s are left for a checkpoint")
             self.outbox.put(LauncherEvent("terminating", grace_s=left))
         elif left <= verdict.TERM_MARGIN_S:
             say("the grace period is over")
-            self.ended = names.EXIT_PREEMPTED
+            self.ended = exit_codes.STOPPED
 
     # --- commands -------------------------------------------------------------------------------------------------
     def _listen(self) -> None:
@@ -302,7 +324,7 @@ class Supervisor:
             if self._told_finished is not None:
                 self.ended = 0
         else:
-            self.ended = command.exit_code or names.EXIT_PREEMPTED
+            self.ended = command.exit_code or exit_codes.STOPPED
 
     def _ask_for(self, command: LauncherCommand) -> None:
         """A sidecar that was started anew asks again: two dumps of one rank would spoil each other."""
@@ -322,7 +344,7 @@ class Supervisor:
             address = command.master_addr or self.plan.master_addr
             port = command.master_port or self.plan.master_port
             ranks, env = self._living(), self._pod_env()
-            for line in checkpoint.resume(ranks, self.paths, command.generation, address, port, env, self.devices):
+            for line in rank_dump.resume(ranks, self.paths, command.generation, address, port, env, self.devices):
                 say(line)
 
     def _living(self) -> dict[int, Slot]:
@@ -330,12 +352,13 @@ class Supervisor:
 
     def _dump(self, command: LauncherCommand) -> Callable[[], None]:
         began = time.monotonic()
-        deadline = command.deadline or time.time() + restore.CRIU_TIMEOUT_S
+        left = restore.CRIU_TIMEOUT_S if command.remaining_s is None else command.remaining_s
+        deadline = time.monotonic() + left
         try:
             if self.codes:
                 raise DumpError(f"ranks {sorted(self.codes)} have ended")
-            order = checkpoint.Order(command.generation, command.checkpoint_id, deadline, command.anywhere, command.job)
-            for line in checkpoint.dump(self.slots, self.paths, self.criu, order, self.files, self.devices):
+            order = rank_dump.Order(command.generation, command.checkpoint_id, deadline, command.anywhere, command.job)
+            for line in rank_dump.dump(self.slots, self.paths, self.criu, order, self.files, self.devices):
                 say(line)
             event = LauncherEvent("dumped", command.generation, seconds=time.monotonic() - began)
             text = f"dumped {command.checkpoint_id} in {event.seconds:.2f} s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ..protocol import names
+from ..protocol import exit_codes
 
 FAIL_GRACE_S = 5.0
 """After one rank has failed, the others get SIGTERM so much later, and SIGKILL the same time after that."""
@@ -17,9 +17,6 @@ def exit_code(
 ) -> int | None:
     """None while a rank lives; else the first failure's code, in the order of `codes`, or 0.
 
-    A rank that ended by itself with the code that means "preempted" has failed like any other: 1, for the Job must not
-    start it anew for ever.
-
     :param lost: ranks that failed because a rank of another pod was gone. If nothing worse happened here, the pod ends
         as if on request: what became of the other one decides about the Job.
     :param stopped: ranks that were stopped here after the first failure
@@ -28,8 +25,8 @@ def exit_code(
         return None
     own = next((c for rank, c in codes.items() if c and rank not in lost and rank not in stopped), None)
     if own is not None:
-        return 1 if own == names.EXIT_PREEMPTED else own
-    return names.EXIT_PREEMPTED if any(codes.values()) else 0
+        return exit_codes.of_program(own)
+    return exit_codes.STOPPED if any(codes.values()) else 0
 
 
 def stop_signal(failed_for_s: float | None, sent_term: bool) -> str | None:

@@ -15,6 +15,11 @@ form a lattice, so "whoever is behind goes on to the next place" ends at the fir
     wait      we are not behind, but somebody else is, or has gone on
     settled   everybody waits, and nobody is behind: this is the cut
 
+Several threads of a rank may have operations (a checkpoint that is written beside the training). The thread that trains
+leads: it waits at the rank's place and judges. Any other one waits before its next operation while the leading thread
+does, and goes on if the rank is behind there (`may_pass`). The leading thread leaves to such threads what they will do
+(`others_will`), but not for ever: they may wait for it.
+
 No deadlock: whoever sits inside an operation has published it, or has published nothing yet; its partners go on in both
 cases until they are in the operation, too. What is published only grows; the leader's ratchet (`protocol.ratchet`)
 has the last word on "acquired", so a rank that said it is blocked takes that back only with the leader's knowledge.
@@ -23,7 +28,7 @@ has the last word on "acquired", so a rank that said it is blocked takes that ba
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,13 +58,42 @@ class Entry:
         return cls(epoch, waiting, count, {name: (n, tuple(ranks)) for name, (n, ranks) in channels.items()})
 
 
+EVERYTHING = "*"
+"""In place of a channel: the other rank has destroyed all groups that this one has still."""
+
+
+def behind_on(rank: int, mine: Entry, other: Entry) -> frozenset[str]:
+    """Channels on which `other` has issued something that `rank` has to issue, too."""
+    if mine.epoch != other.epoch:
+        return frozenset({EVERYTHING} if mine.epoch < other.epoch else ())
+    return frozenset(
+        name
+        for name, (count, ranks) in other.channels.items()
+        if rank in ranks and mine.channels.get(name, (0, ()))[0] < count
+    )
+
+
 def behind(rank: int, mine: Entry, other: Entry) -> bool:
     """Has `other` issued something that `rank` has to issue, too?"""
-    if mine.epoch != other.epoch:
-        return mine.epoch < other.epoch
-    return any(
-        rank in ranks and mine.channels.get(name, (0, ()))[0] < count for name, (count, ranks) in other.channels.items()
-    )
+    return bool(behind_on(rank, mine, other))
+
+
+def all_behind_on(rank: int, entries: Mapping[int, Entry]) -> frozenset[str]:
+    """Channels on which anybody is ahead of `rank`."""
+    return frozenset().union(*(behind_on(rank, entries[rank], other) for other in entries.values()))
+
+
+def may_pass(channel: str, behind_on: Collection[str], own: Collection[str]) -> bool:
+    """May a thread that does not lead issue its operation on `channel`, while the leading one waits?
+
+    :param own: channels whose last operation in this rank was this thread's
+    """
+    return channel in behind_on or any(name in own for name in behind_on)
+
+
+def others_will(behind_on: Collection[str], owned: Collection[str]) -> bool:
+    """Is all that the rank is behind on the business of threads that do not lead, and live?"""
+    return bool(behind_on) and all(name in owned for name in behind_on)
 
 
 def judge(rank: int, entries: Mapping[int, Entry], world: int) -> Literal["pass", "wait", "settled"]:

@@ -1,8 +1,10 @@
 """The checkpoint manifest: the one object whose existence makes a checkpoint exist. Written last, read strictly.
 
     STORE/jobs/<namespace>/<job>/<checkpoint id>.json      this manifest
-    STORE/jobs/<namespace>/<job>/packs/<sha256>            content of image files, see `proxy.store.pack`
-    STORE/jobs/<namespace>/<job>/recipes/<sha256>          how one rank's files are put together from packs
+    STORE/jobs/<namespace>/<job>/packs/<sha256>-<upload>   content of image files, see `proxy.store.pack`
+    STORE/jobs/<namespace>/<job>/recipes/<sha256>-<upload> how one rank's files are put together from packs
+
+An object's name is that of its content and of the upload that wrote it: once deleted, it never comes back.
 
 A manifest is data: JSON, never pickle. Every path in it is relative, without `..`; every digest is checked on read, its
 own first (`sha256`, over all its other fields).
@@ -16,18 +18,20 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .messages import MessageError, decode
+from .decode import UnixTime, Unreadable, json_value, typed
+from .messages import CHECKPOINT_ID, MessageError
 
-FORMAT = 3
+FORMAT = 4
+MAX_BYTES = 256 << 20
+"""About 20 bytes per MiB of image."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SURROGATE = re.compile("[\ud800-\udfff]")
-"""JSON can write half a character, no file system can."""
-_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_OBJECT = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}")
+_ID = re.compile(CHECKPOINT_ID)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """An object of the store, named by its content. `size`: bytes as stored."""
+    """An object of the store, by its `object_name`. `size`: bytes as stored."""
 
     name: str
     size: int
@@ -71,7 +75,7 @@ class Manifest:
     step: int
     world_size: int
     engine: str
-    created_at: float
+    created_at: UnixTime
     ranks: list[RankImage]
     requirements: Requirements
     master_port: int = 29500
@@ -95,27 +99,33 @@ def _digest(fields: dict[str, Any]) -> str:
 
 def loads(text: str | bytes) -> Manifest:
     """Parse and check a manifest. Raises MessageError that names the field."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise MessageError(f"Manifest: not valid JSON: {error}") from None
+    data = json_value(text, MAX_BYTES)
+    if isinstance(data, Unreadable):
+        raise MessageError(f"Manifest: {data.why}")
     if isinstance(data, dict) and data.get("format") != FORMAT:  # first: other versions have other fields
         raise MessageError(
-            f"Manifest.format: {data.get('format')!r} is not supported, this build reads format {FORMAT}: use the "
-            "version that wrote the checkpoint"
+            f"Manifest.format: {ascii(data.get('format'))[:40]} is not supported, this build reads format {FORMAT}: "
+            "use the version that wrote the checkpoint"
         )
     if isinstance(data, dict) and data.pop("sha256", "") != _digest(data):
         raise MessageError("Manifest.sha256: does not match: bytes of this manifest have changed since it was written")
-    m = decode(Manifest, data)
+    m = typed(Manifest, data)
+    if isinstance(m, Unreadable):
+        raise MessageError(m.why)
     if not is_id(m.id):
         raise MessageError(f"Manifest.id: {m.id!r} is not a checkpoint id")
     found = sorted(r.rank for r in m.ranks)
     # Its length first: a world size that is nonsense must not become a list of that length.
     if not found or len(found) != m.world_size or found != list(range(m.world_size)):
-        raise MessageError(f"Manifest.ranks: has {found}, wants 0..{m.world_size - 1} once each")
+        raise MessageError(f"Manifest.ranks: has {found[:20]}, wants 0..{m.world_size - 1} once each")
     for rank in m.ranks:
         _check_rank(f"Manifest.ranks[{rank.rank}]", rank)
     return m
+
+
+def is_digest(text: str) -> bool:
+    """Whether `text` is a sha256 in lower-case hex."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def is_id(text: str) -> bool:
@@ -123,11 +133,26 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
+def object_name(sha256: str, upload: str) -> str:
+    """Name of an object with this content (hex), written by this upload (16 hex digits)."""
+    return f"{sha256}-{upload}"
+
+
+def is_object(name: str) -> bool:
+    """Whether `name` can name an object: it becomes part of a path."""
+    return _OBJECT.fullmatch(name) is not None
+
+
+def content_of(name: str) -> str:
+    """The sha256 (hex) in an object's name."""
+    return name.partition("-")[0]
+
+
 def _check_rank(where: str, image: RankImage) -> None:
     paths: set[str] = set()
     for file in image.files:
         parts = file.path.split("/")
-        if any(p in ("", ".", "..") for p in parts) or "\0" in file.path or _SURROGATE.search(file.path):
+        if any(p in ("", ".", "..") for p in parts) or "\0" in file.path:
             raise MessageError(f"{where}: path {file.path!r} is not a plain relative path")
         if file.path in paths:
             raise MessageError(f"{where}: path {file.path!r} is named twice")
@@ -141,5 +166,5 @@ def _check_rank(where: str, image: RankImage) -> None:
             if folder in paths:
                 raise MessageError(f"{where}: {folder!r} is a file and the folder of {path!r}")
     for stored in (*image.packs, image.recipe):
-        if stored.size < 0 or not _DIGEST.fullmatch(stored.name):
-            raise MessageError(f"{where}: names an object {stored.name!r} of {stored.size} bytes: not a sha256")
+        if stored.size < 0 or not is_object(stored.name):
+            raise MessageError(f"{where}: names an object {stored.name!r} of {stored.size} bytes: no name of one")

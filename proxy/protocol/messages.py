@@ -3,10 +3,10 @@
 Every message is one JSON object. `decode` refuses unknown and missing fields and wrong types by name, so that two
 versions that do not understand each other say so instead of guessing.
 
-Launcher -> sidecar (HTTP over the unix socket RUN_DIR/sidecar.sock; the launcher is the client)
+Launcher -> sidecar (HTTP over the unix socket RUN_DIR/launcher/sidecar.sock; the launcher is the client)
 
     GET  /v1/plan                 200 Plan           blocks until images are on disk; 425 while not ready: ask again
-                                  422 there will be none | 424 nor now, but the next attempt may get one
+                                  422 Refusal: there will be none in this attempt
     GET  /v1/commands?after=SEQ   200 LauncherCommand | 204   long poll, at most 20 s
     POST /v1/events               200                LauncherEvent
 
@@ -18,6 +18,7 @@ Sidecar -> controller (HTTPS, bearer = projected service-account token with audi
     POST /v1/progress             200                Progress
     POST /v1/commit               200 | 409 CommitRequest: attempt is not current, nothing was written
     POST /v1/failure              200                CheckpointFailure
+    POST /v1/damage               200                DamageReport: of any pod; the next attempt gets an older checkpoint
 
 Errors are `{"error": "sentence"}` with a 4xx or 5xx status.
 """
@@ -25,18 +26,19 @@ Errors are `{"error": "sentence"}` with a 4xx or 5xx status.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import types
-import typing
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from .decode import MAX_BYTES, AnyFloat, Count, Seconds, Spelled, UnixTime, Unreadable, Within, message
 
 T = TypeVar("T")
 
 
-TIME_HEADER: Final = "Singularity-Time"
-"""Of the controller's answers: Unix seconds of the clock that its deadlines are in."""
+CHECKPOINT_ID: Final = r"[a-z0-9][a-z0-9-]{0,62}"
+"""It becomes part of paths and URLs."""
+AnyId = Annotated[str, Spelled(rf"(?:{CHECKPOINT_ID})?", "a checkpoint id")]
+"""Of a checkpoint, or "" for none."""
 
 
 class MessageError(ValueError):
@@ -58,18 +60,31 @@ class CheckpointRef:
     """A committed checkpoint as in the Job's annotation. `url` is the store's, the manifest is found by id."""
 
     id: str
-    generation: int
-    attempt: int
-    step: int
+    generation: Count
+    attempt: Count
+    step: Count
     """Step boundaries passed: the next step to run has this number (steps are numbered from 0)."""
-    world_size: int
+    world_size: Count
     url: str
-    bytes: int
-    bytes_stored: int
-    created_at: float
+    bytes: Count
+    bytes_stored: Count
+    created_at: UnixTime
     """Unix seconds."""
+    sha256: str
+    """Of the manifest's bytes. Whoever restores compares, before a field of the manifest is used."""
     needs: Needs | None = None
     """None: not known."""
+    unusable: str = ""
+    """Why it cannot be restored, as a pod has found out. The controller writes it down, nobody else."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A committed checkpoint that cannot be restored: an attempt started from an older one, or from the beginning."""
+
+    id: str
+    step: Count
+    why: str
 
 
 @dataclass(frozen=True)
@@ -86,42 +101,92 @@ class Preemptor:
     priority: int = 0
 
 
+Readmission = Literal["request", "regrow", "machines", "evicted", "broken"]
+"""Why the controller asks Kueue for another admission: a user's change, free quota for what the job wants, nodes that
+cannot continue the checkpoint, an eviction by the manager of MultiKueue, or an attempt that cannot go on."""
+
+
+@dataclass(frozen=True)
+class GpuFault:
+    """What a GPU's driver has reported as an Xid, so many times."""
+
+    gpu: Annotated[str, Spelled(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,60}", "the UUID of a GPU")]
+    xid: Annotated[int, Within(0, 100_000)]
+    count: Count
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What NVML tells of the GPUs of an attempt, of one pod or of all, from its start until now (`protocol.gpus`)."""
+
+    count: Annotated[int, Within(1, 1_000_000)]
+    """GPUs."""
+    utilisation: Annotated[float, Within(0, 100)] | None = None
+    """Percent of the time in which they had work, their mean; None where NVML does not tell."""
+    memory_peak: Count = 0
+    """Bytes in use on the GPU that had most, when it had most,"""
+    memory_total: Count = 0
+    """and of how many."""
+    ecc_corrected: Count | None = None
+    ecc_uncorrected: Count | None = None
+    """Memory errors of the attempt; None where the GPUs do not count them."""
+    faults: list[GpuFault] = field(default_factory=list)
+    """The first few kinds on the first few GPUs."""
+    faults_more: Count = 0
+    """Events that are not among them."""
+
+
 @dataclass(frozen=True)
 class AttemptRecord:
     """One admission of a job, as kept in the Job's history annotation and shown to users. Times are Unix seconds."""
 
-    attempt: int
+    attempt: Count
     reservation: str
     """Identifies the quota reservation (workload uid + transition time): makes answering the fence idempotent."""
     flavor: str
-    pods: int
-    ranks: int
-    admitted_at: float
-    queued_at: float | None = None
+    pods: Count
+    ranks: Count
+    admitted_at: UnixTime
+    queued_at: UnixTime | None = None
+    running_at: UnixTime | None = None
+    """All of its programs run: they were started, or restored and have met. By the controller's clock."""
     first_step: int | None = None
     """Number of the first step this attempt runs (steps are numbered from 0)."""
-    first_step_at: float | None = None
+    first_step_at: UnixTime | None = None
+    """None also of a program that makes no steps."""
     last_step: int | None = None
-    """Number of the last step this attempt completed."""
+    """Number of the last step this attempt completed, None before any."""
     ended_by: str | None = None
-    """Kueue's eviction reason, `Finished`, `Failed`, `Deleted` (broken off), or `OutOfMemory`; None while it runs."""
+    """Kueue's eviction reason; `Migrated`, `Resized`, `Paused` where somebody has asked for it; `Regrown` where the
+    planner has; `Finished`, `Failed`; `Deleted` (broken off) or `OutOfMemory`. None while it runs."""
     preempted_by: str | None = None
     """Name of the preemptor's Workload, or its UID when it could not be resolved."""
     preemptor: Preemptor | None = None
-    evicted_at: float | None = None
-    barrier_at: float | None = None
-    committed_at: float | None = None
-    released_at: float | None = None
-    finished_at: float | None = None
+    evicted_at: UnixTime | None = None
+    barrier_at: UnixTime | None = None
+    committed_at: UnixTime | None = None
+    released_at: UnixTime | None = None
+    finished_at: UnixTime | None = None
     checkpoint: str | None = None
     """Id of the checkpoint that ended this attempt."""
     restored_from: str | None = None
+    skipped: list[Skipped] = field(default_factory=list)
+    """Newer checkpoints than that one, which cannot be restored; newest first, the first few."""
     note: str | None = None
     """What a user should read about how it ended, if anything is unusual."""
     held: bool = False
     """Its hold was armed at the start."""
+    readmitted_for: Readmission | None = None
+    """Why the controller has asked Kueue to admit the job anew, None if it has not."""
     cluster: str | None = None
     """The worker cluster that it ran in, as MultiKueue calls it; None: the cluster of the Job itself."""
+    gpus: Gpus | None = None
+    """None: it has no GPUs, or nobody has told of them."""
+
+    @property
+    def runs_since(self) -> float | None:
+        """Unix seconds since which its programs have run, with or without steps."""
+        return self.running_at if self.running_at is not None else self.first_step_at
 
 
 # --- user -> controller, in annotations of the Job ----------------------------------------------------------------
@@ -156,7 +221,7 @@ class JobRequest:
     id: str
     """Unique: the same request twice is carried out once."""
     op: RequestOp
-    at: float
+    at: UnixTime
     """Unix seconds, by the clock of whoever asks; only shown."""
     by: str = ""
     """Who asks, for people."""
@@ -179,15 +244,15 @@ class RequestStatus:
     op: RequestOp
     state: Literal["running", "done", "failed"]
     message: str
-    at: float
+    at: UnixTime
     """Unix seconds, by the controller's clock, at which the request was taken up."""
-    attempt: int = 0
+    attempt: Count = 0
     """Attempt that was current then."""
-    finished_at: float | None = None
+    finished_at: UnixTime | None = None
     checkpoint: str | None = None
     """Id of the checkpoint that answers it."""
-    step: int | None = None
-    deadline: float | None = None
+    step: Count | None = None
+    deadline: UnixTime | None = None
     """checkpoint: Unix seconds at which it is given up."""
 
 
@@ -196,17 +261,26 @@ class RequestStatus:
 class Plan:
     """What the launcher has to do at its start."""
 
-    mode: Literal["fresh", "restore"]
-    attempt: int
-    world_size: int
+    mode: Literal["fresh", "restore", "finished"]
+    """`finished`: every rank of the job has ended well; this pod replaces one lost on its way out, and ends."""
+    attempt: Count
+    world_size: Count
     ranks: list[int]
     """Global ranks that live in this pod, ascending."""
     master_addr: str
     master_port: int
-    generation: int = 0
+    generation: Count = 0
     """restore: the generation at which the ranks were frozen."""
-    checkpoint_id: str = ""
+    checkpoint_id: AnyId = ""
     """restore: images lie in IMAGE_DIR/<checkpoint id>/rank-<r>/."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Instead of a plan: why there is none, and the code (`protocol.exit_codes`) that the container has to end with."""
+
+    error: str
+    exit_code: int
 
 
 @dataclass(frozen=True)
@@ -217,13 +291,12 @@ class LauncherCommand:
 
     seq: int
     op: Literal["dump", "resume", "exit", "finish"]
-    generation: int = 0
-    checkpoint_id: str = ""
-    leave_running: bool = False
+    generation: Count = 0
+    checkpoint_id: AnyId = ""
     anywhere: bool = False
     """`dump`: no rank waits for another: they are stopped where they are instead of freezing at a boundary."""
-    deadline: float = 0.0
-    """Unix seconds; a dump that cannot end before it is given up."""
+    remaining_s: Seconds | None = None
+    """Seconds from when the launcher gets this; a dump that cannot end within them is given up."""
     job: list[str] = field(default_factory=list)
     """`dump`: addresses of all pods of the job. A connection to one of them is one between ranks."""
     master_addr: str = ""
@@ -235,9 +308,9 @@ class LauncherCommand:
 class Reading:
     """What rank 0's output says about its progress, in the script's own counting; None for what it does not say."""
 
-    step: int | None = None
+    step: Count | None = None
     total: int | None = None
-    loss: float | None = None
+    loss: AnyFloat | None = None
 
 
 @dataclass(frozen=True)
@@ -245,18 +318,21 @@ class LauncherEvent:
     """`started`/`restored`: all ranks of the pod run. `dumped`: images of all ranks lie in IMAGE_DIR/<checkpoint_id>.
     `dump_failed`/`restore_failed`: `message` says why. `exited`: `rank` ended by itself with `code`.
     `finished`: every rank of the pod has ended with 0, and the launcher waits for `finish`; said again until it comes.
-    `terminating`: SIGTERM came, `grace_s` seconds are left. `reading`: rank 0 has printed something new."""
+    `terminating`: SIGTERM came, `grace_s` seconds are left. `reading`: rank 0 has printed something new. `gpus`: what
+    the pod's GPUs have done since the launcher's start; said again and again."""
 
     kind: Literal[
-        "started", "restored", "dumped", "dump_failed", "restore_failed", "exited", "finished", "terminating", "reading"
-    ]
-    generation: int = 0
+        "started", "restored", "dumped", "dump_failed", "restore_failed", "exited", "finished", "terminating",
+        "reading", "gpus",
+    ]  # fmt: skip
+    generation: Count = 0
     rank: int = -1
     code: int = 0
     grace_s: float = 0.0
     message: str = ""
     seconds: float = 0.0
     reading: Reading | None = None
+    gpus: Gpus | None = None
 
 
 # --- sidecar <-> controller ---------------------------------------------------------------------------------------
@@ -264,8 +340,8 @@ class LauncherEvent:
 class Hello:
     namespace: str
     job: str
-    attempt: int
-    index: int
+    attempt: Count
+    index: Count
     pod: str
     pod_ip: str
 
@@ -273,10 +349,14 @@ class Hello:
 @dataclass(frozen=True)
 class HelloReply:
     peer_key: str
-    """Bearer secret of the mesh between the sidecars of this attempt."""
+    """Signs what the sidecars of this attempt say to each other."""
     leader_ip: str
     checkpoint: CheckpointRef | None = None
     """What to restore; None for a fresh start."""
+    committed: list[CheckpointRef] = field(default_factory=list)
+    """All that were committed, as far as is known, newest first: what comes into question when that one is damaged."""
+    finished: bool = False
+    """Every rank of the job has ended well: nothing is left to do. The other fields are empty then."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +367,8 @@ class Command:
     """Grows from command to command of an attempt."""
     op: Literal["checkpoint"]
     reason: str
-    deadline: float
+    remaining_s: Seconds
+    """Seconds that are left for it, from when the leader gets this."""
     then: Literal["stop", "continue"] = "stop"
 
 
@@ -297,28 +378,32 @@ class Progress:
 
     namespace: str
     job: str
-    attempt: int
+    attempt: Count
     phase: Literal["starting", "restoring", "running", "barrier", "dumping", "uploading", "finished"]
-    step: int
+    step: Count
     """Step boundaries passed by the slowest rank."""
     first_step: int | None = None
-    first_step_at: float | None = None
-    """Unix seconds at which the first step of this attempt was completed."""
-    barrier_at: float | None = None
-    """Unix seconds at which all ranks stood still for a checkpoint that ends the attempt."""
+    first_step_ago_s: Seconds | None = None
+    """Seconds since the first step of this attempt was completed."""
+    free: bool = False
+    """No rank has made a step in this attempt, and none waits for another: the program may be one without steps."""
+    barrier_ago_s: Seconds | None = None
+    """Seconds since all ranks stood still for a checkpoint that ends the attempt."""
     reading: Reading | None = None
-    bytes_done: int | None = None
-    bytes_total: int | None = None
+    bytes_done: Count | None = None
+    bytes_total: Count | None = None
     """While `uploading`: how much of the images of all pods the store has, and how much there is."""
+    gpus: Gpus | None = None
+    """Of all pods that have told of theirs."""
 
 
 @dataclass(frozen=True)
 class CommitRequest:
     namespace: str
     job: str
-    attempt: int
+    attempt: Count
     checkpoint: CheckpointRef
-    barrier_at: float
+    barrier_ago_s: Seconds
     last_step: int
     goes_on: bool = False
     """The attempt goes on after this checkpoint. Sent again without it if the attempt has to end there after all."""
@@ -330,13 +415,53 @@ class CheckpointFailure:
 
     namespace: str
     job: str
-    attempt: int
+    attempt: Count
     message: str
-    step: int = 0
+    step: Count = 0
     goes_on: bool = False
     """The checkpoint was asked for while the job goes on, and so the job does."""
     finishing: bool = False
     """Some ranks have ended by themselves: a part of the world cannot be saved, but the job may be about to end."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What the store has of a checkpoint is not what was committed."""
+
+    id: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class DamageReport:
+    """The checkpoint that this attempt was given cannot be restored; `damaged` has it, and older ones that cannot be
+    either."""
+
+    namespace: str
+    job: str
+    attempt: int
+    damaged: list[Damage]
+
+
+# --- launcher -> `singularityctl doctor` --------------------------------------------------------------------------
+@dataclass(frozen=True)
+class GpuProbe:
+    """What a launcher has found that was asked for it (`names.ENV_PROBE`): a line of its pod's log."""
+
+    gpus: list[str] = field(default_factory=list)
+    """Their names."""
+    driver: str = ""
+    torch: str = ""
+    problems: list[str] = field(default_factory=list)
+    """Sentences: what will not work there."""
+    size: Count = 0
+    """Bytes of a process that were taken off the GPU and put back, 0 if that was not done:"""
+    checkpoint_s: float = 0.0
+    restore_s: float = 0.0
+    wrong: Count = 0
+    """words of them that were not what they had been."""
+    error: str = ""
+    """Why it was not done, or not to its end."""
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------------
@@ -347,76 +472,9 @@ def to_json(message: Any) -> str:
     return json.dumps(dataclasses.asdict(message), separators=(",", ":"))
 
 
-def from_json(cls: type[T], text: str | bytes) -> T:
-    """Parse `text` as a `cls`. Raises MessageError."""
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise MessageError(f"{cls.__name__}: not valid JSON: {error}") from None
-    return decode(cls, data)
-
-
-def list_from_json(cls: type[T], text: str | bytes) -> list[T]:
-    """Parse `text` as a JSON list of `cls`. Raises MessageError."""
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise MessageError(f"list of {cls.__name__}: not valid JSON: {error}") from None
-    if not isinstance(data, list):
-        raise MessageError(f"list of {cls.__name__}: expected a JSON list, got {type(data).__name__}")
-    return [decode(cls, item) for item in data]
-
-
-def decode(cls: type[T], data: Any, where: str = "") -> T:
-    """Build a `cls` from decoded JSON. Raises MessageError; `where` names a nested message by its path."""
-    where = where or cls.__name__
-    if not isinstance(data, dict):
-        raise MessageError(f"{where}: expected a JSON object, got {type(data).__name__}")
-    hints, fields = _shape(cls)  # type: ignore[arg-type]
-    unknown = sorted(set(data) - set(fields))
-    if unknown:
-        raise MessageError(f"{where}: unknown field {unknown[0]!r}")
-    values: dict[str, Any] = {}
-    for name, spec in fields.items():
-        if name in data:
-            values[name] = _value(f"{where}.{name}", hints[name], data[name])
-        elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
-            raise MessageError(f"{where}: field {name!r} is missing")
-    return cls(**values)
-
-
-@functools.cache
-def _shape(cls: type[Any]) -> tuple[dict[str, Any], dict[str, dataclasses.Field[Any]]]:
-    """Types and fields by name. Finding them takes a hundred times as long as reading a message with them."""
-    return typing.get_type_hints(cls), {f.name: f for f in dataclasses.fields(cls)}
-
-
-def _value(where: str, hint: Any, value: Any) -> Any:
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        options = typing.get_args(hint)
-        if value is None and type(None) in options:
-            return None
-        rest = [o for o in options if o is not type(None)]
-        return _value(where, rest[0], value)
-    if origin is Literal:
-        if value not in typing.get_args(hint):
-            raise MessageError(f"{where}: {value!r} is not one of {', '.join(map(repr, typing.get_args(hint)))}")
-        return value
-    if origin is list:
-        if not isinstance(value, list):
-            raise MessageError(f"{where}: expected a list, got {type(value).__name__}")
-        (item,) = typing.get_args(hint)
-        return [_value(f"{where}[{i}]", item, v) for i, v in enumerate(value)]
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise MessageError(f"{where}: expected an object, got {type(value).__name__}")
-        _, item = typing.get_args(hint)
-        return {k: _value(f"{where}[{k!r}]", item, v) for k, v in value.items()}
-    if dataclasses.is_dataclass(hint):
-        return decode(typing.cast(Any, hint), value, where)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
-        raise MessageError(f"{where}: expected {hint.__name__}, got {type(value).__name__}")
-    return value
+def from_json(cls: type[T], text: str | bytes, most_bytes: int = MAX_BYTES) -> T:
+    """Parse `text` as a `cls`. Raises MessageError; where an error is no way out, `decode.message` returns it."""
+    found = message(cls, text, most_bytes)
+    if isinstance(found, Unreadable):
+        raise MessageError(found.why)
+    return found

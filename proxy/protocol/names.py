@@ -11,6 +11,9 @@ LABEL_MANAGED: Final = f"{DOMAIN}/managed"
 """`"true"` on every Job that the hold and the fence apply to, and on its pods."""
 LABEL_JOB: Final = f"{DOMAIN}/job"
 """Name of the Job, on its pods, Service and ConfigMap."""
+LABEL_TRAINING: Final = f"{DOMAIN}/training"
+"""`enabled` on a namespace puts the guard of pods in force there."""
+TRAINING_ENABLED: Final = "enabled"
 LABEL_IDENTITY: Final = f"{DOMAIN}/identity"
 """Hash of whoever owns the Job (for Airflow: dag, run, task, map index, clear generation); search before create."""
 
@@ -38,6 +41,8 @@ ANN_PROGRESS: Final = f"{DOMAIN}/progress"
 """JSON `{"attempt", "step", "at"}`, rewritten at most every few seconds."""
 ANN_RESHAPE: Final = f"{DOMAIN}/reshape"
 """On a Workload that our controller has taken out of the queue to give it another shape: what was wrong."""
+ANN_PAUSED: Final = f"{DOMAIN}/paused"
+"""On a Workload that `pause` has deactivated: the request's id. What somebody else has deactivated is theirs."""
 ANN_CURVE: Final = f"{DOMAIN}/loss-curve"
 """JSON list of `[step, loss]` as rank 0 printed them, thinned out to a bounded number over the whole job."""
 ANN_PODS: Final = f"{DOMAIN}/pods"
@@ -47,7 +52,7 @@ ANN_WORKERS: Final = f"{DOMAIN}/workers"
 ANN_MIN_WORKERS: Final = f"{DOMAIN}/min-workers"
 ANN_WORLD_SIZE: Final = f"{DOMAIN}/world-size"
 ANN_CHECKPOINTS: Final = f"{DOMAIN}/checkpoints"
-"""JSON list of `CheckpointRef`, oldest first, bounded: checkpoints after which their attempt went on."""
+"""JSON list of `CheckpointRef`, oldest first, bounded: what was committed, with what was found to be unusable since."""
 ANN_PLACEMENT: Final = f"{DOMAIN}/placement"
 """JSON `Placement`: where the job may run, when a migration said so; absent: anywhere in its queue."""
 ANN_REQUEST: Final = f"{DOMAIN}/request"
@@ -61,7 +66,7 @@ ANN_CHECKPOINT_STATUS: Final = f"{DOMAIN}/checkpoint-request-status"
 ANN_CHECKPOINT_EVERY: Final = f"{DOMAIN}/checkpoint-every"
 """`300s`, `10m`, `500 steps` or `auto`: checkpoints after which the job trains on; absent or `off`: none by itself."""
 ANN_CHECKPOINT_POLICY: Final = f"{DOMAIN}/checkpoint-policy"
-"""JSON: what the controller has to remember between two of them (`kueue_integration.policy.Memory`)."""
+"""JSON: what the controller has to remember between two of them (`Memory` of periodic_checkpoints)."""
 ANN_INFRASTRUCTURE_RETRIES: Final = f"{DOMAIN}/infrastructure-retries"
 """How many attempts may be lost to the infrastructure; absent: no limit."""
 ANN_BROKEN: Final = f"{DOMAIN}/broken-attempts"
@@ -91,9 +96,12 @@ ADMISSION_CHECK_NAME: Final = "singularity-fence"
 # --- the platform's own objects (Helm chart) ----------------------------------------------------------------------
 SYSTEM_NAMESPACE: Final = "singularity-system"
 PLATFORM_CONFIGMAP: Final = "singularity-platform"
-"""Readable by every authenticated user; key `platform.json` holds `kueue_integration.platform.PlatformConfig`."""
+"""Readable by every authenticated user; key `platform.json` holds the `PlatformConfig`."""
 CONTROLLER_NAME: Final = "singularity-controller"
 HOLD_LEASE: Final = "singularity-hold"
+ANN_OVERDUE: Final = f"{DOMAIN}/overdue"
+"""On the Lease: `UID/SECONDS`, a space between two: Jobs whose suspend the policy lets through from that Unix time on,
+whatever stands on them. On a Workload: when the controller last made Kueue ask again."""
 TOKEN_AUDIENCE: Final = DOMAIN
 
 # --- environment of the sidecar and the launcher ------------------------------------------------------------------
@@ -124,8 +132,16 @@ ENV_COMMAND: Final = "SINGULARITY_COMMAND"
 ENV_RUN_AS: Final = "SINGULARITY_RUN_AS"
 """`uid:gid:group,group`, with `:strict` (of supplementalGroupsPolicy) behind it or without: whom the ranks run as, from
 the pod's securityContext. An empty uid is root's, an empty gid the one that the image's passwd says."""
+ENV_PROBE: Final = "SINGULARITY_PROBE"
+"""The launcher looks at its pod instead of training; only PROBE_GPUS is known."""
+PROBE_GPUS: Final = "gpus"
 ENV_LOG_RATE: Final = "SINGULARITY_LOG_RATE"
 """Bytes per second of each rank's output that are shown; what is above is counted. 0: all of it."""
+
+OLDEST_TORCH: Final = (2, 9)
+"""For jobs of one rank without a GPU, which are saved as they stand."""
+OLDEST_DISTRIBUTED: Final = (2, 14)
+"""For all others: the first torch whose backends are made by plugins, which the agent can replace."""
 
 # --- environment of a rank (besides torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...) ----------------------
 ENV_RANK_DIR: Final = "SINGULARITY_RANK_DIR"
@@ -142,7 +158,10 @@ ROOT: Final = "/singularity"
 RUN_DIR: Final = f"{ROOT}/run"
 """Memory emptyDir shared by sidecar and launcher: barrier page, unix socket, one control directory per rank."""
 AGENT_DIR: Final = f"{ROOT}/agent"
-"""emptyDir filled by the init container from the agent image: `lib/` (PYTHONPATH), `criu/`."""
+"""emptyDir filled by the init container from the agent image: `lib/` (the ranks' PYTHONPATH), `launcher/` (what runs
+with capabilities: see `proxy.launcher.tools`). The training container mounts it read-only."""
+LAUNCHER: Final = f"{AGENT_DIR}/launcher/start"
+"""The command of the training container, with the user's behind it or in ENV_COMMAND."""
 WORK_DIR: Final = f"{ROOT}/work"
 """emptyDir: `rank-<r>/{cwd,tmp,stdout.log}`; each rank's directory travels with its image."""
 IMAGE_DIR: Final = f"{ROOT}/images"
@@ -151,9 +170,17 @@ SOURCE_DIR: Final = f"{ROOT}/source"
 """ConfigMap with the user's files, copied into each rank's cwd at a fresh start."""
 TOKEN_DIR: Final = f"{ROOT}/token"
 PAGE_FILE: Final = "page"
+FROZEN_FILE: Final = "frozen.json"
+"""This file and the next two lie in a rank's control directory (`agent.freeze`). Each stop replaces the files of the
+stop before, because they lie in memory: a job is saved thousands of times."""
+RESUME_FILE: Final = "resume.json"
+RESUMED_FILE: Final = "resumed.json"
+REFUSED_FILE: Final = "refused.json"
+"""... `{"message"}`: why the rank cannot be saved; the generation stands in the page (`page.R_REFUSED`)."""
 LOST_PEER_FILE: Final = "lost-peer"
 """In the control directory of a rank that ended because a connection to another rank broke."""
-SOCKET_FILE: Final = "sidecar.sock"
+SOCKET_FILE: Final = "launcher/sidecar.sock"
+"""In a folder of its own: ranks do not see it, and so cannot speak in their launcher's place."""
 
 CONTAINER_TRAIN: Final = "train"
 CONTAINER_SIDECAR: Final = "device-proxy"
@@ -161,10 +188,3 @@ CONTAINER_INSTALL: Final = "install-agent"
 
 MESH_PORT: Final = 9400
 MASTER_PORT: Final = 29500
-
-# --- exit codes of the launcher -----------------------------------------------------------------------------------
-EXIT_PREEMPTED: Final = 143
-"""Stopped on request. Never 0: the Job controller would count the index as complete."""
-EXIT_RESTORE_FAILED: Final = 70
-EXIT_PROTOCOL: Final = 71
-"""The launcher could not talk to its sidecar, or was told something impossible."""

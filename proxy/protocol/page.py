@@ -3,7 +3,7 @@
 All words are native-endian signed 64-bit. Word index = byte offset / 8.
 
     header   0 MAGIC   1 VERSION   2 WORLD   3 REQUEST   4 STOP_AT   5 ACQUIRED   6,7 reserved
-    rank r   8 + 8*r:  +0 COUNT   +1 BLOCKED   +2 STATE   +3 PID   +4..7 reserved
+    rank r   8 + 8*r:  +0 COUNT   +1 BLOCKED   +2 STATE   +3 PID   +4 REFUSED   +5..7 reserved
 
 Writers: the sidecar owns the header; rank r owns its own eight words (one cache line: no false sharing), except that
 the sidecar clears them when it creates the page. Every rank of the *world* has a slot in every pod's page; the sidecar
@@ -17,6 +17,8 @@ COUNT     step boundaries passed since the start of the *job* (kept over restore
 BLOCKED   generation for which the rank waits at a boundary, 0 while it runs
 STATE     one of the STATE_ values
 PID       pid of the rank as it sees itself
+REFUSED   newest generation that the rank cannot be saved for, because the agent in it has failed; `names.REFUSED_FILE`
+          says why. ALWAYS: none from now on
 
 The ratchet that uses these words is in `proxy.protocol.ratchet`; it is the one proven in the project's prototypes.
 """
@@ -27,14 +29,15 @@ from typing import Final
 
 PAGE_SIZE: Final = 65536
 MAGIC: Final = 0x53474C5250414745
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER_WORDS: Final = 8
 RANK_WORDS: Final = 8
 MAX_WORLD: Final = PAGE_SIZE // 8 // RANK_WORDS - 1
 GENERATIONS_PER_ATTEMPT: Final = 1_000_000
 
 W_MAGIC, W_VERSION, W_WORLD, W_REQUEST, W_STOP_AT, W_ACQUIRED = range(6)
-R_COUNT, R_BLOCKED, R_STATE, R_PID = range(4)
+R_COUNT, R_BLOCKED, R_STATE, R_PID, R_REFUSED = range(5)
+ALWAYS: Final = 1 << 62
 
 STATE_ABSENT: Final = 0
 STATE_RUNNING: Final = 1

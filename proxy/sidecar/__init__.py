@@ -4,6 +4,6 @@ Here lives everything between the controller, the launcher of this pod, the side
 the barrier's coordinator, the checkpoint state machine, upload and restore. Not here: anything that runs in a rank
 (`proxy.agent`) or needs the training container's privileges (`proxy.launcher`), and anything of Kubernetes' API.
 
-    machine    pure: the checkpoint state machine of the leader (pod 0)
-    leader     its I/O shell; mesh: how followers reach it; pod: what every pod does with a directive
+    state_machine   pure: the checkpoint's state machine in the leader (pod 0)
+    leader          its I/O shell; mesh: how followers reach it; pod: what every pod does with a directive
 """

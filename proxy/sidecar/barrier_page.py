@@ -29,7 +29,8 @@ class BarrierPage:
                 self.adopted = _is_ours(fd, world_size)
                 if not self.adopted:
                     os.ftruncate(fd, 0)
-                    os.ftruncate(fd, page.PAGE_SIZE)
+                    # Room for all of it now: a rank that writes into a hole of a full volume would be killed for it.
+                    os.posix_fallocate(fd, 0, page.PAGE_SIZE)
                 self._map = mmap.mmap(fd, page.PAGE_SIZE)
             finally:
                 os.close(fd)

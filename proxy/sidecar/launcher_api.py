@@ -7,21 +7,25 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 
 from ..errors import ProxyError
-from ..protocol import names
-from ..protocol.messages import LauncherCommand, LauncherEvent, MessageError, Plan, from_json, to_json
+from ..protocol import exit_codes, names
+from ..protocol.decode import Unreadable, whole
+from ..protocol.messages import LauncherCommand, LauncherEvent, MessageError, Plan, Refusal, from_json, to_json
 
 POLL_S: Final = 20.0
+LARGEST_EVENT: Final = 1 << 20
+"""Bytes; aiohttp reads no more of a request."""
 log = logging.getLogger(__name__)
 
 
 class LauncherApi:
-    """Serves RUN_DIR/sidecar.sock.
+    """Serves RUN_DIR/launcher/sidecar.sock.
 
     :param on_event: called in the event loop with every event of the launcher
     """
@@ -33,10 +37,14 @@ class LauncherApi:
         self._plan: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
         self._plan.add_done_callback(lambda f: f.exception())  # a refusal nobody asks about is no error of the loop
         self._told = asyncio.Event()
-        self._commands: list[LauncherCommand] = []
+        self.asked = False
+        """The launcher runs, and wants a plan."""
+        self._commands: list[tuple[LauncherCommand, float]] = []
+        """With when each was sent, by the monotonic clock."""
         self._more = asyncio.Condition()
-        # Milliseconds: a restarted sidecar goes on above the numbers its predecessor gave to the same launcher.
-        self._seq = int(time.time() * 1000)
+        # Milliseconds since the node's start, for all containers of the pod the same and never less: a restarted
+        # sidecar goes on above the numbers its predecessor gave to the same launcher.
+        self._seq = int(time.monotonic() * 1000)
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -45,6 +53,7 @@ class LauncherApi:
         app.router.add_get("/v1/plan", self._get_plan)
         app.router.add_get("/v1/commands", self._get_commands)
         app.router.add_post("/v1/events", self._post_events)
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
         self._path.unlink(missing_ok=True)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -65,38 +74,40 @@ class LauncherApi:
         if not self._plan.done():
             self._plan.set_exception(error)
 
-    async def refused(self, limit_s: float) -> None:
-        """Wait until the launcher was told of a refusal, at most `limit_s` seconds."""
-        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(self._told.wait(), limit_s)
+    async def refused(self) -> None:
+        """Wait until the launcher was told of a refusal."""
+        await self._told.wait()
 
     async def send(self, command: LauncherCommand) -> None:
         """Queue a command; its `seq` is set here."""
         async with self._more:
             self._seq += 1
-            self._commands.append(LauncherCommand(**{**command.__dict__, "seq": self._seq}))
+            self._commands.append((replace(command, seq=self._seq), time.monotonic()))
             self._more.notify_all()
         log.info("launcher: %s generation %d %s", command.op, command.generation, command.checkpoint_id)
 
     async def _get_plan(self, request: web.Request) -> web.Response:
+        self.asked = True
         try:
             plan = await asyncio.wait_for(asyncio.shield(self._plan), self._poll_s)
         except (TimeoutError, asyncio.TimeoutError):
             return _error(425, "not ready yet: ask again")
         except Exception as error:
             self._told.set()
-            return _error(424 if isinstance(error, ProxyError) and error.passes else 422, str(error))
+            code = error.exit_code if isinstance(error, ProxyError) else exit_codes.PROTOCOL
+            return web.Response(text=to_json(Refusal(str(error), code)), status=422, content_type="application/json")
         return web.Response(text=to_json(plan), content_type="application/json")
 
     async def _get_commands(self, request: web.Request) -> web.Response:
-        try:
-            after = int(request.query.get("after", "0"))
-        except ValueError:
-            return _error(400, f"after = {request.query['after']!r}: not a whole number")
+        after = whole(request.query.get("after", "0"))
+        if isinstance(after, Unreadable):
+            return _error(400, f"after = {request.query['after'][:40]!r}: {after.why}")
 
         def next_one() -> LauncherCommand | None:
-            return next((c for c in self._commands if c.seq > after), None)
+            return next((_now(*item) for item in self._commands if item[0].seq > after), None)
 
+        # What the launcher has had it never asks for again.
+        self._commands = [item for item in self._commands if item[0].seq > after]
         async with self._more:
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._more.wait_for(lambda: next_one() is not None), self._poll_s)
@@ -107,11 +118,18 @@ class LauncherApi:
 
     async def _post_events(self, request: web.Request) -> web.Response:
         try:
-            event = from_json(LauncherEvent, await request.read())
+            event = from_json(LauncherEvent, await request.read(), LARGEST_EVENT)
         except MessageError as error:
             return _error(400, str(error))
         self._on_event(event)
         return web.json_response({})
+
+
+def _now(command: LauncherCommand, sent: float) -> LauncherCommand:
+    """As it is given to the launcher now, which may be long after it was sent."""
+    if command.remaining_s is None:
+        return command
+    return replace(command, remaining_s=max(0.0, command.remaining_s - (time.monotonic() - sent)))
 
 
 def _error(status: int, text: str) -> web.Response:

@@ -8,7 +8,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,18 +17,17 @@ from ..protocol import page
 from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import CheckpointFailure, CheckpointRef, Command, CommitRequest
 from ..store import Store
-from . import machine, machine_facts
+from . import hardware, state_machine
 from .config import Config
-from .controller import Controller
-from .machine import Failure, Heard, State
+from .controller_client import Controller
 from .mesh import IDLE_HOLD_S, PACE_S
 from .peers import Directive, PodReport
 from .pod import Pod, resume_port
+from .retention import superseded
+from .state_machine import Failure, Heard, State
 
 TICK_S: Final = 0.1
 """Longest time between two looks at the deadline while a checkpoint runs."""
-KEEP: Final = 3
-"""Checkpoints of a job that stay in the store, besides the committed and the pinned ones."""
 TELL_S: Final = 60.0
 """How long the leader tries to tell the controller of a failure."""
 log = logging.getLogger(__name__)
@@ -37,12 +36,22 @@ log = logging.getLogger(__name__)
 class Leader:
     """Coordinates the pods of one attempt and talks to the controller."""
 
-    def __init__(self, config: Config, controller: Controller, store: Store, pod: Pod) -> None:
+    def __init__(
+        self,
+        config: Config,
+        controller: Controller,
+        store: Store,
+        pod: Pod,
+        nonce: str = "",
+        committed: Sequence[CheckpointRef] = (),
+    ) -> None:
+        self._committed = [*committed]
+        """Of this job, newest first."""
         self._config = config
         self._controller = controller
         self._store = store
         self._pod = pod
-        self.state = State(config.job, config.attempt, config.workers, config.world_size)
+        self.state = State(config.job, config.attempt, config.workers, config.world_size, nonce)
         self.heard: dict[int, Heard] = {}
         self.directive = Directive(op="run", version=1)
         self.news = asyncio.Event()
@@ -74,27 +83,31 @@ class Leader:
             with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
                 await asyncio.wait_for(self._turned.wait(), hold)
         self._seen[report.index] = self.directive.version
-        return self.directive
+        return self._said()
+
+    def _said(self) -> Directive:
+        """The directive as it is said now."""
+        left = self.state.trigger.deadline - time.monotonic() if self.state.trigger else 0.0
+        return replace(self.directive, remaining_s=max(0.0, left))
 
     def command(self, command: Command) -> None:
         """The controller wants a checkpoint."""
-        trigger = machine.Trigger(command.reason, time.time(), command.deadline, command.then)
-        log.info(
-            "checkpoint wanted (%s), %.0f s, then %s", command.reason, command.deadline - time.time(), command.then
-        )
-        self._move(machine.request(self.state, trigger))
+        now = time.monotonic()
+        trigger = state_machine.Trigger(command.reason, now, now + command.remaining_s, command.then)
+        log.info("checkpoint wanted (%s), %.0f s, then %s", command.reason, command.remaining_s, command.then)
+        self._move(state_machine.request(self.state, trigger))
         self._observe()
 
     def _take(self, report: PodReport) -> None:
         if report.images is not None:
             self._images[report.index] = (report.uploaded, report.images, report.bytes_stored)
-        self.heard[report.index] = Heard(replace(report, images=None), time.time())
+        self.heard[report.index] = Heard(replace(report, images=None), time.monotonic())
         self._observe()
         self.news.set()
 
     def _observe(self) -> None:
         was = self.state.phase
-        state, failure = machine.observe(self.state, self.heard, time.time())
+        state, failure = state_machine.observe(self.state, self.heard, time.monotonic())
         self._move(state)
         if failure is not None:
             self._tell(failure)
@@ -103,7 +116,7 @@ class Leader:
 
     def _move(self, state: State) -> None:
         if state.phase != self.state.phase:
-            step = max((v.count for v in machine.world(state, self.heard)), default=0)
+            step = max((v.count for v in state_machine.world(state, self.heard)), default=0)
             log.info("phase %s -> %s, generation %d, step %d", self.state.phase, state.phase, state.generation, step)
         if state.phase == "save" and self.state.phase != "save":
             # Before any other pod hears of it: should this sidecar be started anew, all ranks that froze must go on.
@@ -111,7 +124,7 @@ class Leader:
         if state.phase == "finished" and not self._finished_at:
             self._finished_at = time.monotonic()
         self.state = state
-        now = machine.directive(state)
+        now = state_machine.directive(state)
         if now.op == "save":
             now = replace(now, addresses=sorted({item.report.address for item in self.heard.values()} - {""}))
         if replace(now, version=self.directive.version) != self.directive:
@@ -130,7 +143,7 @@ class Leader:
             self._take(report)
             pod.delivered(report)
             if self.directive.op != "finish" or self._may_finish():
-                await pod.apply(self.directive)
+                await pod.apply(self._said())
             if self.state.phase == "barrier":
                 await asyncio.sleep(PACE_S)
             else:
@@ -139,7 +152,7 @@ class Leader:
 
     def _may_finish(self) -> bool:
         """The leader's pod ends last: one that has not heard the last word would take its leader for lost."""
-        return self._all_have(self._taken) or time.monotonic() - self._finished_at > machine.GONE_S
+        return self._all_have(self._taken) or time.monotonic() - self._finished_at > state_machine.GONE_S
 
     def _all_have(self, versions: dict[int, int]) -> bool:
         return all(versions.get(i) == self.directive.version for i in range(1, self.state.workers))
@@ -166,7 +179,7 @@ class Leader:
     def stale(self, error: StaleAttemptError) -> None:
         """The controller said so: all pods end."""
         log.error("%s", error)
-        self._move(machine.stale(self.state))
+        self._move(state_machine.stale(self.state))
 
     async def _commit(self) -> None:
         state = self.state
@@ -174,13 +187,14 @@ class Leader:
         deadline = state.trigger.deadline
         try:
             manifest, stored = self._manifest(state)
-            await self._write(manifest, max(0.1, deadline - time.time()))
+            sha256 = await self._write(manifest, max(0.1, deadline - time.monotonic()))
+            ref = self._ref(manifest, sha256, stored)
             goes_on = self.state.goes_on
-            await self._controller.commit(self._request(state, manifest, stored, goes_on), deadline)
+            await self._controller.commit(self._request(state, ref, goes_on), deadline)
             if goes_on and not self.state.goes_on and self.state.trigger is not None:
                 # Told to end meanwhile: the controller takes the attempt for one that goes on, and its hold waits.
                 goes_on, deadline = False, self.state.trigger.deadline
-                await self._controller.commit(self._request(state, manifest, stored, goes_on), deadline)
+                await self._controller.commit(self._request(state, ref, goes_on), deadline)
         except StaleAttemptError as error:
             self.stale(error)
         except (ProxyError, asyncio.TimeoutError, TimeoutError, ValueError) as error:
@@ -188,37 +202,40 @@ class Leader:
                 log.warning("commit of %s: %s", state.checkpoint_id, error)
                 return  # a report was answered with "stale" meanwhile: everything ends
             reason = str(error) or "the store did not take the manifest in time"
-            after, failure = machine.cancelled(
+            after, failure = state_machine.cancelled(
                 self.state, f"the images of step {state.stop_at} are stored, but the commit failed: {reason}"
             )
             self._move(after)
             self._tell(failure)
         else:
             log.info("committed %s at step %d%s", manifest.id, manifest.step, ", training goes on" if goes_on else "")
+            self._committed.insert(0, ref)
             if self.state.phase == "commit":
-                self._move(machine.committed(self.state))
+                self._move(state_machine.committed(self.state))
             if goes_on:
-                self._spawn(self.retain(manifest.id))
+                self._spawn(self.retain())
 
-    async def _write(self, manifest: Manifest, limit_s: float) -> None:
-        """The manifest, or TimeoutError; then none appears later, when nobody would commit it."""
+    async def _write(self, manifest: Manifest, limit_s: float) -> str:
+        """The manifest; its digest. Or TimeoutError; then none appears later, when nobody would commit it."""
         late = threading.Event()
         try:
-            await asyncio.wait_for(asyncio.to_thread(self._store.write_manifest, manifest, late.is_set), limit_s)
+            return await asyncio.wait_for(asyncio.to_thread(self._store.write_manifest, manifest, late.is_set), limit_s)
         finally:
             late.set()
 
-    async def retain(self, checkpoint: str, fresh: bool = False) -> None:
-        """Delete old checkpoints, and what none needs any more; never `checkpoint`. A failure is only logged.
+    async def retain(self, ended: Sequence[str] = ()) -> None:
+        """Delete old checkpoints, and what none needs any more. A failure is only logged.
 
-        :param fresh: no pod of this attempt has uploaded yet, and those of earlier ones cannot commit any more
+        :param ended: announcements of uploads that cannot be committed any more
         """
         namespace, job = self._config.namespace, self._config.job
 
         def work() -> None:
-            if fresh:
-                self._store.end_uploads(namespace, job)
-            gone = self._store.prune(namespace, job, KEEP, frozenset({checkpoint} - {""}))
+            self._store.withdraw_uploads(namespace, job, ended)
+            listed = self._store.list_checkpoints(namespace, job)
+            # Looked at after the list: what is listed and being committed is known here.
+            gone = superseded(listed, [*self._committed], self.state.checkpoint_id)
+            self._store.drop(namespace, job, gone)
             done = self._store.collect_garbage(namespace, job)
             log.info("retention: deleted checkpoints %s and %d bytes", gone, done.freed)
 
@@ -242,13 +259,13 @@ class Leader:
             engine="process",
             created_at=time.time(),
             ranks=sorted((image for _, images, _ in sets for image in images), key=lambda r: r.rank),
-            requirements=machine_facts.requirements(),
+            requirements=hardware.requirements(),
             master_port=resume_port(state.generation),
         )
         return manifest, sum(stored for _, _, stored in sets)
 
-    def _request(self, state: State, manifest: Manifest, stored: int, goes_on: bool) -> CommitRequest:
-        ref = CheckpointRef(
+    def _ref(self, manifest: Manifest, sha256: str, stored: int) -> CheckpointRef:
+        return CheckpointRef(
             id=manifest.id,
             generation=manifest.generation,
             attempt=manifest.attempt,
@@ -258,14 +275,18 @@ class Leader:
             bytes=sum(f.size for r in manifest.ranks for f in r.files),
             bytes_stored=stored,
             created_at=manifest.created_at,
-            needs=machine_facts.needs(),
+            sha256=sha256,
+            needs=hardware.needs(),
         )
+
+    def _request(self, state: State, ref: CheckpointRef, goes_on: bool) -> CommitRequest:
         c = self._config
-        return CommitRequest(c.namespace, c.job, c.attempt, ref, state.barrier_at, manifest.step - 1, goes_on)
+        ago = time.monotonic() - state.barrier_at
+        return CommitRequest(c.namespace, c.job, c.attempt, ref, ago, ref.step - 1, goes_on)
 
     def _tell(self, failure: Failure) -> None:
         log.warning("no checkpoint: %s", failure.message)
-        step = max((v.count for v in machine.world(self.state, self.heard)), default=0)
+        step = max((v.count for v in state_machine.world(self.state, self.heard)), default=0)
         c = self._config
         message = CheckpointFailure(
             c.namespace, c.job, c.attempt, failure.message, step, goes_on=failure.goes_on, finishing=failure.finishing
@@ -274,7 +295,7 @@ class Leader:
 
     async def _tell_controller(self, failure: CheckpointFailure) -> None:
         try:
-            await self._controller.failure(failure, time.time() + TELL_S)
+            await self._controller.failure(failure, time.monotonic() + TELL_S)
         except StaleAttemptError as error:
             self.stale(error)
         except ControllerError as error:
@@ -294,10 +315,12 @@ class Leader:
             return self._all_have(self._seen)
         if self.state.phase == "finished":
             return self._may_finish()
-        return all(v.state in (page.STATE_FINISHED, page.STATE_ABSENT) for v in machine.world(self.state, self.heard))
+        return all(
+            v.state in (page.STATE_FINISHED, page.STATE_ABSENT) for v in state_machine.world(self.state, self.heard)
+        )
 
     def deadline(self) -> float:
-        """Unix seconds until which a checkpoint under way may take; 0 if none is."""
+        """Until when a checkpoint under way may take, by the monotonic clock; 0 if none is."""
         return self.state.trigger.deadline if self.state.trigger else 0.0
 
 

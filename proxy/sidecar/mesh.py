@@ -1,9 +1,9 @@
-"""How followers reach the leader: plain HTTP on MESH_PORT, bearer = the attempt's peer key (see `peers`)."""
+"""How followers reach the leader: plain HTTP on MESH_PORT, signed with the attempt's peer key (see `signed`)."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -11,9 +11,13 @@ from typing import Final
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from ..errors import MeshError
+from ..protocol import decode
+from ..protocol.decode import Unreadable
 from ..protocol.messages import MessageError, from_json, to_json
+from . import signed
 from .peers import Directive, PodReport
 from .pod import Pod
 
@@ -23,6 +27,8 @@ PACE_S: Final = 0.004
 """Pause between two exchanges while ranks are on their way to the barrier."""
 TRY_S: Final = 5.0
 LONGEST_PAUSE_S: Final = 1.0
+TRIES: Final = 3
+"""Of one exchange: the first one teaches a follower the leader's session."""
 LARGEST_REPORT: Final = 256 << 20
 """Bytes. A report with images lists every file and pack, about 20 bytes per MiB of image."""
 Exchange = Callable[[PodReport, int, float], Awaitable[Directive]]
@@ -36,6 +42,7 @@ class MeshServer:
         self._key = peer_key
         self._workers = workers
         self._exchange = exchange
+        self._numbers = signed.Numbers()
         self._runner: web.AppRunner | None = None
 
     async def start(self, port: int, host: str | None = None) -> None:
@@ -52,19 +59,37 @@ class MeshServer:
             await self._runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.Response:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._key.encode()):
-            return web.json_response({"error": "wrong peer key: not a pod of this attempt"}, status=401)
+        body = b""
+        known = signed.authentic(self._key, request.headers, request.path_qs)
+        if known:
+            body = await request.read()
+            known = signed.whole(request.headers, body)
+        if not known:
+            # This answer is not signed: whoever asks has not shown that it has the key.
+            return web.json_response({"error": "wrong signature: not a pod of this attempt"}, status=401)
+        status, text = await self._answer(request, body)
+        mac = signed.answer_mac(self._key, request.headers[signed.MAC], status, text.encode())
+        return web.Response(text=text, status=status, content_type="application/json", headers={signed.MAC: mac})
+
+    async def _answer(self, request: web.Request, body: bytes) -> tuple[int, str]:
+        """Status and JSON text for an authentic request."""
         try:
-            report = from_json(PodReport, await request.read())
-            seen, hold = int(request.query.get("seen", "0")), float(request.query.get("hold", "0"))
-        except (MessageError, ValueError) as error:
-            return web.json_response({"error": str(error)}, status=400)
+            report = from_json(PodReport, body, LARGEST_REPORT)
+        except MessageError as error:
+            return _error(str(error))
+        seen, hold = decode.whole(request.query.get("seen", "0")), decode.number(request.query.get("hold", "0"), 0)
+        if isinstance(seen, Unreadable) or isinstance(hold, Unreadable):
+            return _error(f"seen or hold of {request.query_string[:200]!r} is no number")
         if not 0 < report.index < self._workers:
-            text = f"index = {report.index}: followers of this attempt are 1..{self._workers - 1}"
-            return web.json_response({"error": text}, status=400)
-        directive = await self._exchange(report, seen, min(max(hold, 0.0), IDLE_HOLD_S))
-        return web.Response(text=to_json(directive), content_type="application/json")
+            return _error(f"index = {report.index}: followers of this attempt are 1..{self._workers - 1}")
+        current = self._numbers.take(report.index, request.headers)
+        if current is not None:
+            return signed.CONFLICT, to_json(current)
+        return 200, to_json(await self._exchange(report, seen, min(hold, IDLE_HOLD_S)))
+
+
+def _error(text: str) -> tuple[int, str]:
+    return 400, json.dumps({"error": text})
 
 
 class Follower:
@@ -74,14 +99,14 @@ class Follower:
     def __init__(self, pod: Pod, leader: str, port: int, peer_key: str) -> None:
         self._pod = pod
         self._url = f"http://{f'[{leader}]' if ':' in leader else leader}:{port}/v1/exchange"
-        self._headers = {"Authorization": f"Bearer {peer_key}", "Content-Type": "application/json"}
+        self._signer = signed.Signer(peer_key)
 
     async def run(self) -> None:
         """Never returns."""
         pause = 0.1
         lost = False
         since = 0.0
-        async with aiohttp.ClientSession(headers=self._headers) as session:
+        async with aiohttp.ClientSession(headers={"Content-Type": "application/json"}) as session:
             while True:
                 try:
                     await self._turn(session)
@@ -126,20 +151,29 @@ class Follower:
 
     async def post(self, session: aiohttp.ClientSession, report: PodReport, seen: int, hold: float) -> Directive:
         """One exchange. Raises MeshError."""
+        body = to_json(report).encode()
+        url = URL(self._url).with_query(seen=str(seen), hold=str(hold))
         try:
-            async with session.post(
-                self._url,
-                data=to_json(report),
-                params={"seen": str(seen), "hold": str(hold)},
-                timeout=aiohttp.ClientTimeout(total=TRY_S),
-            ) as response:
-                body = await response.read()
-                if response.status != 200:
-                    raise MeshError(
-                        f"leader {self._url} answers {response.status}: {body[:300].decode(errors='replace')}"
-                    )
-                return from_json(Directive, body)
+            for _ in range(TRIES):
+                status, answer = await self._post(session, url, body)
+                if status == 200:
+                    return from_json(Directive, answer)
+                self._signer.learn(from_json(signed.Current, answer))
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise MeshError(f"leader {self._url} cannot be reached: {error or type(error).__name__}") from error
         except MessageError as error:
             raise MeshError(f"leader {self._url} cannot be understood: {error}") from error
+        raise MeshError(f"leader {self._url} takes no request of this pod: another one of the same index speaks to it")
+
+    async def _post(self, session: aiohttp.ClientSession, url: URL, body: bytes) -> tuple[int, bytes]:
+        """Status (200 or 409) and body of an authentic answer. Raises MeshError for any other."""
+        headers = self._signer.sign(url.raw_path_qs, body)
+        limit = aiohttp.ClientTimeout(total=TRY_S)
+        async with session.post(url, data=body, headers=headers, timeout=limit) as response:
+            answer = await response.read()
+            words = f"leader {self._url} answers {response.status}"
+            if not self._signer.check(headers, response.status, response.headers, answer):
+                raise MeshError(f"{words} without our key: {answer[:300].decode(errors='replace')}")
+            if response.status not in (200, signed.CONFLICT):
+                raise MeshError(f"{words}: {answer[:300].decode(errors='replace')}")
+            return response.status, answer

@@ -1,6 +1,6 @@
 """What sidecars of one attempt say to each other: a follower posts its PodReport, the leader answers a Directive.
 
-    POST /v1/exchange?seen=VERSION&hold=SECONDS   PodReport -> Directive      (leader's MESH_PORT, bearer = peer_key)
+    POST /v1/exchange?seen=VERSION&hold=SECONDS   PodReport -> Directive      (leader's MESH_PORT, signed: see `signed`)
 
 Both are states, not events: losing or repeating one changes nothing. The leader holds the answer while the follower
 has seen the current directive already, at most `hold` seconds.
@@ -11,7 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..protocol.decode import Seconds
 from ..protocol.manifest import RankImage
+from ..protocol.messages import AnyId, Gpus
 
 Op = Literal["run", "barrier", "save", "stop", "exit", "finish"]
 
@@ -36,14 +38,14 @@ class PodReport:
     """Of this pod."""
     started: bool = False
     """The launcher has started or restored the ranks."""
-    first_step_at: float | None = None
-    """Unix seconds at which the last rank of this pod completed its first step of the attempt."""
+    first_step_ago_s: Seconds | None = None
+    """Seconds since the last rank of this pod completed its first step of the attempt."""
     done: bool = False
     """Every rank of this pod has ended with 0; its launcher waits for the ranks of the other pods."""
     broken: str = ""
     """A rank of this pod has ended otherwise: which, and how."""
-    terminating_at: float | None = None
-    """Unix seconds by which a checkpoint must be committed, because this pod was asked to end."""
+    terminating_in_s: Seconds | None = None
+    """Seconds within which a checkpoint must be committed, because this pod was asked to end."""
     dumped: int = 0
     uploaded: int = 0
     """Generation whose images of this pod's ranks are in the store."""
@@ -57,6 +59,8 @@ class PodReport:
     """Why `failed` failed."""
     images: list[RankImage] | None = None
     """Images of generation `uploaded`; sent until the leader has answered once."""
+    gpus: Gpus | None = None
+    """What this pod's GPUs have done in this attempt."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Stop:
     generation: int
     stop_at: int = 0
     anywhere: bool = False
-    checkpoint_id: str = ""
+    checkpoint_id: AnyId = ""
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,9 @@ class Directive:
     acquired: bool = False
     anywhere: bool = False
     """`save`: the launchers stop the ranks wherever they are."""
-    checkpoint_id: str = ""
-    deadline: float = 0.0
+    checkpoint_id: AnyId = ""
+    remaining_s: Seconds = 0.0
+    """Of the checkpoint under way, from when this is said. Not counted as something new."""
     ahead: bool = False
     """`save`: upload while the ranks are being dumped. Not where they go on after the dump: it would take processor
     time from what they wait for."""

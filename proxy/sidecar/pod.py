@@ -16,12 +16,12 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from ..errors import ProxyError
-from ..protocol import names, page
+from ..protocol import exit_codes, gpus, names, page
 from ..protocol.manifest import RankImage
-from ..protocol.messages import LauncherCommand, LauncherEvent, Reading
+from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Reading
 from ..protocol.ratchet import RankView
 from ..store import Store
-from . import machine
+from . import state_machine
 from .barrier_page import BarrierPage
 from .config import Config
 from .peers import Directive, PodReport, RankWords, Stop
@@ -31,8 +31,6 @@ MARGIN_S: Final = 4.0
 ALONE_S: Final = 15.0
 """A pod that was asked to end waits for its leader for so long: without one there is no checkpoint."""
 WATCH_S: Final = 0.02
-STEPLESS_S: Final = 20.0
-"""Ranks that nobody waits for and that have made no step for so long count as training: they may be no training."""
 log = logging.getLogger(__name__)
 
 
@@ -75,11 +73,13 @@ class Pod:
         self.directive = Directive(op="run")
         self.reading: Reading | None = None
         """What rank 0 printed last, in the pod that has it."""
+        self._gpus: Gpus | None = None
         self.started = beside_ranks(config, barrier)
         """The launcher has started or restored the ranks; true at once beside ranks of a sidecar that is gone."""
         self._first_step_at: float | None = None
-        self._started_at: float | None = time.monotonic() if self.started else None
         self._terminating_at: float | None = None
+        self._deadline = 0.0
+        """Of the checkpoint under way. All times here are of this machine's monotonic clock."""
         self._ended: set[int] = set()
         self._done = False
         self._broken = ""
@@ -90,9 +90,13 @@ class Pod:
         self._images: list[RankImage] | None = None
         self._exit_sent = False
         self._upload: asyncio.Task[None] | None = None
+        self._ends: set[asyncio.Task[None]] = set()
+        self._restarted = self.started
+        """An upload of the sidecar before this one may be unknown here."""
         self._cancel = threading.Event()
         self._images_whole = threading.Event()
         """Of the generation that is saved: its dump has ended."""
+        self._winding_up = False
 
     # --- reporting ------------------------------------------------------------------------------------------------
     def views(self) -> list[RankView]:
@@ -105,15 +109,16 @@ class Pod:
             RankWords(rank, v.count, v.blocked, page.STATE_FINISHED if rank in self._ended else v.state)
             for rank, v in zip(self._config.ranks, self.views(), strict=True)
         ]
+        now = time.monotonic()
         return PodReport(
             index=self._config.index,
             ranks=words,
             address=self._config.pod_ip,
             started=self.started,
-            first_step_at=self._first_step_at,
+            first_step_ago_s=None if self._first_step_at is None else now - self._first_step_at,
             done=self._done,
             broken=self._broken,
-            terminating_at=self._terminating_at,
+            terminating_in_s=None if self._terminating_at is None else max(0.0, self._terminating_at - now),
             dumped=self._dumped,
             uploaded=self._uploaded,
             bytes_stored=self._bytes_stored,
@@ -122,6 +127,7 @@ class Pod:
             failed=self._failed,
             message=self._message,
             images=self._images,
+            gpus=self._gpus,
         )
 
     def delivered(self, report: PodReport) -> None:
@@ -131,10 +137,11 @@ class Pod:
         self._heard.set()
 
     async def saved(self) -> None:
-        """Until an upload under way has ended, or nobody waits for it any more."""
+        """Until an upload under way has ended, or nobody waits for it any more. From here on none begins ahead."""
+        self._winding_up = True
         if not self._images_whole.is_set():
             self._cancel.set()  # the launcher is gone: what it was dumping will never be whole
-        while self._upload is not None and not self._upload.done() and time.time() < self.directive.deadline:
+        while self._upload is not None and not self._upload.done() and time.monotonic() < self._deadline:
             await asyncio.sleep(WATCH_S)
 
     async def flush(self, limit_s: float) -> None:
@@ -149,12 +156,8 @@ class Pod:
         states: list[int] = []
         while True:
             views = self.views()
-            if self._first_step_at is None and self._without_steps(views):
-                self._first_step_at = time.time()
-                self.changed.set()
-                log.info("no step within %.0f s: the program runs, and may make none", STEPLESS_S)
             if self._first_step_at is None and all(v.count > self._first_step for v in views):
-                self._first_step_at = time.time()
+                self._first_step_at = time.monotonic()
                 self.changed.set()
                 log.info("first step of this attempt: step %d is complete on all ranks here", self._first_step)
             now = [v.state for v in views]
@@ -167,15 +170,14 @@ class Pod:
             self._withdraw_when_frozen(views)
             await asyncio.sleep(WATCH_S)
 
-    def _without_steps(self, views: list[RankView]) -> bool:
-        known = self._started_at is not None and time.monotonic() - self._started_at > STEPLESS_S
-        return known and all(v.state in page.FREE and v.count <= self._first_step for v in views)
-
     # --- events of the launcher -------------------------------------------------------------------------------------
     def on_event(self, event: LauncherEvent) -> None:
         """Take in an event of this pod's launcher."""
         if event.kind == "reading":
             self.reading = event.reading  # goes along with the next report, which the steps make due
+            return
+        if event.kind == "gpus":
+            self._take_gpus(event.gpus)
             return
         if event.kind == "finished" and self._done:
             return
@@ -199,12 +201,19 @@ class Pod:
         elif event.kind == "finished":
             self._done = True
         elif event.kind == "terminating" and self._terminating_at is None:
-            self._terminating_at = time.time() + max(0.0, event.grace_s - MARGIN_S)
+            self._terminating_at = time.monotonic() + max(0.0, event.grace_s - MARGIN_S)
         self.changed.set()
+
+    def _take_gpus(self, now: Gpus | None) -> None:
+        """It goes along with the next report, unless something is wrong: ranks that lost a GPU make no steps."""
+        events = gpus.events(now)
+        if events > gpus.events(self._gpus) and now is not None:
+            log.warning("%d Xids of the driver so far, the first ones %s", events, now.faults)
+            self.changed.set()
+        self._gpus = now
 
     def _ranks_run(self) -> None:
         self.started = True
-        self._started_at = time.monotonic()
         try:
             self._config.started_file.touch()
         except OSError as error:
@@ -237,6 +246,7 @@ class Pod:
                 cancelled=cancel.is_set,
                 progress=self._uploaded_so_far,
                 growing=lambda: not whole.is_set(),
+                below=self._config.image_dir,
             )
         except (ProxyError, OSError) as error:
             while not whole.is_set() and not cancel.is_set():
@@ -269,7 +279,7 @@ class Pod:
         if directive.op != self.directive.op or directive.generation != self.directive.generation:
             step = max(v.count for v in self.views())
             log.info("%s: generation %d, highest step here %d", directive.op, directive.generation, step)
-        self.directive = directive
+        self.directive, self._deadline = directive, time.monotonic() + directive.remaining_s
         if directive.over is not None and directive.over.generation != self._resumed:
             await self._go_on(directive.over)
         if directive.op == "barrier":
@@ -300,14 +310,12 @@ class Pod:
             op="dump",
             generation=directive.generation,
             checkpoint_id=directive.checkpoint_id,
-            # The images count only once they are committed: until then the ranks must be able to go on.
-            leave_running=True,
             anywhere=directive.anywhere,
-            deadline=directive.deadline,
+            remaining_s=directive.remaining_s,
             job=directive.addresses,
         )
         await self._send(command)
-        if directive.ahead:
+        if directive.ahead and not self._winding_up:  # its dump would never end, and nobody would cancel it
             self._begin_upload(directive)
 
     def reached(self, generation: int, stop_at: int, anywhere: bool) -> None:
@@ -335,13 +343,28 @@ class Pod:
         await self._send(command)
         if generation in (self._uploaded, self._failed):
             self._tidy(stop.checkpoint_id)
+        if generation == self._uploading or self._restarted:
+            task = asyncio.create_task(self._end_upload(stop.checkpoint_id, self._upload))
+            self._ends.add(task)
+            task.add_done_callback(self._ends.discard)
+
+    async def _end_upload(self, checkpoint: str, upload: asyncio.Task[None] | None) -> None:
+        """Whether it was committed or given up: garbage collection need not wait for it any more."""
+        if upload is not None:
+            await asyncio.wait([upload])
+        config = self._config
+        try:
+            end = self._store.end_uploads
+            await asyncio.to_thread(end, config.namespace, config.job, checkpoint, config.index)
+        except ProxyError as error:
+            log.warning("old checkpoints stay in the store until the next attempt: %s", error)
 
     async def abandoned(self, seconds: float) -> None:
         """The leader cannot be reached for so long: who was asked to end does soon, who waits for the others later."""
         if self._terminating_at is not None and seconds >= ALONE_S:
             await self._exit()
-        elif self._done and seconds >= machine.GONE_S:
-            await self._leave(f"the leader cannot be reached for {machine.GONE_S:.0f} s")
+        elif self._done and seconds >= state_machine.GONE_S:
+            await self._leave(f"the leader cannot be reached for {state_machine.GONE_S:.0f} s")
 
     async def _leave(self, why: str) -> None:
         """Of ranks that have ended well, but not of a world that can: their index has to be run again."""
@@ -350,7 +373,7 @@ class Pod:
         await self._exit()
 
     async def _exit(self) -> None:
-        await self._last_word(LauncherCommand(seq=0, op="exit", exit_code=names.EXIT_PREEMPTED))
+        await self._last_word(LauncherCommand(seq=0, op="exit", exit_code=exit_codes.STOPPED))
 
     async def _finish(self) -> None:
         await self._last_word(LauncherCommand(seq=0, op="finish"))

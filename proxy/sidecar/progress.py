@@ -8,23 +8,25 @@ import logging
 import random
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final, Literal
 
 from ..errors import ControllerError, StaleAttemptError
-from ..protocol import page
+from ..protocol import gpus, page
 from ..protocol.messages import Progress, Reading
-from . import machine
+from . import state_machine
 from .config import Config
-from .controller import Controller
+from .controller_client import Controller
 from .leader import Leader
-from .machine import Heard, State
 from .peers import PodReport
 from .pod import Pod
+from .state_machine import Heard, State
 
 EVERY_S: Final = 1.0
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 5.0
 Phase = Literal["starting", "restoring", "running", "barrier", "dumping", "uploading", "finished"]
+_NOT_TRAINING: Final = ("starting", "restoring", "finished")
 log = logging.getLogger(__name__)
 
 
@@ -35,15 +37,15 @@ def summary(
     first_step: int,
     restoring: bool,
     reading: Reading | None = None,
+    now: float = 0.0,
 ) -> Progress:
-    """The progress of the whole job, as the leader sees it."""
-    views = machine.world(state, heard)
+    """The progress of the whole job, as the leader sees it at `now` of its monotonic clock."""
+    views = state_machine.world(state, heard)
     reports = {index: item.report for index, item in heard.items()}
     everybody = len(reports) == state.workers
     phase = _phase(state, heard, restoring)
     done, total = _uploaded(list(reports.values())) if phase == "uploading" and everybody else (None, None)
-    firsts = [r.first_step_at for r in reports.values()]
-    reached = [at for at in firsts if at is not None]
+    reached = [i.at - i.report.first_step_ago_s for i in heard.values() if i.report.first_step_ago_s is not None]
     return Progress(
         namespace=config.namespace,
         job=config.job,
@@ -51,12 +53,23 @@ def summary(
         phase=phase,
         step=max(first_step, min(v.count for v in views)),
         first_step=first_step,
-        first_step_at=max(reached) if everybody and len(reached) == len(firsts) else None,
-        barrier_at=None if state.goes_on else state.barrier_at or None,
+        first_step_ago_s=max(0.0, now - max(reached)) if everybody and len(reached) == len(reports) else None,
+        free=phase not in _NOT_TRAINING and all(v.state in page.FREE and v.count <= first_step for v in views),
+        barrier_ago_s=None if state.goes_on or not state.barrier_at else max(0.0, now - state.barrier_at),
         reading=reading,
         bytes_done=done,
         bytes_total=total,
+        gpus=gpus.merged(r.gpus for r in reports.values()) if everybody else None,
     )
+
+
+def _facts(progress: Progress | None) -> Progress | None:
+    """Without what changes by itself."""
+    if progress is None:
+        return None
+    first = None if progress.first_step_ago_s is None else 0.0
+    barrier = None if progress.barrier_ago_s is None else 0.0
+    return replace(progress, first_step_ago_s=first, barrier_ago_s=barrier)
 
 
 def _uploaded(reports: list[PodReport]) -> tuple[int | None, int | None]:
@@ -75,7 +88,7 @@ def _phase(state: State, heard: Mapping[int, Heard], restoring: bool) -> Phase:
         return "uploading" if dumped else "dumping"
     if state.phase in ("commit", "stopped"):
         return "uploading"
-    if all(v.state == page.STATE_FINISHED for v in machine.world(state, heard)):
+    if all(v.state == page.STATE_FINISHED for v in state_machine.world(state, heard)):
         return "finished"
     if len(reports) == state.workers and all(r.started for r in reports):
         return "running"
@@ -116,11 +129,13 @@ class Reporter:
         """Send what is due (with `force`: whatever is new). Raises StaleAttemptError; an unreachable controller is
         only logged: the next report says the same and more."""
         leader = self._leader
-        now = summary(self._config, leader.state, leader.heard, self._first_step, self._restoring, self._pod.reading)
+        at, reading = time.monotonic(), self._pod.reading
+        now = summary(self._config, leader.state, leader.heard, self._first_step, self._restoring, reading, at)
         last = self._last
-        urgent = last is None or (now.phase, now.first_step_at) != (last.phase, last.first_step_at)
+        same_step = last is not None and (now.first_step_ago_s is None) == (last.first_step_ago_s is None)
+        urgent = last is None or not same_step or now.phase != last.phase
         due = time.monotonic() - self._last_at >= EVERY_S or force
-        if leader.state.phase == "stopped" or now == last or not (urgent or due):
+        if leader.state.phase == "stopped" or _facts(now) == _facts(last) or not (urgent or due):
             return
         if time.monotonic() < self._not_before and not force:
             return  # every wake-up is urgent while nothing arrives: the controller is asked in its own time

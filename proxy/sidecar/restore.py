@@ -7,12 +7,11 @@ import logging
 import shutil
 import time
 
-from ..errors import RestoreRefusedError
+from ..errors import DamageError, ProxyError, RestoreRefusedError, StoreError
 from ..protocol import names
-from ..protocol.manifest import Manifest
-from ..protocol.messages import CheckpointRef, Plan
+from ..protocol.messages import CheckpointRef, Damage, DamageReport, HelloReply, Plan
 from ..store import Store
-from . import machine_facts
+from . import hardware
 from .config import Config
 
 log = logging.getLogger(__name__)
@@ -26,19 +25,23 @@ def fresh_plan(config: Config, leader_ip: str) -> Plan:
 async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef) -> Plan:
     """Check the manifest, fetch this pod's images, verified.
 
-    Raises RestoreRefusedError (does not fit), CorruptChunkError (names the object), StoreError.
+    Raises RestoreRefusedError (does not fit), DamageError (names the object), StoreError.
     """
-    store = Store(ref.url)
-    manifest = await asyncio.to_thread(store.read_manifest, config.namespace, config.job, ref.id)
-    _check_committed(manifest, ref)
-    warning = machine_facts.check(manifest, config.world_size, machine_facts.requirements())
+    _check_url(config, ref)
+    store = Store(config.store)
+    manifest = await asyncio.to_thread(store.read_manifest, config.namespace, config.job, ref.id, ref.sha256)
+    warning = hardware.check(manifest, config.world_size, hardware.requirements())
     if warning:
         log.warning(warning)
     started = time.monotonic()
     folder = config.image_dir / ref.id
     await asyncio.to_thread(shutil.rmtree, folder, True)
     targets = {rank: folder / f"rank-{rank}" for rank in config.ranks}
-    total = await asyncio.to_thread(store.fetch_ranks, manifest, targets)
+    try:
+        total = await asyncio.to_thread(store.fetch_ranks, manifest, targets)
+    except ProxyError:
+        await asyncio.to_thread(shutil.rmtree, folder, True)  # a part of a checkpoint is for nobody
+        raise
     log.info("fetched %d bytes of %s in %.1f s", total, ref.id, time.monotonic() - started)
     return Plan(
         mode="restore",
@@ -52,13 +55,33 @@ async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef) -> Pl
     )
 
 
-def _check_committed(manifest: Manifest, ref: CheckpointRef) -> None:
-    """Ids repeat when two Jobs of one name (two clusters, say) share a store: what was committed counts."""
-    found = (manifest.attempt, manifest.generation, manifest.step, manifest.created_at)
-    if found != (ref.attempt, ref.generation, ref.step, ref.created_at):
+async def damage(
+    config: Config, ref: CheckpointRef, error: DamageError, reply: HelloReply
+) -> tuple[DamageReport, str]:
+    """What the controller has to know, and in words what comes next. Of older checkpoints only the manifests are read.
+
+    The controller chooses in the same way, so that all pods of the next attempt restore the same one.
+    """
+    found = [Damage(ref.id, str(error))]
+    store = Store(config.store)
+    after = "training begins anew: no older checkpoint is left"
+    for older in (r for r in reply.committed if r.generation < ref.generation and not r.unusable):
+        try:
+            await asyncio.to_thread(store.read_manifest, config.namespace, config.job, older.id, older.sha256)
+        except DamageError as problem:
+            found.append(Damage(older.id, str(problem)))
+            continue
+        except StoreError as problem:
+            log.warning("whether checkpoint %s is there is left to the next attempt: %s", older.id, problem)
+        after = f"next is checkpoint {older.id} (step {older.step})"
+        break
+    return DamageReport(config.namespace, config.job, config.attempt, found), after
+
+
+def _check_url(config: Config, ref: CheckpointRef) -> None:
+    """The reference is an annotation. It must not lead this sidecar to a place that is not its job's store."""
+    if ref.url.rstrip("/") != config.store.rstrip("/"):
         raise RestoreRefusedError(
-            f"checkpoint {ref.id} in {ref.url} is not the one that was committed: it has step {manifest.step}, "
-            f"generation {manifest.generation}, made at {manifest.created_at:.3f}; committed was step {ref.step}, "
-            f"generation {ref.generation}, made at {ref.created_at:.3f}. Another job of this name writes to the store: "
-            "give each cluster a store URL of its own"
+            f"annotation {names.ANN_CHECKPOINT}, field url = {ref.url!r}: the job's store is {config.store!r}, and "
+            "nothing is restored from another one. Put that URL back"
         )

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import logging
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from ..errors import ProxyError, StaleAttemptError
-from ..protocol import names
-from ..protocol.messages import HelloReply, LauncherCommand, LauncherEvent, MessageError, Plan, from_json, to_json
+from ..errors import DamageError, ProxyError, StaleAttemptError
+from ..protocol import exit_codes
+from ..protocol.messages import (
+    CheckpointRef,
+    HelloReply,
+    LauncherCommand,
+    LauncherEvent,
+    MessageError,
+    Plan,
+    from_json,
+    to_json,
+)
 from ..store import Store
 from . import restore
 from .barrier_page import BarrierPage
 from .config import Config
-from .controller import Controller
+from .controller_client import Controller
 from .launcher_api import LauncherApi
 from .leader import Leader
 from .mesh import Follower, MeshServer
@@ -24,20 +34,24 @@ from .pod import Pod, beside_ranks
 from .progress import Reporter
 
 HELLO_S: Final = 300.0
-"""How long the controller may be unreachable, or know no leader, before this sidecar gives up."""
-REFUSAL_S: Final = 10.0
-"""How long a sidecar that cannot take part stays, so that its launcher can fetch the reason."""
+"""How long the controller may be unreachable, or know no leader, before its launcher is told that there is no plan."""
+AGAIN_S: Final = 1.0
+"""Pause before the next try at what was away for as long as was waited, while no launcher waits for a plan."""
 END_S: Final = 4.0
 """After SIGTERM with no checkpoint under way: for the last counters, and for followers to hear the last word."""
 FLUSH_S: Final = 1.0
+TELL_S: Final = 60.0
+"""How long a sidecar tries to tell the controller of a damaged checkpoint."""
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 async def run(config: Config, stop: asyncio.Event) -> None:
     """Serve until `stop` is set (SIGTERM).
 
-    Raises ConfigError, StoreError, StaleAttemptError or ControllerError when this pod cannot take part at all. A
-    checkpoint that cannot be restored is not raised: the launcher gets the sentence as the answer to its question.
+    Raises ConfigError, StoreError, StaleAttemptError or ControllerError when this pod cannot take part at all, after
+    the launcher has heard so. A checkpoint that cannot be restored is not raised: the launcher gets the sentence as the
+    answer to its question. As long as the launcher does not ask (its image is being pulled), what passes is waited for.
     """
     barrier = BarrierPage(config.run_dir, config.world_size)
     try:
@@ -55,18 +69,21 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
         stack.push_async_callback(api.close)
         try:
             store = Store(config.store)
-            await asyncio.to_thread(store.probe)
             controller = await stack.enter_async_context(Controller(config))
-            restarted = beside_ranks(config, barrier)
-            reply = await _unless_stopped(stop, controller.hello(time.time() + HELLO_S, restarted))
+            joining = _join(config, api, store, controller, restarted=beside_ranks(config, barrier))
+            joined = await _unless_stopped(stop, joining)
         except ProxyError as error:
             if isinstance(error, StaleAttemptError) and beside_ranks(config, barrier):
                 await _dismiss(api, error, stop)
                 return
             api.refuse_plan(error)
-            await api.refused(REFUSAL_S)
+            await _unless_stopped(stop, api.refused())
             raise
-        if reply is None:
+        if joined is None:
+            return
+        reply, ended = joined
+        if reply.finished:
+            await _complete(config, api, beside_ranks(config, barrier), stop)
             return
         first_step = reply.checkpoint.step if reply.checkpoint else 0
         pod = Pod(config, barrier, store, api.send, reply.leader_ip, first_step)
@@ -75,11 +92,11 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
             pod.on_event(event)
         background = [pod.watch()]
         if not pod.started:  # else this sidecar was restarted beside running ranks
-            background.append(_plan(config, api, reply))
+            background.append(_plan(config, api, controller, reply))
         leader: Leader | None = None
         reporter: Reporter | None = None
         if config.leader:
-            leader = Leader(config, controller, store, pod)
+            leader = Leader(config, controller, store, pod, _nonce(config, reply), reply.committed)
             leader.continue_after(max(barrier.request, barrier.acquired), barrier.acquired >= barrier.request)
             reporter = Reporter(config, controller, leader, pod, first_step, reply.checkpoint is not None)
             mesh = MeshServer(reply.peer_key, config.workers, leader.exchange)
@@ -87,16 +104,52 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
             stack.push_async_callback(mesh.close)
             background += [leader.drive(), leader.listen(), reporter.run()]
             if not pod.started:
-                background.append(leader.retain(reply.checkpoint.id if reply.checkpoint else "", fresh=True))
+                background.append(leader.retain(ended))
         else:
             background.append(Follower(pod, reply.leader_ip, config.mesh_port, reply.peer_key).run())
         await _until_ended(background, stop, leader, reporter, pod)
 
 
+async def _join(
+    config: Config, api: LauncherApi, store: Store, controller: Controller, restarted: bool
+) -> tuple[HelloReply, list[str]]:
+    """Once store and controller are there: the controller's answer, and for the leader uploads that have ended.
+
+    Raises ProxyError: for good, or because the launcher waits for an answer.
+    """
+    while True:
+        try:
+            await asyncio.to_thread(store.probe)
+            # Before the controller says that this attempt is the current one: these are of earlier attempts, which
+            # cannot commit any more. Those that come later are of this attempt, or of a later one.
+            ended = await asyncio.to_thread(store.uploads, config.namespace, config.job) if config.leader else []
+            return await controller.hello(time.monotonic() + HELLO_S, restarted), ended
+        except ProxyError as error:
+            if not error.passes or api.asked:
+                raise
+            log.warning("%s; no launcher waits for a plan yet: trying again", error)
+        await asyncio.sleep(AGAIN_S)
+
+
+def _nonce(config: Config, reply: HelloReply) -> str:
+    """What no other Job, attempt or pod has, also of the same name, and a sidecar restarted in this pod has, too."""
+    return hmac.new(reply.peer_key.encode(), f"ids of {config.pod}".encode(), "sha256").hexdigest()[:8]
+
+
 async def _dismiss(api: LauncherApi, error: StaleAttemptError, stop: asyncio.Event) -> None:
     """These ranks are not needed any more: their launcher need not wait until its grace period is over."""
     log.warning("%s: the ranks of this pod end", error)
-    await api.send(LauncherCommand(seq=0, op="exit", exit_code=names.EXIT_PREEMPTED))
+    await api.send(LauncherCommand(seq=0, op="exit", exit_code=exit_codes.STOPPED))
+    await stop.wait()
+
+
+async def _complete(config: Config, api: LauncherApi, beside: bool, stop: asyncio.Event) -> None:
+    """Every rank of the job has ended with 0, and some pods are complete: so is this one."""
+    log.info("every rank of the job has ended well: nothing is left to do")
+    if beside:
+        await api.send(LauncherCommand(seq=0, op="finish"))
+    else:
+        api.publish_plan(Plan("finished", config.attempt, config.world_size, [], "", 0))
     await stop.wait()
 
 
@@ -116,7 +169,7 @@ def _publish(config: Config, api: LauncherApi, plan: Plan) -> None:
     api.publish_plan(plan)
 
 
-async def _plan(config: Config, api: LauncherApi, reply: HelloReply) -> None:
+async def _plan(config: Config, api: LauncherApi, controller: Controller, reply: HelloReply) -> None:
     given = _given_plan(config)
     if given is not None:
         log.info("a sidecar before this one gave a plan already: %s", given.mode)
@@ -131,11 +184,40 @@ async def _plan(config: Config, api: LauncherApi, reply: HelloReply) -> None:
         _publish(config, api, restore.fresh_plan(config, reply.leader_ip))
         return
     log.info("restoring %s, step %d, from %s", ref.id, ref.step, ref.url)
+    while True:
+        try:
+            _publish(config, api, await restore.restore_plan(config, reply.leader_ip, ref))
+            return
+        except DamageError as error:
+            api.refuse_plan(await _passed_over(config, controller, reply, ref, error))
+            return
+        except (ProxyError, OSError) as error:
+            if api.asked or not isinstance(error, ProxyError) or not error.passes:
+                log.error("cannot restore: %s", error)
+                api.refuse_plan(error)
+                return
+            log.warning("%s; no launcher waits for a plan yet: trying again", error)
+        await asyncio.sleep(AGAIN_S)
+
+
+async def _passed_over(
+    config: Config, controller: Controller, reply: HelloReply, ref: CheckpointRef, error: DamageError
+) -> DamageError:
+    """Tell the controller of a damaged checkpoint; the words for the launcher.
+
+    This pod restores no other one: pods that see no damage restore this one. The attempt ends, and the next one is let
+    in with an older checkpoint for all of its pods.
+    """
+    report, after = await restore.damage(config, ref, error, reply)
+    for found in report.damaged:
+        log.error("checkpoint %s cannot be restored: %s", found.id, found.problem)
     try:
-        _publish(config, api, await restore.restore_plan(config, reply.leader_ip, ref))
-    except (ProxyError, OSError) as error:
-        log.error("cannot restore: %s", error)
-        api.refuse_plan(error)
+        await controller.damage(report, time.monotonic() + TELL_S)
+    except ProxyError as problem:
+        log.error("the controller does not know it, so the next attempt finds it again: %s", problem)
+        return error
+    log.warning("%s", after)
+    return DamageError(f"{error}; {after}")
 
 
 async def _until_ended(
@@ -160,18 +242,18 @@ async def _until_ended(
 
 
 async def _wind_up(pod: Pod, leader: Leader | None, reporter: Reporter | None) -> None:
-    started = time.time()
+    started = time.monotonic()
     await pod.saved()  # its ranks may be dead, their images are whole
     await pod.flush(FLUSH_S)
     if leader is None or reporter is None:
         return
-    while not leader.settled() and time.time() < max(started + END_S, leader.deadline()):
+    while not leader.settled() and time.monotonic() < max(started + END_S, leader.deadline()):
         await asyncio.sleep(0.05)
     with contextlib.suppress(ProxyError):
         await reporter.flush(force=True)
 
 
-async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, HelloReply]) -> HelloReply | None:
+async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     task = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
     try:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..errors import ProxyError, StoreError
+from ..errors import CheckpointNotFoundError, DamageError, ProxyError, StoreError
 from ..protocol.manifest import Manifest
 from . import catalog
 from .catalog import Listing
@@ -26,24 +26,32 @@ def ls(store: Store, namespace: str, job: str) -> list[Json]:
     return [_entry(listing) for listing in store.list_checkpoints(namespace, job)]
 
 
-def show(store: Store, namespace: str, job: str, checkpoint: str) -> Json:
-    """The manifest without its packs: sizes per rank, requirements. Raises StoreError."""
-    manifest = store.read_manifest(namespace, job, checkpoint)
+def show(store: Store, namespace: str, job: str, checkpoint: str, sha256: str | None = None) -> Json:
+    """The manifest without its packs: sizes per rank, requirements. Raises StoreError, also for another digest."""
+    manifest, found = store.read_digest(namespace, job, checkpoint, sha256)
     ranks = [{"rank": r.rank, "files": len(r.files), "bytes": sum(f.size for f in r.files)} for r in manifest.ranks]
     return {
-        **_entry(Listing(manifest.id, manifest)),
+        **_entry(Listing(manifest.id, manifest, sha256=found)),
         "engine": manifest.engine,
         "requirements": asdict(manifest.requirements),
         "ranks": sorted(ranks, key=lambda rank: rank["rank"]),
     }
 
 
-def verify(store: Store, namespace: str, job: str, checkpoint: str, progress: Progress) -> Json:
+def verify(
+    store: Store, namespace: str, job: str, checkpoint: str, progress: Progress, sha256: str | None = None
+) -> Json:
     """Read back every byte that the checkpoint names. `problems` is empty when all of it is as it was written.
 
-    Raises StoreError when the manifest itself is not there or not valid.
+    :param sha256: of the manifest that was committed; another one is a problem
+    :raises StoreError: the manifest itself is not there or not valid
     """
-    manifest = store.read_manifest(namespace, job, checkpoint)
+    try:
+        manifest = store.read_manifest(namespace, job, checkpoint, sha256)
+    except DamageError as error:
+        if isinstance(error, CheckpointNotFoundError):
+            raise
+        return {"id": checkpoint, "objects": 0, "bytes": 0, "problems": [str(error)]}
     return {
         "id": manifest.id,
         "objects": len(catalog.objects(manifest)),
@@ -52,9 +60,20 @@ def verify(store: Store, namespace: str, job: str, checkpoint: str, progress: Pr
     }
 
 
-def export(store: Store, namespace: str, job: str, checkpoint: str, file: str, progress: Progress) -> Json:
-    """Write a checkpoint to the archive `file`, which appears when it is complete. Raises StoreError."""
-    manifest = store.read_manifest(namespace, job, checkpoint)
+def export(
+    store: Store,
+    namespace: str,
+    job: str,
+    checkpoint: str,
+    file: str,
+    progress: Progress,
+    sha256: str | None = None,
+) -> Json:
+    """Write a checkpoint to the archive `file`, which appears when it is complete. Raises StoreError.
+
+    :param sha256: of the manifest that was committed; no other one is exported
+    """
+    manifest = store.read_manifest(namespace, job, checkpoint, sha256)
     target = Path(file)
     draft = target.with_name(target.name + ".part")
     try:
@@ -78,11 +97,13 @@ def take(store: Store, namespace: str, job: str, file: str, progress: Progress) 
     return {"id": manifest.id, "namespace": manifest.namespace, "job": manifest.job}
 
 
-def gc(store: Store, namespace: str, job: str, keep: int, live: Iterable[str], delete: bool) -> Json:
+def gc(
+    store: Store, namespace: str, job: str, keep: int, live: Iterable[str], delete: bool, ended: bool = False
+) -> Json:
     """Drop all but the newest `keep` checkpoints of a job, never one of `live` or a pinned one, then what none needs.
 
     Without `delete` only tells what would go. `uploads`: those under way, because of which no content was deleted.
-    Raises StoreError.
+    `ended`: see `Store.end_all_uploads`. Raises StoreError.
     """
     if keep < 1:
         raise StoreError(f"keep = {keep}: at least one checkpoint has to stay")
@@ -92,6 +113,8 @@ def gc(store: Store, namespace: str, job: str, keep: int, live: Iterable[str], d
     stay = [x.id for x in usable if x.id not in doomed]
     if not delete:
         return {"deleted": False, "checkpoints": doomed, "stay": stay, "bytes_freed": 0, "uploads": []}
+    if ended:
+        store.end_all_uploads(namespace, job)
     gone = store.prune(namespace, job, keep, kept_for_jobs)
     done = store.collect_garbage(namespace, job)
     return {
@@ -119,20 +142,21 @@ def _ask(store: Store, question: list[str], progress: Progress) -> Any:
         return {"url": store.url}
     if command == "ls" and len(rest) == 2:
         return ls(store, *rest)
-    if command == "show" and len(rest) == 3:
+    if command == "show" and len(rest) in (3, 4):
         return show(store, *rest)
-    if command == "verify" and len(rest) == 3:
-        return verify(store, rest[0], rest[1], rest[2], progress)
-    if command == "export" and len(rest) == 4:
-        return export(store, rest[0], rest[1], rest[2], rest[3], progress)
+    if command == "verify" and len(rest) in (3, 4):
+        return verify(store, rest[0], rest[1], rest[2], progress, *rest[3:])
+    if command == "export" and len(rest) in (4, 5):
+        return export(store, rest[0], rest[1], rest[2], rest[3], progress, *rest[4:])
     if command == "import" and len(rest) == 3:
         return take(store, rest[0], rest[1], rest[2], progress)
-    if command == "gc" and len(rest) >= 4 and rest[2].isdigit() and rest[3] in ("plan", "delete"):
-        return gc(store, rest[0], rest[1], int(rest[2]), rest[4:], delete=rest[3] == "delete")
+    if command == "gc" and len(rest) >= 4 and rest[2].isdigit() and rest[3] in ("plan", "delete", "delete-ended"):
+        what = rest[3]
+        return gc(store, rest[0], rest[1], int(rest[2]), rest[4:], what != "plan", ended=what == "delete-ended")
     raise StoreError(
-        f"{' '.join(question)!r}: ask `ls NAMESPACE JOB`, `show NAMESPACE JOB ID`, `verify NAMESPACE JOB ID`, "
-        "`export NAMESPACE JOB ID FILE`, `import NAMESPACE JOB FILE` or "
-        "`gc NAMESPACE JOB KEEP plan|delete [LIVE_ID ...]`"
+        f"{' '.join(question)!r}: ask `ls NAMESPACE JOB`, `show NAMESPACE JOB ID [SHA256]`, `verify NAMESPACE JOB ID "
+        "[SHA256]`, `export NAMESPACE JOB ID FILE [SHA256]`, `import NAMESPACE JOB FILE` or "
+        "`gc NAMESPACE JOB KEEP plan|delete|delete-ended [LIVE_ID ...]`"
     )
 
 
@@ -148,6 +172,7 @@ def _entry(listing: Listing) -> Json:
         "created_at": manifest.created_at,
         "bytes": content_size(manifest),
         "labels": dict(manifest.labels),
+        "sha256": listing.sha256,
         "pinned": listing.pinned,
         "problem": listing.problem,
     }

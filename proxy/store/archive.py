@@ -1,4 +1,4 @@
-"""A checkpoint as one tar archive: `manifest.json`, then `recipes/<sha256>` and `packs/<sha256>`.
+"""A checkpoint as one tar archive: `manifest.json`, then `recipes/<name>` and `packs/<name>` as in the store.
 
 An archive comes from anywhere: names, sizes, kinds and digests are checked against the manifest, nothing is unpacked
 to a path that the archive chose, and the checkpoint exists only when everything was there.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from ..errors import CorruptChunkError, StoreError
 from ..protocol import manifest as mf
-from ..protocol.manifest import Manifest
+from ..protocol.manifest import Manifest, Stored
 from ..protocol.messages import MessageError
 from . import catalog, layout, locks, pack
 from .progress import Count, Progress
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from .store import Store
 
 MANIFEST: Final = "manifest.json"
-LARGEST_MANIFEST: Final = 256 << 20
 LARGEST_RECIPE: Final = 1 << 30
 LARGEST_PACK: Final = pack.HEAD_SIZE + 2 * pack.CONTENT_SIZE
 """Bytes."""
@@ -73,14 +71,16 @@ def read(store: Store, source: BinaryIO, namespace: str, job: str, progress: Pro
                     f"store {store.url}: job {manifest.namespace}/{manifest.job} has a checkpoint {manifest.id!r} "
                     "already: import it under another job"
                 )
-            name = f"upload-import-{uuid.uuid4().hex}"
-            locks.announce_upload(store.backend, folder, name, lambda: False)
+            upload = locks.draw()
+            name = locks.import_upload(upload)
+            locks.announce(store.backend, folder, name)
             try:
-                _objects(store, tar, manifest, folder, progress)
-                store.backend.write(path, mf.dumps(manifest).encode())
+                made = _renamed(manifest, upload)
+                _objects(store, tar, manifest, folder, upload, progress)
+                store.backend.write(path, mf.dumps(made).encode(), new=True)
             finally:
                 locks.withdraw(store.backend, folder, name)
-            return manifest
+            return made
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise StoreError(f"the archive cannot be read: {type(error).__name__}: {error}") from error
 
@@ -89,12 +89,24 @@ def _manifest(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> Manifest:
     if member is None or member.name != MANIFEST:
         raise StoreError(f"the archive does not begin with {MANIFEST}: it is no exported checkpoint")
     try:
-        return mf.loads(_content(tar, member, LARGEST_MANIFEST))
+        return mf.loads(_content(tar, member, mf.MAX_BYTES))
     except MessageError as error:
         raise StoreError(f"the archive's {MANIFEST} is not valid: {error}") from None
 
 
-def _objects(store: Store, tar: tarfile.TarFile, manifest: Manifest, folder: str, progress: Progress) -> None:
+def _renamed(manifest: Manifest, upload: str) -> Manifest:
+    """The same with objects that this upload writes. Those of the archive's names may just be deleted here."""
+
+    def new(stored: Stored) -> Stored:
+        return replace(stored, name=mf.object_name(mf.content_of(stored.name), upload))
+
+    ranks = [replace(rank, packs=[*map(new, rank.packs)], recipe=new(rank.recipe)) for rank in manifest.ranks]
+    return replace(manifest, ranks=ranks)
+
+
+def _objects(
+    store: Store, tar: tarfile.TarFile, manifest: Manifest, folder: str, upload: str, progress: Progress
+) -> None:
     count = Count(progress, sum(catalog.objects(manifest).values()))
     wanted = {f"{kind}/{name}": (kind, name, size) for (kind, name), size in catalog.objects(manifest).items()}
     while (member := tar.next()) is not None:
@@ -105,7 +117,7 @@ def _objects(store: Store, tar: tarfile.TarFile, manifest: Manifest, folder: str
         problem = _problem(kind, name, size, data)
         if problem:
             raise CorruptChunkError(kind[:-1], name, "the archive", problem)
-        store.backend.write(layout.object_path(folder, kind, name), data)
+        store.backend.write(layout.object_path(folder, kind, mf.object_name(mf.content_of(name), upload)), data)
         count.add(size)
     if wanted:
         raise StoreError(f"the archive lacks {next(iter(wanted))} ({len(wanted)} objects): it is not complete")
@@ -129,9 +141,9 @@ def _problem(kind: layout.Kind, name: str, size: int, data: bytes) -> str:
     if len(data) != size:
         return f"has {len(data)} bytes instead of {size}"
     if kind == "recipes":
-        return "" if hashlib.sha256(data).hexdigest() == name else "does not match its digest"
+        return "" if hashlib.sha256(data).hexdigest() == mf.content_of(name) else "does not match its digest"
     try:
-        head = pack.read_head(name, data)
+        head = pack.read_head(mf.content_of(name), data)
         for block in head.blocks:
             pack.read_block(block, data)
     except pack.PackError as error:

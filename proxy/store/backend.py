@@ -12,6 +12,7 @@ import asyncio
 import concurrent.futures
 import copy
 import errno
+import math
 import os
 import random
 import time
@@ -34,7 +35,8 @@ os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 T = TypeVar("T")
 TEMPORARY: Final = ".tmp-"
-SUPPORTED: Final = "file://, gs://, s3:// and memory://"
+SCHEMES: Final = ("file", "gs", "s3", "memory")
+SUPPORTED: Final = "file://, gs://, s3:// or memory://"
 PATIENCE_S: Final = 120.0
 FIRST_TRY_S: Final = 20.0
 """How long the first try of an operation over the network may take; each further one may take twice as long."""
@@ -47,6 +49,7 @@ _LASTING: Final = {
     errno.EFBIG: "the file is too large for the file system",
     errno.ENAMETOOLONG: "the path is too long",
 }
+_NO_LINKS: Final = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK)
 _LASTING_TYPES: Final = (
     FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError, ValueError, TypeError,
     ImportError, NotImplementedError, MemoryError,
@@ -64,11 +67,18 @@ class Backend:
     :param cancelled: once true, nothing is tried again
     """
 
+    ends = math.inf
+    """Of this process's monotonic clock: nothing is begun after it, and no request over the network takes longer."""
+
     def __init__(self, url: str, patience_s: float = PATIENCE_S, cancelled: Callable[[], bool] = lambda: False) -> None:
         if not url:
             raise StoreError(
                 "the store URL is empty: set one, for example file:///mnt/checkpoints or gs://bucket/prefix"
             )
+        scheme, found, _ = url.partition("://")
+        if not found or scheme not in SCHEMES or "::" in url:
+            # fsspec would also take http://, a chain of file systems (a::b), and any that a library brings along.
+            raise StoreError(f"store URL = {url!r}: not of a kind that is supported; give {SUPPORTED}")
         self.url = url
         self.patience_s = patience_s
         self.retries = 0
@@ -79,24 +89,25 @@ class Backend:
             options = {"use_listings_cache": False, **_OPTIONS.get(url.partition(":")[0], {})}
             self.fs, root = fsspec.core.url_to_fs(url, **options)
         except (ValueError, ImportError) as error:
-            raise StoreError(f"store {url!r}: {error}; supported are {SUPPORTED}") from error
+            raise StoreError(f"store {url!r}: {error}; give {SUPPORTED}") from error
         self.root: str = root.rstrip("/")
         self.local = isinstance(self.fs, LocalFileSystem)
 
-    def until(self, cancelled: Callable[[], bool]) -> Backend:
-        """The same with a count of its own, and another word for "cancelled"."""
+    def until(self, cancelled: Callable[[], bool] = lambda: False, ends: float = math.inf) -> Backend:
+        """The same with a count of its own, another word for "cancelled", and an end (see `ends`)."""
         made = copy.copy(self)
-        made.retries, made.cancelled = 0, cancelled
+        made.retries, made.cancelled, made.ends = 0, cancelled, ends
         return made
 
     def path(self, relative: str) -> str:
         """Path for fsspec."""
         return f"{self.root}/{relative}"
 
-    def write(self, relative: str, data: bytes, late: bool = True) -> None:
+    def write(self, relative: str, data: bytes, late: bool = True, new: bool = False) -> None:
         """Write a whole file; it appears at once or not at all, and then survives a crash. Raises StoreError.
 
         :param late: it may appear after it was cancelled. If not: only if an object store had been sent all of it.
+        :param new: never in place of another content, which is a StoreError; the same content is none
         """
 
         def check() -> None:
@@ -105,12 +116,25 @@ class Backend:
 
         def put(limit: float) -> None:
             if self.local:
-                _write_local(Path(self.path(relative)), data, check)
+                _write_local(Path(self.path(relative)), data, check, new)
             else:
                 check()
-                self._call("pipe_file", limit, self.path(relative), data)
+                self._call("pipe_file", limit, self.path(relative), data, **({"mode": "create"} if new else {}))
 
-        self._guard(f"write {relative}", put)
+        def create(limit: float) -> None:
+            try:
+                put(limit)
+            except Exception as error:
+                if _no_condition(error) and not self._call("exists", limit, self.path(relative)):
+                    self._call("pipe_file", limit, self.path(relative), data)
+                    return
+                if not _is_there(error) and not _no_condition(error):
+                    raise
+                # Ours, if an earlier try had no answer.
+                if self._call("cat_file", limit, self.path(relative)) != data:
+                    raise StoreError(f"store {self.url}: {relative} is there with other content, and stays") from error
+
+        self._guard(f"write {relative}", create if new else put)
 
     def read(self, relative: str, most: int | None = None) -> bytes | None:
         """Content of a file, or its first `most` bytes; None if there is none. Raises StoreError."""
@@ -122,6 +146,10 @@ class Backend:
                 return data
             except FileNotFoundError:
                 return None
+            except Exception as error:
+                if begin is not None and _has_no_first_byte(error):
+                    return b""
+                raise
 
         return self._guard(f"read {relative}", get)
 
@@ -172,17 +200,21 @@ class Backend:
 
     def _guard(self, what: str, action: Callable[[float], T]) -> T:
         """`action`, which gets the seconds that one try may take."""
-        deadline = time.monotonic() + self.patience_s
-        pause, limit = 0.1, FIRST_TRY_S
+        deadline = min(time.monotonic() + self.patience_s, self.ends)
+        pause, limit, reason = 0.1, FIRST_TRY_S, ""
         while True:
+            left = self.ends - time.monotonic()
+            if left <= 0:
+                said = f"the time for it was over{reason and ' after '}{reason}"
+                raise StoreAwayError(f"store {self.url}: did not {what}: {said}")
             try:
-                return action(limit)
+                return action(min(limit, left))
             except StoreError:
                 raise
             except Exception as error:  # fsspec's file systems raise whatever their client library raises
                 lasting = _lasting(error)
+                reason = lasting or f"{type(error).__name__}: {error}"
                 if lasting or time.monotonic() + pause > deadline or self.cancelled():
-                    reason = lasting or f"{type(error).__name__}: {error}"
                     kind = StoreError if lasting else StoreAwayError
                     raise kind(f"store {self.url}: cannot {what}: {reason}") from error
             self.retries += 1
@@ -206,8 +238,26 @@ def _lasting(error: Exception) -> str:
     return ""
 
 
-def _write_local(path: Path, data: bytes, check: Callable[[], None]) -> None:
-    """`check` raises when the file shall not appear any more."""
+def _has_no_first_byte(error: Exception) -> bool:
+    """Whether a server says (416) that an empty file has none of the bytes that were asked for."""
+    said = getattr(error.__cause__, "response", None)  # of botocore, below s3fs's translation
+    code = said.get("Error", {}).get("Code") if isinstance(said, dict) else getattr(error, "code", None)
+    return str(code) in ("416", "InvalidRange")
+
+
+def _is_there(error: Exception) -> bool:
+    """Whether a file could not be created because there is one: each client library has its own words."""
+    code = str(getattr(error, "code", getattr(error, "status", "")))
+    return isinstance(error, FileExistsError) or code == "412" or "PreconditionFailed" in f"{type(error)} {error}"
+
+
+def _no_condition(error: Exception) -> bool:
+    """Whether an object store says that it does not know "create if it is not there"."""
+    return isinstance(error, NotImplementedError) or "NotImplemented" in f"{type(error)} {error}"
+
+
+def _write_local(path: Path, data: bytes, check: Callable[[], None], new: bool) -> None:
+    """`check` raises when the file shall not appear any more. `new`: raises FileExistsError if there is one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}{TEMPORARY}{uuid.uuid4().hex}")
     try:
@@ -217,7 +267,10 @@ def _write_local(path: Path, data: bytes, check: Callable[[], None]) -> None:
                 view = view[file.write(view) :]
             os.fsync(file.fileno())
         check()
-        temporary.replace(path)
+        if new and _linked(temporary, path):
+            temporary.unlink()
+        else:
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -226,6 +279,19 @@ def _write_local(path: Path, data: bytes, check: Callable[[], None]) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _linked(temporary: Path, path: Path) -> bool:
+    """False where the file system has no hard links. Raises FileExistsError, OSError."""
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if path.exists():  # as good as it gets there
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+        return False
+    return True
 
 
 def _modified(info: dict[str, Any]) -> float:

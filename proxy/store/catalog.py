@@ -1,11 +1,12 @@
 """The manifests of a store: list, newest valid, pins, retention, garbage collection.
 
 Safe by order: a manifest goes before its packs, and packs go only when no manifest of the job names them and no upload
-that could come to name them is under way (see `locks`).
+can come to name them (see `locks`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ class Listing:
     manifest: Manifest | None
     problem: str = ""
     pinned: bool = False
+    sha256: str = ""
+    """Of the manifest's bytes."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Collected:
     """Bytes."""
     running: list[str]
     unfinished: bool = False
-    """Time was up; the next collection goes on."""
+    """Its time was up; the next collection goes on."""
 
 
 def jobs(store: Store) -> list[tuple[str, str]]:
@@ -53,25 +56,23 @@ def list_checkpoints(store: Store, namespace: str, job: str) -> list[Listing]:
     bad: list[Listing] = []
     folder = layout.job_folder(namespace, job)
     files = store.backend.find(folder)
-    for path in files:
-        name = path.removeprefix(folder + "/")
-        if "/" in name or not name.endswith(".json"):
-            continue
-        name = name.removesuffix(".json")
+    for name in _ids(files, folder):
         pinned = f"{folder}/pins/{name}" in files
         try:
-            good.append(Listing(name, store.read_manifest(namespace, job, name), pinned=pinned))
+            manifest, sha256 = store.read_digest(namespace, job, name)
+            good.append(Listing(name, manifest, pinned=pinned, sha256=sha256))
         except CheckpointNotFoundError:
             continue  # deleted meanwhile
         except StoreError as error:
             bad.append(Listing(name, None, str(error), pinned))
-    good.sort(key=_age_key, reverse=True)
+    good.sort(key=_number, reverse=True)
     return good + sorted(bad, key=lambda b: b.id, reverse=True)
 
 
-def _age_key(listing: Listing) -> tuple[float, int]:
+def _number(listing: Listing) -> tuple[int, str]:
+    """Grows from checkpoint to checkpoint of a job. The times are those of the nodes, whose clocks differ."""
     assert listing.manifest is not None
-    return listing.manifest.created_at, listing.manifest.generation
+    return listing.manifest.generation, listing.id
 
 
 def latest_valid(store: Store, namespace: str, job: str) -> tuple[Manifest | None, list[Listing]]:
@@ -161,25 +162,89 @@ def prune(store: Store, namespace: str, job: str, keep: int, pinned: frozenset[s
 def collect_garbage(store: Store, namespace: str, job: str) -> Collected:
     """See `Store.collect_garbage`."""
     folder = layout.job_folder(namespace, job)
-    began = time.monotonic()
-    name, running = locks.announce_collection(store.backend, folder)
+    manifests: dict[str, frozenset[str]] = {}
+    files = store.backend.find(folder)
+    _forget_damage(store, folder, files)
+    needed = _needed(store, namespace, job, files, manifests)
+    garbage = {name: size for name, size in _stored(files, folder).items() if name not in needed}
+    if not garbage:
+        _forget_marks(store, folder, files)
+        return Collected(0, 0, locks.running_pods(files, folder))
+    ends = time.monotonic() + locks.COLLECTION_S
+    mark, running = locks.mark(store.backend, folder, garbage)
+    deleted = freed = 0
     try:
-        if running:
-            return Collected(0, 0, running)
-        files = store.backend.find(folder)
-        live: set[str] = set()
-        for listing in list_checkpoints(store, namespace, job):
-            if listing.manifest is None:
-                raise StoreError(f"nothing was deleted, what it needs is not known: {listing.problem}. Delete it first")
-            live.update(f"{folder}/{kind}/{object_}" for kind, object_ in objects(listing.manifest))
-        deleted = freed = 0
-        for path, (size, _) in files.items():
-            if not path.startswith((f"{folder}/packs/", f"{folder}/recipes/")) or path in live:
-                continue
-            if time.monotonic() - began > locks.COLLECTION_S:
-                return Collected(deleted, freed, [], unfinished=True)
+        if running.pods:
+            locks.withdraw(store.backend, folder, mark)
+            return Collected(0, 0, running.pods)
+        # A manifest is written before its upload is withdrawn: of the uploads that were not seen running, all are here.
+        needed |= _needed(store, namespace, job, store.backend.find(folder), manifests)
+    except BaseException:
+        with contextlib.suppress(StoreError):
+            locks.withdraw(store.backend, folder, mark)
+        raise
+    # From here on the mark stays if anything goes wrong: a delete without an answer may still be carried out.
+    backend = store.backend.until(ends=ends)
+    for name, size in garbage.items():
+        if name in needed or any(upload in name for upload in running.imports):
+            continue
+        if time.monotonic() >= ends:
+            return Collected(deleted, freed, [], unfinished=True)
+        backend.delete(f"{folder}/{name}")
+        deleted, freed = deleted + 1, freed + size
+    locks.withdraw(store.backend, folder, mark)
+    _forget_marks(store, folder, files)
+    return Collected(deleted, freed, [])
+
+
+def _stored(files: dict[str, tuple[int, float]], folder: str) -> dict[str, int]:
+    """`packs/<name>` and `recipes/<name>` of all objects, with their sizes."""
+    names = ((path.removeprefix(f"{folder}/"), size) for path, (size, _) in files.items())
+    return {name: size for name, size in names if name.startswith(("packs/", "recipes/"))}
+
+
+def _needed(
+    store: Store,
+    namespace: str,
+    job: str,
+    files: dict[str, tuple[int, float]],
+    manifests: dict[str, frozenset[str]],
+) -> set[str]:
+    """What the manifests among `files` name. `manifests`: those read before, which never change. Raises StoreError."""
+    found: set[str] = set()
+    for checkpoint in _ids(files, layout.job_folder(namespace, job)):
+        if checkpoint not in manifests:
+            try:
+                wanted = objects(store.read_manifest(namespace, job, checkpoint))
+            except CheckpointNotFoundError:
+                continue  # deleted meanwhile
+            except StoreError as error:
+                raise StoreError(f"nothing was deleted, what it needs is not known: {error}. Delete it first") from None
+            manifests[checkpoint] = frozenset(f"{kind}/{name}" for kind, name in wanted)
+        found |= manifests[checkpoint]
+    return found
+
+
+def _ids(files: dict[str, tuple[int, float]], folder: str) -> list[str]:
+    """Of the manifests among the files of a job's folder."""
+    names = (path.removeprefix(folder + "/") for path in files)
+    return [name.removesuffix(".json") for name in names if "/" not in name and name.endswith(".json")]
+
+
+def _forget_damage(store: Store, folder: str, files: dict[str, tuple[int, float]]) -> None:
+    """Of packs that are gone. A pack that is there stays known as damaged: an upload may be about to look."""
+    for path in files:
+        start, _, name = path.rpartition("/")
+        if start == f"{folder}/damaged" and f"{folder}/packs/{name}" not in files:
             store.backend.delete(path)
-            deleted, freed = deleted + 1, freed + size
-        return Collected(deleted, freed, [])
-    finally:
-        locks.withdraw(store.backend, folder, name)
+
+
+def _forget_marks(store: Store, folder: str, files: dict[str, tuple[int, float]]) -> None:
+    """Remove the marks of collections that died, of which nothing is left to delete."""
+    if not any(path.startswith(f"{folder}/locks/") for path in files):
+        return
+    marks = locks.marks(store.backend, folder)
+    left = _stored(store.backend.find(folder), folder) if marks else {}  # after the marks: nothing comes back
+    for mark, names in marks.items():
+        if not any(name in left for name in names):
+            locks.withdraw(store.backend, folder, mark)

@@ -32,6 +32,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.command == "gc" and bool(args.namespace) != bool(args.job):
         print("gc: give --namespace and --job, or neither for all jobs", file=sys.stderr)
         return 2
+    if args.command == "gc" and args.ended and not args.job:
+        print("gc: --ended is said of one job: give --namespace and --job", file=sys.stderr)
+        return 2
     try:
         status, document, lines = _COMMANDS[args.command](Store(args.store, patience_s=args.patience), args)
     except (StoreError, OSError) as error:
@@ -71,6 +74,11 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("id", help="of the checkpoint; `latest`: the newest that is complete")
         if name in ("export", "import"):
             command.add_argument("file", help="the archive; - is standard output or input")
+        if name == "gc":
+            ended = (
+                "no pod of the job runs any more, in no cluster, and no import: uploads that never said so have ended"
+            )
+            command.add_argument("--ended", action="store_true", help=ended)
         if name == "prune":
             command.add_argument("--keep", type=int, default=3, help="how many of the newest stay")
     return parser
@@ -177,6 +185,8 @@ def _gc(store: Store, args: argparse.Namespace) -> Answer:
     lines: list[str] = []
     for namespace, job in found:
         try:
+            if args.ended:
+                store.end_all_uploads(namespace, job)
             done = store.collect_garbage(namespace, job)
         except StoreError as error:
             rows.append({"namespace": namespace, "job": job, "error": str(error)})

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-from ..errors import CorruptChunkError, StoreError
-from ..protocol.manifest import Manifest, RankImage, Stored
-from . import layout, pack, recipe
+from ..errors import CorruptChunkError, DamageError, StoreError
+from ..protocol.manifest import Manifest, RankImage, Stored, content_of
+from . import layout, layout_map, pack
 from .backend import Backend
 from .progress import Count, Progress
+
+SECOND_LOOK_S: Final = 1.0
+T = TypeVar("T")
 
 
 class _Piece(NamedTuple):
@@ -38,7 +44,7 @@ class _Plan:
         self.size = 0
         """Bytes that packs hold; the rest of the files are holes."""
 
-    def add(self, image: RankImage, runs: list[list[recipe.Run]], target: Path) -> None:
+    def add(self, image: RankImage, runs: list[list[layout_map.Run]], target: Path) -> None:
         """Make the files of a rank, all holes, and note what goes there. Raises OSError."""
         target.mkdir(parents=True, exist_ok=True)
         for file, of_file in zip(image.files, runs, strict=True):
@@ -51,7 +57,7 @@ class _Plan:
                 os.close(fd)
             offset = 0
             for run in of_file:
-                if run.pack != recipe.ZEROS:
+                if run.pack != layout_map.ZEROS:
                     words = self.packs.setdefault(image.packs[run.pack - 1], array("Q"))
                     words.extend((len(self.files), offset, run.first, run.count, run.size))
                     self.size += run.size
@@ -65,29 +71,43 @@ class _Plan:
         return (_Piece(*words[at : at + width]) for at in range(0, len(words), width))
 
 
-def read_recipe(backend: Backend, folder: str, image: RankImage, where: str) -> list[list[recipe.Run]]:
+def twice(look: Callable[[], T]) -> T:
+    """`look`, again after a moment if what it found is damaged: a wire or a cache may have done that.
+
+    A checkpoint that is called damaged is given up, and the work since the one before with it.
+    """
+    try:
+        return look()
+    except DamageError:
+        time.sleep(SECOND_LOOK_S)
+        return look()
+
+
+def read_recipe(backend: Backend, folder: str, image: RankImage, where: str) -> list[list[layout_map.Run]]:
     """Runs per file. Raises CorruptChunkError, StoreError."""
     stored = image.recipe
-    data = backend.read(layout.object_path(folder, "recipes", stored.name))
+    data = backend.read(layout.object_path(folder, "recipes", stored.name), stored.size + 1)
     if data is None:
         raise CorruptChunkError("recipe", stored.name, where, "is missing")
-    if len(data) != stored.size or hashlib.sha256(data).hexdigest() != stored.name:
+    if len(data) != stored.size or hashlib.sha256(data).hexdigest() != content_of(stored.name):
         raise CorruptChunkError("recipe", stored.name, where, "does not match its digest")
     try:
-        return recipe.decode(data, image.files, len(image.packs))
-    except recipe.RecipeError as error:
+        return layout_map.decode(data, image.files, len(image.packs))
+    except layout_map.RecipeError as error:
         raise CorruptChunkError("recipe", stored.name, where, str(error)) from None
 
 
 def read_pack(backend: Backend, folder: str, stored: Stored, where: str) -> tuple[pack.Head, bytes]:
     """A pack, of which the head is verified. Raises CorruptChunkError, StoreError."""
-    data = backend.read(layout.object_path(folder, "packs", stored.name))
+    data = backend.read(layout.object_path(folder, "packs", stored.name), stored.size + 1)
     if data is None:
         raise CorruptChunkError("pack", stored.name, where, "is missing")
     if len(data) != stored.size:
-        raise CorruptChunkError("pack", stored.name, where, f"has {len(data)} bytes instead of {stored.size}")
+        short = f"has {len(data)} bytes instead of {stored.size}"
+        problem = short if len(data) < stored.size else f"is longer than its {stored.size} bytes"
+        raise CorruptChunkError("pack", stored.name, where, problem)
     try:
-        head = pack.read_head(stored.name, data)
+        head = pack.read_head(content_of(stored.name), data)
     except pack.PackError as error:
         raise CorruptChunkError("pack", stored.name, where, str(error)) from None
     if head.size != stored.size:
@@ -112,26 +132,38 @@ def fetch(
         if rank not in images:
             raise StoreError(f"checkpoint {manifest.id} has no rank {rank}, only 0..{manifest.world_size - 1}")
         total += sum(f.size for f in images[rank].files)
-        runs = read_recipe(backend, folder, images[rank], f"checkpoint {manifest.id}, rank {rank}")
+        where = f"checkpoint {manifest.id}, rank {rank}"
+        runs = twice(partial(read_recipe, backend, folder, images[rank], where))
         try:
             plan.add(images[rank], runs, target)
         except OSError as error:
             raise StoreError(f"cannot write images of rank {rank} to {target}: {error}") from error
     count = Count(progress, total)
     count.add(total - plan.size)
+    damage: list[CorruptChunkError] = []
 
     def work(stored: Stored) -> None:
         if cancelled():
             raise StoreError(f"download of checkpoint {manifest.id} was cancelled")
         first = plan.files[next(plan.pieces(stored)).file]
         where = f"checkpoint {manifest.id}, file {first.name}"
-        head, data = read_pack(backend, folder, stored, where)
+
+        def place() -> int:
+            head, data = read_pack(backend, folder, stored, where)
+            try:
+                return _write(head, data, plan.files, plan.pieces(stored))
+            except pack.PackError as error:
+                raise CorruptChunkError("pack", stored.name, where, str(error)) from None
+            except OSError as error:
+                raise StoreError(f"cannot write images to {first.parent}: {error}") from error
+
         try:
-            _write(head, data, plan.files, plan.pieces(stored), count)
-        except pack.PackError as error:
-            raise CorruptChunkError("pack", stored.name, where, str(error)) from None
-        except OSError as error:
-            raise StoreError(f"cannot write images to {first.parent}: {error}") from error
+            count.add(place() if damage else twice(place))
+        except CorruptChunkError as error:
+            # The other packs are looked at all the same: each one that is damaged has to be known to later uploads.
+            damage.append(error)
+            with contextlib.suppress(StoreError):
+                backend.write(layout.damage_path(folder, stored.name), b"")
 
     with ThreadPoolExecutor(threads, thread_name_prefix="store-get") as pool:
         futures = [pool.submit(work, stored) for stored in plan.packs]
@@ -142,11 +174,15 @@ def fetch(
         for future in futures:
             if not future.cancelled():
                 future.result()
+    if damage:
+        raise min(damage, key=lambda error: error.digest)
     return total
 
 
-def _write(head: pack.Head, data: bytes, files: list[Path], pieces: Iterator[_Piece], count: Count) -> None:
+def _write(head: pack.Head, data: bytes, files: list[Path], pieces: Iterator[_Piece]) -> int:
+    """Write a pack's pieces, each block verified before; their bytes. Raises PackError, OSError."""
     contents: dict[int, bytes] = {}
+    total = 0
     opened = fd = -1
     try:
         for piece in pieces:
@@ -168,10 +204,11 @@ def _write(head: pack.Head, data: bytes, files: list[Path], pieces: Iterator[_Pi
                 part = memoryview(contents[number])[at - block.begin : end - block.begin]
                 _pwrite(fd, part, piece.offset + at - begin)
                 at += len(part)
-            count.add(piece.size)
+            total += piece.size
     finally:
         if fd >= 0:
             os.close(fd)
+    return total
 
 
 def _pwrite(fd: int, data: memoryview, offset: int) -> None:

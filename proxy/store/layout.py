@@ -6,11 +6,11 @@ import re
 from typing import Final, Literal
 
 from ..errors import StoreError
+from ..protocol import manifest
 
 JOBS: Final = "jobs"
 Kind = Literal["packs", "recipes"]
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def job_folder(namespace: str, job: str) -> str:
@@ -21,24 +21,34 @@ def job_folder(namespace: str, job: str) -> str:
     return f"{JOBS}/{namespace}/{job}"
 
 
-def object_path(folder: str, kind: Kind, digest: str) -> str:
-    """Where a pack or a recipe lies below a job's folder. Raises StoreError for what is no sha256 in lower-case hex."""
-    if not _DIGEST.fullmatch(digest):
-        raise StoreError(f"{digest!r} is not a sha256: it cannot name an object")
-    return f"{folder}/{kind}/{digest}"
+def object_path(folder: str, kind: Kind, name: str) -> str:
+    """Where a pack or a recipe lies below a job's folder. Raises StoreError for what is no `manifest.object_name`."""
+    return f"{folder}/{kind}/{_object(name)}"
+
+
+def damage_path(folder: str, name: str) -> str:
+    """The empty file that says that a pack was found damaged: no upload relies on it. Raises StoreError."""
+    return f"{folder}/damaged/{_object(name)}"
 
 
 def manifest_path(namespace: str, job: str, checkpoint_id: str) -> str:
     """Where a manifest lies. Raises StoreError for a bad name."""
-    return f"{job_folder(namespace, job)}/{_checked(checkpoint_id)}.json"
+    return f"{job_folder(namespace, job)}/{checked_id(checkpoint_id)}.json"
 
 
 def pin_path(namespace: str, job: str, checkpoint_id: str) -> str:
     """The empty file that keeps a checkpoint from being pruned. Raises StoreError for a bad name."""
-    return f"{job_folder(namespace, job)}/pins/{_checked(checkpoint_id)}"
+    return f"{job_folder(namespace, job)}/pins/{checked_id(checkpoint_id)}"
 
 
-def _checked(checkpoint_id: str) -> str:
+def _object(name: str) -> str:
+    if not manifest.is_object(name):
+        raise StoreError(f"{name!r} is not a sha256 and an upload: it cannot name an object")
+    return name
+
+
+def checked_id(checkpoint_id: str) -> str:
+    """The same. Raises StoreError for what cannot be part of a path."""
     if not _NAME.fullmatch(checkpoint_id) or ".." in checkpoint_id:
         raise StoreError(f"checkpoint id = {checkpoint_id!r}: lower-case letters, digits and '-' only")
     return checkpoint_id

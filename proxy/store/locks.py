@@ -1,73 +1,117 @@
 """Uploads and garbage collection keep out of each other's way, over nothing but files in the job's folder.
 
-Each announces itself first and looks for the other second, so at least one of the two sees the other: an upload waits
-for a collection (seconds), a collection gives way to an upload. Ages are by the store's clock.
+    locks/upload-pod-<checkpoint id>.<part>.<upload>   a pod's upload, until its checkpoint is there or given up
+    locks/upload-import-<upload>                       an import, which relies on nothing that was there before it
+    locks/gc-<collection>                              a mark: the objects that a collection is about to delete
+
+No object is deleted that somebody needs. Three rules see to that, and none of them needs a clock:
+
+- A name is given once. That of an object ends in its upload's. A delete that arrives late meets nothing of value.
+- An upload announces itself, then reads the marks, then lists the packs. It relies on no object that a mark names.
+  A collection writes its mark, then lists the uploads. It deletes nothing while a pod's upload runs, and nothing of an
+  import that runs. At least one of the two sees the other.
+- An announcement is removed by its exact name, by its owner or by who knows that the upload has ended: who has written
+  the manifest, or the leader of a later attempt. A mark stays until nothing that it names is left.
 """
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
-from ..errors import StoreError
-from .backend import Backend
+from .backend import TEMPORARY, Backend
 
-UPLOAD_S: Final = 86400.0
-"""An upload that was announced longer ago has died."""
 COLLECTION_S: Final = 30.0
-"""A collection deletes nothing any more after this time; what is left is left to the next one."""
-COLLECTION_GONE_S: Final = 90.0
-"""A collection that was announced longer ago has ended, or will delete nothing any more."""
-POLL_S: Final = 0.2
+"""A collection sends no delete after this time; what is left is left to the next one."""
 _POD = "upload-pod-"
+_IMPORT = "upload-import-"
+_MARK = "gc-"
 
 
-def pod_upload(checkpoint: str, part: int) -> str:
-    """Name of the announcement of a pod's upload; `end_pod_uploads` ends it."""
-    return f"{_POD}{checkpoint}.{part}"
+def draw() -> str:
+    """A name that nobody else has drawn or will draw: of an upload, or of a collection."""
+    return uuid.uuid4().hex[:16]
 
 
-def announce_upload(backend: Backend, folder: str, name: str, cancelled: Callable[[], bool]) -> None:
-    """From here on nothing that is in the store is deleted, until `withdraw`. Raises StoreError."""
+def pod_upload(checkpoint: str, part: int, upload: str) -> str:
+    """Name of the announcement of a pod's upload."""
+    return f"{_POD}{checkpoint}.{part}.{upload}"
+
+
+def import_upload(upload: str) -> str:
+    """Name of the announcement of an import."""
+    return f"{_IMPORT}{upload}"
+
+
+def announce(backend: Backend, folder: str, name: str) -> frozenset[str]:
+    """Announce an upload: from here on nothing is deleted that is in the store and that no mark names.
+
+    Returns what marks name: `packs/<name>` and `recipes/<name>`. Raises StoreError.
+    """
     backend.write(f"{folder}/locks/{name}", b"")
-    began = time.monotonic()
-    while True:
-        found = backend.find(f"{folder}/locks")
-        mine = found.get(f"{folder}/locks/{name}")
-        now = (mine[1] if mine else time.time()) + time.monotonic() - began
-        if not any("/locks/gc-" in path and now - at < COLLECTION_GONE_S for path, (_, at) in found.items()):
-            return
-        if cancelled():
-            withdraw(backend, folder, name)
-            raise StoreError("the upload was cancelled")
-        time.sleep(POLL_S)
+    return frozenset(line for lines in marks(backend, folder).values() for line in lines)
 
 
 def withdraw(backend: Backend, folder: str, name: str) -> None:
-    """The end of an upload or collection."""
+    """The end of an upload or of a collection. Raises StoreError."""
     backend.delete(f"{folder}/locks/{name}")
 
 
-def end_pod_uploads(backend: Backend, folder: str) -> None:
-    """All that pods announced: committed just now, or of attempts that cannot commit any more."""
-    for path in backend.find(f"{folder}/locks"):
-        if path.startswith(f"{folder}/locks/{_POD}"):
-            backend.delete(path)
+def uploads(backend: Backend, folder: str) -> list[str]:
+    """Announcements of pods' uploads and of imports. Raises StoreError."""
+    return [name for name in _names(backend, folder) if name.startswith((_POD, _IMPORT))]
 
 
-def announce_collection(backend: Backend, folder: str) -> tuple[str, list[str]]:
-    """Name of the announcement, and the uploads that run: if there is one, nothing may be deleted."""
-    name = f"gc-{uuid.uuid4().hex}"
-    path = f"{folder}/locks/{name}"
-    backend.write(path, b"")
-    found = backend.find(f"{folder}/locks")
-    now = found[path][1] if path in found else time.time()
-    uploads: list[str] = []
-    for other, (_, at) in found.items():
-        if "/locks/upload-" in other and now - at < UPLOAD_S:
-            uploads.append(other.rsplit("/", 1)[1])
-        elif "/locks/upload-" in other or now - at > UPLOAD_S:
-            backend.delete(other)
-    return name, uploads
+def pod_uploads(backend: Backend, folder: str, checkpoint: str = "", part: int | None = None) -> list[str]:
+    """Announcements of pods' uploads: all, those for a checkpoint, or that of one of its parts. Raises StoreError."""
+    start = _POD + (f"{checkpoint}." if checkpoint else "") + (f"{part}." if part is not None else "")
+    return [name for name in _names(backend, folder) if name.startswith(start)]
+
+
+@dataclass(frozen=True)
+class Running:
+    """What is under way in a job's folder."""
+
+    pods: list[str]
+    """Announcements of pods' uploads."""
+    imports: frozenset[str]
+    """Names of the uploads of imports."""
+
+
+def mark(backend: Backend, folder: str, objects: Iterable[str]) -> tuple[str, Running]:
+    """Say what is about to be deleted (`packs/<name>`, ...). Returns the mark's name, and what runs. Raises StoreError.
+
+    If a pod's upload runs, nothing may be deleted.
+    """
+    name = f"{_MARK}{draw()}"
+    backend.write(f"{folder}/locks/{name}", "\n".join(objects).encode())
+    found = _names(backend, folder)
+    imports = frozenset(other.removeprefix(_IMPORT) for other in found if other.startswith(_IMPORT))
+    return name, Running(sorted(other for other in found if other.startswith(_POD)), imports)
+
+
+def marks(backend: Backend, folder: str) -> dict[str, list[str]]:
+    """What each mark names. Raises StoreError."""
+    return {name: marked(backend, folder, name) for name in _names(backend, folder) if name.startswith(_MARK)}
+
+
+def marked(backend: Backend, folder: str, name: str) -> list[str]:
+    """What a mark names; nothing if it is gone. Raises StoreError."""
+    return (backend.read(f"{folder}/locks/{name}") or b"").decode(errors="replace").splitlines()
+
+
+def running_pods(paths: Iterable[str], folder: str) -> list[str]:
+    """Announcements of pods' uploads among the files of a job's folder."""
+    return sorted(name for name in _among(paths, folder) if name.startswith(_POD))
+
+
+def _names(backend: Backend, folder: str) -> list[str]:
+    return _among(backend.find(f"{folder}/locks"), folder)
+
+
+def _among(paths: Iterable[str], folder: str) -> list[str]:
+    """Announcements and marks, but for those that are still being written."""
+    names = (path.removeprefix(f"{folder}/locks/") for path in paths if path.startswith(f"{folder}/locks/"))
+    return [name for name in names if TEMPORARY not in name]

@@ -1,11 +1,11 @@
-"""The pack: some thousand grains in one object, named by the sha256 of its head. Pure functions, no I/O.
+"""The pack: some thousand grains in one object, known by the sha256 of its head. Pure functions, no I/O.
 
     head   magic, number of grains, number of blocks
            per block: bytes stored, bytes of content, codec, sha256 of the stored bytes
            per grain: key (16 bytes), length
     data   the blocks; a grain lies in one block
 
-The name vouches for the head, the head for every block: a part of a pack can be read and verified alone, and nothing
+The digest vouches for the head, the head for every block: a part of a pack can be read and verified alone, and nothing
 that was not verified reaches the decompressor.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from .grains import KEY_SIZE, LARGEST
+from .chunking import KEY_SIZE, LARGEST
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -81,7 +81,7 @@ class Head:
 
 
 def build(grains: Sequence[tuple[bytes, bytes]]) -> tuple[str, bytes]:
-    """Name and bytes of the pack of these (key, content), in this order."""
+    """sha256 of the head (hex) and bytes of the pack of these (key, content), in this order."""
     blocks: list[bytes] = []
     table = b""
     at = 0
@@ -102,15 +102,15 @@ def build(grains: Sequence[tuple[bytes, bytes]]) -> tuple[str, bytes]:
     return hashlib.sha256(head).hexdigest(), b"".join((head, *blocks))
 
 
-def read_head(name: str, data: bytes) -> Head:
-    """Parse and verify the head of the pack `name`; `data` holds at least the head. Raises PackError."""
+def read_head(digest: str, data: bytes) -> Head:
+    """Parse and verify the head with this sha256 (hex); `data` holds at least the head. Raises PackError."""
     if len(data) < _START.size:
         raise PackError(f"has only {len(data)} bytes")
     magic, count, blocks = _START.unpack_from(data)
     end = _START.size + blocks * _BLOCK.size + count * (KEY_SIZE + _LENGTH)
     if magic != _MAGIC or count > MOST_GRAINS or blocks > _MOST_BLOCKS or len(data) < end:
         raise PackError("does not begin like a pack of this version")
-    if hashlib.sha256(memoryview(data)[:end]).hexdigest() != name:
+    if hashlib.sha256(memoryview(data)[:end]).hexdigest() != digest:
         raise PackError("does not match its digest")
     keys_at = _START.size + blocks * _BLOCK.size
     lengths_at = keys_at + count * KEY_SIZE

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from ..errors import CheckpointNotFoundError, StoreError
+from ..errors import CheckpointNotFoundError, DamageError, StoreError
 from ..protocol import manifest as mf
 from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import MessageError
-from . import ahead, archive, catalog, download, layout, locks, upload
+from . import archive, beneath, catalog, download, early_upload, layout, locks, upload
 from .backend import PATIENCE_S, Backend
 from .progress import Count, Progress, ignore
 
@@ -71,12 +72,15 @@ class Store:
         cancelled: Callable[[], bool] = _never,
         progress: Progress = ignore,
         growing: Callable[[], bool] = _never,
+        below: str | Path = "",
     ) -> PutResult:
         """Store every file below each rank's folder; what the job's folder holds already is not written again.
 
         When it returns, everything is durable. It stays safe from garbage collection until `write_manifest` is called
-        for the job, a day at most. An upload that was broken off is gone on with by calling this again.
+        for the checkpoint, or `end_uploads`. An upload that was broken off is gone on with by calling this again.
 
+        :param below: a folder above all of `folders` that nobody else can replace; no link below it is followed.
+            Default: the innermost one above them, or the only one itself
         :param part: (i, n): this is pod i of n that upload at the same time
         :param progress: counts bytes of the images: those that the store has
         :param growing: true as long as the folders are still being filled: meanwhile what is there is stored (`ahead`)
@@ -85,17 +89,24 @@ class Store:
         """
         folder = layout.job_folder(namespace, job)
         count = Count(progress, 0)
-        name = locks.pod_upload(checkpoint_id, part[0])
+        upload_name = locks.draw()
+        name = locks.pod_upload(layout.checked_id(checkpoint_id), part[0], upload_name)
+        paths = {rank: Path(path).absolute() for rank, path in folders.items()}
+        top = Path(below or os.path.commonpath(paths.values())).absolute()
         stop = threading.Event()
         backend = self.backend.until(lambda: stop.is_set() or cancelled())
         try:
-            locks.announce_upload(backend, folder, name, cancelled)
+            doomed = locks.announce(backend, folder, name)
             with self.pool("store-put") as pool:
                 try:
-                    work = upload.Upload(backend, folder, pool, self._threads, part, backend.cancelled, count)
-                    early = ahead.Ahead(work, map(Path, folders.values()))
+                    work = upload.Upload(
+                        backend, folder, upload_name, doomed, beneath.Beneath(top), pool, self._threads, part,
+                        backend.cancelled, count,
+                    )  # fmt: skip
+                    early = early_upload.Ahead(work, paths.values())
                     early.follow(growing)
-                    lists = {rank: upload.walk(Path(path)) for rank, path in folders.items()}
+                    lists = {rank: upload.walk(work.beneath, path) for rank, path in paths.items()}
+                    upload.require_own(file for files in lists.values() for file in files)
                     total = sum(f.size for files in lists.values() for f in files)
                     count.expect(total)
                     for rank, files in lists.items():
@@ -114,27 +125,53 @@ class Store:
             self.backend.retries += backend.retries
         return PutResult(images, total, work.stored, early.stored)
 
-    def write_manifest(self, manifest: Manifest, cancelled: Callable[[], bool] = _never) -> None:
+    def write_manifest(self, manifest: Manifest, cancelled: Callable[[], bool] = _never) -> str:
         """Write the manifest, atomically: from here on the checkpoint exists. Raises StoreError.
 
-        Uploads by other pods for the same job count as ended: one checkpoint of a job is made at a time.
+        Returns the sha256 of the bytes written. Who commits the checkpoint names it, and `read_manifest` compares.
+
+        A manifest with this id that is there already stays, and is an error unless it is this very one.
+        The uploads that pods have announced for it count as ended.
 
         :param cancelled: once true, no manifest appears any more, but for one that the store had already been sent
         """
         text = mf.dumps(manifest)
         mf.loads(text)  # never write what no reader would accept
+        data = text.encode()
         backend = self.backend.until(cancelled)
         try:
             path = layout.manifest_path(manifest.namespace, manifest.job, manifest.id)
-            backend.write(path, text.encode(), late=False)
+            backend.write(path, data, late=False, new=True)
             with contextlib.suppress(StoreError):  # it is there; garbage waits for the next commit or attempt
-                locks.end_pod_uploads(backend, layout.job_folder(manifest.namespace, manifest.job))
+                folder = layout.job_folder(manifest.namespace, manifest.job)
+                for name in locks.pod_uploads(backend, folder, manifest.id):
+                    locks.withdraw(backend, folder, name)
         finally:
             self.backend.retries += backend.retries
+        return hashlib.sha256(data).hexdigest()
 
-    def end_uploads(self, namespace: str, job: str) -> None:
-        """No upload announced so far will be committed any more. Raises StoreError."""
-        locks.end_pod_uploads(self.backend, layout.job_folder(namespace, job))
+    def uploads(self, namespace: str, job: str) -> list[str]:
+        """The pods' uploads that have not said that they ended, each with a name for ever. Raises StoreError."""
+        return locks.pod_uploads(self.backend, layout.job_folder(namespace, job))
+
+    def end_all_uploads(self, namespace: str, job: str) -> None:
+        """No pod of the job runs, in any cluster, and no import: what never said that it ended has ended.
+
+        Raises StoreError.
+        """
+        self.withdraw_uploads(namespace, job, locks.uploads(self.backend, layout.job_folder(namespace, job)))
+
+    def withdraw_uploads(self, namespace: str, job: str, names: Iterable[str]) -> None:
+        """These uploads (of `uploads`) will not be committed any more. Raises StoreError."""
+        for name in names:
+            locks.withdraw(self.backend, layout.job_folder(namespace, job), name)
+
+    def end_uploads(self, namespace: str, job: str, checkpoint_id: str, part: int) -> None:
+        """What this part has uploaded for the checkpoint so far is committed, or never will be. Raises StoreError."""
+        folder = layout.job_folder(namespace, job)
+        self.withdraw_uploads(
+            namespace, job, locks.pod_uploads(self.backend, folder, layout.checked_id(checkpoint_id), part)
+        )
 
     def probe(self) -> None:
         """Write, read back and delete a small file. Raises StoreError that says what to do."""
@@ -150,12 +187,38 @@ class Store:
             raise StoreError(f"store {self.url}: a file just written reads back differently: not a usable store")
 
     # --- reading --------------------------------------------------------------------------------------------------
-    def read_manifest(self, namespace: str, job: str, checkpoint_id: str) -> Manifest:
-        """Read and check a manifest. Raises CheckpointNotFoundError, or StoreError for one that is not valid."""
+    def read_manifest(self, namespace: str, job: str, checkpoint_id: str, sha256: str | None = None) -> Manifest:
+        """Read and check a manifest.
+
+        :param sha256: the digest that was committed: no byte of other content is parsed. None: only the manifest itself
+            says that it is whole, which anybody who writes to the store can make it say.
+        :raises CheckpointNotFoundError: there is none
+        :raises DamageError: its bytes do not have this digest, also when they are read a second time
+        :raises StoreError: it is not valid, or the store fails
+        """
+        return self.read_digest(namespace, job, checkpoint_id, sha256)[0]
+
+    def read_digest(
+        self, namespace: str, job: str, checkpoint_id: str, sha256: str | None = None
+    ) -> tuple[Manifest, str]:
+        """A manifest as `read_manifest` gives it, and the sha256 of its bytes. Raises as that does."""
         path = layout.manifest_path(namespace, job, checkpoint_id)
-        data = self.backend.read(path)
-        if data is None:
-            raise CheckpointNotFoundError(f"store {self.url}: no checkpoint {checkpoint_id!r} of job {namespace}/{job}")
+
+        def read() -> bytes:
+            found = self.backend.read(path, mf.MAX_BYTES + 1)
+            if found is None:
+                raise CheckpointNotFoundError(
+                    f"store {self.url}: no checkpoint {checkpoint_id!r} of job {namespace}/{job}"
+                )
+            made = hashlib.sha256(found).hexdigest()
+            if sha256 is not None and made != sha256:
+                raise DamageError(
+                    f"store {self.url}: {path} is not the manifest that was committed: its sha256 is {made}, committed "
+                    f"was {sha256}. It was damaged or replaced since"
+                )
+            return found
+
+        data = read() if sha256 is None else download.twice(read)
         try:
             manifest = mf.loads(data)
         except MessageError as error:
@@ -165,7 +228,7 @@ class Store:
                 f"store {self.url}: {path} is the manifest of {manifest.namespace}/{manifest.job} {manifest.id!r}: "
                 "it was copied or renamed"
             )
-        return manifest
+        return manifest, hashlib.sha256(data).hexdigest()
 
     def fetch_ranks(
         self,
@@ -212,8 +275,13 @@ class Store:
         """Delete all but the newest `keep` manifests of a job, never a pinned one. Returns the deleted ids."""
         return catalog.prune(self, namespace, job, keep, pinned)
 
+    def drop(self, namespace: str, job: str, checkpoints: Iterable[str]) -> None:
+        """Delete manifests, also those that cannot be read. Raises StoreError."""
+        for checkpoint in checkpoints:
+            self.backend.delete(layout.manifest_path(namespace, job, checkpoint))
+
     def collect_garbage(self, namespace: str, job: str) -> catalog.Collected:
-        """Delete what no manifest of the job names; nothing while an upload is under way.
+        """Delete what no manifest of the job names; nothing while a pod's upload is under way. It ends within 30 s.
 
         Raises StoreError if a manifest of the job cannot be read.
         """

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import StoreError
-from ..protocol.manifest import ImageFile, RankImage, Stored
-from . import cutting, layout, pack, recipe
+from ..protocol.manifest import ImageFile, RankImage, Stored, object_name
+from . import layout, layout_map, pack, segments
 from .backend import Backend
-from .known import SLOT_BITS, Known
+from .beneath import Beneath
+from .chunk_index import SLOT_BITS, Known
 from .progress import Count
 
 WEAK: Final = 0.125
@@ -42,10 +43,17 @@ class File:
     size: int
     changed: int
     """mtime in nanoseconds."""
+    inode: tuple[int, int]
+    """Device and number: another file in its place is noticed."""
+    names: int
+    """How many names the file has: hard links."""
 
 
 class Upload:
-    """:param part: (i, n): this is upload i of n that run at the same time. Each begins with another part of what is
+    """:param name: of this upload, drawn for it: the names of all that it writes end in it
+    :param beneath: where the files are
+    :param doomed: objects that nobody may rely on any more (`locks.announce`)
+    :param part: (i, n): this is upload i of n that run at the same time. Each begins with another part of what is
     new and looks for what the others have stored meanwhile, so that equal content is stored once.
     :param count: of the bytes of the images that the store has
     """
@@ -54,6 +62,9 @@ class Upload:
         self,
         backend: Backend,
         folder: str,
+        name: str,
+        doomed: frozenset[str],
+        beneath: Beneath,
         pool: ThreadPoolExecutor,
         threads: int,
         part: tuple[int, int],
@@ -62,19 +73,21 @@ class Upload:
     ) -> None:
         self._backend = backend
         self._folder = folder
+        self._name = name
+        self.beneath = beneath
         self._pool = pool
         self._places = threading.Semaphore(threads + 1)
         self.part = part
         self._cancelled = cancelled
         self._count = count
-        self._known = Known(backend, folder, pool)
+        self._known = Known(backend, folder, pool, doomed)
         self._earlier = len(self._known.packs)
         self._pending: list[Future[None]] = []
         self._ranks: list[tuple[int, list[ImageFile], list[int], bytes]] = []
         self._lock = threading.Lock()
         self.stored = 0
         """Bytes written to the store."""
-        self.seen: dict[Path, list[cutting.Segment]] = {}
+        self.seen: dict[Path, list[segments.Segment]] = {}
         """What files began with while they were written (`ahead`)."""
 
     def put(self, rank: int, files: list[File]) -> None:
@@ -85,12 +98,15 @@ class Upload:
         self._count.add(sum(f.size for f in files) - new)
         for batch in self._batches(fresh, where):
             new -= sum(where[key] & _SIZE_MASK for key in batch)
-            self.store(batch, partial(_read, files, where, batch))
+            self.store(batch, partial(self._read, files, where, batch))
         self._count.add(new)  # stored by others meanwhile
         for file in files:
-            _check_unchanged(file)
+            try:
+                _check_unchanged(file, self.beneath.state(file.path))
+            except FileNotFoundError as error:
+                raise StoreError(f"image file {file.path} went away while it was stored") from error
         numbers, runs = self._runs(layouts, where)
-        self._ranks.append((rank, [ImageFile(f.name, f.size) for f in files], numbers, recipe.encode(runs)))
+        self._ranks.append((rank, [ImageFile(f.name, f.size) for f in files], numbers, layout_map.encode(runs)))
 
     def finish(self) -> list[RankImage]:
         """Wait until everything is in the store. Raises the first error."""
@@ -100,7 +116,7 @@ class Upload:
         for rank, files, numbers, data in self._ranks:
             packs = [p for n in numbers if (p := self._known.packs[n]) is not None]
             assert len(packs) == len(numbers), "every pending write has ended well"
-            name = hashlib.sha256(data).hexdigest()
+            name = object_name(hashlib.sha256(data).hexdigest(), self._name)
             self._backend.write(layout.object_path(self._folder, "recipes", name), data)
             self.stored += len(data)
             images.append(RankImage(rank, files, packs, Stored(name, len(data))))
@@ -114,7 +130,7 @@ class Upload:
         for index, file in enumerate(files):
             found: list[bytes | int] = []
             offset = 0
-            for grains in cutting.read(file.path, self.seen.pop(file.path, ()), self.check):
+            for grains in segments.read(self._open(file), file.path, self.seen.pop(file.path, ()), self.check):
                 for key, size in grains:
                     found.append(key or size)
                     if key:
@@ -195,7 +211,8 @@ class Upload:
     def _write(self, number: int, content: list[tuple[bytes, bytes]], counts: bool) -> None:
         try:
             self.check()
-            name, data = pack.build(content)
+            digest, data = pack.build(content)
+            name = object_name(digest, self._name)
             size = sum(len(grain) for _, grain in content)
             content.clear()  # while it is written, once is enough
             self._backend.write(layout.object_path(self._folder, "packs", name), data)
@@ -209,22 +226,57 @@ class Upload:
 
     def _runs(
         self, layouts: list[list[bytes | int]], where: dict[bytes, int]
-    ) -> tuple[list[int], list[list[recipe.Run]]]:
+    ) -> tuple[list[int], list[list[layout_map.Run]]]:
         """Numbers of the packs that a rank needs, and its runs per file."""
         numbers: dict[int, int] = {}
         places = self._known.places
-        runs: list[list[recipe.Run]] = []
+        runs: list[list[layout_map.Run]] = []
         for grains_of_file in layouts:
             found: list[tuple[int, int, int]] = []
             for grain in grains_of_file:
                 if isinstance(grain, int):
-                    found.append((recipe.ZEROS, 0, grain))
+                    found.append((layout_map.ZEROS, 0, grain))
                 else:
                     place = places[grain]
                     pack_index = numbers.setdefault(place >> SLOT_BITS, len(numbers) + 1)
                     found.append((pack_index, place & _SLOT_MASK, where[grain] & _SIZE_MASK))
-            runs.append(recipe.join(found))
+            runs.append(layout_map.join(found))
         return list(numbers), runs
+
+    def _open(self, file: File) -> int:
+        """A descriptor of the very file that was listed. Raises StoreError."""
+        try:
+            source = self.beneath.open(file.path)
+        except FileNotFoundError as error:
+            raise StoreError(f"image file {file.path} went away while it was stored") from error
+        state = os.fstat(source)
+        if (state.st_dev, state.st_ino) != file.inode:
+            os.close(source)
+            raise StoreError(f"image file {file.path} changed while it was stored: it is another file")
+        return source
+
+    def _read(self, files: list[File], where: dict[bytes, int], keys: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """(key, content) of every key. Raises StoreError."""
+        opened, source = -1, -1
+        try:
+            for key in keys:
+                place = where[key]
+                size, place = place & _SIZE_MASK, place >> _SIZE_BITS
+                index, offset = place >> _OFFSET_BITS, place & (1 << _OFFSET_BITS) - 1
+                if index != opened:
+                    if source >= 0:
+                        os.close(source)
+                    opened, source = index, -1
+                    source = self._open(files[index])
+                content = os.pread(source, size, offset)
+                if len(content) != size:
+                    raise StoreError(f"image file {files[index].path} changed while it was stored")
+                yield key, content
+        except OSError as error:
+            raise StoreError(f"cannot read image file {files[opened].path}: {error}") from error
+        finally:
+            if source >= 0:
+                os.close(source)
 
     def check(self) -> None:
         """Raises StoreError once the upload was cancelled."""
@@ -232,49 +284,23 @@ class Upload:
             raise StoreError("the upload was cancelled")
 
 
-def walk(root: Path) -> list[File]:
+def walk(beneath: Beneath, root: Path) -> list[File]:
     """Every file below `root`, sorted. Raises StoreError."""
-    if not root.is_dir():
-        raise StoreError(f"{root} is not a directory: there is no image to store")
-    files: list[File] = []
-    for path in sorted(root.rglob("*")):
-        state = path.lstat()
-        if stat.S_ISDIR(state.st_mode):
-            continue
-        if not stat.S_ISREG(state.st_mode):
-            raise StoreError(f"{path} is not a regular file: an image directory holds files only")
-        files.append(File(path, path.relative_to(root).as_posix(), state.st_size, state.st_mtime_ns))
-    return files
+    return [
+        File(path, path.relative_to(root).as_posix(), s.st_size, s.st_mtime_ns, (s.st_dev, s.st_ino), s.st_nlink)
+        for path, s in beneath.files(root)
+    ]
 
 
-def _check_unchanged(file: File) -> None:
-    try:
-        state = file.path.lstat()
-    except OSError as error:
-        raise StoreError(f"image file {file.path} went away while it was stored: {error}") from error
-    if (state.st_size, state.st_mtime_ns) != (file.size, file.changed):
+def require_own(files: Iterable[File]) -> None:
+    """Raises StoreError for a file that has a name elsewhere, too: it may be no image."""
+    files = list(files)
+    count = Counter(file.inode for file in files)
+    for file in files:
+        if file.names > count[file.inode]:
+            raise StoreError(f"{file.path} is a hard link to a file that is not among the images: refused")
+
+
+def _check_unchanged(file: File, state: os.stat_result) -> None:
+    if (state.st_size, state.st_mtime_ns, (state.st_dev, state.st_ino)) != (file.size, file.changed, file.inode):
         raise StoreError(f"image file {file.path} changed while it was stored")
-
-
-def _read(files: list[File], where: dict[bytes, int], keys: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """(key, content) of every key. Raises StoreError."""
-    opened, source = -1, -1
-    try:
-        for key in keys:
-            place = where[key]
-            size, place = place & _SIZE_MASK, place >> _SIZE_BITS
-            index, offset = place >> _OFFSET_BITS, place & (1 << _OFFSET_BITS) - 1
-            if index != opened:
-                if source >= 0:
-                    os.close(source)
-                opened, source = index, -1
-                source = os.open(files[index].path, os.O_RDONLY)
-            content = os.pread(source, size, offset)
-            if len(content) != size:
-                raise StoreError(f"image file {files[index].path} changed while it was stored")
-            yield key, content
-    except OSError as error:
-        raise StoreError(f"cannot read image file {files[opened].path}: {error}") from error
-    finally:
-        if source >= 0:
-            os.close(source)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from ...protocol import decode
 from ..errors import DumpError, RestoreError
 from . import nvml, remap
 from .copies import Copies
@@ -39,6 +40,8 @@ class Backend(Protocol):
     """Of one pod. Ranks are given as rank -> PIDs of its processes, in our PID namespace."""
 
     name: str
+    problem: str
+    """Why devices that are there cannot be used; "": nothing."""
 
     def users(self, pids: Sequence[int]) -> list[int]:
         """Those that have state on a device."""
@@ -46,7 +49,7 @@ class Backend(Protocol):
     def suspend(self, ranks: Mapping[int, Sequence[int]], deadline: float, images: Mapping[int, Path]) -> None:
         """Move all device state of all ranks into their own memory, or into their images.
 
-        :param deadline: Unix seconds
+        :param deadline: of the monotonic clock
         :param images: rank -> folder, which need not exist
         Raises DumpError; whatever was suspended goes on then.
         """
@@ -70,6 +73,9 @@ class NoDevices:
     """A machine without devices. A checkpoint that has device state is refused, never half restored."""
 
     name = "cpu"
+
+    def __init__(self, problem: str = "") -> None:
+        self.problem = problem
 
     def users(self, pids: Sequence[int]) -> list[int]:
         return []
@@ -98,6 +104,7 @@ class Cuda:
     """
 
     name = "cuda"
+    problem = ""
 
     def __init__(self, driver: Driver, proc: Path = Path("/proc"), copy: bool = False) -> None:
         self._driver = driver
@@ -153,7 +160,7 @@ class Cuda:
             raise
 
     def _patience(self, deadline: float) -> int:
-        return max(MIN_LOCK_MS, int((deadline - time.time()) * 1000))
+        return max(MIN_LOCK_MS, int((deadline - time.monotonic()) * 1000))
 
     def _each(self, owners: Mapping[int, int], verb: str, work: Callable[[int], None]) -> None:
         with ThreadPoolExecutor(len(owners)) as pool:
@@ -239,10 +246,16 @@ def write(folder: Path, record: DeviceRecord) -> None:
     (folder / RECORD).write_text(json.dumps(asdict(record)))
 
 
+LARGEST_RECORD = 1 << 20
+"""Bytes."""
+
+
 def read(folder: Path) -> DeviceRecord | None:
     """None: the rank had no state on a device. Raises RestoreError."""
     try:
-        data = json.loads((folder / RECORD).read_bytes())
+        data = decode.json_value((folder / RECORD).read_bytes(), LARGEST_RECORD)
+        if isinstance(data, decode.Unreadable):
+            raise ValueError(data.why)
         devices = [Device(str(d["uuid"]), str(d["name"]), int(d["memory"])) for d in data["devices"]]
         used = [str(name) for name in data["used"]]
         return DeviceRecord([int(pid) for pid in data["pids"]], devices, used, bool(data.get("copied")))
@@ -253,7 +266,7 @@ def read(folder: Path) -> DeviceRecord | None:
 
 
 def find(env: Mapping[str, str]) -> Backend:
-    """What this container has: CUDA where there is a device, cuda.bindings and a driver with the checkpoint API.
+    """What this container has: CUDA where there is a device, and a driver with the checkpoint API.
 
     Raises CommandError for a variable that cannot be used.
     """
@@ -263,11 +276,11 @@ def find(env: Mapping[str, str]) -> Backend:
     try:
         driver = CudaDriver()
         return Cuda(driver, copy=copy) if driver.devices() else NoDevices()
-    except (ImportError, DriverError, OSError):
-        return NoDevices()
+    except (DriverError, OSError) as error:
+        return NoDevices(f"what the ranks have on this pod's GPUs cannot be saved: {error}")
 
 
 def health() -> list[str]:
     """A line for each GPU of this container."""
-    library = nvml.library()
+    library = nvml.mounted()
     return [] if library is None else [each.line() for each in nvml.read(library)]

@@ -26,7 +26,7 @@ class PerDevice(ctypes.Structure):
 
 
 class Info(ctypes.Structure):
-    """CUcheckpointCustomStorageInfo, allocated by the driver; cuda.bindings 13.5 does not read its array."""
+    """CUcheckpointCustomStorageInfo, allocated by the driver."""
 
     _fields_ = [
         ("handle", ctypes.c_void_p), ("devices", ctypes.POINTER(PerDevice)), ("count", ctypes.c_uint)

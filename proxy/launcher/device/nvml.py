@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
+
+from . import libraries
 
 GIB = 1 << 30
 
@@ -20,7 +24,9 @@ class Health:
     memory_total: int
     utilisation: int | None
     uncorrected_errors: int | None
-    """Memory errors since the driver was loaded that ECC could not correct."""
+    """Memory errors since the driver was loaded that ECC could not correct,"""
+    corrected_errors: int | None = None
+    """and those that it could."""
 
     @property
     def sound(self) -> bool:
@@ -35,13 +41,23 @@ class Health:
 
 
 def library() -> ModuleType | None:
-    """pynvml as the image has it, else the one that came with the agent; None where there is neither."""
-    for name in ("pynvml", f"{__package__.split('.')[0]}.pynvml"):
-        try:
+    """pynvml: the one that came with the agent, else an installed one; None where there is neither."""
+    for name in (f"{__package__.split('.')[0]}.pynvml", "pynvml"):
+        with contextlib.suppress(ImportError):
             return importlib.import_module(name)
-        except ImportError:
-            continue
     return None
+
+
+def mounted() -> ModuleType | None:
+    """pynvml with NVIDIA's library that the container runtime has mounted; None where either is missing."""
+    found, path = library(), libraries.find("libnvidia-ml.so.1")
+    if found is None or path is None:
+        return None
+    try:
+        vars(found)["nvmlLib"] = ctypes.CDLL(path)  # else it looks for one by its name
+    except OSError:
+        return None
+    return found
 
 
 def read(nvml: Any) -> list[Health]:
@@ -51,24 +67,29 @@ def read(nvml: Any) -> list[Health]:
     except nvml.NVMLError:
         return []
     try:
-        return [_one(nvml, nvml.nvmlDeviceGetHandleByIndex(n)) for n in range(nvml.nvmlDeviceGetCount())]
+        return [look(nvml, nvml.nvmlDeviceGetHandleByIndex(n)) for n in range(nvml.nvmlDeviceGetCount())]
     except nvml.NVMLError:
         return []
     finally:
         nvml.nvmlShutdown()
 
 
-def _one(nvml: Any, handle: Any) -> Health:
+def look(nvml: Any, handle: Any) -> Health:
+    """One GPU, of a session that is open. Raises NVMLError for one that is lost."""
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     return Health(
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        name=_text(nvml.nvmlDeviceGetName(handle)),
+        uuid=text(nvml.nvmlDeviceGetUUID(handle)),
+        name=text(nvml.nvmlDeviceGetName(handle)),
         memory_used=int(memory.used),
         memory_total=int(memory.total),
         utilisation=_maybe(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
-        uncorrected_errors=_maybe(nvml, lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, *kinds))),
+        uncorrected_errors=_errors(nvml, handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+        corrected_errors=_errors(nvml, handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
     )
+
+
+def _errors(nvml: Any, handle: Any, kind: int) -> int | None:
+    return _maybe(nvml, lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, nvml.NVML_VOLATILE_ECC)))
 
 
 def _maybe(nvml: Any, ask: Any) -> int | None:
@@ -79,5 +100,6 @@ def _maybe(nvml: Any, ask: Any) -> int | None:
         return None
 
 
-def _text(value: str | bytes) -> str:
+def text(value: str | bytes) -> str:
+    """Older versions of pynvml give bytes."""
     return value.decode() if isinstance(value, bytes) else value

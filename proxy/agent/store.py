@@ -1,0 +1,181 @@
+"""The rendezvous store below the stock PrefixStores: its TCPStore can be dropped and made again, with all it holds.
+
+Rank 0 serves the store. What the script has put there is part of the program: rank 0 reads it when every rank has
+stopped, keeps it in its own memory, and so in its image, and fills the next server with it before another rank looks.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from typing import Any, Final
+
+from . import fork, gate, guard, membership
+
+OURS: Final = "singularity.dev/"
+"""In all keys of the agent. They belong to one life of the store and are not kept."""
+READY: Final = f"{OURS}ready"
+MIN_TIMEOUT: Final = datetime.timedelta(seconds=300)
+"""Other pods may still be downloading their images when this rank is ready to meet them."""
+LOOK_S: Final = 0.02
+"""How often a thread that waits for a key looks, if it is not the one that trains."""
+_METHODS = [
+    "set",
+    "get",
+    "add",
+    "check",
+    "compare_set",
+    "delete_key",
+    "multi_get",
+    "multi_set",
+    "append",
+    "num_keys",
+    "set_timeout",
+    "wait",
+    "queue_pop",
+    "queue_push",
+    "queue_len",
+    "list_keys",
+    "has_extended_api",
+]
+_VIRTUAL = {"deleteKey": "delete_key", "getNumKeys": "num_keys"}
+"""Names that C++, a PrefixStore say, looks for in a store of Python's, where they are not those of `_METHODS`."""
+_WAITS = ("get", "multi_get", "wait")
+"""Methods that wait until the keys are there, which their first argument names."""
+
+stores: list[Any] = []
+"""Strong references: a Python subclass of a pybind class loses its overrides when only C++ still holds it."""
+
+
+def _forward(name: str) -> Any:
+    waits = name in _WAITS
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if waits:
+            _wait_beside(self, *args)
+        gate.enter_store()
+        try:
+            return getattr(self.inner, name)(*args, **kwargs)
+        finally:
+            gate.leave_store()
+
+    method.__name__ = name
+    return method
+
+
+def _wait_beside(store: Any, *args: Any) -> None:
+    """A thread beside the one that trains must not wait for keys in a connection that a stop takes away.
+
+    Returns when they are there, or when `store` itself would give up. Never raises.
+    """
+    try:
+        if not gate.side():
+            return
+        keys = [args[0]] if isinstance(args[0], str) else list(args[0])
+        timeout = args[1] if len(args) > 1 else store.timeout
+        deadline = time.monotonic() + timeout.total_seconds()
+        while keys and not store.check(keys) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+    except Exception as error:  # also the store's own: the script hears of that from the operation itself
+        guard.took(error, "while a thread of the script waits for the store")
+
+
+def make_store_class(base: Any) -> Any:
+    """ProxyStore, a subclass of torch's Store."""
+
+    class ProxyStore(base):  # type: ignore[misc]
+        def __init__(self, inner: Any, world_size: int) -> None:
+            super().__init__()
+            self.inner = inner
+            self.world_size = world_size
+            self.kept_timeout = inner.timeout
+            self.travels = type(inner).__name__ == "TCPStore"
+            """It is a server's, or its clients'. Others, of files say, stay as they are."""
+            self.made_for = 0
+            stores.append(self)
+
+        def clone(self) -> Any:
+            gate.enter_store()
+            try:
+                before = fork.seen()
+                inner = self.inner.clone()
+                fork.communication(before)
+            finally:
+                gate.leave_store()
+            try:
+                return ProxyStore(inner, self.world_size)
+            except Exception as error:
+                membership.broke(error, "after the script has cloned its store")
+                return inner
+
+        @property
+        def timeout(self) -> Any:
+            return self.kept_timeout if self.inner is None else self.inner.timeout
+
+        def rebuild(self, tcp_store: Any, generation: int, rank: int, address: str, port: int) -> None:
+            """Once for each generation, however often it is called."""
+            if self.made_for != generation:
+                self.inner = tcp_store(
+                    address, port, self.world_size, rank == 0, multi_tenant=True, use_libuv=False,
+                    timeout=max(self.kept_timeout, MIN_TIMEOUT),
+                )  # fmt: skip
+                self.made_for = generation
+            self.inner.set_timeout(self.kept_timeout)
+
+    for name in _METHODS:
+        if hasattr(base, name):
+            setattr(ProxyStore, name, _forward(name))
+    for theirs, name in _VIRTUAL.items():
+        setattr(ProxyStore, theirs, _forward(name))
+    return ProxyStore
+
+
+_content: dict[str, bytes] | None = None
+"""Between two servers, on rank 0: what the last one held."""
+dropped_for = 0
+"""Generation of the last stop whose `drop` has succeeded."""
+
+
+def drop(rank: int, generation: int) -> None:
+    """Let go of the connections, and on rank 0 of the server, whose content is kept. Every rank has stopped: nobody
+    writes. After an error everything is as it was, but that nobody comes to the store; to be called again then."""
+    global _content, dropped_for
+    gate.store_closed = gate.identity()
+    while not gate.store_idle():
+        time.sleep(gate.POLL_S)
+    found: dict[str, bytes] = {}
+    for store in stores:
+        if store.travels and store.inner is not None:
+            store.kept_timeout = store.inner.timeout
+            if rank == 0:
+                found.update(content(store.inner))
+    if _content is None:
+        _content = found
+    for store in stores:
+        if store.travels:
+            store.inner = None
+    dropped_for = generation
+
+
+def content(store: Any) -> dict[str, bytes]:
+    """What the script, and torch for it, has put into `store`. Counters are their digits, as the store has them."""
+    keys = [key for key in store.list_keys() if OURS not in key]
+    return dict(zip(keys, store.multi_get(keys), strict=True)) if keys else {}
+
+
+def rebuild(tcp_store: Any, generation: int, rank: int, address: str, port: int) -> None:
+    """Meet the other ranks at `address:port`. Returns when the content of before is there, and lets others come."""
+    global _content
+    for store in stores:
+        if store.travels:
+            store.rebuild(tcp_store, generation, rank, address, port)
+    meeting = next((store for store in stores if store.travels), None)
+    if meeting is not None:
+        ready = f"{READY}/{generation}"
+        if rank == 0:
+            if _content:
+                meeting.inner.multi_set(list(_content), list(_content.values()))
+            meeting.inner.set(ready, "")
+        meeting.inner.wait([ready], max(meeting.kept_timeout, MIN_TIMEOUT))
+    _content = None
+    gate.store_closed = 0

@@ -1,0 +1,30 @@
+"""What a rank says in a file of its control directory, which it may write as it likes."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from ...protocol import decode
+
+LONGEST = 256 * 1024
+"""Bytes."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; empty while there is none that can be read. Raises FileNotFoundError.
+
+    Nothing but a regular file is read: a link could lead to another's file, a pipe would never end.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return {}
+            found = decode.json_value(file.read(LONGEST + 1), LONGEST, halves=True)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,68 @@
+"""Everything in a slot stands still, or goes on: SIGSTOP and SIGCONT, which a restored process keeps as it had them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from ..errors import DumpError
+from . import process_scan
+
+POLL_S = 0.005
+TRY_S = 0.5
+"""A process that waits for a child which is stopped before its exec (vfork) cannot stop: let all go on, try again."""
+
+
+def stop(init: int, deadline: float) -> list[int]:
+    """PIDs, in our namespace, of all processes of the slot of `init`, which stand still now.
+
+    `deadline`: of the monotonic clock. Raises DumpError; everything goes on then.
+    """
+    while True:
+        until = time.monotonic() + TRY_S
+        told: set[int] = set()
+        while True:
+            pids = process_scan.processes(init)
+            # Once each: a second one would stay pending, and stop the process again in the midst of CRIU's work in it.
+            _kill([pid for pid in pids if pid not in told], signal.SIGSTOP)
+            told.update(pids)
+            moving = [pid for pid in pids if not _stands(pid)]
+            if not moving and process_scan.processes(init) == pids:
+                return pids
+            if time.monotonic() > until:
+                break
+            time.sleep(POLL_S)
+        _kill(pids, signal.SIGCONT)
+        if time.monotonic() > deadline:
+            names = ", ".join(process_scan.name(pid) for pid in moving[:3]) or "a process that starts others"
+            raise DumpError(f"{names} cannot be stopped: it is busy inside the kernel, with a slow file system, say")
+        time.sleep(POLL_S)
+
+
+def let_go(init: int) -> None:
+    """The processes of the slot go on. Idempotent."""
+    _kill(process_scan.processes(init), signal.SIGCONT)
+
+
+def _kill(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # ended meanwhile
+            os.kill(pid, number)
+
+
+def _stands(pid: int) -> bool:
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return all(_state(thread / "stat") in "TtZX" for thread in threads)
+
+
+def _state(stat: Path) -> str:
+    try:
+        return stat.read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"

@@ -1,0 +1,92 @@
+"""CRIU's command lines and what its log says when it fails."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import DumpError, LauncherError, SlotError
+from ..ranks.slot import Slot
+from ..tools import Tools
+
+# Said by healthy runs in a container, too.
+_HARMLESS = re.compile(r"tun:|rlimit")
+# Connections stay inside the slot (`sockets`): while both ends stand still, nothing has to be locked out.
+# Errors and warnings: at a higher level a line for each page is written, which took a third of a restore's time.
+_COMMON = ("-v2", "--tcp-established", "--network-lock", "skip")
+LARGEST_GHOST = 0xFFFFF000
+"""CRIU keeps the limit in 32 bits."""
+DUMP_LOG = "dump.log"
+RESTORE_LOG = "restore.log"
+WAS_KILLED = "was killed (SIGKILL)"
+LATE_S = 20.0
+"""How long a CRIU whose time is over may still take: to kill it in the middle of a dump would leave ranks broken."""
+
+
+@dataclass(frozen=True)
+class Criu:
+    """:param tools: has the program"""
+
+    tools: Tools
+
+    def dump(self, slot: Slot, images: Path, work: Path, ghosts: int = 512 << 20) -> list[str]:
+        """Dump and leave everything stopped: it can go on if the checkpoint comes to nothing, and cannot run ahead.
+
+        :param ghosts: bytes that a file may have which is deleted and still in use
+
+        `--link-remap`: a named semaphore is mapped under a temporary name that glibc has unlinked since.
+        """
+        return self.tools.criu(
+            "dump", "-t", str(slot.root), "-D", slot.seen(images), "-W", slot.seen(work), "-o", DUMP_LOG, *_COMMON,
+            "--ghost-limit", str(min(ghosts, LARGEST_GHOST)), "--link-remap", "--leave-stopped",
+        )  # fmt: skip
+
+    def ready_for(self, real: tuple[int, int]) -> None:
+        """Raises DumpError if processes with these real uid and gid cannot be dumped.
+
+        prlimit(2) on a process of another user needs CAP_SYS_RESOURCE, which machines in the cloud do not all have to
+        give; but the kernel compares with the caller's *real* ids alone. So CRIU gets those of the processes, and stays
+        root in effect. It cannot ask what the kernel can do then.
+        """
+        if any(real):
+            try:
+                self.tools.features()
+            except LauncherError as error:
+                raise DumpError(str(error)) from None
+
+    def restore(self, slot: Slot, images: Path, work: Path) -> list[str]:
+        """Restore, leave everything stopped, and detach."""
+        return self.tools.criu(
+            "restore", "-d", "--leave-stopped", "-D", slot.seen(images), "-W", slot.seen(work), "-o", RESTORE_LOG,
+            *_COMMON,
+        )  # fmt: skip
+
+
+def run(slot: Slot, argv: Sequence[str], timeout_s: float, real: tuple[int, int] = (0, 0)) -> str:
+    """Run CRIU inside a slot. "" when it succeeded, else what happened. Raises SlotError."""
+    limit_s = max(timeout_s, 0.0)
+    began = time.monotonic()
+    try:
+        ended = slot.run(argv, limit_s + LATE_S, real)
+    except SlotError:
+        if slot.wait() == 128 + signal.SIGKILL:
+            return WAS_KILLED
+        raise
+    if ended is None or time.monotonic() - began > limit_s:
+        return f"did not end within {limit_s:.0f} s"
+    if ended.code == 128 + signal.SIGKILL:
+        return WAS_KILLED
+    return f"ended with {ended.code}: {ended.said[-500:]}" if ended.code else ""
+
+
+def errors(log: Path, most: int = 6) -> list[str]:
+    """The first error lines of a CRIU log."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError as error:
+        return [f"no log: {error}"]
+    return [line.strip()[:300] for line in lines if "Error" in line and not _HARMLESS.search(line)][:most]

@@ -1,0 +1,188 @@
+"""What travels beside CRIU's images: work directory, /dev/shm, files, and what the launcher must know to restore."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ...protocol import decode
+from ...protocol.decode import Unreadable
+from ..errors import RestoreError
+
+WORK_TAR = "work.tar"
+SHM_TAR = "shm.tar"
+LAYER_TAR = "layer.tar"
+RECORD = "rank.json"
+LARGEST_RECORD = 16 << 20
+"""Bytes: a rank has thousands of files open or mapped at most."""
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file outside the work directory, open for writing at the dump. CRIU reopens it by path and ignores its size."""
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """A file of the container image that a process of the rank has mapped (`mapped_files`). `size`: bytes."""
+
+    path: str
+    size: int
+    head: str
+    """Hex digest of its first bytes."""
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    rank: int
+    root: int
+    """PID of the rank's first process, in its slot."""
+    step: int
+    log_size: int
+    """Bytes of stdout.log that were shown by the pod that dumped."""
+    written: list[WrittenFile] = field(default_factory=list)
+    held: bool = False
+    """Was stopped where it was, and goes on without being told."""
+    state: int = 0
+    """Of the barrier page (page.STATE_...), for a rank that was held."""
+    occupied: list[str] = field(default_factory=list)
+    """Addresses and connections that its sockets take up (`sockets.occupied`)."""
+    pod: str = ""
+    """Host name of the pod that dumped: its ranks have shared one network already."""
+    mapped: list[MappedFile] = field(default_factory=list)
+    """What the next pod must have, unchanged."""
+    cut: list[str] = field(default_factory=list)
+    """Its connections to servers outside the job, which are closed in this image (`connections`)."""
+    uid: int = 0
+    gid: int = 0
+    """Of all its processes."""
+
+
+def write_record(folder: Path, record: RankRecord) -> None:
+    (folder / RECORD).write_text(json.dumps(asdict(record)))
+
+
+def read_record(folder: Path) -> RankRecord:
+    """Raises RestoreError."""
+    try:
+        found = decode.message(RankRecord, (folder / RECORD).read_bytes(), LARGEST_RECORD, halves=True)
+    except OSError as error:
+        found = Unreadable(str(error))
+    if isinstance(found, Unreadable):
+        raise RestoreError(f"{folder / RECORD} cannot be used: {found.why}; the image is incomplete")
+    return found
+
+
+def pack(folder: Path, archive: Path, without: str = "") -> None:
+    """Everything in `folder` but the file `without`, as a tar. Sockets are left out: CRIU binds them again."""
+
+    def wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if entry.name == f"./{without}" else entry
+
+    with tarfile.open(archive, "w") as tar:
+        tar.add(folder, arcname=".", filter=wanted)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """The folder as it was. Raises RestoreError, also for an archive that `pack` cannot have made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with opened(archive) as tar:
+        for member in checked(tar, archive):
+            extract(tar, member, folder)
+
+
+@contextlib.contextmanager
+def opened(archive: Path) -> Iterator[tarfile.TarFile]:
+    """For reading. Whatever goes wrong with it is a RestoreError."""
+    try:
+        with tarfile.open(archive) as tar:
+            yield tar
+    except (OSError, tarfile.TarError) as error:
+        raise RestoreError(f"{archive} cannot be unpacked: {error}") from None
+
+
+def checked(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
+    """The members, each of which stays below the folder it is extracted to, whatever was extracted before.
+
+    Links are the user's own and may point anywhere; nothing is ever written through one. Raises RestoreError.
+    """
+    links: set[PurePosixPath] = set()
+    for member in tar:
+        path = PurePosixPath(member.name)
+        problem = _problem(member, path)
+        if not problem and any(parent in links for parent in path.parents):
+            problem = "lies behind a symbolic link"
+        if problem:
+            raise RestoreError(f"{archive}: {member.name!r} {problem}; the checkpoint was not made by this launcher")
+        if member.issym():
+            links.add(path)
+        yield member
+
+
+def _problem(member: tarfile.TarInfo, path: PurePosixPath) -> str:
+    if path.is_absolute() or ".." in path.parts:
+        return "leads out of its folder"
+    linked = PurePosixPath(member.linkname)
+    if member.islnk() and (linked.is_absolute() or ".." in linked.parts):
+        return f"is a link to {member.linkname!r}, out of its folder"
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk() or member.isfifo()):
+        return "is neither a file, a directory, a link nor a pipe"
+    return ""
+
+
+def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """One member of `checked`, in place of what is there. Raises RestoreError if `folder` would lead elsewhere."""
+    target = folder / member.name
+    for parent in reversed(target.relative_to(folder).parents):
+        if (folder / parent).is_symlink():
+            raise RestoreError(f"{target}: {folder / parent} is a symbolic link here, and was a directory; refused")
+    if member.isdir():
+        if target.is_symlink():
+            raise RestoreError(f"{target} is a symbolic link here, and was a directory; refused")
+    elif target.is_symlink() or (target.exists() and not target.is_dir()):
+        target.unlink()
+    trusted: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+    # By number: a user or a group may have no name in this image, or another one's.
+    tar.extract(member, folder, numeric_owner=True, **trusted)
+    if member.islnk() and not os.path.lexists(target):  # tarfile says nothing
+        raise RestoreError(f"{target} cannot be a link to {member.linkname!r}: that is not here, or in a volume")
+
+
+def differing(record: RankRecord) -> list[str]:
+    """Which files outside the work directory have another size than at the dump, in sentences. None is changed.
+
+    What came to a file since the dump may be the rank's own or another job's: nothing tells which, so nothing is cut.
+    Raises RestoreError for a file that is not there: CRIU could not reopen it.
+    """
+    done = []
+    for file in record.written:
+        path = Path(file.path)
+        if ".." in path.parts or Path(os.path.realpath(path)) != path:
+            raise RestoreError(
+                f"rank {record.rank} had {path} open for writing, which leads to {os.path.realpath(path)} in this pod; "
+                "refused, as the checkpoint must not change another file"
+            )
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise RestoreError(
+                f"rank {record.rank} had {path} open for writing, which is not in this pod ({error.strerror}); write "
+                "below the working directory, or to a volume that every attempt mounts"
+            ) from None
+        if size > file.size:
+            done.append(
+                f"{path}: has {size} bytes, had {file.size} at the checkpoint, and is left so, as others may write to "
+                "it: what the steps since then have appended comes a second time"
+            )
+        elif size < file.size:
+            done.append(f"{path}: has {size} bytes, had {file.size} at the checkpoint; somebody else changed it")
+    return done

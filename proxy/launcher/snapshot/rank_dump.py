@@ -1,0 +1,285 @@
+"""Dump of the pod's ranks, and letting dumped or frozen ranks go on in place."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...protocol import names, page
+from .. import device, pagewords, refusal
+from ..errors import DumpError, SlotError
+from ..paths import Paths
+from ..ranks import control_files, halt, process_scan, user
+from ..ranks.slot import Slot
+from . import connections, container_layer, criu, image, mapped_files, sockets
+
+POLL_S = 0.01
+SETTLE_S = 5.0
+"""A rank that is stopped anywhere may hold a connection that it closes soon: so long is waited for such a moment."""
+AGAIN_S = 0.2
+Slots = Mapping[int, Slot]
+
+
+@dataclass(frozen=True)
+class Order:
+    """:param deadline: of the monotonic clock
+    :param anywhere: the ranks do not freeze, they are stopped where they are
+    :param job: addresses of all pods of the job
+    """
+
+    generation: int
+    checkpoint_id: str
+    deadline: float
+    anywhere: bool = False
+    job: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class Files:
+    """:param since: Unix seconds; what the job changed in the container's file system is what changed after it
+    :param limit: bytes of files that may travel with a rank
+    """
+
+    since: float
+    limit: int
+
+
+def dump(slots: Slots, paths: Paths, tool: criu.Criu, order: Order, files: Files, devices: device.Backend) -> list[str]:
+    """Images of all ranks to IMAGE_DIR/<checkpoint_id>; afterwards the ranks are stopped, and can be resumed.
+
+    Returns what the user may want to know. Raises DumpError; the ranks are then still there, and can be resumed.
+    """
+    frozen = {} if order.anywhere else {rank: _wait_frozen(slot, paths, order) for rank, slot in slots.items()}
+    # Processes that stand still could not give up their device.
+    images = {rank: paths.image(order.checkpoint_id, rank) for rank in slots}
+    for folder in images.values():
+        shutil.rmtree(folder, ignore_errors=True)
+    devices.suspend({rank: process_scan.processes(slot.init) for rank, slot in slots.items()}, order.deadline, images)
+    _stand(slots, paths, order)
+    real = {rank: _real_ids(slot) for rank, slot in slots.items()}
+    for ids in real.values():
+        tool.ready_for(ids)
+    changed = _changed(slots, paths, files)
+    travels = {*map(str, changed)}
+    with ThreadPoolExecutor(len(slots)) as pool:
+        jobs = [
+            pool.submit(_dump_rank, slot, paths, tool, order, frozen.get(rank), files, devices, travels, real[rank])
+            for rank, slot in slots.items()
+        ]
+    problems = [str(error) for job in jobs if (error := job.exception()) is not None]
+    if problems:
+        raise DumpError("; ".join(problems))
+    _pack_layer(changed, [paths.image(order.checkpoint_id, rank) / image.LAYER_TAR for rank in slots])
+    told = []
+    for rank, slot in slots.items():
+        pids = process_scan.processes(slot.init)
+        sockets.revive(pids, leading_out=True)
+        told += [f"rank {rank}: {text}, kept" for text in sockets.kept(pids)]
+        told += [f"rank {rank}: {text}, cut if the rank moves" for text in sockets.cut(pids)]
+    return told
+
+
+def _stand(slots: Slots, paths: Paths, order: Order) -> None:
+    """Stop what has not frozen, and make sure that everything may be dumped."""
+    patience = time.monotonic() + SETTLE_S if order.anywhere else 0.0
+    while True:
+        if order.anywhere:
+            for slot in slots.values():
+                halt.stop(slot.init, order.deadline)
+            joined = [r for r in slots if pagewords.read(paths.run, r, page.R_STATE) not in page.FREE]
+            if joined:
+                raise DumpError(f"ranks {joined} met the others, or ended, while they were about to be stopped")
+        problem = _refusal(slots, order.job)
+        if not problem:
+            return
+        if time.monotonic() >= min(patience, order.deadline):
+            raise DumpError(problem)
+        for slot in slots.values():  # a download, say, may be over soon
+            halt.let_go(slot.init)
+        time.sleep(AGAIN_S)
+
+
+def _changed(slots: Slots, paths: Paths, files: Files) -> list[Path]:
+    """What travels of the container's own file system; raises DumpError when that is too much."""
+    changed = container_layer.changed(files.since, without=container_layer.mount_points() | {str(paths.root)})
+    common = container_layer.sizes(changed)
+    for rank, slot in slots.items():
+        own = container_layer.sizes(paths.work(rank).rglob("*"))
+        deleted = process_scan.deleted_files(process_scan.processes(slot.init))
+        container_layer.check_size(rank, {**common, **own, **deleted}, files.limit)
+    return changed
+
+
+def _pack_layer(changed: list[Path], archives: list[Path]) -> None:
+    """One archive: whichever pod a rank moves to, it finds the files of the pod it comes from."""
+    container_layer.pack(changed, archives[0])
+    for other in archives[1:]:
+        os.link(archives[0], other)
+
+
+def _wait_frozen(slot: Slot, paths: Paths, order: Order) -> dict[str, Any]:
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            frozen = control_files.read(paths.control(slot.rank) / names.FROZEN_FILE)
+            if frozen.get("generation") == order.generation and type(frozen.get("step")) is int:
+                return frozen
+        why = refusal.read(paths, slot.rank, order.generation)
+        if why:
+            raise DumpError(why)
+        if slot.poll() is not None:
+            raise DumpError(f"rank {slot.rank} has ended, with code {slot.poll()}")
+        if time.monotonic() > order.deadline:
+            raise DumpError(f"rank {slot.rank} did not freeze for generation {order.generation} before the deadline")
+        time.sleep(POLL_S)
+
+
+def _real_ids(slot: Slot) -> tuple[int, int]:
+    """uid and gid of the rank's processes, which are all the same (`_refusal`)."""
+    ids = next(iter(user.ids(process_scan.processes(slot.init)).values()), (0,) * 6)
+    return ids[0], ids[3]
+
+
+def _refusal(slots: Slots, job: Collection[str]) -> str:
+    """What could be dumped but not restored; "" if nothing."""
+    pids = {rank: process_scan.processes(slot.init) for rank, slot in slots.items()}
+    refused = [f"rank {rank}: {text}" for rank, group in pids.items() for text in sockets.refused(group, job)]
+    if refused:
+        return (
+            f"{len(refused)} sockets tie ranks to this pod or to each other: {'; '.join(refused[:6])}. What connects "
+            "within a rank over loopback addresses moves with it, connections to servers outside the job are cut; "
+            "close others between the steps, and listen on 127.0.0.1 or 0.0.0.0"
+        )
+    projected = [f"rank {rank}: {text}" for rank, group in pids.items() for text in process_scan.projected_files(group)]
+    if projected:
+        return (
+            f"files of projected volumes (ConfigMap, Secret, token) are open: {'; '.join(projected[:6])}. Their paths "
+            "differ in every pod: read such files and close them"
+        )
+    mixed = [f"rank {rank}: {text}" for rank, group in pids.items() if (text := user.several(group))]
+    if mixed:
+        return (
+            f"the processes of a rank belong to different users: {'; '.join(mixed[:6])}. CRIU can save those of one "
+            "user: start all as the one of securityContext.runAsUser, and what changes its user ends between the steps"
+        )
+    return ""
+
+
+def _dump_rank(
+    slot: Slot,
+    paths: Paths,
+    tool: criu.Criu,
+    order: Order,
+    frozen: dict[str, Any] | None,
+    files: Files,
+    devices: device.Backend,
+    travels: set[str],
+    real: tuple[int, int],
+) -> None:
+    images, logs = paths.image(order.checkpoint_id, slot.rank), paths.criu_work(order.checkpoint_id, slot.rank)
+    images.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    work = paths.work(slot.rank)
+    written = process_scan.written_files(process_scan.processes(slot.init), work)
+    problem = criu.run(slot, tool.dump(slot, images, logs, files.limit), order.deadline - time.monotonic(), real)
+    if problem:
+        lines = criu.errors(logs / criu.DUMP_LOG)
+        raise DumpError(f"rank {slot.rank}: CRIU dump {problem}. {' | '.join(lines)}")
+    connections.sever(images, sockets.leads_out)
+    sizes = [image.WrittenFile(str(path), path.stat().st_size) for path in written if path.exists()]
+    log_size = paths.log(slot.rank).stat().st_size
+    image.pack(work, images / image.WORK_TAR, without=paths.log(slot.rank).name)  # it was shown
+    image.pack(slot.shm, images / image.SHM_TAR)
+    count, state = (pagewords.read(paths.run, slot.rank, word) for word in (page.R_COUNT, page.R_STATE))
+    step = int(frozen["step"]) if frozen else count
+    held = frozen is None
+    pids = process_scan.processes(slot.init)
+    taken, cut = sockets.occupied(pids), sockets.cut(pids)
+    pod = socket.gethostname()
+    same = mapped_files.files(pids, travels, paths.root)
+    record = image.RankRecord(
+        slot.rank, slot.root, step, log_size, sizes, held, state if held else 0, taken, pod, same, cut, *real
+    )  # fmt: skip
+    on_device = devices.record(pids, frozen.get("devices") or [] if frozen else None)
+    if on_device is not None:
+        device.write(images, on_device)
+    image.write_record(images, record)
+
+
+def write_resume(
+    paths: Paths,
+    rank: int,
+    generation: int,
+    address: str,
+    port: int,
+    env: Mapping[str, str],
+    devices: Mapping[str, str] | None = None,
+) -> str:
+    """Tell a frozen rank to go on. Returns the id that its answer will carry, unique.
+
+    An order for a later stop stays: the rank may not have read it yet.
+
+    :param devices: UUID of a GPU that it had -> of the one that has taken its place
+    """
+    restore_id = uuid.uuid4().hex
+    order = {"generation": generation, "restore_id": restore_id, "master_addr": address, "master_port": port}
+    order |= {"env": dict(env), "devices": dict(devices or {})}
+    path = paths.control(rank) / names.RESUME_FILE
+    with contextlib.suppress(FileNotFoundError):
+        newer = control_files.read(path).get("generation")
+        if type(newer) is int and newer > generation:
+            return restore_id
+    temporary = path.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
+    with temporary.open("x") as file:  # never through a link: the folder is the rank's user's
+        file.write(json.dumps(order))
+    temporary.replace(path)
+    return restore_id
+
+
+def clear_control(folder: Path) -> None:
+    """Remove orders and answers of earlier stops from a rank's control directory."""
+    for name in (names.FROZEN_FILE, names.RESUME_FILE, names.RESUMED_FILE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def resume(
+    slots: Slots,
+    paths: Paths,
+    generation: int,
+    address: str,
+    port: int,
+    env: Mapping[str, str],
+    devices: device.Backend,
+) -> list[str]:
+    """Ranks frozen for `generation` or stopped anywhere, dumped or not, go on. Others are not disturbed.
+
+    A sidecar that was started anew says this again, maybe when a rank has frozen for the next stop already: what that
+    rank has said stays.
+
+    Returns what went wrong: a rank that does not get its device back goes on, and its next device call fails.
+    """
+    problems = []
+    for rank, slot in slots.items():
+        write_resume(paths, rank, generation, address, port, env)
+        with contextlib.suppress(SlotError, OSError):
+            for path in slot.shm.glob("link_remap.*"):  # CRIU's, of a dump that nobody restored here
+                path.unlink(missing_ok=True)
+            pids = process_scan.processes(slot.init)
+            sockets.revive(pids)
+            halt.let_go(slot.init)
+            try:
+                devices.resume(pids)
+            except DumpError as error:
+                problems.append(f"rank {rank}: {error}")
+    return problems

@@ -1,0 +1,197 @@
+"""The way back: images of one or more ranks, dumped by whichever pods, become running ranks of this pod."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ...protocol import exit_codes, names
+from ...protocol.messages import Plan
+from .. import device, memory, pagewords
+from ..errors import MeetingError, RestoreError
+from ..paths import Paths
+from ..ranks import control_files, halt, privileges, process_scan, user
+from ..ranks.slot import Slot
+from ..tools import Tools
+from . import container_layer, criu, image, mapped_files, rank_dump, sockets
+
+CRIU_TIMEOUT_S = 600.0
+RESUME_TIMEOUT_S = 600.0
+"""Other pods may still be downloading their images."""
+POLL_S = 0.02
+Say = Callable[[str], None]
+
+
+def restore(
+    plan: Plan, paths: Paths, tool: criu.Criu, env: Mapping[str, str], say: Say, devices: device.Backend
+) -> dict[int, Slot]:
+    """Restore all ranks of `plan`, tell them to go on, and wait until they have met the ranks of the other pods.
+
+    :param env: new values for the ranks' environment
+    Raises RestoreError, MeetingError; nothing of the ranks is left then.
+    """
+    records = {rank: _record(plan, paths, rank) for rank in plan.ranks}
+    mapped_files.check({rank: record.mapped for rank, record in records.items()}, container_layer.mount_points())
+    check_addresses(list(records.values()), sockets.in_use())
+    _unpack_layers(plan, paths, records, say)
+    for record in records.values():
+        _unpack(plan, paths, record, say)
+    slots: dict[int, Slot] = {}
+    try:
+        with ThreadPoolExecutor(len(records)) as pool:
+            for _ in pool.map(lambda record: _open_slot(plan, paths, tool.tools, record, slots), records.values()):
+                pass  # raises what went wrong
+        _restore_all(plan, paths, tool, slots)
+        for slot in slots.values():
+            halt.let_go(slot.init)
+        moved = _restore_devices(plan, paths, slots, devices)
+        at = (plan.generation, plan.master_addr, plan.master_port, env)
+        ids = {rank: rank_dump.write_resume(paths, rank, *at, moved.get(rank)) for rank in plan.ranks}
+        _wait_resumed(plan, paths, slots, {rank: ids[rank] for rank in ids if not records[rank].held})
+    except BaseException:
+        for slot in slots.values():
+            slot.kill()
+        raise
+    return {rank: slots[rank] for rank in plan.ranks}
+
+
+def check_addresses(records: Sequence[image.RankRecord], in_use: Sequence[str]) -> None:
+    """The ranks of a pod share one network. Raises RestoreError where it has no room for all that they listen on.
+
+    :param in_use: what listens in this pod already
+    """
+    for one, other in itertools.combinations(records, 2):
+        for mine, theirs in itertools.product(one.occupied, other.occupied):
+            if one.pod != other.pod and sockets.clash(mine, theirs):
+                raise RestoreError(
+                    f"ranks {one.rank} and {other.rank} cannot share a pod: the one has {mine}, the other {theirs}, in "
+                    "pods of their own until now. Run the job on as many pods as it was saved on, or let each rank "
+                    "choose a port of its own"
+                )
+    for record in records:
+        for mine, theirs in itertools.product(record.occupied, in_use):
+            if ">" not in mine and sockets.clash(mine, theirs):
+                raise RestoreError(f"rank {record.rank} has {mine}, and in this pod {theirs} is in use already")
+
+
+def log_positions(plan: Plan, paths: Paths) -> dict[int, int]:
+    """Where each rank's log goes on: what stands before was shown by earlier pods."""
+    return {rank: image.read_record(paths.image(plan.checkpoint_id, rank)).log_size for rank in plan.ranks}
+
+
+def _record(plan: Plan, paths: Paths, rank: int) -> image.RankRecord:
+    folder = paths.image(plan.checkpoint_id, rank)
+    record = image.read_record(folder)
+    if record.rank != rank:
+        raise RestoreError(f"{folder} holds the image of rank {record.rank}, wanted rank {rank}")
+    return record
+
+
+def _unpack_layers(plan: Plan, paths: Paths, records: Mapping[int, image.RankRecord], say: Say) -> None:
+    archives = {rank: paths.image(plan.checkpoint_id, rank) / image.LAYER_TAR for rank in records}
+    written = {rank: {file.path for file in record.written} for rank, record in records.items()}
+    container_layer.unpack(
+        {r: path for r, path in archives.items() if path.exists()}, written, say, mounted=container_layer.mount_points()
+    )
+
+
+def _unpack(plan: Plan, paths: Paths, record: image.RankRecord, say: Say) -> None:
+    rank = record.rank
+    image.unpack(paths.image(plan.checkpoint_id, rank) / image.WORK_TAR, paths.work(rank))
+    with paths.log(rank).open("ab") as log:
+        log.truncate(record.log_size)  # of the size that CRIU expects; what was in it was shown by the pod that dumped
+    for line in image.differing(record):
+        say(f"rank {rank}: {line}")
+    for line in record.cut:
+        say(f"rank {rank}: {line}: cut, it was the pod's before this one")
+    control = paths.control(rank)
+    control.mkdir(parents=True, exist_ok=True)
+    rank_dump.clear_control(control)
+    user.give(paths, rank, record.uid, record.gid)
+    if record.held:
+        pagewords.write(paths.run, rank, record.step, record.state)
+
+
+def _open_slot(plan: Plan, paths: Paths, tools: Tools, record: image.RankRecord, slots: dict[int, Slot]) -> None:
+    slots[record.rank] = slot = Slot(record.rank, paths, tools)
+    slot.adopt(record.root)
+    image.unpack(paths.image(plan.checkpoint_id, record.rank) / image.SHM_TAR, slot.shm)
+
+
+def _restore_all(plan: Plan, paths: Paths, tool: criu.Criu, slots: Mapping[int, Slot]) -> None:
+    """All ranks at once."""
+    killed = memory.oom_kills()
+    with ThreadPoolExecutor(len(slots)) as pool:
+        told = [text for text in pool.map(lambda slot: _restore_rank(plan, paths, tool, slot), slots.values()) if text]
+    if told and memory.oom_kills() > killed:
+        told.append("The kernel killed processes of this container for memory: its limit is below what the ranks need")
+    if told:
+        by_force = memory.oom_kills() > killed or any(criu.WAS_KILLED in text for text in told)
+        raise RestoreError("; ".join(told), exit_codes.KILLED if by_force else None)
+
+
+def _restore_devices(
+    plan: Plan, paths: Paths, slots: Mapping[int, Slot], devices: device.Backend
+) -> dict[int, dict[str, str]]:
+    """Before the ranks are told to go on: they wait for that without touching a device. Rank -> old to new UUID."""
+    moved = {}
+    for place, rank in enumerate(plan.ranks):
+        images = paths.image(plan.checkpoint_id, rank)
+        record = device.read(images)
+        if record is not None:
+            try:
+                moved[rank] = devices.restore(
+                    device.by_inner(process_scan.processes(slots[rank].init)), record, place, images
+                )
+            except RestoreError as error:
+                raise RestoreError(f"rank {rank}: {error}") from None
+    return moved
+
+
+def _restore_rank(plan: Plan, paths: Paths, tool: criu.Criu, slot: Slot) -> str:
+    logs = paths.criu_work(plan.checkpoint_id, slot.rank)
+    logs.mkdir(parents=True, exist_ok=True)
+    argv = tool.restore(slot, paths.image(plan.checkpoint_id, slot.rank), logs)
+    problem = criu.run(slot, argv, CRIU_TIMEOUT_S)
+    if problem:
+        return f"rank {slot.rank}: CRIU restore {problem}. {' | '.join(criu.errors(logs / criu.RESTORE_LOG))}"
+    privileges.check(slot.rank, slot.proc)
+    _adopt_oom_score(slot)
+    return ""
+
+
+def _adopt_oom_score(slot: Slot) -> None:
+    """CRIU restores the old pod's oom_score_adj; the kubelet gave this pod one of its own."""
+    ours = Path("/proc/self/oom_score_adj").read_text()
+    for pid in process_scan.processes(slot.init):
+        # Lowering needs SYS_RESOURCE on most nodes; a score that is too high is no reason to fail.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/oom_score_adj").write_text(ours)
+
+
+def _wait_resumed(plan: Plan, paths: Paths, slots: Mapping[int, Slot], ids: Mapping[int, str]) -> None:
+    deadline = time.monotonic() + RESUME_TIMEOUT_S
+    waiting = dict(ids)
+    while waiting:
+        for rank in list(waiting):
+            code = slots[rank].poll()  # before its answer is looked for: it may answer and come to its end at once
+            with contextlib.suppress(FileNotFoundError):
+                answer = control_files.read(paths.control(rank) / names.RESUMED_FILE)
+                if answer.get("restore_id") == waiting[rank]:
+                    del waiting[rank]
+                    continue
+            if code is not None:
+                raise MeetingError(
+                    f"rank {rank} ended with code {code} while it met the other ranks; see its log",
+                    exit_codes.KILLED if code == exit_codes.KILLED else None,
+                )
+        if waiting and time.monotonic() > deadline:
+            raise MeetingError(
+                f"ranks {sorted(waiting)} did not meet the others at {plan.master_addr}:{plan.master_port} within "
+                f"{RESUME_TIMEOUT_S:.0f} s"
+            )
+        time.sleep(POLL_S)

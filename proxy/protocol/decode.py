@@ -1,0 +1,358 @@
+"""Text that somebody else wrote -> a typed value, or `Unreadable` with the reason. Nothing here raises.
+
+Annotations, labels, messages, manifests and XComs can be written by people who mean harm, or by a broken program. Each
+of them is read with these functions and with nothing else. Size and depth are bounded before the parser sees the text.
+Every number is finite and in a range, every string can be encoded, and no key of an object comes twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import re
+import types
+import typing
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+T = TypeVar("T")
+
+MAX_BYTES: Final = 256 * 1024
+"""Of one text: the API server allows no more for all annotations of an object together."""
+MAX_DEPTH: Final = 32
+"""Of brackets within brackets. Our own messages have six."""
+MAX_SERVED: Final = 200
+"""The same for what an API server sends: a pod template has twenty."""
+MAX_WHOLE: Final = 2**53 - 1
+"""Every JSON parser has such whole numbers exactly."""
+MAX_NUMBER: Final = 1e15
+"""Of a float without a range of its own: times a thousand, it is still a whole number of a sane size."""
+MAX_TIME: Final = 32_503_680_000.0
+"""Unix seconds of the year 3000: every library can write it down."""
+MAX_SECONDS: Final = 3.2e9
+"""Of a duration: a hundred years."""
+_SHOWN: Final = 60
+"""Characters of a bad value that a reason quotes."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Why a text is not what it should be: words that follow the name of the field."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Within:
+    """The range of a number, both ends included: `Annotated[float, Within(0, 1)]` in a message."""
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """A string that matches a pattern as a whole: `Annotated[str, Spelled("[a-z]+", "a word")]` in a message."""
+
+    pattern: str
+    what: str
+
+
+UnixTime = Annotated[float, Within(0, MAX_TIME)]
+"""Unix seconds."""
+Seconds = Annotated[float, Within(0, MAX_SECONDS)]
+"""A duration. What machines tell each other are durations: their clocks differ."""
+Count = Annotated[int, Within(0, MAX_WHOLE)]
+AnyFloat = Annotated[float, Within(-1e300, 1e300)]
+"""What a user's program has computed."""
+
+
+class _WrongError(ValueError):
+    """Becomes an `Unreadable` before it leaves this module."""
+
+
+# --- words and numbers ----------------------------------------------------------------------------------------------
+def whole(text: object, least: int = 0, most: int = MAX_WHOLE) -> int | Unreadable:
+    """A whole number, written with nothing but ASCII digits."""
+    if not isinstance(text, str) or not text.isascii() or not text.isdigit():
+        return Unreadable("not a whole number")
+    if len(text) > len(str(most)) + 10 or not least <= int(text) <= most:
+        return Unreadable(f"not a whole number from {least} to {most}")
+    return int(text)
+
+
+def number(text: object, least: float = -MAX_NUMBER, most: float = MAX_NUMBER) -> float | Unreadable:
+    """A finite number of any notation that Python knows."""
+    try:
+        found = float(text) if isinstance(text, str) and len(text) <= _SHOWN else math.nan
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        return Unreadable("not a number")
+    if not least <= found <= most:
+        return Unreadable(f"not a number from {least:g} to {most:g}")
+    return found
+
+
+def moment(text: object) -> float | Unreadable:
+    """Unix seconds of an RFC 3339 time with its zone, from 1970 to 3000."""
+    try:
+        found = datetime.fromisoformat(text.replace("Z", "+00:00")) if isinstance(text, str) else None
+        seconds = found.timestamp() if found is not None and found.tzinfo is not None else math.nan
+    except (ValueError, OverflowError):
+        return Unreadable("not an RFC 3339 time")
+    if math.isnan(seconds):
+        return Unreadable("not an RFC 3339 time with a time zone")
+    return seconds if 0 <= seconds <= MAX_TIME else Unreadable("a time before 1970 or after 3000")
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------------
+def json_value(text: object, most_bytes: int = MAX_BYTES, halves: bool = False) -> Any:
+    """Any JSON value, or Unreadable. Numbers are within MAX_WHOLE and 1e300.
+
+    `halves` allows strings with lone surrogates: Python has names of files in them that are no UTF-8.
+    """
+    try:
+        return _parsed(text, most_bytes, halves)
+    except _WrongError as error:
+        return Unreadable(str(error))
+
+
+def message(cls: type[T], text: object, most_bytes: int = MAX_BYTES, halves: bool = False) -> T | Unreadable:
+    """A dataclass from JSON text: no field is unknown, missing or of another type."""
+    data = json_value(text, most_bytes, halves)
+    return Unreadable(f"{cls.__name__}: {data.why}") if isinstance(data, Unreadable) else typed(cls, data)
+
+
+def messages(cls: type[T], text: object, most_bytes: int = MAX_BYTES) -> list[T] | Unreadable:
+    """A list of dataclasses from JSON text."""
+    where = f"list of {cls.__name__}"
+    data = json_value(text, most_bytes)
+    if isinstance(data, Unreadable):
+        return Unreadable(f"{where}: {data.why}")
+    if not isinstance(data, list):
+        return Unreadable(f"{where}: expected a JSON list, got {type(data).__name__}")
+    try:
+        return [_built(cls, item, cls.__name__) for item in data]
+    except _WrongError as error:
+        return Unreadable(str(error))
+
+
+def typed(cls: type[T], data: object, where: str = "") -> T | Unreadable:
+    """A dataclass from a decoded JSON object; `where` names a nested one by its path."""
+    try:
+        return _built(cls, data, where or cls.__name__)
+    except _WrongError as error:
+        return Unreadable(str(error))
+
+
+def served(data: bytes) -> Any:
+    """What an API server has sent. Values nested deeper than MAX_SERVED are None. Raises ValueError: no JSON.
+
+    It stores `metadata.managedFields` of thousands of levels for whoever may patch one object, and each list of all
+    objects has them. The parser cannot take that, so what is too deep is cut out: everybody else's objects are read.
+    """
+    try:
+        return json.loads(data)
+    except RecursionError:
+        return json.loads(_shallow(data))
+
+
+def _shallow(data: bytes) -> bytes:
+    """`data`, JSON text, with `null` in place of what is nested deeper than MAX_SERVED."""
+    parts: list[bytes] = []
+    depth = kept = start = 0
+    for found in _TOKEN.finditer(data):
+        first = found.group()[:1]
+        if first in b"[{":
+            depth += 1
+            if depth == MAX_SERVED + 1:
+                start = found.start()
+        elif first in b"]}":
+            if depth == MAX_SERVED + 1:
+                parts += [data[kept:start], b"null"]
+                kept = found.end()
+            depth -= 1
+    return b"".join([*parts, data[kept:]])
+
+
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+"""A string, or what is left of the text after a quote: it never fails, so it never looks back."""
+_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _parsed(text: object, most_bytes: int, halves: bool) -> Any:
+    if not isinstance(text, (str, bytes)):
+        raise _WrongError(f"not text but {type(text).__name__}")
+    if len(text) > most_bytes:
+        raise _WrongError(f"longer than {most_bytes} bytes")
+    try:
+        data = text.encode() if isinstance(text, str) else text
+        text = data.decode()
+    except UnicodeError:
+        raise _WrongError("not valid JSON: not UTF-8") from None
+    if len(data) > most_bytes:
+        raise _WrongError(f"longer than {most_bytes} bytes")
+    if _too_deep(data):
+        raise _WrongError(f"not valid JSON: nested deeper than {MAX_DEPTH}")
+    try:
+        value = json.loads(
+            text, parse_int=_int, parse_float=_float, parse_constant=_constant, object_pairs_hook=_object
+        )
+    except _WrongError:
+        raise
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise _WrongError(f"not valid JSON: {_cut(str(error), 200)}") from None
+    # A pair of halves is a character, one half alone is nothing that can be written.
+    if not halves and _HALF.search(text) is not None:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeError:
+            raise _WrongError("not valid JSON: half a character") from None
+    return value
+
+
+def _too_deep(data: bytes) -> bool:
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return False
+    depth = 0
+    for bracket in _STRING.sub(b"", data).translate(None, _NO_BRACKET):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MAX_DEPTH:
+            return True
+    return False
+
+
+def _int(text: str) -> int:
+    if len(text) > 17 or abs(int(text)) > MAX_WHOLE:
+        raise _WrongError(f"number {_cut(text)} is out of range")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    found = float(text)
+    if abs(found) > 1e300:
+        raise _WrongError(f"number {_cut(text)} is out of range")
+    return found
+
+
+def _constant(text: str) -> float:
+    raise _WrongError(f"not valid JSON: {text} is not a number")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise _WrongError(f"not valid JSON: key {_quoted(twice)} comes twice")
+    return found
+
+
+# --- types ----------------------------------------------------------------------------------------------------------
+def _built(cls: type[T], data: object, where: str) -> T:
+    if not isinstance(data, dict):
+        raise _WrongError(f"{where}: expected a JSON object, got {type(data).__name__}")
+    hints, fields = _shape(cls)  # type: ignore[arg-type]
+    unknown = [name for name in data if name not in fields]
+    if unknown:
+        raise _WrongError(f"{where}: unknown field {_quoted(min(map(str, unknown)))}")
+    values: dict[str, Any] = {}
+    for name, spec in fields.items():
+        if name in data:
+            values[name] = _value(f"{where}.{name}", hints[name], data[name])
+        elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
+            raise _WrongError(f"{where}: field {name!r} is missing")
+    return cls(**values)
+
+
+@functools.cache
+def _shape(cls: type[Any]) -> tuple[dict[str, Any], dict[str, dataclasses.Field[Any]]]:
+    """Types and fields by name. Finding them takes a hundred times as long as reading a message with them."""
+    return typing.get_type_hints(cls, include_extras=True), {f.name: f for f in dataclasses.fields(cls)}
+
+
+_ANY_INT = Within(-MAX_WHOLE, MAX_WHOLE)
+_ANY_FLOAT = Within(-MAX_NUMBER, MAX_NUMBER)
+
+
+def _value(where: str, hint: Any, value: Any) -> Any:
+    if hint is int:
+        return _number(where, int, value, _ANY_INT)
+    if hint is float:
+        return _number(where, float, value, _ANY_FLOAT)
+    if hint is str or hint is bool:
+        return _of_type(where, hint, value)
+    origin = typing.get_origin(hint)
+    if origin is Annotated:
+        inner, *extra = typing.get_args(hint)
+        spelled = next((e for e in extra if isinstance(e, Spelled)), None)
+        if spelled is not None:
+            return _spelled(where, value, spelled)
+        return _number(where, inner, value, next(e for e in extra if isinstance(e, Within)))
+    if origin in (typing.Union, types.UnionType):
+        options = typing.get_args(hint)
+        if value is None and type(None) in options:
+            return None
+        return _value(where, next(o for o in options if o is not type(None)), value)
+    if origin is Literal:
+        if not isinstance(value, str) or value not in typing.get_args(hint):
+            known = ", ".join(map(repr, typing.get_args(hint)))
+            raise _WrongError(f"{where}: {_quoted(value)} is not one of {known}")
+        return value
+    if origin is list:
+        (item,) = typing.get_args(hint)
+        return [_value(f"{where}[{i}]", item, v) for i, v in enumerate(_of_type(where, list, value))]
+    if origin is dict:
+        _, item = typing.get_args(hint)
+        return {k: _value(f"{where}[{_quoted(k)}]", item, v) for k, v in _of_type(where, dict, value).items()}
+    if dataclasses.is_dataclass(hint):
+        return _built(typing.cast(Any, hint), value, where)
+    raise AssertionError(f"{where}: no way to read {hint}")  # a mistake of ours, whatever the text
+
+
+_TYPE_WORDS: dict[type[Any], str] = {list: "a list", dict: "an object"}
+
+
+def _of_type(where: str, cls: type[Any], value: Any) -> Any:
+    if not isinstance(value, cls) or (cls is not bool and isinstance(value, bool)):
+        raise _WrongError(f"{where}: expected {_TYPE_WORDS.get(cls, cls.__name__)}, got {type(value).__name__}")
+    return value
+
+
+def _spelled(where: str, value: Any, spelled: Spelled) -> Any:
+    _of_type(where, str, value)
+    if not re.fullmatch(spelled.pattern, value):
+        raise _WrongError(f"{where}: {_quoted(value)} is not {spelled.what}")
+    return value
+
+
+def _number(where: str, cls: type[Any], value: Any, within: Within) -> Any:
+    if cls is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_WHOLE:
+        value = float(value)
+    _of_type(where, cls, value)
+    if not within.least <= value <= within.most:  # not true of NaN
+        raise _WrongError(f"{where}: {_quoted(value)} is not within {within.least:.16g} and {within.most:.16g}")
+    return value
+
+
+def _quoted(value: object) -> str:
+    """`value` for people, cut; a whole number of any length."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**_SHOWN:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, str):
+        return ascii(_cut(value))
+    return _cut(ascii(value) if _flat(value) else type(value).__name__)
+
+
+def _flat(value: object) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _cut(text: str, most: int = _SHOWN) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -1,0 +1,156 @@
+"""The exit codes of a training container: what happened, what that means for its Job, what its user reads. One table.
+
+Made from it: the pod failure policy (`failure_rules` of `kueue_integration`), what launcher and sidecar end with,
+what `status` says, and the section "Exit codes" of docs/faults.md (`python -m proxy.protocol.exit_codes` writes it).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+Action = Literal["Complete", "Ignore", "Count", "FailJob"]
+"""What the Job does with a pod that ended so. Ignore: the attempt is over, the job is not. Count: the same, and
+Kubernetes counts the pod against `backoffLimit`."""
+Then = Literal["the job is complete", "the job goes on", "the attempt is lost", "the job has failed"]
+
+FINISHED: Final = 0
+COMMAND: Final = 2
+RESTORE_REFUSED: Final = 70
+PROTOCOL: Final = 71
+LOST: Final = 81
+DAMAGED: Final = 82
+KILLED: Final = 137
+STOPPED: Final = 143
+
+
+@dataclass(frozen=True)
+class Row:
+    """`code` None: every code that no other row has."""
+
+    code: int | None
+    happened: str
+    action: Action
+    then: Then
+    reads: str
+    """What is read where the container left no words of its own; "": nothing, the cause is somewhere else."""
+    ours: bool = True
+    """The launcher ends with it by its own decision. A program may end with it too."""
+
+
+TABLE: Final = (
+    Row(FINISHED, "every rank of the job has ended with 0", "Complete", "the job is complete", ""),
+    Row(
+        STOPPED,
+        "stopped on request: after a checkpoint, by SIGTERM, or together with an attempt that another pod has lost",
+        "Ignore", "the job goes on", "",
+    ),
+    Row(
+        LOST,
+        "this pod cannot go on for a reason outside of it that passes: the store, the controller, the sidecar or a pod "
+        "that was to be met was away",
+        "Ignore", "the attempt is lost", "what it needed was away for too long; the next attempt tries again",
+    ),
+    Row(
+        DAMAGED,
+        "what the store has of the checkpoint is not what was committed: damaged, or a part is missing",
+        "Ignore", "the attempt is lost", "its checkpoint is damaged in the store",
+    ),
+    Row(
+        KILLED,
+        "killed (SIGKILL): by the kernel for memory, by the kubelet after the grace period, by hand",
+        "Count", "the attempt is lost", "it was killed (SIGKILL)", ours=False,
+    ),
+    Row(
+        RESTORE_REFUSED,
+        "the checkpoint is whole, and cannot be restored in this pod: another image, another machine, a port in use",
+        "FailJob", "the job has failed", "its checkpoint cannot be restored in this pod; the pod's log says why",
+    ),
+    Row(
+        PROTOCOL,
+        "launcher and sidecar were given something that cannot work: a store without permission, a capability missing",
+        "FailJob", "the job has failed", "the platform's part of the pod cannot work; the pod's log says why",
+    ),
+    Row(
+        COMMAND,
+        "the command cannot work here: `accelerate launch`, `python -I`, a working directory that does not exist",
+        "FailJob", "the job has failed", "its command cannot work; the pod's log says why",
+    ),
+    Row(
+        None,
+        "the program ended with an error of its own",
+        "FailJob", "the job has failed", "the program ended with an error; its last words are in the log", ours=False,
+    ),
+)  # fmt: skip
+_BY_CODE: Final = {row.code: row for row in TABLE}
+IGNORED: Final = tuple(sorted(row.code for row in TABLE if row.action == "Ignore" and row.code is not None))
+COUNTED: Final = tuple(sorted(row.code for row in TABLE if row.action == "Count" and row.code is not None))
+RESERVED: Final = frozenset(row.code for row in TABLE if row.ours and row.code not in (None, FINISHED, COMMAND))
+"""Codes that mean something of the platform's: a job cannot ask for something else to be done after them."""
+
+
+def of(code: int) -> Row:
+    """The row of the exit code of a training container."""
+    return _BY_CODE.get(code) or _BY_CODE[None]
+
+
+def of_program(code: int) -> int:
+    """The container's exit code when its program has ended with `code` by itself.
+
+    A program that ends with a code that the Job ignores has failed like any other: the Job must not start it for ever.
+    """
+    return 1 if code in IGNORED else code
+
+
+_FAILED = re.compile(r"\bfailed with exit code (\d+)\b")
+"""In the message of a Job's condition Failed with reason PodFailurePolicy."""
+
+
+def failed_with(message: str) -> int | None:
+    """The exit code that failed a Job, out of its condition's message; None when something else did."""
+    found = _FAILED.search(message)
+    return int(found.group(1)) if found else None
+
+
+def explained(message: str) -> str:
+    """The message of a Job's condition Failed, with what its exit code means."""
+    code = failed_with(message)
+    return message if code is None else f"{of(code).reads}. Kubernetes: {message}"
+
+
+BEGIN: Final = "<!-- exit codes: made by python -m proxy.protocol.exit_codes -->"
+END: Final = "<!-- exit codes: end -->"
+DOCS: Final = Path(__file__).parents[2] / "docs/faults.md"
+
+
+def markdown() -> str:
+    """The table for people."""
+    lines = [
+        "| code | what happened | the Job's pod failure policy | so | what is read without words of the pod's own |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in TABLE:
+        code = "any other" if row.code is None else str(row.code)
+        lines.append(f"| {code} | {row.happened} | {row.action} | {row.then} | {row.reads or '-'} |")
+    return "\n".join(lines)
+
+
+def written_into(text: str) -> str:
+    """`text` of the page with the table as it has to be. Raises ValueError where the page has no place for it."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"no place for the table: wanted the lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{markdown()}\n{END}{after}"
+
+
+def main() -> int:
+    DOCS.write_text(written_into(DOCS.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

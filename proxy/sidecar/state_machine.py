@@ -1,0 +1,315 @@
+"""The checkpoint state machine of the leader: pure functions, no clock, no I/O.
+
+    run -> barrier -> save -> commit -> stopped            (then = "stop")
+     ^        |         |        |
+     +--------+---------+--------+  cancelled, or committed with then = "continue"
+
+    run -> finished                                       every rank of every pod has ended with 0
+
+`observe` is called with everything the leader has heard; it returns the next state and what the shell has to tell
+the controller. `committed`, `cancelled` and `stale` are how the shell answers phase `commit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from ..protocol import page, ratchet
+from ..protocol.ratchet import RankView
+from . import wording
+from .peers import Directive, Op, PodReport, Stop
+
+SILENCE_S: Final = 15.0
+"""A pod that was heard before and says nothing for so long while a checkpoint runs is taken for dead."""
+
+GONE_S: Final = 60.0
+"""A pod that was heard before and says nothing for so long is lost to those that wait for the end of all ranks. The
+kubelet starts a sidecar that died anew within half of that."""
+
+Phase = Literal["run", "barrier", "save", "commit", "stopped", "finished"]
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """Why, until when, and what comes after. Times are of the leader's monotonic clock, here and below."""
+
+    reason: str
+    started_at: float
+    deadline: float
+    then: Literal["stop", "continue"] = "stop"
+    terminating: bool = False
+    """Some pod was asked to end: all end as soon as the checkpoint is committed."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A pod's last report and when it came."""
+
+    report: PodReport
+    at: float
+
+
+@dataclass(frozen=True)
+class State:
+    job: str
+    attempt: int
+    workers: int
+    world_size: int
+    nonce: str = ""
+    """Part of the ids of its checkpoints: of this Job, this attempt and this leader's pod only."""
+    phase: Phase = "run"
+    sequence: int = 0
+    stop_at: int = 0
+    acquired: bool = False
+    """The barrier of the current or last generation was reached: its ranks froze."""
+    anywhere: bool = False
+    """... by stopping them where they were: no rank of this world waits for another."""
+    barrier_at: float = 0.0
+    before: Stop | None = None
+    """The newest stop before the current or last one whose barrier was reached."""
+    trigger: Trigger | None = None
+    exit_now: bool = False
+    asked: frozenset[int] = frozenset()
+    """Pods that were asked to end and are part of the current checkpoint."""
+    answered: frozenset[int] = frozenset()
+    """Pods whose wish for a last checkpoint was tried already; they do not trigger another one."""
+    unsaved: frozenset[int] = frozenset()
+    broken: str = ""
+    """Why not every rank of this world can end with 0 any more."""
+
+    @property
+    def generation(self) -> int:
+        """Of the current or last stop; 0 before the first."""
+        return page.generation(self.attempt, self.sequence) if self.sequence else 0
+
+    @property
+    def checkpoint_id(self) -> str:
+        name = f"{self.job[:32].replace('.', '-').rstrip('-')}-a{self.attempt}-g{self.sequence}"
+        return f"{name}-{self.nonce}" if self.nonce else name
+
+    @property
+    def over(self) -> Stop | None:
+        """While none is under way: the newest stop whose barrier was reached."""
+        if not self.acquired:
+            return self.before
+        return Stop(self.generation, self.stop_at, self.anywhere, self.checkpoint_id)
+
+    @property
+    def goes_on(self) -> bool:
+        """The checkpoint under way does not end the attempt."""
+        return self.trigger is not None and self.trigger.then == "continue" and not self.trigger.terminating
+
+    @property
+    def active(self) -> bool:
+        """A checkpoint is under way."""
+        return self.phase in ("barrier", "save", "commit")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """For the controller: this checkpoint cannot be had. `goes_on`: nothing was to end with it."""
+
+    message: str
+    goes_on: bool = False
+    finishing: bool = False
+    """Because ranks have ended by themselves."""
+
+
+def directive(state: State) -> Directive:
+    """What all pods have to do in `state`. The shell numbers it."""
+    if state.phase == "stopped":
+        op: Op = "exit" if state.exit_now else "stop"
+    elif state.phase == "commit":
+        op = "save"
+    elif state.phase == "finished":
+        op = "finish"
+    else:
+        op = state.phase
+    return Directive(
+        op=op,
+        generation=state.generation,
+        stop_at=state.stop_at,
+        acquired=state.acquired,
+        checkpoint_id=state.checkpoint_id if state.sequence else "",
+        anywhere=state.anywhere,
+        ahead=op == "save" and not state.goes_on,
+        over=state.over if op in ("run", "barrier") else None,
+        unsaved=sorted(state.unsaved),
+        broken=state.broken,
+    )
+
+
+def request(state: State, trigger: Trigger) -> State:
+    """A checkpoint is wanted. One that runs already is joined: `stop` wins with its deadline, else the earlier one."""
+    if state.phase in ("stopped", "finished"):
+        return state
+    if state.trigger is None:
+        return replace(
+            state,
+            phase="barrier",
+            sequence=state.sequence + 1,
+            before=state.over,
+            stop_at=0,
+            acquired=False,
+            anywhere=False,
+            barrier_at=0.0,
+            trigger=trigger,
+            asked=frozenset(),
+        )
+    old = state.trigger
+    # A checkpoint on the side may be given up soon; the one that an eviction waits for has time of its own.
+    ending = [t for t in (old, trigger) if t.then == "stop" or t.terminating] or [old, trigger]
+    joined = replace(
+        old,
+        deadline=min(t.deadline for t in ending),
+        then="stop" if "stop" in (old.then, trigger.then) else "continue",
+        terminating=old.terminating or trigger.terminating,
+    )
+    return replace(state, trigger=joined)
+
+
+def observe(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | None]:
+    """Take in what the pods say. At most one failure at a time; phase `commit` is the shell's to end."""
+    state = _terminating(state, heard, now)
+    if state.phase == "barrier":
+        return _barrier(state, heard, now)
+    if state.phase == "save":
+        return _save(state, heard, now)
+    if state.phase == "run":
+        return _run(state, heard, now), None
+    return state, None
+
+
+def committed(state: State) -> State:
+    """The controller has the checkpoint."""
+    assert state.trigger is not None
+    if state.goes_on:
+        return replace(state, phase="run", trigger=None, barrier_at=0.0)
+    return replace(state, phase="stopped", exit_now=state.trigger.terminating, trigger=None)
+
+
+def stale(state: State) -> State:
+    """This attempt is not the current one: everything ends, nothing more is written."""
+    return replace(state, phase="stopped", exit_now=True, trigger=None)
+
+
+def cancelled(state: State, message: str, finishing: bool = False) -> tuple[State, Failure]:
+    """Give the checkpoint up: the ranks go on. Pods that were asked to end do so now, unless ranks are `finishing`."""
+    unsaved = state.unsaved if finishing else state.unsaved | state.asked
+    after = replace(state, phase="run", trigger=None, answered=state.answered | state.asked, unsaved=unsaved)
+    if state.goes_on:
+        after = replace(after, barrier_at=0.0)
+    return replace(after, asked=frozenset()), Failure(message, state.goes_on, finishing)
+
+
+def world(state: State, heard: Mapping[int, Heard]) -> list[RankView]:
+    """The view of every rank, in order; a rank not heard of is absent."""
+    views = [RankView(count=0, blocked=0, state=page.STATE_ABSENT)] * state.world_size
+    for item in heard.values():
+        for words in item.report.ranks:
+            if 0 <= words.rank < state.world_size:
+                views[words.rank] = RankView(words.count, words.blocked, words.state)
+    return views
+
+
+def _terminating(state: State, heard: Mapping[int, Heard], now: float) -> State:
+    for index in sorted(heard):
+        left = heard[index].report.terminating_in_s
+        if left is None or index in state.answered or index in state.asked:
+            continue
+        if state.phase in ("stopped", "finished"):
+            continue
+        trigger = Trigger(f"pod {index} was asked to end", now, heard[index].at + left, terminating=True)
+        state = request(state, trigger)
+        state = replace(state, asked=state.asked | {index})
+    return state
+
+
+def _run(state: State, heard: Mapping[int, Heard], now: float) -> State:
+    reports = [item.report for item in heard.values()]
+    if len(reports) == state.workers and all(r.done for r in reports):
+        return replace(state, phase="finished", broken="")
+    failed = next((f"pod {r.index}: {r.broken}" for r in reports if r.broken), "")
+    gone = [index for index, item in heard.items() if now - item.at > GONE_S]
+    silent = f"{wording.pods(gone)} not heard for {GONE_S:.0f} s" if gone else ""
+    return replace(state, broken=failed or silent)
+
+
+def _barrier(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | None]:
+    assert state.trigger is not None
+    views = world(state, heard)
+    where = wording.positions(views, state.generation)
+    if not any(item.report.started for item in heard.values()):
+        return cancelled(state, "no rank runs yet in this attempt: nothing new to save")
+    if _free(state, heard, views):
+        state = replace(state, stop_at=_furthest(views), anywhere=True)
+        return replace(state, phase="save", acquired=True, barrier_at=now), None
+    decision = ratchet.decide(views, state.generation, state.stop_at)
+    if decision.finished:
+        return cancelled(state, f"a rank has ended already: {where}", finishing=True)
+    state = replace(state, stop_at=decision.stop_at)
+    if decision.acquired:
+        return replace(state, phase="save", acquired=True, barrier_at=now), None
+    assert state.trigger is not None
+    if now >= state.trigger.deadline:
+        waited = max(0.0, state.trigger.deadline - state.trigger.started_at)
+        return cancelled(state, f"no step boundary within {waited:.0f} s: {where}")
+    failed = _failed(state, heard)
+    if failed:
+        return cancelled(state, f"{failed}: {where}")
+    silent = _silent(state, heard, now)
+    return cancelled(state, f"{silent}: {where}") if silent else (state, None)
+
+
+def _failed(state: State, heard: Mapping[int, Heard]) -> str:
+    reports = (item.report for item in heard.values())
+    return "; ".join(f"pod {r.index}: {r.message}" for r in reports if r.failed == state.generation)
+
+
+def _save(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | None]:
+    assert state.trigger is not None
+    reports = {index: item.report for index, item in heard.items()}
+    failed = _failed(state, heard)
+    if failed:
+        return cancelled(state, f"the barrier was reached at step {state.stop_at}, but saving failed: {failed}")
+    pods = range(state.workers)
+    dumping = [i for i in pods if i not in reports or reports[i].dumped != state.generation]
+    uploading = [i for i in pods if i not in dumping and reports[i].uploaded != state.generation]
+    if not dumping and not uploading:
+        # Ranks that are stopped anywhere take some steps more until they stand.
+        step = _furthest(world(state, heard)) if state.anywhere else state.stop_at
+        return replace(state, phase="commit", stop_at=step), None
+    behind = ", ".join(
+        f"pod {wording.numbers(which)} still {doing}"
+        for which, doing in ((dumping, "dumping"), (uploading, "uploading"))
+        if which
+    )
+    if now >= state.trigger.deadline:
+        waited = max(0.0, state.trigger.deadline - state.barrier_at)
+        text = f"the barrier was reached at step {state.stop_at}, but not saved within {waited:.0f} s: {behind}"
+        return cancelled(state, text)
+    silent = _silent(state, heard, now)
+    return cancelled(state, f"{silent}: {behind}") if silent else (state, None)
+
+
+def _free(state: State, heard: Mapping[int, Heard], views: list[RankView]) -> bool:
+    """Every pod has just said that none of its ranks takes part in anything with others."""
+    assert state.trigger is not None
+    asked_at = state.trigger.started_at
+    news = len(heard) == state.workers and all(i.report.started and i.at >= asked_at for i in heard.values())
+    return news and all(v.state in page.FREE for v in views)
+
+
+def _furthest(views: list[RankView]) -> int:
+    return max(v.count for v in views)
+
+
+def _silent(state: State, heard: Mapping[int, Heard], now: float) -> str:
+    assert state.trigger is not None
+    for index, item in sorted(heard.items()):
+        since = now - max(item.at, state.trigger.started_at)
+        if since > SILENCE_S:
+            return f"pod {index} has not been heard for {since:.0f} s"
+    return ""

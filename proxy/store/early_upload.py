@@ -1,0 +1,110 @@
+"""Storing images while they are still being dumped, so that less is left to do when the dump has ended.
+
+Nothing that is found here counts by itself. Packs of content are stored, as those of an upload that was broken off
+are: nobody refers to them yet. When the images are complete `Upload.put` reads everything again and takes over what was
+found of a segment only if its bytes still have the same sha256. So it does not matter whether the writer of the images
+ever touches what it has written (CRIU appends to pages-*.img and does not): what changes costs time, never a byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ..errors import StoreError
+from . import pack, segments
+from .upload import Upload
+
+PATTERN: Final = "pages-*.img"
+"""What CRIU writes memory to: nearly all of an image."""
+LEAST: Final = 1 << 20
+"""Bytes that must have come for a look to be worth it."""
+POLL_S: Final = 0.05
+
+
+@dataclass
+class _Growing:
+    at: int = 0
+    """Bytes that were looked at."""
+    group: int = 0
+    """Of the pods that divide the work, the one whose turn it is at `at`."""
+    seen: list[segments.Segment] = field(default_factory=list)
+
+
+class Ahead:
+    """Follows growing files, for one upload whose `put` comes later. Memory: one more pack and one segment.
+
+    :param folders: of the ranks; they need not be there yet
+    """
+
+    def __init__(self, upload: Upload, folders: Iterable[Path]) -> None:
+        self._upload = upload
+        self._folders = list(folders)
+        self._files: dict[Path, _Growing] = {}
+        self._batch: dict[bytes, bytes] = {}
+        self._size = 0
+        self.stored = 0
+        """Bytes handed to the writers."""
+
+    def follow(self, growing: Callable[[], bool]) -> None:
+        """Until `growing()` is false. Raises StoreError: the store failed, or the upload was cancelled."""
+        while growing():
+            self._upload.check()
+            moved = False
+            for path in self._paths():
+                if not growing():
+                    break
+                # What is no file of its own is left to `put`, which names it.
+                with contextlib.suppress(FileNotFoundError):
+                    moved |= self._advance(path)
+            if not moved:
+                time.sleep(POLL_S)
+        self._upload.seen = {path: file.seen for path, file in self._files.items()}
+
+    def _paths(self) -> list[Path]:
+        """Of regular files with one name."""
+        found: list[Path] = []
+        for folder in self._folders:
+            with contextlib.suppress(StoreError):  # not there yet
+                entries = self._upload.beneath.entries(folder, PATTERN)
+                found += [path for path, state in entries if stat.S_ISREG(state.st_mode) and state.st_nlink == 1]
+        return found
+
+    def _advance(self, path: Path) -> bool:
+        """One segment of a file, if so much is there."""
+        file = self._files.setdefault(path, _Growing(group=self._upload.part[0]))
+        source = self._upload.beneath.open(path)
+        try:
+            data = os.pread(source, segments.READ_SIZE, file.at)
+        finally:
+            os.close(source)
+        if len(data) < LEAST:
+            return False
+        found = segments.pieces(data, final=False)
+        size = sum(map(len, found))
+        segment = segments.Segment(size, hashlib.sha256(memoryview(data)[:size]).digest(), segments.keyed(found))
+        for (key, _), grain in zip(segment.grains, found, strict=True):
+            if key:
+                self._take(file, key, grain)
+        file.at += size
+        file.seen.append(segment)
+        return True
+
+    def _take(self, file: _Growing, key: bytes, grain: bytes) -> None:
+        """Into the pack that is being filled. What is another pod's turn is left to `put`: it may be there by then."""
+        file.group = self._upload.turn(key, file.group)
+        if file.group != self._upload.part[0] or key in self._batch or self._upload.has(key):
+            return
+        self._batch[key] = grain
+        self._size += len(grain)
+        if self._size >= pack.CONTENT_SIZE or len(self._batch) == pack.MOST_GRAINS:
+            self.stored += self._size
+            batch, self._batch, self._size = list(self._batch.items()), {}, 0
+            self._upload.store([key for key, _ in batch], lambda: batch, counts=False)
