@@ -34,5 +34,30 @@ def get_provider_info() -> dict[str, Any]:
         "sensors": [{"integration-name": "Singularity", "python-modules": ["airflow_provider.sensors"]}],
         "extra-links": [f"airflow_provider.links.{name}" for name in _LINKS],
         "plugins": [{"name": "singularity", "plugin-class": "airflow_provider.plugin.SingularityPlugin"}],
+        "config": {
+            "singularity": {
+                "description": "What Airflow's servers do for training tasks: the tab Training, and looking for Jobs "
+                "whose task has ended.",
+                "options": {
+                    "server_connections": {
+                        "description": "Connections, with commas between them, that the api-server and the scheduler "
+                        "may use for tasks whose kubernetes_conn_id is a template or another task's result. One that "
+                        "the Dag's file names as a plain word needs no entry.",
+                        "version_added": VERSION,
+                        "type": "string",
+                        "example": "cluster_a, cluster_b",
+                        "default": "",
+                    },
+                    "server_exec_plugins": {
+                        "description": "Whether the api-server and the scheduler run the programs that a connection's "
+                        "kubeconfig logs in with (users[].user.exec, auth-provider).",
+                        "version_added": VERSION,
+                        "type": "boolean",
+                        "example": None,
+                        "default": "False",
+                    },
+                },
+            }
+        },
         "triggers": [{"integration-name": "Singularity", "python-modules": ["airflow_provider.triggers"]}],
     }

@@ -16,7 +16,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseEventTrigger
 
-from kueue_integration.status import summarise
+from kueue_integration.jobs.status import summarise
 
 from . import compat
 from .identity import DEPLOYMENT, Claim, TaskKey
@@ -133,6 +133,7 @@ def payload(claim: Claim, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def untold(rows: list[dict[str, Any]], last: str | None) -> list[dict[str, Any]]:
-    """The rows after checkpoint `last`; all if it is None or no longer known."""
+    """The rows after checkpoint `last`; all if it is None or no longer known. Without those that cannot be restored."""
     ids = [row["checkpoint"]["id"] for row in rows]
-    return rows[ids.index(last) + 1 :] if last in ids else list(rows)
+    new = rows[ids.index(last) + 1 :] if last in ids else rows
+    return [row for row in new if not row["checkpoint"].get("unusable")]

@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
 from kueue_integration.errors import SpecError
-from kueue_integration.k8s import Kube
+from kueue_integration.kube.client import Kube
 
 from . import submission, taskflow
 from .exceptions import InvalidTrainingError, TrainingResultError
@@ -71,7 +71,11 @@ class _SingularityTrainDecoratedOperator(DecoratedOperator, SingularityTrainOper
 def singularity_train_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
 ) -> TaskDecorator:
-    """Run the decorated function as a training job: once per rank, with torch.distributed's environment set.
+    """Run the decorated function as a training job: once per rank.
+
+    A job of several ranks (`workers`, `world_size`) has torchrun's environment set, however few pods it runs in. With
+    one rank the function gets what a plain `python3` gives: leave `init_process_group` out, or call it only if
+    `"RANK" in os.environ`.
 
     Arguments must be JSON; XComArgs of upstream tasks are resolved first. What rank 0 returns (JSON, 48 KB at most) is
     the task's XCom. The function is shipped as source: it imports what it needs itself.

@@ -1,4 +1,17 @@
-"""Every error that this package raises on purpose. All are AirflowExceptions: Airflow's retry rules apply to them."""
+"""Every error that this package raises on purpose. All are AirflowExceptions: Airflow's retry rules apply to them.
+
+    SingularityProviderError
+        TrainingFailedError
+            TrainingFailedForGoodError
+            TrainingInfrastructureError
+        TrainingPreemptedError
+        TrainingDeletedError
+        TrainingTimeoutError
+        TrainingResultError
+        KilledError
+        ClusterUnreachableError
+        InvalidTrainingError
+"""
 
 from __future__ import annotations
 

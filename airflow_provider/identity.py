@@ -16,11 +16,11 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from kueue_integration.resources import annotation, is_true
-from proxy.protocol import names
+from kueue_integration.kube.resources import annotation, is_true
+from proxy.protocol import decode, names
 
 DOMAIN = f"airflow.{names.DOMAIN}"
 LABEL_OWNER = f"{DOMAIN}/owner"
@@ -31,6 +31,8 @@ DEPLOYMENT = "singularity_deployment"
 """Name of the Airflow Variable with this Airflow's id."""
 MAX_JOB_NAME = 52
 _HASH_CHARS = 10
+_DNS = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+"""Of Kubernetes: what a namespace and the name of a Job look like."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +59,22 @@ class TaskKey:
 class Try:
     """What tells a cleared task from a retried one.
 
-    `max_tries` grows with every clear of a task that does not run; a task that is cleared while it runs only shows in
-    `clear_number`, which counts the clears of the whole DAG run.
+    `max_tries` grows with every clear of a task that does not run. `clear_number` counts the clears of the whole Dag
+    run: other tasks' too, so it proves nothing alone. A task that is cleared while it runs shows in `cleared_try`.
     """
 
     try_number: int
     max_tries: int
     clear_number: int
+    cleared_try: int = 0
+    """The latest try that was cleared while it ran, as the scheduler has written down (`plugin.cleared`); 0: none."""
 
     def cleared_since(self, earlier: Try) -> bool:
-        """Whether a user cleared the task between `earlier` and this try."""
-        if self.max_tries != earlier.max_tries:
+        """Whether a user cleared this very task between `earlier` and this try."""
+        if self.max_tries != earlier.max_tries or earlier.try_number <= self.cleared_try < self.try_number:
             return True
-        return self.clear_number != earlier.clear_number and self.try_number != earlier.try_number
+        # Only a clear gives a try beyond the last retry.
+        return self.try_number != earlier.try_number and self.try_number > self.max_tries + 1
 
 
 @dataclass(frozen=True)
@@ -96,30 +101,21 @@ class Claim:
 
     @staticmethod
     def from_dict(data: object) -> Claim | None:
-        """A claim as `to_dict` wrote it; None for anything else: both places it is kept in can be edited by people."""
+        """A claim as `to_dict` wrote it, with or without more fields; None for anything else.
+
+        Both places it is kept in can be written by people: namespace and name become part of a URL.
+        """
         if not isinstance(data, Mapping):
             return None
-        try:
-            claim = Claim(
-                key=TaskKey(**data["key"]),
-                generation=int(data["generation"]),
-                made_by=Try(**{name: int(value) for name, value in data["made_by"].items()}),
-                namespace=str(data["namespace"]),
-                name=str(data["name"]),
-                uid=None if data.get("uid") is None else str(data["uid"]),
-                deployment=str(data.get("deployment") or ""),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError):
+        claim = decode.typed(Claim, {field.name: data[field.name] for field in fields(Claim) if field.name in data})
+        if isinstance(claim, decode.Unreadable) or not (_DNS.fullmatch(claim.namespace) and _DNS.fullmatch(claim.name)):
             return None
         return claim
 
     @staticmethod
     def of_job(job: Mapping[str, Any]) -> Claim | None:
         """The claim on `job`, with the Job's uid; None if it carries none."""
-        try:
-            claim = Claim.from_dict(json.loads(annotation(job, ANN_TASK) or ""))
-        except ValueError:
-            return None
+        claim = Claim.from_dict(decode.json_value(annotation(job, ANN_TASK)))
         return None if claim is None else replace(claim, uid=job["metadata"]["uid"])
 
 

@@ -10,18 +10,17 @@ import asyncio
 import contextvars
 import logging
 import random
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
-import aiohttp
-
-from kueue_integration.resources import JOB, WORKLOAD, Kind, Object, label
+from kueue_integration.errors import Gone, KubeError
+from kueue_integration.kube.aio import AsyncKube
+from kueue_integration.kube.interning import Strings
+from kueue_integration.kube.resources import JOB, WORKLOAD, Kind, Object, label
 from proxy.protocol import names
 
-from .cluster import ApiError, AsyncCluster, connect_async
+from .cluster import connect_async
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +38,7 @@ BACKOFF_MAX_S = 30.0
 ALL = ""
 """Instead of a Job's name: a subscription to every managed Job of the namespace."""
 
+_strings = Strings()
 _Key = tuple[int, str, str]
 _informers: dict[_Key, Informer] = {}
 
@@ -77,7 +77,7 @@ class Subscription:
         return self.informer.workloads.get(job["metadata"]["uid"]) if job else None
 
     @property
-    def cluster(self) -> AsyncCluster | None:
+    def cluster(self) -> AsyncKube | None:
         """The client of the watch, None while there is none."""
         return self.informer.cluster
 
@@ -117,7 +117,7 @@ class Informer:
         self.workloads: dict[str, Object] = {}
         """By the uid of their Job."""
         self.trouble = ""
-        self.cluster: AsyncCluster | None = None
+        self.cluster: AsyncKube | None = None
         self.log_slots = asyncio.Semaphore(LOG_READERS)
         self.log_readers = 0
         """Jobs of which output may come right now."""
@@ -180,7 +180,7 @@ class Informer:
             await asyncio.sleep(backoff * random.uniform(0.5, 1.5))  # noqa: S311
             backoff = min(2 * backoff, BACKOFF_MAX_S)
 
-    async def _follow_both(self, cluster: AsyncCluster) -> None:
+    async def _follow_both(self, cluster: AsyncKube) -> None:
         """Ends with the first error of either watch."""
         self._following.clear()
         managed = f"{names.LABEL_MANAGED}=true"
@@ -195,20 +195,18 @@ class Informer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(self, cluster: AsyncCluster, kind: Kind, selector: str) -> None:
+    async def _follow(self, cluster: AsyncKube, kind: Kind, selector: str) -> None:
         while True:
             try:
                 items, version = await self._list(cluster, kind, selector)
                 self._replace(kind, items)
                 del items  # a second copy of everything, for as long as the watch lasts
                 await self._watch(cluster, kind, selector, version)
-            except ApiError as error:
-                if error.status != 410:
-                    raise
+            except Gone:
                 log.info("watch of %s in %s is too old, listing again", kind.plural, self.namespace)
                 await asyncio.sleep(random.uniform(0.0, 1.0))  # noqa: S311
 
-    async def _list(self, cluster: AsyncCluster, kind: Kind, selector: str) -> tuple[list[Object], str]:
+    async def _list(self, cluster: AsyncKube, kind: Kind, selector: str) -> tuple[list[Object], str]:
         """Everything, in compact form and page by page: a thousand whole objects at once would never be given back."""
         found: list[Object] = []
         more = ""
@@ -218,7 +216,7 @@ class Informer:
             if not more:
                 return found, version
 
-    async def _watch(self, cluster: AsyncCluster, kind: Kind, selector: str, version: str) -> None:
+    async def _watch(self, cluster: AsyncKube, kind: Kind, selector: str, version: str) -> None:
         """Follow from `version` over as many connections as it takes. Raises when the watch cannot go on."""
         loop = asyncio.get_running_loop()
         while True:
@@ -277,7 +275,7 @@ class Informer:
     def _report(self, error: BaseException) -> None:
         text = f"{type(error).__name__}: {error}"
         if not self.trouble:
-            expected = isinstance(error, ApiError | aiohttp.ClientError | TimeoutError | OSError)
+            expected = isinstance(error, KubeError | OSError)
             log.warning(
                 "connection %s, namespace %s: cannot follow, asking again: %s",
                 self.conn_id,
@@ -302,7 +300,7 @@ def compact(obj: Object) -> Object:
         spec["template"] = _grace(spec["template"])
     if "podSets" in spec:
         spec["podSets"] = [{key: value for key, value in each.items() if key != "template"} for each in spec["podSets"]]
-    kept: Object = _interned({**obj, "metadata": meta, "spec": spec})
+    kept: Object = _strings.shared({**obj, "metadata": meta, "spec": spec})
     return kept
 
 
@@ -310,17 +308,6 @@ def _grace(template: Object) -> Object:
     """All that a job's status says about its pods' template."""
     seconds = (template.get("spec") or {}).get("terminationGracePeriodSeconds")
     return {"spec": {} if seconds is None else {"terminationGracePeriodSeconds": seconds}}
-
-
-def _interned(value: Any) -> Any:
-    """The same, with one copy of each key and each short text for all objects."""
-    if isinstance(value, dict):
-        return {sys.intern(key): _interned(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_interned(each) for each in value]
-    if isinstance(value, str) and len(value) < 32:
-        return sys.intern(value)
-    return value
 
 
 @asynccontextmanager

@@ -6,12 +6,16 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from kueue_integration.classify import Phase
-from kueue_integration.status import JobStatus
+from kueue_integration.jobs.phase import Phase
+from kueue_integration.jobs.status import JobStatus
+from proxy.protocol import decode
 
 FINAL = frozenset(phase.value for phase in Phase if phase.final)
+MAX_CHARS = 1000
+"""Of a text in a line."""
 MAX_BYTES = 60_000
 """XCom and task-state values are meant to stay below 64 KiB."""
 
@@ -35,7 +39,7 @@ def document(status: JobStatus, preemption_alert: int | None = None) -> dict[str
 def preemptions(status: JobStatus) -> int:
     """How often Kueue preempted this Job: as its Workload counts, or the attempts do when that was made anew."""
     told = sum(1 for record in status.attempts if record.ended_by == "Preempted")
-    return max(told, status.evictions.get("Preempted", 0))
+    return max(told, status.kueue_evictions.get("Preempted", 0))
 
 
 def headline(lineage: Mapping[str, Any]) -> str:
@@ -63,8 +67,9 @@ def goodput(lineage: Mapping[str, Any], now: float) -> float | None:
     for record in attempts:
         stop = record.get("barrier_at") or record.get("evicted_at") or record.get("finished_at") or now
         end = max(end, stop)
-        if record.get("first_step_at") is not None:
-            useful += max(0.0, stop - record["first_step_at"])
+        trains = record.get("first_step_at") or record.get("running_at")
+        if trains is not None:
+            useful += max(0.0, stop - trains)
             if record.get("last_step") is not None and record.get("first_step") is not None:
                 steps += record["last_step"] + 1 - record["first_step"]
     if lineage.get("phase") not in FINAL:
@@ -73,17 +78,64 @@ def goodput(lineage: Mapping[str, Any], now: float) -> float | None:
     return None if end <= start else min(1.0, useful * (1 - wasted) / (end - start))
 
 
-def condensed(lineage: Any, now: float | None = None) -> dict[str, Any] | None:
-    """One line about a job for lists; None for what is not a lineage document."""
-    if not isinstance(lineage, Mapping) or "phase" not in lineage or "attempts" not in lineage:
-        return None
-    attempts = lineage["attempts"]
-    share = goodput(lineage, time.time() if now is None else now)
+@dataclass(frozen=True)
+class _Attempt:
+    """Of an attempt's record, what a line says something of."""
+
+    queued_at: decode.UnixTime | None = None
+    admitted_at: decode.UnixTime = 0.0
+    first_step: decode.Count | None = None
+    first_step_at: decode.UnixTime | None = None
+    last_step: decode.Count | None = None
+    evicted_at: decode.UnixTime | None = None
+    barrier_at: decode.UnixTime | None = None
+    finished_at: decode.UnixTime | None = None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Of a lineage document, what a line says something of."""
+
+    phase: str
+    attempts: list[_Attempt]
+    namespace: str = ""
+    name: str = ""
+    reason: str = ""
+    message: str = ""
+    queue: str = ""
+    step: decode.Count = 0
+    priority_class: str = ""
+    flavor: str = ""
+    pods: decode.Count = 0
+    workers: decode.Count = 0
+    steps_lost: decode.Count = 0
+    created_at: str | None = None
+    attempts_omitted: decode.Count = 0
+
+
+def condensed(lineage: object, now: float | None = None) -> dict[str, Any] | decode.Unreadable:
+    """One line about a job for lists; Unreadable for what is not a lineage document: a task can write what it likes."""
+    if isinstance(lineage, decode.Unreadable):
+        return lineage
+    if not isinstance(lineage, dict):
+        return decode.Unreadable("not a lineage document")
+    attempts = lineage.get("attempts")
+    known = _known(_Job, lineage)
+    if isinstance(attempts, list):
+        known["attempts"] = [_known(_Attempt, record) if isinstance(record, dict) else record for record in attempts]
+    job = decode.typed(_Job, known, "lineage")
+    if isinstance(job, decode.Unreadable):
+        return job
+    found = dataclasses.asdict(job)
+    share = goodput(found, time.time() if now is None else now)
     return {
-        **{name: lineage.get(name) for name in ("namespace", "name", "phase", "reason", "message", "queue", "step",
-                                                "priority_class", "flavor", "pods", "workers", "steps_lost")},
-        "attempts": len(attempts) + lineage.get("attempts_omitted", 0),
-        "evictions": sum(1 for record in attempts if record.get("evicted_at") is not None),
+        **{name: value[:MAX_CHARS] if isinstance(value, str) else value for name, value in found.items()},
+        "attempts": len(job.attempts) + job.attempts_omitted,
+        "evictions": sum(1 for record in job.attempts if record.evicted_at is not None),
         "goodput": None if share is None else round(share, 4),
-        "created_at": lineage.get("created_at"),
-    }  # fmt: skip
+    }
+
+
+def _known(cls: type[Any], data: dict[str, Any]) -> dict[str, Any]:
+    """What a line says nothing of is not looked at: older and newer documents have other fields."""
+    return {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
+
+from proxy.protocol import decode
 
 from . import compat
 
@@ -12,6 +15,13 @@ PLACE_KEY = "log_place"
 START: dict[str, Any] = {"attempt": 0, "newest": "", "left": 2**31}
 """Written by the worker: Airflow's client logs an error for every XCom that is asked for in vain."""
 PLACE_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class _Stand:
+    attempt: int
+    newest: str
+    left: int
 
 
 class Place:
@@ -27,10 +37,8 @@ class Place:
     async def load(self) -> tuple[int, str, int] | None:
         """Attempt, newest, left; None for anything else: people can edit XComs."""
         found = await self._try(lambda: compat.get_xcom(self._ti, PLACE_KEY))
-        try:
-            return int(found["attempt"]), str(found["newest"]), int(found["left"])
-        except (TypeError, KeyError, ValueError):
-            return None
+        place = decode.typed(_Stand, found)
+        return None if isinstance(place, decode.Unreadable) else (place.attempt, place.newest, place.left)
 
     async def save(self, attempt: int, newest: str, left: int) -> None:
         value = {"attempt": attempt, "newest": newest, "left": left}

@@ -1,4 +1,4 @@
-"""What a task instance remembers over all its tries: Airflow's task state store, under four keys.
+"""What a task instance remembers over all its tries: Airflow's task state store, under a few keys.
 
 XComs are wiped when a try starts; this is not. `store` is what Airflow puts into the context as `task_state_store`,
 None where there is none (`dag.test()`): then nothing is remembered, and nothing fails.
@@ -14,9 +14,15 @@ from .identity import Claim
 
 STORE_KEY = "singularity_job"
 """`Claim` of the current Job and the connection it was made with."""
+CLEARED_KEY = "singularity_cleared_try"
+"""Number of the latest try that a user cleared while it ran. The scheduler writes it, no task does."""
 OUTAGE_KEY = "singularity_api_outage_since"
 MANIFEST_KEY = "singularity_manifest"
 """The manifests of the current Job as text, for the tab `Rendered Templates` of the run that ends the task."""
+OUTCOME_KEY = "singularity_outcome"
+"""The trigger's event that ended the current Job: stands before the Job is deleted."""
+RESULT_KEY = "singularity_result"
+"""The value that the task returned then; apart from the event, because both can be long."""
 PAST_KEY = "singularity_past"
 """List of the lineage documents of the jobs that a later try replaced, oldest first."""
 MAX_PAST_BYTES = 48_000
@@ -28,12 +34,43 @@ def remember(store: Any, claim: Claim, conn_id: str) -> None:
         store.set(STORE_KEY, {**claim.to_dict(), "conn_id": conn_id})
 
 
+def cleared_try(store: Any) -> int:
+    """The latest try that was cleared while it ran, 0 for none."""
+    found = None if store is None else store.get(CLEARED_KEY)
+    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+
+
+def keep_outcome(store: Any, event: Mapping[str, Any], result: Any) -> None:
+    """Write down how a Job ended: a worker that is lost after it has deleted the Job leaves nothing else behind.
+
+    Raises what the store raises.
+    """
+    if store is not None:
+        store.set(RESULT_KEY, {"uid": event["job"]["uid"], "value": result})
+        store.set(OUTCOME_KEY, dict(event))
+
+
+def outcome(store: Any, uid: str) -> dict[str, Any] | None:
+    """The event that ended the Job with this uid, with the task's return value as `result`; None when none is kept."""
+    event = None if store is None else store.get(OUTCOME_KEY)
+    if not isinstance(event, dict) or not isinstance(event.get("job"), dict) or event["job"].get("uid") != uid:
+        return None
+    words = [event.get(name) for name in ("status", "message")] + [event["job"].get(n) for n in ("namespace", "name")]
+    lineage, result = event.get("lineage"), store.get(RESULT_KEY)
+    if not all(isinstance(word, str) for word in words) or not (lineage is None or isinstance(lineage, dict)):
+        return None
+    if not isinstance(result, dict) or result.get("uid") != uid:
+        return None
+    return {**event, "lineage": lineage, "result": result.get("value")}
+
+
 def add_past(store: Any, lineage: Mapping[str, Any] | None) -> None:
     """Keep what became of a job that is about to be replaced; the newest of two documents about one job stays."""
     if store is None or lineage is None or not lineage.get("attempts"):
         return
     known = store.get(PAST_KEY)
-    kept = [entry for entry in known if entry.get("uid") != lineage["uid"]] if isinstance(known, list) else []
+    known = known if isinstance(known, list) else []
+    kept = [entry for entry in known if isinstance(entry, dict) and entry.get("uid") != lineage["uid"]]
     kept.append(dict(lineage))
     while len(kept) > 1 and len(json.dumps(kept)) > MAX_PAST_BYTES:
         kept.pop(0)

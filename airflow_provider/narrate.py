@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kueue_integration.status import JobStatus
+from kueue_integration.jobs.status import JobStatus
 from proxy.protocol.messages import AttemptRecord
 
 QUIET_PHASES = frozenset(("Running", "Restoring", "Checkpointing", "Succeeded"))
@@ -61,6 +61,8 @@ def _attempt(
             f"{who}: admitted on flavor {new.flavor} with {_count(new.pods, 'pod')} "
             f"({_count(new.ranks, 'rank')}){wait}; {_start(new, status)}"
         )
+    if _newly(old, new, "running_at") and new.running_at is not None:
+        yield f"{who}: runs, {_seconds(new.running_at - new.admitted_at)} after admission"
     if _newly(old, new, "first_step_at"):
         took = _seconds(new.first_step_at - new.admitted_at) if new.first_step_at is not None else "?"
         yield f"{who}: first step is {new.first_step}, completed {took} after admission{_lost(previous, new)}"
@@ -87,6 +89,11 @@ def _newly(old: AttemptRecord | None, new: AttemptRecord, field: str) -> bool:
 
 
 def _start(record: AttemptRecord, status: JobStatus) -> str:
+    skipped = (f"; checkpoint {other.id} cannot be restored: {other.why}" for other in record.skipped)
+    return _where(record, status) + "".join(skipped)
+
+
+def _where(record: AttemptRecord, status: JobStatus) -> str:
     if not record.restored_from:
         return "starts from the beginning"
     steps: Mapping[str, int] = {str(c["id"]): int(c["step"]) for c in status.checkpoints if "step" in c}
@@ -99,6 +106,10 @@ def _evicted(record: AttemptRecord) -> str:
     if record.preempted_by:
         return f"preempted by {record.preempted_by}; keeps running until its checkpoint is safe"
     reason = record.ended_by or "Evicted"
+    if reason == "Regrown":
+        return "may grow again or move to an earlier flavor; keeps running until its checkpoint is safe"
+    if reason in ("Migrated", "Resized", "Paused"):
+        return f"is {reason.lower()} as asked for; keeps running until its checkpoint is safe"
     return f"evicted by Kueue ({reason}); a checkpoint is asked for"
 
 

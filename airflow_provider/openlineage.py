@@ -16,7 +16,7 @@ same run. The events follow https://openlineage.io/spec/2-0-2/OpenLineage.json; 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,6 +33,8 @@ from openlineage.client.facet_v2 import (
     parent_run,
 )
 from openlineage.client.uuid import generate_static_uuid
+
+from kueue_integration.jobs.status import newest_usable
 
 from . import VERSION
 
@@ -68,6 +70,8 @@ class SingularityAttemptRunFacet(RunFacet):  # type: ignore[misc]
     releasedAt: str | None = None
     checkpoint: str | None = None
     restoredFrom: str | None = None
+    skipped: list[dict[str, Any]] | None = None
+    """Newer checkpoints, which cannot be restored: `id`, `step`, `why`."""
     note: str | None = None
 
     @staticmethod
@@ -169,6 +173,7 @@ def _attempt_facet(lineage: Mapping[str, Any], record: Mapping[str, Any], over: 
         **{name: record[name] for name in ("attempt", "flavor", "pods", "ranks")},
         "queuedAt": _iso(record.get("queued_at")),
         "restoredFrom": record.get("restored_from"),
+        "skipped": record.get("skipped") or None,
     }
     if over:
         known |= {
@@ -204,8 +209,8 @@ def training_facet(lineage: Mapping[str, Any]) -> SingularityTrainingRunFacet:
 
 def checkpoint_datasets(lineage: Mapping[str, Any]) -> list[OutputDataset]:
     """The job's checkpoints as one dataset in its newest version; none: empty."""
-    saved: Sequence[Mapping[str, Any]] = lineage.get("checkpoints") or ()
-    return _datasets(OutputDataset, lineage, saved[-1]["id"]) if saved else []
+    saved = newest_usable(lineage.get("checkpoints") or ())
+    return _datasets(OutputDataset, lineage, saved["id"]) if saved else []
 
 
 def asset_datasets(assets: Iterable[Any]) -> list[Any]:

@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from airflow.sdk import BaseOperator, timezone
-from airflow.sdk.exceptions import AirflowRescheduleException
+from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException
 
-from kueue_integration import jobs, platform
 from kueue_integration.errors import KubeError, SingularityError, SpecError
-from kueue_integration.k8s import Kube
-from kueue_integration.resources import JOB, is_true
-from kueue_integration.status import summarise
+from kueue_integration.jobs import lifecycle
+from kueue_integration.jobs.status import summarise
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import JOB, is_true
+from kueue_integration.spec import platform_config
 
 from . import cluster, compat, parameters, submission
 from .exceptions import (
@@ -28,8 +29,8 @@ from .identity import DEPLOYMENT, Claim, Decision, TaskKey, Try, decide
 from .lineage import document, headline
 from .links import LINKS
 from .logplace import PLACE_KEY, START
-from .memory import MANIFEST_KEY, OUTAGE_KEY, STORE_KEY, add_past, remember
-from .outcome import codes, failure
+from .memory import MANIFEST_KEY, OUTAGE_KEY, STORE_KEY, add_past, cleared_try, keep_outcome, outcome, remember
+from .outcome import codes, failure, for_good
 from .reporting import TrainingReporter
 from .triggers import USER_STATES, SingularityJobTrigger
 
@@ -51,9 +52,10 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     preemptions, last checkpoint. With the openlineage provider every attempt is a run below the task's.
 
     :param queue_name: Kueue LocalQueue in `namespace` (templated). Airflow's own `queue` stays the worker's queue
-    :param command: argv of the program, one process per rank, without torchrun (templated)
+    :param command: argv of the program, one process per rank (templated). Several ranks have torchrun's variables; one
+        rank only as `["torchrun", "train.py"]`, else it gets what a plain shell gives
     :param script: instead of `command`: path of a Python file, relative to the DAG file, that is shipped with the job
-        and run as `python3 <script> <script_args>` (templated)
+        and run as `python3 <script> <script_args>`, as a `command` is (templated)
     :param script_args: arguments of `script` (templated)
     :param name: readable beginning of the Job's name, default the task id; a hash of the task instance is appended
         (templated)
@@ -259,13 +261,16 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         already."""
         ti = context["ti"]
         key = TaskKey.of(ti)
-        now = Try(ti.try_number, ti.max_tries, compat.clear_number(context))
-        kube, default_namespace = cluster.connect(self.kubernetes_conn_id)
-        namespace = self.namespace or default_namespace
         store = context.get("task_state_store")
+        now = Try(ti.try_number, ti.max_tries, compat.clear_number(context), cleared_try(store))
         record = None if store is None else Claim.from_dict(store.get(STORE_KEY))
         if record is not None and record.key != key:
             record = None
+        kept = self._kept(store, now, record)
+        if record is not None and kept is not None:
+            return record, kept
+        kube, default_namespace = cluster.connect(self.kubernetes_conn_id)
+        namespace = self.namespace or default_namespace
         deployment = self._deployment() if record is None else record.deployment
         owned = submission.owned_jobs(kube, namespace, key, {deployment})
         prefix, remembers = self.name or self.task_id, store is not None
@@ -284,7 +289,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         if spec is not None:
             if not decision.adopt:
                 remember(store, claim, self.kubernetes_conn_id)
-            config = platform.load(kube)
+            config = platform_config.load(kube)
             self.manifest = submission.manifest(spec, config)
             done = submission.submit(kube, spec, config)
             claim = replace(claim, namespace=done.namespace, name=done.name, uid=done.uid)
@@ -319,6 +324,21 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             reference = {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid}
             return claim, {"status": "success", "message": "finished already", "job": reference, "lineage": lineage}
         return claim, None
+
+    def _kept(self, store: Any, now: Try, record: Claim | None) -> dict[str, Any] | None:
+        """The event that ended the current Job in a try whose worker was lost afterwards, unless a retry is to train
+        again, as after a failure, or a user wants it to, by a clear."""
+        if record is None or record.uid is None or now.cleared_since(record.made_by):
+            return None
+        event = outcome(store, record.uid)
+        if event is None or (event["status"] != "success" and not for_good(self._failure(event))):
+            return None
+        self.log.info("An earlier try has seen the end of Job %s already, and was lost afterwards", record.name)
+        return event
+
+    def _failure(self, event: Mapping[str, Any]) -> AirflowException:
+        skip, fail = codes(self.skip_on_exit_code), codes(self.fail_on_exit_codes)
+        return failure(event, skip, fail, self.infrastructure_retries)
 
     def _deployment(self) -> str:
         found = compat.variable(DEPLOYMENT) or ""
@@ -385,7 +405,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             if self._kill_requested:
                 self.log.info("The worker is being stopped, the task is %s: Job %s goes on", state, claim.name)
             return
-        jobs.delete(kube, claim.namespace, claim.name, uid=claim.uid)
+        lifecycle.delete(kube, claim.namespace, claim.name, uid=claim.uid)
         raise KilledError(
             f"The task was ended by a user (state {state}) while it was submitted: Job {claim.name} is deleted"
         )
@@ -393,23 +413,34 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     # --- second part: after the trigger's event ---------------------------------------------------------------------
     def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Any:
         """Report what became of the Job. Raises TrainingFailedError, TrainingDeletedError, TrainingTimeoutError."""
-        job, outcome, message = event["job"], event["status"], event["message"]
+        job, status, message = event["job"], event["status"], event["message"]
         where = f"Job {job['namespace']}/{job['name']}"
         store = context.get("task_state_store")
         if store is not None:
             self.manifest = store.get(MANIFEST_KEY)
         self.shown_job = {**job, "workload": (event["lineage"] or {}).get("workload") or ""}
         self._push(context, job, event["lineage"])
-        self.report(context, event["lineage"], outcome == "success")
-        if outcome != "success":
+        self.report(context, event["lineage"], status == "success")
+        if status != "success":
             add_past(store, event["lineage"])
-        value = self._read_result(job) if outcome == "success" else None
-        self._clean_up(job, outcome, bool(event.get("output_shown")))
-        if outcome == "success":
+        value = event.get("result")
+        if status == "success" and "result" not in event:
+            value = self._read_result(job)
+        self._clean_up(job, status, bool(event.get("output_shown")), self._keep(store, event, value))
+        if status == "success":
             self.log.info("%s succeeded: %s", where, message)
             return value
-        skip, fail = codes(self.skip_on_exit_code), codes(self.fail_on_exit_codes)
-        raise failure(event, skip, fail, self.infrastructure_retries)
+        raise self._failure(event)
+
+    def _keep(self, store: Any, event: Mapping[str, Any], value: Any) -> bool:
+        """Whether the outcome is known without the Job. `dag.test()` has no store, and no second try."""
+        try:
+            if "result" not in event:
+                keep_outcome(store, event, value)
+        except Exception as error:  # Airflow does not answer, or takes no such value
+            self.log.warning("The outcome was not stored (%s: %s)", type(error).__name__, error)
+            return False
+        return True
 
     def _read_result(self, job: Mapping[str, Any]) -> Any:
         """Before anything is deleted. An API server that is away for a moment costs a retry that adopts the Job."""
@@ -430,21 +461,22 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             context["ti"].xcom_push(key="lineage", value=dict(lineage))
             self.log.info("%s", headline(lineage))
 
-    def _clean_up(self, job: Mapping[str, Any], outcome: str, shown: bool) -> None:
-        """Show the last output unless it is `shown`, and delete what must go.
+    def _clean_up(self, job: Mapping[str, Any], status: str, shown: bool, kept: bool) -> None:
+        """Show the last output unless it is `shown`, and delete what must go. Only what `kept` says to be known
+        without the Job is deleted by `deletion_policy`.
 
         The outcome stands already: trouble here is only told.
         """
         namespace, name, uid = job["namespace"], job["name"], job["uid"]
-        ended = outcome in ("success", "failed")
-        unwanted = self.deletion_policy == "always" or (self.deletion_policy == "on_success" and outcome == "success")
+        ended = status in ("success", "failed")
+        unwanted = self.deletion_policy == "always" or (self.deletion_policy == "on_success" and status == "success")
         try:
             kube, _ = cluster.connect(self.kubernetes_conn_id)
-            if outcome == "failed" or (ended and not shown):
-                for line in submission.log_tails(kube, namespace, name, failed=outcome == "failed"):
+            if status == "failed" or (ended and not shown):
+                for line in submission.log_tails(kube, namespace, name, failed=status == "failed"):
                     self.log.info("%s", line)
-            if outcome in ("timeout", "preempted") or (ended and unwanted):
-                jobs.delete(kube, namespace, name, uid=uid)
+            if status in ("timeout", "preempted") or (ended and unwanted and kept):
+                lifecycle.delete(kube, namespace, name, uid=uid)
         except Exception as error:
             self.log.warning(
                 "Job %s/%s could not be looked after (%s: %s); if it is still there and not wanted: "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from airflow.sdk.exceptions import AirflowException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-from kueue_integration.classify import OUT_OF_RETRIES
+from kueue_integration.jobs.phase import OUT_OF_RETRIES
+from proxy.protocol import exit_codes
 
 from .exceptions import (
     TrainingDeletedError,
@@ -19,18 +19,9 @@ from .exceptions import (
     TrainingTimeoutError,
 )
 
-_EXIT_CODE = re.compile(r"\bfailed with exit code (\d+)\b")
-"""In the message of a Job's condition Failed with reason PodFailurePolicy."""
-
 OUT_OF_PODS = "BackoffLimitExceeded"
 """Reason of a Job whose pods were killed too often: Kubernetes counts those itself, and is sometimes the first to see
 it. A program that ends with an error never gets here: that fails the Job at once, by its pod failure policy."""
-
-
-def exit_code(message: str) -> int | None:
-    """Exit code of the program that failed the Job; None when something else did."""
-    found = _EXIT_CODE.search(message)
-    return int(found.group(1)) if found else None
 
 
 def codes(value: int | Collection[int] | None) -> frozenset[int]:
@@ -54,7 +45,7 @@ def failure(
         return TrainingPreemptedError(f"{where} {message}; the Job is deleted")
     if outcome == "deleted":
         return TrainingDeletedError(f"{where} was deleted while the task waited for it: {message}")
-    code = exit_code(message)
+    code = exit_codes.failed_with(message)
     if code in skip_on:
         return AirflowSkipException(f"{where} ended with exit code {code}, which skips the task: {message}")
     if code in fail_on:
@@ -66,3 +57,8 @@ def failure(
             f"{where} lost more attempts to the infrastructure than {allowed}: {message}"
         )
     return TrainingFailedError(f"{where} failed: {message}")
+
+
+def for_good(error: AirflowException) -> bool:
+    """Whether Airflow never tries again after `error`."""
+    return isinstance(error, (AirflowFailException, AirflowSkipException))

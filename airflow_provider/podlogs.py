@@ -13,15 +13,14 @@ import random
 import time
 from typing import Any
 
-import aiohttp
-
-from kueue_integration.classify import Phase
-from kueue_integration.resources import POD, Object, annotation, selector
-from kueue_integration.status import JobStatus
+from kueue_integration.errors import Forbidden, Invalid, KubeError, NotFound
+from kueue_integration.jobs.phase import Phase
+from kueue_integration.jobs.status import JobStatus
+from kueue_integration.kube.aio import AsyncKube
+from kueue_integration.kube.resources import POD, Object, annotation, selector
 from proxy.protocol import names
 
 from . import taskflow
-from .cluster import ApiError, AsyncCluster
 from .informer import Subscription
 from .logplace import Place
 
@@ -125,15 +124,13 @@ class PodLog:
         async with self._busy, self._view.log_slots:
             try:
                 self._read_last = await self._read(cluster)
-            except ApiError as error:
-                if error.status in (400, 404):  # its container has not started, or it is gone
-                    self._pod = ""
-                elif error.status in (401, 403):
-                    self._stop(f"the output of the ranks cannot be shown ({error}): the connection needs the "
-                               "permission to list pods and to get pods/log, or set get_logs=False")  # fmt: skip
-                # Anything else is told by whoever follows the Job.
-            except (aiohttp.ClientError, TimeoutError, OSError):
-                pass
+            except (Invalid, NotFound):  # its container has not started, or it is gone
+                self._pod = ""
+            except Forbidden as error:
+                self._stop(f"the output of the ranks cannot be shown ({error}): the connection needs the "
+                           "permission to list pods and to get pods/log, or set get_logs=False")  # fmt: skip
+            except KubeError:
+                pass  # told by whoever follows the Job
         return self._read_last
 
     async def _save_place(self) -> None:
@@ -156,7 +153,7 @@ class PodLog:
             if at == attempt == self._attempt:
                 self._newest = self._saved = newest
 
-    async def _read(self, cluster: AsyncCluster) -> bool:
+    async def _read(self, cluster: AsyncKube) -> bool:
         attempt = self._attempt
         pod = self._pod or await self._find(cluster, attempt)
         if not pod:
@@ -193,7 +190,7 @@ class PodLog:
                 await asyncio.sleep(0)  # other triggers live in this loop too
         return True
 
-    async def _find(self, cluster: AsyncCluster, attempt: int) -> str:
+    async def _find(self, cluster: AsyncKube, attempt: int) -> str:
         """Name of the pod with index 0 of `attempt`, the youngest of several; "" while there is none."""
         query = selector({names.LABEL_JOB: self._job, INDEX_LABEL: "0"})
         pods, _ = await cluster.list(POD, self._view.informer.namespace, query)

@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from kueue_integration.resources import Object
+from kueue_integration.kube.resources import Object
+from kueue_integration.manifests.job_manifests import failure_rules
 from proxy.protocol import names
 
 _OWN = (names.CONTAINER_INSTALL, names.CONTAINER_SIDECAR)
@@ -31,7 +32,8 @@ def _short(obj: Object) -> Object:
     if template:
         pod = {"metadata": template["metadata"], "spec": _pod(template["spec"])}
         kept["spec"] = {**{k: v for k, v in obj["spec"].items() if k != "podFailurePolicy"}, "template": pod}
-        kept["spec"]["podFailurePolicy"] = obj["spec"]["podFailurePolicy"]
+        if obj["spec"]["podFailurePolicy"] != {"rules": failure_rules()}:  # the job has exit codes of its own
+            kept["spec"]["podFailurePolicy"] = obj["spec"]["podFailurePolicy"]
     return kept
 
 

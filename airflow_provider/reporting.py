@@ -10,6 +10,8 @@ from typing import Any
 
 from airflow.sdk import Asset
 
+from kueue_integration.jobs.status import newest_usable
+
 
 class TrainingReporter:
     """Mixin of the operator. `report` notes the lineage for the methods that the openlineage provider calls later."""
@@ -62,7 +64,6 @@ class TrainingReporter:
 
 def model_extra(lineage: Mapping[str, Any]) -> dict[str, Any]:
     """`extra` of the event of an asset that a training has made: which job, how it went, its last checkpoint."""
-    checkpoints = lineage.get("checkpoints") or ()
     attempts = lineage.get("attempts") or ()
     return {
         "job": {name: lineage.get(name) for name in ("namespace", "name", "uid")},
@@ -74,7 +75,7 @@ def model_extra(lineage: Mapping[str, Any]) -> dict[str, Any]:
         "steps_lost": lineage.get("steps_lost"),
         "goodput": lineage.get("goodput"),
         "flavors": list(dict.fromkeys(record["flavor"] for record in attempts)),
-        "checkpoint": dict(checkpoints[-1]) if checkpoints else None,
+        "checkpoint": newest_usable(lineage.get("checkpoints") or ()),
     }
 
 

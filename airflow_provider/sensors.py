@@ -5,15 +5,15 @@ from __future__ import annotations
 import datetime
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.bases.sensor import PokeReturnValue
 
 from kueue_integration.errors import KubeError
-from kueue_integration.resources import Object, is_true
-from kueue_integration.status import summarise
+from kueue_integration.jobs.status import summarise
+from kueue_integration.kube.resources import Object, is_true
 
 from . import cluster, compat, parameters, submission
 from .exceptions import SingularityProviderError
@@ -151,7 +151,7 @@ def look(
     if not jobs:
         return None, False
     _, job = max(jobs, key=lambda pair: pair[0].generation)
-    checkpoints: Sequence[Mapping[str, Any]] = summarise(job, None, ()).checkpoints
+    checkpoints = [c for c in summarise(job, None, ()).checkpoints if not c.get("unusable")]
     good = [c for c in checkpoints if (c.get("step") or 0) >= min_step and (c.get("committed_at") or 0) > after]
     found = dict(good[-1]) if good and (checkpoints[-1].get("committed_at") or 0) <= before else None
     return found, is_true(job, "Complete") or is_true(job, "Failed")

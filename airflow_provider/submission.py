@@ -8,12 +8,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kueue_integration import jobs, manifests, platform
 from kueue_integration.errors import KubeError, SpecError
-from kueue_integration.k8s import Kube
-from kueue_integration.resources import JOB, Object, label, selector
-from kueue_integration.spec import TrainSpec
-from proxy.protocol import names
+from kueue_integration.jobs import lifecycle
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import JOB, Object, label, selector
+from kueue_integration.manifests import job_manifests
+from kueue_integration.spec import platform_config
+from kueue_integration.spec.train_spec import TrainSpec
+from proxy.protocol import exit_codes, names
 
 from . import parameters, rendered, taskflow
 from .identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey, belongs
@@ -62,18 +64,18 @@ def _read(script: str, path: Path) -> str:
         raise SpecError([("script", script, fix)]) from None
 
 
-def submit(kube: Kube, spec: TrainSpec, config: platform.PlatformConfig) -> jobs.Submitted:
+def submit(kube: Kube, spec: TrainSpec, config: platform_config.PlatformConfig) -> lifecycle.Submitted:
     """Create or adopt. Raises SpecError in the operator's words, PlatformError, ConflictError, KubeError."""
     try:
-        return jobs.submit(kube, spec, config)
+        return lifecycle.submit(kube, spec, config)
     except SpecError as error:
         raise parameters.in_operator_words(error) from None
 
 
-def manifest(spec: TrainSpec, config: platform.PlatformConfig) -> str:
+def manifest(spec: TrainSpec, config: platform_config.PlatformConfig) -> str:
     """What `submit` sends, for people. Raises SpecError in the operator's words."""
     try:
-        return rendered.text(manifests.render(spec, config))
+        return rendered.text(job_manifests.render(spec, config))
     except SpecError as error:
         raise parameters.in_operator_words(error) from None
 
@@ -86,7 +88,7 @@ def remove(
     Nothing may be submitted before: two generations of a job would write to the same places.
     """
     for name, uid in doomed:
-        jobs.delete(kube, namespace, name, uid=uid)
+        lifecycle.delete(kube, namespace, name, uid=uid)
     deadline = time.monotonic() + timeout_s
     left = [*doomed]
     while left:
@@ -107,7 +109,8 @@ def log_tails(kube: Kube, namespace: str, name: str, failed: bool, lines: int = 
     try:
         for pod in kube.list_pods(namespace, selector({names.LABEL_JOB: name})):
             code = _exit_code(pod)
-            wanted = code not in (None, 0, names.EXIT_PREEMPTED) if failed else _index(pod) == "0" and code == 0
+            own = code is not None and exit_codes.of(code).action in ("Count", "FailJob")
+            wanted = own if failed else _index(pod) == "0" and code == exit_codes.FINISHED
             if wanted:
                 yield f"--- last lines of {pod['metadata']['name']}, exit code {code}"
                 every = kube.pod_logs(

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kueue_integration.errors import SpecError
+from proxy.protocol import decode
 
 SCRIPT = "training_task.py"
 ARGUMENTS = "training_task.json"
@@ -21,6 +22,8 @@ MARKER = "::singularity-return"
 PIECE = 4000
 MAX_RETURN_BYTES = 48_000
 """Of JSON. An XCom is for results, not for models; and pods' logs are rotated by the kubelet."""
+
+MAX_PIECES = MAX_RETURN_BYTES * 4 // 3 // PIECE + 1
 
 _SCRIPT = '''\
 """Made from the function {name} of an Airflow Dag; every rank runs it."""
@@ -71,15 +74,23 @@ def returned(lines: Iterable[str]) -> Any:
     for line in lines:
         _, found, rest = line.partition(f"{MARKER} ")
         words = rest.split()
-        if not found or len(words) != 2:
-            continue
-        number, _, count = words[0].partition("/")
-        if number == "1":
+        first, _, last = words[0].partition("/") if words else ("", "", "")
+        number, count = decode.whole(first, 1, MAX_PIECES), decode.whole(last, 1, MAX_PIECES)
+        if not found or len(words) != 2 or not isinstance(number, int) or not isinstance(count, int):
+            continue  # the program prints what it likes
+        if number == 1:
             pieces = {}
-        pieces[int(number)], total = words[1], int(count)
+        pieces[number], total = words[1], count
     if not total:
         raise LookupError("rank 0 printed no return value")
     missing = [n for n in range(1, total + 1) if n not in pieces]
     if missing:
         raise LookupError(f"piece {missing[0]} of {total} of the return value is missing from rank 0's output")
-    return json.loads(base64.b64decode("".join(pieces[n] for n in range(1, total + 1))))
+    try:
+        text = base64.b64decode("".join(pieces[n] for n in range(1, total + 1)), validate=True)
+    except ValueError as error:
+        raise LookupError(f"the return value in rank 0's output is not base64: {error}") from None
+    value = decode.json_value(text)
+    if isinstance(value, decode.Unreadable):
+        raise LookupError(f"the return value in rank 0's output is {value.why}")
+    return value

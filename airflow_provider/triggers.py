@@ -8,14 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import aiohttp
-
-from kueue_integration.classify import Phase
-from kueue_integration.resources import JOB
-from kueue_integration.status import JobStatus, summarise
+from kueue_integration.errors import KubeError
+from kueue_integration.jobs.phase import Phase
+from kueue_integration.jobs.status import JobStatus, summarise
+from kueue_integration.kube.resources import JOB
 
 from . import compat
-from .cluster import ApiError, connect_async
+from .cluster import connect_async
 from .informer import Subscription, subscribe
 from .lineage import document, preemptions
 from .logplace import Place
@@ -229,7 +228,7 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         try:
             async with connect_async(self.conn_id) as cluster:
                 job = await cluster.find(JOB, self.namespace, self.name)
-        except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (KubeError, OSError) as error:
             self.log.info("Job %s is not in sight and cannot be asked for, waiting on: %s", self.name, error)
             return False
         return job is None or job["metadata"]["uid"] != self.uid
@@ -295,8 +294,8 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         while True:
             try:
                 return await action()
-            except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
-                if isinstance(error, ApiError) and error.status < 500 and error.status != 429:
+            except (KubeError, OSError) as error:
+                if isinstance(error, KubeError) and not error.transient:
                     raise
                 self.log.info("Asking again: %s", error)
                 await asyncio.sleep(1.0)

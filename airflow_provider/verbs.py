@@ -1,4 +1,4 @@
-"""The verbs for DAGs and for buttons: what `kueue_integration.verbs` does, through an Airflow connection.
+"""The verbs for DAGs and for buttons: what `kueue_integration.requests.verbs` does, through an Airflow connection.
 
     from airflow_provider.verbs import JobVerbs
 
@@ -13,9 +13,9 @@ The name of the Job of a task is in its XCom `lineage`, and in its log.
 
 from __future__ import annotations
 
-from kueue_integration import verbs
-from kueue_integration.kube import Kube
-from kueue_integration.verbs import Result
+from kueue_integration.kube.api import Kube
+from kueue_integration.requests import verbs
+from kueue_integration.requests.verbs import Result
 
 from . import cluster
 
@@ -43,13 +43,13 @@ class JobVerbs:
         return self._connected
 
     def resize(self, job: str, workers: int, min_workers: int | None = None) -> Result:
-        """Change the number of pods; see `kueue_integration.verbs.resize`."""
+        """Change the number of pods; see `kueue_integration.requests.verbs.resize`."""
         return verbs.resize(*self._where(), job, workers, min_workers, by=self._by)
 
     def migrate(
         self, job: str, flavor: str | None = None, away_from_node: str | None = None, anywhere: bool = False
     ) -> Result:
-        """Move to a flavor or away from a node; see `kueue_integration.verbs.migrate`."""
+        """Move to a flavor or away from a node; see `kueue_integration.requests.verbs.migrate`."""
         return verbs.migrate(*self._where(), job, flavor, away_from_node, anywhere, by=self._by)
 
     def checkpoint(self, job: str, timeout_s: float | None = None) -> Result:

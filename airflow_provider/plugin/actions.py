@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kueue_integration import visibility
-from kueue_integration.k8s import Kube
-from kueue_integration.resources import JOB, selector
-from kueue_integration.status import summarise
+from kueue_integration.jobs import queue_position
+from kueue_integration.jobs.status import summarise
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import JOB, selector
 from proxy.protocol import names
 
-from .. import cluster
 from ..exceptions import SingularityProviderError
 from ..identity import Claim, TaskKey
 from ..lineage import document
+from . import connection
 
 LIVE_FOR_S = 2.0
 """Open tabs of the same task share one look at the cluster."""
@@ -30,7 +30,7 @@ class NotTheJobError(SingularityProviderError):
 class Clusters:
     """One client per connection for the life of the api-server, and answers that are seconds old at most."""
 
-    def __init__(self, connect: Callable[[str], tuple[Kube, str]] = cluster.connect) -> None:
+    def __init__(self, connect: Callable[[str], tuple[Kube, str]] = connection.connect) -> None:
         self._connect = connect
         self._lock = threading.Lock()
         self._known: dict[str, Kube] = {}
@@ -63,7 +63,7 @@ class Clusters:
         job = find(kube, key, claim)
         pods = kube.list_pods(claim["namespace"], selector({names.LABEL_JOB: claim["name"]}))
         workload = kube.get_workload_for_job(job)
-        found = document(summarise(job, workload, pods, visibility.position(kube, workload)))
+        found = document(summarise(job, workload, pods, queue_position.position(kube, workload)))
         with self._lock:
             self._seen = {k: v for k, v in self._seen.items() if time.monotonic() - v[0] < LIVE_FOR_S}
             self._seen[key] = (time.monotonic(), found)

@@ -26,12 +26,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import QueryParams
 from starlette.types import Scope
 
-from kueue_integration import verbs
 from kueue_integration.errors import KubeError, SingularityError, SpecError
-from kueue_integration.k8s import Kube
+from kueue_integration.kube.client import Kube
+from kueue_integration.requests import verbs
+from proxy.protocol import decode
 
 from ..identity import TaskKey
-from . import STATIC, data, listing
+from . import STATIC, connection, data, listing
 from .actions import Clusters, NotTheJobError, find
 
 log = logging.getLogger(__name__)
@@ -94,14 +95,17 @@ def _action(name: str) -> list[Any]:
 @app.get(TI + "/context", dependencies=[READ])
 def context(key: Key, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
     """What Airflow knows: whether the user may act, which job there is and what it has been through, as the task's
-    XCom `lineage` says (None before the first), and the jobs that earlier tries had."""
+    XCom `lineage` says, and the jobs that earlier tries had. `kept` is None before the first XCom, and for one that
+    cannot be read, of which `why` says more."""
     details = DagDetails(id=key.dag_id, team_name=DagModel.get_team_name(key.dag_id))
     can_act = get_auth_manager().is_authorized_dag(
         method="PUT", access_entity=DagAccessEntity.TASK_INSTANCE, details=details, user=user
     )
     claim = data.claim(session, key)
     job = None if claim is None else {name: claim[name] for name in ("namespace", "name", "uid")}
-    return {"can_act": can_act, "job": job, "kept": data.lineage(session, key), "past": data.past(session, key)}
+    kept = data.lineage(session, key)
+    why = kept.why if isinstance(kept, decode.Unreadable) else None
+    return {"can_act": can_act, "job": job, "kept": None if why else kept, "why": why, "past": data.past(session, key)}
 
 
 @app.get(TI + "/live", dependencies=[READ])
@@ -125,15 +129,17 @@ def runs(
     dag_id: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> Response:
-    """`{"runs": [...]}`: all training task instances of Dags that the user may read, newest first. 304 when a browser
-    has shown what there is: it asks so by itself."""
+    """`{"runs": [...], "unreadable": [...]}`: all training task instances of Dags that the user may read, newest
+    first, and those whose XCom is not a lineage document, with `why`. 304 when a browser has shown what there is: it
+    asks so by itself."""
     readable = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
     found = listing.listed(session, readable, dag_id, limit)
     tag = f'W/"{listing.version(found, time.time())}"'
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
-    return JSONResponse({"runs": lines.of(session, found)}, headers=headers)
+    runs, unreadable = lines.of(session, found)
+    return JSONResponse({"runs": runs, "unreadable": unreadable}, headers=headers)
 
 
 @app.post(TI + "/actions/checkpoint", dependencies=_action("checkpoint"))
@@ -182,20 +188,23 @@ def _with_job(
     claim = data.claim(session, key)
     if claim is None:
         raise HTTPException(404, "this task instance has not submitted a training job yet")
-    conn_id = claim.get("conn_id")
+    conn_id = "?"
     try:
-        return action(clusters.kube(str(conn_id)), claim)
+        conn_id = connection.of(session, key, claim.get("conn_id"))
+        return action(clusters.kube(conn_id), {**claim, "conn_id": conn_id})
     except NotTheJobError as error:
         raise HTTPException(404, str(error)) from None
+    except connection.RefusedError as error:
+        raise HTTPException(409, str(error)) from None
     except SpecError as error:
         raise HTTPException(422, "; ".join(f"{field} = {value!r}: {text}" for field, value, text in error.problems))  # noqa: B904
     except KubeError as error:
-        clusters.forget(str(conn_id))
+        clusters.forget(conn_id)
         raise HTTPException(502, f"the cluster of connection {conn_id} did not do it: {error}") from None
     except SingularityError as error:
         raise HTTPException(409, str(error)) from None
     except Exception as error:  # a connection that is missing or broken raises whatever its provider likes
         log.exception("connection %s", conn_id)
-        clusters.forget(str(conn_id))
+        clusters.forget(conn_id)
         what = f"{type(error).__name__}: {error}"
         raise HTTPException(502, f"the api-server cannot use connection {conn_id!r} ({what})") from None

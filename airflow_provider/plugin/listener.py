@@ -31,7 +31,11 @@ def on_starting(component: Any) -> None:
 
 @hookimpl  # type: ignore[untyped-decorator]
 def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any) -> None:
-    """Airflow's hook."""
+    """Airflow's hook: before the row with its new state is written, in the session that writes it."""
+    if hasattr(task_instance, "_sa_instance_state"):
+        from .cleared import note
+
+        note(task_instance)
     _look(task_instance)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -19,9 +20,11 @@ from airflow.models.xcom import XComModel
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
+from proxy.protocol import decode
+
 from .. import VERSION, compat
 from ..lineage import FINAL, condensed
-from .data import decoded
+from .data import as_text, decoded
 
 MAX_RUNS = 1000
 MAX_KEPT = 10_000
@@ -30,6 +33,10 @@ CHUNK = 200
 """Documents in one query."""
 MINUTE_S = 60.0
 ENDED = frozenset(("success", "failed", "skipped", "removed", "upstream_failed"))
+
+
+Line = dict[str, Any] | decode.Unreadable
+log = logging.getLogger(__name__)
 
 
 class Listed(NamedTuple):
@@ -86,31 +93,39 @@ class Lines:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[tuple[tuple[int, str, int], str], dict[str, Any] | None] = {}
+        self._kept: dict[tuple[tuple[int, str, int], str], Line] = {}
         """By place and by when the document was written: another document is another entry."""
 
-    def of(self, session: Session, rows: Sequence[Listed]) -> list[dict[str, Any]]:
-        """One entry for each of `rows` whose document is a lineage: the line, and where it belongs."""
+    def of(self, session: Session, rows: Sequence[Listed]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """One entry for each of `rows`: the line, and where it belongs; and those whose document cannot be read, with
+        the reason as `why`."""
         with self._lock:
             kept = self._kept
             known = {row.place: kept[row.place, row.written] for row in rows if (row.place, row.written) in kept}
         fresh = list(self._read(session, [row for row in rows if row.place not in known]))
-        known |= {row.place: line for row, line in fresh}
+        for row, line in fresh:
+            known[row.place] = line
+            if isinstance(line, decode.Unreadable):
+                log.warning("XCom lineage of %s is left out: %s", row[:4], line.why)
         with self._lock:
             if len(self._kept) + len(fresh) > MAX_KEPT:
                 self._kept.clear()
             self._kept |= {
                 (row.place, row.written): line
                 for row, line in fresh
-                if line is None or line["phase"] in FINAL or row.state in ENDED
+                if isinstance(line, decode.Unreadable) or line["phase"] in FINAL or row.state in ENDED
             }
-        return [
-            {**line, **dict(zip(("dag_id", "run_id", "task_id", "map_index"), row, strict=False)), "state": row.state}
-            for row in rows
-            if (line := known.get(row.place)) is not None
-        ]
+        lines, unreadable = [], []
+        for row in rows:
+            found = known.get(row.place)  # None: deleted meanwhile
+            place = {**dict(zip(("dag_id", "run_id", "task_id", "map_index"), row, strict=False)), "state": row.state}
+            if isinstance(found, decode.Unreadable):
+                unreadable.append({**place, "why": found.why})
+            elif found is not None:
+                lines.append({**found, **place})
+        return lines, unreadable
 
-    def _read(self, session: Session, rows: Sequence[Listed]) -> Iterable[tuple[Listed, dict[str, Any] | None]]:
+    def _read(self, session: Session, rows: Sequence[Listed]) -> Iterable[tuple[Listed, Line]]:
         """Rows with their lines. A document that was written anew meanwhile stands under the time it has now."""
         place = tuple_(XComModel.dag_run_id, XComModel.task_id, XComModel.map_index)
         wanted = {row.place: row for row in rows}
@@ -118,7 +133,8 @@ class Lines:
         for start in range(0, len(wanted), CHUNK):
             some = list(wanted)[start : start + CHUNK]
             query = select(
-                XComModel.dag_run_id, XComModel.task_id, XComModel.map_index, XComModel.timestamp, XComModel.value
+                XComModel.dag_run_id, XComModel.task_id, XComModel.map_index, XComModel.timestamp,
+                as_text(XComModel.value).label("value"),
             ).where(XComModel.key == "lineage", place.in_(some))
             for found in session.execute(query):
                 row = wanted[found[0], found[1], found[2]]

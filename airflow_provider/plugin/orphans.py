@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 from airflow.utils.session import create_session
 
-from kueue_integration import jobs
-from kueue_integration.resources import Object, is_true
+from kueue_integration.jobs import lifecycle
+from kueue_integration.kube.resources import Object, is_true
 
-from .. import cluster, submission
+from .. import submission
 from ..identity import TaskKey
 from ..triggers import USER_STATES
-from . import data
+from . import connection, data
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +39,20 @@ def delete_orphans(dag_id: str, run_id: str) -> int:
         claims = data.claims(session, dag_id, run_id)
     deleted = 0
     for key, claim in claims:
-        kube, _ = cluster.connect(claim["conn_id"])
+        try:
+            with create_session() as session:
+                conn_id = connection.of(session, key, claim["conn_id"])
+            kube, _ = connection.connect(conn_id)
+        except connection.RefusedError as error:  # asking again would not change it
+            log.warning("Jobs that %s may have left were not looked for: %s", key, error)
+            continue
         owned = submission.owned_jobs(kube, claim["namespace"], key, {claim.get("deployment", "")})
         alive = [job for job in owned if not _over(job)]
         if not alive or _state(key) not in USER_STATES:
             continue
         for job in alive:
             name = job["metadata"]["name"]
-            if jobs.delete(kube, claim["namespace"], name, uid=job["metadata"]["uid"]):
+            if lifecycle.delete(kube, claim["namespace"], name, uid=job["metadata"]["uid"]):
                 deleted += 1
                 log.warning("%s has ended, nobody waits for Job %s/%s: deleted", key, claim["namespace"], name)
     return deleted

@@ -3,6 +3,7 @@
 An ordinary training script: it knows nothing about checkpoints, queues or preemption.
 
     torchrun --nproc-per-node 4 train_digits.py --data digits.npz --output out --steps 900
+    python3 train_digits.py --data digits.npz --output out --steps 900                       (one process)
 
 Reads an .npz with `x_train` (float32, n x 8 x 8, values 0..1) and `y_train` (int64, n). Writes to --output:
 `loss-rank<r>.log` (one line `step loss` per step, the loss as a hexadecimal float, so that two runs can be compared
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -77,15 +79,19 @@ def main() -> None:
     args = parse_args()
     torch.set_num_threads(1)  # several ranks share few cores; and sums must not depend on the machine's core count
     torch.use_deterministic_algorithms(True)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    rank, world = 0, 1
+    if "RANK" in os.environ:  # torchrun's: this process is one of several
+        dist.init_process_group("gloo")
+        rank, world = dist.get_rank(), dist.get_world_size()
     args.output.mkdir(parents=True, exist_ok=True)
 
     with np.load(args.data) as data:
         images = torch.from_numpy(data["x_train"]).unsqueeze(1)
         labels = torch.from_numpy(data["y_train"])
     dataset = TensorDataset(images, labels)
-    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(dataset, shuffle=True, seed=args.seed)
+    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(
+        dataset, world, rank, shuffle=True, seed=args.seed
+    )
     loader = DataLoader(
         dataset,
         batch_size=args.batch_size,
@@ -98,7 +104,7 @@ def main() -> None:
     net = DigitNet(args.width, dropout=0.25)
     if args.weights is not None and args.weights.exists():
         net.load_state_dict(torch.load(args.weights, weights_only=True))
-    model = DistributedDataParallel(net)
+    model: nn.Module = DistributedDataParallel(net) if dist.is_initialized() else net
     torch.manual_seed(1000 * (args.seed + 1) + rank)  # every rank drops other neurons
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, args.steps))
@@ -128,12 +134,13 @@ def main() -> None:
     if log_path.resolve() != target.resolve():
         shutil.copyfile(log_path, target)
     if rank == 0:
-        weights = model.module.state_dict()
+        weights = net.state_dict()
         np.savez(args.output / "weights.npz", **{name: tensor.numpy() for name, tensor in weights.items()})
         torch.save(weights, args.output / "weights.pt")
         print(f"done after {step} steps, weights in {args.output}", flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -98,7 +98,9 @@
     return `${value >= 100 || unit === 0 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
   };
   const percent = (value) => (known(value) ? `${Math.round(value * 100)} %` : "–");
-  const steps = (a) => (known(a.first_step) && known(a.last_step) ? `${a.first_step} – ${a.last_step}` : known(a.first_step) ? `${a.first_step} –` : "–");
+  const steps = (a) => (known(a.first_step) && known(a.last_step) ? `${a.first_step} – ${a.last_step}` : known(a.first_step) && known(a.first_step_at) ? `${a.first_step} –` : "–");
+  // Its first step; a program without steps trains as soon as it runs.
+  const trains = (a) => (known(a.first_step_at) ? a.first_step_at : a.running_at);
   const clock = (unix) => new Date(unix * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
   const ended = (a) => {
     if (a.ended_by === "Finished") return ["success", "finished"];
@@ -147,8 +149,8 @@
     const parts = [];
     const add = (kind, from, to, words) => { if (known(from) && to > from) parts.push({ kind, from, to, words: `${words}: ${seconds(to - from)}` }); };
     add("queue", a.queued_at, a.admitted_at, "waited for quota");
-    add("start", a.admitted_at, a.first_step_at || stop, a.restored_from ? `restored ${a.restored_from}` : "started");
-    add("run", a.first_step_at, stop, `trained, steps ${steps(a)}`);
+    add("start", a.admitted_at, trains(a) || stop, a.restored_from ? `restored ${a.restored_from}` : "started");
+    add("run", trains(a), stop, `trained, steps ${steps(a)}`);
     if (a.evicted_at) add("save", a.evicted_at, a.committed_at || a.released_at || end, a.checkpoint ? `checkpoint ${a.checkpoint}` : "no checkpoint");
     return parts;
   }
@@ -243,6 +245,7 @@
     if (!job) {
       const { error } = context;
       if (error) return h(C.Box, { p: 4 }, h(Notice, { status: "error", title: error.status === 403 ? "You may not read this Dag" : `Training data cannot be read${error.status ? ` (${error.status})` : ""}` }, error.message));
+      if (context.data && context.data.why) return h(C.Box, { p: 4 }, h(Notice, { status: "warning", title: "This task's XCom lineage cannot be read" }, context.data.why));
       return h(Empty, { title: "No training data" }, "This task is not a training step, or its job has not been submitted yet.");
     }
     const now = over.current ? Math.max(...job.attempts.map((a) => a.finished_at || a.released_at || a.admitted_at), 0) : Date.now() / 1000;
@@ -275,7 +278,7 @@
       job.curve && job.curve.length > 1 && h(Card, { title: "Training loss" }, h(Curve, { points: job.curve, cuts })),
       job.attempts.length > 0 && h(Card, { title: "Attempts" }, h(Table, { testid: "training-attempts",
         heads: ["#", "Flavor", "Pods", "Steps", "Queued", "To first step", "Checkpoint", "Ended", "Note"],
-        rows: [...job.attempts].reverse().map((a) => [a.attempt, a.flavor, a.pods, steps(a), between(a.queued_at, a.admitted_at), between(a.admitted_at, a.first_step_at), between(a.evicted_at, a.committed_at),
+        rows: [...job.attempts].reverse().map((a) => [a.attempt, a.flavor, a.pods, steps(a), between(a.queued_at, a.admitted_at), between(a.admitted_at, trains(a)), between(a.evicted_at, a.committed_at),
           h(C.Badge, { colorPalette: ended(a)[0] }, ended(a)[1]), a.note || ""]) })),
       job.checkpoints.length > 0 && h(Card, { title: "Checkpoints" }, h(Table, { testid: "training-checkpoints", heads: ["Checkpoint", "Step", "Committed", "Size", "New in the store"],
         rows: [...job.checkpoints].reverse().map((c) => [c.id, known(c.step) ? c.step : "–", known(c.committed_at) ? `${clock(c.committed_at)} (${seconds(Math.max(0, Date.now() / 1000 - c.committed_at))} ago)` : "–", bytes(c.bytes), bytes(c.bytes_stored)]) })),
@@ -292,7 +295,7 @@
     if (!state.data) return h(C.Box, { p: 4 }, h(Notice, { status: "error", title: "Training runs cannot be read" }, state.error.message));
     const words = wanted.trim().toLowerCase();
     const found = state.data.runs.filter((r) => !words || [r.dag_id, r.task_id, r.run_id, r.queue, r.phase, r.flavor, r.name].some((v) => String(v || "").toLowerCase().includes(words)));
-    if (!state.data.runs.length) return h(Empty, { title: "No training runs" }, "Tasks made with SingularityTrainOperator or @task.singularity_train appear here.");
+    if (!state.data.runs.length && !(state.data.unreadable || []).length) return h(Empty, { title: "No training runs" }, "Tasks made with SingularityTrainOperator or @task.singularity_train appear here.");
     const alive = state.data.runs.filter((r) => !FINAL.includes(r.phase) && !TASK_FINAL.includes(r.state));
     const shares = state.data.runs.map((r) => r.goodput).filter(known);
     const link = (r) => `/dags/${segment(r.dag_id)}/runs/${segment(r.run_id)}/tasks/${segment(r.task_id)}${r.map_index >= 0 ? `/mapped/${r.map_index}` : ""}/plugin/training`;
@@ -302,6 +305,8 @@
           h(Stat, { label: "Evictions" }, state.data.runs.reduce((sum, r) => sum + r.evictions, 0)), h(Stat, { label: "Steps lost" }, state.data.runs.reduce((sum, r) => sum + (r.steps_lost || 0), 0)),
           shares.length > 0 && h(Stat, { label: "Goodput", hint: "mean over the runs" }, percent(shares.reduce((a, b) => a + b, 0) / shares.length))),
         h(C.Input, { placeholder: "Dag, task, queue, flavor, phase", value: wanted, onChange: (e) => setWanted(e.target.value), width: "280px", size: "sm", "aria-label": "filter" })),
+      (state.data.unreadable || []).length > 0 && h(Notice, { status: "warning", title: `Not shown: ${state.data.unreadable.length} whose XCom lineage cannot be read` },
+        state.data.unreadable.slice(0, 5).map((r) => `${r.dag_id}, ${r.run_id}, ${r.task_id}${r.map_index >= 0 ? ` [${r.map_index}]` : ""}: ${r.why}`).join("; ")),
       h(Table, { testid: "training-runs-table", heads: [...(dagId ? [] : ["Dag"]), "Task", "Run", "Phase", "Queue", "On", "Step", "Attempts", "Lost", "Goodput", "Why"],
         rows: found.slice(0, shown).map((r) => [...(dagId ? [] : [r.dag_id]),
           h(C.Link, { asChild: true, color: "fg.info" }, h(Router.Link, { to: link(r) }, r.map_index >= 0 ? `${r.task_id} [${r.map_index}]` : r.task_id)), r.run_id, h(Phase, { phase: r.phase, size: "sm" }), r.queue,
