@@ -1,0 +1,1 @@
+"""One module for each part, with one function: `run(kit, result)`. It fills the result; PartError ends it."""
