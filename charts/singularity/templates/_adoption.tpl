@@ -1,4 +1,4 @@
-{{/* Generated: python -m kueue_integration.adoption.policy (a test compares). Do not edit. */}}
+{{/* Generated: python -m kueue_integration.adoption.admission_policy (a test compares). Do not edit. */}}
 {{- define "singularity.adoption.parts" }}
 {
  "apiVersion": "v1",
@@ -384,6 +384,8 @@
             "containerName": "node",
             "operator": "In",
             "values": [
+             81,
+             82,
              143
             ]
            }
@@ -683,9 +685,7 @@
             },
             "imagePullPolicy": {{ .root.Values.imagePullPolicy | toJson }},
             "command": [
-             "python3",
-             "-m",
-             "_singularity.launcher"
+             "/singularity/agent/launcher/start"
             ]
            }
           ],

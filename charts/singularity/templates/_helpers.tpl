@@ -28,3 +28,29 @@ admissionregistration.k8s.io/v1beta1
 {{- range .of }}{{ $found = append $found (get . $.key) }}{{ end -}}
 {{- toJson $found -}}
 {{- end }}
+
+{{/* Values of the guard may be missing: `helm upgrade --reuse-values` brings no defaults of a newer chart. */}}
+{{/* JSON list of the users who may write the annotations that are the controller's. */}}
+{{- define "singularity.guard.accounts" -}}
+{{- $found := list (printf "system:serviceaccount:%s:singularity-controller" .Release.Namespace) -}}
+{{- if .Values.multikueue.worker.enabled -}}
+{{- $found = append $found (printf "system:serviceaccount:%s:singularity-multikueue" .Release.Namespace) -}}
+{{- end -}}
+{{- concat $found (dig "accounts" list (.Values.guard | default dict)) | toJson -}}
+{{- end }}
+
+{{/* JSON: the paths of nodes that the platform's own volumes show, and those of them of which every mount is read-only. */}}
+{{- define "singularity.guard.hostPaths" -}}
+{{- $paths := list }}{{ $read := list -}}
+{{- range $volume := .Values.pods.volumes }}
+{{- if $volume.hostPath }}
+{{- $paths = append $paths $volume.hostPath.path }}
+{{- $mounts := 0 }}{{ $written := 0 }}
+{{- range $.Values.pods.volumeMounts }}
+{{- if eq .name $volume.name }}{{ $mounts = add1 $mounts }}{{ if not .readOnly }}{{ $written = add1 $written }}{{ end }}{{ end }}
+{{- end }}
+{{- if and $mounts (not $written) }}{{ $read = append $read $volume.hostPath.path }}{{ end }}
+{{- end }}
+{{- end }}
+{{- dict "paths" $paths "readOnly" $read | toJson -}}
+{{- end }}
