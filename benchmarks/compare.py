@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from localcluster import rootfs
 from localcluster.config import cache_dir
 from localcluster.errors import LocalClusterError
+from localcluster.images import rootfs
 from localcluster.prepare import Prepared, prepare
 from proxy.protocol.manifest import Manifest, Requirements
 from proxy.store import Store

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 
 from kueue_integration.errors import Gone, KubeError
-from kueue_integration.k8s import Kube
-from kueue_integration.resources import Kind, Object
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import Kind, Object
 
 AGAIN_S = 0.5
 

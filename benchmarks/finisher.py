@@ -6,10 +6,10 @@ import threading
 import time
 from datetime import datetime, timezone
 
-from kueue_integration.controller.workqueue import WorkQueue
+from kueue_integration.controller.work_queue import WorkQueue
 from kueue_integration.errors import KubeError
-from kueue_integration.k8s import Kube
-from kueue_integration.resources import WORKLOAD, Object, condition, is_true
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import WORKLOAD, Object, condition, is_true
 
 from .events import changes
 

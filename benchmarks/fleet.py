@@ -16,12 +16,14 @@ from types import MappingProxyType
 from typing import Any
 
 from kueue_integration.errors import AlreadyExists, KubeError
-from kueue_integration.k8s import Kube
-from kueue_integration.resources import CLUSTER_QUEUE
-from localcluster import build, processes, registry, sandbox
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import CLUSTER_QUEUE
+from localcluster import registry
 from localcluster.config import ClusterConfig, cache_dir
+from localcluster.control_plane.kubectl import Kubectl, for_cluster
 from localcluster.demo.stage import Stage
-from localcluster.kubectl import Kubectl, for_cluster
+from localcluster.images import gobuild
+from localcluster.namespaces import processes, sandbox
 from proxy.protocol import names
 
 from .model import Say
@@ -122,13 +124,13 @@ def fleet(
 ) -> Iterator[Fleet]:
     """A cluster with `nodes` fake nodes, gone afterwards; with an Airflow that reads `dags`, if they are given."""
     cache = cache_dir()
-    folder = build.build(build.KWOK, cache, say)
+    folder = gobuild.build(gobuild.KWOK, cache, say)
     with stage(say, dags, airflow_env) as on:
         config = registry.find(on.name)
         box = sandbox.find(config) if config is not None else None
         if config is None or box is None:
             raise RuntimeError(f"cluster {on.name} does not run")
-        made = Fleet(on.kube, on, config, for_cluster(config, build.build_all(cache, say)))
+        made = Fleet(on.kube, on, config, for_cluster(config, gobuild.build_all(cache, say)))
         stages = config.root / "kwok.yaml"
         stages.write_text("\n---\n".join(path.read_text() for path in sorted(folder.glob("*.yaml"))))
         options = [

@@ -11,9 +11,9 @@ sys.path.insert(0, str(TESTS))
 from fake_sidecar import Coordinator, Page  # type: ignore[import-not-found]  # noqa: E402
 from faulty_proxy import FaultyProxy  # type: ignore[import-not-found]  # noqa: E402
 from object_servers import make_gcs_bucket, running_gcs  # type: ignore[import-not-found]  # noqa: E402
-from pod_harness import Pod, collect_criu, install_agent  # type: ignore[import-not-found]  # noqa: E402
+from pod_harness import Pod, install_agent  # type: ignore[import-not-found]  # noqa: E402
 
 __all__ = [
-    "TESTS", "Coordinator", "FaultyProxy", "Page", "Pod", "collect_criu", "install_agent", "make_gcs_bucket",
+    "TESTS", "Coordinator", "FaultyProxy", "Page", "Pod", "install_agent", "make_gcs_bucket",
     "running_gcs",
 ]  # fmt: skip

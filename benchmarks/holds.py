@@ -7,8 +7,8 @@ import time
 from collections.abc import Set
 from datetime import datetime
 
-from kueue_integration.k8s import Kube
-from kueue_integration.resources import JOB, Object, annotation
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import JOB, Object, annotation
 from proxy.protocol import names
 
 from .events import changes

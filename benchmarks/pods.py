@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpukit.build import collect_agent
 from localcluster.prepare import Prepared
 from proxy.protocol import messages, page
 
-from .harness import Coordinator, Pod, collect_criu
+from .harness import Coordinator, Pod
 from .machine import CpuMeter
 from .world import PROGRAMS, free_port
 
@@ -50,8 +51,8 @@ class Job:
         self._made = made
         self._program = PROGRAMS / program[0]
         self._command = ["python3", self._program.name, *program[1:]]
-        self._criu = self.folder / "criu"
-        collect_criu(made.rootfs, self._criu)
+        self._criu = self.folder / "agent"
+        collect_agent(made.rootfs, self._criu)
         self.attempt = 0
         self.pods: list[Any] = []
         self.generation = 0

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kueue_integration import jobs
-from kueue_integration.resources import JOB, POD
-from kueue_integration.spec import TrainSpec
-from kueue_integration.status import describe
+from kueue_integration.jobs import lifecycle
+from kueue_integration.jobs.status import describe
+from kueue_integration.kube.resources import JOB, POD
+from kueue_integration.spec.train_spec import TrainSpec
 from localcluster.demo.cluster_jobs import intruder
 from localcluster.demo.follow import running_pods
 from localcluster.demo.stage import NAMESPACE, Stage
@@ -79,7 +79,7 @@ def once(on: Stage, name: str, hold: bool, say: Say) -> dict[str, float]:
         checkpoint_budget_s=GRACE_S,
     )
     rival = f"rival-{name}"
-    jobs.submit(kube, spec, on.platform)
+    lifecycle.submit(kube, spec, on.platform)
     try:
         wait_for(lambda: trains(on, name), f"{name} trains", LIMIT_S)
         say(f"{name} trains; the preemptor arrives")

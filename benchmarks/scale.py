@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kueue_integration.manifests import render
-from kueue_integration.resources import JOB, annotation
-from kueue_integration.spec import TrainSpec
+from kueue_integration.kube.resources import JOB, annotation
+from kueue_integration.manifests.job_manifests import render
+from kueue_integration.spec.train_spec import TrainSpec
 from localcluster.demo.stage import NAMESPACE
 from proxy.protocol import names
 

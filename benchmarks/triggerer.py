@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kueue_integration.resources import JOB, POD, Object, is_true
+from kueue_integration.kube.resources import JOB, POD, Object, is_true
 from localcluster.config import APISERVER_PORT
 from localcluster.demo.airflow import Airflow
 from localcluster.demo.errors import StoryTimeoutError

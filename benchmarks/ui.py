@@ -112,7 +112,7 @@ def fill(home: Path, runs: int) -> None:
 def document(name: str, uid: str, start: float) -> dict[str, Any]:
     """The lineage of a job that was preempted twice."""
     from airflow_provider import lineage
-    from kueue_integration.status import summarise
+    from kueue_integration.jobs.status import summarise
 
     attempts = []
     for number in range(3):

@@ -11,14 +11,14 @@ from typing import Any
 import yaml
 
 from kueue_integration.errors import NotFound
-from kueue_integration.k8s import Kube
-from kueue_integration.resources import JOB, WORKLOAD, Kind
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import JOB, WORKLOAD, Kind
 from localcluster import registry
+from localcluster.control_plane.kubectl import Kubectl
 from localcluster.demo.cluster_jobs import intruder
 from localcluster.demo.errors import StoryError
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from localcluster.kubectl import Kubectl
 from proxy.protocol import names
 
 from ..programs import train_paced_source

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kueue_integration.errors import SingularityError
-from kueue_integration.resources import JOB, POD
+from kueue_integration.kube.resources import JOB, POD
 from localcluster.demo.errors import AirflowApiError, DemoError, StoryError
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from kueue_integration.resources import Object, is_true
+from kueue_integration.kube.resources import Object, is_true
 
 from .scenarios import Scenario
 

@@ -41,7 +41,7 @@ def played(results: Results) -> str:
             at = datetime.fromtimestamp(min(o.started_at for o in outcomes.values()), timezone.utc)
             load = max(o.load for o in outcomes.values())
             told.append(f"`{scenario.name}` {at:%Y-%m-%d %H:%M} at a load of up to {load:.0f}")
-    return f"Played (UTC): {', '.join(told)}."
+    return f"Played (UTC): {'; '.join(told)}."
 
 
 def write(folder: Path, results: Results) -> None:

@@ -1,0 +1,253 @@
+"""MkDocs hook: the reference pages, generated from the code, and links to files of the repository.
+
+The pages read sources as text (syntax trees, YAML, click's own description), so that building needs no Airflow and no
+cluster. Each function returns one page as Markdown; `PAGES` says which file it becomes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTE = "*Generated from `{}`.*\n"
+_FOLDERS = "proxy|kueue_integration|airflow_provider|benchmarks|dags|tests|charts|images|localcluster"
+_REPOSITORY_LINK = re.compile(rf"\[([^\]]+)\]\((?:\.\./)+((?:{_FOLDERS})[^)]*)\)")
+
+
+# --- docstrings -----------------------------------------------------------------------------------------------------
+def class_named(path: Path, name: str) -> ast.ClassDef:
+    """The syntax tree of class `name` in the file. Raises LookupError."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node
+    raise LookupError(f"{path}: no class {name}")
+
+
+def parameters(docstring: str) -> list[tuple[str, str]]:
+    """`:param name: text` fields in order. A field with several names gives one row for each."""
+    rows: list[tuple[str, str]] = []
+    for block in re.split(r"(?m)^\s*:(?=param |raises )", docstring)[1:]:
+        head, _, text = block.partition(":")
+        words = " ".join(text.split())
+        if head.startswith("param "):
+            rows += [(name.strip(), words) for name in head.removeprefix("param ").split(",")]
+    return rows
+
+
+def introduction(docstring: str) -> str:
+    """What stands before the first field, as paragraphs."""
+    text = re.split(r"(?m)^\s*:(?:param|raises) ", docstring)[0]
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n") if part.strip())
+
+
+def defaults(function: ast.FunctionDef) -> dict[str, str]:
+    """Source text of each keyword-only parameter's default; "" for a parameter that must be given."""
+    pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    return {argument.arg: ast.unparse(default) if default else "" for argument, default in pairs}
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(cell(value) for value in row) + " |" for row in rows]) + "\n"
+
+
+# --- pages ----------------------------------------------------------------------------------------------------------
+def operator() -> str:
+    source = ROOT / "airflow_provider/operators.py"
+    found = class_named(source, "SingularityTrainOperator")
+    docstring = ast.get_docstring(found) or ""
+    init = next(n for n in found.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+    given, described = defaults(init), dict(parameters(docstring))
+    rows = [(f"`{name}`", f"`{value}`" if value else "*required*", described[name]) for name, value in given.items()]
+    return (
+        f"# SingularityTrainOperator\n\n{introduction(docstring)}\n\n{NOTE.format('airflow_provider/operators.py')}\n"
+        + table(("parameter", "default", "meaning"), rows)
+        + "\nThe guide [The operator](../operator.md) says what belongs together.\n"
+    )
+
+
+def decorator() -> str:
+    source = ROOT / "airflow_provider/decorators.py"
+    functions = [n for n in ast.parse(source.read_text()).body if isinstance(n, ast.FunctionDef)]
+    docstring = ast.get_docstring(next(f for f in functions if f.name == "singularity_train_task")) or ""
+    rows = [(f"`{name}`", text) for name, text in parameters(docstring)]
+    return (
+        f"# @task.singularity_train\n\n{introduction(docstring)}\n\n{NOTE.format('airflow_provider/decorators.py')}\n"
+        + table(("parameter", "meaning"), rows)
+        + "\nEverything else is a parameter of the [operator](operator.md).\n"
+    )
+
+
+def train_spec() -> str:
+    found = class_named(ROOT / "kueue_integration/spec/train_spec.py", "TrainSpec")
+    docstring = ast.get_docstring(found) or ""
+    described = dict(parameters(docstring))
+    rows: list[tuple[str, ...]] = []
+    for node in found.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+            value = ast.unparse(node.value) if node.value else ""
+            shown = f"`{value}`" if value else "*required*"
+            rows.append((f"`{name}`", f"`{ast.unparse(node.annotation)}`", shown, described.get(name, "")))
+    return (
+        f"# TrainSpec\n\n{introduction(docstring)}\n\n{NOTE.format('kueue_integration/spec/train_spec.py')}\n"
+        + table(("field", "type", "default", "meaning"), rows)
+    )
+
+
+def singularityctl() -> str:
+    import click
+
+    from kueue_integration.cli import main
+
+    def of(command: click.Command, path: str, level: int) -> Iterator[str]:
+        context = click.Context(command, info_name=path, max_content_width=100)
+        yield f"{'#' * level} {path}\n\n```text\n{command.get_help(context)}\n```\n"
+        if isinstance(command, click.Group):
+            for name in command.list_commands(context):
+                below = command.get_command(context, name)
+                if below is not None and name not in ("local", "demo"):
+                    yield from of(below, f"{path} {name}", min(level + 1, 4))
+
+    pages = "\n".join(of(main, "singularityctl", 2))
+    return f"# singularityctl: every command\n\n{NOTE.format('kueue_integration/cli')}\n{pages}"
+
+
+def chart_values() -> str:
+    source = ROOT / "charts/singularity/values.yaml"
+    comments = value_comments(source.read_text())
+    rows: list[tuple[str, ...]] = []
+
+    def meaning(path: str) -> str:
+        """The comment of the value itself, else of the closest group around it."""
+        return comments.get(path) or (meaning(path.rpartition(".")[0]) if "." in path else "")
+
+    def walk(value: Any, path: str) -> None:
+        if isinstance(value, dict) and value:
+            for key, below in value.items():
+                walk(below, f"{path}.{key}" if path else str(key))
+        else:
+            text = yaml.safe_dump(value, default_flow_style=True, width=10_000)
+            shown = text.removesuffix("\n").removesuffix("\n...")
+            rows.append((f"`{path}`", f"`{shown}`", meaning(path)))
+
+    walk(yaml.safe_load(source.read_text()), "")
+    return (
+        f"# Chart values\n\n{NOTE.format('charts/singularity/values.yaml')}\n"
+        + table(("value", "default", "meaning"), rows)
+    )
+
+
+def value_comments(text: str) -> dict[str, str]:
+    """Path of a value -> the comment lines right above it."""
+    found: dict[str, str] = {}
+    path: list[tuple[int, str]] = []
+    comment: list[str] = []
+    for line in text.splitlines():
+        bare = line.strip()
+        if bare.startswith("#"):
+            comment.append(bare.lstrip("# "))
+        elif match := re.match(r"( *)([A-Za-z][\w-]*):", line):
+            depth = len(match[1])
+            path = [(at, name) for at, name in path if at < depth] + [(depth, match[2])]
+            if comment:
+                found[".".join(name for _, name in path)] = " ".join(comment)
+            comment = []
+        elif not bare:
+            comment = []
+    return found
+
+
+def annotations() -> str:
+    from kueue_integration.guard.ownership import CONTROLLER, CREATION, LABELS, TABLE, USER
+
+    words = {CONTROLLER: "the platform's", CREATION: "yours when you create the job", USER: "yours"}
+    whose = {entry.name: words[entry.whose] for entry in TABLE} | dict.fromkeys(LABELS, words[CREATION])
+    source = ROOT / "proxy/protocol/names.py"
+    rows: list[tuple[str, ...]] = []
+    tree = ast.parse(source.read_text()).body
+    for node, after in zip(tree, [*tree[1:], None], strict=True):
+        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+            continue
+        if not node.target.id.startswith(("ANN_", "LABEL_", "FINALIZER_")) or not isinstance(node.value, ast.JoinedStr):
+            continue
+        fixed = [str(part.value) for part in node.value.values if isinstance(part, ast.Constant)]
+        name = "singularity.dev" + "".join(fixed)
+        text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+        kind = {"A": "annotation", "L": "label", "F": "finalizer"}[node.target.id[0]]
+        rows.append((f"`{name}`", kind, whose.get(name, ""), " ".join(str(text).split())))
+    return (
+        f"# Labels and annotations\n\n{NOTE.format('proxy/protocol/names.py')}\n"
+        "The policy `singularity-guard-annotations` refuses a write of what is the platform's, with a sentence that\n"
+        "says what to do instead; [Faults](../faults.md#whose-an-annotation-is) has the exceptions. What is yours may\n"
+        "be changed on a running job, and keeps its name and meaning within a minor version. The text of what is the\n"
+        "platform's may change with every version: read it through `singularityctl`.\n\n"
+        + table(("name", "kind", "whose", "meaning"), rows)
+    )
+
+
+def metrics() -> str:
+    source = ROOT / "kueue_integration/controller/metrics.py"
+    rows: list[tuple[str, ...]] = []
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Dict):
+            kind = {"_COUNTERS": "counter", "_GAUGES": "gauge", "_HISTOGRAMS": "histogram"}.get(node.target.id)
+            for key, value in zip(node.value.keys, node.value.values, strict=True):
+                if kind and isinstance(value, ast.Tuple) and key is not None:
+                    labels = ast.literal_eval(value.elts[1])
+                    shown = ", ".join(f"`{label}`" for label in labels)
+                    rows.append((f"`{ast.literal_eval(key)}`", kind, shown, str(ast.literal_eval(value.elts[0]))))
+    return (
+        f"# Metrics of the controller\n\n{NOTE.format('kueue_integration/controller/metrics.py')}\n"
+        + table(("metric", "type", "labels", "meaning"), sorted(rows))
+        + "\nThe page [Metrics](../metrics.md) says how to scrape them and which alerts are worth having.\n"
+    )
+
+
+def exit_codes() -> str:
+    from proxy.protocol.exit_codes import markdown
+
+    return (
+        f"# Exit codes of a training container\n\n{NOTE.format('proxy/protocol/exit_codes.py')}\n{markdown()}\n"
+        "\nThe exit codes of the command line are on the page [singularityctl](../singularityctl.md).\n"
+    )
+
+
+sys.path.insert(0, str(ROOT))
+
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/operator.md": operator,
+    "reference/decorator.md": decorator,
+    "reference/train-spec.md": train_spec,
+    "reference/singularityctl.md": singularityctl,
+    "reference/chart-values.md": chart_values,
+    "reference/annotations.md": annotations,
+    "reference/metrics.md": metrics,
+    "reference/exit-codes.md": exit_codes,
+}
+
+
+# --- MkDocs ---------------------------------------------------------------------------------------------------------
+def on_files(files: Any, config: Any) -> Any:
+    """Add the generated pages."""
+    from mkdocs.structure.files import File
+
+    for path, page in PAGES.items():
+        files.append(File.generated(config, path, content=page()))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """A link to a file of the repository becomes its name: the site does not carry the sources."""
+    return _REPOSITORY_LINK.sub(lambda match: f"{match[1]} (`{match[2]}`)", markdown)
