@@ -7,10 +7,18 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules
 
 PYTHON ?= python3
+# `make gpu-kit PYTHON=3.11` names the Python of the machine with the GPU, not ours.
+KIT_PYTHON := $(if $(filter 3.%,$(PYTHON)),$(PYTHON),3.12)
+ifneq ($(filter 3.%,$(PYTHON)),)
+override PYTHON := python3
+endif
 VENV := .venv
 BIN := $(VENV)/bin
 # Keyed on the content: a checkout that only touches the file's date does not install again.
-STAMP := $(VENV)/.installed-$(shell sha256sum pyproject.toml | cut -c1-12)
+STAMP := $(VENV)/.installed-$(shell cat pyproject.toml localcluster/pyproject.toml requirements.lock | sha256sum | cut -c1-12)
+
+# A file's tests run one after the other in one process; the fixtures of a file are made once.
+BOTH_CORES := -n 2 --dist loadfile
 
 APT := apt-get -y -q -o DPkg::Lock::Timeout=300
 
@@ -20,7 +28,7 @@ ifneq ($(CA_BUNDLE),)
 export SSL_CERT_FILE := $(CA_BUNDLE)
 endif
 
-.PHONY: help demo test test-unit test-e2e test-full test-gpu test-airflow-next verify lint types imports bench anchor clean preflight parts python ready
+.PHONY: help demo test unit test-unit test-e2e test-full test-gpu gpu-kit test-airflow-next verify lint types imports bench anchor docs lock clean preflight parts python ready
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -30,10 +38,14 @@ demo: ready ## the whole story on this machine: build/demo/{report.json,timeline
 
 test: ready ## verify, then unit and end-to-end tests (starts its own cluster and Airflow)
 	@$(MAKE) --no-print-directory verify
-	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest -m "not full" tests/unit tests/e2e
+	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest $(BOTH_CORES) -m "not full" tests/unit
+	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest -m "not full" tests/e2e
 
-test-unit: ready ## unit tests only
-	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest tests/unit
+unit: $(STAMP) ## unit tests without root, Go or a cluster: what needs more is skipped with a sentence
+	@$(BIN)/pytest $(BOTH_CORES) -m "not full" tests/unit
+
+test-unit: ready ## all unit tests, with CRIU and torch
+	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest $(BOTH_CORES) tests/unit
 
 test-e2e: ready ## end-to-end tests only
 	$(BIN)/pytest -m "not full" tests/e2e
@@ -48,12 +60,15 @@ test-gpu: $(STAMP) ## tests that need an NVIDIA GPU (driver 570 or newer), then 
 	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip install -q torch
 	@$(BIN)/pytest -m gpu -s tests/unit
 
+gpu-kit: ready ## a folder that shows on any machine with a GPU whether moves work: build/gpu-kit; PYTHON=3.12
+	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/python -m gpukit.build --python $(KIT_PYTHON)
+
 AIRFLOW_NEXT ?= 3.4.0b2
 NEXT := build/airflow-next
 test-airflow-next: $(STAMP) ## the provider's unit tests on Airflow's newest pre-release (AIRFLOW_NEXT=3.4.0b2)
 	@[ -x $(NEXT)/bin/python ] || $(BIN)/uv venv -q --python $(BIN)/python $(NEXT)
 	@VIRTUAL_ENV=$(abspath $(NEXT)) $(BIN)/uv pip install -q "apache-airflow==$(AIRFLOW_NEXT)" \
-	  -e ".[airflow,openlineage,kueue,proxy,dev]" scikit-learn
+	  -e ".[openlineage,kueue,proxy,dev]" -e ./localcluster scikit-learn
 	@$(NEXT)/bin/pytest tests/unit/airflow
 
 verify: lint types imports ## lint, types and the import contracts
@@ -76,6 +91,14 @@ bench: ready ## measure: build/bench/figures.json
 anchor: ready ## our operator and Airflow's own in the same trouble: build/anchor/anchor.{json,md}; ONLY=scenario,scenario
 	$(BIN)/python -m benchmarks.anchor $(if $(ONLY),--only $(ONLY))
 
+docs: $(STAMP) ## the documentation site: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+lock: $(STAMP) ## take the newest versions that pyproject.toml allows into requirements.lock
+	@{ grep '^#' requirements.lock; echo scikit-learn | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
+	  --no-annotate --no-header --no-emit-index-url --extra openlineage --extra kueue --extra proxy --extra dev pyproject.toml -; } >$(VENV)/lock
+	@mv $(VENV)/lock requirements.lock
+
 clean: ## remove build outputs and the virtual environment; clusters and the cache outside the checkout stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache $(VENV)
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
@@ -92,17 +115,21 @@ python:
 	  echo "Python's venv module is missing: installing Debian's python3-venv"; \
 	  $(APT) install python3-venv || { $(APT) update && $(APT) install python3-venv; }; }
 
+# A demo needs no server of the gs protocol, which takes a minute to compile.
+PARTS_OF := $(if $(filter-out demo,$(MAKECMDGOALS)),,--demo)
+
 # Go compiles while Python packages download: the longest parts of a cold start overlap.
 ready: preflight python
-	@+$(MAKE) --no-print-directory -j2 $(STAMP) parts
+	@+$(MAKE) --no-print-directory -j2 PARTS_OF="$(PARTS_OF)" $(STAMP) parts
 
 parts: preflight
-	@$(PYTHON) -m localcluster.prepare
+	@$(PYTHON) -m localcluster.prepare $(PARTS_OF)
 
-$(STAMP): pyproject.toml | python
+$(STAMP): pyproject.toml localcluster/pyproject.toml requirements.lock | python
 	@echo "Python packages into $(VENV) (first time: one to three minutes)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install -q --upgrade uv
-	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip install -q -e ".[airflow,openlineage,kueue,proxy,dev]" scikit-learn
+	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip install -q --require-hashes -r requirements.lock
+	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip install -q --no-deps -e . -e ./localcluster
 	@rm -f $(VENV)/.installed-*
 	@touch $@

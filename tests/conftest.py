@@ -1,7 +1,8 @@
-"""For all tests: one function that prints at once, past pytest's capture."""
+"""For all tests: a function that prints past pytest's capture, and the time of each test file at the end."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,3 +35,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU (/dev/nvidia0)"))
+
+
+SHOWN_FILES = 25
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Seconds of each test file, the longest first. A shared fixture counts for the file that needs it first."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    if sum(seconds.values()) < 1:
+        return
+    terminalreporter.section("time per test file")
+    for name, spent in seconds.most_common(SHOWN_FILES):
+        terminalreporter.write_line(f"{spent:8.1f} s  {name}")
+    rest = seconds.most_common()[SHOWN_FILES:]
+    if rest:
+        terminalreporter.write_line(f"{sum(spent for _, spent in rest):8.1f} s  {len(rest)} other files")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kueue_integration.resources import JOB
+from kueue_integration.kube.resources import JOB
 from localcluster.demo.follow import managed_jobs
 from localcluster.demo.stage import NAMESPACE, Stage
 from localcluster.demo.wait import wait_for

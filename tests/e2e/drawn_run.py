@@ -21,7 +21,7 @@ from sqlalchemy import select
 from airflow_provider.identity import Claim, TaskKey, Try
 from airflow_provider.lineage import document
 from airflow_provider.memory import PAST_KEY, STORE_KEY
-from kueue_integration.status import summarise
+from kueue_integration.jobs.status import summarise
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, to_json
 

@@ -7,6 +7,10 @@ with faults.api_server_down(15):        # for at least so many seconds; `hang`: 
     ...
 with faults.suspend_refused(job):       # somebody else's policy lets Kueue wait
     ...
+with faults.controller_refused(job):    # somebody else's policy refuses what our controller writes on the job
+    ...
+with faults.unguarded():                # the annotations of Jobs are not guarded: anybody may write them
+    ...
 faults.second_controller(identity)      # one more controller process, on this machine
 faults.count                            # fault -> how often it was seen to have fired
 """
@@ -27,14 +31,22 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pod_processes
+
 from kueue_integration.errors import KubeError
-from kueue_integration.resources import ADMISSION_POLICY, ADMISSION_POLICY_BINDING, NODE, POD, Object, is_true
-from localcluster import build, cluster, control_plane, processes, registry, sandbox
+from kueue_integration.guard import names as guards
+from kueue_integration.kube.resources import ADMISSION_POLICY, ADMISSION_POLICY_BINDING, NODE, POD, Object, is_true
+from localcluster import cluster, registry
+from localcluster.addons.chart import Chart
 from localcluster.config import ClusterConfig, cache_dir
+from localcluster.control_plane import components
+from localcluster.control_plane.kubectl import for_cluster
+from localcluster.control_plane.probe import http_ok
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from localcluster.probe import http_ok
-from localcluster.sandbox import Sandbox
+from localcluster.images import gobuild
+from localcluster.namespaces import processes, sandbox
+from localcluster.namespaces.sandbox import Sandbox
 from localcluster.status import health_urls
 from proxy.protocol import names
 
@@ -74,8 +86,7 @@ class Faults:
 
     def kill_pod(self, pod: Object) -> None:
         """SIGKILL to every process of the pod, the sandbox's own included, with no word to anybody."""
-        uid = str(pod["metadata"]["uid"])
-        victims = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _of(entry, uid)]
+        victims = [int(entry.name) for entry, _ in pod_processes.of_pods([pod])]
         for pid in victims:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -93,6 +104,23 @@ class Faults:
     @contextlib.contextmanager
     def suspend_refused(self, job: str) -> Iterator[None]:
         """Somebody else's admission policy refuses to suspend `job`: Kueue tries again until the block ends."""
+        suspend = ("patch", "job", job, "--dry-run=server", "--type=merge", '-p={"spec":{"suspend":true}}')
+        with self._refused(job, "!object.spec.suspend || oldObject.spec.suspend", suspend):
+            self.count["suspend refused"] += 1
+            yield
+
+    @contextlib.contextmanager
+    def controller_refused(self, job: str) -> Iterator[None]:
+        """Somebody else's admission policy refuses all that our controller writes on `job`."""
+        account = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:{names.CONTROLLER_NAME}"
+        write = ("annotate", "job", job, "--dry-run=server", "--overwrite", f"--as={account}", "a.example/b=c")
+        with self._refused(job, f"request.userInfo.username != {account!r}", write):
+            self.count["controller refused"] += 1
+            yield
+
+    @contextlib.contextmanager
+    def _refused(self, job: str, expression: str, probe: tuple[str, ...]) -> Iterator[None]:
+        """A policy of somebody else's on `job`, in force when the kubectl command `probe` is refused by it."""
         about = {"name": f"refuse-{job}"}
         kind = {"apiVersion": ADMISSION_POLICY.api_version, "metadata": about}
         rule = {
@@ -102,20 +130,49 @@ class Faults:
                 ]
             },
             "matchConditions": [{"name": "job", "expression": f"object.metadata.name == {job!r}"}],
-            "validations": [{"expression": "!object.spec.suspend || oldObject.spec.suspend"}],
+            "validations": [{"expression": expression}],
         }
         self.kube.create({**kind, "kind": ADMISSION_POLICY.name, "spec": rule})
         bound = {"policyName": about["name"], "validationActions": ["Deny"]}
         self.kube.create({**kind, "kind": ADMISSION_POLICY_BINDING.name, "spec": bound})
-        suspend = ("patch", "job", job, "--dry-run=server", "--type=merge", '-p={"spec":{"suspend":true}}')
         try:
-            refused = lambda: about["name"] in self._kubectl("-n", self.namespace, *suspend).stderr  # noqa: E731
-            wait_for(refused, f"the suspend of {job} is refused", TIMEOUT_S, tick_s=0.1)
-            self.count["suspend refused"] += 1
+            refused = lambda: about["name"] in self._kubectl("-n", self.namespace, *probe).stderr  # noqa: E731
+            wait_for(refused, f"`kubectl {' '.join(probe)}` is refused", TIMEOUT_S, tick_s=0.1)
             yield
         finally:
             self.kube.delete(ADMISSION_POLICY_BINDING, None, about["name"])
             self.kube.delete(ADMISSION_POLICY, None, about["name"])
+
+    @contextlib.contextmanager
+    def unguarded(self) -> Iterator[None]:
+        """Without the policy that keeps everybody but the controller from its annotations."""
+        name = guards.ANNOTATIONS
+        binding = self.kube.get(ADMISSION_POLICY_BINDING, None, name)
+        self.kube.delete(ADMISSION_POLICY_BINDING, None, name)
+        try:
+            probe = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"generateName": "x", "namespace": "default"}}
+            probe["metadata"]["annotations"] = {names.ANN_ATTEMPT: "1"}
+            container = {"name": "x", "image": "x"}
+            probe["spec"] = {"template": {"spec": {"restartPolicy": "Never", "containers": [container]}}}
+            wait_for(lambda: not self._refuses(probe), "the API server has forgotten the policy", TIMEOUT_S, tick_s=0.1)
+            self.count["unguarded"] += 1
+            yield
+        finally:
+            meta = {k: v for k, v in binding["metadata"].items() if k in ("name", "labels", "annotations")}
+            self.kube.create({**binding, "metadata": meta})
+        wait_for(lambda: self._refuses(probe), "the policy is in force again", TIMEOUT_S, tick_s=0.1)
+
+    def upgrade(self, **values: bool | int) -> None:
+        """Values of the chart, `a__b=1` for `a.b: 1`; the controller has them afterwards."""
+        binaries = gobuild.build_all(cache_dir(), lambda text: None)
+        Chart(self.config, binaries, for_cluster(self.config, binaries), self.config.root).upgrade(**values)
+
+    def _refuses(self, manifest: Object) -> bool:
+        try:
+            self.kube.create(manifest, dry_run=True)
+        except KubeError:
+            return True
+        return False
 
     @contextlib.contextmanager
     def node_down(self, name: str) -> Iterator[None]:
@@ -158,8 +215,8 @@ class Faults:
             if hang:
                 self.box.run(["kill", "-CONT", str(process.pid)])
             else:
-                binaries = build.build_all(cache_dir(), lambda text: None)
-                processes.start(self.box, control_plane.apiserver(self.config, binaries))
+                binaries = gobuild.build_all(cache_dir(), lambda text: None)
+                processes.start(self.box, components.apiserver(self.config, binaries))
             url, ca = health_urls(self.config)[API_SERVER], self.config.pki / "ca.crt"
             wait_for(lambda: http_ok(url, ca=ca), "the API server is ready again", TIMEOUT_S, tick_s=0.2)
 
@@ -167,7 +224,7 @@ class Faults:
         """etcd's own HTTP gateway: throw away every revision but the last."""
         post = (
             "import json, urllib.request as u\n"
-            f"url = {control_plane.ETCD_URL!r}\n"
+            f"url = {components.ETCD_URL!r}\n"
             "ask = lambda path, body: json.load(u.urlopen(url + path, json.dumps(body).encode(), timeout=30))\n"
             "now = ask('/v3/kv/range', {'key': 'Lw=='})['header']['revision']\n"
             "ask('/v3/kv/compaction', {'revision': now, 'physical': True})\n"
@@ -206,10 +263,11 @@ class Faults:
         secret = self.kubectl("-n", names.SYSTEM_NAMESPACE, "get", "secret", names.CONTROLLER_NAME, "-o", "json")
         for name, value in json.loads(secret)["data"].items():
             (folder / name).write_bytes(base64.b64decode(value))
+        kubeconfig = self._kubeconfig_of_controller(folder)
         ports = [_free_port(), _free_port()]
         command = [
             *(sys.executable, "-m", "kueue_integration.controller", "--identity", identity),
-            *("--kubeconfig", str(self.stage.cluster.kubeconfig), "--secret-dir", str(folder)),
+            *("--kubeconfig", str(kubeconfig), "--secret-dir", str(folder)),
             *("--namespace", names.SYSTEM_NAMESPACE, "--api-port", str(ports[0]), "--health-port", str(ports[1])),
         ]
         log = folder / "second-controller.log"
@@ -227,12 +285,14 @@ class Faults:
             process.terminate()
             process.wait(60)
 
-
-def _of(entry: Path, uid: str) -> bool:
-    try:
-        return uid in (entry / "cgroup").read_text()
-    except OSError:  # it ended meanwhile
-        return False
+    def _kubeconfig_of_controller(self, folder: Path) -> Path:
+        """Its annotations may be written by nobody else."""
+        token = self.kubectl("-n", names.SYSTEM_NAMESPACE, "create", "token", names.CONTROLLER_NAME, "--duration=2h")
+        found = json.loads(self.stage.cluster.kubeconfig.read_text())
+        found["users"] = [{**user, "user": {"token": token.strip()}} for user in found["users"]]
+        path = folder / "kubeconfig"
+        path.write_text(json.dumps(found))
+        return path
 
 
 def _ready(where: str) -> bool:

@@ -13,9 +13,9 @@ from pathlib import Path
 import yaml
 from rows import TIMEOUT_S, Rows, Training
 
-from kueue_integration import kinds
 from kueue_integration.cli.tables import WIDTH
-from kueue_integration.resources import NODE, Kind, Object, annotation, label
+from kueue_integration.contract import kinds
+from kueue_integration.kube.resources import NODE, Kind, Object, annotation, label
 from localcluster.cache import Progress
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for

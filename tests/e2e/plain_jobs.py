@@ -9,8 +9,8 @@ from typing import Any
 
 from rows import SCRIPT, Rows, Training
 
-from kueue_integration.resources import Object
-from kueue_integration.spec import TrainSpec
+from kueue_integration.kube.resources import Object
+from kueue_integration.spec.train_spec import TrainSpec
 from proxy.protocol import names
 
 

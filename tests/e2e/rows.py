@@ -2,7 +2,7 @@
 
     rows = Rows(stage, "rows-mine", say)         # a namespace of its own; `rows.close()` removes all that it made
     rows.queue("drain", {"ondemand": "1"})       # ClusterQueue + LocalQueue with our fence, of that quota in CPUs
-    job = rows.train("drain-1", queue="drain")   # through kueue_integration.jobs; its pods sleep most of a step
+    job = rows.train("drain-1", queue="drain")   # through jobs.lifecycle; its pods sleep most of a step
     job.until_steps(5)                           # 5 steps done by the current attempt
     ...                                          # what the row is about
     ended = job.until_ended(1)                   # AttemptRecord of attempt 1, released; `job.look()`: JobStatus
@@ -24,9 +24,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kueue_integration import jobs
 from kueue_integration.errors import AlreadyExists, Conflict, NotFound
-from kueue_integration.resources import (
+from kueue_integration.jobs import lifecycle
+from kueue_integration.jobs.status import JobStatus, describe
+from kueue_integration.kube.resources import (
     CLUSTER_QUEUE,
     JOB,
     LOCAL_QUEUE,
@@ -39,8 +40,7 @@ from kueue_integration.resources import (
     kind_of,
     merge_patch,
 )
-from kueue_integration.spec import TrainSpec
-from kueue_integration.status import JobStatus, describe
+from kueue_integration.spec.train_spec import TrainSpec
 from localcluster.demo.cluster_jobs import intruder
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
@@ -197,7 +197,8 @@ class Rows:
     def __init__(self, stage: Stage, namespace: str, say: Callable[[str], None]) -> None:
         self.stage, self.kube, self.namespace, self.say = stage, stage.kube, namespace, say
         self._made: list[Object] = []
-        self.make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        labels = {names.LABEL_TRAINING: names.TRAINING_ENABLED}
+        self.make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}})
 
     def make(self, manifest: Mapping[str, Any]) -> Object:
         """Create an object that `close` deletes; one that is there already is taken as it is."""
@@ -253,9 +254,14 @@ class Rows:
         cpu: str = CPU,
         pace: float = 0.05,
         ballast: int = 0,
+        script: str = SCRIPT.name,
         **spec: Any,
     ) -> Training:
-        """Submit a training job of `workers` pods with one rank each. `spec`: more fields of TrainSpec."""
+        """Submit a training job of `workers` pods with one rank each.
+
+        :param script: another of the job's `files`, which takes the same arguments
+        :param spec: more fields of TrainSpec
+        """
         folder = Path(self.namespace) / f"{name}-{time.time_ns()}"
         output = self.stage.cluster.shared / folder
         output.mkdir(parents=True)
@@ -266,7 +272,7 @@ class Rows:
                 "name": name,
                 "namespace": self.namespace,
                 "queue": queue,
-                "command": ["python3", SCRIPT.name, *args],
+                "command": ["python3", script, *args],
                 "files": {SCRIPT.name: SCRIPT.read_text()},
                 "workers": workers,
                 "resources": {"cpu": cpu},
@@ -275,7 +281,7 @@ class Rows:
                 **spec,
             }
         )
-        jobs.submit(self.kube, full, self.stage.platform)
+        lifecycle.submit(self.kube, full, self.stage.platform)
         return Training(self, full, output)
 
     def other(self, name: str, queue: str, *, pods: int = 1, cpu: str = CPU, priority: str = "high") -> str:

@@ -15,9 +15,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rows import TIMEOUT_S
 
-from kueue_integration.k8s import Kube
-from kueue_integration.resources import POD
-from kueue_integration.status import JobStatus
+from kueue_integration.jobs.status import JobStatus
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import POD
 from localcluster.demo.wait import wait_for
 from proxy.protocol import names
 
@@ -59,6 +59,7 @@ def expected(status: JobStatus) -> Numbers:
         lasted("eviction_to_committed", reason, record.evicted_at, record.committed_at)
         lasted("eviction_to_released", reason, record.evicted_at, record.released_at)
         start = "restored" if record.restored_from else "fresh"
+        lasted("admission_to_running", start, record.admitted_at, record.running_at)
         lasted("admission_to_first_step", start, record.admitted_at, record.first_step_at)
         lasted("queue_wait", "again" if record.attempt > 1 else "first", record.queued_at, record.admitted_at)
     told["singularity_steps_lost_total", ""] += status.steps_lost

@@ -18,7 +18,7 @@ class Shell:
     """singularityctl as a process of its own, with the cluster's kubeconfig."""
 
     def __init__(self, cluster: Cluster) -> None:
-        path = f"{cluster.kubectl.parent}:{os.environ['PATH']}"
+        path = f"{PROGRAM.parent}:{cluster.kubectl.parent}:{os.environ['PATH']}"
         self._env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "COLUMNS": "200", "PATH": path}
 
     def run(self, *arguments: str, code: int = 0) -> str:
@@ -46,6 +46,12 @@ class Shell:
         script = "\n".join(f"           {line}" for line in commands)
         done = self._execute("bash", "-euc", script)
         assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def type(self, line: str, codes: tuple[int, ...] = (0,)) -> str:
+        """A line as a person types it, with `singularityctl` and `kubectl` on the PATH; what it prints."""
+        done = self._execute("bash", "-euc", line)
+        assert done.returncode in codes, f"{line}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     def _execute(self, *command: str | Path) -> subprocess.CompletedProcess[str]:

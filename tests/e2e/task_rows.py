@@ -14,8 +14,8 @@ from typing import Any
 
 from airflow_provider.identity import Claim
 from kueue_integration.errors import KubeError
-from kueue_integration.k8s import Kube
-from kueue_integration.resources import JOB, Object, is_true
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import JOB, Object, is_true
 from localcluster.demo.errors import AirflowApiError
 from localcluster.demo.stage import NAMESPACE, Stage
 from localcluster.demo.wait import wait_for

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from kueue_integration import jobs
 from kueue_integration.errors import SpecError
-from kueue_integration.resources import CONFIG_MAP, JOB, SERVICE, WORKLOAD
-from kueue_integration.spec import TrainSpec
+from kueue_integration.jobs import lifecycle
+from kueue_integration.kube.resources import CONFIG_MAP, JOB, SERVICE, WORKLOAD
+from kueue_integration.spec.train_spec import TrainSpec
 from localcluster.demo.stage import NAMESPACE, Stage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
@@ -58,7 +58,7 @@ def nothing_created(stage: Stage) -> Iterator[None]:
 @pytest.mark.parametrize(("field", "change"), BAD, ids=[f"{field}-{number}" for number, (field, _) in enumerate(BAD)])
 def test_refused_by_field(stage: Stage, field: str, change: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as caught:
-        jobs.submit(stage.kube, replace(GOOD, **change), stage.platform)
+        lifecycle.submit(stage.kube, replace(GOOD, **change), stage.platform)
     # `resources` and `files` name the entry as well: resources[cpu].
     assert {name.partition("[")[0].partition(".")[0] for name, _, _ in caught.value.problems} == {field}
 
@@ -66,7 +66,7 @@ def test_refused_by_field(stage: Stage, field: str, change: dict[str, Any]) -> N
 @pytest.mark.usefixtures("nothing_created")
 def test_no_image_anywhere_is_refused(stage: Stage) -> None:
     with pytest.raises(SpecError, match="image"):
-        jobs.submit(stage.kube, GOOD, replace(stage.platform, train_image=""))
+        lifecycle.submit(stage.kube, GOOD, replace(stage.platform, train_image=""))
 
 
 @pytest.mark.usefixtures("nothing_created")
@@ -88,5 +88,5 @@ def test_all_problems_are_told_at_once_by_the_command(stage: Stage) -> None:
 def test_the_same_input_without_the_fault_is_accepted(stage: Stage) -> None:
     """Else the tests above would pass for any reason."""
     before = everything(stage)
-    jobs.validate_only(stage.kube, GOOD, stage.platform)
+    lifecycle.validate_only(stage.kube, GOOD, stage.platform)
     assert everything(stage) - before == set()

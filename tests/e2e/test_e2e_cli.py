@@ -15,7 +15,10 @@ from rows import Rows
 from scrape import scrape, until_told
 from shell import Shell
 
-from kueue_integration.resources import LOCAL_QUEUE, POD
+from kueue_integration.kube.resources import LOCAL_QUEUE, POD, Kind
+from localcluster.addons import controllers
+from localcluster.addons.chart import RELEASE, Chart
+from localcluster.clock import Clock
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
@@ -25,7 +28,8 @@ QUEUE = "shell"
 TIMEOUT_S = 600.0
 PLATFORM = (
     "API server", "feature gates", "Kueue", "Kueue config", "visibility", "chart", "store", "controller",
-    "controller RBAC", "lease", "hold policy", "fence", "priority classes", "permissions",
+    "controller RBAC", "lease", "hold policy", "guard policies", "fence", "priority classes", "pod guard",
+    "permissions",
 )  # fmt: skip
 """Checks of `doctor` that do not depend on the queues and jobs of other tests."""
 
@@ -62,6 +66,16 @@ def test_doctor_is_content_with_the_chart_and_says_how_to_mend_what_is_not(rows:
         rows.patch(LOCAL_QUEUE, QUEUE, {"stopPolicy": "None"})
     assert stopped["status"] == "fail" and "is stopped (stopPolicy Hold)" in stopped["message"]
     assert f"kubectl -n {NAMESPACE} patch localqueue {QUEUE}" in stopped["fix"]
+
+
+def test_helm_test_runs_doctor_inside_the_cluster(
+    stage: Stage, rows: Rows, say: Callable[[str], None]
+) -> None:
+    found = controllers.find(stage.cluster.name, Clock(say))
+    told = Chart(found.config, found.binaries, found.kubectl, found.config.root).helm("test", RELEASE, "--logs")
+    assert re.search(r"\d+ checks: 0 failed, 0 warnings", told), told
+    role = Kind("ClusterRole", "rbac.authorization.k8s.io", "v1", "clusterroles", namespaced=False)
+    assert rows.kube.find(role, None, "singularity-doctor") is None, "what may read stays for the test only"
 
 
 def test_a_preemption_from_the_shell(
@@ -134,3 +148,15 @@ def _checkpoints(stage: Stage, shell: Shell) -> None:
     kept = shell.run("checkpoints", "gc", "watched", "--yes", *here)
     assert "deleted 0 checkpoints" in kept and f"{found['id']} (in use)" in kept
     assert not stage.kube.list(POD, NAMESPACE, "app.kubernetes.io/name=singularity-store")
+
+
+def test_the_commands_of_the_runbooks_run(stage: Stage, rows: Rows, shell: Shell) -> None:
+    """Each line of each shell block, with a job and a namespace of this cluster in the place of the reader's."""
+    job = rows.train("digits", QUEUE)
+    job.until_steps(3)
+    shell.run("checkpoint", "digits", "-n", NAMESPACE, "--wait")
+    page = (Path(__file__).parents[2] / "docs/operations/runbooks.md").read_text()
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    assert len(lines) > 20
+    for line in dict.fromkeys(lines):
+        shell.type(line if " -n " in line else f"{line} -n {NAMESPACE}", codes=(0, 3) if "doctor" in line else (0,))

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from rows import Rows
 
-from kueue_integration.k8s import Kube
-from kueue_integration.resources import DEPLOYMENT, JOB, LEASE, POD, Object, annotation
+from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import DEPLOYMENT, JOB, LEASE, POD, Object, annotation
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 from proxy.protocol import names

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from shell import Shell
 
-from localcluster import build, cluster, processes, registry, sandbox
+from localcluster import cluster, registry
 from localcluster.config import ClusterConfig, cache_dir
-from localcluster.kubectl import Kubectl, for_cluster
+from localcluster.control_plane.kubectl import Kubectl, for_cluster
+from localcluster.images import gobuild
+from localcluster.namespaces import processes, sandbox
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 NAME = f"{os.environ.get('SINGULARITY_TEST_CLUSTER', 'test')}-bare"
@@ -45,7 +47,7 @@ def without_kueue(config: ClusterConfig, kubectl: Kubectl, manifests: Path) -> N
 
 def test_doctor_guides_from_a_bare_cluster_to_a_ready_one(config: ClusterConfig, say: Callable[[str], None]) -> None:
     """Each time it names just what is missing, and the way on."""
-    shell, binaries = Shell(cluster.describe(config)), build.build_all(cache_dir(), lambda text: None)
+    shell, binaries = Shell(cluster.describe(config)), gobuild.build_all(cache_dir(), lambda text: None)
     kubectl = for_cluster(config, binaries)
     without_kueue(config, kubectl, binaries.folders["kueue"])
     bare = shell.doctor(code=3)
@@ -73,4 +75,5 @@ def test_doctor_guides_from_a_bare_cluster_to_a_ready_one(config: ClusterConfig,
     cluster.up(NAME, progress=say)
     ready = shell.doctor(code=0)
     assert {name for name, check in ready.items() if check["status"] == "fail"} == set()
-    assert {"controller", "lease", "hold policy", "fence", "queue training"} <= ready.keys()
+    assert ready["pod guard"]["status"] == "ok", "the local cluster's namespace has the label"
+    assert {"controller", "lease", "hold policy", "guard policies", "fence", "queue training"} <= ready.keys()

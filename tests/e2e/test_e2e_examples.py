@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from dag_run import Run
 
-from kueue_integration.status import describe
+from kueue_integration.jobs.status import describe
 from localcluster.demo.stage import DAGS, NAMESPACE, Stage
 from localcluster.demo.wait import wait_for
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kueue_integration.resources import JOB, annotation
+from kueue_integration.kube.resources import JOB, annotation
 from localcluster.demo import quickstart, report, story
 from localcluster.demo.follow import Follower
 from localcluster.demo.model import Outcome

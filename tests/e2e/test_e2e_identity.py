@@ -9,7 +9,7 @@ import pytest
 from dag_run import Run
 
 from airflow_provider.identity import DEPLOYMENT, Claim
-from kueue_integration.resources import is_true
+from kueue_integration.kube.resources import is_true
 from localcluster.demo.stage import Stage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.timeout(2400)]

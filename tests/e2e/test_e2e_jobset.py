@@ -11,8 +11,8 @@ from plain_jobs import plain_training
 from rows import Rows
 
 from kueue_integration.errors import KubeError
-from kueue_integration.resources import JOB, JOBSET, Object, annotation
-from localcluster import jobset
+from kueue_integration.kube.resources import JOB, JOBSET, Object, annotation
+from localcluster.addons import jobset
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 

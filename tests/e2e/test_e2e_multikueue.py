@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 from rows import TIMEOUT_S, Rows, Training
 
-from kueue_integration.k8s import Kube, connect
-from kueue_integration.platform import load
-from kueue_integration.resources import JOB, POD, WORKLOAD, Object, annotation
-from kueue_integration.status import JobStatus
+from kueue_integration.jobs.status import JobStatus
+from kueue_integration.kube.client import Kube, connect
+from kueue_integration.kube.resources import JOB, POD, WORKLOAD, Object, annotation
+from kueue_integration.spec.platform_config import load
 from localcluster import multikueue
 from localcluster.demo.cluster_jobs import intruder
 from localcluster.demo.evidence import collect, show

@@ -10,8 +10,8 @@ import pytest
 from faults import Faults
 from rows import TIMEOUT_S, Rows, Training
 
-from kueue_integration import verbs
-from kueue_integration.resources import NODE, condition
+from kueue_integration.kube.resources import NODE, condition
+from kueue_integration.requests import verbs
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 from proxy.protocol import names
@@ -78,6 +78,7 @@ def test_node_fails_then_another_is_emptied(rows: Rows, stage: Stage) -> None:
     assert (third.restored_from, third.first_step) == (second.checkpoint, (second.last_step or 0) + 1)
 
 
+@pytest.mark.full
 def test_nobody_waits_for_ever_for_a_node_that_is_removed(rows: Rows, stage: Stage) -> None:
     """One pod, and all of the job dies with its node: Kubernetes itself ends it once the Node object is deleted."""
     faults = Faults(stage, rows.namespace)

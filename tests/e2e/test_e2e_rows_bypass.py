@@ -8,7 +8,7 @@ import pytest
 from faults import Faults
 from rows import TIMEOUT_S, Rows, Training
 
-from kueue_integration.resources import CONFIG_MAP, JOB, NODE, POD, SERVICE, WORKLOAD, Object
+from kueue_integration.kube.resources import CONFIG_MAP, JOB, NODE, POD, SERVICE, WORKLOAD, Object
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 from proxy.protocol import names

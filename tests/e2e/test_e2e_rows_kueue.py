@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from rows import CPU, TIMEOUT_S, Rows, Training
 
-from kueue_integration.resources import ADMISSION_CHECK, CLUSTER_QUEUE, LOCAL_QUEUE, NODE, POD, condition, is_true
-from kueue_integration.rules import MAX_EXECUTION_LABEL
+from kueue_integration.kube.resources import ADMISSION_CHECK, CLUSTER_QUEUE, LOCAL_QUEUE, NODE, POD, condition, is_true
+from kueue_integration.spec.validation import MAX_EXECUTION_LABEL
 from localcluster import cluster
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
@@ -166,7 +166,8 @@ def maximum_execution_time(rows: Rows) -> None:
 def deactivated(rows: Rows, job: Training, reason: str, *words: str, number: int = 1) -> None:
     """Checkpoint first, then Suspended with the reason and how to go on; activated again the job may go on."""
     saved(job, number, reason)
-    reads(job, "Suspended", reason, "is committed", "singularityctl resume", *words)
+    resume = "has to set it to true again" if reason == "Deactivated" else "singularityctl resume"
+    reads(job, "Suspended", reason, "is committed", resume, *words)
     assert rows.workload(job.name)["spec"]["active"] is False
     # Until our controller has taken it back, Kueue would deactivate again at once.
     wait_for(lambda: not is_true(rows.workload(job.name), "DeactivationTarget"), "no DeactivationTarget", TIMEOUT_S)

@@ -44,6 +44,7 @@ def test_the_script_of_the_story_knows_nothing_of_this_project() -> None:
         "argparse",
         "math",
         "numpy",
+        "os",
         "pathlib",
         "shutil",
         "torch",

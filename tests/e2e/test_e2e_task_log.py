@@ -9,8 +9,8 @@ import pytest
 from dag_run import Run
 from faults import Faults
 
-from kueue_integration.resources import POD
-from kueue_integration.status import describe
+from kueue_integration.jobs.status import describe
+from kueue_integration.kube.resources import POD
 from localcluster.demo.cluster_jobs import intruder
 from localcluster.demo.follow import running_pods
 from localcluster.demo.stage import NAMESPACE, Stage

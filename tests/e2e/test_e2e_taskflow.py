@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from dag_run import Run
 
-from kueue_integration.status import describe
+from kueue_integration.jobs.status import describe
 from localcluster.demo.cluster_jobs import intruder
 from localcluster.demo.follow import running_pods
 from localcluster.demo.stage import NAMESPACE, Stage

@@ -13,8 +13,8 @@ from rows import SCRIPT, Rows
 
 from kueue_integration.adoption.trainjob import RUNTIME
 from kueue_integration.errors import KubeError
-from kueue_integration.resources import JOBSET, TRAINING_RUNTIME, TRAINJOB, Object
-from localcluster import trainer
+from kueue_integration.kube.resources import JOBSET, TRAINING_RUNTIME, TRAINJOB, Object
+from localcluster.addons import trainer
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 

@@ -13,7 +13,7 @@ from browser import SLOW_MS, open_page
 from dag_run import Run
 from playwright.sync_api import Page, expect
 
-from kueue_integration.status import describe
+from kueue_integration.jobs.status import describe
 from localcluster.demo.stage import CHECKOUT, NAMESPACE, Stage
 from localcluster.demo.wait import wait_for
 

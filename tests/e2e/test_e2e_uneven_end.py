@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rows import TIMEOUT_S, Rows, Training
 
-from kueue_integration.resources import LOCAL_QUEUE
+from kueue_integration.kube.resources import LOCAL_QUEUE
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pod_processes
 import pytest
 from rows import TIMEOUT_S, Rows, Training
 
-from kueue_integration import verbs
 from kueue_integration.errors import RequestRefusedError
-from kueue_integration.resources import Object
+from kueue_integration.kube.resources import Object
+from kueue_integration.requests import verbs
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
@@ -52,17 +53,9 @@ def places(job: Training) -> list[tuple[str, int]]:
 
 def kill_launcher(pod: Object) -> None:
     """SIGKILL to pid 1 of the pod's training container, as the kernel does when memory runs out: nothing is saved."""
-    uid = str(pod["metadata"]["uid"])
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            inside = uid in (entry / "cgroup").read_text()
-            command = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:  # it has just ended
-            continue
-        if inside and any(word.endswith(b".launcher") for word in command):
-            os.kill(int(entry.name), signal.SIGKILL)
-            return
-    raise AssertionError(f"no launcher of pod {pod['metadata']['name']} on this machine")
+    found = pod_processes.launchers([pod])
+    assert found, f"no launcher of pod {pod['metadata']['name']} on this machine"
+    os.kill(int(found[0].name), signal.SIGKILL)
 
 
 def test_one_job_through_all_verbs(rows: Rows) -> None:
@@ -115,6 +108,6 @@ def test_one_job_through_all_verbs(rows: Rows) -> None:
     # Run again, to the same bits: what came between checkpoint and kill (a little more than was reported).
     assert job.repeated() >= last.steps_lost > 0
     ended = [a.ended_by for a in last.attempts]
-    assert ended == ["Deleted", "AdmissionCheck", "AdmissionCheck", "Deactivated", "AdmissionCheck", "Finished"]
+    assert ended == ["Deleted", "Resized", "Migrated", "Paused", "Resized", "Finished"]
     for one, two in zip(last.attempts[1:], last.attempts[2:], strict=False):
         assert (two.restored_from, two.first_step) == (one.checkpoint, (one.last_step or 0) + 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from kueue_integration.resources import JOB, WORKLOAD, Kind
+from kueue_integration.kube.resources import JOB, WORKLOAD, Kind
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
 import airflow.models as airflow_models
 from airflow.models import xcom
 from airflow.models.dagrun import DagRun
+from airflow.models.serialized_dag import SerializedDagModel
 from airflow.models.task_state_store import TaskStateStoreModel
 from airflow.models.taskinstance import TaskInstance
 from sqlalchemy import create_engine, event, select
@@ -37,6 +40,19 @@ def task_instance(session: Any, **values: Any) -> UUID:
 def stored(session: Any, **values: Any) -> None:
     """A value of the task state store."""
     _insert(session, TaskStateStoreModel, {"dag_run_id": 1, **values})
+
+
+def serialized(session: Any, dag: Any) -> UUID:
+    """A Dag as the dag-processor writes it; its version."""
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    version = uuid4()
+    # As it comes back from the database.
+    data = json.loads(json.dumps(DagSerialization.to_dict(dag)))
+    row = {"id": uuid4(), "dag_id": dag.dag_id, "dag_version_id": version, "dag_hash": uuid4().hex, "data": data}
+    moment = datetime.now(UTC)
+    _insert(session, SerializedDagModel, {**row, "created_at": moment, "last_updated": moment})
+    return version
 
 
 def xcom_of(session: Any, task_instance_id: UUID, **values: Any) -> None:

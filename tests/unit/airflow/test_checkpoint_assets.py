@@ -14,7 +14,7 @@ from airflow_fakes import CONN_ID, NAMESPACE, ApiServer, make_attempt, make_job
 from airflow_provider import informer
 from airflow_provider.assets import CURSOR_KEY, SingularityCheckpointTrigger, untold
 from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
-from kueue_integration.resources import JOB
+from kueue_integration.kube.resources import JOB
 from proxy.protocol import names
 from proxy.protocol.messages import CheckpointRef, to_json
 
@@ -51,7 +51,7 @@ def training(
     job = make_job(name, uid, attempts=[make_attempt(1)])
     claim = Claim(TaskKey("digits", "r1", task), 0, Try(1, 0, 0), NAMESPACE, name, uid, deployment)
     refs = [
-        CheckpointRef(each, 1, 1, 10 * (number + 1), 4, "file:///s", 1, 1, 1000.0 + number)
+        CheckpointRef(each, 1, 1, 10 * (number + 1), 4, "file:///s", 1, 1, 1000.0 + number, "5" * 64)
         for number, each in enumerate(ids)
     ]
     job["metadata"]["annotations"] |= {ANN_TASK: json.dumps(claim.to_dict()), names.ANN_CHECKPOINTS: to_json(refs)}
@@ -152,6 +152,13 @@ def test_the_last_one_told_decides() -> None:
     assert untold(rows, "b") == rows[2:]
     assert untold(rows, "c") == []
     assert untold(rows, None) == untold(rows, "no longer known") == rows
+
+
+def test_a_checkpoint_that_cannot_be_restored_is_no_event() -> None:
+    rows = [{"checkpoint": {"id": each}} for each in ("a", "b", "c")]
+    rows[1]["checkpoint"]["unusable"] = "pack 00ff is missing"
+    assert untold(rows, "a") == rows[2:]
+    assert untold(rows, "b") == rows[2:], "it was told while it was good"
 
 
 def test_an_asset_can_be_watched_with_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,16 +16,21 @@ from airflow_provider.exceptions import SingularityProviderError
 from airflow_provider.identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey, Try
 from airflow_provider.sensors import SingularityCheckpointSensor, look, moment
 from kueue_integration.errors import Forbidden, Unreachable
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import JOB
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOB
 from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, to_json
+from proxy.protocol.messages import AttemptRecord, Skipped, to_json
 
 KEY = TaskKey("dag", "run", "train")
 
 
-def add(kube: FakeKube, generation: int, *steps: int, done: str = "", deployment: str = "here") -> None:
-    """A Job whose attempts each ended with a checkpoint after so many steps, committed at that Unix second."""
+def add(
+    kube: FakeKube, generation: int, *steps: int, done: str = "", deployment: str = "here", skipped: str = ""
+) -> None:
+    """A Job whose attempts each ended with a checkpoint after so many steps, committed at that Unix second.
+
+    :param skipped: one of them, which cannot be restored
+    """
     name = f"train-{generation}-{deployment}"
     claim = Claim(KEY, generation, Try(1, 0, 0), NAMESPACE, name, deployment=deployment)
     history = [
@@ -34,6 +40,8 @@ def add(kube: FakeKube, generation: int, *steps: int, done: str = "", deployment
         )
         for number, step in enumerate(steps, 1)
     ]  # fmt: skip
+    if skipped:
+        history[-1] = replace(history[-1], skipped=[Skipped(skipped, 1, "damaged")])
     job: dict[str, Any] = {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -58,6 +66,13 @@ def test_takes_the_newest_checkpoint_of_the_current_generation() -> None:
     found, over = look(kube.list(JOB, NAMESPACE), 0, 0.0)
     assert found is not None
     assert (found["id"], found["step"], over) == ("c1-2", 20, False)
+
+
+def test_a_checkpoint_that_cannot_be_restored_does_not_count() -> None:
+    kube = FakeKube()
+    add(kube, 0, 10, 20, skipped="c0-2")
+    found, _ = look(kube.list(JOB, NAMESPACE), 0, 0.0)
+    assert found is not None and found["id"] == "c0-1"
 
 
 def test_asks_for_steps_and_for_age() -> None:

@@ -16,8 +16,13 @@ KEY = TaskKey("dag", "run", "task")
 FIRST = Try(try_number=1, max_tries=1, clear_number=0)
 RETRY = Try(try_number=2, max_tries=1, clear_number=0)
 CLEARED = Try(try_number=2, max_tries=2, clear_number=1)
-CLEARED_WHILE_RUNNING = Try(try_number=2, max_tries=1, clear_number=1)
+CLEARED_WHILE_RUNNING = Try(try_number=2, max_tries=1, clear_number=1, cleared_try=1)
+ONCE = Try(try_number=1, max_tries=0, clear_number=0)
+NO_RETRIES_LEFT = Try(try_number=2, max_tries=0, clear_number=1)
 OTHER_TASK_CLEARED = Try(try_number=1, max_tries=1, clear_number=1)
+OTHER_CLEARED = Try(try_number=2, max_tries=1, clear_number=1)
+SECOND = Try(try_number=2, max_tries=2, clear_number=1, cleared_try=1)
+LONG_AFTER = Try(try_number=3, max_tries=2, clear_number=1, cleared_try=1)
 
 
 def job(generation: int = 0, made_by: Try = FIRST, state: str = "alive", uid: str | None = None) -> dict[str, Any]:
@@ -54,7 +59,11 @@ def record(generation: int = 0, made_by: Try = FIRST, uid: str | None = "uid-0",
         ("cleared while it runs, store wiped", CLEARED, [job()], None, 1, False, ["uid-0"]),
         ("cleared after success", CLEARED, [job(state="Complete")], record(), 1, False, []),
         ("cleared while submitting", CLEARED_WHILE_RUNNING, [job()], record(), 1, False, ["uid-0"]),
+        ("cleared while it runs, no retries", NO_RETRIES_LEFT, [job(made_by=ONCE)], record(), 1, False, ["uid-0"]),
         ("another task of the run cleared", OTHER_TASK_CLEARED, [job()], record(), 0, True, []),
+        ("another cleared, worker lost", OTHER_CLEARED, [job()], record(), 0, True, []),
+        ("another cleared, worker lost at the end", OTHER_CLEARED, [job(state="Complete")], record(), 0, True, []),
+        ("a clear of before this Job", LONG_AFTER, [job(1, made_by=SECOND)], record(1, SECOND, "uid-1"), 1, True, []),
         ("second generation runs", RETRY, [job(state="Failed"), job(1)], record(1, uid="uid-1"), 1, True, []),
         ("an old generation still runs", RETRY, [job(), job(1)], record(1, uid="uid-1"), 1, True, ["uid-0"]),
         ("record of another task", FIRST, [], record(key=TaskKey("x", "y", "z")), 0, False, []),
@@ -109,7 +118,7 @@ def test_a_new_generation_has_a_name_and_an_identity_of_its_own() -> None:
 
 @given(prefix=st.text(max_size=80), dag=st.text(max_size=250), index=st.integers(-1, 10_000))
 def test_job_names_are_dns_labels_that_kueue_integration_accepts(prefix: str, dag: str, index: int) -> None:
-    from kueue_integration.spec import TrainSpec, validate
+    from kueue_integration.spec.train_spec import TrainSpec, validate
 
     key = TaskKey(dag, "manual__2026-01-01T00:00:00+00:00", "t", index)
     claim = Claim(key, 0, FIRST, "ns", job_name(prefix, key, 0))

@@ -12,11 +12,12 @@ from airflow_fakes import ADMITTED, CONN_ID, NAMESPACE, ApiServer, make_attempt,
 
 from airflow_provider import informer
 from airflow_provider.informer import Informer, Subscription, compact, subscribe
-from kueue_integration.manifests import render
-from kueue_integration.platform import PlatformConfig
-from kueue_integration.resources import JOB, WORKLOAD
-from kueue_integration.spec import TrainSpec
-from kueue_integration.status import summarise
+from kueue_integration.jobs.status import summarise
+from kueue_integration.kube.interning import MAX_STRINGS
+from kueue_integration.kube.resources import JOB, WORKLOAD
+from kueue_integration.manifests.job_manifests import render
+from kueue_integration.spec.platform_config import PlatformConfig
+from kueue_integration.spec.train_spec import TrainSpec
 from proxy.protocol import names
 from proxy.protocol.messages import to_json
 
@@ -53,6 +54,30 @@ def test_a_compact_copy_says_the_same_and_is_a_fraction_of_the_size():
     assert summarise(compact(job), compact(workload), ()) == whole
     assert len(json.dumps([compact(job), compact(workload)])) < len(before) / 3
     assert json.dumps([job, workload]) == before  # what is given stays as it is
+
+
+def test_strings_of_a_job_that_changes_for_ever_are_not_kept() -> None:
+    """Whoever may edit one Job decides how many different ones there are."""
+    job = submitted()
+    for number in range(3000):
+        job["metadata"]["annotations"] |= {f"key-{number}-{i}": f"value-{number}-{i}" for i in range(5)}
+        held = compact({**job, "metadata": {**job["metadata"], "annotations": {f"k{number}": f"v{number}"}}})
+        compact(job)
+        job["metadata"]["annotations"] = {}
+        assert len(informer._strings) <= MAX_STRINGS
+    again = compact(json.loads(json.dumps(held)))
+    ((key, value),), ((other_key, other_value),) = (o["metadata"]["annotations"].items() for o in (held, again))
+    assert key is other_key and value is other_value
+
+
+def test_no_string_becomes_immortal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 never frees an interned one: 597 MiB after 20,000 updates of one Job with 150 annotations."""
+    seen: list[str] = []
+    job = submitted()
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.intern", lambda text: (seen.append(text), text)[1])
+        compact(job)
+    assert seen == []
 
 
 async def test_a_long_list_comes_in_pages(api: ApiServer, monkeypatch: pytest.MonkeyPatch):

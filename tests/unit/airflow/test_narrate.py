@@ -11,8 +11,8 @@ from airflow_fakes import ADMITTED, WAITING, make_attempt, make_job, make_worklo
 
 from airflow_provider.lineage import MAX_BYTES, document, headline
 from airflow_provider.narrate import narrate, progress
-from kueue_integration.status import JobStatus, summarise
-from proxy.protocol.messages import AttemptRecord
+from kueue_integration.jobs.status import JobStatus, summarise
+from proxy.protocol.messages import AttemptRecord, Skipped
 
 
 def status(*attempts: AttemptRecord, waiting: bool = False, **job: Any) -> JobStatus:
@@ -53,6 +53,15 @@ def test_lost_steps_are_counted(first_step: int, words: str) -> None:
     assert words in " ".join(narrate(status(before), status(before, again)))
 
 
+@pytest.mark.parametrize(
+    ("start", "words"), [("c1", "goes on from checkpoint c1"), (None, "starts from the beginning")]
+)
+def test_a_checkpoint_that_was_skipped_is_named_with_the_reason(start: str | None, words: str) -> None:
+    again = make_attempt(2, restored_from=start, skipped=[Skipped("c2", 90, "pack 00ff is missing")])
+    told = " ".join(narrate(status(make_attempt(1)), status(make_attempt(1), again)))
+    assert f"{words}; checkpoint c2 cannot be restored: pack 00ff is missing" in told
+
+
 def test_waiting_says_why() -> None:
     (line,) = narrate(None, status(waiting=True, suspend=True))
     assert line.startswith("Queued: waits for quota")
@@ -73,7 +82,7 @@ def test_the_document_is_json_and_counts() -> None:
 
 
 def test_the_document_is_bounded_and_keeps_the_newest() -> None:
-    attempts = [make_attempt(number, note="x" * 4000, checkpoint=f"c{number}") for number in range(1, 51)]
+    attempts = [make_attempt(number, note="x" * 1800, checkpoint=f"c{number}") for number in range(1, 51)]
     found = document(status(*attempts))
     assert len(json.dumps(found)) <= MAX_BYTES
     assert found["attempts"][-1]["attempt"] == 50

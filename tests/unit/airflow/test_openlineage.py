@@ -19,8 +19,8 @@ from airflow_provider import openlineage, reporting
 from airflow_provider.lineage import document
 from airflow_provider.openlineage import Parent, attempt_events, checkpoint_datasets, split_url, training_facet
 from airflow_provider.operators import SingularityTrainOperator
-from kueue_integration.status import summarise
-from proxy.protocol.messages import CheckpointRef, Preemptor
+from kueue_integration.jobs.status import summarise
+from proxy.protocol.messages import CheckpointRef, Preemptor, Skipped
 
 SPEC = Path(__file__).parent / "openlineage_spec"
 OURS = Path(airflow_provider.__file__).parent / "openlineage_facets.json"
@@ -55,7 +55,7 @@ def lineage(**last: Any) -> dict[str, Any]:
         released_at=1056.5, checkpoint="c1",
     )  # fmt: skip
     values = {"admitted_at": 1100.0, "queued_at": 1057.0, "flavor": "spot", "pods": 2, "restored_from": "c1", **last}
-    saved = CheckpointRef("c1", 1, 1, 42, 4, "gs://bucket/checkpoints", 100, 10, 1055.0)
+    saved = CheckpointRef("c1", 1, 1, 42, 4, "gs://bucket/checkpoints", 100, 10, 1055.0, "5" * 64)
     job = make_job(attempts=[first, make_attempt(2, **values)], checkpoint=saved, step=60)
     return document(summarise(job, make_workload(job), ()))
 
@@ -95,6 +95,14 @@ def test_a_checkpoint_is_the_output_of_one_attempt_and_the_input_of_the_next() -
     assert (made["namespace"], made["name"]) == ("gs://bucket", "checkpoints/team-a/train")
     assert made["facets"]["version"]["datasetVersion"] == read["facets"]["version"]["datasetVersion"] == "c1"
     assert (read["namespace"], read["name"]) == (made["namespace"], made["name"])
+
+
+def test_an_attempt_says_which_newer_checkpoints_it_could_not_start_from() -> None:
+    found = lineage(skipped=[Skipped("c2", 90, "pack 00ff is missing")], **FINISHED)
+    facets = [check(e)["run"]["facets"]["singularity_attempt"] for e in attempt_events(found, PARENT)]
+    assert [facet.get("skipped") for facet in facets[::2]] == [
+        None, [{"id": "c2", "step": 90, "why": "pack 00ff is missing"}],
+    ]  # fmt: skip
 
 
 def test_an_attempt_that_still_runs_has_no_end() -> None:

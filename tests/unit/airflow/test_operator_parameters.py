@@ -29,10 +29,10 @@ from airflow_provider.exceptions import (
     TrainingInfrastructureError,
     TrainingPreemptedError,
 )
-from kueue_integration.classify import OUT_OF_RETRIES
 from kueue_integration.errors import SpecError
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import JOB
+from kueue_integration.jobs.phase import OUT_OF_RETRIES
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOB
 
 POLICY = "Container train for pod team-a/train-0-x failed with exit code {} matching FailJob rule at index 2"
 
@@ -165,7 +165,7 @@ def test_every_field_of_the_spec_is_rendered(parameter: str) -> None:
 def test_no_field_of_the_spec_is_left_out_of_the_table() -> None:
     import dataclasses
 
-    from kueue_integration.spec import TrainSpec
+    from kueue_integration.spec.train_spec import TrainSpec
 
     operators = {"queue": "queue_name", "resources": "pod_resources"}
     fields = {operators.get(f.name, f.name) for f in dataclasses.fields(TrainSpec)}
@@ -272,6 +272,14 @@ def test_the_manifest_is_a_rendered_field_that_survives_the_deferral(
     assert config["data"] == {"file-0000": "<12 bytes>"}
     assert "secret words" not in op.manifest
     assert len(op.manifest) < 4096
+    assert "podFailurePolicy" not in job["spec"], "the same for every job"
+
+
+def test_exit_codes_of_the_jobs_own_are_in_the_manifest(kube: FakeKube, airflow: Airflow) -> None:  # noqa: F811
+    op = operator(resume_on_exit_codes=[75])
+    submit(airflow, op)
+    job = next(yaml.safe_load_all(str(op.manifest)))
+    assert job["spec"]["podFailurePolicy"]["rules"][-1]["onExitCodes"]["values"] == [75, 137]
     later = operator()
     later.execute_complete(airflow.context(), event_for(kube, "success"))
     assert later.manifest == op.manifest

@@ -7,23 +7,25 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import db_rows
 import pytest
+from airflow.models.dagrun import DagRun
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.variable import Variable
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from airflow_provider import cluster, memory
+from airflow_provider import memory
 from airflow_provider.identity import ANN_TASK, DEPLOYMENT, LABEL_OWNER, Claim, TaskKey, Try
-from airflow_provider.plugin import SingularityPlugin, deployment, listener, orphans
+from airflow_provider.plugin import SingularityPlugin, cleared, connection, data, deployment, listener, orphans
 from kueue_integration.errors import Unreachable
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import JOB
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOB
 from proxy.protocol import names
 
 NAMESPACE = "team-a"
@@ -42,7 +44,8 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
 @pytest.fixture
 def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
     fake = FakeKube()
-    monkeypatch.setattr(cluster, "connect", lambda conn_id: (fake, "default"))
+    monkeypatch.setattr(connection, "connect", lambda conn_id: (fake, "default"))
+    monkeypatch.setenv("AIRFLOW__SINGULARITY__SERVER_CONNECTIONS", "c")
     return fake
 
 
@@ -77,6 +80,16 @@ def test_only_jobs_of_tasks_that_have_ended_are_deleted(session: Session, kube: 
     assert orphans.delete_orphans("dag", "run") == 4
     assert left(kube) == {"deferred-0", "running-0", "up-for-retry-0", "restarting-0", "cleared-0", "mapped-2"}
     assert orphans.delete_orphans("dag", "another-run") == 0
+
+
+def test_a_connection_that_the_task_wrote_is_not_used_for_the_search(
+    session: Session, kube: FakeKube, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    task(session, kube, "train", "failed")
+    monkeypatch.setenv("AIRFLOW__SINGULARITY__SERVER_CONNECTIONS", "d")
+    monkeypatch.setattr(connection, "connect", lambda conn_id: pytest.fail(f"{conn_id} was used"))
+    assert orphans.delete_orphans("dag", "run") == 0
+    assert "connection 'c' is not one that the Dag names for task train" in caplog.text
 
 
 def test_a_job_of_another_airflow_is_left_alone(session: Session, kube: FakeKube) -> None:
@@ -137,7 +150,7 @@ def test_a_task_that_is_cleared_at_this_moment_keeps_its_job(
         session.execute(update(TaskInstance).values(state=None))
         return kube, "default"
 
-    monkeypatch.setattr(cluster, "connect", cleared_meanwhile)
+    monkeypatch.setattr(connection, "connect", cleared_meanwhile)
     assert orphans.delete_orphans("dag", "run") == 0
     assert left(kube) == {claim.name}
 
@@ -177,6 +190,7 @@ def test_it_gives_up_and_starts_again_for_the_next_run() -> None:
 def test_rows_of_the_database_are_looked_after_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, str]] = []
     monkeypatch.setattr(orphans.sweeper, "later", lambda dag_id, run_id: told.append((dag_id, run_id)))
+    monkeypatch.setattr(cleared, "note", lambda row: None)
     row = TaskInstance.__new__(TaskInstance)
     row.__dict__["_sa_instance_state"] = object()
     monkeypatch.setattr(TaskInstance, "dag_id", "dag")
@@ -199,3 +213,33 @@ def test_airflow_accepts_the_listener() -> None:
     assert manager.pm.is_registered(module)
     names_ = {caller.name for caller in manager.pm.get_hookcallers(module)}
     assert {"on_dag_run_failed", "on_dag_run_success", "on_task_instance_failed"} <= names_
+
+
+@pytest.mark.parametrize(("state", "written"), [("restarting", "2"), ("running", None)])
+def test_a_clear_of_a_task_that_runs_is_written_down(
+    session: Session, monkeypatch: pytest.MonkeyPatch, state: str, written: str | None
+) -> None:
+    """By what Airflow itself does when a worker was lost."""
+    from airflow.listeners.listener import get_listener_manager
+
+    told: list[str] = []
+    monkeypatch.setattr(orphans.sweeper, "later", lambda dag_id, run_id: told.append(run_id))
+    where = {"dag_id": "dag", "run_id": "run", "task_id": "train", "map_index": -1}
+    session.add(DagRun(dag_id="dag", run_id="run", run_type="manual", run_after=datetime(2026, 1, 1, tzinfo=UTC)))
+    session.flush()
+    db_rows.task_instance(session, **where, state=state, try_number=2, max_tries=3)
+    session.commit()
+    manager = get_listener_manager()
+    registered = manager.pm.is_registered(listener)
+    if not registered:
+        manager.add_listener(listener)
+    try:
+        (row,) = session.scalars(select(TaskInstance))
+        TaskInstance.fetch_handle_failure_context(row, "the worker was lost", session=session)
+        session.commit()
+    finally:
+        if not registered:
+            manager.pm.unregister(listener)
+    assert (row.state, told) == ("up_for_retry", ["run"])
+    found = data.stored(session, TaskKey("dag", "run", "train"), memory.CLEARED_KEY)
+    assert found == (None if written is None else int(written))

@@ -16,9 +16,10 @@ from airflow_provider import memory
 from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
 from airflow_provider.lineage import condensed, goodput
 from airflow_provider.plugin import SingularityPlugin, actions, data, listing
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import JOB
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOB
 from proxy.protocol import names
+from proxy.protocol.decode import Unreadable
 
 KEY = TaskKey("dag", "run", "train", -1)
 
@@ -128,9 +129,8 @@ def test_goodput_counts_steps_that_stand() -> None:
 
 
 def test_condensed_takes_nothing_else_for_a_lineage() -> None:
-    assert condensed(None) is None
-    assert condensed({"phase": "Running"}) is None
-    assert condensed("text") is None
+    for other in (None, "text", {"phase": "Running"}, {"phase": "Running", "attempts": [{"admitted_at": "soon"}]}):
+        assert isinstance(condensed(other), Unreadable)
 
 
 # --- the database queries, on Airflow's own models --------------------------------------------------------------------
@@ -164,7 +164,9 @@ def test_runs_lists_readable_dags_newest_first(session: Session) -> None:
     lines = listing.Lines()
 
     def runs(*wanted: Any) -> list[dict[str, Any]]:
-        return lines.of(session, listing.listed(session, *wanted))
+        found, unreadable = lines.of(session, listing.listed(session, *wanted))
+        assert [row["run_id"] for row in unreadable] == (["run-8"] if "mine" in wanted[0] and not wanted[1] else [])
+        return found
 
     for _ in range(2):  # the second time out of memory
         found = runs({"mine"}, None, 3)
@@ -179,7 +181,9 @@ def test_lineage_of_exactly_one_task_instance(session: Session) -> None:
     for number, value in enumerate((lineage("Running"), "not a lineage", lineage("Succeeded"))):
         add(session, "mine", number, value)
     assert data.lineage(session, TaskKey("mine", "run-2", "train")) == lineage("Succeeded")
-    assert data.lineage(session, TaskKey("mine", "run-1", "train")) is None
+    assert data.lineage(session, TaskKey("mine", "run-1", "train")) == Unreadable(
+        "not valid JSON: Expecting value: line 1 column 1 (char 0)"
+    )
     assert data.lineage(session, TaskKey("mine", "run-2", "train", 0)) is None
 
 
@@ -213,7 +217,7 @@ def test_of_a_thousand_runs_only_what_has_changed_is_read(session: Session, read
     lines = listing.Lines()
 
     def runs() -> list[dict[str, Any]]:
-        return lines.of(session, listing.listed(session, {"mine"}, None, 5000))
+        return lines.of(session, listing.listed(session, {"mine"}, None, 5000))[0]
 
     assert len(runs()) == 1000
     assert sum(read) == 1000 and max(read) == listing.CHUNK
@@ -232,7 +236,7 @@ def test_lines_are_bounded(session: Session, monkeypatch: pytest.MonkeyPatch) ->
     lines = listing.Lines()
     for number in range(30):
         add(session, "mine", number, lineage("Succeeded"))
-        assert len(lines.of(session, listing.listed(session, {"mine"}, None, 5))) == min(5, number + 1)
+        assert len(lines.of(session, listing.listed(session, {"mine"}, None, 5))[0]) == min(5, number + 1)
     assert 0 < len(lines._kept) <= 10
 
 
@@ -280,7 +284,7 @@ def test_a_list_that_is_known_is_not_sent_again(session: Session, monkeypatch: p
     again = ask(**known)
     assert (again.status_code, again.body) == (304, b"")
     readable.clear()  # asked for each time: what was readable is no argument
-    assert json.loads(ask(**known).body) == {"runs": []}
+    assert json.loads(ask(**known).body) == {"runs": [], "unreadable": []}
 
 
 def test_claim_and_past_of_exactly_one_task_instance(session: Session) -> None:
@@ -289,11 +293,12 @@ def test_claim_and_past_of_exactly_one_task_instance(session: Session) -> None:
     def put(index: int, key: str, value: str) -> None:
         db_rows.stored(session, dag_id="dag", run_id="run", task_id="train", map_index=index, key=key, value=value)
 
-    put(-1, memory.STORE_KEY, json.dumps({"uid": None, "namespace": "n"}))
-    put(2, memory.STORE_KEY, json.dumps({"uid": "u", "namespace": "n"}))
+    known = {**Claim(KEY, 0, Try(1, 0, 0), "n", "job", "u").to_dict(), "conn_id": "c"}
+    put(-1, memory.STORE_KEY, json.dumps({**known, "uid": None}))
+    put(2, memory.STORE_KEY, json.dumps(known))
     put(2, memory.PAST_KEY, "broken")
     assert data.claim(session, KEY) is None
-    assert data.claim(session, TaskKey("dag", "run", "train", 2)) == {"uid": "u", "namespace": "n"}
+    assert data.claim(session, TaskKey("dag", "run", "train", 2)) == known
     assert data.past(session, TaskKey("dag", "run", "train", 2)) == []
     assert data.past(session, KEY) == []
 

@@ -11,7 +11,7 @@ from airflow_fakes import ADMITTED, CONN_ID, NAMESPACE, ApiServer, connection, m
 
 from airflow_provider import compat, informer, logplace, podlogs
 from airflow_provider.triggers import SingularityJobTrigger
-from kueue_integration.resources import JOB, POD, WORKLOAD
+from kueue_integration.kube.resources import JOB, POD, WORKLOAD
 from proxy.protocol import names
 
 

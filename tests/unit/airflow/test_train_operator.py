@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException, TaskDeferred
 from airflow_fakes import make_attempt
+from rank_variables import ALL, told
 
 from airflow_provider import cluster, compat, operators, submission
 from airflow_provider.exceptions import (
@@ -25,13 +26,13 @@ from airflow_provider.exceptions import (
     TrainingTimeoutError,
 )
 from airflow_provider.identity import DEPLOYMENT
-from airflow_provider.memory import OUTAGE_KEY, STORE_KEY
+from airflow_provider.memory import CLEARED_KEY, OUTAGE_KEY, STORE_KEY
 from airflow_provider.operators import SingularityTrainOperator
-from kueue_integration import jobs
 from kueue_integration.errors import Unreachable
-from kueue_integration.fake import FakeKube
-from kueue_integration.platform import PlatformConfig, to_json
-from kueue_integration.resources import CONFIG_MAP, JOB, PRIORITY_CLASS, SERVICE, Kind
+from kueue_integration.jobs import lifecycle
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import CONFIG_MAP, JOB, PRIORITY_CLASS, SERVICE, Kind
+from kueue_integration.spec.platform_config import PlatformConfig, to_json
 from proxy.protocol import names
 from proxy.protocol.messages import to_json as record_json
 
@@ -307,7 +308,7 @@ def test_a_worker_lost_between_the_job_and_its_parts_is_made_up_for(
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         patch.setattr(kube, "create", create_until_killed)
-        patch.setattr(jobs, "_drop", lambda kube, job: None)
+        patch.setattr(lifecycle, "_drop", lambda kube, job: None)
         operator(command=None, script=str(script)).execute(airflow.context())
     job = job_of(kube)
     airflow.retry()
@@ -317,6 +318,36 @@ def test_a_worker_lost_between_the_job_and_its_parts_is_made_up_for(
         (made,) = kube.list(part, NAMESPACE)
         assert made["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
     assert airflow.store[STORE_KEY]["uid"] == job["metadata"]["uid"]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_clear_of_another_task_leaves_the_job_of_a_lost_worker_alone(
+    kube: FakeKube, airflow: Airflow, ended: bool
+) -> None:
+    first = submit(airflow).trigger
+    if ended:
+        end(kube, job_of(kube), "Complete")
+    airflow.clear_number += 1
+    airflow.retry()
+    if ended:
+        operator().execute(airflow.context())
+    else:
+        assert submit(airflow).trigger.uid == first.uid
+    assert job_of(kube)["metadata"]["uid"] == first.uid
+
+
+def test_a_task_that_was_cleared_while_it_ran_trains_again(kube: FakeKube, airflow: Airflow) -> None:
+    """Its worker was lost; that it was this task is what the scheduler has written down."""
+    airflow.max_tries = 3
+    first = submit(airflow).trigger
+    airflow.clear_number += 1
+    airflow.store[CLEARED_KEY] = airflow.try_number
+    airflow.retry()
+    second = submit(airflow).trigger
+    assert second.uid != first.uid
+    assert job_of(kube)["metadata"]["uid"] == second.uid
+    airflow.retry()
+    assert submit(airflow).trigger.uid == second.uid
 
 
 def test_a_lost_worker_and_a_lost_store_adopt(kube: FakeKube, airflow: Airflow) -> None:
@@ -485,7 +516,7 @@ def test_an_airflow_that_does_not_answer_ends_nothing(
 # --- the end ----------------------------------------------------------------------------------------------------------
 def event_for(kube: FakeKube, status: str, message: str = "exit code 3") -> dict[str, Any]:
     from airflow_provider.lineage import document
-    from kueue_integration.status import summarise
+    from kueue_integration.jobs.status import summarise
 
     job = job_of(kube)
     history = record_json([make_attempt(1, last_step=9, ended_by="Finished", finished_at=1009.0)])
@@ -561,6 +592,41 @@ def test_the_output_of_the_failed_pod_is_in_the_task_log(kube: FakeKube, airflow
 def test_airflows_own_queue_is_left_alone() -> None:
     assert operator().queue != "training"
     assert operator(queue="gpu-workers").queue == "gpu-workers"
+
+
+# --- torchrun's variables ---------------------------------------------------------------------------------------------
+ONE, RESIZABLE = {"workers": 1}, {"workers": 2, "min_workers": 1}
+
+
+def told_rank_0(kube: FakeKube, admitted: int) -> set[str]:
+    return told(job_of(kube)["spec"]["template"]["spec"], admitted)
+
+
+@pytest.mark.parametrize(
+    ("changes", "admitted", "wanted"),
+    [
+        (ONE, 1, set()),
+        (ONE | {"command": ["torchrun", "train.py"]}, 1, ALL),
+        (ONE | {"world_size": 2}, 1, ALL),
+        (RESIZABLE, 2, ALL),
+        (RESIZABLE, 1, ALL),
+    ],
+)
+def test_a_plain_command_of_one_rank_gets_none_of_torchruns_variables(
+    kube: FakeKube, airflow: Airflow, changes: dict[str, Any], admitted: int, wanted: set[str]
+) -> None:
+    submit(airflow, operator(**changes))
+    assert told_rank_0(kube, admitted) == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "admitted", "wanted"), [(ONE, 1, set()), (RESIZABLE, 1, ALL), (ONE | {"world_size": 2}, 1, ALL)]
+)
+def test_a_decorated_function_is_a_plain_command(
+    kube: FakeKube, airflow: Airflow, changes: dict[str, Any], admitted: int, wanted: set[str]
+) -> None:
+    submit(airflow, decorated(**changes))
+    assert told_rank_0(kube, admitted) == wanted
 
 
 # --- @task.singularity_train ------------------------------------------------------------------------------------------

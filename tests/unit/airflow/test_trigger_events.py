@@ -14,7 +14,7 @@ from airflow_fakes import ADMITTED, CONN_ID, NAMESPACE, WAITING, ApiServer, make
 
 from airflow_provider import compat, informer, triggers
 from airflow_provider.triggers import SingularityJobTrigger
-from kueue_integration.resources import JOB, WORKLOAD
+from kueue_integration.kube.resources import JOB, WORKLOAD
 
 LIMIT_S = 20.0
 

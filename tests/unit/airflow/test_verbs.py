@@ -6,9 +6,9 @@ import pytest
 
 from airflow_provider import cluster
 from airflow_provider.verbs import JobVerbs
-from kueue_integration import requests
 from kueue_integration.errors import JobNotFoundError, RequestRefusedError
-from kueue_integration.fake import FakeKube
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.requests import user_requests
 from proxy.protocol import names
 from proxy.protocol.messages import RequestStatus
 
@@ -39,12 +39,12 @@ def test_a_dag_or_a_button_asks_and_waits(kube: FakeKube) -> None:
     verbs = JobVerbs("prod")
     asked = verbs.resize("digits", workers=2)
     job = kube.get_job("team", "digits")
-    request = requests.asked(job, requests.CHANGE)
+    request = user_requests.asked(job, user_requests.CHANGE)
     assert request is not None
     assert (request.id, request.workers, request.by) == (asked.id, 2, "airflow")
     assert verbs.look(asked).state == "asked"
     status = RequestStatus(asked.id, "resize", "done", "attempt 2 runs with 2 workers on spot", 1.0)
-    kube.patch_job("team", "digits", {"metadata": {"annotations": requests.stored(status)}})
+    kube.patch_job("team", "digits", {"metadata": {"annotations": user_requests.stored(status)}})
     assert verbs.wait(asked).ok
     assert (verbs.pause("digits").op, verbs.resume("digits").op) == ("pause", "resume")
 

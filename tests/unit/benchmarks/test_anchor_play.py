@@ -13,8 +13,8 @@ from benchmarks.anchor import ground, play
 from benchmarks.anchor.play import Play
 from benchmarks.anchor.record import SETTLE_S, judge
 from benchmarks.anchor.scenarios import CONTENDERS, SCENARIOS, STEPS, dag_id
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import JOB
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOB
 
 CONTENDER = CONTENDERS[0]
 NAMESPACE = CONTENDER.name

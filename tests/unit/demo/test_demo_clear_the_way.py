@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import JOB
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOB
 from localcluster.demo.errors import StoryError
 from localcluster.demo.quickstart import INTRUDER, clear_the_way
 from localcluster.demo.stage import NAMESPACE

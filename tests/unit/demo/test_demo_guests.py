@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from localcluster import guests
 from localcluster.errors import NotReadyError
-from localcluster.procfs import HOST_PROC, identify
+from localcluster.namespaces import guests
+from localcluster.namespaces.procfs import HOST_PROC, identify
 
 PARENT_WITH_CHILD = "sleep 300 & echo started; wait"
 

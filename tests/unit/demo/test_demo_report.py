@@ -27,7 +27,7 @@ def attempts() -> list[AttemptRecord]:
         ),
         AttemptRecord(
             attempt=2, reservation="b", flavor="spot", pods=2, ranks=4, queued_at=1032.5, admitted_at=1034.0,
-            first_step=200, first_step_at=1040.0, last_step=349, ended_by="AdmissionCheck", evicted_at=1055.0,
+            first_step=200, first_step_at=1040.0, last_step=349, ended_by="Regrown", evicted_at=1055.0,
             barrier_at=1055.5, committed_at=1057.0, released_at=1057.25, checkpoint="train-a2-g1",
             restored_from="train-a1-g1",
         ),

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from localcluster import cluster, guests
+from localcluster import cluster
 from localcluster.demo import main, stage
 from localcluster.demo.airflow import Airflow
 from localcluster.demo.errors import AirflowStartError
 from localcluster.errors import HostError
+from localcluster.namespaces import guests
 
 LIMIT_S = 30.0
 

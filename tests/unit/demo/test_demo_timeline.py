@@ -43,7 +43,7 @@ def test_an_attempt_that_never_stepped_has_no_running_bar() -> None:
 def test_markers_say_who() -> None:
     assert [(m.at, m.text) for m in timeline.markers(RECORD)] == [
         (31.0, "preempted by job-urgent-1a2b3"),
-        (56.0, "resized by the planner"),
+        (56.0, "grown back by the planner"),
     ]
 
 

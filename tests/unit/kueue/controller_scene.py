@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
-from kueue_integration.controller import clock
+from kueue_integration.kube import server_time
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
 
@@ -18,7 +19,7 @@ PREEMPTED = "Preempted to accommodate a workload (UID: 99-wl, JobUID: 99-job) du
 
 
 def at(seconds: float) -> str:
-    return clock.to_whole(T0 + seconds)
+    return server_time.to_whole(T0 + seconds)
 
 
 def job(
@@ -197,6 +198,7 @@ def checkpoint(attempt: int = 1, sequence: int = 1, step: int = 100) -> Checkpoi
         bytes=1000,
         bytes_stored=500,
         created_at=T0 + 50,
+        sha256=hashlib.sha256(b"%d %d" % (attempt, sequence)).hexdigest(),
     )
 
 

@@ -1,6 +1,6 @@
 """One training job, Kueue, the Job controller, the hold policy and replicas of our controller, in virtual time.
 
-Ours is the real code: decide, writer, inbox, reconciler, lease. What Kueue, the Job controller and the API server's
+Ours is the real code: decide, apply, reports, reconciler, lease. What Kueue, the Job controller and the API server's
 policy do is written down here as `charts/` and the facts about Kueue say it. After every tick the invariants of
 architecture.md 3.1 and 3.2 are checked: no hold outlives its limit, never two attempts at once, never a wrong resume.
 """
@@ -14,15 +14,17 @@ from typing import Any
 import controller_scene as scene
 from controller_scene import CHECK, NS, T0
 
-from kueue_integration.controller import clock, inbox, views, writer
+from kueue_integration.controller import apply, views
 from kueue_integration.controller.errors import RefusedError
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.lease import LeaseKeeper
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.reconciler import Reconciler, Task
+from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.errors import Conflict, KubeError, Unreachable
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import JOB, LEASE, POD, WORKLOAD, annotation, is_true
+from kueue_integration.kube import server_time
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOB, LEASE, POD, WORKLOAD, annotation, is_true
 from proxy.protocol import names
 from proxy.protocol.messages import CheckpointFailure, CheckpointRef, CommitRequest, Progress
 
@@ -77,7 +79,7 @@ class Server(FakeKube):
         return done
 
     def replace(self, obj: Any) -> Any:
-        meta = {**obj["metadata"], "managedFields": [{"time": clock.to_whole(self._world.now)}]}
+        meta = {**obj["metadata"], "managedFields": [{"time": server_time.to_whole(self._world.now)}]}
         return super().replace({**obj, "metadata": meta})
 
 
@@ -124,7 +126,7 @@ class Replica:
         self.boot()
 
     def boot(self) -> None:
-        server = clock.ServerClock(lambda: self.world.now + self.skew_s)
+        server = server_time.ServerClock(lambda: self.world.now + self.skew_s)
         self.clock = server
         settings = Settings(regrow=False, max_budget_s=600)
         self.reconciler = Reconciler(self.world.kube, settings, Metrics(), now=server.now)
@@ -304,9 +306,9 @@ class World:
         if annotation(job, names.ANN_HOLD) != names.HOLD_ARMED:
             return False
         lease = self.kube.get(LEASE, "sys", names.HOLD_LEASE).get("spec") or {}
-        silent = not lease or self.now > clock.parse(lease["renewTime"]) + lease["leaseDurationSeconds"]
+        silent = not lease or self.now > server_time.parse(lease["renewTime"]) + lease["leaseDurationSeconds"]
         deadline = annotation(job, names.ANN_HOLD_DEADLINE)
-        return not silent and not (deadline is not None and self.now > clock.parse(deadline))
+        return not silent and not (deadline is not None and self.now > server_time.parse(deadline))
 
     # --- the Job controller and the kubelet ---------------------------------------------------------------------------
     def _active(self) -> int:
@@ -317,7 +319,7 @@ class World:
         if job["spec"]["suspend"]:
             for pod in pods:
                 if not pod["metadata"].get("deletionTimestamp"):
-                    stamp = clock.to_whole(self.now)
+                    stamp = server_time.to_whole(self.now)
                     self.kube.patch(POD, NS, pod["metadata"]["name"], {"metadata": {"deletionTimestamp": stamp}})
                     assert self.training is not None
                     self.training.terminate()
@@ -382,7 +384,7 @@ class Training:
                 if not annotations:
                     return True
                 try:
-                    writer.patch_annotations(kube, job, annotations)
+                    apply.patch_annotations(kube, job, annotations)
                     return True
                 except Conflict:
                     continue
@@ -404,21 +406,21 @@ class Training:
         if self.done:
             return  # stopped with the dump, waits for SIGTERM
         if (not self.told or world.now >= self.told_at + world.report_s) and self.step > self.first:
-            seen = Progress(NS, "train", self.attempt, "running", self.step, self.first, world.now)
-            self.told = bool(self._write(lambda j: inbox.progress(j, seen, world.now, world.pods()))) or self.told
+            seen = Progress(NS, "train", self.attempt, "running", self.step, self.first, 0.0)
+            self.told = bool(self._write(lambda j: reports.progress(j, seen, world.now, world.pods()))) or self.told
             self.told_at = world.now
         if self.save_done is None:
             self.step += 1
-            command = self._call(lambda: inbox.command(world.kube.get_job(NS, "train")))
+            command = self._call(lambda: reports.command(world.kube.get_job(NS, "train"), world.now))
             if command is not None and command.seq > self.asked_after:
                 self.asked_after = command.seq
                 self.goes_on = command.then == "continue"
                 self.save_done = world.now + (world.save_s if self.goes_on else SAVE_S)
-                self.deadline = command.deadline
+                self.deadline = world.now + command.remaining_s
                 world.asked.append((world.now, self.attempt, self.goes_on))
         elif world.now >= self.save_done and world.save_fails and self.goes_on:
             seen_failure = CheckpointFailure(NS, "train", self.attempt, "the store is full", self.step, goes_on=True)
-            if self._write(lambda j: inbox.failure(j, seen_failure, world.now)):
+            if self._write(lambda j: reports.failure(j, seen_failure, world.now)):
                 self.save_done, self.goes_on = None, False
         elif world.now >= self.save_done:
             self._commit()
@@ -427,7 +429,7 @@ class Training:
         job = self._call(lambda: self.world.kube.get_job(NS, "train"))
         if job is None:
             return
-        inbox.require_current(job, self.attempt)
+        reports.require_current(job, self.attempt)
         ref = views.checkpoint(job)
         newest = self.world.committed[-1] if self.world.committed else None
         assert ref == newest, "a wrong resume: not the newest committed checkpoint"
@@ -438,18 +440,20 @@ class Training:
         world = self.world
         assert self.step is not None
         if self.ref is None:
+            # By the node's clock, which nobody else goes by.
             new = scene.checkpoint(self.attempt, self.saved + 1, step=self.step)
-            self.ref = dataclasses.replace(new, created_at=world.now)
+            self.ref = dataclasses.replace(new, created_at=world.now - 95)
         ref = self.ref
-        request = CommitRequest(NS, "train", self.attempt, ref, world.now - SAVE_S, self.step - 1, self.goes_on)
+        request = CommitRequest(NS, "train", self.attempt, ref, SAVE_S, self.step - 1, self.goes_on)
         try:
-            said = self._write(lambda j: inbox.commit(j, request, world.now))
+            said = self._write(lambda j: reports.commit(j, request, world.now))
         except RefusedError:
             self.gone = True  # stale: everything ends, nothing was written
             return
-        stands = views.checkpoint(world.job()) == ref
-        if stands and ref not in world.committed:
-            world.committed.append(ref)
+        found = views.checkpoint(world.job())
+        stands = found is not None and found.id == ref.id
+        if stands and found not in world.committed:
+            world.committed.append(found)
         if said and self.goes_on:
             assert stands
             self.saved, self.ref, self.save_done, self.goes_on = self.saved + 1, None, None, False

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from kueue_integration.fake import FakeKube
-from kueue_integration.platform import PlatformConfig
-from kueue_integration.spec import TrainSpec
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.spec.platform_config import PlatformConfig
+from kueue_integration.spec.train_spec import TrainSpec
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef
 
@@ -77,12 +77,17 @@ def conditions(*items: tuple[Any, ...]) -> list[dict[str, Any]]:
     return [dict(zip(keys, item, strict=False)) for item in items]
 
 
-def workload(*items: tuple[Any, ...], **status: Any) -> dict[str, Any]:
+def workload(*items: tuple[Any, ...], annotations: dict[str, str] | None = None, **status: Any) -> dict[str, Any]:
     """A Workload with these conditions."""
     return {
         "apiVersion": f"{names.KUEUE_GROUP}/{names.KUEUE_VERSION}",
         "kind": "Workload",
-        "metadata": {"name": "job-digits-1a2b3", "namespace": "default", "labels": {names.KUEUE_JOB_UID_LABEL: "u-1"}},
+        "metadata": {
+            "name": "job-digits-1a2b3",
+            "namespace": "default",
+            "labels": {names.KUEUE_JOB_UID_LABEL: "u-1"},
+            "annotations": annotations or {},
+        },
         "spec": {"active": True},
         "status": {"conditions": conditions(*items), **status},
     }
@@ -128,4 +133,5 @@ def saved(number: int = 1, step: int = 61) -> CheckpointRef:
     return CheckpointRef(
         id=f"digits-a{number}-g1", generation=number * 1_000_000 + 1, attempt=number, step=step, world_size=4,
         url="file:///shared/checkpoints", bytes=4_000_000, bytes_stored=1_500_000, created_at=150.0,
+        sha256="5" * 64,
     )  # fmt: skip

@@ -10,14 +10,16 @@ from adoption_cases import BAD, GOOD, bare, changed, jobset, plain
 from click.testing import CliRunner
 from kueue_samples import PLATFORM, cluster
 
-from kueue_integration import cli, kinds, platform
-from kueue_integration.adoption import policy, recreate, rules
+from kueue_integration import cli
+from kueue_integration.adoption import admission_policy, eligibility, recreate
 from kueue_integration.adoption.jobset import adopted_jobset
 from kueue_integration.adoption.patch import adopted
+from kueue_integration.contract import kinds
 from kueue_integration.controller import views
 from kueue_integration.errors import Conflict, ConflictError, JobNotFoundError, KubeError, SpecError
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import CONFIG_MAP, JOB, JOBSET, annotation, label
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import CONFIG_MAP, JOB, JOBSET, annotation, label
+from kueue_integration.spec import platform_config
 from proxy.protocol import names
 
 
@@ -50,7 +52,7 @@ def test_the_users_program_runs_behind_the_launcher() -> None:
     (train,) = pod["containers"]
     user = plain()["spec"]["template"]["spec"]["containers"][0]
     assert train["name"] == names.CONTAINER_TRAIN
-    assert train["command"] == ["python3", "-m", "_singularity.launcher", "python3"]
+    assert train["command"] == ["/singularity/agent/launcher/start", "python3"]
     for kept in ("args", "image", "resources", "workingDir"):
         assert train[kept] == user[kept]
     env = {entry["name"]: entry.get("value") for entry in train["env"]}
@@ -74,7 +76,7 @@ def test_the_job_is_held_fenced_and_elastic() -> None:
     }
     assert annotation(made, names.ANN_HOLD) == names.HOLD_ARMED
     assert (annotation(made, names.ANN_WORKERS), annotation(made, names.ANN_MIN_WORKERS)) == ("2", "1")
-    assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == rules.GRACE_LEAST
+    assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == eligibility.GRACE_LEAST
 
 
 def test_what_the_user_says_stands() -> None:
@@ -116,10 +118,10 @@ def test_twice_is_refused() -> None:
 
 
 def test_the_chart_has_what_the_generator_writes() -> None:
-    """Else: python -m kueue_integration.adoption.policy"""
-    assert (policy.TEMPLATES / "_adoption.tpl").read_text() == policy.parts_template()
-    assert (policy.TEMPLATES / "adoption.yaml").read_text() == policy.policies_template()
-    assert len(rules.RULES) < 64, "more match conditions than the API server takes"
+    """Else: python -m kueue_integration.adoption.admission_policy"""
+    assert (admission_policy.TEMPLATES / "_adoption.tpl").read_text() == admission_policy.parts_template()
+    assert (admission_policy.TEMPLATES / "adoption.yaml").read_text() == admission_policy.policies_template()
+    assert len(eligibility.RULES) < 64, "more match conditions than the API server takes"
 
 
 # --- JobSet ---------------------------------------------------------------------------------------------------------
@@ -255,7 +257,7 @@ def run(kube: FakeKube, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any
     from kueue_integration.cli import adopt
 
     monkeypatch.setattr(adopt, "open_cluster", lambda kubeconfig, context: kube)
-    monkeypatch.setattr(adopt.platform, "load", lambda kube: PLATFORM)
+    monkeypatch.setattr(adopt.platform_config, "load", lambda kube: PLATFORM)
     return CliRunner().invoke(cli.main, ["adopt", *arguments])
 
 
@@ -266,7 +268,7 @@ def test_the_command_prints_and_creates(tmp_path: Path, kube: FakeKube, monkeypa
     assert shown.exit_code == 0 and yaml.safe_load(shown.output) == adopted(bare("one"), PLATFORM)
     assert kube.find(JOB, "default", "one") is None
     platform_file = tmp_path / "platform.json"
-    platform_file.write_text(platform.to_json(PLATFORM))
+    platform_file.write_text(platform_config.to_json(PLATFORM))
     offline = run(kube, monkeypatch, "-f", str(file), "--dry-run", "--platform", str(platform_file))
     assert yaml.safe_load(offline.output) == yaml.safe_load(shown.output)
     made = run(kube, monkeypatch, "-f", str(file))

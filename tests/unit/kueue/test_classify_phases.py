@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from kueue_samples import attempt, job, saved, workload
 
-from kueue_integration.classify import Phase, classify, preemptor_uids
+from kueue_integration.jobs.phase import Phase, classify, preemptor_uids
 from proxy.protocol import names
 
 RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
 ADMITTED = ("Admitted", "True", "Admitted", "")
 RUNS = attempt(first_step=0, first_step_at=101.0)
+MOVED = attempt(first_step=0, ended_by="Migrated", note="as asked for by ann: ondemand -> spot")
 
 
 def waiting(reason: str) -> tuple[str, str, str, str]:
@@ -41,6 +42,9 @@ CASES = [
      "have not started yet"),
     ("ranks run, no step yet", workload(RESERVED, ADMITTED),
      job(history=[attempt()], ready=4, annotations=progress(1, 0, phase="running")), Phase.RUNNING, "no step seen"),
+    ("a program without steps", workload(RESERVED, ADMITTED),
+     job(history=[attempt(first_step=0, running_at=101.0)], ready=4, annotations=progress(1, 0, phase="running")),
+     Phase.RUNNING, "on ondemand, no step seen yet"),
     ("progress of the former attempt counts for nothing", workload(RESERVED, ADMITTED),
      job(history=[RUNS, attempt(2)], ready=4, annotations=progress(1, 9, phase="running")), Phase.STARTING, "4 of 4"),
     ("running", workload(RESERVED, ADMITTED), job(history=[RUNS], annotations=progress(1, 17)), Phase.RUNNING,
@@ -77,6 +81,13 @@ CASES = [
      Phase.CHECKPOINTING, "Kueue's words"),
     ("deactivated", workload(evicted("Deactivated")) | {"spec": {"active": False}}, job(suspend=True),
      Phase.SUSPENDED, "deactivated"),
+    ("moves", workload(evicted("Deactivated"), annotations={names.ANN_RESHAPE: "ondemand -> spot"})
+     | {"spec": {"active": False}}, job(suspend=True, history=[MOVED]), Phase.PREEMPTED,
+     "moves; as asked for by ann: ondemand -> spot; is queued again in its new shape"),
+    ("moves, still saved", workload(evicted("Deactivated")) | {"spec": {"active": False}},
+     job(history=[MOVED], active=2), Phase.CHECKPOINTING, "moves; writes a checkpoint"),
+    ("paused", workload(evicted("Deactivated"), annotations={names.ANN_PAUSED: "r"}) | {"spec": {"active": False}},
+     job(suspend=True, history=[attempt(ended_by="Paused")]), Phase.SUSPENDED, "was paused; no checkpoint"),
     ("deactivated in the queue", workload(waiting("Pending")) | {"spec": {"active": False}}, job(suspend=True),
      Phase.SUSPENDED, "deactivated"),
     ("deactivated: how to go on", workload(evicted("DeactivatedDueToMaximumExecutionTimeExceeded"))

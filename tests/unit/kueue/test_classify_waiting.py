@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from kueue_samples import attempt, cluster, job, workload
 
-from kueue_integration import shortage, visibility
-from kueue_integration.classify import Phase, classify, evictions
 from kueue_integration.controller import preemptor
 from kueue_integration.controller.actions import RecordHistory, ReleaseHold
-from kueue_integration.controller.records import stored
+from kueue_integration.controller.attempt_history import stored
 from kueue_integration.errors import Forbidden, NotFound, Unreachable
-from kueue_integration.shortage import Shortage
-from kueue_integration.status import describe, summarise
-from kueue_integration.visibility import Position
-from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, Preemptor, list_from_json
+from kueue_integration.jobs import queue_position, shortage
+from kueue_integration.jobs.phase import Phase, classify, evictions
+from kueue_integration.jobs.queue_position import Position
+from kueue_integration.jobs.shortage import Shortage
+from kueue_integration.jobs.status import describe, summarise
+from proxy.protocol import decode, names
+from proxy.protocol.messages import AttemptRecord, Preemptor
 
 UNUSED = (
     "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor ondemand, 500m more needed, "
@@ -154,7 +154,7 @@ WAITS["spec"]["queueName"] = "training"
 def test_the_position_comes_from_whichever_version_is_served(version: str) -> None:
     kube = cluster()
     kube.paths[PATH.format(version)] = pending("other", "job-digits-1a2b3")
-    assert visibility.position(kube, WAITS) == Position("training", 2, 2, 5)
+    assert queue_position.position(kube, WAITS) == Position("training", 2, 2, 5)
     kube.put(WAITS)
     kube.put(job(suspend=True))
     shown = describe(kube, "default", "digits")
@@ -164,28 +164,31 @@ def test_the_position_comes_from_whichever_version_is_served(version: str) -> No
 
 def test_no_position_where_nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     kube = cluster()
-    assert visibility.position(kube, WAITS) is None  # not served
+    assert queue_position.position(kube, WAITS) is None  # not served
     kube.paths[PATH.format("v1beta2")] = pending("other")
-    assert visibility.position(kube, WAITS) is None  # not in the list
+    assert queue_position.position(kube, WAITS) is None  # not in the list
     for error in (Forbidden("no", 403), Unreachable("no answer"), NotFound("no", 404)):
 
         def refuse(path: str, error: Exception = error) -> Any:
             raise error
 
         monkeypatch.setattr(kube, "get_path", refuse)
-        assert visibility.position(kube, WAITS) is None
-    assert visibility.position(kube, None) is None
+        assert queue_position.position(kube, WAITS) is None
+    assert queue_position.position(kube, None) is None
     admitted = workload(("QuotaReserved", "True"))
     admitted["spec"]["queueName"] = "training"
     monkeypatch.setattr(kube, "get_path", lambda path: pytest.fail("asked for a job that does not wait"))
-    assert visibility.position(kube, admitted) is None
+    assert queue_position.position(kube, admitted) is None
 
 
 def test_statistics_are_in_the_status() -> None:
     stats = {"evictions": [{"reason": "Preempted", "count": 2}, {"reason": "PodsReadyTimeout", "underlyingCause": "a",
              "count": 1}, {"reason": "PodsReadyTimeout", "underlyingCause": "b", "count": 4}]}  # fmt: skip
     shown = summarise(job(suspend=True), workload(schedulingStats=stats), [])
-    assert shown.evictions == {"Preempted": 2, "PodsReadyTimeout": 5}
+    assert shown.kueue_evictions == {"Preempted": 2, "PodsReadyTimeout": 5} and shown.evictions == {}
+    past = [attempt(1, ended_by="Migrated"), attempt(2, ended_by="Migrated"), attempt(3, ended_by="Finished")]
+    counts = summarise(job(suspend=True, history=past), workload(schedulingStats=stats), [])
+    assert counts.evictions == {"Migrated": 2}, "a move is one eviction, whatever Kueue does for it"
 
 
 PREEMPTED = "Preempted to accommodate a workload (UID: w-9, JobUID: j-9) due to prioritization in the ClusterQueue"
@@ -203,7 +206,7 @@ def test_the_controller_records_the_preemptors_names() -> None:
     changed = preemptor.named(action, victim, {"w-9": who}.get)
     assert isinstance(changed, ReleaseHold) and changed.why == "deadline"
     assert changed.job_annotations[names.ANN_HOLD] == "released"
-    written = list_from_json(AttemptRecord, str(changed.job_annotations[names.ANN_HISTORY]))
+    written = decode.messages(AttemptRecord, str(changed.job_annotations[names.ANN_HISTORY]))
     assert [record.preemptor for record in written] == [None, who]
     assert preemptor.named(changed, victim, {"w-9": who}.get) is changed  # once is enough
     assert preemptor.named(action, victim, lambda uid: None) is action  # gone before anybody looked

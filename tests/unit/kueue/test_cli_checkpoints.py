@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,23 @@ import pytest
 from click.testing import CliRunner, Result
 from kueue_samples import PLATFORM, attempt, cluster, job, saved
 
-from kueue_integration import cli, platform, storepod
+from kueue_integration import cli
 from kueue_integration.cli import checkpoints
 from kueue_integration.errors import PlatformError
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import POD
+from kueue_integration.jobs import store_pod
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import POD
+from kueue_integration.spec import platform_config
 from proxy.protocol import names
-from proxy.protocol.manifest import Manifest, Requirements
-from proxy.store import Store, admin
+from proxy.protocol.manifest import Manifest, Requirements, dumps
+from proxy.protocol.messages import to_json
+from proxy.store import Store, admin, layout
 
 CHART = {
     "apiVersion": "v1",
     "kind": "ConfigMap",
     "metadata": {"name": "singularity-platform", "namespace": "singularity-system"},
-    "data": {"platform.json": platform.to_json(PLATFORM)},
+    "data": {"platform.json": platform_config.to_json(PLATFORM)},
 }
 
 
@@ -66,8 +70,9 @@ def kube(monkeypatch: pytest.MonkeyPatch, url: str) -> FakeKube:
         return made
 
     monkeypatch.setattr(fake, "create", and_run)
-    live = job(history=[attempt(restored_from="digits-a1-g2")], checkpoint=saved(), annotations={names.ANN_STORE: url})
-    fake.put(live)
+    committed = replace(saved(), sha256=Store(url).read_digest("default", "digits", "digits-a1-g1")[1])
+    notes = {names.ANN_STORE: url}
+    fake.put(job(history=[attempt(restored_from="digits-a1-g2")], checkpoint=committed, annotations=notes))
     return fake
 
 
@@ -99,7 +104,33 @@ def test_verify_exits_1_for_what_is_altered(kube: FakeKube, tmp_path: Path) -> N
     (pack,) = [p for p in (tmp_path / "store").rglob("packs/*") if p.is_file()]
     pack.write_bytes(b"y" * 4000)
     refused = run("verify", "digits", "digits-a1-g1")
-    assert refused.exit_code == 1 and "1 PROBLEMS" in refused.stdout and "4000 bytes instead of" in refused.stdout
+    assert refused.exit_code == 1 and "1 PROBLEMS" in refused.stdout and "is longer than its" in refused.stdout
+
+
+def test_what_was_replaced_since_its_commit_is_said_and_not_exported(
+    kube: FakeKube, tmp_path: Path, url: str
+) -> None:
+    """The store calls it whole: only the Job knows what was committed."""
+    store, archive = Store(url), tmp_path / "one.tar"
+    forged = dumps(replace(store.read_manifest("default", "digits", "digits-a1-g1"), step=99))
+    store.backend.write(layout.manifest_path("default", "digits", "digits-a1-g1"), forged.encode())
+    listed = {e["id"]: e["problem"] for e in json.loads(run("ls", "digits", "-o", "json").stdout)}
+    assert listed == {"digits-a1-g3": "", "digits-a1-g2": "", "digits-a1-g1": "not the manifest that was committed"}
+    verified = run("verify", "digits", "digits-a1-g1")
+    assert verified.exit_code == 1 and "is not the manifest that was committed" in verified.stdout
+    shown = run("show", "digits", "digits-a1-g1")
+    assert shown.exit_code == 3 and "is not the manifest that was committed" in shown.stderr
+    refused = run("export", "digits", "digits-a1-g1", str(archive), "--where", "here")
+    assert refused.exit_code == 3 and not archive.exists()
+
+
+def test_a_checkpoint_that_a_pod_found_damaged_is_listed_as_such(kube: FakeKube, url: str) -> None:
+    newest = replace(saved(), id="digits-a1-g3", sha256=Store(url).read_digest("default", "digits", "digits-a1-g3")[1])
+    notes = {names.ANN_STORE: url, names.ANN_CHECKPOINTS: to_json([replace(newest, unusable="pack 00ff is missing")])}
+    kube.put(job(history=[attempt()], annotations=notes))
+    listed = {e["id"]: e["problem"] for e in json.loads(run("ls", "digits", "-o", "json").stdout)}
+    assert listed == {"digits-a1-g3": "pack 00ff is missing", "digits-a1-g2": "", "digits-a1-g1": ""}
+    assert run("verify", "digits").stdout.startswith("digits-a1-g2: 2 objects"), "the newest that can be restored"
 
 
 def test_gc_asks_first_and_keeps_what_the_job_needs(kube: FakeKube, url: str) -> None:
@@ -117,6 +148,22 @@ def test_gc_asks_first_and_keeps_what_the_job_needs(kube: FakeKube, url: str) ->
     done = run("gc", "digits", "--keep", "1", "--yes")
     assert done.exit_code == 0 and "deleted 1 checkpoints: digits-a1-g1" in done.stdout
     assert [x.id for x in Store(url).list_checkpoints("default", "digits")] == ["digits-a1-g3", "digits-a1-g2"]
+
+
+def test_gc_is_told_that_an_upload_that_broke_off_has_ended(kube: FakeKube, url: str, tmp_path: Path) -> None:
+    (tmp_path / "rank").mkdir()
+    (tmp_path / "rank" / "pages-1.img").write_bytes(b"z" * 4000)
+    store = Store(url)
+    store.put_ranks("default", "digits", "digits-a2-g1", {0: tmp_path / "rank"})
+    done = run("gc", "digits", "--yes")
+    assert "1 uploads are under way" in done.stdout and "add --ended" in done.stdout
+    about = {"name": "digits-0", "namespace": "default", "labels": {names.LABEL_JOB: "digits"}}
+    kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": about, "status": {"phase": "Running"}})
+    refused = run("gc", "digits", "--yes", "--ended")
+    assert refused.exit_code == 2 and "has pods that run" in refused.stderr and store.uploads("default", "digits")
+    kube.set_status(POD, "default", "digits-0", {"phase": "Failed"})
+    done = run("gc", "digits", "--yes", "--ended")
+    assert done.exit_code == 0 and "under way" not in done.stdout and store.uploads("default", "digits") == []
 
 
 def test_export_and_import_take_a_checkpoint_elsewhere(kube: FakeKube, tmp_path: Path, url: str) -> None:
@@ -143,9 +190,9 @@ def test_an_archive_needs_the_store_here(kube: FakeKube, tmp_path: Path) -> None
 
 
 def test_what_a_pod_says_of_its_progress(kube: FakeKube, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert storepod.told(["a warning", '{"progress": [3, 9]}', '{"progress": 1}', '{"result": []}']) == [(3, 9)]
+    assert store_pod.told(["a warning", '{"progress": [3, 9]}', '{"progress": 1}', '{"result": []}']) == [(3, 9)]
     seen: list[tuple[int, int]] = []
-    pod = storepod.manifest("default", PLATFORM, url, ["verify", "default", "digits", "digits-a1-g1"], 60)
+    pod = store_pod.manifest("default", PLATFORM, url, ["verify", "default", "digits", "digits-a1-g1"], 60)
     name, create = pod["metadata"]["name"], kube.create
     states = iter([("Running", ["a warning", '{"progress": [4, 9]}']), ("Succeeded", ['{"result": {}}'])])
 
@@ -164,7 +211,7 @@ def test_what_a_pod_says_of_its_progress(kube: FakeKube, url: str, monkeypatch: 
 
     monkeypatch.setattr(kube, "create", and_turn)
     monkeypatch.setattr(kube, "watch", watch)
-    assert storepod.ask(kube, pod, 60, lambda *p: seen.append(p)) == {"result": {}}
+    assert store_pod.ask(kube, pod, 60, lambda *p: seen.append(p)) == {"result": {}}
     assert seen == [(4, 9)]
 
 
@@ -200,7 +247,7 @@ def test_the_pod_has_the_volumes_but_no_token_and_no_power() -> None:
     sidecar = {"name": "device-proxy", "volumeMounts": [{"name": "mine", "mountPath": "/mine"}]}
     own = [{"name": "mine", "emptyDir": {}}, {"name": "singularity-run", "emptyDir": {}}, {"name": "shared"}]
     its_job = {"spec": {"template": {"spec": {"volumes": own, "initContainers": [sidecar]}}}}
-    made = storepod.manifest("team", PLATFORM, "file:///mine/x", ["ls", "team", "train"], 60, its_job)["spec"]
+    made = store_pod.manifest("team", PLATFORM, "file:///mine/x", ["ls", "team", "train"], 60, its_job)["spec"]
     assert [v["name"] for v in made["volumes"]] == ["shared", "torch", "mine"]
     (container,) = made["containers"]
     assert [m["mountPath"] for m in container["volumeMounts"]] == ["/shared", "/opt/torch", "/mine"]
@@ -212,7 +259,7 @@ def test_the_pod_has_the_volumes_but_no_token_and_no_power() -> None:
 
 def test_a_pod_that_does_not_answer() -> None:
     kube = cluster(CHART)
-    pod = storepod.manifest("default", PLATFORM, "file:///shared", ["ls", "default", "digits"], 1)
+    pod = store_pod.manifest("default", PLATFORM, "file:///shared", ["ls", "default", "digits"], 1)
     waiting = {"name": "store", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
     create = kube.create
 
@@ -223,5 +270,5 @@ def test_a_pod_that_does_not_answer() -> None:
 
     kube.create = and_wait  # type: ignore[method-assign]
     with pytest.raises(PlatformError, match="no such image"):
-        storepod.ask(kube, pod, timeout_s=0.2)
+        store_pod.ask(kube, pod, timeout_s=0.2)
     assert kube.list(POD, "default") == []

@@ -9,19 +9,20 @@ import yaml
 from click.testing import CliRunner, Result
 from kueue_samples import PLATFORM, attempt, cluster, job, saved, workload
 
-from kueue_integration import cli, platform
+from kueue_integration import cli
 from kueue_integration.cli import common, delete, logs, status, submit, tables
 from kueue_integration.errors import Unreachable
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import CONFIG_MAP, JOB, SERVICE
-from kueue_integration.status import summarise
+from kueue_integration.jobs.status import summarise
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import CONFIG_MAP, JOB, SERVICE
+from kueue_integration.spec import platform_config
 from proxy.protocol import names
 
 CHART = {
     "apiVersion": "v1",
     "kind": "ConfigMap",
     "metadata": {"name": "singularity-platform", "namespace": "singularity-system"},
-    "data": {"platform.json": platform.to_json(PLATFORM)},
+    "data": {"platform.json": platform_config.to_json(PLATFORM)},
 }
 GOOD = ["submit", "--name", "digits", "--queue", "training", "--workers", "4", "--min-workers", "2", "--cpu", "250m"]
 COMMAND = ["--", "python3", "train.py", "--steps", "9"]
@@ -180,7 +181,7 @@ def test_wait_gives_up(kube: FakeKube) -> None:
 def test_render_is_what_submit_creates(kube: FakeKube, tmp_path: Path) -> None:
     shown = list(yaml.safe_load_all(run("render", *GOOD[1:], *COMMAND).output))
     offline = tmp_path / "platform.json"
-    offline.write_text(platform.to_json(PLATFORM))
+    offline.write_text(platform_config.to_json(PLATFORM))
     assert list(yaml.safe_load_all(run("render", "--platform", str(offline), *GOOD[1:], *COMMAND).output)) == shown
     run(*GOOD, *COMMAND)
     made = kube.get_job("default", "digits")
@@ -292,7 +293,18 @@ def test_delete(kube: FakeKube) -> None:
 
 def test_durations_and_steps() -> None:
     assert tables.steps(attempt()) == "-" == tables.steps(attempt(first_step=0, ended_by="Finished"))
-    assert tables.steps(attempt(first_step=3)) == "3-"
+    assert tables.steps(attempt(first_step=3, first_step_at=101.0)) == "3-"
+    assert tables.steps(attempt(first_step=3, last_step=9, first_step_at=101.0, ended_by="Preempted")) == "3-9"
+
+
+def test_an_attempt_without_steps_shows_none() -> None:
+    """A shell loop, or any program that moves before its first step."""
+    assert tables.steps(attempt(first_step=0, running_at=101.0)) == "-"
+    assert tables.steps(attempt(first_step=0, last_step=-1, running_at=101.0, ended_by="Migrated")) == "-"
+    assert tables.steps(attempt(first_step=8, last_step=7, running_at=101.0)) == "-"
+
+
+def test_how_long_an_attempt_had_its_quota() -> None:
     assert tables.seconds(attempt(released_at=112.25)) == "12.2 s" and tables.seconds(attempt()) is None
     assert "Attempt" not in tables.detail(summarise(job(suspend=True), None, []))
 

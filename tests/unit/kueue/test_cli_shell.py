@@ -15,8 +15,8 @@ from kueue_samples import attempt, cluster, job, saved, workload
 from kueue_integration import cli
 from kueue_integration.cli import common, follow, logs, status, tables
 from kueue_integration.errors import SpecError, Unreachable
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import JOB, POD
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOB, POD
 from proxy.protocol import names
 
 RUNS = (("QuotaReserved", "True", "QuotaReserved", ""), ("Admitted", "True", "Admitted", ""))

@@ -6,10 +6,11 @@ import pytest
 from click.testing import CliRunner, Result
 from test_verbs_ask import answer, cluster, running
 
-from kueue_integration import cli, verbs
+from kueue_integration import cli
 from kueue_integration.cli import verbs as cli_verbs
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import JOB
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOB
+from kueue_integration.requests import verbs
 
 COMMANDS = {
     "resize": ["--workers", "2"], "migrate": ["--flavor", "spot"], "checkpoint": [], "pause": [], "resume": [],

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import itertools
 import json
 import ssl
 import subprocess
+import threading
 import time
 
 import aiohttp
@@ -14,19 +17,23 @@ import pytest
 from aiohttp import web
 from controller_scene import NS
 
-from kueue_integration.controller import api as api_module
-from kueue_integration.controller import clock
-from kueue_integration.controller.api import Api, Hub, health_app
+from kueue_integration.controller import views
+from kueue_integration.controller.cache import World
 from kueue_integration.controller.metrics import Metrics
-from kueue_integration.controller.world import World
+from kueue_integration.controller.sidecar_api import http as api_module
+from kueue_integration.controller.sidecar_api.http import Api, Hub, health_app
+from kueue_integration.controller.sidecar_api.shares import SHARE, Shares
 from kueue_integration.errors import Conflict, Unreachable
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import JOB, TOKEN_REVIEW, annotation
+from kueue_integration.kube import server_time
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOB, TOKEN_REVIEW, annotation
 from proxy.protocol import names
 from proxy.protocol.messages import (
     CheckpointFailure,
     Command,
     CommitRequest,
+    Damage,
+    DamageReport,
     Hello,
     HelloReply,
     Progress,
@@ -57,21 +64,32 @@ def token_of(pod, audience=names.TOKEN_AUDIENCE, namespace=NS):
     return {"authenticated": True, "audiences": [audience], "user": user}
 
 
-class Client:
-    """One running API and what a pod needs to talk to it."""
+def jwt(name, audience=names.TOKEN_AUDIENCE, expires_in=3600.0, **claims):
+    """What a service account token looks like from outside. Only the API server could tell that it is none."""
+    parts = {"alg": "RS256"}, {"aud": [audience], "exp": int(time.time() + expires_in), "sub": name, **claims}
+    texts = [base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts]
+    return ".".join([*texts, "signature"])
 
-    def __init__(self, kube, world, session, url, metrics):
+
+class Client:
+    """One running API and what a pod needs to talk to it. `tokens`: by the name of who has it."""
+
+    def __init__(self, kube, world, session, url, metrics, tokens):
         self.kube, self.world, self.session, self.url, self.metrics = kube, world, session, url, metrics
+        self.tokens = tokens
+
+    def _auth(self, token):
+        return {"Authorization": f"Bearer {self.tokens.get(token, token)}"} if token else {}
 
     async def post(self, path, message, token="leader"):
         body = message if isinstance(message, str) else to_json(message)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers = self._auth(token)
         async with self.session.post(self.url + path, data=body, headers=headers) as response:
             return response.status, await response.json()
 
     async def commands(self, token="leader", **query):
         params = {"namespace": NS, "job": "train", "attempt": "1", "after": "0", **query}
-        headers = {"Authorization": f"Bearer {token}"}
+        headers = self._auth(token)
         async with self.session.get(self.url + "/v1/commands", params=params, headers=headers) as response:
             return response.status, await response.text()
 
@@ -81,6 +99,17 @@ class Client:
     def annotate(self, **annotations):
         named = {getattr(names, key): value for key, value in annotations.items()}
         self.kube.patch_job(NS, "train", {"metadata": {"annotations": named}})
+
+
+class SlowReviews(FakeKube):
+    """Reviews a token in `review_s` seconds."""
+
+    review_s = 0.0
+
+    def create(self, obj, dry_run=False):
+        if obj["kind"] == TOKEN_REVIEW.name:
+            time.sleep(self.review_s)
+        return super().create(obj, dry_run)
 
 
 @pytest.fixture
@@ -97,16 +126,18 @@ async def served(certificate):
     old = scene.pod(1, attempt=0)
     job = scene.job(suspend=False, annotations={names.ANN_HOLD: "armed", **scene.history(scene.record())})
     forgeries = {"unmarked": unmarked, "foreign": foreign, "extra": extra}
-    kube = FakeKube(job, leader, follower, stranger, imposter, old, *forgeries.values())
+    kube = SlowReviews(job, leader, follower, stranger, imposter, old, *forgeries.values())
     pods = {"leader": leader, "follower": follower, "stranger": stranger, "imposter": imposter, "old": old, **forgeries}
-    kube.tokens = {name: token_of(pod) for name, pod in pods.items()}
-    kube.tokens["elsewhere"] = token_of(leader, namespace="elsewhere")
-    kube.tokens["audience"] = token_of(leader, audience="https://kubernetes.default.svc")
-    kube.tokens["unbound"] = {
+    told = {name: token_of(pod) for name, pod in pods.items()}
+    told["elsewhere"] = token_of(leader, namespace="elsewhere")
+    told["audience"] = token_of(leader, audience="https://kubernetes.default.svc")
+    told["unbound"] = {
         "authenticated": True,
         "audiences": [names.TOKEN_AUDIENCE],
         "user": {"username": "system:serviceaccount:team:default"},
     }
+    tokens = {name: jwt(name) for name in (*told, "unknown")}
+    kube.tokens = {tokens[name]: status for name, status in told.items()}
     hub, metrics = Hub(), Metrics()
     hub.attach(asyncio.get_running_loop())
     world = World(kube, on_job=lambda obj, deleted: hub.notify(NS, obj["metadata"]["name"]))
@@ -121,13 +152,13 @@ async def served(certificate):
     port = runner.addresses[0][1]
     connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=str(certificate[0])))
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(30)) as session:
-        yield Client(kube, world, session, f"https://localhost:{port}", metrics)
+        yield Client(kube, world, session, f"https://localhost:{port}", metrics, tokens)
     world.stop()
     await runner.cleanup()
 
 
 HELLO = Hello(NS, "train", 1, 1, "train-1-a1", "10.0.0.2")
-COMMIT = CommitRequest(NS, "train", 1, scene.checkpoint(), barrier_at=1.0, last_step=99)
+COMMIT = CommitRequest(NS, "train", 1, scene.checkpoint(), barrier_ago_s=1.0, last_step=99)
 
 
 async def test_hello(served):
@@ -182,6 +213,20 @@ async def test_a_commit_is_answered_after_the_job_has_it(served):
     assert annotation(served.job(), names.ANN_HOLD) == "released"
     assert await served.post("/v1/commit", COMMIT) == (200, {})  # the answer was lost: asked again
     assert served.metrics.value("singularity_checkpoints_committed_total") == 1
+
+
+async def test_any_pod_of_the_attempt_says_that_its_checkpoint_is_damaged(served):
+    older, given = scene.checkpoint(0, 1), scene.checkpoint(0, 2)
+    record = scene.history(scene.record(restored_from=given.id))
+    notes = {names.ANN_CHECKPOINT: to_json(given), names.ANN_CHECKPOINTS: to_json([older, given]), **record}
+    served.kube.patch_job(NS, "train", {"metadata": {"annotations": notes}})
+    report = DamageReport(NS, "train", 1, [Damage(given.id, "pack 00ff is missing")])
+    assert (await served.post("/v1/damage", report, "stranger"))[0] == 403
+    assert views.checkpoint(served.job()) == given
+    for _ in range(2):
+        assert await served.post("/v1/damage", report, "follower") == (200, {})
+    assert views.checkpoint(served.job()) == older
+    assert "singularity_checkpoints_damaged_total 1.0" in served.metrics.text()
 
 
 async def test_a_stale_attempt_commits_nothing(served):
@@ -249,12 +294,12 @@ async def test_a_command_wakes_the_long_poll(served):
     assert not done
     started = time.monotonic()
     deadline = time.time() + 60
-    served.annotate(ANN_HOLD_DEADLINE=clock.to_text(deadline))
+    served.annotate(ANN_HOLD_DEADLINE=server_time.to_text(deadline))
     status, body = await asyncio.wait_for(waiting, 10)
     assert time.monotonic() - started < 5
     command = from_json(Command, body)
     assert (status, command.op, command.then) == (200, "checkpoint", "stop")
-    assert command.deadline == pytest.approx(deadline, abs=0.01)
+    assert command.remaining_s == pytest.approx(deadline - time.time(), abs=5)
     # what has been heard is not said again; the answer after that is for the next request
     waiting = asyncio.create_task(served.commands(after=str(command.seq)))
     done, _ = await asyncio.wait({waiting}, timeout=0.3)
@@ -289,10 +334,11 @@ async def test_progress_is_written_at_most_every_two_seconds_unless_it_is_news(s
             await asyncio.sleep(0.01)
 
     begin = time.monotonic()
-    await served.post("/v1/progress", Progress(NS, "train", 1, "running", 1, first_step=0, first_step_at=5.0))
+    await served.post("/v1/progress", Progress(NS, "train", 1, "running", 1, first_step=0, first_step_ago_s=5.0))
     await seen(1)
     (record,) = scene.stored(served.job()["metadata"]["annotations"])
-    assert (record.first_step, record.first_step_at, record.last_step) == (0, 5.0, 0)
+    assert (record.first_step, record.last_step) == (0, 0)
+    assert record.first_step_at == pytest.approx(time.time() - 5, abs=5)
     end = time.monotonic() + 10
     while annotation(served.world.jobs.get(NS, "train"), names.ANN_PROGRESS) is None:
         assert time.monotonic() < end
@@ -300,7 +346,7 @@ async def test_progress_is_written_at_most_every_two_seconds_unless_it_is_news(s
     for step in range(2, 12):
         assert (await served.post("/v1/progress", Progress(NS, "train", 1, "running", step)))[0] == 200
     assert len(writes()) <= 1 + (time.monotonic() - begin) / 2  # 1, but where the calls took long
-    await served.post("/v1/progress", Progress(NS, "train", 1, "barrier", 12, barrier_at=9.0))
+    await served.post("/v1/progress", Progress(NS, "train", 1, "barrier", 12, barrier_ago_s=9.0))
     end = time.monotonic() + 10
     while json.loads(annotation(served.job(), names.ANN_PROGRESS))["phase"] != "barrier":
         assert time.monotonic() < end
@@ -309,7 +355,7 @@ async def test_progress_is_written_at_most_every_two_seconds_unless_it_is_news(s
 
 @pytest.mark.parametrize("left_s, cause, expired", [(60, "failed", 0.0), (-0.1, "deadline", 1.0)])
 async def test_a_hold_that_the_pods_end_is_counted_once(served, left_s, cause, expired):
-    served.annotate(ANN_HOLD_DEADLINE=clock.to_text(time.time() + left_s))
+    served.annotate(ANN_HOLD_DEADLINE=server_time.to_text(time.time() + left_s))
     for _ in range(2):
         assert (await served.post("/v1/failure", CheckpointFailure(NS, "train", 1, "rank 1 is stuck")))[0] == 200
     assert annotation(served.job(), names.ANN_HOLD) == "released"
@@ -319,7 +365,7 @@ async def test_a_hold_that_the_pods_end_is_counted_once(served, left_s, cause, e
 
 
 async def test_a_failure_releases_the_hold(served):
-    served.annotate(ANN_HOLD_DEADLINE=clock.to_text(time.time() + 60))
+    served.annotate(ANN_HOLD_DEADLINE=server_time.to_text(time.time() + 60))
     assert await served.post("/v1/failure", CheckpointFailure(NS, "train", 1, "rank 1 is stuck")) == (200, {})
     assert annotation(served.job(), names.ANN_HOLD) == "released"
     (record,) = scene.stored(served.job()["metadata"]["annotations"])
@@ -355,3 +401,124 @@ async def test_hello_says_when_the_attempt_has_ended(served):
             break
         await asyncio.sleep(0.05)
     assert (status, body.get("ended")) == (202, True)
+
+
+def reviews(served):
+    return sum(kind == TOKEN_REVIEW.name for _, kind, _ in served.kube.requests)
+
+
+@pytest.mark.parametrize(
+    ("token", "text"),
+    [
+        ("x", "not a service account token"),
+        ("a.b", "not a service account token"),
+        ("a.!!!.c", "not a service account token"),
+        ("a." + "W" * 5000 + ".c", "not a service account token"),
+        ("a.e30.c", "not valid for audience"),
+        ("a.bnVsbA.c", "not a service account token"),
+        (jwt("x", audience="https://kubernetes.default.svc"), "not valid for audience"),
+        (jwt("x", expires_in=-120), "has expired"),
+        (jwt("x", exp="9" * 400), "has expired"),
+        (jwt("x", aud={"a": 1}), "not valid for audience"),
+    ],
+    # A token has the time in it: two processes that share the tests have to call them the same.
+    ids=["word", "two parts", "no base64", "long", "empty", "null", "audience", "expired", "digits", "object"],
+)
+async def test_a_token_that_cannot_be_for_us_costs_no_review(served, token, text):
+    status, body = await served.post("/v1/commit", COMMIT, token)
+    assert (status, text in body["error"]) == (401, True)
+    assert reviews(served) == 0
+
+
+async def test_a_refusal_is_remembered(served):
+    for _ in range(3):
+        assert (await served.post("/v1/commit", COMMIT, "unknown"))[0] == 401
+    assert reviews(served) == 1
+    assert served.metrics.value("singularity_tokens_refused_total", "again") == 2
+
+
+async def test_one_token_is_reviewed_once_however_many_ask(served):
+    served.kube.review_s = 0.2
+    answers = await asyncio.gather(*(served.post("/v1/hello", HELLO, "follower") for _ in range(10)))
+    assert {status for status, _ in answers} == {200}
+    assert reviews(served) == 1
+
+
+async def test_a_body_is_read_of_those_only_who_may_speak(served):
+    status, _ = await served.post("/v1/commit", "[" * 60_000, "unknown")
+    assert status == 401
+    status, body = await served.post("/v1/commit", "[" * 60_000)
+    assert (status, "nested deeper" in body["error"]) == (400, True)
+    status, _ = await served.post("/v1/commit", "x" * 70_000)
+    assert status == 413
+
+
+async def flood(served, seconds, rate):
+    """`rate` bad requests each second, of every kind; how long commits of the leader took meanwhile.
+
+    On a busy machine it takes longer than `seconds` to send them all.
+    """
+    numbers, statuses, took, over = itertools.count(), [], [], asyncio.Event()
+
+    async def bad():
+        number = next(numbers)
+        theirs, expired = jwt(f"b{number}", audience="other"), jwt(f"c{number}", expires_in=-99)
+        kinds = (f"x{number}", jwt(f"a{number}"), theirs, expired)
+        statuses.append((await served.post("/v1/commit", COMMIT, kinds[number % 4]))[0])
+
+    async def commits():
+        while not over.is_set():
+            began = time.monotonic()
+            assert (await served.post("/v1/commit", COMMIT))[0] == 200
+            took.append(time.monotonic() - began)
+            await asyncio.sleep(0.05)
+
+    leader, sent = asyncio.ensure_future(commits()), []
+    for _ in range(round(seconds * rate)):
+        sent.append(asyncio.ensure_future(bad()))
+        await asyncio.sleep(1 / rate)
+    await asyncio.gather(*sent)
+    over.set()
+    await leader
+    assert set(statuses) <= {401, 429}
+    return took
+
+
+@pytest.mark.parametrize("seconds", [2.0, pytest.param(30.0, marks=pytest.mark.full)])
+async def test_a_flood_of_bad_tokens_does_not_delay_commits(served, seconds):
+    """Each review takes half a second here: with sixteen threads for all, 200 requests a second left none."""
+    await served.post("/v1/commit", COMMIT)
+    served.kube.review_s = 0.5
+    before = reviews(served)
+    began = time.monotonic()
+    took = await flood(served, seconds, rate=200)
+    assert max(took) < 2.5, "a commit waited for the flood"  # 15 s when reviews had no pool of their own
+    assert reviews(served) - before <= 11 + (time.monotonic() - began) / 6, "every bad token is reviewed"
+
+
+async def test_who_was_heard_before_is_heard_again_in_a_flood_from_its_address(served, monkeypatch):
+    """Behind a NAT all pods of a node have one address."""
+    monkeypatch.setattr("kueue_integration.controller.sidecar_api.tokens.CACHE_S", 0.5)
+    assert (await served.post("/v1/commit", COMMIT))[0] == 200
+    for number in range(30):
+        await served.post("/v1/commit", COMMIT, jwt(f"z{number}"))
+    assert (await served.post("/v1/commit", COMMIT, jwt("z")))[0] == 429
+    await asyncio.sleep(0.6)
+    assert (await served.post("/v1/commit", COMMIT))[0] == 200
+
+
+async def test_no_namespace_takes_all_threads(served):
+    shares = Shares()
+    running, most, lock = 0, 0, threading.Lock()
+
+    def slow():
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.05)
+        with lock:
+            running -= 1
+
+    await asyncio.gather(*(shares.run("a", slow) for _ in range(30)))
+    assert most == SHARE

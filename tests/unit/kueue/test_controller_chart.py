@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
+from rendered import CHART, HELM, NO_HELM, helm, render
 
 from kueue_integration.adoption import trainjob
-from kueue_integration.platform import PlatformConfig, from_json
+from kueue_integration.guard import names as guards
+from kueue_integration.spec.platform_config import PlatformConfig, from_json
 from proxy.protocol import names
 
-CHART = Path(__file__).parents[3] / "charts" / "singularity"
-HELM = os.environ.get("SINGULARITY_HELM") or shutil.which("helm")
-
-pytestmark = pytest.mark.skipif(HELM is None, reason="no helm: put it on PATH or in SINGULARITY_HELM")
-
-
-def helm(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(HELM), *args], capture_output=True, text=True, timeout=60, check=False)
-
-
-def render(*sets: str, values: str = "") -> dict[tuple[str, str], dict]:
-    command = ["template", "singularity", str(CHART), "-n", names.SYSTEM_NAMESPACE, "--kube-version", "1.36.0"]
-    for item in sets:
-        command += ["--set", item]
-    if values:
-        command += ["-f", values]
-    done = helm(*command)
-    assert done.returncode == 0, done.stderr
-    return {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(done.stdout) if d}
+POLICY_KINDS = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+pytestmark = pytest.mark.skipif(HELM is None, reason=NO_HELM)
 
 
 def test_helm_lint_is_content():
@@ -148,10 +130,68 @@ def test_the_policy_fails_open_and_asks_for_kueues_user():
     }
 
 
+def test_the_guards_are_always_there_and_the_controller_may_look_for_them():
+    objects = render()
+    for name in guards.POLICIES:
+        policy, binding = (objects[kind, name]["spec"] for kind in POLICY_KINDS)
+        assert policy["failurePolicy"] == "Fail" and "paramKind" not in policy
+        assert (binding["policyName"], binding["validationActions"]) == (name, ["Deny"])
+    (rule,) = [
+        rule
+        for rule in objects["ClusterRole", names.CONTROLLER_NAME]["rules"]
+        if rule["apiGroups"] == ["admissionregistration.k8s.io"]
+    ]
+    assert rule["resourceNames"] == [names.HOLD_LEASE, *guards.POLICIES]
+
+
+def test_the_accounts_that_may_write_the_controllers_annotations():
+    def accounts(*sets):
+        conditions = render(*sets)["ValidatingAdmissionPolicy", guards.ANNOTATIONS]["spec"]["matchConditions"]
+        return json.loads(conditions[0]["expression"].partition(" in ")[2].removesuffix(")"))
+
+    own = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:{names.CONTROLLER_NAME}"
+    assert accounts() == [own]
+    worker = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:singularity-multikueue"
+    assert accounts("multikueue.worker.enabled=true", "guard.accounts={velero,it's}") == [own, worker, "velero", "it's"]
+
+
+def test_values_of_an_older_chart_are_enough_for_the_guards():
+    """`helm upgrade --reuse-values`, which `doctor` tells people to do, brings no defaults of the newer chart."""
+    objects = render("guard=null", "images.trusted=null")
+    policy = objects["ValidatingAdmissionPolicy", guards.PODS]["spec"]
+    images = {v["name"]: v["expression"] for v in policy["variables"]}["images"]
+    assert json.loads(images) == ["localhost/singularity-agent:dev"]
+    (rule,) = objects["ValidatingAdmissionPolicy", guards.EXEC]["spec"]["validations"]
+    assert rule["expression"].startswith("false || ")
+
+
+def test_the_guard_of_pods_knows_the_platforms_images_and_volumes(tmp_path):
+    values = tmp_path / "values.yaml"
+    volumes = [{"name": name, "hostPath": {"path": f"/{name}"}} for name in ("a", "b", "c", "d")]
+    mounts = [
+        {"name": "a", "mountPath": "/a", "readOnly": True},
+        {"name": "b", "mountPath": "/b"},
+        {"name": "c", "mountPath": "/c", "readOnly": True},
+        {"name": "c", "mountPath": "/c2", "readOnly": False},
+    ]
+    pods = {"volumes": [*volumes, {"name": "e", "emptyDir": {}}], "volumeMounts": mounts}
+    images = {"agent": "a:1", "controller": "c:1", "trusted": ["mirror/a@sha256:0", "it's:1"]}
+    values.write_text(yaml.safe_dump({"images": images, "pods": pods, "guard": {"anyExec": True}}))
+    objects = render(values=str(values))
+    for name in (guards.PODS, guards.JOBS):
+        policy = objects["ValidatingAdmissionPolicy", name]["spec"]
+        given = {v["name"]: v["expression"] for v in policy["variables"]}
+        assert json.loads(given["images"]) == ["a:1", "mirror/a@sha256:0", "it's:1"]
+        assert json.loads(given["hostPaths"]) == {"paths": ["/a", "/b", "/c", "/d"], "readOnly": ["/a"]}
+        selector = {"matchLabels": {names.LABEL_TRAINING: names.TRAINING_ENABLED}}
+        assert policy["matchConstraints"]["namespaceSelector"] == selector
+    (rule,) = objects["ValidatingAdmissionPolicy", guards.EXEC]["spec"]["validations"]
+    assert rule["expression"].startswith("true || ")
+
+
 def test_a_policy_that_matches_nothing_keeps_the_api_servers_copy_of_leases_and_stays_when_the_chart_goes():
     objects = render()
-    kept = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
-    policy, binding = (objects[kind, "singularity-hold-parameter"] for kind in kept)
+    policy, binding = (objects[kind, "singularity-hold-parameter"] for kind in POLICY_KINDS)
     hold = objects["ValidatingAdmissionPolicy", "singularity-hold"]
     assert policy["spec"]["paramKind"] == hold["spec"]["paramKind"]
     assert policy["spec"]["validations"] == [{"expression": "true"}]
@@ -182,6 +222,8 @@ def test_sample_queues_name_the_fence():
         ("image.agent=x", "image"),
         ("store.url=checkpoints", "url"),
         ("lease.durationSeconds=1", "durationSeconds"),
+        ("guard.accounts=me", "accounts"),
+        ("guard.anyExec=perhaps", "anyExec"),
         ("sampleQueues.enabled=true,sampleQueues.coveredResources={cpu,memory}", "ondemand has no quota for memory"),
     ],
 )

@@ -9,7 +9,7 @@ from controller_scene import T0, at
 from kueue_integration.controller.actions import GiveUp, RecordHistory, ReleaseHold, RequestReadmission, StartCheckpoint
 from kueue_integration.controller.decide import STUCK_S, decide
 from kueue_integration.controller.hold import Settings
-from kueue_integration.status import summarise
+from kueue_integration.jobs.status import summarise
 from proxy.protocol import names
 
 NOW = T0 + 100
@@ -108,7 +108,7 @@ def ended(index, code, reason="Error", message="", limit=None):
         (ended(1, 137, message=KERNEL), "OutOfMemory", KERNEL),
         (ended(1, 137, "OOMKilled", limit="1Gi"), "OutOfMemory", f"{KILLED}, the limit of the container is 1Gi"),
         (ended(1, 137, "OOMKilled"), "OutOfMemory", KILLED),
-        (ended(1, 137), "Deleted", "it ended with code 137"),
+        (ended(1, 137), "Deleted", "it ended with code 137: it was killed (SIGKILL)"),
         (ended(1, 143), "Deleted", ""),
         (ended(1, 143, message="store gs://b: cannot read x: 503"), "Deleted", "store gs://b: cannot read x: 503"),
     ],

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from kueue_integration.controller import clock
 from kueue_integration.controller.lease import LeaseKeeper
 from kueue_integration.errors import Conflict, Unreachable
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import LEASE
+from kueue_integration.kube import server_time
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import LEASE
 from proxy.protocol import names
 
 EMPTY = {
@@ -37,7 +37,7 @@ def test_the_charts_empty_lease_is_taken_and_renewed():
     first = spec_of(kube)
     assert one.leads
     assert (first["holderIdentity"], first["leaseDurationSeconds"], first["leaseTransitions"]) == ("a", 1, 1)
-    assert abs(clock.parse(first["renewTime"]) - time.time()) < 5
+    assert abs(server_time.parse(first["renewTime"]) - time.time()) < 5
     one.tick()
     assert spec_of(kube)["renewTime"] > first["renewTime"]
     assert (spec_of(kube)["acquireTime"], spec_of(kube)["leaseTransitions"]) == (first["acquireTime"], 1)
@@ -100,7 +100,7 @@ def test_clocks_of_replicas_need_not_agree():
     """A renewTime far in the past does not make a live holder look dead: what counts is that it changes."""
     kube = FakeKube(EMPTY)
     other = kube.get(LEASE, "sys", names.HOLD_LEASE)
-    other["spec"] = {"holderIdentity": "a", "renewTime": clock.to_micro(1000), "leaseDurationSeconds": 1}
+    other["spec"] = {"holderIdentity": "a", "renewTime": server_time.to_micro(1000), "leaseDurationSeconds": 1}
     kube.update_lease(other)
     two = keeper(kube, "b")
     two.tick()
@@ -134,7 +134,7 @@ def test_giving_up_lets_the_next_one_in_at_once_and_keeps_the_time():
     one.stop()
     spec = spec_of(kube)
     assert spec["holderIdentity"] == ""
-    assert time.time() - clock.parse(spec["renewTime"]) < 5  # running holds go on meanwhile
+    assert time.time() - server_time.parse(spec["renewTime"]) < 5  # running holds go on meanwhile
     two.tick()
     assert (one.leads, two.leads) == (False, True)
 
@@ -157,8 +157,8 @@ class Stamping(FakeKube):
 
     def replace(self, obj):
         written = super().replace(obj)
-        stamp = {"manager": "x", "time": clock.to_whole(time.time() + self.ahead)}
-        written["metadata"]["managedFields"] = [{"manager": "old", "time": clock.to_whole(0)}, stamp]
+        stamp = {"manager": "x", "time": server_time.to_whole(time.time() + self.ahead)}
+        written["metadata"]["managedFields"] = [{"manager": "old", "time": server_time.to_whole(0)}, stamp]
         return written
 
 
@@ -167,18 +167,17 @@ def test_the_lease_is_renewed_in_the_api_servers_time_from_the_first_time_on(ahe
     """A time of a wrong clock in between would void every hold, or keep those of a dead controller."""
     kube = Stamping(EMPTY)
     kube.ahead = ahead
-    server = clock.ServerClock()
+    server = server_time.ServerClock()
     one = LeaseKeeper(kube, "sys", names.HOLD_LEASE, "a", 10, 0.1, lambda: True, [].append, server=server)
     one.tick()
     wanted = ahead if abs(ahead) > 2 else 0.0
-    assert abs(clock.parse(spec_of(kube)["renewTime"]) - time.time() - wanted) < 3
-    assert server.known
+    assert abs(server_time.parse(spec_of(kube)["renewTime"]) - time.time() - wanted) < 3
     assert (server.offset == 0.0) == (wanted == 0.0)
 
 
 def test_a_slow_answer_is_no_other_clock():
-    server = clock.ServerClock(local=lambda: 1000.0)
-    server.learn({"metadata": {"managedFields": [{"time": clock.to_whole(1000)}]}}, before=1000.5, after=1030.0)
+    server = server_time.ServerClock(local=lambda: 1000.0)
+    server.learn({"metadata": {"managedFields": [{"time": server_time.to_whole(1000)}]}}, before=1000.5, after=1030.0)
     assert server.offset == 0.0
     server.learn({"metadata": {}}, 0.0, 0.0)
     assert server.now() == 1000.0

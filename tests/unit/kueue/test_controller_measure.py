@@ -12,24 +12,25 @@ import pytest
 from controller_scene import T0
 
 from kueue_integration.controller import metrics as metrics_module
+from kueue_integration.controller.forever import Skips
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.measure import Meter, facts, live_gauges
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.reconciler import Reconciler
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import JOB
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOB
 from proxy.protocol import names
-from proxy.protocol.messages import to_json
+from proxy.protocol.messages import GpuFault, Gpus, to_json
 
 ROOT = Path(__file__).parents[3]
 QUEUED = scene.record(queued_at=T0)
-STEPS = replace(QUEUED, first_step=0, first_step_at=T0 + 14, last_step=99)
+STEPS = replace(QUEUED, running_at=T0 + 13, first_step=0, first_step_at=T0 + 14, last_step=99)
 EVICTED = replace(STEPS, ended_by="Preempted", evicted_at=T0 + 20)
 BARRIER = replace(EVICTED, barrier_at=T0 + 20.5)
 COMMITTED = replace(BARRIER, committed_at=T0 + 24, checkpoint="c")
 RELEASED = replace(COMMITTED, released_at=T0 + 25)
 SECOND = scene.record(2, queued_at=T0 + 25, admitted_at=T0 + 65, restored_from="c")
-RESUMED = replace(SECOND, first_step=90, first_step_at=T0 + 72)
+RESUMED = replace(SECOND, running_at=T0 + 70, first_step=90, first_step_at=T0 + 72)
 FINISHED = replace(RESUMED, last_step=200, ended_by="Finished", finished_at=T0 + 90)
 LIFE = [
     [], [QUEUED], [STEPS], [EVICTED], [BARRIER], [COMMITTED], [RELEASED], [RELEASED, SECOND], [RELEASED, RESUMED],
@@ -39,6 +40,8 @@ SEEN = {
     ("singularity_eviction_to_barrier_seconds", "Preempted"): (1, 0.5),
     ("singularity_eviction_to_committed_seconds", "Preempted"): (1, 4.0),
     ("singularity_eviction_to_released_seconds", "Preempted"): (1, 5.0),
+    ("singularity_admission_to_running_seconds", "fresh"): (1, 3.0),
+    ("singularity_admission_to_running_seconds", "restored"): (1, 5.0),
     ("singularity_admission_to_first_step_seconds", "fresh"): (1, 4.0),
     ("singularity_admission_to_first_step_seconds", "restored"): (1, 7.0),
     ("singularity_queue_wait_seconds", "first"): (1, 10.0),
@@ -112,9 +115,31 @@ def test_a_deleted_job_is_forgotten_and_one_of_the_same_name_counts_anew():
     assert metrics.value("singularity_attempts_total", "Finished") == 2
 
 
+def test_errors_of_gpus_are_counted_as_they_come_and_never_twice():
+    """The leader may forget some of them for a moment, when it was started anew."""
+
+    def with_gpus(*faults, ecc=0, more=0):
+        found = [GpuFault("GPU-1", xid, count) for xid, count in faults]
+        return [replace(STEPS, gpus=Gpus(8, 50.0, ecc_uncorrected=ecc, faults=found, faults_more=more))]
+
+    metrics = Metrics()
+    meter = Meter(metrics, lambda: True)
+    stages = [
+        [STEPS], with_gpus((79, 1)), with_gpus((79, 3), (31, 1), ecc=2), with_gpus(),
+        with_gpus((79, 3), (31, 1), ecc=2), with_gpus((79, 4), (31, 1), (5000, 1), more=2, ecc=2),
+    ]  # fmt: skip
+    live(stages, meter)
+    counted = {xid: metrics.value("singularity_gpu_xids_total", xid) for xid in ("79", "31", "other", "5000")}
+    assert counted == {"79": 4, "31": 1, "other": 3, "5000": 0}
+    assert metrics.value("singularity_gpu_ecc_errors_total", "uncorrected") == 2
+    again = Metrics()
+    live(stages[-1:], Meter(again, lambda: True))  # a controller that was started anew
+    assert again.value("singularity_gpu_xids_total", "79") == 0
+
+
 def test_what_stands_in_an_annotation_makes_no_series_and_no_crash():
     odd = replace(RELEASED, ended_by="x" * 300)
-    assert facts([odd])[1, "singularity_attempts_total"].label == "Other"
+    assert facts([odd])[1, "singularity_attempts_total", ""].label == "Other"
     metrics = Metrics()
     meter = Meter(metrics, lambda: True)
     meter.see(scene.job(), False)
@@ -124,13 +149,15 @@ def test_what_stands_in_an_annotation_makes_no_series_and_no_crash():
 
 def test_a_commit_before_the_eviction_is_not_its_commit():
     told = facts([replace(EVICTED, committed_at=T0 + 10)])
-    assert (1, "singularity_eviction_to_committed_seconds") not in told
-    assert facts([replace(EVICTED, barrier_at=T0 + 19.5)])[1, "singularity_eviction_to_barrier_seconds"].value == 0
+    assert (1, "singularity_eviction_to_committed_seconds", "") not in told
+    barrier = facts([replace(EVICTED, barrier_at=T0 + 19.5)])[1, "singularity_eviction_to_barrier_seconds", ""]
+    assert barrier.value == 0
 
 
 def test_gauges_of_live_jobs_go_with_their_jobs():
     now = T0 + 110
-    saved = {names.ANN_CHECKPOINT: to_json(scene.checkpoint()), **scene.history(STEPS)}
+    runs = replace(STEPS, gpus=Gpus(2, 75.5, 4, 8))
+    saved = {names.ANN_CHECKPOINT: to_json(scene.checkpoint()), **scene.history(runs)}
     held = {names.ANN_HOLD: "armed", names.ANN_HOLD_DEADLINE: scene.at(120)}
     kube = FakeKube(
         scene.job(annotations={**saved, **held}, suspend=False), scene.workload(state="Ready", admitted=True)
@@ -142,14 +169,16 @@ def test_gauges_of_live_jobs_go_with_their_jobs():
         assert world.wait_synced(10)
 
         def gauges(leads):
-            return dict(live_gauges(world, lambda: leads, lambda: now))
+            return dict(live_gauges(world, lambda: leads, Skips(Metrics()), lambda: now))
 
         assert gauges(True) == {
             "singularity_holds_active": {(): 1.0},
             "singularity_checkpoint_age_seconds": {(scene.NS, "train"): 60.0},
             "singularity_jobs": {("Running",): 1.0},
+            "singularity_gpu_utilisation_percent": {(scene.NS, "train"): 75.5},
+            "singularity_gpu_memory_peak_bytes": {(scene.NS, "train"): 4.0},
         }
-        assert list(gauges(False).values()) == [{(): 0.0}, {}, {}]
+        assert list(gauges(False).values()) == [{(): 0.0}, {}, {}, {}, {}]
         reconciler.leads = lambda: True
         assert 'singularity_checkpoint_age_seconds{job="train",namespace="team"}' in reconciler._metrics.text()
         world.jobs._forget((scene.NS, "train"))

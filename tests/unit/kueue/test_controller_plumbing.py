@@ -10,15 +10,16 @@ import time
 import controller_scene as scene
 import pytest
 
-from kueue_integration.controller import clock, config, logs
+from kueue_integration.controller import config, logs
+from kueue_integration.controller.cache import World
 from kueue_integration.controller.errors import ConfigError
 from kueue_integration.controller.informer import Informer
 from kueue_integration.controller.metrics import Metrics
-from kueue_integration.controller.workqueue import WorkQueue
-from kueue_integration.controller.world import World
+from kueue_integration.controller.work_queue import WorkQueue
 from kueue_integration.errors import Gone, NotFound, Unreachable
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import POD, WORKLOAD, label
+from kueue_integration.kube import server_time
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import POD, WORKLOAD, label
 
 
 # --- queue ----------------------------------------------------------------------------------------------------------
@@ -189,19 +190,19 @@ def test_bad_settings_are_named(env, change, named):
 # --- small things ---------------------------------------------------------------------------------------------------
 def test_times_survive_the_round_trip():
     now = 1_795_212_603.059
-    assert clock.parse(clock.to_text(now)) == pytest.approx(now, abs=0.001)
-    assert clock.to_text(1_795_212_603.9999) == "2026-11-20T22:10:04.000Z"
-    assert clock.to_micro(1_795_212_603).endswith(":03.000000Z")
-    with pytest.raises(ValueError, match="no time zone"):
-        clock.parse("2026-11-20T22:10:04")
+    assert server_time.parse(server_time.to_text(now)) == pytest.approx(now, abs=0.001)
+    assert server_time.to_text(1_795_212_603.9999) == "2026-11-20T22:10:04.000Z"
+    assert server_time.to_micro(1_795_212_603).endswith(":03.000000Z")
+    with pytest.raises(ValueError, match="with a time zone"):
+        server_time.parse("2026-11-20T22:10:04")
 
 
 def test_an_observed_time_lies_within_kueues_second():
-    changed = {"lastTransitionTime": clock.to_whole(1000)}
-    assert clock.observed(changed, 1000.4) == 1000.4
-    assert 1000 <= clock.observed(changed, 2000.0) < 1001
-    assert clock.observed(changed, 999.0) == 1000  # clocks differ
-    assert clock.observed(None, 5.0) == 5.0
+    changed = {"lastTransitionTime": server_time.to_whole(1000)}
+    assert server_time.observed(changed, 1000.4) == 1000.4
+    assert 1000 <= server_time.observed(changed, 2000.0) < 1001
+    assert server_time.observed(changed, 999.0) == 1000  # clocks differ
+    assert server_time.observed(None, 5.0) == 5.0
 
 
 def test_log_lines_are_json_with_their_fields():

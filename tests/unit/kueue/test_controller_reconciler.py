@@ -9,15 +9,26 @@ import controller_scene as scene
 import pytest
 from controller_scene import CHECK, NS
 
-from kueue_integration.controller import clock, own, quota
+from kueue_integration.controller import expectations
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.reconciler import Reconciler, Task
+from kueue_integration.controller.regrow import quota
 from kueue_integration.errors import Conflict, KubeError, Unreachable
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import ADMISSION_CHECK, ADMISSION_POLICY_BINDING, JOB, POD, WORKLOAD, annotation
-from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, list_from_json
+from kueue_integration.guard import names as guards
+from kueue_integration.kube import server_time
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import (
+    ADMISSION_CHECK,
+    ADMISSION_POLICY,
+    ADMISSION_POLICY_BINDING,
+    JOB,
+    POD,
+    WORKLOAD,
+    annotation,
+)
+from proxy.protocol import decode, names
+from proxy.protocol.messages import AttemptRecord
 
 TASK = Task("job", NS, "train")
 FENCE = {
@@ -30,9 +41,9 @@ FENCE = {
 
 def fresh(obj):
     """The object with times of now instead of the scene's."""
-    obj["metadata"]["creationTimestamp"] = clock.to_whole(time.time())
+    obj["metadata"]["creationTimestamp"] = server_time.to_whole(time.time())
     for item in obj.get("status", {}).get("conditions", []):
-        item["lastTransitionTime"] = clock.to_whole(time.time())
+        item["lastTransitionTime"] = server_time.to_whole(time.time())
     return obj
 
 
@@ -119,7 +130,7 @@ def test_a_watch_that_never_shows_our_own_write_is_not_waited_for(world, monkeyp
     kube, reconciler = world(job, fresh(scene.workload()))
     stale = copy.deepcopy(reconciler.world.workload_of(NS, "train"))
     monkeypatch.setattr(reconciler.world, "workload_of", lambda namespace, name: stale)
-    monkeypatch.setattr(own, "STALE_S", 0.2)
+    monkeypatch.setattr(expectations, "STALE_S", 0.2)
     reconciler.handle(TASK)
 
     def read_again():
@@ -132,13 +143,13 @@ def test_a_watch_that_never_shows_our_own_write_is_not_waited_for(world, monkeyp
 
 def test_own_writes_are_waited_for_by_version_and_not_for_ever():
     now = [100.0]
-    mine = own.OwnWrites(lambda: now[0])
+    mine = expectations.OwnWrites(lambda: now[0])
     old, new = ({"metadata": {"uid": "u", "resourceVersion": version}} for version in ("1", "2"))
     mine.note([(old, new)])
     assert mine.behind(new, None) == 0.0 and mine.behind(old) == 0.0, "what is newer was seen: nothing to wait for"
     mine.note([(old, new), (new, new)])
-    assert mine.behind(old) == own.STALE_S
-    now[0] += own.STALE_S
+    assert mine.behind(old) == expectations.STALE_S
+    now[0] += expectations.STALE_S
     assert mine.behind(old) == 0.0
     mine.note([(new, new)])
     assert mine.behind(new) == 0.0, "a write that changed nothing has no event"
@@ -154,7 +165,7 @@ def test_an_old_copy_of_the_workload_takes_no_attempt_number(world, monkeypatch)
     reconciler.handle(TASK)
     assert check_of(kube)["state"] == "Pending"
     assert annotation(kube.get_job(NS, "train"), names.ANN_ATTEMPT) == "1"
-    newer = clock.to_whole(time.time() + 5)
+    newer = server_time.to_whole(time.time() + 5)
     conditions = [{**c, "lastTransitionTime": newer} for c in stale["status"]["conditions"]]
     kube.patch(WORKLOAD, NS, "job-train-1", {"status": {"conditions": conditions}}, subresource="status")
     monkeypatch.undo()
@@ -162,7 +173,7 @@ def test_an_old_copy_of_the_workload_takes_no_attempt_number(world, monkeypatch)
     eventually(lambda: reconciler.world.workload_of(NS, "train")["status"]["conditions"] == conditions)
     reconciler.handle(TASK)
     assert check_of(kube)["state"] == "Ready"
-    history = list_from_json(AttemptRecord, annotation(kube.get_job(NS, "train"), names.ANN_HISTORY))
+    history = decode.messages(AttemptRecord, annotation(kube.get_job(NS, "train"), names.ANN_HISTORY))
     assert [(record.attempt, record.ended_by) for record in history] == [(1, None)]
 
 
@@ -316,14 +327,14 @@ def test_an_eviction_leads_to_a_deadline_and_a_timer(world):
     before = time.time()
     reconciler.handle(TASK)
     job = kube.get_job(NS, "train")
-    assert before + 29 < clock.parse(annotation(job, names.ANN_HOLD_DEADLINE)) < time.time() + 31
+    assert before + 29 < server_time.parse(annotation(job, names.ANN_HOLD_DEADLINE)) < time.time() + 31
     (record,) = scene.stored(job["metadata"]["annotations"])
     assert (record.ended_by, record.preempted_by) == ("Preempted", "job-big")
     assert annotation(job, names.ANN_HOLD) == "armed"
 
 
 def test_the_deadline_releases_the_hold_without_any_event(world):
-    kube, reconciler = world(*evicted_scene(**{names.ANN_BUDGET: "1"}))
+    kube, reconciler = world(*evicted_scene(**{names.ANN_BUDGET: "2"}))
     reconciler.handle(TASK)
     end = time.monotonic() + 10
     while annotation(kube.get_job(NS, "train"), names.ANN_HOLD) == "armed":
@@ -336,7 +347,7 @@ def test_the_deadline_releases_the_hold_without_any_event(world):
     assert asked == [("patch", "Job"), ("get", "Job")]  # one, and this test's own look
     (record,) = scene.stored(kube.get_job(NS, "train")["metadata"]["annotations"])
     assert record.note is not None
-    assert record.note.startswith("no checkpoint within 1 s")
+    assert record.note.startswith("no checkpoint within 2 s")
 
 
 def test_nothing_leaves_the_worker(world):
@@ -400,21 +411,30 @@ def test_our_admission_check_is_made_active_and_others_left_alone(world):
     assert "status" not in kube.get(ADMISSION_CHECK, None, CHECK)
 
 
-def test_a_missing_policy_or_binding_is_counted_while_it_is_missing(world):
-    meta = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": names.HOLD_LEASE}}
-    rule = {**meta, "kind": "ValidatingAdmissionPolicy"}
-    binding = {**meta, "kind": "ValidatingAdmissionPolicyBinding"}
-    kube, reconciler = world(rule, binding)
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        (names.HOLD_LEASE, "singularity_hold_policy_missing"),
+        *((name, "singularity_guard_policies_missing") for name in guards.POLICIES),
+    ],
+)
+def test_a_missing_policy_or_binding_is_counted_while_it_is_missing(world, name, metric):
+    def parts(name):
+        meta = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
+        return [{**meta, "kind": kind} for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")]
+
+    kube, reconciler = world(*(part for each in (names.HOLD_LEASE, *guards.POLICIES) for part in parts(each)))
 
     def missing():
         reconciler.handle(Task("policy"))
-        return reconciler._metrics.value("singularity_hold_policy_missing")
+        return reconciler._metrics.value(metric)
 
     assert missing() == 0
-    kube.delete(ADMISSION_POLICY_BINDING, None, names.HOLD_LEASE)
-    assert missing() == 1
-    kube.create(binding)
-    assert missing() == 0
+    for kind, part in zip((ADMISSION_POLICY, ADMISSION_POLICY_BINDING), parts(name), strict=True):
+        kube.delete(kind, None, name)
+        assert missing() == 1
+        kube.create(part)
+        assert missing() == 0
 
 
 def test_only_the_replica_that_leads_writes(world):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import controller_scene as scene
 import pytest
 from controller_scene import T0
 
-from kueue_integration import placement, requests
-from kueue_integration.controller import answers, levers
+from kueue_integration.controller import request_status, reshape
 from kueue_integration.controller.actions import (
     AnswerReady,
     AnswerRequest,
@@ -19,8 +20,9 @@ from kueue_integration.controller.actions import (
 )
 from kueue_integration.controller.decide import decide
 from kueue_integration.controller.hold import Settings
-from kueue_integration.manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
-from kueue_integration.resources import merge_patch
+from kueue_integration.kube.resources import merge_patch
+from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
+from kueue_integration.requests import placement, user_requests
 from proxy.protocol import names
 from proxy.protocol.messages import JobRequest, NodeRequirement, Placement, RequestStatus, from_json, to_json
 
@@ -38,7 +40,7 @@ def job(request=None, *, state=None, taken_up_at=T0 + 90, past=None, suspend=Fal
     past = past or [trained(pods=pods)]
     notes.update(scene.history(*past))
     if request is not None:
-        slot = requests.slot_of(request.op)
+        slot = user_requests.slot_of(request.op)
         notes[slot.request] = to_json(request)
         if state is not None:
             deadline = taken_up_at + 60 if request.op == "checkpoint" else None
@@ -94,6 +96,7 @@ def request(op, **fields):
 
 
 RESIZE = request("resize", workers=2)
+PAUSE = {"spec": {"active": False}, "metadata": {"annotations": {names.ANN_PAUSED: "r-1"}}}
 REQUESTS = [RESIZE, request("migrate", placement=SPOT, flavor="spot"), request("checkpoint"), request("pause")]
 
 
@@ -137,7 +140,7 @@ def test_growth_says_that_it_waits_for_quota():
 def test_what_a_hand_wrote_past_the_verbs_is_refused_and_changes_nothing(asked, message):
     refused = action(job(asked), running(), pods())
     assert isinstance(refused, AnswerRequest)
-    assert (refused.status.state, set(refused.job_annotations)) == ("failed", {requests.slot_of(asked.op).status})
+    assert (refused.status.state, set(refused.job_annotations)) == ("failed", {user_requests.slot_of(asked.op).status})
     assert message in refused.status.message
 
 
@@ -166,24 +169,70 @@ def placed(where):
 @pytest.mark.parametrize(
     ("asked", "notes", "size", "message"),
     [
-        (RESIZE, bounds(2, 2), 4, "as asked for: 4 -> 2 workers"),
-        (request("resize", workers=4, min_workers=4), bounds(4, 4), 2, "as asked for: 2 -> 4 workers"),
-        (request("migrate", placement=SPOT), placed(SPOT), 4, "as asked for: ondemand -> spot"),
-        (request("migrate", placement=AWAY, node="node-a"), placed(AWAY), 4, "as asked for: away from node node-a"),
+        (RESIZE, bounds(2, 2), 4, "4 -> 2 workers"),
+        (request("resize", workers=4, min_workers=4), bounds(4, 4), 2, "2 -> 4 workers"),
+        (request("migrate", placement=SPOT), placed(SPOT), 4, "ondemand -> spot"),
+        (request("migrate", placement=AWAY, node="node-a"), placed(AWAY), 4, "away from node node-a"),
     ],
 )
-def test_an_attempt_that_does_not_fit_any_more_is_readmitted_with_a_checkpoint(asked, notes, size, message):
-    current = job(asked, state="running", annotations=notes, pods=size)
-    asked_for = action(current, running(size), pods(size, node="node-a"))
+def test_an_attempt_that_does_not_fit_any_more_leaves_once_and_comes_back_in_its_new_shape(asked, notes, size, message):
+    """By Retry, Kueue would reserve the old shape again in the moment of the release: a second eviction."""
+    current, own = job(asked, state="running", annotations=notes, pods=size), pods(size, node="node-a")
+    workload = running(size)
+    out = action(current, workload, own)
+    assert isinstance(out, PatchWorkload)
+    assert out.body == {"spec": {"active": False}, "metadata": {"annotations": {names.ANN_RESHAPE: message}}}
+    assert scene.stored(out.job_annotations)[-1].note == f"as asked for by ann: {message}"
+    assert names.ANN_HOLD not in out.job_annotations  # same hold, same barrier as for any eviction
+    again = merge_patch(current, {"metadata": {"annotations": out.job_annotations}})
+    assert action(again, workload, own) == out, "we may die between the two writes"
+    assert action(again, merge_patch(workload, out.body), own) is None
+    evicted = merge_patch(running(size, evicted=("Deactivated", "The workload is deactivated", 99)), out.body)
+    ask = action(again, evicted, own)
+    assert isinstance(ask, StartCheckpoint)
+    record = scene.stored(ask.job_annotations)[-1]
+    assert record.ended_by == {"resize": "Resized", "migrate": "Migrated"}[asked.op]
+
+
+def test_what_needs_no_new_shape_is_readmitted_at_once():
+    """It is on the wrong flavor by chance, say: what Kueue plans with says already where it may be."""
+    current = job(request("migrate", placement=SPOT), state="running", annotations=placed(SPOT))
+    current["spec"]["template"]["spec"]["affinity"] = placement.affinity(SPOT)
+    shaped = running()
+    shaped["spec"]["podSets"][0]["template"]["spec"]["affinity"] = placement.affinity(SPOT)
+    shaped["spec"]["podSets"][0]["minCount"] = 2
+    asked_for = action(current, shaped, pods())
     assert isinstance(asked_for, RequestReadmission)
-    assert asked_for.message == message
-    assert scene.stored(asked_for.job_annotations)[-1].note == message
-    assert names.ANN_HOLD not in asked_for.job_annotations  # same hold, same barrier as for any eviction
-    once = running(size)
-    once["status"]["admissionChecks"][0]["state"] = "Retry"
-    assert action(current, once, pods(size, node="node-a")) is None
-    evicted = running(size, evicted=("AdmissionCheck", "", 99))
-    assert isinstance(action(current, evicted, pods(size, node="node-a")), StartCheckpoint)
+    assert asked_for.message == "as asked for by ann: ondemand -> spot"
+    shaped["status"]["admissionChecks"][0]["state"] = "Retry"
+    assert action(current, shaped, pods()) is None
+    current["metadata"]["annotations"].update(asked_for.job_annotations)
+    gone = running(evicted=("AdmissionCheck", "", 99))
+    assert scene.stored(action(current, gone, pods()).job_annotations)[-1].ended_by == "Migrated"
+
+
+@pytest.mark.parametrize(
+    ("asked", "notes", "reason", "ended_by"),
+    [
+        ("pause", {names.ANN_PAUSED: "r-1"}, "Deactivated", "Paused"),
+        ("migrate", {}, "Preempted", "Preempted"),
+        ("migrate", {}, "AdmissionCheck", "AdmissionCheck"),  # of somebody else's check
+        ("migrate", {}, "Deactivated", "Deactivated"),  # by an administrator
+        (None, {names.ANN_RESHAPE: "x"}, "PodsReadyTimeout", "PodsReadyTimeout"),
+    ],
+)
+def test_an_eviction_is_called_what_it_is(asked, notes, reason, ended_by):
+    wish = {"pause": request("pause"), "migrate": request("migrate", placement=SPOT), None: None}[asked]
+    current = job(wish, state="running" if wish else None, annotations=placed(SPOT) if asked == "migrate" else {})
+    evicted = merge_patch(running(evicted=(reason, "", 99)), {"metadata": {"annotations": notes}})
+    assert scene.stored(action(current, evicted, pods()).job_annotations)[-1].ended_by == ended_by
+
+
+@pytest.mark.parametrize(("cause", "ended_by"), [("regrow", "Regrown"), ("machines", "AdmissionCheck")])
+def test_an_eviction_for_regrowth_is_called_so(cause, ended_by):
+    current = job(past=[trained(readmitted_for=cause)])
+    gone = running(evicted=("AdmissionCheck", "", 99))
+    assert scene.stored(action(current, gone, pods()).job_annotations)[-1].ended_by == ended_by
 
 
 def test_growth_within_the_bounds_goes_on_until_there_is_quota():
@@ -315,7 +364,7 @@ def test_an_admission_on_the_wrong_flavor_is_sent_back_at_the_fence():
     current["spec"]["template"]["spec"]["affinity"] = placement.affinity(SPOT)
     sent = action(current, admitted(where=SPOT))
     assert isinstance(sent, RequestReadmission)
-    assert (sent.message, sent.requeue_after_s) == ("as asked for: not on ondemand, only on spot", levers.SENT_BACK_S)
+    assert (sent.message, sent.requeue_after_s) == ("as asked for: not on ondemand, only on spot", reshape.SENT_BACK_S)
     assert isinstance(action(current, admitted(flavor="spot")), PatchWorkload)  # by chance: Kueue knows nothing
     assert isinstance(action(current, admitted(flavor="spot", where=SPOT)), AnswerReady)
 
@@ -331,17 +380,45 @@ def test_an_ordinary_job_passes_the_fence_whatever_partial_admission_gave_it():
 def test_pause_and_resume_set_the_workloads_activity():
     pause = action(job(request("pause"), state="running"), running(), pods())
     assert isinstance(pause, PatchWorkload)
-    assert pause.body == {"spec": {"active": False}}
-    resume = action(stopped(request("resume"), {}), waiting(active=False))
+    assert pause.body == PAUSE
+    resume = action(stopped(request("resume"), {}), merge_patch(waiting(), pause.body))
     assert isinstance(resume, PatchWorkload)
-    assert resume.body == {"spec": {"active": True}}
+    assert resume.body == {"spec": {"active": True}, "metadata": {"annotations": {names.ANN_PAUSED: None}}}
     assert action(stopped(request("resume"), {}), waiting()) is None  # queued: it is done when it trains
 
 
 def test_a_pause_that_meets_the_fence_does_not_start_the_job():
     held = action(stopped(request("pause"), {}), admitted())
     assert isinstance(held, PatchWorkload)
-    assert held.body == {"spec": {"active": False}}
+    assert held.body == PAUSE
+
+
+def kueue_deactivated(reason="DeactivatedDueToAdmissionCheck"):
+    more = [scene.condition("Requeued", False, 40, reason)]
+    return waiting(active=False, evicted=(reason, "", 40), extra_conditions=more)
+
+
+def test_resume_activates_what_pause_or_kueue_has_deactivated_and_nothing_else():
+    """`spec.active` is an administrator's lever, too: whoever may only patch the Job does not undo it."""
+    wish = stopped(request("resume"), {})
+    assert action(wish, kueue_deactivated()).body == {"spec": {"active": True}}
+    fresh = job(request("resume"), suspend=True)
+    for asked in (fresh, wish):
+        for theirs in (waiting(active=False), kueue_deactivated("Deactivated")):
+            refused = action(asked, theirs)
+            assert isinstance(refused, AnswerRequest)
+            assert refused.status.state == "failed"
+            text = "not paused by `pause`: somebody has set spec.active of Workload job-train-1"
+            assert text in refused.status.message
+
+
+def test_who_activates_a_paused_job_by_hand_takes_it_over():
+    paused = merge_patch(waiting(), PAUSE)
+    by_hand = merge_patch(paused, {"spec": {"active": True}})
+    current = job(request("pause"), state="done", suspend=True)
+    forgotten = action(current, by_hand)
+    assert forgotten.body == {"metadata": {"annotations": {names.ANN_PAUSED: None}}}
+    assert reshape.ours(paused) and not reshape.ours(merge_patch(waiting(active=False), forgotten.body))
 
 
 def test_pause_is_done_when_the_quota_is_given_back():
@@ -366,6 +443,37 @@ def test_a_resize_is_done_when_the_new_attempt_trains():
     assert (done.status.state, done.status.message) == ("done", "attempt 2 runs with 2 workers on ondemand")
     starting = job(RESIZE, state="running", annotations=bounds(2, 2), past=second(first_step_at=None), pods=2)
     assert action(starting, running(2), pods(2, 2)) is None
+
+
+def test_a_program_without_steps_has_moved_as_soon_as_it_runs():
+    moved = second(first_step_at=None, running_at=T0 + 95, flavor="spot", pods=4)
+    current = job(request("migrate", placement=SPOT), state="running", annotations=placed(SPOT), past=moved)
+    done = action(current, running(flavor="spot"), pods(4, 2))
+    assert (done.status.state, done.status.message) == ("done", "attempt 2 runs with 4 workers on spot")
+
+
+@pytest.mark.parametrize(("end", "word"), [("Complete", "finished"), ("Failed", "failed")])
+def test_a_job_that_ends_soon_after_its_move_has_moved(end, word):
+    """A short one may be over before anybody looks."""
+    moved = second(first_step_at=None, running_at=T0 + 95, flavor="spot", pods=4)
+    current = job(request("migrate", placement=SPOT), state="running", annotations=placed(SPOT), past=moved)
+    current["status"]["conditions"] = [scene.condition(end, True, 99)]
+    moved[-1] = replace(moved[-1], ended_by="Finished" if end == "Complete" else "Failed", finished_at=T0 + 99)
+    current["metadata"]["annotations"].update(scene.history(*moved))
+    done = action(current, running(flavor="spot"), [])
+    assert (done.status.state, done.status.message) == (
+        "done", f"attempt 2 ran with 4 workers on spot; the job has {word} since",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("op", [request("migrate", placement=SPOT), RESIZE, request("pause")], ids=lambda r: r.op)
+def test_a_job_that_ends_before_it_is_changed_says_so(op):
+    notes = placed(SPOT) if op.op == "migrate" else bounds(2, 2) if op.op == "resize" else {}
+    current = job(op, state="running", annotations=notes)
+    current["status"]["conditions"] = [scene.condition("Complete", True, 99)]
+    current["metadata"]["annotations"].update(scene.history(trained(ended_by="Finished", finished_at=T0 + 99)))
+    done = action(current, running(), [])
+    assert (done.status.state, done.status.message) == ("failed", "the job has ended (Finished)")
 
 
 def test_growth_is_done_at_full_size_or_with_what_kueue_gave():
@@ -407,8 +515,8 @@ CHECKPOINT = request("checkpoint")
 def test_a_checkpoint_is_waited_for_and_given_up_after_its_deadline():
     current = job(CHECKPOINT, state="running", taken_up_at=T0 + 90)
     looked = act(current, running(), pods())
-    assert (looked.action, looked.wake_at) == (None, T0 + 150 + answers.SILENCE_S)
-    late = action(current, running(), pods(), now=T0 + 150 + answers.SILENCE_S)
+    assert (looked.action, looked.wake_at) == (None, T0 + 150 + request_status.SILENCE_S)
+    late = action(current, running(), pods(), now=T0 + 150 + request_status.SILENCE_S)
     assert (late.status.state, late.status.message) == ("failed", "no checkpoint: the pods gave no answer within 75 s")
 
 
@@ -428,6 +536,6 @@ def test_taking_up_a_checkpoint_sets_its_deadline():
     status = from_json(
         RequestStatus, action(job(CHECKPOINT), running(), pods()).job_annotations[names.ANN_CHECKPOINT_STATUS]
     )
-    assert status.deadline == NOW + requests.DEFAULT_CHECKPOINT_S
+    assert status.deadline == NOW + user_requests.DEFAULT_CHECKPOINT_S
     short = request("checkpoint", timeout_s=9.0)
     assert action(job(short), running(), pods()).status.deadline == NOW + 9

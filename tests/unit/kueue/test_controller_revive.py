@@ -8,11 +8,11 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0
 
-from kueue_integration.controller import revive
+from kueue_integration.controller import reactivation
 from kueue_integration.controller.actions import Revive
 from kueue_integration.controller.decide import decide
 from kueue_integration.controller.hold import Settings
-from kueue_integration.resources import condition, merge_patch
+from kueue_integration.kube.resources import condition, merge_patch
 
 REASON = "DeactivatedDueToMaximumExecutionTimeExceeded"
 
@@ -32,20 +32,20 @@ def deactivated(active: bool, *more: Any, reason: str = REASON, requeued: bool =
 def test_a_second_deactivation_target_is_taken_back_while_the_workload_is_inactive() -> None:
     target = scene.condition("DeactivationTarget", True, 31, "MaximumExecutionTimeExceeded")
     workload = deactivated(False, target)
-    patch = revive.due(workload, T0 + 50)
+    patch = reactivation.due(workload, T0 + 50)
     after = merge_patch(workload, {"status": patch})
     assert condition(after, "DeactivationTarget") is None
     assert condition(after, "Requeued") == condition(workload, "Requeued")
-    assert revive.due(after, T0 + 50) is None
+    assert reactivation.due(after, T0 + 50) is None
 
 
 def test_an_activated_workload_is_queued_again_with_a_new_allowance() -> None:
     workload = deactivated(True)
-    after = merge_patch(workload, {"status": revive.due(workload, T0 + 50)})
+    after = merge_patch(workload, {"status": reactivation.due(workload, T0 + 50)})
     requeued = condition(after, "Requeued") or {}
     assert (requeued["status"], requeued["reason"]) == ("True", "Reactivated")
     assert "accumulatedPastExecutionTimeSeconds" not in after["status"]
-    assert revive.due(after, T0 + 50) is None
+    assert reactivation.due(after, T0 + 50) is None
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_an_activated_workload_is_queued_again_with_a_new_allowance() -> None:
     ],
 )
 def test_everything_else_is_left_to_kueue(workload: dict[str, Any]) -> None:
-    assert revive.due(workload, T0 + 50) is None
+    assert reactivation.due(workload, T0 + 50) is None
 
 
 def test_it_is_done_once_the_end_of_the_attempt_is_recorded() -> None:

@@ -13,11 +13,13 @@ import yaml
 from click.testing import CliRunner, Result
 from kueue_samples import PLATFORM, job, workload
 
-from kueue_integration import cli, doctor, platform
+from kueue_integration import cli, doctor
 from kueue_integration.cli import doctor as command
 from kueue_integration.errors import Forbidden, KubeError, Unreachable
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import (
+from kueue_integration.guard import names as guards
+from kueue_integration.guard import policy
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import (
     ADMISSION_CHECK,
     ADMISSION_POLICY,
     ADMISSION_POLICY_BINDING,
@@ -32,6 +34,7 @@ from kueue_integration.resources import (
     PRIORITY_CLASS,
     Kind,
 )
+from kueue_integration.spec import platform_config
 from proxy.protocol import names
 
 NOW = 1_750_000_000.0
@@ -40,6 +43,7 @@ RENEWED = "2025-06-15T15:06:37.000000Z"
 SYSTEM = names.SYSTEM_NAMESPACE
 KUEUE_USER = "system:serviceaccount:kueue-system:kueue-controller-manager"
 ACTIVE = {"conditions": [{"type": "Active", "status": "True", "reason": "Ready", "message": ""}]}
+TRAINING = {names.LABEL_TRAINING: names.TRAINING_ENABLED}
 HOLD_YAML = Path(__file__).parents[3] / "charts" / "singularity" / "templates" / "hold.yaml"
 
 
@@ -49,7 +53,7 @@ def obj(kind: Kind, name: str, namespace: str | None = None, **fields: Any) -> d
 
 
 def chart() -> list[dict[str, Any]]:
-    """Policy, binding, Lease and fence as the chart's own template has them."""
+    """Policies, bindings, Lease and fence as the chart's own templates have them."""
     text = HOLD_YAML.read_text()
     for pattern, value in (
         (r"\{\{- include [^}]*\}\}", "{}"),
@@ -57,7 +61,8 @@ def chart() -> list[dict[str, Any]]:
         (r"\{\{ \.Release\.Namespace \}\}", SYSTEM),
     ):
         text = re.sub(pattern, value, text)
-    return [document for document in yaml.safe_load_all(text) if document]
+    made = [{**each, "metadata": {"name": each["metadata"]["name"]}} for each in policy.policies()]
+    return [*(document for document in yaml.safe_load_all(text) if document), *made]
 
 
 def node(name: str, **info: str) -> dict[str, Any]:
@@ -79,11 +84,11 @@ def kube() -> FakeKube:
     manager["metadata"]["labels"] = {"app.kubernetes.io/name": "kueue", "control-plane": "controller-manager"}
     fake = FakeKube(
         *chart(),
-        obj(NAMESPACE, "default"),
+        {**obj(NAMESPACE, "default"), "metadata": {"name": "default", "labels": TRAINING}},
         node("one"),
         node("two"),
         manager,
-        obj(CONFIG_MAP, names.PLATFORM_CONFIGMAP, SYSTEM, data={"platform.json": platform.to_json(PLATFORM)}),
+        obj(CONFIG_MAP, names.PLATFORM_CONFIGMAP, SYSTEM, data={"platform.json": platform_config.to_json(PLATFORM)}),
         obj(DEPLOYMENT, names.CONTROLLER_NAME, SYSTEM, spec={"replicas": 1}, status={"readyReplicas": 1}),
         obj(CLUSTER_QUEUE, "training", spec=spec, status=ACTIVE),
         obj(LOCAL_QUEUE, "training", "default", spec={"clusterQueue": "training"}, status=ACTIVE),
@@ -121,8 +126,8 @@ def test_a_healthy_cluster_has_no_findings_and_is_not_changed(kube: FakeKube) ->
     assert [c for c in checks if c.status != doctor.OK] == []
     assert [c.name for c in checks] == [
         "API server", "feature gates", "node architecture", "node kernel", "container runtime", "Kueue", "chart",
-        "store", "controller", "controller RBAC", "lease", "hold policy", "fence", "Kueue config", "visibility",
-        "priority classes", "pod security", "permissions", "queue training", "jobs",
+        "store", "controller", "controller RBAC", "lease", "hold policy", "guard policies", "fence", "Kueue config",
+        "visibility", "priority classes", "pod security", "pod guard", "permissions", "queue training", "jobs",
     ]  # fmt: skip
     assert all(c.fix == "" for c in checks)
     assert kube.objects() == before
@@ -141,7 +146,7 @@ def _status(kind: Kind, name: str, namespace: str | None = None, **change: Any) 
 
 
 def _config(**change: Any) -> Callable[[FakeKube], object]:
-    text = json.dumps({**json.loads(platform.to_json(PLATFORM)), **change})
+    text = json.dumps({**json.loads(platform_config.to_json(PLATFORM)), **change})
     where = (CONFIG_MAP, SYSTEM, names.PLATFORM_CONFIGMAP)
     return lambda kube: kube.patch(*where, {"data": {"platform.json": text}})
 
@@ -210,6 +215,16 @@ CASES: dict[str, tuple[Callable[[FakeKube], object], str, str, str, str]] = {
     "binding that only warns": (
         _spec(ADMISSION_POLICY_BINDING, HOLD, validationActions=["Warn"]), "hold policy", "fail", "not Deny", "helm"
     ),
+    **{
+        f"{name} {what}": (change, "guard policies", "fail", said, "helm upgrade")
+        for name in guards.POLICIES
+        for what, change, said in (
+            ("gone", _gone(ADMISSION_POLICY, name), f"no ValidatingAdmissionPolicy {name}"),
+            ("unbound", _gone(ADMISSION_POLICY_BINDING, name), f"no ValidatingAdmissionPolicyBinding {name}"),
+            ("warns", _spec(ADMISSION_POLICY_BINDING, name, validationActions=["Warn"]), f"{name} does not Deny"),
+            ("open", _spec(ADMISSION_POLICY, name, failurePolicy="Ignore"), f"{name} is not Fail"),
+        )
+    },
     "kueue runs as another user": (
         lambda k: k.patch(
             DEPLOYMENT, "kueue-system", "kueue", {"spec": {"template": {"spec": {"serviceAccountName": "other"}}}}
@@ -231,6 +246,11 @@ CASES: dict[str, tuple[Callable[[FakeKube], object], str, str, str, str]] = {
         ),
         "pod security", "fail", "'restricted'",
         "kubectl label namespace default --overwrite pod-security.kubernetes.io/enforce=privileged",
+    ),
+    "no guard of pods": (
+        lambda k: k.patch(NAMESPACE, None, "default", {"metadata": {"labels": {names.LABEL_TRAINING: None}}}),
+        "pod guard", "warn", "no label singularity.dev/training=enabled",
+        "kubectl label namespace default singularity.dev/training=enabled",
     ),
     "no permission": (
         lambda k: k.denied.update({("create", "jobs"), ("get", "pods/log")}),
@@ -422,7 +442,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, kube: FakeKube, *arguments: str) -> 
 def test_command_table_and_exit_codes(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
     good = invoke(monkeypatch, kube)
     assert good.exit_code == 0, good.output
-    assert good.output.endswith("20 checks: 0 failed, 0 warnings\n")
+    assert good.output.endswith("22 checks: 0 failed, 0 warnings\n")
     kube.delete(PRIORITY_CLASS, None, "high")
     assert invoke(monkeypatch, kube).exit_code == 0
     kube.delete(CONFIG_MAP, SYSTEM, names.PLATFORM_CONFIGMAP)
@@ -434,6 +454,16 @@ def test_command_table_and_exit_codes(kube: FakeKube, monkeypatch: pytest.Monkey
     assert sum(line.strip().startswith("docker build -f images/") for line in lines) == 2
     assert any(line.strip().startswith("helm upgrade --install singularity") for line in lines)
     assert max(map(len, lines)) <= 100
+
+
+def test_the_platform_alone_is_checked_without_any_namespace(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = invoke(monkeypatch, kube, "--platform", "-n", "not-there")
+    assert good.exit_code == 0, good.output
+    assert "controller RBAC" in good.output and "not-there" not in good.output and "queue " not in good.output
+    kube.delete(LEASE, SYSTEM, names.HOLD_LEASE)
+    assert invoke(monkeypatch, kube, "--platform").exit_code == 3
+    both = invoke(monkeypatch, kube, "--platform", "--probe")
+    assert both.exit_code == 2 and "leave --platform out" in both.output
 
 
 def test_command_json(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from kueue_samples import PLATFORM, attempt, job
 
-from kueue_integration import platform
 from kueue_integration.doctor import FAIL, OK, WARN, access, gates, jobs, run_probe
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import POD
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import POD
+from kueue_integration.spec import platform_config
 from proxy.protocol import names
 
 METRICS = """# TYPE kubernetes_feature_enabled gauge
@@ -119,15 +119,15 @@ FLAVOR = {
 CHART = {
     "apiVersion": "v1", "kind": "ConfigMap",
     "metadata": {"name": "singularity-platform", "namespace": "singularity-system"},
-    "data": {"platform.json": platform.to_json(PLATFORM)},
+    "data": {"platform.json": platform_config.to_json(PLATFORM)},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("store", "criu", "statuses"),
     [
-        ({"result": {"url": "x"}}, ["Looks good."], [OK, OK]),
-        ({"error": "store x: cannot write"}, ["Error: no timerfd"], [FAIL, WARN]),
+        ({"result": {"url": "x"}}, ["seccomp_suspend is supported"], [OK, OK]),
+        ({"error": "store x: cannot write"}, ["Error: seccomp_suspend is not supported"], [FAIL, WARN]),
     ],
 )
 def test_probe(monkeypatch: pytest.MonkeyPatch, store: dict[str, Any], criu: list[str], statuses: list[str]) -> None:

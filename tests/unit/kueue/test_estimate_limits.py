@@ -11,12 +11,13 @@ from controller_scene import NS, T0
 from kueue_samples import PLATFORM as EXAMPLE
 from kueue_samples import cluster, spec
 
-from kueue_integration import estimate, jobs
-from kueue_integration.estimate import Limits
-from kueue_integration.fake import FakeKube
-from kueue_integration.platform import PlatformConfig
-from kueue_integration.spec import TrainSpec
-from kueue_integration.status import summarise
+from kueue_integration.jobs import lifecycle
+from kueue_integration.jobs.status import summarise
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.requests import save_time_estimate
+from kueue_integration.requests.save_time_estimate import Limits
+from kueue_integration.spec.platform_config import PlatformConfig
+from kueue_integration.spec.train_spec import TrainSpec
 from proxy.protocol import names
 
 PLATFORM = PlatformConfig("agent", "https://c:443", "pem", train_image="train", store="file:///s", max_budget_s=60)
@@ -38,10 +39,10 @@ def job(*attempts, name="older", budget="40", grace=90, command=("python3", "x.p
 
 
 def test_the_newest_checkpoint_counts_from_its_request():
-    assert estimate.of_attempts([]) is None
-    assert estimate.of_attempts([scene.record()]) is None
-    assert estimate.of_attempts([saved(10, 20, 95), saved(10, 15, 30), scene.record(3)]) == 20
-    assert estimate.of_attempts([saved(None, 20, 95)]) == 75
+    assert save_time_estimate.of_attempts([]) is None
+    assert save_time_estimate.of_attempts([scene.record()]) is None
+    assert save_time_estimate.of_attempts([saved(10, 20, 95), saved(10, 15, 30), scene.record(3)]) == 20
+    assert save_time_estimate.of_attempts([saved(None, 20, 95)]) == 75
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_the_newest_checkpoint_counts_from_its_request():
     ],
 )
 def test_the_limit_that_binds_is_named(limits, texts):
-    found = estimate.warnings(80.0, limits)
+    found = save_time_estimate.warnings(80.0, limits)
     assert len(found) == len(texts)
     for sentence, text in zip(found, texts, strict=True):
         assert "the last checkpoint took 80 s" in sentence
@@ -75,17 +76,17 @@ def test_status_shows_estimate_and_warnings():
 @pytest.mark.parametrize(("name", "command"), [("older", ("python3", "x.py")), ("train", ("python3", "y.py"))])
 def test_submit_learns_from_a_job_of_the_same_program_or_name(name, command):
     kube = FakeKube(job(saved(0, 5, 50), name=name, command=command))
-    (text,) = jobs.too_short(kube, SPEC, PLATFORM)
+    (text,) = lifecycle.too_short(kube, SPEC, PLATFORM)
     assert "took 50 s" in text and "set it to 76; the platform allows 60" in text
 
 
 def test_submit_learns_nothing_from_another_program():
-    assert jobs.too_short(FakeKube(job(saved(0, 5, 50), command=("python3", "y.py"))), SPEC, PLATFORM) == []
+    assert lifecycle.too_short(FakeKube(job(saved(0, 5, 50), command=("python3", "y.py"))), SPEC, PLATFORM) == []
 
 
 def test_an_adopted_job_is_judged_by_its_own_limits():
     own = job(saved(0, 5, 70), budget="120")
-    (text,) = jobs.too_short(FakeKube(), SPEC, PLATFORM, own)
+    (text,) = lifecycle.too_short(FakeKube(), SPEC, PLATFORM, own)
     assert "for 60 s at most: the platform's maximum binds" in text
 
 
@@ -98,5 +99,5 @@ def test_submit_warns_and_goes_on(caplog):
     older["metadata"]["annotations"][names.ANN_WORLD_SIZE] = str(mine.ranks)
     kube.put(older)
     with caplog.at_level(logging.WARNING):
-        assert not jobs.submit(kube, mine, EXAMPLE).adopted
+        assert not lifecycle.submit(kube, mine, EXAMPLE).adopted
     assert "the job's own budget binds" in caplog.text

@@ -8,18 +8,20 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0
 
-from kueue_integration import placement
-from kueue_integration.controller import fit, inbox, levers
+from kueue_integration.controller import reshape
 from kueue_integration.controller.actions import AnswerReady, PatchWorkload, RequestReadmission, Reshape, Wait
 from kueue_integration.controller.decide import decide
 from kueue_integration.controller.errors import RefusedError
-from kueue_integration.controller.fit import ARCHITECTURE, CPUID, FlavorMachines
+from kueue_integration.controller.fit import checkpoint_fit
+from kueue_integration.controller.fit.checkpoint_fit import ARCHITECTURE, CPUID, FlavorMachines
+from kueue_integration.controller.fit.nodes import KEPT_S, Machines
 from kueue_integration.controller.hold import Settings
-from kueue_integration.controller.machines import KEPT_S, Machines
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.reconciler import Reconciler, Task
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import JOB, NODE, RESOURCE_FLAVOR, WORKLOAD, annotation, merge_patch
+from kueue_integration.controller.sidecar_api import reports
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOB, NODE, RESOURCE_FLAVOR, WORKLOAD, annotation, merge_patch
+from kueue_integration.requests import placement
 from proxy.protocol import names
 from proxy.protocol.messages import CommitRequest, Needs, NodeRequirement, Placement, from_json, to_json
 
@@ -141,8 +143,8 @@ def test_when_no_flavor_fits_kueue_tries_again_ever_later_and_nothing_starts():
         assert names.ANN_PLACEMENT not in action.job_annotations
         pauses.append(action.requeue_after_s)
         current = merge_patch(current, {"metadata": {"annotations": dict(action.job_annotations)}})
-    assert pauses == [5, 10, 40, fit.LONGEST_PAUSE_S]
-    (record,) = inbox.views.history(current)
+    assert pauses == [5, 10, 40, checkpoint_fit.LONGEST_PAUSE_S]
+    (record,) = reports.views.history(current)
     assert record.note.count("no flavor it may use fits") == 1
 
 
@@ -220,7 +222,7 @@ def test_the_worker_sends_the_admission_back_and_places_the_job():
     finally:
         reconciler.world.stop()
     (state,) = kube.get(WORKLOAD, scene.NS, "job-train-1")["status"]["admissionChecks"]
-    assert (state["state"], state["requeueAfterSeconds"]) == ("Retry", levers.SENT_BACK_S)
+    assert (state["state"], state["requeueAfterSeconds"]) == ("Retry", reshape.SENT_BACK_S)
     assert "flavor spot: its nodes are arm64, checkpoint train-a1-g1 needs amd64; next: ondemand" in state["message"]
     stored = annotation(kube.get(JOB, scene.NS, "train"), names.ANN_PLACEMENT)
     assert from_json(Placement, stored).flavors == ["ondemand"]
@@ -231,4 +233,4 @@ def test_what_a_pod_says_it_needs_is_bounded(needs):
     ref = replace(scene.checkpoint(), needs=needs)
     current = scene.job(suspend=False, annotations=scene.history(scene.record()))
     with pytest.raises(RefusedError, match=r"checkpoint\.needs"):
-        inbox.commit(current, CommitRequest("team", "train", 1, ref, T0 + 30, 99), T0 + 31)
+        reports.commit(current, CommitRequest("team", "train", 1, ref, 1.0, 99), T0 + 31)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import controller_scene as scene
 import pytest
 from controller_scene import T0, at
@@ -35,6 +37,17 @@ def test_the_first_attempt_starts_with_number_one_and_no_checkpoint():
     (record,) = scene.stored(action.job_annotations)
     assert (record.attempt, record.pods, record.ranks, record.flavor) == (1, 2, 4, "ondemand")
     assert (record.admitted_at, record.queued_at, record.ended_by) == (NOW, T0, None)
+
+
+@pytest.mark.parametrize("url", ["http://169.254.169.254/x", "file:///shared/checkpoints/../other", "gs://other/x"])
+def test_no_attempt_starts_from_a_checkpoint_of_another_store(url):
+    saved = to_json(dataclasses.replace(scene.checkpoint(), url=url))
+    notes = {names.ANN_CHECKPOINT: saved, names.ANN_STORE: "file:///shared/checkpoints"}
+    job = scene.job(annotations=scene.history(scene.record(checkpoint="train-a1-g1")) | notes)
+    action = look(job, scene.workload()).action
+    assert isinstance(action, Wait)
+    assert url in action.message
+    assert "file:///shared/checkpoints" in action.message
 
 
 def test_a_job_that_is_not_managed_starts_at_once_and_untouched():

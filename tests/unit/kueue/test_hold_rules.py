@@ -6,10 +6,10 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0
 
-from kueue_integration.controller import clock
 from kueue_integration.controller.actions import RecordHistory, ReleaseHold, StartCheckpoint
 from kueue_integration.controller.decide import decide
 from kueue_integration.controller.hold import Settings
+from kueue_integration.kube import server_time
 from proxy.protocol import names
 from proxy.protocol.messages import to_json
 
@@ -33,7 +33,7 @@ def test_an_eviction_starts_a_checkpoint_with_a_deadline():
     action = decision.action
     assert isinstance(action, StartCheckpoint)
     assert action.deadline == T0 + 60.5 == decision.wake_at
-    assert clock.parse(str(action.job_annotations[names.ANN_HOLD_DEADLINE])) == T0 + 60.5
+    assert server_time.parse(str(action.job_annotations[names.ANN_HOLD_DEADLINE])) == T0 + 60.5
     assert names.ANN_HOLD not in action.job_annotations  # still armed
     (record,) = scene.stored(action.job_annotations)
     assert (record.ended_by, record.preempted_by, record.evicted_at) == ("Preempted", "job-big", T0 + 30.5)
@@ -105,7 +105,7 @@ def test_pods_of_which_one_failed_are_not_about_to_complete_the_job():
 
 def waiting(seconds: float, **annotations: str):
     record = scene.record(evicted_at=T0 + 30, ended_by="Preempted")
-    deadline = {names.ANN_HOLD_DEADLINE: clock.to_text(T0 + seconds), **scene.history(record)}
+    deadline = {names.ANN_HOLD_DEADLINE: server_time.to_text(T0 + seconds), **scene.history(record)}
     return held(**{**deadline, **annotations})
 
 
@@ -150,12 +150,69 @@ def test_a_pod_that_fails_while_others_run_leaves_it_to_the_sidecars():
     assert decision.action is None
 
 
-@pytest.mark.parametrize("name", [names.ANN_HOLD_DEADLINE, names.ANN_HISTORY, names.ANN_CHECKPOINT, names.ANN_BUDGET])
+@pytest.mark.parametrize("name", [names.ANN_HISTORY, names.ANN_CHECKPOINT])
 def test_what_cannot_be_read_never_holds_kueue_back(name):
     action = look(held(**{name: "nonsense"})).action
     assert isinstance(action, ReleaseHold)
     assert action.job_annotations == {names.ANN_HOLD: "released"}
     assert name in action.message
+
+
+@pytest.mark.parametrize("text", ["nonsense", "9" * 400, "9" * 5000, "-1", "1e9", "NaN", "٣", ""])
+def test_a_budget_that_cannot_be_read_is_the_platforms(text):
+    action = look(held(**{names.ANN_BUDGET: text}), settings=Settings(max_budget_s=40)).action
+    assert isinstance(action, StartCheckpoint)
+    assert action.deadline == T0 + 70.5
+    late = look(held(**{names.ANN_BUDGET: text}), now=T0 + 71.1, settings=Settings(max_budget_s=40)).action
+    assert isinstance(late, ReleaseHold)
+
+
+@pytest.mark.parametrize("text", ["nonsense", "", "99999-01-01T00:00:00Z", "2099-01-01T00:00:00", "T" * 200_000])
+def test_a_deadline_that_cannot_be_read_is_written_again(text):
+    action = look(held(**{names.ANN_HOLD_DEADLINE: text})).action
+    assert isinstance(action, StartCheckpoint)
+    assert action.job_annotations[names.ANN_HOLD_DEADLINE] == server_time.to_text(T0 + 60.5)
+
+
+TAMPERED = {
+    "removed": lambda now: {},
+    "ahead": lambda now: {names.ANN_HOLD_DEADLINE: server_time.to_text(now + 25)},
+    "far ahead": lambda now: {names.ANN_HOLD_DEADLINE: "2099-01-01T00:00:00Z"},
+    "spoilt": lambda now: {names.ANN_HOLD_DEADLINE: "soon"},
+    "budget": lambda now: {names.ANN_BUDGET: "9" * (2 + int(now) % 400)},
+}
+
+
+@pytest.mark.parametrize("tamper", TAMPERED.values(), ids=TAMPERED.keys())
+@pytest.mark.parametrize("gone", [False, True], ids=["evicted", "without a Workload"])
+def test_a_tenant_who_rewrites_it_every_two_seconds_does_not_move_the_end(tamper, gone):
+    """Counted from Kueue's eviction, or from when the Workload was first seen to be gone: nothing on the Job counts."""
+    settings = Settings(max_budget_s=30)
+    for step in range(20):
+        now = T0 + 30.5 + 2 * step
+        job = held(**tamper(now))
+        workload = None if gone else scene.workload(evicted=EVICTED, admitted=True)
+        pods = [scene.pod(0), scene.pod(1)]
+        decision = decide(job, workload, pods, now, settings, NAMES.get, seen_at=T0 + 30.5)
+        if isinstance(decision.action, ReleaseHold):
+            assert now >= T0 + 60.5, "nobody has to end it early"
+            return
+        assert decision.wake_at is not None and decision.wake_at <= T0 + 60.5
+    pytest.fail("held for longer than the platform allows")
+
+
+def test_a_hold_whose_end_does_not_come_through_makes_kueue_ask_again():
+    """Our write on the Job may be refused: then the Lease lets the suspend through, and Kueue has to try once more."""
+    stuck = look(waiting(60), now=T0 + 60.5)
+    assert isinstance(stuck.action, ReleaseHold) and not stuck.action.nudge
+    assert stuck.wake_at is not None and T0 + 62 < stuck.wake_at < T0 + 64
+    later = look(waiting(60), now=T0 + 64)
+    assert isinstance(later.action, ReleaseHold) and later.action.nudge
+    assert later.wake_at is not None and later.wake_at - (T0 + 64) >= 2
+    much_later = look(waiting(60), now=T0 + 4000)
+    assert much_later.wake_at is not None and 50 < much_later.wake_at - (T0 + 4000) <= 60
+    unreadable = look(held(**{names.ANN_HISTORY: "["}), now=T0 + 64)
+    assert isinstance(unreadable.action, ReleaseHold) and unreadable.action.nudge
 
 
 def test_no_annotation_holds_kueue_back_for_longer_than_the_budget():
@@ -164,7 +221,7 @@ def test_no_annotation_holds_kueue_back_for_longer_than_the_budget():
     action = look(job).action
     assert isinstance(action, StartCheckpoint)
     assert action.deadline == T0 + 30.5 + 30
-    assert action.job_annotations[names.ANN_HOLD_DEADLINE] == clock.to_text(T0 + 60.5)
+    assert action.job_annotations[names.ANN_HOLD_DEADLINE] == server_time.to_text(T0 + 60.5)
 
 
 def test_a_deleted_workload_is_an_eviction_too():
@@ -173,7 +230,7 @@ def test_a_deleted_workload_is_an_eviction_too():
     workload["metadata"]["deletionTimestamp"] = scene.at(30)
     first = look(held(), workload)
     assert isinstance(first.action, StartCheckpoint) and first.action.deadline == T0 + 60.5
-    asked = held(**{names.ANN_HOLD_DEADLINE: clock.to_text(T0 + 60.5)})
+    asked = held(**{names.ANN_HOLD_DEADLINE: server_time.to_text(T0 + 60.5)})
     assert look(asked, workload, now=T0 + 40).action is None
     last = look(asked, workload, now=T0 + 61)
     assert isinstance(last.action, ReleaseHold) and last.action.job_annotations[names.ANN_HOLD] == "released"
@@ -218,7 +275,7 @@ def test_a_job_without_history_is_held_and_released_all_the_same():
     job = held()
     del job["metadata"]["annotations"][names.ANN_HISTORY]
     assert isinstance(look(job).action, StartCheckpoint)
-    job["metadata"]["annotations"][names.ANN_HOLD_DEADLINE] = clock.to_text(T0 + 60)
+    job["metadata"]["annotations"][names.ANN_HOLD_DEADLINE] = server_time.to_text(T0 + 60)
     action = look(job, now=T0 + 61).action
     assert isinstance(action, ReleaseHold)
     assert action.job_annotations == {names.ANN_HOLD: "released"}

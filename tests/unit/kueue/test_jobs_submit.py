@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from kueue_samples import PLATFORM, cluster, spec
 
-from kueue_integration import jobs, platform
 from kueue_integration.errors import (
     AlreadyExists,
     Conflict,
@@ -19,8 +18,9 @@ from kueue_integration.errors import (
     SpecError,
     Unreachable,
 )
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import (
+from kueue_integration.jobs import lifecycle
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import (
     ADMISSION_CHECK,
     CLUSTER_QUEUE,
     CONFIG_MAP,
@@ -31,6 +31,7 @@ from kueue_integration.resources import (
     SERVICE,
     Object,
 )
+from kueue_integration.spec import platform_config
 
 OURS = (JOB, SERVICE, CONFIG_MAP)
 
@@ -45,7 +46,7 @@ def finish(kube: FakeKube, kind: str) -> None:
 
 def test_everything_is_created_and_owned_by_the_job() -> None:
     kube = cluster()
-    done = jobs.submit(kube, spec(), PLATFORM)
+    done = lifecycle.submit(kube, spec(), PLATFORM)
     assert (done.namespace, done.name, done.adopted) == ("default", "digits", False)
     assert sorted(left(kube)) == [("ConfigMap", "digits-files"), ("Job", "digits"), ("Service", "digits")]
     for kind, name in ((SERVICE, "digits"), (CONFIG_MAP, "digits-files")):
@@ -56,26 +57,26 @@ def test_everything_is_created_and_owned_by_the_job() -> None:
 @pytest.mark.parametrize("end", [None, "Complete", "Failed"])
 def test_the_same_identity_adopts_a_live_and_a_finished_job(end: str | None) -> None:
     kube = cluster()
-    first = jobs.submit(kube, spec(), PLATFORM)
+    first = lifecycle.submit(kube, spec(), PLATFORM)
     if end:
         finish(kube, end)
-    again = jobs.submit(kube, spec(), PLATFORM)
+    again = lifecycle.submit(kube, spec(), PLATFORM)
     assert again.adopted and again.uid == first.uid
     assert len(kube.list(JOB)) == 1
 
 
 def test_adopting_completes_what_a_dead_submitter_left_undone() -> None:
     kube = cluster()
-    jobs.submit(kube, spec(), PLATFORM)
+    lifecycle.submit(kube, spec(), PLATFORM)
     kube.delete(CONFIG_MAP, "default", "digits-files")
-    assert jobs.submit(kube, spec(), PLATFORM).adopted
+    assert lifecycle.submit(kube, spec(), PLATFORM).adopted
     assert ("ConfigMap", "digits-files") in left(kube)
 
 
 def test_the_same_identity_under_another_name_makes_no_second_job() -> None:
     kube = cluster()
-    first = jobs.submit(kube, spec(), PLATFORM)
-    other = jobs.submit(kube, spec(name="other"), PLATFORM)
+    first = lifecycle.submit(kube, spec(), PLATFORM)
+    other = lifecycle.submit(kube, spec(name="other"), PLATFORM)
     assert (other.name, other.uid, other.adopted) == ("digits", first.uid, True)
     assert sorted(left(kube)) == [("ConfigMap", "digits-files"), ("Job", "digits"), ("Service", "digits")]
 
@@ -83,21 +84,21 @@ def test_the_same_identity_under_another_name_makes_no_second_job() -> None:
 @pytest.mark.parametrize(("first", "second"), [("abc", "xyz"), (None, None), ("abc", None), (None, "abc")])
 def test_a_name_of_somebody_else_is_refused(first: str | None, second: str | None) -> None:
     kube = cluster()
-    jobs.submit(kube, spec(identity=first), PLATFORM)
+    lifecycle.submit(kube, spec(identity=first), PLATFORM)
     before = kube.objects()
     with pytest.raises(ConflictError, match="exists already"):
-        jobs.submit(kube, spec(identity=second), PLATFORM)
+        lifecycle.submit(kube, spec(identity=second), PLATFORM)
     assert kube.objects() == before
 
 
 def test_a_job_on_its_way_out_is_not_adopted() -> None:
     kube = cluster()
-    jobs.submit(kube, spec(), PLATFORM)
+    lifecycle.submit(kube, spec(), PLATFORM)
     job = kube.get_job("default", "digits")
     job["metadata"]["deletionTimestamp"] = "2026-11-20T00:00:00Z"
     kube.put(job)
     with pytest.raises(ConflictError, match="being deleted"):
-        jobs.submit(kube, spec(), PLATFORM)
+        lifecycle.submit(kube, spec(), PLATFORM)
 
 
 def test_two_submitters_at_once_end_at_one_job() -> None:
@@ -112,7 +113,7 @@ def test_two_submitters_at_once_end_at_one_job() -> None:
             return super().create(obj, dry_run)
 
     late = Late(*kube.objects())
-    done = jobs.submit(late, spec(), PLATFORM)
+    done = lifecycle.submit(late, spec(), PLATFORM)
     assert done.adopted and len(late.list(JOB)) == 1 and ("Service", "digits") in left(late)
 
 
@@ -122,7 +123,7 @@ def test_nothing_half_done_stays(kind: Any, error: KubeError) -> None:
     kube = cluster()
     kube.fail_next("create", kind, error)
     with pytest.raises((KubeError, SpecError)):
-        jobs.submit(kube, spec(), PLATFORM)
+        lifecycle.submit(kube, spec(), PLATFORM)
     assert left(kube) == []
 
 
@@ -131,21 +132,21 @@ def test_if_it_cannot_be_taken_back_the_error_says_how() -> None:
     kube.fail_next("create", SERVICE, Unreachable("gone"))
     kube.fail_next("delete", JOB, Unreachable("still gone"))
     with pytest.raises(KubeError, match="singularityctl delete digits --namespace default"):
-        jobs.submit(kube, spec(), PLATFORM)
+        lifecycle.submit(kube, spec(), PLATFORM)
 
 
 def test_a_service_of_somebody_else_is_left_alone() -> None:
     kube = cluster({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "digits", "namespace": "default"}})
     with pytest.raises(ConflictError, match="Service 'digits'"):
-        jobs.submit(kube, spec(), PLATFORM)
+        lifecycle.submit(kube, spec(), PLATFORM)
     assert left(kube) == [("Service", "digits")]
 
 
 def test_a_leftover_of_a_deleted_job_is_replaced() -> None:
     kube = cluster()
-    old = jobs.submit(kube, spec(), PLATFORM)
+    old = lifecycle.submit(kube, spec(), PLATFORM)
     kube.delete(JOB, "default", "digits", propagation="Orphan")
-    new = jobs.submit(kube, spec(), PLATFORM)
+    new = lifecycle.submit(kube, spec(), PLATFORM)
     assert new.uid != old.uid and not new.adopted
     for kind, name in ((SERVICE, "digits"), (CONFIG_MAP, "digits-files")):
         assert kube.get(kind, "default", name)["metadata"]["ownerReferences"][0]["uid"] == new.uid
@@ -160,7 +161,7 @@ def test_a_leftover_of_a_deleted_job_is_replaced() -> None:
         ({"workers": 0}, "workers", "1 or more"),
     ],
 )
-@pytest.mark.parametrize("function", [jobs.submit, jobs.validate_only])
+@pytest.mark.parametrize("function", [lifecycle.submit, lifecycle.validate_only])
 def test_bad_input_creates_nothing(function: Any, changes: dict[str, Any], field: str, fix: str) -> None:
     kube = cluster()
     with pytest.raises(SpecError) as raised:
@@ -173,20 +174,20 @@ def test_bad_input_creates_nothing(function: Any, changes: dict[str, Any], field
 def test_a_namespace_without_queues() -> None:
     kube = cluster({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "empty"}})
     with pytest.raises(SpecError, match="it has none"):
-        jobs.submit(kube, spec(namespace="empty"), PLATFORM)
+        lifecycle.submit(kube, spec(namespace="empty"), PLATFORM)
 
 
 def test_what_the_api_server_refuses_is_bad_input_too() -> None:
     kube = cluster()
     kube.fail_next("create", JOB, Invalid("spec.x: too long", 422))
     with pytest.raises(SpecError, match="too long"):
-        jobs.submit(kube, spec(), PLATFORM)
+        lifecycle.submit(kube, spec(), PLATFORM)
     assert left(kube) == []
 
 
 def test_validate_only_asks_the_api_server_and_creates_nothing() -> None:
     kube = cluster()
-    jobs.validate_only(kube, spec(), PLATFORM)
+    lifecycle.validate_only(kube, spec(), PLATFORM)
     assert left(kube) == []
     assert [r[1] for r in kube.requests if r[0] == "create"] == ["ConfigMap", "Service", "Job"]
 
@@ -195,14 +196,14 @@ def test_a_cluster_without_kueue() -> None:
     kube = cluster()
     kube.fail_next("list", LOCAL_QUEUE, NotFound("no such resource", 404))
     with pytest.raises(PlatformError, match=r"kueue\.x-k8s\.io/v1beta2"):
-        jobs.submit(kube, spec(), PLATFORM)
+        lifecycle.submit(kube, spec(), PLATFORM)
 
 
 def test_a_queue_without_the_fence_would_start_pods_that_know_nothing() -> None:
     kube = cluster()
     kube.patch(CLUSTER_QUEUE, None, "training", {"spec": {"admissionChecksStrategy": None}})
     with pytest.raises(PlatformError, match="singularity-fence"):
-        jobs.submit(kube, spec(), PLATFORM)
+        lifecycle.submit(kube, spec(), PLATFORM)
 
 
 def test_the_fence_may_have_another_name() -> None:
@@ -211,7 +212,7 @@ def test_the_fence_may_have_another_name() -> None:
     kube.put({**fence, "metadata": {"name": "mine"}})
     strategy = {"admissionChecksStrategy": {"admissionChecks": [{"name": "mine"}]}}
     kube.patch(CLUSTER_QUEUE, None, "training", {"spec": strategy})
-    assert not jobs.submit(kube, spec(), PLATFORM).adopted
+    assert not lifecycle.submit(kube, spec(), PLATFORM).adopted
 
 
 def test_behind_a_multikueue_check_the_fence_is_in_another_cluster() -> None:
@@ -220,14 +221,14 @@ def test_behind_a_multikueue_check_the_fence_is_in_another_cluster() -> None:
     kube.put({**fence, "metadata": {"name": "far"}, "spec": {"controllerName": "kueue.x-k8s.io/multikueue"}})
     strategy = {"admissionChecksStrategy": {"admissionChecks": [{"name": "far"}]}}
     kube.patch(CLUSTER_QUEUE, None, "training", {"spec": strategy})
-    assert not jobs.submit(kube, spec(), PLATFORM).adopted
+    assert not lifecycle.submit(kube, spec(), PLATFORM).adopted
 
 
 def test_a_queue_that_leads_nowhere() -> None:
     kube = cluster()
     kube.delete(CLUSTER_QUEUE, None, "training")
     with pytest.raises(PlatformError, match="does not exist"):
-        jobs.submit(kube, spec(), PLATFORM)
+        lifecycle.submit(kube, spec(), PLATFORM)
 
 
 def test_pod_security_would_refuse_every_pod() -> None:
@@ -235,55 +236,55 @@ def test_pod_security_would_refuse_every_pod() -> None:
     labels = {"pod-security.kubernetes.io/enforce": "baseline"}
     kube.patch(NAMESPACE, None, "default", {"metadata": {"labels": labels}})
     with pytest.raises(PlatformError, match=r"pod-security\.kubernetes\.io/enforce=privileged"):
-        jobs.submit(kube, spec(), PLATFORM)
+        lifecycle.submit(kube, spec(), PLATFORM)
 
 
 def test_a_user_who_may_not_look_around_can_still_submit() -> None:
     kube = cluster()
     for verb, kind in (("list", PRIORITY_CLASS), ("get", NAMESPACE), ("get", CLUSTER_QUEUE)):
         kube.fail_next(verb, kind, Forbidden("no", 403))
-    assert not jobs.submit(kube, spec(), PLATFORM).adopted
+    assert not lifecycle.submit(kube, spec(), PLATFORM).adopted
 
 
 def test_delete_takes_everything_and_only_that_uid() -> None:
     kube = cluster()
-    done = jobs.submit(kube, spec(), PLATFORM)
-    assert jobs.delete(kube, "default", "digits", uid="another") is False
-    assert jobs.delete(kube, "default", "digits", uid=done.uid) is True
+    done = lifecycle.submit(kube, spec(), PLATFORM)
+    assert lifecycle.delete(kube, "default", "digits", uid="another") is False
+    assert lifecycle.delete(kube, "default", "digits", uid=done.uid) is True
     assert left(kube) == []
-    assert jobs.delete(kube, "default", "digits") is False
+    assert lifecycle.delete(kube, "default", "digits") is False
 
 
 def test_delete_leaves_jobs_of_others_alone() -> None:
     kube = FakeKube({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j", "namespace": "default"}})
     with pytest.raises(JobNotFoundError, match="not a training job"):
-        jobs.delete(kube, "default", "j")
+        lifecycle.delete(kube, "default", "j")
     assert left(kube) == [("Job", "j")]
 
 
 def test_delete_loses_a_race_without_harm() -> None:
     kube = cluster()
-    jobs.submit(kube, spec(), PLATFORM)
+    lifecycle.submit(kube, spec(), PLATFORM)
     kube.fail_next("delete", JOB, NotFound("gone", 404))
-    assert jobs.delete(kube, "default", "digits") is False
+    assert lifecycle.delete(kube, "default", "digits") is False
     kube.fail_next("delete", JOB, Conflict("another uid", 409))
     with pytest.raises(Conflict):
-        jobs.delete(kube, "default", "digits")
+        lifecycle.delete(kube, "default", "digits")
 
 
 def test_search_finds_only_that_identity() -> None:
     kube = cluster()
-    jobs.submit(kube, spec(), PLATFORM)
-    jobs.submit(kube, spec(name="other", identity="zzz"), PLATFORM)
-    assert [j["metadata"]["name"] for j in jobs.search(kube, "default", "zzz")] == ["other"]
-    assert jobs.search(kube, "elsewhere", "zzz") == []
+    lifecycle.submit(kube, spec(), PLATFORM)
+    lifecycle.submit(kube, spec(name="other", identity="zzz"), PLATFORM)
+    assert [j["metadata"]["name"] for j in lifecycle.search(kube, "default", "zzz")] == ["other"]
+    assert lifecycle.search(kube, "elsewhere", "zzz") == []
 
 
 def test_an_existing_name_with_no_job_behind_it_is_not_swallowed() -> None:
     kube = cluster()
     kube.fail_next("create", JOB, AlreadyExists("taken", 409, "AlreadyExists"))
     with pytest.raises(AlreadyExists):
-        jobs.submit(kube, spec(), PLATFORM)
+        lifecycle.submit(kube, spec(), PLATFORM)
 
 
 def chart(text: str | None) -> FakeKube:
@@ -294,7 +295,7 @@ def chart(text: str | None) -> FakeKube:
 
 
 def test_platform_round_trip() -> None:
-    assert platform.load(chart(platform.to_json(PLATFORM))) == PLATFORM
+    assert platform_config.load(chart(platform_config.to_json(PLATFORM))) == PLATFORM
 
 
 @pytest.mark.parametrize(
@@ -315,18 +316,18 @@ def test_platform_round_trip() -> None:
 )
 def test_a_spoiled_platform_names_the_field_and_the_fix(text: str | None, words: str) -> None:
     with pytest.raises(PlatformError, match="helm upgrade --install") as raised:
-        platform.load(chart(text))
+        platform_config.load(chart(text))
     assert words in str(raised.value)
 
 
 def test_no_chart() -> None:
     with pytest.raises(PlatformError, match="chart is not installed"):
-        platform.load(FakeKube())
+        platform_config.load(FakeKube())
 
 
 def test_a_newer_chart_may_say_more() -> None:
     text = '{"agent_image": "a", "controller_url": "u", "controller_ca": "c", "new": 1, "volumes": null}'
-    assert platform.from_json(text).volumes == ()
+    assert platform_config.from_json(text).volumes == ()
 
 
 @pytest.mark.parametrize(
@@ -343,5 +344,5 @@ def test_a_cluster_without_the_kueue_that_is_needed(versions: list[str] | None, 
         kube.paths["/apis/kueue.x-k8s.io"] = {"versions": [{"version": version} for version in versions]}
     kube.fail_next("list", LOCAL_QUEUE, NotFound("the server could not find the requested resource", 404))
     with pytest.raises(PlatformError, match=words):
-        jobs.submit(kube, spec(), PLATFORM)
+        lifecycle.submit(kube, spec(), PLATFORM)
     assert left(kube) == []

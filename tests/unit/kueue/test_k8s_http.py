@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ from kueue_integration.errors import (
     PlatformError,
     Unreachable,
 )
-from kueue_integration.k8s import ApiKube, connect
-from kueue_integration.resources import CONFIG_MAP, JOB, POD
+from kueue_integration.kube.client import ApiKube, connect
+from kueue_integration.kube.resources import CONFIG_MAP, JOB, POD
 
 
 class Server:
@@ -206,3 +207,32 @@ def test_a_path_that_is_no_object(server: Server) -> None:
     server.chunks = [b'{"major": "1", "minor": "36"}']
     assert kube(server.url).get_path("/version") == {"major": "1", "minor": "36"}
     assert server.asked[-1][:2] == ("GET", "/version")
+
+
+@pytest.fixture
+def no_finalizers() -> Iterator[None]:
+    """The collector runs finalizers of earlier tests at any depth, and at the deepest one pytest's hook fails."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_finalizers")
+@pytest.mark.parametrize("depth", [3000, 100_000])
+def test_what_somebody_has_nested_too_deep_hides_nothing_of_the_others(server: Server, depth: int) -> None:
+    """An API server stores metadata.managedFields of thousands of levels; the parser raises RecursionError at them."""
+    deep = b'{"f:a":' * depth + b"{}" + b"}" * depth
+    fields = b'{"metadata":{"name":"hostile","managedFields":[{"fieldsV1":' + deep + b'}]},"spec":{"a":"[[\\"{"}}'
+    server.chunks = [b'{"metadata":{"resourceVersion":"7"},"items":[' + fields + b',{"metadata":{"name":"other"}}]}']
+    listed = kube(server.url).list(JOB)
+    assert [job["metadata"]["name"] for job in listed] == ["hostile", "other"]
+    assert listed[0]["spec"] == {"a": '[["{'}
+    server.chunks = [b'{"type":"MODIFIED","object":' + fields + b"}\n", b'{"type":"ADDED","object":{"metadata":{}}}\n']
+    assert [event for event, _ in kube(server.url).watch(JOB)] == ["MODIFIED", "ADDED"]
+
+
+def test_an_answer_that_is_no_json_is_a_failure_of_the_server(server: Server) -> None:
+    server.chunks = [b"<html>"]
+    with pytest.raises(Unreachable, match="no JSON"):
+        kube(server.url).list(JOB)

@@ -10,18 +10,21 @@ from adoption_cases import changed, jobset, plain, trainjob
 from click.testing import CliRunner
 from kueue_samples import PLATFORM, cluster
 
-from kueue_integration import cli, jobs, kinds, requests, status, verbs
+from kueue_integration import cli
 from kueue_integration.adoption import trainjob as rules_of_trainjob
 from kueue_integration.adoption.jobset import adopted_jobset
 from kueue_integration.adoption.patch import adopted
 from kueue_integration.adoption.trainjob import adopted_trainjob
 from kueue_integration.cli.tables import WIDTH
-from kueue_integration.controller import levers, views, writer
+from kueue_integration.contract import kinds
+from kueue_integration.controller import apply, reshape, views
 from kueue_integration.controller.actions import GiveUp
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.errors import Conflict, Forbidden, JobNotFoundError, NotFound, RequestRefusedError, SpecError
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import JOBSET, TRAINJOB, Object, annotation, label
+from kueue_integration.jobs import lifecycle, status
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOBSET, TRAINJOB, Object, annotation, label
+from kueue_integration.requests import user_requests, verbs
 from proxy.protocol import names
 from proxy.protocol.messages import Placement, to_json
 
@@ -41,7 +44,7 @@ def every_kind(name: str = "mine") -> list[Object]:
 def test_a_trainjob_starts_the_users_program_behind_the_launcher() -> None:
     made = adopted_trainjob(trainjob(), PLATFORM)
     trainer = made["spec"]["trainer"]
-    assert trainer["command"] == ["python3", "-m", "_singularity.launcher", "python3"]
+    assert trainer["command"] == ["/singularity/agent/launcher/start", "python3"]
     assert trainer["args"] == trainjob()["spec"]["trainer"]["args"] and trainer["numNodes"] == 2
     env = {entry["name"]: entry["value"] for entry in trainer["env"]}
     assert env["PYTHONPATH"] == "/singularity/agent/lib:/src/lib:/opt/torch" and env["OMP_NUM_THREADS"] == "2"
@@ -206,13 +209,13 @@ def test_a_job_of_any_kind_is_failed_when_its_budget_is_used_up(key: str) -> Non
     told = GiveUp(annotations={names.ANN_BROKEN: "said"}, message="over")
     found = kinds.find(kube, "default", key)
     assert found is not None
-    writer.perform(kube, told, found, None, "fence", Metrics(), 0.0)
+    apply.perform(kube, told, found, None, "fence", Metrics(), 0.0)
     kind, name = kinds.kind_and_name(key)
     assert annotation(kube.get(kind, "default", name), names.ANN_BROKEN) == "said"
     ended = {j["metadata"]["name"] for j in kube.list(kinds.JOB) if j["spec"].get("activeDeadlineSeconds") == 1}
     assert ended == {"mine" if kind is kinds.JOB else "mine-workers-0"}
     with pytest.raises(Conflict):  # decided on what is not there any more
-        writer.perform(kube, told, found, None, "fence", Metrics(), 0.0)
+        apply.perform(kube, told, found, None, "fence", Metrics(), 0.0)
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -267,7 +270,7 @@ def test_delete_removes_only_the_one_that_was_named(ctl: tuple[FakeKube, Any], k
 def test_a_jobset_of_somebody_else_is_not_deleted() -> None:
     kube = cluster(jobset())
     with pytest.raises(JobNotFoundError, match=r"JobSet 'mine\.jobset'"):
-        jobs.delete(kube, "default", "mine.jobset")
+        lifecycle.delete(kube, "default", "mine.jobset")
     assert kube.find(JOBSET, "default", "mine") is not None
 
 
@@ -277,8 +280,8 @@ def test_verbs_write_on_the_object_itself_and_a_resize_is_refused(key: str) -> N
     asked = verbs.pause(kube, "default", key)
     assert asked.name == key and asked.state == "asked" and verbs.look(kube, asked) == asked
     kind, name = kinds.kind_and_name(key)
-    assert annotation(kube.get(kind, "default", name), requests.CHANGE.request)
-    assert annotation(kube.get(kinds.JOB, "default", name), requests.CHANGE.request) is None
+    assert annotation(kube.get(kind, "default", name), user_requests.CHANGE.request)
+    assert annotation(kube.get(kinds.JOB, "default", name), user_requests.CHANGE.request) is None
     with pytest.raises(RequestRefusedError, match=f"number of pods of a {kind.name} is fixed"):
         verbs.resize(kube, "default", key, 1)
     assert status.describe(kube, "default", key).name == key
@@ -292,7 +295,7 @@ def test_a_placement_steers_kueue_and_leaves_the_pods_of_other_kinds_alone() -> 
     workload = {"metadata": {"name": "w", "namespace": "default"}, "spec": {"podSets": [podset]}, "status": {}}
     for made in every_kind():
         job = kinds.as_job({**made, "metadata": {**made["metadata"], "annotations": {names.ANN_PLACEMENT: text}}})
-        action = levers.reshape(job, workload)
+        action = reshape.reshape(job, workload)
         assert type(action).__name__ == ("Reshape" if kinds.is_job(job) else "PatchWorkload")
 
 
@@ -305,7 +308,7 @@ def test_leaving_a_node_is_refused_where_affinity_cannot_be_changed() -> None:
     from proxy.protocol.messages import from_json
 
     request = JobRequest("1", "migrate", 0.0, "", placement=from_json(Placement, json.dumps(terms)))
-    problems = [requests.problem(kinds.as_job(made), request, None) for made in every_kind()]
+    problems = [user_requests.problem(kinds.as_job(made), request, None) for made in every_kind()]
     assert problems[0] is None
     assert [p[0] for p in problems[1:] if p] == ["away_from_node", "away_from_node"]
 

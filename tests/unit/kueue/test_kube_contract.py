@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from kueue_integration.errors import AlreadyExists, Conflict, Forbidden, Gone, Invalid, NotFound
-from kueue_integration.fake import FakeKube
-from kueue_integration.k8s import Kube, connect
-from kueue_integration.resources import CONFIG_MAP, JOB, LEASE, NAMESPACE, POD, SERVICE, WORKLOAD
+from kueue_integration.kube.client import Kube, connect
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import CONFIG_MAP, JOB, LEASE, NAMESPACE, POD, SERVICE, WORKLOAD
 
 KUBECONFIG = "SINGULARITY_TEST_KUBECONFIG"
 """Kubeconfig of a cluster where the tests may make namespaces; set by the test command."""
@@ -204,7 +204,7 @@ def test_watch_tells_every_change_from_a_version_on(kube: Kube, ns: str) -> None
 
 
 def test_pages_are_the_list_and_a_watch_goes_on_from_them(kube: Kube, ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kueue_integration.k8s.PAGE", 2)
+    monkeypatch.setattr("kueue_integration.kube.client.PAGE", 2)
     for name in "abcde":
         kube.create(config(ns, name))
     pages = list(kube.pages(CONFIG_MAP, ns))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kueue_samples import PLATFORM, spec
 
 from kueue_integration.errors import SpecError
-from kueue_integration.manifests import MIN_PARALLELISM, render
+from kueue_integration.manifests.job_manifests import MIN_PARALLELISM, render
 from proxy.protocol import names
 
 GOLDEN = Path(__file__).parent / "golden" / "digits.yaml"
@@ -133,21 +133,6 @@ def test_what_every_job_has(workers: int, per_pod: int, hold: bool, identity: bo
     injected = (names.ANN_ATTEMPT, names.ANN_CHECKPOINT, names.ANN_WORKERS, names.ANN_FLAVOR)
     assert not set(injected) & set(template["metadata"]["annotations"]), "the fence could not set them any more"
     assert names.KUEUE_QUEUE_LABEL not in template["metadata"]["labels"]
-
-
-def test_a_users_error_ends_the_job_and_a_preemption_does_not() -> None:
-    rules = rendered()["Job"]["spec"]["podFailurePolicy"]["rules"]
-
-    def action(code: int) -> str:
-        for rule in rules:
-            codes = rule.get("onExitCodes")
-            if codes and (code in codes["values"]) == (codes["operator"] == "In"):
-                return str(rule["action"])
-        return "Count"
-
-    assert [action(code) for code in (names.EXIT_PREEMPTED, 137, 1, names.EXIT_RESTORE_FAILED)] == [
-        "Ignore", "Count", "FailJob", "FailJob",
-    ]  # fmt: skip
 
 
 def test_periodic_checkpoints_are_an_annotation_in_one_spelling() -> None:

@@ -16,15 +16,13 @@ from test_multikueue_ledger import NAME, copy, local, ran, there
 
 from kueue_integration.controller import views
 from kueue_integration.controller.decide import decide
-from kueue_integration.controller.fit import ARCHITECTURE, CPUID
+from kueue_integration.controller.fit.checkpoint_fit import ARCHITECTURE, CPUID
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.errors import Conflict, PlatformError, Unreachable
-from kueue_integration.fake import FakeKube
-from kueue_integration.k8s import connect_to
-from kueue_integration.multikueue import companions
-from kueue_integration.multikueue.courier import Courier
-from kueue_integration.resources import (
+from kueue_integration.kube.client import connect_to
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import (
     CONFIG_MAP,
     JOB,
     JOBSET,
@@ -38,6 +36,8 @@ from kueue_integration.resources import (
     Object,
     annotation,
 )
+from kueue_integration.multikueue import companions
+from kueue_integration.multikueue.reconciler import Courier
 from proxy.protocol import names
 from proxy.protocol.messages import Needs, to_json
 

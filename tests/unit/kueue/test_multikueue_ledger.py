@@ -9,13 +9,13 @@ import controller_scene as scene
 import pytest
 from controller_scene import CHECK, T0, at, condition, pod
 
-from kueue_integration import requests
 from kueue_integration.cli import tables
 from kueue_integration.controller import views
-from kueue_integration.controller.fit import ARCHITECTURE, CPUID, LONGEST_PAUSE_S, FlavorMachines
-from kueue_integration.multikueue import ledger
-from kueue_integration.multikueue.ledger import Back, Drop, End, Grant, Hand, Record, Say, Site
-from kueue_integration.status import summarise
+from kueue_integration.controller.fit.checkpoint_fit import ARCHITECTURE, CPUID, LONGEST_PAUSE_S, FlavorMachines
+from kueue_integration.jobs.status import summarise
+from kueue_integration.multikueue import plan
+from kueue_integration.multikueue.plan import Back, Drop, End, Grant, Hand, Record, Say, Site
+from kueue_integration.requests import user_requests
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, JobRequest, Needs, to_json
 
@@ -59,8 +59,8 @@ HERE = scene.workload(NAME, state=None)
 SAVED = {names.ANN_CHECKPOINT: to_json(scene.checkpoint())}
 
 
-def decide(job: Any, sites: list[Site], workload: Any = HERE) -> ledger.Step | None:
-    return ledger.decide(job, workload, sites, CHECK, T0 + 100)
+def decide(job: Any, sites: list[Site], workload: Any = HERE) -> plan.Step | None:
+    return plan.decide(job, workload, sites, CHECK, T0 + 100)
 
 
 # --- the fence --------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_a_checkpoint_that_is_asked_for_here_is_taken_there_and_answered_here():
     job = local(scene.record(1, cluster="a"), annotations={**_written(request)})
     running = copy(scene.record(1, cluster="a"))
     step = decide(job, [Site("a", job=running)])
-    assert step == Hand("a", requests.written(request))
+    assert step == Hand("a", user_requests.written(request))
     running["metadata"]["annotations"].update(step.change)
     assert decide(job, [Site("a", job=running)]) is None
     answer = {names.ANN_CHECKPOINT_STATUS: '{"id":"r1","op":"checkpoint","state":"done","message":"","at":1.0}'}
@@ -245,12 +245,12 @@ def test_other_requests_are_refused_with_what_to_do():
     step = decide(job, [])
     assert isinstance(step, Record)
     job["metadata"]["annotations"].update(step.change)
-    answer = requests.answer(job, requests.CHANGE)
+    answer = user_requests.answer(job, user_requests.CHANGE)
     assert answer is not None and answer.state == "failed" and "spec.active" in answer.message
 
 
 def _written(request: JobRequest) -> dict[str, str]:
-    return {k: v for k, v in requests.written(request).items() if v is not None}
+    return {k: v for k, v in user_requests.written(request).items() if v is not None}
 
 
 # --- copies that go -----------------------------------------------------------------------------------------------
@@ -268,8 +268,8 @@ def test_a_copy_goes_when_its_records_are_here_and_its_pods_have_ended():
 
 def test_a_copy_of_a_job_that_is_gone_goes_at_once():
     going = copy(ran(), deleted=True)
-    assert ledger.decide(None, None, [Site("a", job=going, pods=[pod(0)])], CHECK, T0) == Drop("a")
-    assert ledger.decide(None, None, [Site("a", job=copy(ran()))], CHECK, T0) is None  # Kueue deletes it first
+    assert plan.decide(None, None, [Site("a", job=going, pods=[pod(0)])], CHECK, T0) == Drop("a")
+    assert plan.decide(None, None, [Site("a", job=copy(ran()))], CHECK, T0) is None  # Kueue deletes it first
     other = copy(ran(), deleted=True)
     other["metadata"]["labels"][names.KUEUE_PREBUILT] = "job-train-of-before"
     assert decide(local(), [Site("a", job=other)]) == Drop("a")

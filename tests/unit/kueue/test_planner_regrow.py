@@ -11,8 +11,8 @@ from controller_scene import T0
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kueue_integration.controller import planner, quota
-from kueue_integration.controller.planner import Candidate, plan
+from kueue_integration.controller.regrow import quota
+from kueue_integration.controller.regrow.planner import Candidate, plan
 from proxy.protocol import names
 from proxy.protocol.messages import JobRequest, NodeRequirement, Placement, RequestStatus, to_json
 
@@ -169,7 +169,7 @@ def test_two_small_jobs_do_not_count_the_same_quota_twice():
 
 
 def moved(number):
-    return scene.record(number, flavor="spot", pods=2, note=f"{planner.NOTE}: 2 -> 4 workers on ondemand")
+    return scene.record(number, flavor="spot", pods=2, readmitted_for="regrow")
 
 
 @pytest.mark.parametrize(("vain", "wait"), [(0, 10), (1, 60), (2, 120), (3, 240), (20, 3600)])
@@ -262,13 +262,13 @@ def simulate(flips, min_run, seconds=4000, step=2.0, blind=False):
     size, place = (2, "spot") if blind else (4, "ondemand")
     first = T0 + START_S
 
-    def leave(note=None, by="AdmissionCheck"):
+    def leave(cause=None, by="AdmissionCheck"):
         nonlocal number, began, size, place, first, history
         record = scene.record(
-            number, pods=size, flavor=place, first_step=0, first_step_at=first, ended_by=by, note=note
+            number, pods=size, flavor=place, first_step=0, first_step_at=first, ended_by=by, readmitted_for=cause
         )  # fmt: skip
         history = [*history, record][-50:]
-        spans.append((first, now, note is not None))
+        spans.append((first, now, cause is not None))
         size, place = (2, "spot") if taken or blind else (4, "ondemand")
         number, began, first = number + 1, now, now + START_S
 
@@ -286,7 +286,7 @@ def simulate(flips, min_run, seconds=4000, step=2.0, blind=False):
         candidate = replace(candidate, history=[*history, current], pods=pods)
         found = look([candidate], others=[big()] if taken else (), now=now, min_run=min_run)
         if found.action is not None:
-            leave(note=found.action.message)
+            leave(cause=found.action.cause)
     return spans
 
 

@@ -8,8 +8,8 @@ import pytest
 from kueue_samples import PLATFORM, spec
 
 from kueue_integration.errors import SpecError
-from kueue_integration.manifests import render
-from kueue_integration.spec import from_mapping, validate
+from kueue_integration.manifests.job_manifests import render
+from kueue_integration.spec.train_spec import from_mapping, validate
 from proxy.protocol import names
 
 

@@ -12,13 +12,15 @@ from controller_scene import T0
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kueue_integration import every, policy, requests
+from kueue_integration.contract import attempt_records
 from kueue_integration.controller.actions import AskCheckpoint, RecordHistory
 from kueue_integration.controller.decide import decide
 from kueue_integration.controller.hold import Settings
-from kueue_integration.every import Every
-from kueue_integration.policy import LONGEST_S, SHORTEST_S
-from kueue_integration.resources import merge_patch
+from kueue_integration.kube.resources import merge_patch
+from kueue_integration.requests import periodic_checkpoints, user_requests
+from kueue_integration.requests.periodic_checkpoints import LONGEST_S, SHORTEST_S
+from kueue_integration.spec import save_interval
+from kueue_integration.spec.save_interval import Every
 from proxy.protocol import names
 from proxy.protocol.messages import JobRequest, RequestStatus, to_json
 
@@ -36,27 +38,27 @@ FIRST = T0 + 20
     ],
 )  # fmt: skip
 def test_an_interval_is_read_and_written(text, meaning):
-    assert every.parse(text) == meaning
-    assert meaning is None or every.parse(str(meaning)) == meaning
+    assert save_interval.parse(text) == meaning
+    assert meaning is None or save_interval.parse(str(meaning)) == meaning
 
 
 @given(st.text(max_size=12))
 def test_any_text_is_an_interval_or_a_clear_error(text):
     try:
-        found = every.parse(text)
+        found = save_interval.parse(text)
     except ValueError as error:
         assert "interval" in str(error) or "must be from" in str(error)
     else:
-        assert found is None or every.parse(str(found)) == found
+        assert found is None or save_interval.parse(str(found)) == found
 
 
 # --- the interval of auto -------------------------------------------------------------------------------------------
 def test_the_optimum_is_youngs_with_dalys_correction():
-    assert policy.optimum(1, 1e8) == pytest.approx((2 * 1e8) ** 0.5, rel=1e-3)  # small costs: Young alone
+    assert periodic_checkpoints.optimum(1, 1e8) == pytest.approx((2 * 1e8) ** 0.5, rel=1e-3)  # small costs: Young alone
     cost, mtbf = 120.0, 3600.0
     x = cost / (2 * mtbf)
     daly = (2 * cost * mtbf) ** 0.5 * (1 + x**0.5 / 3 + x / 9) - cost
-    assert policy.optimum(cost, mtbf) == pytest.approx(daly)
+    assert periodic_checkpoints.optimum(cost, mtbf) == pytest.approx(daly)
 
 
 def wasted(interval, cost, mtbf):
@@ -67,7 +69,7 @@ def wasted(interval, cost, mtbf):
 @given(st.floats(0.1, 3600), st.floats(600, 1e7))
 def test_no_other_interval_wastes_much_less(cost, mtbf):
     assume(cost < mtbf / 4)
-    best = policy.optimum(cost, mtbf)
+    best = periodic_checkpoints.optimum(cost, mtbf)
     ours = wasted(best, cost, mtbf)
     assert all(ours <= wasted(best * factor, cost, mtbf) * 1.001 for factor in (0.25, 0.5, 0.8, 1.25, 2.0, 4.0))
 
@@ -91,20 +93,24 @@ def test_the_interval_grows_with_cost_shrinks_with_failures_and_keeps_its_bounds
     few, many = sorted((few, many))
     until = T0 + 200
     calm, rough = lives(few, many - few + others, pods), lives(many, others, pods)  # the same time, other ends
-    assert policy.interval(calm, cheap, until) <= policy.interval(calm, dear, until) + 1e-6
-    assert policy.interval(rough, cheap, until) <= policy.interval(calm, cheap, until) + 1e-6
-    assert SHORTEST_S <= policy.interval(rough, cheap, until) <= LONGEST_S
+    assert periodic_checkpoints.interval(calm, cheap, until) <= periodic_checkpoints.interval(calm, dear, until) + 1e-6
+    assert (
+        periodic_checkpoints.interval(rough, cheap, until) <= periodic_checkpoints.interval(calm, cheap, until) + 1e-6
+    )
+    assert SHORTEST_S <= periodic_checkpoints.interval(rough, cheap, until) <= LONGEST_S
 
 
 def test_what_counts_as_a_failure():
     until = T0 + 100
-    calm = policy.mtbf(lives(0), until)
-    assert calm == pytest.approx(policy.PRIOR_POD_S / 2)
-    assert policy.mtbf(lives(1), until) < calm * 0.51
-    assert policy.mtbf(lives(0, 3), until) > calm  # held evictions: only time in which nothing failed
+    calm = periodic_checkpoints.mtbf(lives(0), until)
+    assert calm == pytest.approx(periodic_checkpoints.PRIOR_POD_S / 2)
+    assert periodic_checkpoints.mtbf(lives(1), until) < calm * 0.51
+    assert periodic_checkpoints.mtbf(lives(0, 3), until) > calm  # held evictions: only time in which nothing failed
     never = [scene.record(1, ended_by="Deleted", evicted_at=T0 + 900), scene.record(2, first_step_at=T0 + 100)]
-    assert policy.mtbf(never, until) == calm  # lost before its first step: nothing to save, nothing to learn
-    assert policy.mtbf(lives(0, pods=8), until) == pytest.approx(calm / 4)
+    assert (
+        periodic_checkpoints.mtbf(never, until) == calm
+    )  # lost before its first step: nothing to save, nothing to learn
+    assert periodic_checkpoints.mtbf(lives(0, pods=8), until) == pytest.approx(calm / 4)
 
 
 # --- the plan -------------------------------------------------------------------------------------------------------
@@ -129,7 +135,7 @@ def job(
         notes[names.ANN_CHECKPOINTS] = to_json(list(saved))
         notes[names.ANN_CHECKPOINT] = to_json(saved[-1])
     if cost is not None or failures:
-        notes[names.ANN_CHECKPOINT_POLICY] = to_json(policy.Memory(cost, failures))
+        notes[names.ANN_CHECKPOINT_POLICY] = to_json(periodic_checkpoints.Memory(cost, failures))
     if answer is not None:
         state, taken, finished = answer
         notes[names.ANN_CHECKPOINT_REQUEST] = to_json(JobRequest("p-1", "checkpoint", taken, "policy"))
@@ -152,32 +158,42 @@ def ref(step, at):
         (job(answer=("done", FIRST + 60, FIRST + 63)), FIRST + 123, None),
         (job(answer=("failed", FIRST + 60, FIRST + 90)), FIRST + 90 + 120, None),
         (job(answer=("failed", FIRST + 60, FIRST + 90), failures=2), FIRST + 90 + 480, None),
-        (job(answer=("failed", FIRST + 60, FIRST + 90), failures=30), FIRST + 90 + policy.MAX_PAUSE_S, None),
+        (
+            job(answer=("failed", FIRST + 60, FIRST + 90), failures=30),
+            FIRST + 90 + periodic_checkpoints.MAX_PAUSE_S,
+            None,
+        ),
         (job("2h", answer=("failed", FIRST + 60, FIRST + 90), failures=30), FIRST + 90 + 7200, None),
         (job(answer=("done", FIRST + 60, FIRST + 90), failures=5), FIRST + 150, None),
         (job(answer=("done", FIRST + 60, FIRST + 63), saved=[ref(300, FIRST + 9000)]), FIRST + 123, None),
         (job("500 steps"), FIRST, 500),
-        (job("500 steps", saved=[ref(620, FIRST + 70)]), FIRST + 70 + every.LEAST_S, 1120),
+        (job("500 steps", saved=[ref(620, FIRST + 70)]), FIRST + 70 + save_interval.LEAST_S, 1120),
         (job("500 steps", answer=("failed", FIRST + 60, FIRST + 90)), FIRST + 90 + 120, 500),
-        (job("auto"), FIRST + policy.FIRST_S, None),
-        (job("auto", cost=1e-9), FIRST + policy.optimum(policy.LEAST_COST_S, 12 * 3600), None),
-        (job("auto", cost=10.0), FIRST + policy.optimum(10, 12 * 3600), None),
+        (job("auto"), FIRST + periodic_checkpoints.FIRST_S, None),
+        (
+            job("auto", cost=1e-9),
+            FIRST + periodic_checkpoints.optimum(periodic_checkpoints.LEAST_COST_S, 12 * 3600),
+            None,
+        ),
+        (job("auto", cost=10.0), FIRST + periodic_checkpoints.optimum(10, 12 * 3600), None),
         (job("auto", cost=1e7), FIRST + LONGEST_S, None),
     ],
 )
 def test_the_plan(the_job, at, step):
-    planned = policy.plan(the_job)
+    planned = periodic_checkpoints.plan(the_job)
     assert planned is not None
     assert (planned.at, planned.step) == (pytest.approx(at), step)
 
 
 def test_auto_measures_what_a_checkpoint_of_this_job_costs():
-    planned = policy.plan(job("auto", answer=("done", FIRST + 300, FIRST + 320)))
-    assert planned.interval_s == pytest.approx(policy.optimum(20, (policy.PRIOR_POD_S + 2 * 300 + 2 * 20) / 2))
+    planned = periodic_checkpoints.plan(job("auto", answer=("done", FIRST + 300, FIRST + 320)))
+    assert planned.interval_s == pytest.approx(
+        periodic_checkpoints.optimum(20, (periodic_checkpoints.PRIOR_POD_S + 2 * 300 + 2 * 20) / 2)
+    )
     preempted = scene.record(first_step=0, first_step_at=FIRST, evicted_at=FIRST + 9, barrier_at=FIRST + 10,
                              committed_at=FIRST + 49, checkpoint="c", ended_by="Preempted")  # fmt: skip
     again = scene.record(2, first_step=9, first_step_at=FIRST + 90)
-    assert policy.memory(job("auto", past=[preempted, again], progress=(2, 90))).cost_s == 40.0
+    assert periodic_checkpoints.memory(job("auto", past=[preempted, again], progress=(2, 90))).cost_s == 40.0
 
 
 def test_a_request_that_an_eviction_overtook_is_no_failure():
@@ -190,8 +206,8 @@ def test_a_request_that_an_eviction_overtook_is_no_failure():
         names.ANN_CHECKPOINT_REQUEST: to_json(JobRequest("p-1", "checkpoint", T0 + 60, "policy")),
         names.ANN_CHECKPOINT_STATUS: to_json(RequestStatus("p-1", "checkpoint", "failed", "", T0 + 60, 1, T0 + 70)),
     }
-    assert policy.memory(moved).failures == 0
-    assert policy.plan(moved).at == T0 + 150  # an interval after the new attempt's own first step
+    assert periodic_checkpoints.memory(moved).failures == 0
+    assert periodic_checkpoints.plan(moved).at == T0 + 150  # an interval after the new attempt's own first step
 
 
 @pytest.mark.parametrize(
@@ -205,26 +221,53 @@ def test_a_request_that_an_eviction_overtook_is_no_failure():
     ids=["none", "off", "unreadable", "empty", "no step yet", "evicted", "stopped"],
 )  # fmt: skip
 def test_no_plan(the_job):
-    assert policy.plan(the_job) is None
-    assert policy.due(the_job, FIRST + 1e6) == (None, None)
+    assert periodic_checkpoints.plan(the_job) is None
+    assert periodic_checkpoints.due(the_job, FIRST + 1e6) == (None, None)
+
+
+def free(wish="60s", ranks=2, **more):
+    """A Job without steps, that runs since FIRST."""
+    past = [scene.record(1, first_step=0, running_at=FIRST, ranks=ranks)]
+    made = job(wish, past=past, progress=None, **more)
+    note = {"attempt": 1, "step": 0, "at": FIRST, "phase": "running", "free": True}
+    made["metadata"]["annotations"][names.ANN_PROGRESS] = json.dumps(note)
+    return made
+
+
+def test_a_program_without_steps_is_saved_at_the_interval_that_was_asked_for():
+    assert periodic_checkpoints.plan(free(ranks=1)).at == FIRST + 60, (
+        "one rank: nobody can be in the midst of a meeting"
+    )
+    assert periodic_checkpoints.plan(free()).at == FIRST + attempt_records.STEPLESS_S + 60
+    assert periodic_checkpoints.due(free("10s", ranks=1), FIRST + 10)[0] is not None
+    again = free("10s", ranks=1, answer=("done", FIRST + 10, FIRST + 12), saved=[ref(0, FIRST + 12)])
+    assert periodic_checkpoints.due(again, FIRST + 21) == (None, FIRST + 22)
+    assert periodic_checkpoints.due(again, FIRST + 22)[0] is not None, "its state changes without a step"
+
+
+def test_what_has_ranks_that_wait_for_each_other_is_not_saved_before_its_first_step():
+    starting = job(past=[scene.record(1, first_step=0, running_at=FIRST)], progress=(1, 0))
+    assert periodic_checkpoints.plan(starting) is None
+    assert user_requests.problem(starting, JobRequest("r", "checkpoint", T0), None) is not None
+    assert user_requests.problem(free(), JobRequest("r", "checkpoint", T0), None) is None
 
 
 # --- asking ---------------------------------------------------------------------------------------------------------
 def test_a_request_when_it_is_due_and_a_time_to_wake_up_before():
-    assert policy.due(job(), FIRST + 59) == (None, FIRST + 60)
-    request, wake = policy.due(job(), FIRST + 60)
+    assert periodic_checkpoints.due(job(), FIRST + 59) == (None, FIRST + 60)
+    request, wake = periodic_checkpoints.due(job(), FIRST + 60)
     assert wake is None
-    assert (request.op, request.by, request.timeout_s) == ("checkpoint", "policy", requests.DEFAULT_CHECKPOINT_S)
-    assert policy.due(job(), FIRST + 61)[0].id != request.id
-    assert policy.due(job("500 steps", progress=(1, 499)), FIRST + 9999) == (None, None)
-    assert policy.due(job("500 steps"), FIRST + 1)[0] is not None
+    assert (request.op, request.by, request.timeout_s) == ("checkpoint", "policy", user_requests.DEFAULT_CHECKPOINT_S)
+    assert periodic_checkpoints.due(job(), FIRST + 61)[0].id != request.id
+    assert periodic_checkpoints.due(job("500 steps", progress=(1, 499)), FIRST + 9999) == (None, None)
+    assert periodic_checkpoints.due(job("500 steps"), FIRST + 1)[0] is not None
 
 
 def test_more_patience_after_failures_and_with_a_known_cost():
     later = FIRST + 1e5
-    assert policy.due(job(cost=200.0), later)[0].timeout_s == 600
-    assert policy.due(job(failures=2), later)[0].timeout_s == 1200
-    assert policy.due(job(failures=40), later)[0].timeout_s == requests.MAX_CHECKPOINT_S
+    assert periodic_checkpoints.due(job(cost=200.0), later)[0].timeout_s == 600
+    assert periodic_checkpoints.due(job(failures=2), later)[0].timeout_s == 1200
+    assert periodic_checkpoints.due(job(failures=40), later)[0].timeout_s == user_requests.MAX_CHECKPOINT_S
 
 
 CHANGE = {
@@ -257,7 +300,7 @@ def answered(op, state):
     ],
 )
 def test_whether_it_asks(the_job, asks):
-    assert (policy.due(the_job, FIRST + 1000)[0] is not None) is asks
+    assert (periodic_checkpoints.due(the_job, FIRST + 1000)[0] is not None) is asks
 
 
 @given(st.sampled_from(["10s", "60s", "1h", "1 step", "auto"]), st.floats(0, 1e5), st.floats(0, 1e5), st.integers(0, 9))
@@ -265,8 +308,8 @@ def test_never_two_within_the_least_time(wish, ended, later, failures):
     current = job(
         wish, answer=("done", FIRST + ended, FIRST + ended), saved=[ref(100, FIRST + ended)], failures=failures
     )
-    if policy.due(current, FIRST + ended + later)[0] is not None:
-        assert later >= every.LEAST_S - 0.01
+    if periodic_checkpoints.due(current, FIRST + ended + later)[0] is not None:
+        assert later >= save_interval.LEAST_S - 0.01
         assert wish != "auto" or later >= SHORTEST_S - 0.01
 
 
@@ -291,8 +334,8 @@ def test_the_controller_makes_the_request_that_a_user_could_have_made():
     asked = look(job(answer=("failed", FIRST, FIRST + 1), failures=1), ready(), FIRST + 1000).action
     assert isinstance(asked, AskCheckpoint)
     written = merge_patch(job(), {"metadata": {"annotations": dict(asked.job_annotations)}})
-    assert requests.asked(written, requests.CHECKPOINT).by == "policy"
-    assert policy.memory(written).failures == 2
+    assert user_requests.asked(written, user_requests.CHECKPOINT).by == "policy"
+    assert periodic_checkpoints.memory(written).failures == 2
     assert look(written, ready(), FIRST + 1000).action.status.state == "running"  # taken up like any other
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from eviction_world import TASK, TICK_S, Replica, World
 
-from kueue_integration import policy, requests
 from kueue_integration.controller import views
-from kueue_integration.resources import JOB, POD, WORKLOAD
+from kueue_integration.kube.resources import JOB, POD, WORKLOAD
+from kueue_integration.requests import periodic_checkpoints, user_requests
 from proxy.protocol import names
 
 SLACK_S = 3.0
@@ -70,7 +70,7 @@ def test_one_after_the_other_in_the_same_attempt(monkeypatch):
         assert 60 <= asked - taken.created_at <= 60 + SLACK_S
     assert [attempt for attempt, _ in world.started] == [1]
     assert [ref.id for ref in views.checkpoints(world.job())] == [f"train-a1-g{n}" for n in (1, 2, 3)]
-    assert requests.answer(world.job(), requests.CHECKPOINT).state == "done"
+    assert user_requests.answer(world.job(), user_requests.CHECKPOINT).state == "done"
     assert views.history(world.job())[0].checkpoint is None
 
 
@@ -88,9 +88,9 @@ def test_auto_takes_a_first_one_and_then_knows(monkeypatch):
     assert 300 <= policy_times(world)[0] - began <= 300 + SLACK_S
     # Two pods: MTBF 12 h; a checkpoint of some 4 s pays off every 10 minutes.
     world.run(lambda: len(world.committed) == 2, limit_s=900)
-    cost = policy.memory(world.job()).cost_s
+    cost = periodic_checkpoints.memory(world.job()).cost_s
     waited = policy_times(world)[1] - world.committed[0].created_at
-    assert policy.optimum(cost, 12 * 3600) == pytest.approx(waited, abs=SLACK_S + 10)
+    assert periodic_checkpoints.optimum(cost, 12 * 3600) == pytest.approx(waited, abs=SLACK_S + 10)
 
 
 def test_failures_back_off_and_leave_the_job_alone(monkeypatch):
@@ -104,7 +104,7 @@ def test_failures_back_off_and_leave_the_job_alone(monkeypatch):
     assert [attempt for attempt, _ in world.started] == [1]
     world.save_fails = False
     world.run(lambda: len(world.committed) == 2, limit_s=2000)
-    assert policy.memory(world.job()).failures == 0
+    assert periodic_checkpoints.memory(world.job()).failures == 0
     assert policy_times(world)[-1] - world.committed[0].created_at <= 60 + SLACK_S  # at its usual pace again
 
 
@@ -147,7 +147,7 @@ def test_only_a_job_that_trains_is_asked(monkeypatch, how):
     world.now = before.first_step_at + 500
     replica.act(lambda: replica.reconciler.handle(TASK))
     replica.act(lambda: replica.reconciler.handle(TASK))
-    assert (requests.asked(world.job(), requests.CHECKPOINT) is not None) is (how == "trains")
+    assert (user_requests.asked(world.job(), user_requests.CHECKPOINT) is not None) is (how == "trains")
 
 
 def test_the_controller_sleeps_in_between(monkeypatch):

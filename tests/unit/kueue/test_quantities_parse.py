@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kueue_integration.quantities import parse
+from kueue_integration.kube.quantities import parse
 
 
 @pytest.mark.parametrize(

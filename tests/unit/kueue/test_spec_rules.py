@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kueue_samples import PLATFORM, spec
 
 from kueue_integration.errors import SpecError
-from kueue_integration.spec import TrainSpec, from_mapping, validate
+from kueue_integration.spec.train_spec import TrainSpec, from_mapping, validate
 
 MOUNT = {"name": "shared", "mountPath": "/shared"}
 
@@ -75,6 +75,8 @@ def test_the_sample_is_valid() -> None:
         ("workdir", {"workdir": "/src"}, "leave workdir out or files"),
         ("store", {"store": "ftp://x/y"}, "no library for"),
         ("store", {"store": "memory://x"}, "vanish"),
+        ("store", {"store": "simplecache::gs://x/y"}, "no library for"),
+        ("store", {"store": "gs://x/y::http://z"}, "no library for"),
         ("store", {"store": "gs://"}, "no bucket"),
         ("store", {"store": "s3:///path"}, "no bucket"),
         ("store", {"store": "file://host/x"}, "absolute path"),

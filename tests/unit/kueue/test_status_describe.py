@@ -10,11 +10,11 @@ from kueue_samples import attempt, job, saved, workload
 
 from kueue_integration.cli import tables
 from kueue_integration.errors import Forbidden, JobNotFoundError, Unreachable
-from kueue_integration.fake import FakeKube
-from kueue_integration.resources import JOB
-from kueue_integration.status import describe, follow, steps_lost, summarise, timings, to_json
+from kueue_integration.jobs.status import describe, follow, steps_lost, summarise, timings, to_json
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOB
 from proxy.protocol import names
-from proxy.protocol.messages import JobRequest, RequestStatus
+from proxy.protocol.messages import GpuFault, Gpus, JobRequest, RequestStatus
 from proxy.protocol.messages import to_json as message_json
 
 RESERVED = ("QuotaReserved", "True", "QuotaReserved", "")
@@ -47,6 +47,7 @@ def test_a_job_in_its_second_attempt() -> None:
     ]  # fmt: skip
     assert found.timings_s == {
         "queued_to_admitted": [10.0],
+        "admitted_to_running": [],
         "admitted_to_first_step": [3.5, 3.0],
         "evicted_to_barrier": [0.25],
         "barrier_to_committed": [1.75],
@@ -188,6 +189,20 @@ def test_checkpoints_on_the_side_and_requests_are_shown() -> None:
     assert "Request:     checkpoint done: checkpoint digits-a1-g2 at step 40" in tables.detail(status)
 
 
+def test_what_was_wrong_with_gpus_is_shown_and_what_they_did_to_who_asks_for_more() -> None:
+    bad = Gpus(8, 93.4, 70 << 30, 80 << 30, 0, 2, [GpuFault("GPU-1", 79, 2), GpuFault("GPU-1", 13, 1)], 3)
+    attempts = [attempt(1, gpus=bad), attempt(2, gpus=Gpus(1, None, 1 << 30, 80 << 30)), attempt(3)]
+    status = summarise(job(history=attempts), None, [])
+    short, wide = " ".join(tables.detail(status).split()), tables.detail(status, True)
+    trouble = (
+        "attempt 1: Xid 79 (the GPU has fallen off the bus) on GPU-1, 2 times; Xid 13 (an error of the program) on "
+        "GPU-1; 3 further Xids; 2 memory errors that could not be corrected"
+    )
+    assert trouble in short and "busy" not in short and "attempt 2:" not in short
+    assert trouble.replace("1: ", "1: 8 GPUs: 93 % busy, 70.0 of 80.0 GiB at most; ", 1) in wide
+    assert "attempt 2: 1 GPU: 1.0 of 80.0 GiB at most\n" in wide + "\n" and "attempt 3:" not in wide
+
+
 def test_the_next_periodic_checkpoint_is_shown() -> None:
     trains = attempt(1, first_step=0, first_step_at=120.0)
 
@@ -200,6 +215,12 @@ def test_the_next_periodic_checkpoint_is_shown() -> None:
     assert f"Periodic:    a checkpoint every 600s; next at {tables.clock(720.0)}" in tables.detail(timed)
     assert shown("600s") == timed  # without a clock: watching does not show it again and again
     assert "every 500 steps; next at step 500" in tables.detail(shown("500 steps"))
+    assert "a program without steps needs a time" not in tables.detail(shown("500 steps"))
+    free = {"attempt": 1, "step": 0, "at": 120.0, "phase": "running", "free": True}
+    notes = {names.ANN_CHECKPOINT_EVERY: "500 steps", names.ANN_PROGRESS: json.dumps(free)}
+    stepless = job(history=[attempt(1, first_step=0, running_at=120.0)], annotations=notes)
+    told = tables.detail(summarise(stepless, workload(RESERVED, ADMITTED), []), wide=True)
+    assert "no step was counted yet: a program without steps needs a time instead" in told
     assert "from cost and failures, now 300 s; next at" in tables.detail(shown("auto"))
     assert shown("600s", end=("Complete", "True")).next_checkpoint is None
     assert "Periodic:    none: 'daily' is not an interval; use '300s'" in tables.detail(shown("daily"))

@@ -7,7 +7,6 @@ import json
 import kueue_samples as samples
 import pytest
 
-from kueue_integration import placement, requests, verbs
 from kueue_integration.errors import (
     Conflict,
     Forbidden,
@@ -17,10 +16,11 @@ from kueue_integration.errors import (
     RequestTimeoutError,
     Unreachable,
 )
-from kueue_integration.fake import FakeKube
-from kueue_integration.manifests import COMPLETIONS_EQUAL_PARALLELISM
-from kueue_integration.placement import HOSTNAME
-from kueue_integration.resources import CLUSTER_QUEUE, JOB, NODE, annotation
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import CLUSTER_QUEUE, JOB, NODE, annotation
+from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
+from kueue_integration.requests import placement, user_requests, verbs
+from kueue_integration.requests.placement import HOSTNAME
 from proxy.protocol import names
 from proxy.protocol.messages import JobRequest, NodeRequirement, Placement, RequestStatus, from_json, to_json
 
@@ -66,7 +66,7 @@ def cluster(job, *more) -> FakeKube:
     return kube
 
 
-def written(kube, slot=requests.CHANGE) -> JobRequest:
+def written(kube, slot=user_requests.CHANGE) -> JobRequest:
     return from_json(JobRequest, annotation(kube.get_job("default", "digits"), slot.request) or "")
 
 
@@ -77,7 +77,7 @@ def untouched(kube) -> bool:
 def answer(kube, result, state="done", message="ok", **fields):
     """What the controller would write."""
     status = RequestStatus(result.id, result.op, state, message, NOW, **fields)
-    kube.patch(JOB, "default", "digits", {"metadata": {"annotations": requests.stored(status)}})
+    kube.patch(JOB, "default", "digits", {"metadata": {"annotations": user_requests.stored(status)}})
 
 
 VERBS = {
@@ -96,7 +96,7 @@ def test_a_verb_writes_its_request_and_nothing_else(op):
     result = VERBS[op](kube)
     assert (result.op, result.state, result.final) == (op, "asked", False)
     after = kube.get_job("default", "digits")
-    slot = requests.slot_of(op)
+    slot = user_requests.slot_of(op)
     assert written(kube, slot).id == result.id
     del after["metadata"]["annotations"][slot.request]
     assert (after["spec"], after["metadata"]["annotations"]) == (before["spec"], before["metadata"]["annotations"])
@@ -345,5 +345,5 @@ def test_waiting_in_vain_says_whose_turn_it_is():
 @pytest.mark.parametrize("text", ["{", '{"id": "x"}', json.dumps({"id": "x", "op": "explode", "at": 1})])
 def test_an_unreadable_request_is_no_request(text):
     job = running(annotations={names.ANN_REQUEST: text})
-    assert requests.asked(job, requests.CHANGE) is None
+    assert user_requests.asked(job, user_requests.CHANGE) is None
     assert VERBS["pause"](cluster(job)).state == "asked"

@@ -7,8 +7,8 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from kueue_integration.cli.local import local
 from localcluster import status
+from localcluster.cli import local
 from localcluster.config import NODES, ClusterConfig
 
 NOBODY = "no-such-cluster"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from localcluster import node
 from localcluster.config import MAX_CLUSTERS, NODES, ClusterConfig, cache_dir, check_name
 from localcluster.errors import ConfigError
+from localcluster.nodes import node
 
 
 @pytest.mark.parametrize("name", ["default", "a", "x" * 24, "team-1"])

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from localcluster import cgroups, host
+from localcluster import host
 from localcluster.config import NODES, ClusterConfig
 from localcluster.errors import HostError
+from localcluster.namespaces import cgroups
 
 Usage = namedtuple("Usage", "total used free")
 

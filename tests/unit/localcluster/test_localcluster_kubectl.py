@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from localcluster import kubectl as module
 from localcluster.config import ClusterConfig
+from localcluster.control_plane import kubectl as module
+from localcluster.control_plane.kubectl import Kubectl
 from localcluster.errors import NotReadyError
-from localcluster.kubectl import Kubectl
 
 ESTABLISHED = {"conditions": [{"type": "NamesAccepted", "status": "True"}, {"type": "Established", "status": "True"}]}
 

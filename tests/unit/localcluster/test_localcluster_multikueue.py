@@ -9,7 +9,7 @@ import pytest
 from localcluster import multikueue
 from localcluster.config import check_name, nodes
 from localcluster.errors import ConfigError
-from localcluster.holder import COVERED
+from localcluster.namespaces.holder import COVERED
 
 
 def test_names_are_those_of_clusters():

@@ -7,7 +7,7 @@ import json
 import tarfile
 from pathlib import Path
 
-from localcluster.oci import Image, ImageStore, add_busybox, write_archive
+from localcluster.images.oci import Image, ImageStore, add_busybox, write_archive
 
 
 def pushed(folder: Path, layers: list[bytes]) -> Path:

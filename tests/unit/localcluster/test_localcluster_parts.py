@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import tomllib
 
-from localcluster import addons, build, control_plane, kueue, node
-from localcluster.build import Binaries
+from localcluster.addons import kueue, network
 from localcluster.config import NODES, ClusterConfig
+from localcluster.control_plane import components
+from localcluster.control_plane.kubectl import json_stream
 from localcluster.errors import BuildError
-from localcluster.kubectl import json_stream
+from localcluster.images import gobuild
+from localcluster.images.gobuild import Binaries
+from localcluster.nodes import node
 from localcluster.shell import without_proxies
 
 
@@ -27,8 +30,8 @@ def config(tmp_path: Path) -> ClusterConfig:
 
 @pytest.fixture
 def binaries() -> Binaries:
-    files = {ours: Path("/cache", ours) for part in build.PARTS for _, ours in part.binaries}
-    return Binaries({part.name: Path("/cache") for part in build.PARTS}, files)
+    files = {ours: Path("/cache", ours) for part in gobuild.PARTS for _, ours in part.binaries}
+    return Binaries({part.name: Path("/cache") for part in gobuild.PARTS}, files)
 
 
 def paths(value: Any) -> list[str]:
@@ -74,21 +77,21 @@ def test_written_files_are_what_the_programs_are_given(config: ClusterConfig, bi
 
 
 def test_etcd_listens_on_loopback_only(config: ClusterConfig, binaries: Binaries) -> None:
-    urls = [word for word in control_plane.etcd(config, binaries).command if "://" in word]
+    urls = [word for word in components.etcd(config, binaries).command if "://" in word]
     assert urls
     assert all("//127.0.0.1:" in url for url in urls)
 
 
 def test_api_server_serves_what_the_certificates_say(config: ClusterConfig, binaries: Binaries) -> None:
-    command = control_plane.apiserver(config, binaries).command
+    command = components.apiserver(config, binaries).command
     assert f"--service-cluster-ip-range={config.service_subnet}" in command
     assert f"--advertise-address={config.address}" in command
     assert "--authorization-mode=Node,RBAC" in command
 
 
 def test_dns_and_proxy_serve_this_cluster(config: ClusterConfig, binaries: Binaries) -> None:
-    assert f"--cluster-cidr={config.pod_subnet}" in addons.kube_proxy(config, binaries).command
-    path = Path(addons.coredns(config, binaries).command[-1])
+    assert f"--cluster-cidr={config.pod_subnet}" in network.kube_proxy(config, binaries).command
+    path = Path(network.coredns(config, binaries).command[-1])
     assert str(config.pki / "coredns.kubeconfig") in path.read_text()
     assert IPv4Address(json.loads(node.kubelet_config(config, NODES[0]))["clusterDNS"][0]) in config.uplink
 

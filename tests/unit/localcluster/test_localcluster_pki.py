@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from localcluster import pki
 from localcluster.config import ClusterConfig
+from localcluster.control_plane import pki
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from localcluster import probe
+from localcluster.control_plane import probe
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from localcluster.procfs import HOST_PROC, ProcessId, host_pids, identify, parse_stat, resident_bytes, same
+from localcluster.namespaces.procfs import HOST_PROC, ProcessId, host_pids, identify, parse_stat, resident_bytes, same
 
 
 def test_command_with_spaces_and_parentheses() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localcluster.errors import HostError
-from localcluster.rootfs import mirror
+from localcluster.images.rootfs import mirror
 
 
 def test_the_archive_is_taken_not_the_security_updates() -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from localcluster import processes, registry, sandbox
+from localcluster import registry
 from localcluster.config import ClusterConfig
 from localcluster.errors import CommandError, NotReadyError
-from localcluster.processes import Part
-from localcluster.procfs import host_pids, identify, same
-from localcluster.sandbox import Sandbox
+from localcluster.namespaces import processes, sandbox
+from localcluster.namespaces.processes import Part
+from localcluster.namespaces.procfs import host_pids, identify, same
+from localcluster.namespaces.sandbox import Sandbox
 from localcluster.shell import run, wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -73,7 +74,7 @@ def test_start_is_idempotent_and_reachable(box: Sandbox, config: ClusterConfig) 
         [sys.executable, "-m", "http.server", "8080", "--bind", config.address, "--directory", "/proc/sys/kernel"],
     )
     processes.start(box, server)
-    from localcluster.probe import http_ok
+    from localcluster.control_plane.probe import http_ok
 
     wait_until(lambda: http_ok(f"http://{config.address}:8080/ostype"), "the server answers", timeout=20)
 
@@ -156,11 +157,20 @@ def test_kill_ends_orphans_mounts_and_link(box: Sandbox, config: ClusterConfig) 
     sandbox.kill(config)  # again: nothing to do
 
 
+def enters(box: Sandbox) -> bool:
+    try:
+        box.run(["true"])
+    except CommandError:
+        return False
+    return True
+
+
 def test_kill_9_of_the_holder_ends_everything_and_a_new_start_works(box: Sandbox, config: ClusterConfig) -> None:
     processes.start(box, SLEEPER)
     sleeper = identify(Path("/proc"), host_pid(box, "sleeper"))
     assert sleeper is not None
     os.kill(box.holder.pid, signal.SIGKILL)
+    wait_until(lambda: not enters(box), "the signal has reached the first process", timeout=10)
     again = sandbox.start(config, [config.root])  # at once: what is ending may still be there
     assert again.holder != box.holder
     assert gone(box, config)

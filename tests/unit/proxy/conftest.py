@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,7 +13,11 @@ import device_figures
 import object_servers
 import pytest
 from mesh_world import FakeController
-from pod_harness import Pod, collect_criu, install_agent
+from pod_harness import Pod, install_agent
+from program_runs import PROGRAMS
+from rank_world import Ranks
+
+from gpukit.build import collect_agent
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -43,9 +47,9 @@ def _folder(variable: str, wants: str) -> Path:
 
 @pytest.fixture(scope="session")
 def criu_bundle(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """AGENT_DIR/criu of a pod."""
-    target = tmp_path_factory.mktemp("agent") / "criu"
-    collect_criu(rootfs, target)
+    """AGENT_DIR of a pod: the agent, the launcher, CRIU."""
+    target = tmp_path_factory.mktemp("agent") / "agent"
+    collect_agent(rootfs, target)
     return target
 
 
@@ -77,6 +81,23 @@ def make_pod(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
     for pod in pods:
         pod.delete()
         shutil.rmtree(pod.folder / "singularity/images", ignore_errors=True)
+
+
+@pytest.fixture
+def start_ranks(tmp_path: Path, rootfs: Path, torch_env: Path) -> Iterator[Callable[..., Ranks]]:
+    """`start_ranks(name, script, *arguments, world=4, **env)`: ranks of a script of `programs/`, without a launcher."""
+    worlds: list[Ranks] = []
+
+    def make(name: str, script: str, *arguments: str, world: int = 4, **env: str | Sequence[str]) -> Ranks:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / script).write_text((PROGRAMS / script).read_text())
+        worlds.append(Ranks(folder, [str(folder / script), *arguments], world, env, rootfs, torch_env))
+        return worlds[-1]
+
+    yield make
+    for ranks in worlds:
+        ranks.close()
 
 
 @pytest.fixture(scope="session")

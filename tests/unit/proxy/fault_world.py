@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,22 +19,30 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mesh_world import TOKEN, FakeController, eventually, free_port
+from pod_failure_policy import action
 from pod_harness import Pod
 
-from proxy.protocol import names
+from kueue_integration.manifests.job_manifests import failure_rules
+from proxy.launcher import tools
+from proxy.protocol import exit_codes, names
 from proxy.sidecar.config import ENV_ROOT
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
 WAIT_S = 90.0
-CRIU = """#!/bin/sh
-own=${0%/bin/criu}
-if [ -e $own/hold-$1 ]; then
-  : > $own/at-$1
-  while [ -e $own/hold-$1 ]; do sleep 0.05; done
-fi
-exec /usr/sbin/criu "$@"
+LAUNCHER = Path(names.LAUNCHER).parent
+CRIU = str(LAUNCHER / "criu").encode()
+"""In the command line of a CRIU, also while it is held."""
+LOADER = f"""#!{LAUNCHER}/busybox sh
+case ${{6-}} in */criu)
+  if [ -e OWN/hold-$7 ]; then
+    : > OWN/at-$7
+    while [ -e OWN/hold-$7 ]; do {LAUNCHER}/busybox sleep 0.05; done
+  fi
+esac
+exec {LAUNCHER}/loader "$@"
 """
+"""In the place of the loader of the launcher's tools: CRIU may have to wait."""
 
 
 class Wire:
@@ -110,16 +119,16 @@ class Worker:
         job = attempt.job
         self.index, self._mesh_port = index, mesh_port
         self.shared = attempt.shared / str(index)
-        (self.shared / "bin").mkdir(parents=True)
-        criu = self.shared / "bin/criu"
-        criu.write_text(CRIU)
-        criu.chmod(0o755)
-        path = f"/shared/{index}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        self.shared.mkdir(parents=True)
         folder = job.folder / f"a{attempt.number}p{index}"
-        self.pod = Pod(
-            folder, job.rootfs, None, None, ["python3", "stepper.py"], {"PATH": path, names.ENV_GRACE: "60"},
-            shared=attempt.shared,
-        )  # fmt: skip
+        agent = job.folder / f"a{attempt.number}p{index}-agent"
+        shutil.copytree(job.agent, agent, copy_function=os.link)
+        loader = agent / "launcher" / tools.LOADER
+        loader.rename(loader.with_name("loader"))
+        loader.write_text(LOADER.replace("OWN", f"/shared/{index}"))
+        loader.chmod(0o755)
+        command, env = ["python3", "stepper.py"], {names.ENV_GRACE: "60"}
+        self.pod = Pod(folder, job.rootfs, None, None, command, env, shared=attempt.shared, criu=agent)
         shutil.copy(HERE / "stepper.py", self.pod.volumes / "source/stepper.py")
         checkpoint = job.controller.checkpoint
         self._env = {
@@ -175,6 +184,12 @@ class Worker:
                     found.append(int(entry.name))
         return found
 
+    def exit_code(self) -> int:
+        """The container's, as the kubelet would see it. A launcher that says none was killed, and with it `unshare`."""
+        self.pod.wait()
+        said = re.findall(r"^\[launcher\] exit code (\d+)$", self.pod.log(), re.MULTILINE)
+        return int(said[-1]) if said else exit_codes.KILLED
+
     def delete(self) -> None:
         self.sidecar.kill()
         self.sidecar.wait(30)
@@ -200,12 +215,26 @@ class Attempt:
         for worker, goal in zip(self.workers, goals, strict=True):
             await self.until(f"step {goal} of rank {worker.index}", lambda w=worker, g=goal: w.steps() >= g)
 
+    def judged(self) -> dict[int, str]:
+        """Pod -> what the Job does with it, by the pod failure policy that every Job has; of the pods that have ended.
+
+        AssertionError where that is the end of the job: nothing here is the program's fault.
+        """
+        rules, found = failure_rules(), {}
+        for worker in self.workers:
+            if not worker.pod.alive():
+                code = worker.exit_code()
+                found[worker.index] = action(rules, code)
+                assert found[worker.index] != "FailJob", f"pod {worker.index} ended with code {code}\n{worker.log()}"
+        return found
+
     async def end(self) -> None:
         """The pods are deleted, with their grace period."""
         for worker in self.workers:
             if worker.pod.alive():
                 worker.pod.terminate()
         await self.until("the pods end", lambda: not any(worker.pod.alive() for worker in self.workers))
+        assert "Complete" not in self.judged().values(), "the next attempt would lack the ranks of a complete pod"
         self.delete()
 
     def delete(self) -> None:
@@ -217,8 +246,8 @@ class Attempt:
 class Job:
     """Two ranks in two pods, attempt after attempt."""
 
-    def __init__(self, folder: Path, controller: FakeController, rootfs: Path) -> None:
-        self.folder, self.controller, self.rootfs = folder, controller, rootfs
+    def __init__(self, folder: Path, controller: FakeController, rootfs: Path, agent: Path) -> None:
+        self.folder, self.controller, self.rootfs, self.agent = folder, controller, rootfs, agent
         self._attempts: list[Attempt] = []
         (folder / "token").write_text(TOKEN)
 
@@ -238,6 +267,7 @@ class Job:
         await attempt.stepped(20)
         (attempt.shared / "end").touch()
         await attempt.until("all pods end", lambda: not any(worker.pod.alive() for worker in attempt.workers))
+        assert set(attempt.judged().values()) == {"Complete"}
         for worker in attempt.workers:
             assert worker.pod.wait() == 0, worker.log()
             lines = worker.numbers.read_text().splitlines()

@@ -30,17 +30,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from proxy.agent.boundary import Boundary
 from proxy.protocol import names, page
 from proxy.protocol.messages import (
-    TIME_HEADER,
     CheckpointFailure,
     CheckpointRef,
     Command,
     CommitRequest,
+    DamageReport,
     Hello,
     HelloReply,
     LauncherCommand,
     LauncherEvent,
     Plan,
     Progress,
+    Refusal,
     from_json,
     to_json,
 )
@@ -97,21 +98,29 @@ class FakeController:
 
     def __init__(self) -> None:
         self.attempt = 1
+        self.peer_key = "mesh-secret"
         self.checkpoint: CheckpointRef | None = None
         self.leader_ip = ""
         self.hellos: list[Hello] = []
         self.progress: list[Progress] = []
         self.commits: list[CommitRequest] = []
         self.failures: list[CheckpointFailure] = []
+        self.committed: list[CheckpointRef] = []
+        """Newest first."""
+        self.damage: list[DamageReport] = []
+        self.next_checkpoint: list[CheckpointRef | None] = []
+        """What the next attempt is given instead, once a pod has found damage."""
         self.commit_errors = 0
         self.commit_tries = 0
         self.stale_commit = False
         self.ended = False
+        self.finished = False
+        """Every rank of the job has ended well."""
+        self.away = False
+        """Its pods' hellos meet an API server that is not there."""
         self.refuse_progress = False
         self.progress_tries = 0
         self.commands: list[Command] = []
-        self.ahead = 0.0
-        """Seconds that its clock is ahead of the pods'."""
         self.before_commit: Callable[[], Awaitable[None]] | None = None
         """Awaited once, while the first commit waits for its answer."""
         self._polled = 0
@@ -126,6 +135,7 @@ class FakeController:
         app.router.add_post("/v1/progress", self._progress)
         app.router.add_post("/v1/commit", self._commit)
         app.router.add_post("/v1/failure", self._failure)
+        app.router.add_post("/v1/damage", self._damage)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         port = free_port()
@@ -135,9 +145,8 @@ class FakeController:
 
     async def command(self, deadline_s: float, then: str = "stop") -> None:
         async with self._more:
-            deadline = time.time() + self.ahead + deadline_s
             seq = len(self.commands) + 1
-            self.commands.append(Command(seq, "checkpoint", "preempted", deadline, then))  # type: ignore[arg-type]
+            self.commands.append(Command(seq, "checkpoint", "preempted", deadline_s, then))  # type: ignore[arg-type]
             self._more.notify_all()
 
     @web.middleware
@@ -145,12 +154,15 @@ class FakeController:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"error": "who are you"}, status=401)
         answer: web.StreamResponse = await handler(request)
-        answer.headers[TIME_HEADER] = f"{time.time() + self.ahead:.3f}"
         return answer
 
     async def _hello(self, request: web.Request) -> web.Response:
         hello = from_json(Hello, await request.read())
         self.hellos.append(hello)
+        if self.away:
+            return web.json_response({"error": "API server is away"}, status=503)
+        if self.finished:
+            return web.Response(text=to_json(HelloReply("", "", finished=True)))
         if hello.attempt != self.attempt:
             return web.json_response({"error": f"attempt {self.attempt} is current"}, status=409)
         if hello.index == 0:
@@ -159,7 +171,7 @@ class FakeController:
             return web.json_response({"error": "the attempt has ended", "ended": True}, status=202)
         if not self.leader_ip:
             return web.Response(status=202)
-        return web.Response(text=to_json(HelloReply("mesh-secret", self.leader_ip, self.checkpoint)))
+        return web.Response(text=to_json(HelloReply(self.peer_key, self.leader_ip, self.checkpoint, self.committed)))
 
     async def heard(self, seq: int) -> None:
         """Wait until the leader has taken in command `seq`: it asks for later ones."""
@@ -196,7 +208,24 @@ class FakeController:
             await hook()
         self.commits.append(commit)
         self.checkpoint = commit.checkpoint
+        self.committed.insert(0, commit.checkpoint)
         return web.json_response({})
+
+    async def _damage(self, request: web.Request) -> web.Response:
+        """As `kueue_integration.controller.sidecar_api.reports.damage`: an older checkpoint, for the next attempt."""
+        report = from_json(DamageReport, await request.read())
+        self.damage.append(report)
+        told = {found.id: found.problem for found in report.damaged}
+        self.committed = [replace(ref, unusable=told.get(ref.id, ref.unusable)) for ref in self.committed]
+        self.next_checkpoint = [next((ref for ref in self.committed if not ref.unusable), None)]
+        return web.json_response({})
+
+    def next_attempt(self) -> None:
+        self.attempt, self.leader_ip = self.attempt + 1, ""
+        self.commands.clear()
+        if self.next_checkpoint:
+            (self.checkpoint,) = self.next_checkpoint
+            self.next_checkpoint = []
 
     async def _failure(self, request: web.Request) -> web.Response:
         self.failures.append(from_json(CheckpointFailure, await request.read()))
@@ -325,11 +354,17 @@ class FakeLauncher:
     async def _start(self) -> bool:
         assert self._session is not None
         while self.plan is None:
-            async with self._session.get("http://launcher/v1/plan") as response:
+            try:
+                response = await self._session.get("http://launcher/v1/plan")
+            except (aiohttp.ClientError, OSError):  # its socket has a name already, and nobody listens yet
+                await asyncio.sleep(0.05)
+                continue
+            async with response:
                 if response.status == 200:
                     self.plan = from_json(Plan, await response.read())
                 elif response.status != 425:
-                    self.refusal, self.refused_with = (await response.json())["error"], response.status
+                    refusal = from_json(Refusal, await response.read())
+                    self.refusal, self.refused_with = refusal.error, refusal.exit_code
                     return False
         for rank in self.plan.ranks:
             count = 0

@@ -34,45 +34,43 @@ mkdir dev/shm
 mount -t tmpfs -o size=1g tmpfs dev/shm
 if [ -n "$TORCH" ]; then mount --bind "$TORCH" opt/torch; mount -o remount,bind,ro opt/torch; fi
 mount --rbind "$POD/singularity" singularity
+mount --bind "$AGENT" singularity/agent
+mount -o remount,bind,ro singularity/agent
 if [ -n "$SHARED" ]; then mkdir -p shared; mount --bind "$SHARED" shared; fi
 if [ -n "$CGROUP" ]; then
   echo 0 > "$CGROUP/cgroup.procs"
   mount -t tmpfs tmpfs sys; mkdir -p sys/fs/cgroup/memory; mount --bind "$CGROUP" sys/fs/cgroup/memory
 fi
+if [ -n "$SMALL" ]; then mount --bind usr usr; fi
 hostname "$NAME"
 pivot_root . .old
 cd /
 umount -l /.old
-exec env -i $ENVIRONMENT python3 -m _singularity.launcher
+exec env -i $ENVIRONMENT "$SETPRIV" --bounding-set=-all$CAPABILITIES --inh-caps=-all "$LAUNCHER"
 """
+_GIVEN = (
+    "chown dac_override fowner fsetid kill setgid setuid setpcap net_bind_service net_raw sys_chroot mknod audit_write "
+    "setfcap sys_admin net_admin sys_time sys_ptrace"
+)
+"""What a container runtime gives by default, and what the training container adds (`kueue_integration.pod`)."""
 
 
 def install_agent(lib: Path) -> None:
-    """What the agent image's installer does: the injected package and sitecustomize beside it."""
+    """The folder that ranks import from: the injected package and sitecustomize beside it."""
     package = lib / "_singularity"
-    for part in ("agent", "launcher", "protocol"):
-        shutil.copytree(
-            REPOSITORY / "proxy" / part,
-            package / part,
-            ignore=shutil.ignore_patterns("__pycache__", "sitecustomize.py"),
-        )
+    for part in ("agent", "protocol"):
+        ignored = shutil.ignore_patterns("__pycache__", "sitecustomize.py")
+        shutil.copytree(REPOSITORY / "proxy" / part, package / part, ignore=ignored)
     (package / "__init__.py").write_text("")
     shutil.copy(REPOSITORY / "proxy/agent/sitecustomize.py", lib / "sitecustomize.py")
-
-
-def collect_criu(rootfs: Path, target: Path) -> None:
-    """CRIU with its libraries, by the script that puts them into the agent image."""
-    script = REPOSITORY / "images/collect-criu"
-    mounts = 'mount --make-rprivate /; mount --bind "$1" "$0/mnt"; chroot "$0" sh -s /mnt'
-    target.mkdir(parents=True)
-    with script.open("rb") as text:
-        subprocess.run(["unshare", "--mount", "sh", "-ec", mounts, str(rootfs), str(target)], stdin=text, check=True)
 
 
 class Pod:
     """One container with its sidecar. Volumes lie in `folder/singularity`.
 
     :param plan: what a fake sidecar tells the launcher; None: there is a real one
+    :param criu: what the agent image installs (`collect_agent`)
+    :param small: a dump has little to look through: no connections of the host, and /usr is a volume
     """
 
     def __init__(
@@ -86,16 +84,17 @@ class Pod:
         shared: Path | None = None,
         criu: Path | None = None,
         cgroup: Path | None = None,
+        small: bool = False,
     ) -> None:
         self.folder = folder
         self.name = folder.name
-        for name in ("upper", "overlay", "root", *(f"singularity/{d}" for d in ("run", "work", "images", "source"))):
+        volumes = (f"singularity/{name}" for name in ("agent", "run", "work", "images", "source"))
+        for name in ("upper", "overlay", "root", *volumes):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        install_agent(folder / "singularity/agent/lib")
         self.volumes = folder / "singularity"
-        if criu is not None:
-            shutil.copytree(criu, self.volumes / "agent/criu")
-        self._rootfs, self._torch, self._shared, self._cgroup = rootfs, torch, shared, cgroup
+        assert criu is not None, "a pod without the launcher's tools does not start"
+        self._agent, self._rootfs, self._torch, self._shared, self._cgroup = criu, rootfs, torch, shared, cgroup
+        self._small = small
         self._env = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "PYTHONPATH": f"/singularity/agent/lib:{TRAIN}",
@@ -116,18 +115,24 @@ class Pod:
     def start(self) -> Pod:
         words = [f"{key}={value}" for key, value in self._env.items()]
         assert not any(" " in word for word in words), "the harness passes the environment by words"
+        own = ["--mount", "--pid", "--uts", *(["--net"] if self._small else [])]
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
-                ["unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child", "sh", "-c", _ENTER],
+                ["unshare", *own, "--fork", "--kill-child", "sh", "-c", _ENTER],
                 env={
                     "PATH": os.environ["PATH"],
+                    "AGENT": str(self._agent),
                     "ROOTFS": str(self._rootfs),
                     "TORCH": str(self._torch or ""),
                     "SHARED": str(self._shared or ""),
                     "CGROUP": str(self._cgroup or ""),
                     "POD": str(self.folder),
+                    "SMALL": "1" if self._small else "",
                     "NAME": self.name,
                     "ENVIRONMENT": " ".join(words),
+                    "CAPABILITIES": "".join(f",+{name}" for name in _GIVEN.split()),
+                    "SETPRIV": "/usr/bin/setpriv",
+                    "LAUNCHER": f"{names.AGENT_DIR}/launcher/start",
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -184,7 +189,13 @@ class Pod:
         """What store and sidecar do between two attempts."""
         target = self.image(checkpoint_id, rank)
         target.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["cp", "-a", "--sparse=always", str(source.image(checkpoint_id, rank)), str(target)], check=True)
+        copy = ["cp", "-a", "--sparse=always", str(source.image(checkpoint_id, rank)), str(target)]
+        copied = subprocess.run(copy, stderr=subprocess.PIPE, text=True, check=False)
+        assert copied.returncode == 0, copied.stderr
+
+    def forget(self, checkpoint_id: str) -> None:
+        """The checkpoint is in the store: its images, 1.3 GB of a rank with torch, are not needed here any more."""
+        shutil.rmtree(self.volumes / "images" / checkpoint_id)
 
     def work(self, rank: int) -> Path:
         return self.volumes / "work" / f"rank-{rank}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Mapping
 
 from fake_sidecar import Coordinator
@@ -35,6 +36,23 @@ def spread(
         target.bring(source, checkpoint, rank)
         found[rank] = target.start()
     return found
+
+
+def until(condition: Callable[[], object], what: str, pod: Pod, limit_s: float = 60) -> None:
+    """Wait for something that a pod does: it must not end before."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert pod.alive(), f"the launcher ended before: {what}\n{pod.log()}"
+        assert time.monotonic() < deadline, f"never: {what}\n{pod.log()}"
+        time.sleep(0.01)
+
+
+def dump_anywhere(pod: Pod, generation: int, **more: object) -> messages.LauncherEvent:
+    """Dump ranks that nobody has asked to stop, as checkpoint `c`. What the launcher says of it."""
+    pod.wait_event("started", "restored")
+    skip = len(pod.sidecar.events)
+    pod.sidecar.command("dump", generation=generation, checkpoint_id="c", remaining_s=60, anywhere=True, **more)
+    return pod.wait_event("dumped", "dump_failed", skip=skip)
 
 
 def everyone_alive(pods: list[Pod]) -> Callable[[], bool]:

@@ -5,6 +5,7 @@ Stops go as far as they go in memory: barrier, freeze (communication is dropped)
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,17 +13,18 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fake_sidecar import Coordinator, Page
 from pod_harness import install_agent
 from pod_moves import free_port
 
-from proxy.launcher import checkpoint
 from proxy.launcher.paths import Paths
+from proxy.launcher.snapshot import rank_dump
 from proxy.protocol import names
 
-_ENTER = r"""
+ENTER = r"""
 mount --make-rprivate /
 mount -t tmpfs tmpfs /mnt
 mkdir /mnt/upper /mnt/work /mnt/root
@@ -74,7 +76,7 @@ class Ranks:
             argv = [sys.executable, *command]
             if rootfs is not None:
                 words |= {"ROOTFS": str(rootfs), "TORCH": str(torch), "FOLDER": str(folder)}
-                argv = ["unshare", "--mount", "sh", "-ec", _ENTER, "sh", *command]
+                argv = ["unshare", "--mount", "sh", "-ec", ENTER, "sh", *command]
             with self.output(rank).open("wb") as out:
                 self._processes.append(
                     subprocess.Popen(
@@ -122,25 +124,28 @@ class Ranks:
             self.coordinator.acquire(generation)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.log()}") from None
-        return [self._answer(rank, f"frozen-{generation}.json") for rank in range(self.world)]
+        return [self._answer(rank, names.FROZEN_FILE, generation) for rank in range(self.world)]
 
-    def go_on(self, generation: int, env: Mapping[str, Sequence[str]]) -> None:
+    def go_on(self, generation: int, env: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
         """:param env: new values of variables, one for each rank"""
         self.page.publish(0, 0, generation)
         port = free_port()
         for rank in range(self.world):
             mine = {name: values[rank] for name, values in env.items()}
-            checkpoint.write_resume(self._paths, rank, generation, "127.0.0.1", port, mine)
+            rank_dump.write_resume(self._paths, rank, generation, "127.0.0.1", port, mine)
         for rank in range(self.world):
-            self._answer(rank, f"resumed-{generation}.json")
+            self._answer(rank, names.RESUMED_FILE, generation)
 
-    def _answer(self, rank: int, name: str, timeout: float = 60) -> dict[str, Any]:
+    def _answer(self, rank: int, name: str, generation: int, timeout: float = 60) -> dict[str, Any]:
         path = self._paths.control(rank) / name
         deadline = time.monotonic() + timeout
-        while not path.exists():
-            assert self.alive() and time.monotonic() < deadline, f"no {name}\n{self.log()}"
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                answer = dict(json.loads(path.read_text()))
+                if answer["generation"] == generation:
+                    return answer
+            assert self.alive() and time.monotonic() < deadline, f"no {name} for {generation}\n{self.log()}"
             time.sleep(0.005)
-        return dict(json.loads(path.read_text()))
 
     def close(self) -> None:
         for process in self._processes:

@@ -16,12 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from proxy.sidecar import machine, restore
+from proxy.sidecar import restore, state_machine
 from proxy.sidecar.config import from_env
 from proxy.sidecar.sidecar import run
 from proxy.store import Store, backend, download, upload
 
-machine.SILENCE_S = 60.0  # a busy machine takes its time to start a sidecar anew
+state_machine.SILENCE_S = 60.0  # a busy machine takes its time to start a sidecar anew
 
 
 def then_stand(stock: Callable[..., Any], point: str) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from _singularity.agent import boundary, comm, freeze
+from _singularity.agent import boundary, comm, freeze, membership
 
 SHARED = Path("/shared")
 OWN, OTHER = int(os.environ["RANK"]), 1 - int(os.environ["RANK"])
@@ -44,7 +44,7 @@ def meet(step):
 boundary.PATIENCE_S = boundary.LONGEST_PATIENCE_S = boundary.NO_STEPS_S = 600.0
 comm.drop = at("freeze", comm.drop)
 freeze._resume = at("resume", freeze._resume)
-rank = boundary.claim()
+rank = membership.claim()
 log = open("numbers", "a", buffering=1)  # noqa: SIM115
 n = 0
 while not (SHARED / "end").exists():

@@ -31,9 +31,10 @@ def image(folder: Path, seed: int = 0, size: int = MIB) -> Path:
 
 
 def manifest(images: list[RankImage], number: int = 1, job: str = JOB) -> Manifest:
+    """Each is dated before the one before it: the nodes that take them have clocks of their own."""
     return Manifest(
         id=f"{job}-a1-g{number}", namespace=NAMESPACE, job=job, attempt=1, generation=1_000_000 + number, step=17,
-        world_size=len(images), engine="process", created_at=1000.0 + number, ranks=images,
+        world_size=len(images), engine="process", created_at=1000.0 - number, ranks=images,
         requirements=Requirements(architecture="x86_64", cpu_flags_digest=""),
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fake_sidecar import Page
 
-from proxy.agent import boundary
+from proxy.agent import gate, membership
 from proxy.agent.boundary import Boundary
 from proxy.protocol import page, ratchet
 
@@ -164,8 +164,8 @@ def test_another_living_process_is_the_rank(tmp_path: Path, shared: Page) -> Non
 
 
 def test_a_page_of_another_layout_is_refused(tmp_path: Path, shared: Page) -> None:
-    shared.words[page.W_VERSION] = 2
-    with pytest.raises(ValueError, match="version 2, wanted 1"):
+    shared.words[page.W_VERSION] = 1
+    with pytest.raises(ValueError, match="version 1, wanted 2"):
         Boundary(tmp_path / "rank-0", 0, lambda *_: None).open()
 
 
@@ -193,7 +193,7 @@ def test_who_is_none_of_the_jobs_ranks(
     monkeypatch.setenv("SINGULARITY_RANK_DIR", str(tmp_path / "rank-1"))
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setattr(multiprocessing.process, "parent_process", lambda: object() if child else None)
-    assert boundary.stranger(rank, world) == wanted
+    assert membership.stranger(rank, world) == wanted
 
 
 # --- places between step boundaries -----------------------------------------------------------------------------------
@@ -220,11 +220,11 @@ def test_a_rank_without_steps_stops_where_it_is_after_some_patience(tmp_path: Pa
     alone = Alone(tmp_path)
     leader = alone.leader(7)
     until(alone.boundary.asked, "asked")
-    alone.boundary.meet("")
+    alone.boundary.meet()
     assert alone.frozen == []  # a step may still come
 
     def meets() -> bool:
-        alone.boundary.meet("")
+        alone.boundary.meet()
         return bool(alone.frozen)
 
     until(meets, "frozen")
@@ -236,12 +236,32 @@ def test_a_stop_that_is_withdrawn_lets_it_go_on(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("proxy.agent.boundary.NO_STEPS_S", 0.0)
     alone = Alone(tmp_path)
     alone.page.publish(7, 1, 0)
-    rank = threading.Thread(target=alone.boundary.meet, args=("",), daemon=True)
+    rank = threading.Thread(target=alone.boundary.meet, daemon=True)
     rank.start()
     until(lambda: alone.page.rank(0).blocked == 7, "blocked")
     alone.page.publish(0, 1, 0)
     rank.join(20)
     assert not rank.is_alive() and alone.frozen == [] and alone.page.rank(0).blocked == 0
+
+
+def test_other_threads_wait_for_a_stop_that_was_acquired_although_it_is_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks freeze for it: an operation that begins now would never be answered."""
+    monkeypatch.setattr(gate, "standing", True)
+    monkeypatch.setattr(gate, "blocked", False)
+    alone = Alone(tmp_path)
+    alone.page.publish(0, 1, 6)  # before this rank was there
+    assert not alone.boundary.asked() and alone.boundary._lets_pass("group")
+    alone.page.publish(7, 1, 6)
+    words = alone.boundary._words
+    assert words is not None
+    alone.boundary._block(words, 7)
+    assert alone.boundary.asked() == 7 and not alone.boundary._lets_pass("group")
+    alone.page.publish(0, 1, 7)
+    assert alone.boundary.asked() == 7 and not alone.boundary._lets_pass("group")
+    alone.boundary._stop(7)
+    assert not alone.boundary.asked() and alone.boundary._lets_pass("group")
 
 
 def test_at_a_step_boundary_that_the_others_do_not_come_to_it_looks_for_another_place(

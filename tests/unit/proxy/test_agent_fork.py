@@ -14,9 +14,10 @@ import json, os, select, socket, sys
 from proxy.agent import fork
 
 own = socket.create_server(("127.0.0.1", 0))
-with fork.communication():
-    listener = socket.create_server(("127.0.0.1", 0))
-    poll = select.epoll()
+before = fork.seen()
+listener = socket.create_server(("127.0.0.1", 0))
+poll = select.epoll()
+fork.communication(before)
 client = socket.create_connection(listener.getsockname())      # another rank
 accepted, _ = listener.accept()                                 # later, by a thread of the store
 assert len(fork.tcp_sockets()) == 4, fork.tcp_sockets()

@@ -54,6 +54,13 @@ def test_a_broken_agent_is_reported_and_breaks_nothing(agent_lib: Path, tmp_path
     assert "half an installation" in done.stderr
 
 
+def test_an_older_python_is_told_and_trains(agent_lib: Path, tmp_path: Path) -> None:
+    code = "import sys, runpy; sys.version_info = (3, 9, 2); runpy.run_path('sitecustomize.py'); print('trains')"
+    done = python(agent_lib, f"import os; os.environ['SINGULARITY_RANK_DIR'] = {str(tmp_path)!r}; {code}")
+    assert (done.returncode, done.stdout.strip()) == (0, "trains")
+    assert "agent is off, it needs Python 3.10 or newer, not " in done.stderr
+
+
 def optimizer_module(folder: Path, text: str) -> Path:
     """Stands in for the one module of torch that the hook looks for: this test is about the import machinery."""
     package = folder / "torch/optim"
@@ -68,7 +75,7 @@ def test_the_hook_is_installed_after_the_import(agent_lib: Path, tmp_path: Path)
     site = optimizer_module(tmp_path / "site", "hooks = []\nregister_optimizer_step_post_hook = hooks.append\n")
     code = "import torch.optim.optimizer as o; print([h.__module__ for h in o.hooks])"
     done = python(agent_lib, code, site, SINGULARITY_RANK_DIR=str(tmp_path))
-    assert done.stdout.strip() == "['_singularity.agent.boundary']"
+    assert done.stdout.strip() == "['_singularity.agent.membership']"
     assert python(agent_lib, code, site).stdout.strip() == "[]"
 
 
@@ -92,3 +99,20 @@ def test_a_users_module_named_like_ours_is_not_shadowed(agent_lib: Path, tmp_pat
         (tmp_path / f"{name}.py").write_text("mine = True")
         done = python(agent_lib, f"import {name}; print({name}.mine)", tmp_path, SINGULARITY_RANK_DIR=str(tmp_path))
         assert done.stdout.strip() == "True", (name, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("version", "hooked"),
+    [("2.8.1+cu128", False), ("1.13.1", False), ("2.9.0", True), ("2.15.0a0+git", True), ("x", True)],
+)
+def test_a_torch_that_is_too_old_is_left_alone_and_said(
+    agent_lib: Path, tmp_path: Path, version: str, hooked: bool
+) -> None:
+    site = optimizer_module(tmp_path / "site", "hooks = []\nregister_optimizer_step_post_hook = hooks.append\n")
+    (site / "torch/version.py").write_text(f"__version__ = {version!r}\n")
+    (site / "torch/__init__.py").write_text("from . import version\n")
+    code = "import torch.optim.optimizer as o; print(len(o.hooks))"
+    done = python(agent_lib, code, site, SINGULARITY_RANK_DIR=str(tmp_path))
+    assert done.stdout.strip() == str(int(hooked))
+    said = f"torch is {version}, older than 2.9: the training runs, but this rank cannot be checkpointed"
+    assert done.stderr.count(said) == (0 if hooked else 1)

@@ -22,10 +22,20 @@ import pytest
 
 from proxy.agent import freeze
 from proxy.launcher import device
-from proxy.launcher.device import backend, copies, nvml, remap
+from proxy.launcher.device import backend, copies, cycle, libraries, nvml, remap
 from proxy.launcher.device.backend import Cuda, DeviceRecord, NoDevices
 from proxy.launcher.device.copies import Copies
-from proxy.launcher.device.driver import CudaDriver, Device, DriverError, State
+from proxy.launcher.device.driver import (
+    CheckpointArgs,
+    CudaDriver,
+    Device,
+    DriverError,
+    GpuPair,
+    LockArgs,
+    RestoreArgs,
+    State,
+    UnlockArgs,
+)
 from proxy.launcher.device.fake import FakeDriver, FakeProcess
 from proxy.launcher.errors import CommandError, DumpError, RestoreError
 
@@ -77,7 +87,7 @@ def the(kind: str, size: int) -> Iterator[Subject]:
         process = FakeProcess({H200[0].uuid: b"weights"})
         yield Subject(FakeDriver(H200[:1], {7: process}), 7, lambda: process.memory, 7)
         return
-    driver = CudaDriver()
+    driver = CudaDriver(ctypes.CDLL("libcuda.so.1"))
     child = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
@@ -143,7 +153,7 @@ def test_what_a_way_there_and_back_takes(large: Subject, who: str, tmp_path: Pat
     if who == "own" and not driver.lends():
         device_figures.lines.append(f"{how}: not with this driver, it needs CUDA 13.4 or newer")
         return
-    took = device_figures.measure(driver, large.pid, large.size, lambda: Copies(tmp_path, 2) if who == "own" else None)
+    took = cycle.measure(driver, large.pid, large.size, lambda: Copies(tmp_path, 2) if who == "own" else None)
     assert large.content() == before
     assert re.fullmatch(r".+: lock [\d.]+ s, checkpoint .+ GB/s, restore .+ GB/s, unlock [\d.]+ s", took.line(how))
     if isinstance(driver, CudaDriver):
@@ -365,73 +375,11 @@ def test_another_type_of_gpu_is_named() -> None:
 
 
 # --- health ---------------------------------------------------------------------------------------------------------
-class FakeNvml:
-    """The part of pynvml that is used. The second GPU has no utilisation sensor and bad memory."""
-
-    class NVMLError(Exception):
-        pass
-
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
-
-    def __init__(self, driver: bool = True) -> None:
-        self.driver, self.open = driver, 0
-
-    def nvmlInit(self) -> None:
-        if not self.driver:
-            raise self.NVMLError("Driver Not Loaded")
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
-        return number
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        return SimpleNamespace(used=(handle + 1) * GIB, total=139 * GIB)
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str | bytes:
-        return H200[handle].uuid if handle else H200[handle].uuid.encode()  # old versions give bytes
-
-    def nvmlDeviceGetName(self, handle: int) -> str:
-        return "NVIDIA H200"
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
-        if handle:
-            raise self.NVMLError("Not Supported")
-        return SimpleNamespace(gpu=45)
-
-    def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, counter: int) -> int:
-        return 3 * handle
-
-
-def test_health_is_read_and_told() -> None:
-    fake = FakeNvml()
-    first, second = nvml.read(fake)
-    assert first.line() == f"{H200[0].uuid} NVIDIA H200: 1.0 of 139.0 GiB used, 45 % busy"
-    assert first.sound and not second.sound
-    assert second.line().endswith("2.0 of 139.0 GiB used; NOT SOUND: 3 uncorrected memory errors, replace it")
-    assert fake.open == 0
-
-
-def test_no_driver_is_no_health() -> None:
-    assert nvml.read(FakeNvml(driver=False)) == []
-
-
-def test_the_real_library_is_the_one_that_is_asked_for() -> None:
-    library = nvml.library()
-    assert library is not None
-    assert all(hasattr(library, name) for name in vars(FakeNvml) if name.startswith(("nvml", "NVML")))
-    assert isinstance(device.health(), list)
-
-
 @pytest.mark.gpu
 def test_the_health_of_a_real_gpu() -> None:
     library = nvml.library()
     assert library is not None
+    vars(library)["nvmlLib"] = ctypes.CDLL("libnvidia-ml.so.1")
     [first, *_] = nvml.read(library)
     assert first.memory_total > GIB and first.sound
 
@@ -526,97 +474,181 @@ def test_who_copies_is_said_by_a_word() -> None:
         device.find({copies.ENV_COPIES: "yes"})
 
 
-class Bindings:
-    """cuda.bindings.driver, where it lends memory: a "GPU" is memory of this process, and calls are written down."""
-
-    class CUresult:
-        CUDA_SUCCESS = SimpleNamespace(name="CUDA_SUCCESS")
-
-    CUcheckpointCheckpointArgs = CUcheckpointRestoreArgs = CUcheckpointGpuPair = CUuuid = SimpleNamespace
+class Library:
+    """libcuda, where it lends memory: a "GPU" is memory of this process, and calls are written down."""
 
     def __init__(self) -> None:
         self.memory = [ctypes.create_string_buffer(b"first", 5), ctypes.create_string_buffer(b"other", 5)]
         self.calls: list[str] = []
+        self.pairs: list[tuple[str, str]] = []
+        self.fails: dict[str, int] = {}
         self._parts = (copies.PerDevice * 2)()
         for number, (part, memory) in enumerate(zip(self._parts, self.memory, strict=True)):
             part.pointer, part.size, part.stream = ctypes.addressof(memory), 5, 70 + number
         self._info = copies.Info(99, self._parts, 2)
 
-    def CUstream(self, number: int) -> int:
-        return number
-
-    def CUcheckpointCustomStorageInfo(self, _ptr: int) -> Any:
-        return copies.Info.from_address(_ptr)
-
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cu"):
             raise AttributeError(name)
 
-        def call(*arguments: Any) -> tuple[Any, Any]:
-            self.calls.append(name.removeprefix("cu"))
-            return self.CUresult.CUDA_SUCCESS, getattr(self, f"_{name}", lambda *a: None)(*arguments)
+        def call(*arguments: Any) -> int:
+            self.calls.append(name.removeprefix("cu").removesuffix("_v2"))
+            getattr(self, f"_{name}", lambda *a: None)(*(_plain(each) for each in arguments))
+            return self.fails.get(name, 0)
 
         return call
 
-    def _cuDriverGetVersion(self) -> int:
-        return 13050
+    def _cuGetErrorName(self, code: int, out: Any) -> None:
+        out.value = b"CUDA_ERROR_NOT_READY" if code == 600 else None
 
-    def _cuDeviceGetCount(self) -> int:
-        return 2
+    def _cuDriverGetVersion(self, out: Any) -> None:
+        out.value = 13050
 
-    def _cuDeviceGet(self, number: int) -> int:
-        return number
+    def _cuDeviceGetCount(self, out: Any) -> None:
+        out.value = 2
 
-    def _cuDeviceGetUuid(self, device: int) -> Any:
-        return SimpleNamespace(bytes=bytes([device] * 16))
+    def _cuDeviceGet(self, out: Any, number: int) -> None:
+        out.value = number
 
-    def _cuStreamGetDevice(self, stream: int) -> int:
-        return stream - 70
+    def _cuDeviceGetName(self, out: Any, size: int, device: int) -> None:
+        assert len(out) == size
+        out.value = b"NVIDIA H200"
 
-    def _cuDevicePrimaryCtxRetain(self, device: int) -> str:
-        return f"context {device}"
+    def _cuDeviceTotalMem_v2(self, out: Any, device: int) -> None:
+        out.value = 139 << 30
+
+    def _cuDeviceGetUuid_v2(self, out: Any, device: int) -> None:
+        out.bytes = (ctypes.c_ubyte * 16)(*[device] * 16)
+
+    def _cuStreamGetDevice(self, stream: int, out: Any) -> None:
+        out.value = stream - 70
+
+    def _cuDevicePrimaryCtxRetain(self, out: Any, device: int) -> None:
+        out.value = 500 + device
+
+    def _cuCtxPushCurrent_v2(self, context: int) -> None:
+        assert context in (500, 501)
+
+    def _cuCheckpointProcessGetState(self, pid: int, out: Any) -> None:
+        out.value = 2
+
+    def _cuCheckpointProcessLock(self, pid: int, arguments: Any) -> None:
+        assert (pid, arguments.timeoutMs, arguments.reserved0, list(arguments.reserved1)) == (7, 250, 0, [0] * 7)
 
     def _cuCheckpointProcessCheckpoint(self, pid: int, arguments: Any) -> None:
-        out = ctypes.c_void_p.from_address(arguments.customStorageInfo_out)
-        out.value = ctypes.addressof(self._info)
+        if arguments.customStorageInfo_out:
+            ctypes.c_void_p.from_address(arguments.customStorageInfo_out).value = ctypes.addressof(self._info)
 
-    _cuCheckpointProcessRestore = _cuCheckpointProcessCheckpoint
+    def _cuCheckpointProcessRestore(self, pid: int, arguments: Any) -> None:
+        listed = arguments.gpuPairs[: arguments.gpuPairsCount]
+        self.pairs = [(bytes(pair.oldUuid.bytes).hex(), bytes(pair.newUuid.bytes).hex()) for pair in listed]
+        self._cuCheckpointProcessCheckpoint(pid, arguments)
 
-    def _cuMemcpyDtoHAsync(self, host: int, pointer: int, size: int, stream: int) -> None:
+    def _cuMemcpyDtoHAsync_v2(self, host: int, pointer: int, size: int, stream: int) -> None:
         ctypes.memmove(host, pointer, size)
 
-    def _cuMemcpyHtoDAsync(self, pointer: int, host: int, size: int, stream: int) -> None:
+    def _cuMemcpyHtoDAsync_v2(self, pointer: int, host: int, size: int, stream: int) -> None:
         ctypes.memmove(pointer, host, size)
 
     def _cuCheckpointOperationComplete(self, handle: int) -> None:
         assert handle == 99
 
 
-def test_the_driver_lends_memory_copies_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bindings = Bindings()
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", bindings)
-    monkeypatch.setattr("importlib.import_module", lambda name: sys.modules[name])
-    driver = CudaDriver()
+def _plain(argument: Any) -> Any:
+    """What a C function would see: the thing that is pointed at, or the number."""
+    if hasattr(argument, "_obj"):
+        return argument._obj
+    return argument.value if isinstance(argument, ctypes._SimpleCData) else argument
+
+
+def test_the_driver_lends_memory_copies_and_is_told(tmp_path: Path) -> None:
+    library = Library()
+    driver = CudaDriver(library)
     assert driver.lends()
     names = [f"GPU-{uuid.UUID(bytes=bytes([n] * 16))}" for n in range(2)]
-    bindings.calls.clear()
+    library.calls.clear()
     driver.checkpoint(7, Copies(tmp_path, 7))
     one = ["StreamGetDevice", "CtxPushCurrent", "DeviceGetUuid", "MemcpyDtoHAsync", "CtxPopCurrent"]
     held = ["DeviceGetCount", "DeviceGet", "DeviceGet", *["DevicePrimaryCtxRetain"] * 2]
     left = ["CheckpointOperationComplete", *["DevicePrimaryCtxRelease"] * 2]
-    assert bindings.calls == [*held, "CheckpointProcessCheckpoint", *one, *one, *left]
+    assert library.calls == [*held, "CheckpointProcessCheckpoint", *one, *one, *left]
     assert [(tmp_path / f"device-7-{name}.bin").read_bytes() for name in names] == [b"first", b"other"]
 
-    for memory in bindings.memory:
+    for memory in library.memory:
         ctypes.memset(memory, 0, 5)
     swapped = dict(zip(names, reversed(names), strict=True))  # each GPU takes the place of the other
     driver.restore(7, swapped, Copies(tmp_path, 7))
-    assert [memory.raw for memory in bindings.memory] == [b"other", b"first"]
+    assert [memory.raw for memory in library.memory] == [b"other", b"first"]
     (tmp_path / f"device-7-{names[0]}.bin").write_bytes(b"sho")
-    bindings.calls.clear()
+    library.calls.clear()
     with pytest.raises(DriverError, match="has 3 bytes, the driver wants 5"):
         driver.restore(7, {}, Copies(tmp_path, 7))
-    assert bindings.calls[-3:] == left, "the operation is ended all the same"
+    assert library.calls[-3:] == left, "the operation is ended all the same"
+
+
+def test_the_driver_is_asked_in_its_own_terms() -> None:
+    library = Library()
+    driver = CudaDriver(library)
+    first, second = driver.devices()
+    assert (first.name, first.memory, first.uuid) == ("NVIDIA H200", 139 << 30, f"GPU-{uuid.UUID(int=0)}")
+    assert driver.state(7) is State.CHECKPOINTED
+    driver.lock(7, 250)
+    driver.checkpoint(7)
+    driver.restore(7, {first.uuid: second.uuid, second.uuid: first.uuid})
+    assert library.pairs == [("00" * 16, "01" * 16), ("01" * 16, "00" * 16)]
+    driver.unlock(7)
+    library.fails = {"cuCheckpointProcessUnlock": 600}
+    with pytest.raises(DriverError, match="cuCheckpointProcessUnlock: CUDA_ERROR_NOT_READY") as raised:
+        driver.unlock(7)
+    assert raised.value.code == "CUDA_ERROR_NOT_READY"
+    library.fails = {"cuInit": 9999}
+    with pytest.raises(DriverError, match="cuInit: error 9999"):
+        CudaDriver(library)
+    with pytest.raises(DriverError, match="older than 570"):
+        CudaDriver(SimpleNamespace())
+
+
+def test_the_drivers_structures_are_as_large_as_its_headers_say() -> None:
+    """cuda.h of CUDA 13: each has 64 bytes, a pair of UUIDs 32."""
+    sizes = {kind: ctypes.sizeof(kind) for kind in (LockArgs, CheckpointArgs, RestoreArgs, UnlockArgs)}
+    assert set(sizes.values()) == {64} and ctypes.sizeof(GpuPair) == 32
+    assert (RestoreArgs.gpuPairsCount.offset, RestoreArgs.customStorageInfo_out.offset) == (8, 16)
+
+
+# --- where the driver's libraries are ---------------------------------------------------------------------------------
+MOUNTED = """
+20 1 0:1 / / ro - overlay overlay rw
+21 20 0:2 / {at}/usr/lib/libcuda.so.580.65 ro,nosuid - ext4 /dev/sda ro
+22 20 0:2 / {at}/usr/lib/libnvidia-ml.so.580.65 rw,nosuid - ext4 /dev/sda rw
+23 20 0:2 / {at}/volume ro - ext4 /dev/sda ro
+24 20 0:2 / {at}/usr/local/nvidia ro - ext4 /dev/sda ro
+"""
+
+
+def test_the_drivers_libraries_are_what_is_mounted_and_read_only(tmp_path: Path) -> None:
+    for name in ("usr/lib/libcuda.so.580.65", "usr/lib/libnvidia-ml.so.580.65", "volume/libnvidia-ml.so.1"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    table = tmp_path / "mountinfo"
+    table.write_text(MOUNTED.format(at=tmp_path))
+    assert libraries.find("libcuda.so.1", table) == str(tmp_path / "usr/lib/libcuda.so.580.65")
+    assert libraries.find("libnvidia-ml.so.1", table) is None, "a rank could write the one, and has brought the other"
+    lib64 = tmp_path / "usr/local/nvidia/lib64"
+    lib64.mkdir(parents=True)
+    (lib64 / "libnvidia-ml.so.1").symlink_to(tmp_path / "volume/libnvidia-ml.so.1")
+    assert libraries.find("libnvidia-ml.so.1", table) is None
+    (lib64 / "libnvidia-ml.so.1").unlink()
+    (lib64 / "libnvidia-ml.so.580.65").write_text("")
+    (lib64 / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.580.65")
+    assert libraries.find("libnvidia-ml.so.1", table) == str(lib64 / "libnvidia-ml.so.580.65")
+    assert libraries.find("libcuda.so.1", tmp_path / "none") is None
+
+
+def test_a_library_that_nobody_mounted_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "find", lambda name: None)
+    with pytest.raises(DriverError, match="the container runtime has mounted none"):
+        CudaDriver()
+    assert device.health() == []
 
 
 # --- the agent ------------------------------------------------------------------------------------------------------

@@ -38,10 +38,10 @@ class Traffic:
         self.bytes_written = self.bytes_read = 0
         write, read = Backend.write, Backend.read
 
-        def counted_write(backend: Backend, relative: str, data: bytes, late: bool = True) -> None:
+        def counted_write(backend: Backend, relative: str, data: bytes, **options: bool) -> None:
             self.written[relative] += 1
             self.bytes_written += len(data)
-            write(backend, relative, data, late)
+            write(backend, relative, data, **options)
 
         def counted_read(backend: Backend, relative: str, most: int | None = None) -> bytes | None:
             data = read(backend, relative, most)

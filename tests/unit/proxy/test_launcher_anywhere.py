@@ -7,13 +7,12 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from pod_harness import Pod
-from pod_moves import free_port
+from pod_moves import dump_anywhere, free_port, until
 
 from proxy.protocol import messages
 
@@ -28,13 +27,6 @@ def fresh(ranks: list[int], world: int) -> messages.Plan:
 
 def restore(ranks: list[int], world: int) -> messages.Plan:
     return messages.Plan("restore", 2, world, ranks, "127.0.0.1", 29501, G, "c")
-
-
-def until(condition: Callable[[], object], what: str, pod: Pod) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}\n{pod.log()}"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -59,10 +51,7 @@ def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Make:
 
 
 def dump(pod: Pod, **more: object) -> messages.LauncherEvent:
-    pod.wait_event("started", "restored")
-    skip = len(pod.sidecar.events)
-    pod.sidecar.command("dump", generation=G, checkpoint_id="c", deadline=time.time() + 60, anywhere=True, **more)
-    return pod.wait_event("dumped", "dump_failed", skip=skip)
+    return dump_anywhere(pod, G, **more)
 
 
 def end(pod: Pod) -> None:
@@ -474,4 +463,4 @@ def test_a_rank_that_meets_the_others_is_not_stopped_anywhere(run: Make) -> None
     at = len(numbers(path))
     pod.sidecar.command("resume", generation=G)
     until(lambda: len(numbers(path)) > at, "it goes on", pod)
-    assert json.loads((pod.volumes / "run/rank-0/resume-5.json").read_text())["restore_id"]
+    assert json.loads((pod.volumes / "run/rank-0/resume.json").read_text())["restore_id"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from fake_sidecar import Page
 
-from proxy.launcher.nudge import Nudge
 from proxy.launcher.paths import Paths
+from proxy.launcher.ranks.nudge import Nudge
 from proxy.protocol import page
 
 

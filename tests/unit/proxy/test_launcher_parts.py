@@ -19,28 +19,27 @@ from types import SimpleNamespace
 import pytest
 from fake_sidecar import FakeSidecar
 
-from proxy.launcher import (
-    checkpoint,
-    criu,
-    device,
-    image,
-    lograte,
-    memory,
-    rankenv,
-    reap,
-    restore,
-    scan,
-    slotinit,
-    sockets,
-    verdict,
-)
+from proxy.launcher import __main__ as launcher_main
+from proxy.launcher import device, memory, reap, verdict
 from proxy.launcher.client import SidecarClient
-from proxy.launcher.errors import CommandError, LauncherError, RestoreError, SidecarError
-from proxy.launcher.lograte import LogRate
+from proxy.launcher.errors import (
+    CommandError,
+    MeetingError,
+    RestoreError,
+    SidecarAwayError,
+    SidecarError,
+    SlotError,
+)
+from proxy.launcher.output import rate_limit
+from proxy.launcher.output.rate_limit import LogRate
+from proxy.launcher.output.tail import LAST, LONGEST, Tail
 from proxy.launcher.paths import ENV_ROOT, Paths
+from proxy.launcher.ranks import environment, mounts, process_scan, slot_init
+from proxy.launcher.ranks.slot import Ended
+from proxy.launcher.snapshot import criu, image, rank_dump, restore, sockets
 from proxy.launcher.supervise import Supervisor
-from proxy.launcher.tail import LAST, LONGEST, Tail
-from proxy.protocol import names
+from proxy.launcher.tools import Tools
+from proxy.protocol import exit_codes, names
 from proxy.protocol.messages import LauncherCommand, LauncherEvent, Plan
 
 PLAN = Plan("fresh", 1, 4, [2, 3], "10.0.0.1", 29500)
@@ -50,7 +49,7 @@ PLAN = Plan("fresh", 1, 4, [2, 3], "10.0.0.1", 29500)
 @pytest.mark.parametrize("text", ["", "python3 x.py", "[]", "{}", "[1]", '["a", null]'])
 def test_a_command_that_is_no_list_of_strings_is_refused(text: str) -> None:
     with pytest.raises(CommandError, match="SINGULARITY_COMMAND"):
-        rankenv.parse_command(text)
+        environment.parse_command(text)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_a_command_that_is_no_list_of_strings_is_refused(text: str) -> None:
 )
 def test_isolated_interpreters_are_refused(command: str, flag: str) -> None:
     with pytest.raises(CommandError, match=f"start the program without -{flag}"):
-        rankenv.check_command(command.split())
+        environment.check_command(command.split())
 
 
 @pytest.mark.parametrize(
@@ -80,12 +79,12 @@ def test_isolated_interpreters_are_refused(command: str, flag: str) -> None:
     ],
 )
 def test_other_commands_pass(command: str) -> None:
-    rankenv.check_command(command.split())
+    environment.check_command(command.split())
 
 
 def test_environment_of_a_rank() -> None:
     base = {"PYTHONPATH": "/singularity/agent/lib:/opt/torch", "HOME": "/root", names.ENV_INDEX: "1", "RANK": "9"}
-    env = rankenv.environment({**base, names.ENV_COMMAND: "[]"}, PLAN, 3, Paths(Path(names.ROOT)))
+    env = environment.environment({**base, names.ENV_COMMAND: "[]"}, PLAN, 3, Paths(Path(names.ROOT)))
     wanted = {
         "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
         "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "PYTHONPATH": "/singularity/agent/lib:/opt/torch",
@@ -98,21 +97,30 @@ def test_environment_of_a_rank() -> None:
 
 def test_a_rank_alone_meets_its_own_processes_on_loopback_unless_a_device_library_has_sockets() -> None:
     plan = dataclasses.replace(PLAN, world_size=1, ranks=[0])
-    env = rankenv.environment({}, plan, 0, Paths(Path("/x")))
+    env = environment.environment({}, plan, 0, Paths(Path("/x")), torchrun=True)
     assert (env[names.ENV_ALONE], env["MASTER_ADDR"], env["GLOO_SOCKET_IFNAME"]) == ("1", "127.0.0.1", "lo")
-    env = rankenv.environment({}, plan, 0, Paths(Path("/x")), devices=True)
+    env = environment.environment({}, plan, 0, Paths(Path("/x")), devices=True, torchrun=True)
     assert names.ENV_ALONE not in env and env["MASTER_ADDR"] == PLAN.master_addr
-    assert names.ENV_ALONE not in rankenv.environment({}, PLAN, 2, Paths(Path("/x")))
+    assert names.ENV_ALONE not in environment.environment({}, PLAN, 2, Paths(Path("/x")))
+
+
+@pytest.mark.parametrize("devices", [False, True])
+def test_a_plain_command_of_one_rank_gets_what_a_shell_gives(devices: bool) -> None:
+    """Scripts take RANK for "one of several, with CUDA"."""
+    plan = dataclasses.replace(PLAN, world_size=1, ranks=[0])
+    env = environment.environment({"HOME": "/root"}, plan, 0, Paths(Path("/x")), devices)
+    ours = {"HOME", "PYTHONPATH", "PYTHONUNBUFFERED", "TMPDIR", "GLOO_SOCKET_IFNAME"}
+    assert {key for key in env if not key.startswith("SINGULARITY_")} <= ours
 
 
 def test_a_users_thread_count_is_kept() -> None:
-    env = rankenv.environment({"OMP_NUM_THREADS": "4"}, PLAN, 2, Paths(Path("/x")))
+    env = environment.environment({"OMP_NUM_THREADS": "4"}, PLAN, 2, Paths(Path("/x")))
     assert env["OMP_NUM_THREADS"] == "4"
 
 
 def test_a_restored_rank_learns_its_pod_but_keeps_its_control_directory() -> None:
     env = {"SINGULARITY_POD": "p", names.ENV_RANK_DIR: "x", names.ENV_COMMAND: "[]", "PATH": "/bin"}
-    assert rankenv.pod_values(env) == {"SINGULARITY_POD": "p"}
+    assert environment.pod_values(env) == {"SINGULARITY_POD": "p"}
 
 
 def test_configmap_files_are_copied_not_linked(tmp_path: Path) -> None:
@@ -124,7 +132,7 @@ def test_configmap_files_are_copied_not_linked(tmp_path: Path) -> None:
     (paths.source / "..data").symlink_to(data.name)
     (paths.source / "train.py").symlink_to("..data/train.py")
     (paths.source / "pkg").symlink_to("..data/pkg")
-    cwd = rankenv.prepare(paths, 0, "")
+    cwd = environment.prepare(paths, 0, "")
     assert cwd == tmp_path / "work/rank-0/cwd"
     assert {str(p.relative_to(cwd)) for p in cwd.rglob("*")} == {"train.py", "pkg", "pkg/mod.py"}
     assert not any(p.is_symlink() for p in cwd.rglob("*"))
@@ -133,9 +141,9 @@ def test_configmap_files_are_copied_not_linked(tmp_path: Path) -> None:
 
 
 def test_a_workdir_of_the_image(tmp_path: Path) -> None:
-    assert rankenv.prepare(Paths(tmp_path), 0, "/usr") == Path("/usr")
+    assert environment.prepare(Paths(tmp_path), 0, "/usr") == Path("/usr")
     with pytest.raises(CommandError, match="SINGULARITY_WORKDIR = '/no/such'"):
-        rankenv.prepare(Paths(tmp_path), 0, "/no/such")
+        environment.prepare(Paths(tmp_path), 0, "/no/such")
 
 
 def test_paths_hang_below_one_root() -> None:
@@ -223,10 +231,10 @@ def test_what_was_shown_is_given_back_to_the_disk_while_the_writer_goes_on(tmp_p
 
 
 def test_no_limit_and_a_limit_that_is_no_number() -> None:
-    assert lograte.from_env({}) == lograte.BYTES_PER_S and lograte.from_env({names.ENV_LOG_RATE: "0"}) == 0
+    assert rate_limit.from_env({}) == rate_limit.BYTES_PER_S and rate_limit.from_env({names.ENV_LOG_RATE: "0"}) == 0
     assert all(LogRate(0).take(1 << 30) for _ in range(9))
     with pytest.raises(CommandError, match="SINGULARITY_LOG_RATE = '1MB': bytes per second as a whole number"):
-        lograte.from_env({names.ENV_LOG_RATE: "1MB"})
+        rate_limit.from_env({names.ENV_LOG_RATE: "1MB"})
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -296,23 +304,17 @@ def test_what_the_others_get_after_a_failure(failed_for: float | None, sent: boo
     [
         (b"no", "Expecting value"),
         (b"[]", "expected a JSON object, got list"),
-        (b"{}", "exactly one of run, adopt, hold, signal"),
-        (b'{"hold": true, "signal": 1}', "exactly one of"),
-        (b'{"hold": 1}', "hold = 1: expected bool"),
+        (b"{}", "exactly one of run, adopt, tool"),
+        (b'{"adopt": 1, "tool": []}', "exactly one of"),
+        (b'{"tool": 1}', "tool = 1: expected list"),
+        (b'{"tool": ["x"], "env": {}}', "tool: real = None: expected list"),
         (b'{"adopt": true}', "adopt = True: expected int"),
         (b'{"run": ["x"], "env": {}, "cwd": "/"}', "run: log = None: expected str"),
     ],
 )
 def test_bad_orders_are_named(line: bytes, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        slotinit.parse(line)
-
-
-def test_an_image_with_an_old_python_is_refused() -> None:
-    code = "import runpy, sys; sys.version_info = (3, 9, 2); runpy.run_module('proxy.launcher', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2, done.stderr
-    assert "the image's python3 is " in done.stdout and "Python 3.10 or newer is needed" in done.stdout
+        slot_init.parse(line)
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -358,16 +360,16 @@ def test_a_broken_archive_is_named(tmp_path: Path) -> None:
         image.unpack(tmp_path / "work.tar", tmp_path / "new")
 
 
-def test_files_outside_go_back_to_their_size(tmp_path: Path) -> None:
+def test_files_outside_keep_what_others_have_written(tmp_path: Path) -> None:
     grown, same, less = (tmp_path / n for n in ("grown", "same", "less"))
     for path, size in ((grown, 9), (same, 5), (less, 2)):
         path.write_bytes(b"x" * size)
-    said = image.rewind(record(written=[image.WrittenFile(str(p), 5) for p in (grown, same, less)]))
-    assert [p.stat().st_size for p in (grown, same, less)] == [5, 5, 2]
+    said = image.differing(record(written=[image.WrittenFile(str(p), 5) for p in (grown, same, less)]))
+    assert [p.stat().st_size for p in (grown, same, less)] == [9, 5, 2]
     assert len(said) == 2
-    assert "cut from 9 to 5 bytes" in said[0]
+    assert "has 9 bytes, had 5 at the checkpoint, and is left so" in said[0]
     with pytest.raises(RestoreError, match="had /no/such open for writing, which is not in this pod"):
-        image.rewind(record(written=[image.WrittenFile("/no/such", 5)]))
+        image.differing(record(written=[image.WrittenFile("/no/such", 5)]))
 
 
 # --- /proc ------------------------------------------------------------------------------------------------------------
@@ -394,12 +396,12 @@ def test_sockets_and_files_of_a_process_are_found(tmp_path: Path) -> None:
         refused = sockets.refused([process.pid])
         assert len(refused) == 1  # the server has not accepted: the other end is nobody's yet
         assert f"to 127.0.0.1:{port} (descriptor " in refused[0]
-        assert [str(files[0]) in text for text in scan.projected_files([process.pid])] == [True]
-        assert scan.written_files([process.pid], inside) == sorted([tmp_path / "out", tmp_path / "log"])
-        assert process.pid in scan.processes(os.getpid())
+        assert [str(files[0]) in text for text in process_scan.projected_files([process.pid])] == [True]
+        assert process_scan.written_files([process.pid], inside) == sorted([tmp_path / "out", tmp_path / "log"])
+        assert process.pid in process_scan.processes(os.getpid())
         process.communicate("")
     assert sockets.refused([process.pid]) == sockets.kept([process.pid]) == []
-    assert process.pid not in scan.processes(os.getpid())
+    assert process.pid not in process_scan.processes(os.getpid())
 
 
 def test_only_orphans_are_reaped() -> None:
@@ -427,22 +429,11 @@ def test_only_orphans_are_reaped() -> None:
 
 
 # --- CRIU -------------------------------------------------------------------------------------------------------------
-def test_the_agents_criu_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LauncherError, match="was the agent installed"):
-        criu.Criu.find(tmp_path / "criu")
-    own = tmp_path / "criu/criu"
-    own.parent.mkdir()
-    for name in ("criu", "ld-linux-x86-64.so.2"):
-        (own.parent / name).write_text("")
-    command = criu.Criu.find(own.parent).command
-    assert command == (str(own.parent / "ld-linux-x86-64.so.2"), "--library-path", str(own.parent / "lib"), str(own))
-
-
-def test_a_dump_leaves_the_rank_stopped() -> None:
-    argv = criu.Criu(("criu",)).dump(1000, Path("/i"), Path("/w"))
+def test_a_dump_leaves_the_rank_stopped(tmp_path: Path) -> None:
+    slot = SimpleNamespace(root=1000, seen=lambda path: f"/seen{path}")
+    argv = criu.Criu(Tools(tmp_path)).dump(slot, Path("/i"), Path("/w"))  # type: ignore[arg-type]
     assert "--leave-stopped" in argv
-    assert argv[argv.index("-t") + 1] == "1000"
+    assert [argv[argv.index(word) + 1] for word in ("-t", "-D", "-W")] == ["1000", "/seen/i", "/seen/w"]
 
 
 def test_error_lines_of_a_log(tmp_path: Path) -> None:
@@ -452,25 +443,42 @@ def test_error_lines_of_a_log(tmp_path: Path) -> None:
     assert criu.errors(tmp_path / "none")[0].startswith("no log")
 
 
-class _Here:
-    """Where a slot is wanted and this machine does."""
+class _Slot:
+    """Runs a tool: how long that takes, how it ends, and how the slot ends if it does."""
 
-    def inside(self, argv: Sequence[str]) -> list[str]:
-        return list(argv)
+    def __init__(self, takes_s: float, ended: Ended | None, code: int | None = None) -> None:
+        self.takes_s, self.ended, self.code = takes_s, ended, code
+
+    def run(self, argv: Sequence[str], timeout_s: float, real: tuple[int, int]) -> Ended | None:
+        time.sleep(min(timeout_s, self.takes_s))
+        if self.code is not None:
+            raise SlotError("ended")
+        return self.ended if self.takes_s < timeout_s else None
+
+    def wait(self) -> int | None:
+        return self.code
 
 
-def test_a_criu_that_outlives_its_killed_parent_is_not_waited_for_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(criu, "LATE_S", 0.2)
-    note = tmp_path / "pid"
-    began = time.monotonic()
-    try:
-        said = criu.run(_Here(), ["sh", "-c", f"sleep 60 & echo $! > {note}; wait"], 1.0)  # type: ignore[arg-type]
-    finally:
-        os.kill(int(note.read_text()), signal.SIGKILL)
-    assert said == "did not end within 1 s"
-    assert time.monotonic() - began < 30
+@pytest.mark.parametrize(
+    ("slot", "said"),
+    [
+        (_Slot(0, Ended(0, "")), ""),
+        (_Slot(0, Ended(1, "x" * 600 + " bad")), f"ended with 1: {'x' * 496} bad"),
+        (_Slot(0, Ended(137, "")), criu.WAS_KILLED),
+        (_Slot(0.2, Ended(0, "")), "did not end within 0 s"),
+        (_Slot(60, None), "did not end within 0 s"),
+        (_Slot(0, None, 137), criu.WAS_KILLED),
+    ],
+    ids=["well", "badly", "killed", "late", "never", "with its slot"],
+)
+def test_how_a_criu_ends(slot: _Slot, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(criu, "LATE_S", 0.5)
+    assert criu.run(slot, ["criu"], 0.1) == said  # type: ignore[arg-type]
+
+
+def test_a_slot_that_ends_under_a_criu_is_told() -> None:
+    with pytest.raises(SlotError):
+        criu.run(_Slot(0, None, 99), ["criu"], 0.1)  # type: ignore[arg-type]
 
 
 def test_ranks_are_resumed_only_after_the_dump_that_was_cancelled_has_ended(
@@ -486,12 +494,11 @@ def test_ranks_are_resumed_only_after_the_dump_that_was_cancelled_has_ended(
         order.append("dump has ended")
         return []
 
-    monkeypatch.setattr(criu.Criu, "find", lambda folder: criu.Criu(("criu",)))
-    monkeypatch.setattr(checkpoint, "dump", dump)
-    monkeypatch.setattr(checkpoint, "resume", lambda *given: order.append(f"resume {given[2]}") or [])
+    monkeypatch.setattr(rank_dump, "dump", dump)
+    monkeypatch.setattr(rank_dump, "resume", lambda *given: order.append(f"resume {given[2]}") or [])
     supervisor = Supervisor({names.ENV_COMMAND: '["python3", "x.py"]', ENV_ROOT: str(tmp_path)})
     supervisor.plan = PLAN
-    supervisor._obey(LauncherCommand(1, "dump", generation=7, checkpoint_id="c", deadline=time.time() + 60))
+    supervisor._obey(LauncherCommand(1, "dump", generation=7, checkpoint_id="c", remaining_s=60))
     assert begun.wait(20)
     supervisor._obey(LauncherCommand(2, "resume", generation=7))
     assert order == []
@@ -511,22 +518,21 @@ def test_a_dump_that_a_new_sidecar_asks_for_again_is_made_once(tmp_path: Path, m
         assert may_end.wait(20)
         return []
 
-    monkeypatch.setattr(criu.Criu, "find", lambda folder: criu.Criu(("criu",)))
-    monkeypatch.setattr(checkpoint, "dump", dump)
-    monkeypatch.setattr(checkpoint, "resume", lambda *_: [])
+    monkeypatch.setattr(rank_dump, "dump", dump)
+    monkeypatch.setattr(rank_dump, "resume", lambda *_: [])
     supervisor = Supervisor({names.ENV_COMMAND: '["python3", "x.py"]', ENV_ROOT: str(tmp_path)})
     supervisor.plan = PLAN
     told: list[LauncherEvent] = []
     monkeypatch.setattr(supervisor.outbox, "put", told.append)
     for seq in (1, 1):  # each sidecar counts from 1
-        supervisor._obey(LauncherCommand(seq, "dump", generation=7, checkpoint_id="c", deadline=time.time() + 60))
+        supervisor._obey(LauncherCommand(seq, "dump", generation=7, checkpoint_id="c", remaining_s=60))
     may_end.set()
     supervisor.inbox.get(timeout=20)()
     assert (made, [(event.kind, event.generation) for event in told]) == ([7], [("dumped", 7)])
-    supervisor._obey(LauncherCommand(1, "dump", generation=7, checkpoint_id="c", deadline=time.time() + 60))
+    supervisor._obey(LauncherCommand(1, "dump", generation=7, checkpoint_id="c", remaining_s=60))
     assert (made, told[1:]) == ([7], told[:1]), "it is only said again"
     supervisor._obey(LauncherCommand(2, "resume", generation=7))
-    supervisor._obey(LauncherCommand(3, "dump", generation=7, checkpoint_id="c", deadline=time.time() + 60))
+    supervisor._obey(LauncherCommand(3, "dump", generation=7, checkpoint_id="c", remaining_s=60))
     supervisor.inbox.get(timeout=20)()
     assert made == [7, 7]
 
@@ -535,13 +541,39 @@ def test_a_dump_that_a_new_sidecar_asks_for_again_is_made_once(tmp_path: Path, m
 def test_orders_to_resume_are_unique_and_cleared(tmp_path: Path) -> None:
     paths = Paths(tmp_path)
     paths.control(0).mkdir(parents=True)
-    ids = {checkpoint.write_resume(paths, 0, 5, "10.0.0.1", 29501, {"A": "b"}) for _ in range(3)}
+    ids = {rank_dump.write_resume(paths, 0, 5, "10.0.0.1", 29501, {"A": "b"}) for _ in range(3)}
     assert len(ids) == 3
-    order = json.loads((paths.control(0) / "resume-5.json").read_text())
+    order = json.loads((paths.control(0) / "resume.json").read_text())
     assert order.pop("restore_id") in ids
+    assert order.pop("generation") == 5
     assert order == {"master_addr": "10.0.0.1", "master_port": 29501, "env": {"A": "b"}, "devices": {}}
-    checkpoint.clear_control(paths.control(0))
+    rank_dump.clear_control(paths.control(0))
     assert list(paths.control(0).iterdir()) == []
+
+
+def test_an_older_order_does_not_replace_a_newer_one(tmp_path: Path) -> None:
+    """A rank that has not read the newer one yet would wait for ever."""
+    paths = Paths(tmp_path)
+    paths.control(0).mkdir(parents=True)
+    newer = rank_dump.write_resume(paths, 0, 6, "10.0.0.1", 29501, {})
+    rank_dump.write_resume(paths, 0, 5, "10.0.0.1", 29501, {})
+    assert json.loads((paths.control(0) / "resume.json").read_text())["restore_id"] == newer
+    again = rank_dump.write_resume(paths, 0, 6, "10.0.0.1", 29501, {})
+    assert json.loads((paths.control(0) / "resume.json").read_text())["restore_id"] == again
+
+
+def test_going_on_after_an_older_stop_leaves_what_a_rank_has_said_for_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the dump that was asked for would wait until its deadline for a rank that has frozen long ago."""
+    paths = Paths(tmp_path)
+    frozen = paths.control(0) / "frozen.json"
+    frozen.parent.mkdir(parents=True)
+    frozen.write_text('{"generation": 6}')
+    monkeypatch.setattr(process_scan, "processes", lambda init: [])
+    slot = SimpleNamespace(shm=tmp_path, init=1)
+    rank_dump.resume({0: slot}, paths, 5, "10.0.0.1", 29501, {}, device.NoDevices())  # type: ignore[dict-item]
+    assert frozen.read_text() == '{"generation": 6}'
 
 
 def test_a_process_that_has_ended_does_not_keep_the_others_stopped(
@@ -555,9 +587,9 @@ def test_a_process_that_has_ended_does_not_keep_the_others_stopped(
         os.waitid(os.P_PID, stopped.pid, os.WSTOPPED)
         paths = Paths(tmp_path)
         paths.control(0).mkdir(parents=True)
-        monkeypatch.setattr(scan, "processes", lambda init: [gone.pid, stopped.pid])
+        monkeypatch.setattr(process_scan, "processes", lambda init: [gone.pid, stopped.pid])
         slot = SimpleNamespace(shm=tmp_path, init=1)
-        checkpoint.resume({0: slot}, paths, 5, "10.0.0.1", 29501, {}, device.NoDevices())  # type: ignore[dict-item]
+        rank_dump.resume({0: slot}, paths, 5, "10.0.0.1", 29501, {}, device.NoDevices())  # type: ignore[dict-item]
         end = time.monotonic() + 20
         while os.waitid(os.P_PID, stopped.pid, os.WCONTINUED | os.WNOHANG) is None:
             assert time.monotonic() < end, "still stopped"
@@ -570,7 +602,7 @@ def test_a_process_that_has_ended_does_not_keep_the_others_stopped(
 # --- sidecar ----------------------------------------------------------------------------------------------------------
 def test_talking_to_the_sidecar(tmp_path: Path) -> None:
     sidecar = FakeSidecar(tmp_path, 4)
-    client = SidecarClient(tmp_path / "sidecar.sock", reach_s=5)
+    client = SidecarClient(tmp_path / names.SOCKET_FILE, reach_s=5)
     try:
         sidecar.plan = PLAN
         assert client.plan() == PLAN
@@ -588,16 +620,35 @@ def test_talking_to_the_sidecar(tmp_path: Path) -> None:
 def test_a_sidecar_that_is_not_there(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(SidecarError, match=r"cannot be reached .* see the log of container device-proxy"):
-        SidecarClient(tmp_path / "sidecar.sock", reach_s=0.3).plan()
+        SidecarClient(tmp_path / names.SOCKET_FILE, reach_s=0.3).plan()
     assert time.monotonic() - began < 20
+
+
+def test_a_sidecar_that_is_not_there_loses_the_attempt_and_not_the_job(tmp_path: Path) -> None:
+    with pytest.raises(SidecarAwayError) as raised:
+        SidecarClient(tmp_path / names.SOCKET_FILE, reach_s=0.1).plan()
+    assert raised.value.exit_code == exit_codes.LOST
+
+
+@pytest.mark.parametrize("code", [exit_codes.LOST, exit_codes.DAMAGED, exit_codes.PROTOCOL, exit_codes.RESTORE_REFUSED])
+def test_a_refusal_says_what_the_container_ends_with(tmp_path: Path, code: int) -> None:
+    sidecar = FakeSidecar(tmp_path, 4)
+    sidecar.refuse, sidecar.refuse_with = "no, and here is why", code
+    try:
+        with pytest.raises(SidecarError, match="no, and here is why") as raised:
+            SidecarClient(tmp_path / names.SOCKET_FILE).plan()
+    finally:
+        sidecar.close()
+    assert raised.value.exit_code == code
+    assert ("the next one tries again" in str(raised.value)) == (exit_codes.of(code).action == "Ignore")
 
 
 def test_a_sidecar_that_refuses(tmp_path: Path) -> None:
     sidecar = FakeSidecar(tmp_path, 4)
     sidecar.refuse = "the checkpoint was made for 8 ranks"
     try:
-        with pytest.raises(SidecarError, match=r"\(422\): the checkpoint was made for 8 ranks"):
-            SidecarClient(tmp_path / "sidecar.sock").plan()
+        with pytest.raises(SidecarError, match=r"the checkpoint was made for 8 ranks"):
+            SidecarClient(tmp_path / names.SOCKET_FILE).plan()
     finally:
         sidecar.close()
 
@@ -605,22 +656,54 @@ def test_a_sidecar_that_refuses(tmp_path: Path) -> None:
 class EndedSlot:
     """A rank that answers, or not, and has then ended."""
 
-    def __init__(self, answer: Path | None, restore_id: str) -> None:
-        self._answer, self._restore_id = answer, restore_id
+    def __init__(self, answer: Path | None, restore_id: str, code: int | None = 0) -> None:
+        self._answer, self._restore_id, self._code = answer, restore_id, code
 
-    def poll(self) -> int:
+    def poll(self) -> int | None:
         if self._answer is not None:
             self._answer.write_text(json.dumps({"restore_id": self._restore_id, "seconds": 0.1}))
-        return 0
+        return self._code
 
 
 def test_a_rank_that_ends_as_soon_as_it_has_met_the_others_was_restored(tmp_path: Path) -> None:
     paths, plan = Paths(tmp_path), Plan("restore", 2, 1, [0], "127.0.0.1", 29500, 5, "c")
     paths.control(0).mkdir(parents=True)
-    answer = paths.control(0) / "resumed-5.json"
-    with pytest.raises(RestoreError, match="rank 0 ended with code 0 while it met the other ranks"):
+    answer = paths.control(0) / "resumed.json"
+    with pytest.raises(MeetingError, match="rank 0 ended with code 0 while it met the other ranks"):
         restore._wait_resumed(plan, paths, {0: EndedSlot(None, "id")}, {0: "id"})  # type: ignore[dict-item]
     answer.write_text(json.dumps({"restore_id": "another", "seconds": 0.1}))
-    with pytest.raises(RestoreError, match="rank 0 ended with code 0 while it met the other ranks"):
+    with pytest.raises(MeetingError, match="rank 0 ended with code 0 while it met the other ranks"):
         restore._wait_resumed(plan, paths, {0: EndedSlot(None, "id")}, {0: "id"})  # type: ignore[dict-item]
     restore._wait_resumed(plan, paths, {0: EndedSlot(answer, "id")}, {0: "id"})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(("ended_with", "wanted"), [(1, exit_codes.LOST), (0, exit_codes.LOST), (137, 137)])
+def test_a_rank_that_ends_while_it_meets_the_others_loses_the_attempt_and_not_the_job(
+    tmp_path: Path, ended_with: int, wanted: int
+) -> None:
+    """It waits there for pods that were lost, or that started too late; the program of the rank stands still."""
+    paths, plan = Paths(tmp_path), Plan("restore", 2, 1, [0], "127.0.0.1", 29500, 5, "c")
+    with pytest.raises(MeetingError) as raised:
+        restore._wait_resumed(plan, paths, {0: EndedSlot(None, "id", ended_with)}, {0: "id"})  # type: ignore[dict-item]
+    assert raised.value.exit_code == wanted
+
+
+def test_ranks_that_never_meet_lose_the_attempt_and_not_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore, "RESUME_TIMEOUT_S", 0.1)
+    paths, plan = Paths(tmp_path), Plan("restore", 2, 1, [0], "10.0.0.1", 29500, 5, "c")
+    with pytest.raises(MeetingError, match=r"ranks \[0\] did not meet the others at 10.0.0.1:29500") as raised:
+        restore._wait_resumed(plan, paths, {0: EndedSlot(None, "id", None)}, {0: "id"})  # type: ignore[dict-item]
+    assert raised.value.exit_code == exit_codes.LOST
+
+
+def test_an_error_of_the_launchers_own_is_not_taken_for_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Supervisor) -> int:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(Supervisor, "__init__", lambda self, env, argv: None)
+    monkeypatch.setattr(Supervisor, "run", broken)
+    monkeypatch.setattr(Tools, "check", lambda self: None)
+    monkeypatch.setattr(mounts, "keep_ours", lambda root, agent: None)
+    assert launcher_main.main([], {}) == exit_codes.PROTOCOL

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pod_failure_policy import action
 from pod_harness import Pod
+from pod_moves import until
 
+from kueue_integration.manifests.job_manifests import failure_rules
 from localcluster.config import cache_dir
-from localcluster.rootfs import debian
-from proxy.protocol import messages, names
+from localcluster.images.rootfs import debian
+from proxy.protocol import exit_codes, messages, names
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
 Make = Callable[..., Pod]
@@ -36,14 +39,16 @@ while not os.path.exists("end"):
     if os.path.exists("freeze"):
         os.rename("freeze", "frozen")
         with open(control + "/tmp", "w") as f:
-            json.dump({"step": n}, f)
-        os.rename(control + "/tmp", control + "/frozen-5.json")
-        while not os.path.exists(control + "/resume-5.json"):
+            json.dump({"generation": 5, "step": n}, f)
+        os.rename(control + "/tmp", control + "/frozen.json")
+        while not os.path.exists(control + "/resume.json"):
             time.sleep(0.01)
-        order = json.load(open(control + "/resume-5.json"))
+        order = json.load(open(control + "/resume.json"))
+        if "SINGULARITY_NOBODY" in order["env"]:
+            sys.exit("nobody else came to the meeting")
         with open(control + "/tmp", "w") as f:
             json.dump({"restore_id": order["restore_id"]}, f)
-        os.rename(control + "/tmp", control + "/resumed-5.json")
+        os.rename(control + "/tmp", control + "/resumed.json")
     time.sleep(0.001)
 log.write(f"end {order['env'].get('SINGULARITY_POD')}\\n")
 """
@@ -55,13 +60,6 @@ def fresh(ranks: list[int], world: int) -> messages.Plan:
 
 def restore(ranks: list[int], world: int) -> messages.Plan:
     return messages.Plan("restore", 2, world, ranks, "127.0.0.1", 29501, 5, "c")
-
-
-def until(condition: Callable[[], object], what: str, pod: Pod) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}\n{pod.log()}"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -92,7 +90,7 @@ def dump(pod: Pod, ranks: list[int]) -> messages.LauncherEvent:
     for rank in ranks:
         until(lambda r=rank: (pod.work(r) / "cwd/numbers").exists(), "counting", pod)  # type: ignore[misc]
         (pod.work(rank) / "cwd/freeze").touch()
-    pod.sidecar.command("dump", generation=5, checkpoint_id="c", deadline=time.time() + 60)
+    pod.sidecar.command("dump", generation=5, checkpoint_id="c", remaining_s=60)
     return pod.wait_event("dumped", "dump_failed")
 
 
@@ -121,6 +119,29 @@ def test_exit_code_of_the_ranks(run: Make, script: str, code: int | None) -> Non
     assert got == code if code is not None else got in (7, 8), pod.log()
     ended = [event for event in pod.sidecar.events if event.kind == "exited"]
     assert sorted(event.rank for event in ended) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "starter", "told"),
+    [
+        ([0], "", "rank of , at "),
+        ([0], "torch.distributed.run", "rank 0 of 1, at 127.0.0.1:29500"),
+        ([0, 1], "", "rank 0 of 2, at 127.0.0.1:29500"),
+    ],
+)
+def test_who_is_told_of_a_world(run: Make, ranks: list[int], starter: str, told: str) -> None:
+    """A plain command of one rank gets what a plain shell gives."""
+    script = """
+import os
+rank, world, address, port = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+print("rank", *([rank] if rank else []), f"of {world}, at {address}{':' if port else ''}{port}")
+"""
+    command = ["python3", *(["-m", starter] if starter else []), "told.py"]
+    pod = run(
+        "pod", fresh(ranks, len(ranks)), command, before=lambda p: (p.volumes / "source/told.py").write_text(script)
+    )
+    assert pod.wait() == 0, pod.log()
+    assert f"[rank 0] {told}" in pod.log().splitlines(), pod.log()
 
 
 def test_a_failure_takes_the_others_along(run: Make) -> None:
@@ -285,16 +306,22 @@ def test_sigterm_without_an_answer_ends_within_the_grace_period(run: Make) -> No
 
 def test_a_plan_that_is_refused(run: Make) -> None:
     pod = run("pod", fresh([0], 1), counter(), before=lambda p: setattr(p.sidecar, "refuse", "no"))
-    assert pod.wait() == names.EXIT_PROTOCOL
-    assert "refuses to give a plan (422): no" in pod.log()
+    assert pod.wait() == exit_codes.PROTOCOL
+    assert "refuses to give a plan: no" in pod.log()
+
+
+def test_a_pod_of_a_job_whose_ranks_have_all_ended_well_is_complete_at_once(run: Make) -> None:
+    pod = run("pod", messages.Plan("finished", 2, 2, [], "", 0), counter())
+    assert pod.wait() == exit_codes.FINISHED, pod.log()
+    assert not pod.work(0).exists() and not pod.sidecar.events
 
 
 def test_a_plan_that_the_next_attempt_may_get(run: Make) -> None:
     def away(pod: Pod) -> None:
-        pod.sidecar.refuse, pod.sidecar.refuse_with = "store gs://b: cannot read x: 503", 424
+        pod.sidecar.refuse, pod.sidecar.refuse_with = "store gs://b: cannot read x: 503", exit_codes.LOST
 
     pod = run("pod", fresh([0], 1), counter(), before=away)
-    assert pod.wait() == names.EXIT_PREEMPTED, "the Job is not to fail by it"
+    assert pod.wait() == exit_codes.LOST, "the Job is not to fail by it"
     assert "store gs://b: cannot read x: 503. This attempt ends here, the next one tries again" in pod.log()
 
 
@@ -382,13 +409,14 @@ def test_after_a_dump_the_rank_stands_still_until_it_is_told_to_go_on(run: Make)
 
 
 def _stats(pod: Pod) -> list[str]:
-    """/proc/<pid>/stat of the processes that run count.py in the pod."""
-    found = []
+    """/proc/<pid>/stat of the processes that run count.py in this pod; another may have its name."""
+    assert pod.process is not None
+    mine, found = Path(f"/proc/{pod.process.pid}/ns/uts").readlink(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 environment = (entry / "environ").read_bytes()
-                if f"SINGULARITY_POD={pod.name}".encode() in environment and b"SINGULARITY_RANK_DIR=" in environment:
+                if (entry / "ns/uts").readlink() == mine and b"SINGULARITY_RANK_DIR=" in environment:
                     found.append((entry / "stat").read_text())
             except OSError:
                 continue
@@ -411,11 +439,11 @@ def test_an_open_connection_is_named_and_the_rank_goes_on(run: Make) -> None:
 def test_a_rank_that_never_freezes_fails_the_dump_at_its_deadline(run: Make) -> None:
     pod = run("pod", fresh([0], 1), counter())
     pod.wait_event("started")
-    pod.sidecar.command("dump", generation=5, checkpoint_id="c", deadline=time.time() + 0.5)
+    pod.sidecar.command("dump", generation=5, checkpoint_id="c", remaining_s=0.5)
     assert "did not freeze for generation 5" in pod.wait_event("dump_failed").message
 
 
-def test_a_file_outside_goes_back_to_its_size_at_the_dump(run: Make, tmp_path: Path) -> None:
+def test_what_another_job_has_appended_to_a_shared_file_stays(run: Make, tmp_path: Path) -> None:
     shared = tmp_path / "volume"
     shared.mkdir()
     code = "keep=open('/shared/out','a',1);keep.write('kept\\n')"
@@ -423,16 +451,16 @@ def test_a_file_outside_goes_back_to_its_size_at_the_dump(run: Make, tmp_path: P
     assert dump(old, [0]).kind == "dumped", old.log()
     old.delete()
     with (shared / "out").open("a") as file:
-        file.write("written after the checkpoint\n")
+        file.write("of another job\n")
     new = run("new", restore([0], 1), counter(), shared=shared, before=lambda p: p.bring(old, "c", 0))
     new.wait_event("restored")
-    assert (shared / "out").read_text() == "kept\n"
-    assert "/shared/out: cut from 34 to 5 bytes" in new.log()
+    assert (shared / "out").read_text() == "kept\nof another job\n"
+    assert "/shared/out: has 20 bytes, had 5 at the checkpoint, and is left so" in new.log()
 
 
 def test_an_image_that_is_not_there_ends_with_its_own_code(run: Make) -> None:
     pod = run("pod", restore([0], 1), counter())
-    assert pod.wait() == names.EXIT_RESTORE_FAILED
+    assert pod.wait() == exit_codes.RESTORE_REFUSED
     assert "the image is incomplete" in pod.wait_event_after_end("restore_failed").message
 
 
@@ -446,8 +474,20 @@ def test_a_damaged_image_ends_with_crius_own_words(run: Make) -> None:
         next(pod.image("c", 0).glob("core-*.img")).write_bytes(b"nothing")
 
     pod = run("pod", restore([0], 1), counter(), before=damage)
-    assert pod.wait() == names.EXIT_RESTORE_FAILED, pod.log()
+    assert pod.wait() == exit_codes.RESTORE_REFUSED, pod.log()
     assert "rank 0: CRIU restore ended with" in pod.wait_event_after_end("restore_failed").message
+
+
+def test_a_rank_whose_others_do_not_come_to_the_meeting_loses_the_attempt_and_not_the_job(run: Make) -> None:
+    """A pod was lost in the meantime, or started too late: nothing is wrong with this one, nor with the checkpoint."""
+    old = run("old", fresh([0], 1), counter())
+    assert dump(old, [0]).kind == "dumped", old.log()
+    old.delete()
+    alone = {"SINGULARITY_NOBODY": "1"}
+    pod = run("pod", restore([0], 1), counter(), env=alone, before=lambda p: p.bring(old, "c", 0))
+    code = pod.wait()
+    assert "rank 0 ended with code 1 while it met the other ranks" in pod.log()
+    assert (code, action(failure_rules(), code)) == (exit_codes.LOST, "Ignore")
 
 
 # --- another image ----------------------------------------------------------------------------------------------------
@@ -487,7 +527,7 @@ def test_a_pod_with_another_image_is_refused_and_one_with_the_same_goes_on(
     for name, (path, new, wanted) in cases.items():
         image = image_with(tmp_path / f"layer-{name}", rootfs, path, new)
         pod = run(name, restore([0], 1), counter(), rootfs=image, before=lambda p: p.bring(old, "c", 0))
-        assert pod.wait() == names.EXIT_RESTORE_FAILED, pod.log()
+        assert pod.wait() == exit_codes.RESTORE_REFUSED, pod.log()
         said = pod.wait_event_after_end("restore_failed").message
         assert said.startswith("this pod has another image than the checkpoint: ") and wanted in said
         assert "(IMAGE@sha256:...)" in said and "and 1 more" not in said
@@ -515,7 +555,7 @@ def test_an_image_with_older_libraries_and_no_criu(run: Make, older: Path, progr
     else:
         old.wait_event("started")
         until(lambda: (old.work(0) / "cwd/numbers").exists(), "counting", old)
-        old.sidecar.command("dump", generation=5, checkpoint_id="c", deadline=time.time() + 60, anywhere=True)
+        old.sidecar.command("dump", generation=5, checkpoint_id="c", remaining_s=60, anywhere=True)
         event = old.wait_event("dumped", "dump_failed")
     assert event.kind == "dumped", old.log()
     at = numbers(old.work(0) / "cwd/numbers")[-1]

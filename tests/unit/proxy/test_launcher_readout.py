@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from proxy.launcher.readout import EVERY_S, Readout
-from proxy.protocol.messages import Reading
+from proxy.launcher.output.progress import EVERY_S, Readout
+from proxy.protocol import decode
+from proxy.protocol.messages import Reading, to_json
 
 
 @pytest.mark.parametrize(
@@ -45,3 +48,14 @@ def test_a_line_of_megabytes_costs_little() -> None:
     readout = Readout()
     readout.see(b"loss " * 1_000_000 + b"step 5 loss 1.0")
     assert readout.due(0.0) == Reading(5, None, 1.0)
+
+
+@given(st.sampled_from(["step {}/{} loss {}", "{}/{} [00:10<, loss={}", "global_step={} of {} 'loss': {}"]), st.data())
+def test_whatever_is_printed_is_a_message_that_others_read(form: str, data: st.DataObject) -> None:
+    """A message that is refused ends what it is about: 400 digits after `step` were accepted here and nowhere else."""
+    numbers = st.from_regex(r"[0-9]{1,30}(\.[0-9]{1,5})?(e[0-9]{1,4})?", fullmatch=True) | st.just("9" * 4000)
+    readout = Readout()
+    readout.see(form.format(*(data.draw(numbers) for _ in range(3))).encode())
+    reading = readout.due(0.0)
+    if reading is not None:
+        assert decode.message(Reading, to_json(reading)) == reading

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.launcher import sever
 from proxy.launcher.errors import DumpError
-from proxy.launcher.sever import Field
-from proxy.launcher.sockets import Socket, leads_out
+from proxy.launcher.snapshot import connections
+from proxy.launcher.snapshot.connections import Field
+from proxy.launcher.snapshot.sockets import Socket, leads_out
 
 MAGICS = struct.pack("<II", 0x54564319, 0x56303138)
 ESTABLISHED, CLOSED, LISTEN = 1, 7, 10
@@ -29,26 +29,26 @@ def inet(protocol: int, state: int, source: tuple[str, int], target: tuple[str, 
     entry = [Field(number, 0, value) for number, value in [*numbers, (9, 2), (10, 0)]]
     entry += [Field(11, 0, word) for word in words(source[0])] + [Field(12, 0, word) for word in words(target[0])]
     # An owner with a negative pid, and options: both must come through untouched.
-    return [*entry, Field(13, 2, sever.encode([Field(1, 0, 2**64 - 1)])), Field(14, 2, b"\x08\x01")]
+    return [*entry, Field(13, 2, connections.encode([Field(1, 0, 2**64 - 1)])), Field(14, 2, b"\x08\x01")]
 
 
 def file(*entries: list[Field]) -> bytes:
     """files.img of a regular file and these sockets."""
     regular = [Field(1, 0, 1), Field(2, 0, 3), Field(3, 2, b"\x0a\x04name")]
-    messages = [regular, *([Field(1, 0, 2), Field(2, 0, 7), Field(4, 2, sever.encode(e))] for e in entries)]
-    parts = [sever.encode(message) for message in messages]
+    messages = [regular, *([Field(1, 0, 2), Field(2, 0, 7), Field(4, 2, connections.encode(e))] for e in entries)]
+    parts = [connections.encode(message) for message in messages]
     return MAGICS + b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
 
 def sockets(data: bytes) -> list[dict[int, int | bytes]]:
-    entries = [list(sever.fields(entry)) for entry in sever._entries(data)]
+    entries = [list(connections.fields(entry)) for entry in connections._entries(data)]
     found = [f.value for entry in entries for f in entry if f.number == 4]
-    return [{f.number: f.value for f in sever.fields(value)} for value in found if isinstance(value, bytes)]
+    return [{f.number: f.value for f in connections.fields(value)} for value in found if isinstance(value, bytes)]
 
 
 def test_tcp_to_the_outside_is_closed_in_both_directions() -> None:
     entry = inet(TCP, ESTABLISHED, ("10.0.0.5", 40000), ("192.0.2.7", 443))
-    [cut] = sockets(sever.severed(file(entry), leads_out))
+    [cut] = sockets(connections.severed(file(entry), leads_out))
     assert (cut[6], cut[7], cut[8], cut[11], cut[12], cut[19]) == (CLOSED, 0, 0, 0, 0, 3)
     before = {f.number: f.value for f in entry}
     assert {n: cut[n] for n in (1, 2, 3, 4, 5, 9, 10, 13, 14)} == {n: before[n] for n in (1, 2, 3, 4, 5, 9, 10, 13, 14)}
@@ -56,14 +56,16 @@ def test_tcp_to_the_outside_is_closed_in_both_directions() -> None:
 
 def test_a_direction_that_was_shut_already_is_said_once() -> None:
     entry = [*inet(TCP, ESTABLISHED, ("10.0.0.5", 40000), ("192.0.2.7", 443)), Field(19, 0, 1)]
-    data = sever.severed(file(entry), leads_out)
-    [message] = [f.value for e in sever._entries(data) for f in sever.fields(e) if f.number == 4]
+    data = connections.severed(file(entry), leads_out)
+    [message] = [f.value for e in connections._entries(data) for f in connections.fields(e) if f.number == 4]
     assert isinstance(message, bytes)
-    assert [f.value for f in sever.fields(message) if f.number == 19] == [3]
+    assert [f.value for f in connections.fields(message) if f.number == 19] == [3]
 
 
 def test_udp_keeps_its_peer_and_gives_up_its_address() -> None:
-    [cut] = sockets(sever.severed(file(inet(UDP, ESTABLISHED, ("10.0.0.5", 40000), ("192.0.2.7", 8125))), leads_out))
+    [cut] = sockets(
+        connections.severed(file(inet(UDP, ESTABLISHED, ("10.0.0.5", 40000), ("192.0.2.7", 8125))), leads_out)
+    )
     assert (cut[6], cut[7], cut[8], cut[11]) == (ESTABLISHED, 0, 8125, 0)
     assert [cut[12]] == words("192.0.2.7")
     assert 19 not in cut
@@ -79,7 +81,7 @@ def test_what_stays_within_the_rank_is_not_touched() -> None:
         inet(TCP, CLOSED, ("0.0.0.0", 0)),
         inet(RAW, ESTABLISHED, ("10.0.0.5", 1), ("192.0.2.7", 1)),
     )
-    assert sever.severed(data, leads_out) == data
+    assert connections.severed(data, leads_out) == data
 
 
 def test_the_rule_is_told_what_the_image_has() -> None:
@@ -90,7 +92,7 @@ def test_the_rule_is_told_what_the_image_has() -> None:
         return False
 
     pair = (("10.0.0.5", 40000), ("192.0.2.7", 443))
-    sever.severed(file(inet(TCP, ESTABLISHED, *pair)), rule)
+    connections.severed(file(inet(TCP, ESTABLISHED, *pair)), rule)
     assert [(str(socket), ours) for socket, ours in told] == [
         ("is connected (tcp) from 10.0.0.5:40000 to 192.0.2.7:443", {pair})
     ]
@@ -110,10 +112,10 @@ def test_the_rule_is_told_what_the_image_has() -> None:
     ids=["nothing", "another file", "cut short", "cut in a size", "number without end", "unknown kind", "no address"],
 )
 def test_another_image_is_refused_and_left_as_it_is(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / sever.FILES
+    path = tmp_path / connections.FILES
     path.write_bytes(data)
     with pytest.raises(DumpError, match=r"files\.img cannot be read: .*CRIU 4"):
-        sever.sever(tmp_path, leads_out)
+        connections.sever(tmp_path, leads_out)
     assert path.read_bytes() == data
 
 
@@ -128,4 +130,4 @@ FIELDS = st.one_of(
 
 @given(st.lists(FIELDS, max_size=20))
 def test_a_message_comes_back_as_it_was(message: list[Field]) -> None:
-    assert list(sever.fields(sever.encode(message))) == message
+    assert list(connections.fields(connections.encode(message))) == message

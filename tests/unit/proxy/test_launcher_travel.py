@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.launcher import halt, image, layer, mapped, restore, scan, sockets, torchrun
 from proxy.launcher.errors import CommandError, DumpError, RestoreError
+from proxy.launcher.ranks import halt, process_scan, torchrun
+from proxy.launcher.snapshot import container_layer, image, mapped_files, restore, sockets
 from proxy.protocol import names, starters
 
 
@@ -82,7 +83,7 @@ def test_a_written_file_behind_a_link_is_refused(tmp_path: Path, name: str) -> N
     (tmp_path / "link").symlink_to(tmp_path / "file")
     record = image.RankRecord(0, 1000, 1, 0, [image.WrittenFile(f"{tmp_path}/{name}", 3)])
     with pytest.raises(RestoreError, match="refused, as the checkpoint must not change another file"):
-        image.rewind(record)
+        image.differing(record)
     assert (tmp_path / "file").read_text() == "longer than it was"
 
 
@@ -102,16 +103,16 @@ def test_what_changed_is_found_and_put_back(tmp_path: Path) -> None:
     (root / "made/link").symlink_to("deep")
     (root / "made/log").write_text("x")
     os.utime(root / "made/log", (0, 0))  # a date that the program sets does not hide it
-    found = layer.changed(since, root, {str(root / "volume")})
+    found = container_layer.changed(since, root, {str(root / "volume")})
     assert [str(path.relative_to(root)) for path in found] == [
         "etc/edited", "made", "made/deep", "made/deep/file", "made/link", "made/log",
     ]  # fmt: skip
-    layer.pack(found, tmp_path / "layer.tar", root)
-    layer.unpack({0: tmp_path / "layer.tar", 1: tmp_path / "layer.tar"}, {}, pytest.fail, new)
+    container_layer.pack(found, tmp_path / "layer.tar", root)
+    container_layer.unpack({0: tmp_path / "layer.tar", 1: tmp_path / "layer.tar"}, {}, pytest.fail, new)
     assert (new / "etc/edited").read_text() == "edited"
     assert (new / "made/deep/file").read_text() == "made" and (new / "made/link").readlink() == Path("deep")
     with pytest.raises(RestoreError, match="was a file of the container at the checkpoint, and is in a volume here"):
-        layer.unpack({0: tmp_path / "layer.tar"}, {}, pytest.fail, new, {str(new / "made")})
+        container_layer.unpack({0: tmp_path / "layer.tar"}, {}, pytest.fail, new, {str(new / "made")})
 
 
 def _later(folder: Path) -> float:
@@ -133,30 +134,30 @@ def test_of_two_pods_files_the_lower_ranks_stay(tmp_path: Path) -> None:
     said: list[str] = []
     new = tmp_path / "new"
     new.mkdir()
-    layer.unpack({1: one, 0: zero}, {}, said.append, new)
+    container_layer.unpack({1: one, 0: zero}, {}, said.append, new)
     assert (new / "other").read_text() == "zero" and (new / "alone").exists()
     assert said == [f"{new}/other: rank 0's is kept, rank 1 had another in its own pod"]
     with pytest.raises(RestoreError, match=f"ranks 0 and 1 both write {new}/other"):
-        layer.unpack({1: one, 0: zero}, {1: {f"{new}/other"}}, said.append, new)
+        container_layer.unpack({1: one, 0: zero}, {1: {f"{new}/other"}}, said.append, new)
 
 
 @pytest.mark.parametrize(("text", "size"), [("", 10 << 30), ("5", 5), ("2k", 2000), ("3Mi", 3 << 20), ("1Ti", 1 << 40)])
 def test_sizes_of_limits(text: str, size: int) -> None:
-    assert layer.limit({layer.ENV_LIMIT: text}) == size
+    assert container_layer.limit({container_layer.ENV_LIMIT: text}) == size
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "1.5Gi", "10 Gi", "10gi"])
 def test_limits_that_are_none(text: str) -> None:
     with pytest.raises(CommandError, match="wanted a number of bytes"):
-        layer.limit({layer.ENV_LIMIT: text})
+        container_layer.limit({container_layer.ENV_LIMIT: text})
 
 
 def test_the_largest_files_are_named(tmp_path: Path) -> None:
     files = {tmp_path / str(n): n << 20 for n in range(6)}
-    layer.check_size(0, files, 15 << 20)
+    container_layer.check_size(0, files, 15 << 20)
     wanted = r"files of rank 3 are 15\.0 MiB, more than the 14\.0 MiB.*/5 \(5\.0 MiB\), \S*/4"
     with pytest.raises(DumpError, match=wanted):
-        layer.check_size(3, files, 14 << 20)
+        container_layer.check_size(3, files, 14 << 20)
 
 
 # --- files of the image -----------------------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ def test_which_mapped_files_the_next_pod_must_have(tmp_path: Path) -> None:
     ]  # fmt: skip
     (tmp_path / "9").mkdir()
     (tmp_path / "9/maps").write_text("".join(lines))
-    found = mapped.files([9, 10], {str(tmp_path / "moved")}, tmp_path / "own", tmp_path)
+    found = mapped_files.files([9, 10], {str(tmp_path / "moved")}, tmp_path / "own", tmp_path)
     assert [Path(file.path).name for file in found] == ["lib\ntwo", "lib one"]
     assert [file.size for file in found] == [7, 7]
 
@@ -186,18 +187,18 @@ def test_every_rank_finds_its_files_and_the_first_that_differ_are_named(tmp_path
     def look(name: str) -> image.MappedFile:
         (tmp_path / "proc/9").mkdir(parents=True, exist_ok=True)
         (tmp_path / "proc/9/maps").write_text(mapping(tmp_path / name))
-        return mapped.files([9], (), Path("/none"), tmp_path / "proc")[0]
+        return mapped_files.files([9], (), Path("/none"), tmp_path / "proc")[0]
 
     for number in range(6):
-        (tmp_path / str(number)).write_bytes(b"x" * mapped.HEAD + b"y")
+        (tmp_path / str(number)).write_bytes(b"x" * mapped_files.HEAD + b"y")
     ranks = {0: [look("0"), look("1")], 3: [look(str(number)) for number in range(1, 6)]}
-    mapped.check(ranks, [])
-    (tmp_path / "0").write_bytes(b"z" * mapped.HEAD + b"y")
+    mapped_files.check(ranks, [])
+    (tmp_path / "0").write_bytes(b"z" * mapped_files.HEAD + b"y")
     (tmp_path / "1").unlink()
     (tmp_path / "4").write_bytes(b"x")
     (tmp_path / "5").write_bytes(b"x")
     with pytest.raises(RestoreError) as caught:
-        mapped.check(ranks, {str(tmp_path / "4"), str(tmp_path / "3"), "/elsewhere"})
+        mapped_files.check(ranks, {str(tmp_path / "4"), str(tmp_path / "3"), "/elsewhere"})
     said = str(caught.value)
     assert re.search(r"/0 begins with other bytes here \(digest \w{16}\) than in rank 0 \(\w{16}\); ", said)
     assert f"{tmp_path}/1 (4097 bytes), which rank 0 runs, is not here; {tmp_path}/4 has 1 bytes here" in said
@@ -298,7 +299,7 @@ def family(pid: int) -> list[int]:
 
 
 def test_a_program_that_starts_others_is_told_once_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "processes", family)
+    monkeypatch.setattr(process_scan, "processes", family)
     loop = "n=0; while :; do n=$((n+1)); (:); echo $n; done"
     with subprocess.Popen(["sh", "-c", loop], stdout=subprocess.PIPE, text=True) as shell:
         assert shell.stdout is not None

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import pwd
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pod_moves
 import pytest
 from pod_harness import Pod
 from pod_moves import free_port
 from program_runs import Program, Runner
 
-from proxy.launcher import criu, slotinit, user
 from proxy.launcher.errors import CommandError
-from proxy.launcher.user import User
+from proxy.launcher.ranks import accounts, privileges, slot_init, user
+from proxy.launcher.ranks.user import User
 from proxy.protocol import messages, names, page
 
 Make = Callable[..., Pod]
@@ -23,20 +22,16 @@ AS = {names.ENV_RUN_AS: "1000:1001:4242"}
 GENERATION = page.generation(1, 1)
 FRESH = messages.Plan("fresh", 1, 1, [0], "127.0.0.1", 29500)
 RESTORE = messages.Plan("restore", 2, 1, [0], "127.0.0.1", 29500, GENERATION, "c")
+until = partial(pod_moves.until, limit_s=120)
 
 
 # --- who --------------------------------------------------------------------------------------------------------------
 @pytest.fixture
-def passwd(monkeypatch: pytest.MonkeyPatch) -> None:
+def passwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An image that knows uid 7 as seven, who is in groups 70 and 77, besides root."""
-    known = {0: ("root", 0, "/root"), 7: ("seven", 70, "/home/seven")}
-
-    def get(uid: int) -> pwd.struct_passwd:
-        name, gid, home = known[uid]
-        return pwd.struct_passwd((name, "x", uid, gid, "", home, "/bin/sh"))
-
-    monkeypatch.setattr(pwd, "getpwuid", get)
-    monkeypatch.setattr("os.getgrouplist", lambda name, gid: [gid, 77] if name == "seven" else [gid])
+    (tmp_path / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\nseven:x:7:70::/home/seven:/bin/sh\n")
+    (tmp_path / "group").write_text("root:x:0:\nseven:x:70:\nmore:x:77:other,seven\n")
+    monkeypatch.setattr(accounts, "ETC", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -76,22 +71,10 @@ def test_the_environment_of_a_user(base: dict[str, str], wanted: dict[str, str])
     assert User(8, 8).environment({"HOME": "/root"}) == {"HOME": "/"}
 
 
-@pytest.mark.parametrize(
-    ("numbers", "words"),
-    [
-        ([], []),
-        ([1, 2], ["--reuid", "1", "--regid", "2", "--clear-groups"]),
-        ([1, 2, 3, 4], ["--reuid", "1", "--regid", "2", "--groups", "3,4"]),
-    ],
-)
-def test_how_a_slot_becomes_somebody(numbers: list[int], words: list[str]) -> None:
-    assert slotinit.as_whom(numbers) == words
-
-
 @pytest.mark.parametrize("whom", ["1000", "[1]", '["1", 2]', "[true, 2]"])
 def test_an_order_that_names_nobody_is_refused(whom: str) -> None:
     with pytest.raises(ValueError, match="expected a list of uid, gid and further groups"):
-        slotinit.parse(f'{{"run": ["x"], "env": {{}}, "cwd": "/", "log": "/l", "as": {whom}}}'.encode())
+        slot_init.parse(f'{{"run": ["x"], "env": {{}}, "cwd": "/", "log": "/l", "as": {whom}}}'.encode())
 
 
 def _process(proc: Path, pid: int, ids: str) -> None:
@@ -108,13 +91,6 @@ def test_processes_of_several_users_are_told(tmp_path: Path) -> None:
     assert user.several([1, 2, 99], tmp_path) == user.several([], tmp_path) == ""
     assert user.several([1, 2, 3], tmp_path) == "x (pid 1) of uid 1000, gid 5 and x (pid 3) of uid 0, gid 5"
     assert user.several([4], tmp_path) == "x (pid 4) of uid 1000/0/0, gid 5"
-
-
-def test_criu_gets_the_real_ids_of_others_than_root() -> None:
-    tool = criu.Criu(("criu",))
-    assert tool.dump(5, Path("i"), Path("w"))[:2] == ["criu", "dump"]
-    words = tool.dump(5, Path("i"), Path("w"), real=(1000, 0))
-    assert words[:8] == ["setpriv", "--ruid", "1000", "--rgid", "0", "--keep-groups", "--", "criu"]
 
 
 # --- for real ---------------------------------------------------------------------------------------------------------
@@ -147,22 +123,13 @@ def all_are(pod: Pod, word: str, least: int) -> None:
         assert status["Groups"] == "4242"
         assert status["/proc"] == "1000", "it may read what /proc says of itself (PR_SET_DUMPABLE)"
         assert {int(status[f"Cap{kind}"], 16) for kind in ("Eff", "Prm", "Inh", "Amb")} == {0}
-        # Not for root to have, who may be a child of the program's: SYS_ADMIN, NET_ADMIN, SYS_TIME, SYS_PTRACE.
-        assert not int(status["CapBnd"], 16) & (1 << 21 | 1 << 12 | 1 << 25 | 1 << 19)
-        assert status["NoNewPrivs"] == "0", "as for a rank of root's"
+        assert int(status["CapBnd"], 16) == privileges.MASK, "a program of root's among its children has no more"
+        assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
 
 
 def owner(path: Path) -> tuple[int, int]:
     status = path.lstat()
     return status.st_uid, status.st_gid
-
-
-def until(condition: Callable[[], object], what: str, pod: Pod) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert pod.alive(), f"the launcher ended\n{pod.log()}"
-        assert time.monotonic() < deadline, f"never: {what}\n{pod.log()}"
-        time.sleep(0.01)
 
 
 @pytest.fixture

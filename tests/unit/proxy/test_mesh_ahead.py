@@ -11,12 +11,12 @@ from mesh_world import FakeController, World, eventually
 from store_samples import FOLDER, JOB, MIB, NAMESPACE
 
 from proxy.errors import StoreError
-from proxy.protocol import names
+from proxy.protocol import exit_codes
 from proxy.protocol.messages import LauncherEvent
-from proxy.sidecar import machine
-from proxy.sidecar.machine import State, Trigger
+from proxy.sidecar import state_machine
 from proxy.sidecar.peers import PodReport
 from proxy.sidecar.pod import Pod
+from proxy.sidecar.state_machine import State, Trigger
 from proxy.store import Store
 from proxy.store.upload import Upload
 
@@ -68,7 +68,7 @@ def test_ranks_that_go_on_after_the_dump_do_not_share_their_processors_with_an_u
     state = State(job="train", attempt=1, workers=1, world_size=1, phase="save", sequence=1)
     for then, ahead in (("continue", False), ("stop", True)):
         trigger = Trigger("on demand", 0.0, 60.0, then)  # type: ignore[arg-type]
-        found = machine.directive(State(**{**vars(state), "trigger": trigger}))
+        found = state_machine.directive(State(**{**vars(state), "trigger": trigger}))
         assert (found.op, found.ahead) == ("save", ahead)
 
 
@@ -148,7 +148,7 @@ async def test_sidecars_that_are_asked_to_end_do_not_wait_for_a_dump_that_nobody
     # The leader gives the others some time to hear its last word: far less than the checkpoint's hour.
     done, pending = await asyncio.wait(world.sidecars, timeout=60)
     assert len(done) == 2 and not pending
-    assert names.EXIT_PREEMPTED not in [launcher.exit_code for launcher in world.launchers]
+    assert exit_codes.STOPPED not in [launcher.exit_code for launcher in world.launchers]
 
 
 async def test_a_pod_that_is_asked_to_end_during_the_dump_waits_for_the_upload(
@@ -161,4 +161,4 @@ async def test_a_pod_that_is_asked_to_end_during_the_dump_waits_for_the_upload(
     world.launchers[0].pages_written = terminating
     await controller.command(90)
     await eventually("commit", lambda: controller.commits, 90.0)
-    await eventually("it ends", lambda: world.launchers[0].exit_code == names.EXIT_PREEMPTED, 60.0)
+    await eventually("it ends", lambda: world.launchers[0].exit_code == exit_codes.STOPPED, 60.0)

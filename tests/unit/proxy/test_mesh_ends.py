@@ -12,9 +12,9 @@ from aiohttp import ClientSession
 from mesh_world import FakeController, World, eventually
 
 from proxy.errors import MeshError
-from proxy.protocol import names
+from proxy.protocol import exit_codes
 from proxy.protocol.messages import LauncherEvent
-from proxy.sidecar import machine, sidecar
+from proxy.sidecar import sidecar, state_machine
 from proxy.sidecar.mesh import Follower
 from proxy.sidecar.peers import Directive, PodReport
 
@@ -97,7 +97,7 @@ async def test_a_rank_that_fails_frees_those_that_wait(world: World, waiting: in
     await _end_of(world, waiting)
     world.launchers[1].ranks[0].fails = 3
     await eventually("the failure", lambda: world.launchers[1].exit_code == 3)
-    await eventually("who waited leaves", lambda: world.launchers[waiting].exit_code == names.EXIT_PREEMPTED)
+    await eventually("who waited leaves", lambda: world.launchers[waiting].exit_code == exit_codes.STOPPED)
     (other,) = {0, 2} - {waiting}
     assert world.launchers[other].exit_code is None, "what becomes of running ranks is their launcher's business"
 
@@ -118,11 +118,11 @@ async def test_a_pod_that_is_gone_frees_those_that_wait(
     monkeypatch.setattr(Follower, "post", noted)
     await _end_of(world, waiting)
     await eventually("it is heard", heard.is_set)  # a pod that was never heard is not gone: it may still come
-    monkeypatch.setattr(machine, "GONE_S", 1.5)
+    monkeypatch.setattr(state_machine, "GONE_S", 1.5)
     world.sidecars[gone].cancel()
     with pytest.raises(asyncio.CancelledError):
         await world.sidecars[gone]
-    await eventually("who waited leaves", lambda: world.launchers[waiting].exit_code == names.EXIT_PREEMPTED)
+    await eventually("who waited leaves", lambda: world.launchers[waiting].exit_code == exit_codes.STOPPED)
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])

@@ -1,7 +1,7 @@
 """Two sidecars fetch a committed checkpoint from a store that one of them does not reach well, or have no room for it.
 
-Sidecars are processes of their own, as in `test_mesh_store_faults`. What the launcher does with the answer that it gets
-(424: the attempt ends, and counts as lost; 422: the job fails) is shown by `test_launcher_pod`.
+Sidecars are processes of their own, as in `test_mesh_store_faults`. That the launcher ends with the exit code in the
+answer is shown by `test_launcher_pod`, what that means for the Job by `test_exit_codes`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mesh_world import FakeController
 from store_samples import MIB
 from test_mesh_store_faults import Processes
+
+from proxy.protocol import exit_codes
+from proxy.protocol.manifest import dumps
+from proxy.store import Store, layout
 
 pytestmark = pytest.mark.timeout(240)
 FULL = pytest.mark.full
@@ -60,11 +65,11 @@ async def restored(world: Processes, controller: FakeController) -> None:
     assert all(launcher.plan is not None and launcher.plan.mode == "restore" for launcher in world.launchers)
 
 
-async def refused(world: Processes, pod: int, status: int) -> str:
+async def refused(world: Processes, pod: int, code: int) -> str:
     launcher = world.launchers[pod]
     await world.until("a refusal", lambda: launcher.refusal)
     assert launcher.plan is None and not launcher.ranks, "nothing was begun"
-    assert launcher.refused_with == status, launcher.refusal
+    assert launcher.refused_with == code, launcher.refusal
     return launcher.refusal
 
 
@@ -87,7 +92,7 @@ async def test_a_store_that_is_away_for_longer_ends_the_attempt_and_the_next_one
 ) -> None:
     world = again()
     meets(world, pod, fault)
-    said = await refused(world, pod, 424)
+    said = await refused(world, pod, exit_codes.LOST)
     assert said.startswith("store gs://") and ": cannot read jobs/team/train/packs/" in said
     assert world.proxies[pod].fired[fault] >= 1
     await world.end()
@@ -98,13 +103,63 @@ async def test_a_store_that_is_away_for_longer_ends_the_attempt_and_the_next_one
 async def test_a_store_that_is_away_from_the_start(again: Again, controller: FakeController) -> None:
     world = again()
     world.proxies[1].fail("503")
-    assert "cannot write probe-" in await refused(world, 1, 424)
+    assert "cannot write probe-" in await refused(world, 1, exit_codes.LOST)
+
+
+@pytest.mark.parametrize("what", ["a byte of a pack", pytest.param("manifest", marks=FULL)])
+async def test_what_one_pod_finds_damaged_no_pod_restores(
+    folder: Path, controller: FakeController, gcs_server: str, gs_url: str, what: str
+) -> None:
+    """The next attempt goes on from the checkpoint before, in both pods; so does what is saved after that."""
+    world = Processes(folder, controller, gcs_server, gs_url)
+    await world.until("steps", lambda: len(world.ranks) == 2 and all(r.boundary.count >= 5 for r in world.ranks))
+    older = await world.committed(controller, 1)
+    packs = Store(gs_url).backend.find("jobs/team/train/packs")
+    await controller.command(90.0)
+    await world.until("a commit", lambda: len(controller.commits) == 2)
+    await world.end()
+    newer = controller.commits[1].checkpoint
+    store = Store(gs_url)
+    manifest = store.read_manifest("team", "train", newer.id)
+    if what == "manifest":
+        forged = dumps(replace(manifest, step=manifest.step + 1))
+        store.backend.write(layout.manifest_path("team", "train", newer.id), forged.encode())
+    else:
+        path = next(
+            path
+            for stored in manifest.ranks[1].packs
+            if (path := f"jobs/team/train/packs/{stored.name}") not in packs
+        )
+        data = store.backend.read(path) or b""
+        store.backend.write(path, data[:-1] + bytes([data[-1] ^ 1]))
+
+    def attempt() -> Processes:
+        controller.next_attempt()
+        return Processes(folder, controller, gcs_server, gs_url, controller.attempt)
+
+    world = attempt()
+    said = await refused(world, 1, exit_codes.DAMAGED)
+    assert newer.id in said and f"next is checkpoint {older}" in said
+    await world.until("the controller knows", lambda: controller.damage)
+    assert [found.id for found in controller.damage[0].damaged] == [newer.id]
+    assert not list(world.configs[1].image_dir.glob("*")), "nothing is there to unpack"
+    await world.end()
+    world = attempt()
+    await world.until("both are restored", lambda: len(world.ranks) == 2)
+    assert {launcher.plan.checkpoint_id for launcher in world.launchers if launcher.plan} == {older}
+    await world.committed(controller, 3)  # the same bytes as before, in part: none of them from the damaged pack
+    await world.end()
+    world = attempt()
+    await world.until("both are restored", lambda: len(world.ranks) == 2)
+    plans = {launcher.plan.checkpoint_id for launcher in world.launchers if launcher.plan}
+    assert plans == {controller.commits[2].checkpoint.id}
+    await world.end()
 
 
 async def test_a_store_that_may_not_be_read_is_said_at_once(again: Again, controller: FakeController) -> None:
     world = again()
     meets(world, 1, "403")
-    said = await refused(world, 1, 422)
+    said = await refused(world, 1, exit_codes.PROTOCOL)
     assert ": cannot read jobs/team/train/packs/" in said and "Forbidden" in said
 
 
@@ -117,7 +172,7 @@ async def test_a_pod_without_room_for_the_images(again: Again, controller: FakeC
     try:
         world = again()
         assert world.configs[1].image_dir == disk
-        said = await refused(world, 1, 422)
+        said = await refused(world, 1, exit_codes.PROTOCOL)
         assert said.startswith(f"cannot write images to {disk}/") and "No space left on device" in said
         await world.end()
     finally:

@@ -12,7 +12,7 @@ from pod_moves import free_port
 from program_runs import Program, Runner
 
 from localcluster.config import cache_dir
-from localcluster.rootfs import PACKAGES, debian
+from localcluster.images.rootfs import PACKAGES, debian
 from proxy.protocol import messages, page
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(400)]
@@ -36,9 +36,11 @@ ROWS = {
     "loader that is ahead": Program("loader.py", ("60",), 15),
     "threads": Program("threads.py", ("80",), 10),
     "child processes": Program("children.py", ("80",), 10),
+    "async_save": Program("async_save.py", ("60", "2", "/var/tmp"), 10),
+    "collectives in a thread": Program("beside.py", ("60",), 10, ranks=3),
     "mp.spawn": Program("spawned.py", ("120", "2"), 10, ranks=1, anywhere=True),
 }
-QUICK = ["pipeline", "Join", "no optimizer", "no_sync"]
+QUICK = ["pipeline", "Join", "no optimizer", "no_sync", "debug level DETAIL"]
 
 
 Make = Callable[..., Pod]

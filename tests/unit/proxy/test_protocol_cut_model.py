@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import pytest
+import state_space
 
 from proxy.protocol.cut import Entry, behind, judge
 
@@ -107,30 +108,20 @@ def explore(programs: Programs, rule: Rule = judge) -> tuple[int, list[World], l
     """(states, stuck, wrong, where they settled). Stuck: all settled cannot be reached any more."""
     n = len(programs)
     start = World((Rank(),) * n, (None,) * n, ((None,) * n,) * n)
-    before: dict[World, list[World]] = {start: []}
-    todo, fine, wrong = [start], [], []
+    wrong: list[World] = []
     cuts: set[tuple[int, ...]] = set()
-    while todo:
-        world = todo.pop()
-        if all(rank.at == "settled" for rank in world.ranks):
-            cuts.add(tuple(rank.n for rank in world.ranks))
-            now = {r: Entry(0, True, 0, issued(programs[r], rank.n)) for r, rank in enumerate(world.ranks)}
-            if any(behind(r, entry, other) for r, entry in now.items() for other in now.values()):
-                wrong.append(world)
-            fine.append(world)
-            continue
-        for after in moves(world, programs, rule):
-            if after not in before:
-                before[after] = []
-                todo.append(after)
-            before[after].append(world)
-    alive = set(fine)
-    while fine:
-        for world in before[fine.pop()]:
-            if world not in alive:
-                alive.add(world)
-                fine.append(world)
-    return len(before), [w for w in before if w not in alive], wrong, cuts
+
+    def settled(world: World) -> bool:
+        if not all(rank.at == "settled" for rank in world.ranks):
+            return False
+        cuts.add(tuple(rank.n for rank in world.ranks))
+        now = {r: Entry(0, True, 0, issued(programs[r], rank.n)) for r, rank in enumerate(world.ranks)}
+        if any(behind(r, entry, other) for r, entry in now.items() for other in now.values()):
+            wrong.append(world)
+        return True
+
+    states, stuck = state_space.explore(start, settled, lambda world: moves(world, programs, rule))
+    return states, stuck, wrong, cuts
 
 
 CASES = {

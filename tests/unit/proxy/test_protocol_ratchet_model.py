@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
+import state_space
 
 from proxy.protocol import page, ratchet
 from proxy.protocol.ratchet import Decision, RankView
@@ -115,36 +116,19 @@ def _explore(pods: tuple[int, ...], rule: Rule, longest: int) -> Result:
     """Search all states in which no counter exceeds `longest`; states beyond it count as able to end."""
     n = len(pods)
     start = World((Rank(),) * n, (Header(),) * (max(pods) + 1), ((0, False),) * n)
-    before: dict[World, list[World]] = {start: []}
-    todo = [start]
-    fine: list[World] = []
     result = Result(0, [], set(), [])
-    while todo:
-        world = todo.pop()
-        result.states += 1
+
+    def ended(world: World) -> bool:
         if world.leader.acquired and not all(
             r.at in ("poll", "frozen") and r.count == world.leader.stop_at for r in world.ranks
         ):
             result.wrong.append(world)
         if all(r.at == "frozen" for r in world.ranks):
             result.frozen.add(tuple(r.count for r in world.ranks))
-            fine.append(world)
-            continue
-        if max(r.count for r in world.ranks) > longest:
-            fine.append(world)
-            continue
-        for after in _moves(world, pods, rule):
-            if after not in before:
-                before[after] = []
-                todo.append(after)
-            before[after].append(world)
-    alive = set(fine)
-    while fine:
-        for world in before[fine.pop()]:
-            if world not in alive:
-                alive.add(world)
-                fine.append(world)
-    result.stuck = [w for w in before if w not in alive]
+            return True
+        return max(r.count for r in world.ranks) > longest
+
+    result.states, result.stuck = state_space.explore(start, ended, lambda world: _moves(world, pods, rule))
     return result
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,22 +18,6 @@ from proxy.protocol import messages, names, page
 
 PROGRAMS = Path(__file__).parent / "programs"
 Start = Callable[..., Ranks]
-
-
-@pytest.fixture
-def start(tmp_path: Path, rootfs: Path, torch_env: Path) -> Iterator[Start]:
-    worlds: list[Ranks] = []
-
-    def make(name: str, script: str, *arguments: str, world: int = 4, **env: str | Sequence[str]) -> Ranks:
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / script).write_text((PROGRAMS / script).read_text())
-        worlds.append(Ranks(folder, [str(folder / script), *arguments], world, env, rootfs, torch_env))
-        return worlds[-1]
-
-    yield make
-    for ranks in worlds:
-        ranks.close()
 
 
 @pytest.mark.parametrize(
@@ -52,9 +36,9 @@ def test_ranks_by_device(devices: Sequence[str], sets: list[list[int]]) -> None:
 
 
 @pytest.mark.criu
-def test_every_collective_gives_what_the_stock_group_gives(start: Start) -> None:
+def test_every_collective_gives_what_the_stock_group_gives(start_ranks: Start) -> None:
     layouts = ["0011", "0101", "1000", "0000"]
-    ranks = start("world", "shared_collectives.py", *layouts)
+    ranks = start_ranks("world", "shared_collectives.py", *layouts)
     ranks.wait()
     for rank in range(4):
         lines = ranks.output(rank).read_text().splitlines()
@@ -74,10 +58,12 @@ def test_every_collective_gives_what_the_stock_group_gives(start: Start) -> None
     ("alone", "shared", "tolerance"),
     [("01", "00", "0"), pytest.param("0123", "0011", "1e-9", marks=pytest.mark.full)],
 )
-def test_training_goes_on_with_half_the_devices_and_back(start: Start, alone: str, shared: str, tolerance: str) -> None:
+def test_training_goes_on_with_half_the_devices_and_back(
+    start_ranks: Start, alone: str, shared: str, tolerance: str
+) -> None:
     """Sums of two have one order only: with two ranks every bit is the same."""
     steps, world = 60, len(alone)
-    ranks = start("world", "shared_training.py", str(steps), tolerance, world=world)
+    ranks = start_ranks("world", "shared_training.py", str(steps), tolerance, world=world)
     for number, layout in enumerate((shared, alone), 1):
         generation = page.generation(1, number)
         frozen = ranks.stop(generation, 2 * (steps + 20 * number))
@@ -127,8 +113,8 @@ def test_two_pods_with_a_device_each_become_one_and_two_again(
 
 @pytest.mark.criu
 @pytest.mark.full
-def test_checked_collectives_of_debug_level_detail(start: Start) -> None:
-    ranks = start(
+def test_checked_collectives_of_debug_level_detail(start_ranks: Start) -> None:
+    ranks = start_ranks(
         "world", "shared_training.py", "10", "0", world=2, SINGULARITY_DEVICE="gpu", TORCH_DISTRIBUTED_DEBUG="DETAIL"
     )
     ranks.stop(page.generation(1, 1), 30)
@@ -139,8 +125,8 @@ def test_checked_collectives_of_debug_level_detail(start: Start) -> None:
 
 @pytest.mark.criu
 @pytest.mark.full
-def test_a_rank_whose_neighbour_is_killed_ends_as_one_that_lost_a_peer(start: Start) -> None:
-    ranks = start("world", "shared_training.py", "100000", "0", world=2, SINGULARITY_DEVICE="gpu")
+def test_a_rank_whose_neighbour_is_killed_ends_as_one_that_lost_a_peer(start_ranks: Start) -> None:
+    ranks = start_ranks("world", "shared_training.py", "100000", "0", world=2, SINGULARITY_DEVICE="gpu")
     ranks.coordinator.wait_count(10, alive=ranks.alive)
     ranks.kill(1)
     assert ranks.end(0) == 1, ranks.log()
@@ -149,9 +135,9 @@ def test_a_rank_whose_neighbour_is_killed_ends_as_one_that_lost_a_peer(start: St
 
 @pytest.mark.criu
 @pytest.mark.full
-def test_messages_that_are_issued_as_one(start: Start) -> None:
+def test_messages_that_are_issued_as_one(start_ranks: Start) -> None:
     """NCCL's way of a batch, with a stop in between; here gloo's messages are held back until the batch ends."""
-    ranks = start("world", "coalescing.py", "3000", world=2)
+    ranks = start_ranks("world", "coalescing.py", "3000", world=2)
     ranks.stop(page.generation(1, 1), 100)
     ranks.go_on(page.generation(1, 1), {})
     ranks.wait()
@@ -185,7 +171,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     for name in ("LOCAL_RANK", names.ENV_DEVICE):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(freeze, "_moves", [])
+    monkeypatch.setattr(freeze, "_moves", {})
     return cuda
 
 
@@ -203,7 +189,8 @@ def test_a_gpu_is_known_by_the_name_of_the_one_in_its_place(
     gpus: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two moves: torch goes on to say what it read first."""
-    monkeypatch.setattr(freeze, "_moves", [{"GPU-0": "GPU-8", "GPU-1": "GPU-9"}, {"GPU-9": "GPU-8", "GPU-8": "GPU-7"}])
+    for devices in ({"GPU-0": "GPU-8", "GPU-1": "GPU-9"}, {"GPU-9": "GPU-8", "GPU-8": "GPU-7"}):
+        freeze._moved(devices)
     assert [freeze.uuid(gpus, n) for n in (0, 1)] == ["GPU-7", "GPU-8"]
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from proxy.protocol import manifest, page
-from proxy.sidecar import machine, wording
-from proxy.sidecar.machine import Heard, State, Trigger
+from proxy.sidecar import state_machine, wording
 from proxy.sidecar.peers import PodReport, RankWords, Stop
+from proxy.sidecar.state_machine import Heard, State, Trigger
 
 G = page.generation(3, 1)
 RUN, ABSENT, ENDED = page.STATE_RUNNING, page.STATE_ABSENT, page.STATE_FINISHED
@@ -28,25 +28,25 @@ def _heard(*reports: PodReport, at: float = 101.0) -> dict[int, Heard]:
 
 @pytest.mark.parametrize("job", ["train", "train.jobset", "train.trainjob", "a" * 52, f"{'a' * 39}.jobset"])
 def test_every_job_has_checkpoints_that_a_manifest_can_name(job: str) -> None:
-    barrier = machine.request(replace(NEW, job=job), COMMAND)
-    assert manifest.is_id(machine.directive(barrier).checkpoint_id)
+    barrier = state_machine.request(replace(NEW, job=job), COMMAND)
+    assert manifest.is_id(state_machine.directive(barrier).checkpoint_id)
 
 
 def _at_barrier() -> State:
-    state, failure = machine.observe(machine.request(NEW, COMMAND), _heard(_pod(0, 7), _pod(1, 6)), 101.0)
+    state, failure = state_machine.observe(state_machine.request(NEW, COMMAND), _heard(_pod(0, 7), _pod(1, 6)), 101.0)
     assert failure is None
     return state
 
 
 def _saving() -> State:
-    state, failure = machine.observe(_at_barrier(), _heard(_pod(0, 8, G), _pod(1, 8, G)), 102.0)
+    state, failure = state_machine.observe(_at_barrier(), _heard(_pod(0, 8, G), _pod(1, 8, G)), 102.0)
     assert failure is None
     return state
 
 
 def _committing() -> State:
     done = {"dumped": G, "uploaded": G}
-    state, failure = machine.observe(_saving(), _heard(_pod(0, 8, G, **done), _pod(1, 8, G, **done)), 103.0)
+    state, failure = state_machine.observe(_saving(), _heard(_pod(0, 8, G, **done), _pod(1, 8, G, **done)), 103.0)
     assert failure is None
     return state
 
@@ -54,80 +54,81 @@ def _committing() -> State:
 def test_the_straight_way() -> None:
     barrier = _at_barrier()
     assert (barrier.phase, barrier.stop_at, barrier.generation) == ("barrier", 8, G)
-    first = machine.directive(barrier)
+    first = state_machine.directive(barrier)
     assert (first.op, first.generation, first.stop_at, first.acquired) == ("barrier", G, 8, False)
     saving = _saving()
-    assert (saving.phase, saving.barrier_at, machine.directive(saving).op) == ("save", 102.0, "save")
-    assert machine.directive(saving).checkpoint_id == "train-a3-g1" and machine.directive(saving).deadline == 130.0
+    assert (saving.phase, saving.barrier_at, state_machine.directive(saving).op) == ("save", 102.0, "save")
+    assert state_machine.directive(saving).checkpoint_id == "train-a3-g1"
     committing = _committing()
-    assert (committing.phase, machine.directive(committing).op) == ("commit", "save"), "pods go on waiting"
-    assert machine.directive(machine.committed(committing)).op == "stop"
+    assert (committing.phase, state_machine.directive(committing).op) == ("commit", "save"), "pods go on waiting"
+    assert state_machine.directive(state_machine.committed(committing)).op == "stop"
 
 
 def test_continue_runs_on_and_says_that_ranks_are_frozen() -> None:
     assert _committing().trigger is not None
-    state = machine.committed(replace(_committing(), trigger=replace(COMMAND, then="continue")))
-    directive = machine.directive(state)
+    state = state_machine.committed(replace(_committing(), trigger=replace(COMMAND, then="continue")))
+    directive = state_machine.directive(state)
     assert (state.phase, directive.op, directive.acquired, directive.generation) == ("run", "run", True, G)
-    again = machine.request(state, COMMAND)
+    again = state_machine.request(state, COMMAND)
     assert again.generation == G + 1 and not again.acquired and again.stop_at == 0
 
 
 def test_a_pod_that_does_not_hear_of_the_end_of_a_stop_hears_it_with_the_next_one() -> None:
-    state = machine.committed(replace(_committing(), trigger=replace(COMMAND, then="continue")))
-    over = machine.directive(state).over
+    state = state_machine.committed(replace(_committing(), trigger=replace(COMMAND, then="continue")))
+    over = state_machine.directive(state).over
     assert over == Stop(G, 8, False, "train-a3-g1")
-    second = machine.request(state, COMMAND)
-    assert (machine.directive(second).op, machine.directive(second).over) == ("barrier", over)
-    given_up, _ = machine.cancelled(second, "no step boundary")
-    assert machine.directive(given_up).over == over, "the second one was not reached"
-    third = machine.request(given_up, COMMAND)
-    assert (third.generation, machine.directive(third).over) == (G + 2, over)
-    assert machine.directive(_saving()).over is None, "under way"
+    second = state_machine.request(state, COMMAND)
+    assert (state_machine.directive(second).op, state_machine.directive(second).over) == ("barrier", over)
+    given_up, _ = state_machine.cancelled(second, "no step boundary")
+    assert state_machine.directive(given_up).over == over, "the second one was not reached"
+    third = state_machine.request(given_up, COMMAND)
+    assert (third.generation, state_machine.directive(third).over) == (G + 2, over)
+    assert state_machine.directive(_saving()).over is None, "under way"
 
 
 def test_a_second_trigger_joins() -> None:
-    state = machine.request(NEW, replace(COMMAND, then="continue"))
-    joined = machine.request(state, replace(COMMAND, deadline=110.0, then="stop"))
+    state = state_machine.request(NEW, replace(COMMAND, then="continue"))
+    joined = state_machine.request(state, replace(COMMAND, deadline=110.0, then="stop"))
     assert joined.generation == state.generation and joined.trigger is not None
     assert (joined.trigger.deadline, joined.trigger.then) == (110.0, "stop")
-    later = machine.request(joined, replace(COMMAND, deadline=500.0, then="continue", terminating=True))
+    later = state_machine.request(joined, replace(COMMAND, deadline=500.0, then="continue", terminating=True))
     assert later.trigger is not None
     assert (later.trigger.deadline, later.trigger.then, later.trigger.terminating) == (110.0, "stop", True)
 
 
 def test_terminating_pod_triggers_and_ends_all_after_the_commit() -> None:
-    state, _ = machine.observe(NEW, _heard(_pod(0, 7), _pod(1, 6, terminating_at=150.0)), 101.0)
+    state, _ = state_machine.observe(NEW, _heard(_pod(0, 7), _pod(1, 6, terminating_in_s=50.0)), 101.0)
     assert state.phase == "barrier" and state.trigger is not None
-    assert (state.trigger.deadline, state.trigger.terminating) == (150.0, True)
-    ended = machine.committed(replace(state, phase="commit"))
-    assert machine.directive(ended).op == "exit"
+    assert (state.trigger.deadline, state.trigger.terminating) == (151.0, True), "counted from when it was heard"
+    ended = state_machine.committed(replace(state, phase="commit"))
+    assert state_machine.directive(ended).op == "exit"
 
 
 def test_terminating_after_the_commit_is_the_pods_own_business() -> None:
-    stopped = machine.committed(_committing())
-    state, failure = machine.observe(stopped, _heard(_pod(0, 8), _pod(1, 8, terminating_at=150.0)), 140.0)
+    stopped = state_machine.committed(_committing())
+    state, failure = state_machine.observe(stopped, _heard(_pod(0, 8), _pod(1, 8, terminating_in_s=50.0)), 140.0)
     assert state == stopped and failure is None
 
 
 def test_a_terminating_pod_triggers_once() -> None:
-    reports = _heard(_pod(0, 7), _pod(1, 6, terminating_at=150.0))
-    state, _ = machine.observe(NEW, reports, 101.0)
-    state, failure = machine.observe(state, reports, 151.0)
-    assert state.phase == "run" and failure is not None and machine.directive(state).unsaved == [1]
-    assert machine.observe(state, reports, 152.0) == (state, None)
-    other, _ = machine.observe(state, _heard(_pod(0, 7, terminating_at=190.0), _pod(1, 6, terminating_at=150.0)), 153.0)
+    reports = _heard(_pod(0, 7), _pod(1, 6, terminating_in_s=50.0))
+    state, _ = state_machine.observe(NEW, reports, 101.0)
+    state, failure = state_machine.observe(state, reports, 152.0)
+    assert state.phase == "run" and failure is not None and state_machine.directive(state).unsaved == [1]
+    assert state_machine.observe(state, reports, 153.0) == (state, None)
+    reports = _heard(_pod(0, 7, terminating_in_s=90.0), _pod(1, 6, terminating_in_s=50.0))
+    other, _ = state_machine.observe(state, reports, 154.0)
     assert other.phase == "barrier" and other.asked == {0}
 
 
 def test_ended_rank_cancels_but_lets_terminating_pods_end_by_themselves() -> None:
-    reports = _heard(_pod(0, 7, state=ENDED), _pod(1, 7, terminating_at=150.0))
-    state, failure = machine.observe(NEW, reports, 101.0)
+    reports = _heard(_pod(0, 7, state=ENDED), _pod(1, 7, terminating_in_s=50.0))
+    state, failure = state_machine.observe(NEW, reports, 101.0)
     assert failure is not None and failure.message == (
         "a rank has ended already: rank 0 ended at step 7, rank 1 at step 7"
     )
-    assert machine.directive(state).unsaved == [], "the others may be about to end in order"
-    assert machine.observe(state, reports, 102.0) == (state, None)
+    assert state_machine.directive(state).unsaved == [], "the others may be about to end in order"
+    assert state_machine.observe(state, reports, 102.0) == (state, None)
 
 
 @pytest.mark.parametrize(
@@ -148,22 +149,22 @@ def test_ended_rank_cancels_but_lets_terminating_pods_end_by_themselves() -> Non
     ],
 )
 def test_barrier_gives_up_with_a_sentence(reports: tuple[PodReport, ...], now: float, message: str) -> None:
-    state, failure = machine.observe(machine.request(NEW, COMMAND), _heard(*reports, at=now), now)
+    state, failure = state_machine.observe(state_machine.request(NEW, COMMAND), _heard(*reports, at=now), now)
     assert failure is not None and failure.message == message
-    directive = machine.directive(state)
+    directive = state_machine.directive(state)
     assert (directive.op, directive.acquired, state.trigger) == ("run", False, None)
 
 
 def test_silent_pod_is_named() -> None:
     heard = {0: Heard(_pod(0, 7), 120.0), 1: Heard(_pod(1, 7), 101.0)}
-    assert machine.observe(_at_barrier(), heard, 101.0 + machine.SILENCE_S)[1] is None
-    _, failure = machine.observe(_at_barrier(), heard, 102.0 + machine.SILENCE_S)
+    assert state_machine.observe(_at_barrier(), heard, 101.0 + state_machine.SILENCE_S)[1] is None
+    _, failure = state_machine.observe(_at_barrier(), heard, 102.0 + state_machine.SILENCE_S)
     assert failure is not None and failure.message.startswith("pod 1 has not been heard for 16 s")
 
 
 def test_a_pod_that_was_silent_before_the_request_gets_its_time() -> None:
     heard = {0: Heard(_pod(0, 7), 101.0), 1: Heard(_pod(1, 7), 20.0)}
-    assert machine.observe(machine.request(NEW, COMMAND), heard, 101.0)[1] is None
+    assert state_machine.observe(state_machine.request(NEW, COMMAND), heard, 101.0)[1] is None
 
 
 @pytest.mark.parametrize(
@@ -184,24 +185,31 @@ def test_a_pod_that_was_silent_before_the_request_gets_its_time() -> None:
 def test_saving_gives_up_with_a_sentence_and_frozen_ranks_go_on(
     reports: tuple[PodReport, ...], now: float, message: str
 ) -> None:
-    state, failure = machine.observe(_saving(), _heard(*reports, at=now), now)
+    state, failure = state_machine.observe(_saving(), _heard(*reports, at=now), now)
     assert failure is not None and failure.message == message
-    directive = machine.directive(state)
+    directive = state_machine.directive(state)
     assert (directive.op, directive.acquired, directive.generation) == ("run", True, G)
 
 
+def test_a_rank_that_cannot_be_saved_ends_the_barrier_at_once() -> None:
+    heard = _heard(_pod(0, 8, G), _pod(1, 7, failed=G, message="rank 1 cannot be saved: no memory"))
+    state, failure = state_machine.observe(_at_barrier(), heard, 102.0)
+    assert failure is not None and failure.message.startswith("pod 1: rank 1 cannot be saved: no memory: ")
+    assert (state.phase, state_machine.directive(state).acquired) == ("run", False)
+
+
 def test_failure_of_an_older_generation_does_not_count() -> None:
-    state, failure = machine.observe(_saving(), _heard(_pod(0, 8, failed=G - 1), _pod(1, 8)), 103.0)
+    state, failure = state_machine.observe(_saving(), _heard(_pod(0, 8, failed=G - 1), _pod(1, 8)), 103.0)
     assert failure is None and state.phase == "save"
 
 
 def test_stale_attempt_ends_everything() -> None:
-    assert machine.directive(machine.stale(_committing())).op == "exit"
+    assert state_machine.directive(state_machine.stale(_committing())).op == "exit"
 
 
 def test_checkpoint_ids_are_valid_for_the_longest_job_names() -> None:
-    state = replace(NEW, job="a" * 39 + "-" + "b" * 12, sequence=999_999, attempt=9999)
-    assert state.checkpoint_id == "a" * 39 + "-a9999-g999999" and len(state.checkpoint_id) <= 63
+    state = replace(NEW, job="a" * 31 + "-" + "b" * 12, sequence=999_999, attempt=9999, nonce="01234567")
+    assert state.checkpoint_id == "a" * 31 + "-a9999-g999999-01234567" and len(state.checkpoint_id) <= 63
 
 
 def test_words_for_ranks() -> None:
@@ -210,65 +218,71 @@ def test_words_for_ranks() -> None:
 
 
 def test_an_eviction_that_joins_a_checkpoint_on_the_side_has_its_own_deadline() -> None:
-    aside = machine.request(NEW, replace(COMMAND, deadline=105.0, then="continue"))
-    joined = machine.request(aside, replace(COMMAND, deadline=200.0))
+    aside = state_machine.request(NEW, replace(COMMAND, deadline=105.0, then="continue"))
+    joined = state_machine.request(aside, replace(COMMAND, deadline=200.0))
     assert joined.trigger is not None
     assert (joined.trigger.deadline, joined.trigger.then, joined.goes_on) == (200.0, "stop", False)
-    late = machine.request(machine.request(NEW, replace(COMMAND, deadline=200.0)), replace(COMMAND, then="continue"))
+    late = state_machine.request(
+        state_machine.request(NEW, replace(COMMAND, deadline=200.0)), replace(COMMAND, then="continue")
+    )
     assert late.trigger is not None
     assert (late.trigger.deadline, late.goes_on) == (200.0, False)
 
 
 def test_a_checkpoint_on_the_side_leaves_no_trace_of_its_barrier() -> None:
     trigger = replace(COMMAND, then="continue")
-    assert machine.committed(replace(_committing(), trigger=trigger)).barrier_at == 0.0
-    state, failure = machine.cancelled(replace(_saving(), trigger=trigger), "no")
+    assert state_machine.committed(replace(_committing(), trigger=trigger)).barrier_at == 0.0
+    state, failure = state_machine.cancelled(replace(_saving(), trigger=trigger), "no")
     assert (state.barrier_at, failure.goes_on) == (0.0, True)
-    state, failure = machine.cancelled(_saving(), "no")
+    state, failure = state_machine.cancelled(_saving(), "no")
     assert (state.barrier_at, failure.goes_on) == (102.0, False)
 
 
 def test_the_world_has_finished_when_every_pod_is_done() -> None:
     done = [_pod(i, 9, state=ENDED, done=True) for i in (0, 1)]
-    assert machine.observe(NEW, _heard(done[0]), 101.0) == (NEW, None), "a pod not heard of may still run"
-    assert machine.observe(NEW, _heard(done[0], _pod(1, 9, state=ENDED)), 101.0) == (NEW, None), "its code is not known"
-    state, failure = machine.observe(NEW, _heard(*done), 101.0)
-    assert failure is None and machine.directive(state).op == "finish"
-    assert machine.observe(state, _heard(done[0], _pod(1, 9, terminating_at=150.0)), 102.0) == (state, None)
-    assert machine.request(state, COMMAND) == state, "nothing is left to save"
-    assert machine.observe(state, _heard(*done), 9000.0) == (state, None), "pods end one after the other"
+    assert state_machine.observe(NEW, _heard(done[0]), 101.0) == (NEW, None), "a pod not heard of may still run"
+    assert state_machine.observe(NEW, _heard(done[0], _pod(1, 9, state=ENDED)), 101.0) == (NEW, None), (
+        "its code is not known"
+    )
+    state, failure = state_machine.observe(NEW, _heard(*done), 101.0)
+    assert failure is None and state_machine.directive(state).op == "finish"
+    assert state_machine.observe(state, _heard(done[0], _pod(1, 9, terminating_in_s=50.0)), 102.0) == (state, None)
+    assert state_machine.request(state, COMMAND) == state, "nothing is left to save"
+    assert state_machine.observe(state, _heard(*done), 9000.0) == (state, None), "pods end one after the other"
 
 
 def test_those_who_wait_learn_why_the_world_cannot_end_well() -> None:
     failed = _heard(_pod(0, 9, done=True), _pod(1, 9, broken="rank 1 ended with code 3"))
-    state, _ = machine.observe(NEW, failed, 101.0)
-    assert machine.directive(state).op == "run"
-    assert machine.directive(state).broken == "pod 1: rank 1 ended with code 3"
-    state, _ = machine.observe(NEW, _heard(_pod(0, 9), _pod(1, 9)), 101.0 + machine.GONE_S)
-    assert machine.directive(state).broken == ""
+    state, _ = state_machine.observe(NEW, failed, 101.0)
+    assert state_machine.directive(state).op == "run"
+    assert state_machine.directive(state).broken == "pod 1: rank 1 ended with code 3"
+    state, _ = state_machine.observe(NEW, _heard(_pod(0, 9), _pod(1, 9)), 101.0 + state_machine.GONE_S)
+    assert state_machine.directive(state).broken == ""
     old = {0: Heard(_pod(0, 9, done=True), 200.0), 1: Heard(_pod(1, 9), 101.0)}
-    state, _ = machine.observe(NEW, old, 200.0)
-    assert machine.directive(state).broken == "pod 1 not heard for 60 s"
-    state, _ = machine.observe(state, _heard(_pod(0, 9), _pod(1, 9), at=201.0), 201.0)
-    assert machine.directive(state).broken == "", "it was only cut off"
+    state, _ = state_machine.observe(NEW, old, 200.0)
+    assert state_machine.directive(state).broken == "pod 1 not heard for 60 s"
+    state, _ = state_machine.observe(state, _heard(_pod(0, 9), _pod(1, 9), at=201.0), 201.0)
+    assert state_machine.directive(state).broken == "", "it was only cut off"
 
 
 def test_ranks_that_nobody_waits_for_are_stopped_where_they_are() -> None:
-    asked = machine.request(NEW, COMMAND)
+    asked = state_machine.request(NEW, COMMAND)
     absent, alone = _pod(0, 0, state=ABSENT), _pod(1, 5, state=page.STATE_ALONE)
-    before, _ = machine.observe(asked, _heard(absent, alone, at=99.0), 101.0)
+    before, _ = state_machine.observe(asked, _heard(absent, alone, at=99.0), 101.0)
     assert before.phase == "barrier", "what was said before the request may be old"
-    starting, _ = machine.observe(asked, _heard(absent, _pod(1, 0, state=ABSENT, started=False)), 101.0)
+    starting, _ = state_machine.observe(asked, _heard(absent, _pod(1, 0, state=ABSENT, started=False)), 101.0)
     assert starting.phase == "barrier"
-    meets, _ = machine.observe(asked, _heard(absent, _pod(1, 0)), 101.0)
+    meets, _ = state_machine.observe(asked, _heard(absent, _pod(1, 0)), 101.0)
     assert (meets.phase, meets.anywhere) == ("barrier", False), "rank 1 waits for rank 0"
-    state, failure = machine.observe(asked, _heard(absent, alone), 101.0)
+    state, failure = state_machine.observe(asked, _heard(absent, alone), 101.0)
     assert failure is None
-    first = machine.directive(state)
+    first = state_machine.directive(state)
     assert (first.op, first.anywhere, first.acquired, first.stop_at) == ("save", True, True, 5)
     done = {"dumped": G, "uploaded": G}
     later = _heard(_pod(0, 0, state=ABSENT, **done), _pod(1, 7, state=page.STATE_ALONE, **done))
-    state, _ = machine.observe(state, later, 102.0)
+    state, _ = state_machine.observe(state, later, 102.0)
     assert (state.phase, state.stop_at) == ("commit", 7), "it took two steps more until it stood"
-    again = machine.request(machine.committed(replace(state, trigger=replace(COMMAND, then="continue"))), COMMAND)
+    again = state_machine.request(
+        state_machine.committed(replace(state, trigger=replace(COMMAND, then="continue"))), COMMAND
+    )
     assert not again.anywhere

@@ -11,8 +11,8 @@ from store_samples import FOLDER, JOB, MIB, NAMESPACE, image, manifest, noise, s
 
 from proxy.errors import StoreError
 from proxy.store import PutResult, Store
-from proxy.store.ahead import LEAST
-from proxy.store.cutting import READ_SIZE
+from proxy.store.early_upload import LEAST
+from proxy.store.segments import READ_SIZE
 
 NAME = f"{JOB}-a1-g1"
 PAGES = "pages-1.img"

@@ -63,7 +63,18 @@ def test_what_is_wrong_is_said_with_status_1(store: Store, capsys: pytest.Captur
     assert status == 1 and "7 bytes instead of" in found["problems"][0]
     assert "no checkpoint that can be used" in call(capsys, "show", *at, *WHERE, "latest")[1]["error"]
     assert main(["ls", "--store", "nosuch://x"]) == 1
-    assert main(["gc", *at, "--job", JOB]) == 2
+    assert main(["gc", *at, "--job", JOB]) == 2 and main(["gc", *at, "--ended"]) == 2
+
+
+def test_uploads_that_broke_off_end_when_that_is_said(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["--store", store.url, *WHERE]
+    store.put_ranks(NAMESPACE, JOB, "train-a1-g3", {0: image(tmp_path / "image-3", 3)})
+    (job,) = call(capsys, "gc", *at)[1]["jobs"]
+    assert job["deleted"] == 0 and job["uploads_running"] == store.uploads(NAMESPACE, JOB) != []
+    (job,) = call(capsys, "gc", *at, "--ended")[1]["jobs"]
+    assert job["deleted"] == 2 and job["uploads_running"] == [] == store.uploads(NAMESPACE, JOB)
 
 
 def test_as_a_process_it_reads_an_archive_from_a_pipe(store: Store, tmp_path: Path) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import io
-import threading
+import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
 import pytest
 from store_samples import FOLDER, JOB, MIB, NAMESPACE, commit, image, manifest, noise, same
 
-from proxy.errors import CheckpointNotFoundError, CorruptChunkError, StoreError
-from proxy.protocol.manifest import Manifest
-from proxy.store import PutResult, Store, layout, locks
-from proxy.store.known import Known
+from proxy.errors import CheckpointNotFoundError, CorruptChunkError, DamageError, StoreError
+from proxy.protocol import manifest as mf
+from proxy.protocol.manifest import object_name
+from proxy.store import PutResult, Store, download, layout, locks
+from proxy.store.backend import Backend
+from proxy.store.chunk_index import Known
 
 
 @pytest.fixture(params=["file", "memory", "gs", "s3"])
@@ -158,15 +163,47 @@ def test_a_pack_of_the_wrong_size_is_not_relied_on(store: Store, tmp_path: Path,
     assert same(folder, tmp_path / "back")
 
 
+def test_a_manifest_is_never_written_over_another(store: Store, tmp_path: Path) -> None:
+    made = commit(store, image(tmp_path / "image", size=MIB))
+    store.write_manifest(made)  # again: an answer may have been lost
+    with pytest.raises(StoreError, match=r"train-a1-g1\.json is there with other content, and stays"):
+        store.write_manifest(replace(made, step=made.step + 1))
+    assert store.read_manifest(NAMESPACE, JOB, "train-a1-g1") == made
+    assert not [path for path in objects(store, "") if ".tmp-" in path]
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_a_store_that_cannot_create_exclusively_is_asked_first(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(f"{kind}://{tmp_path}/store", patience_s=1)
+    stock = store.backend.fs.pipe_file
+
+    def link(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    def pipe(path: str, data: bytes, mode: str = "overwrite") -> None:
+        if mode == "create":
+            raise NotImplementedError("A header you provided implies functionality that is not implemented")
+        stock(path, data)
+
+    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(store.backend.fs, "pipe_file", pipe)
+    made = commit(store, image(tmp_path / "image", size=MIB))
+    with pytest.raises(StoreError, match=r"is there .*and stays"):
+        store.write_manifest(replace(made, step=made.step + 1))
+    assert store.read_manifest(NAMESPACE, JOB, "train-a1-g1") == made
+
+
 def test_missing_and_invalid_manifests(store: Store, tmp_path: Path) -> None:
     path = layout.manifest_path(NAMESPACE, JOB, "train-a1-g9")
     with pytest.raises(CheckpointNotFoundError, match="'train-a1-g9'"):
         store.read_manifest(NAMESPACE, JOB, "train-a1-g9")
-    store.backend.write(path, b'{"id": 1, "format": 3}')
+    store.backend.write(path, b'{"id": 1, "format": 4}')
     with pytest.raises(StoreError, match="not a valid manifest"):
         store.read_manifest(NAMESPACE, JOB, "train-a1-g9")
-    store.backend.write(path, b'{"format": 4}')
-    with pytest.raises(StoreError, match="format: 4 is not supported, this build reads format 3"):
+    store.backend.write(path, b'{"format": 3}')
+    with pytest.raises(StoreError, match="format: 3 is not supported, this build reads format 4"):
         store.read_manifest(NAMESPACE, JOB, "train-a1-g9")
     commit(store, image(tmp_path / "image", size=MIB))
     data = store.backend.read(layout.manifest_path(NAMESPACE, JOB, "train-a1-g1"))
@@ -174,6 +211,101 @@ def test_missing_and_invalid_manifests(store: Store, tmp_path: Path) -> None:
     store.backend.write(layout.manifest_path(NAMESPACE, "other", "train-a1-g1"), data)
     with pytest.raises(StoreError, match="copied or renamed"):
         store.read_manifest(NAMESPACE, "other", "train-a1-g1")
+
+
+def test_a_manifest_is_read_by_the_digest_that_was_committed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "SECOND_LOOK_S", 0.01)
+    folder = image(tmp_path / "image")
+    put = store.put_ranks(NAMESPACE, JOB, "train-a1-g1", {0: folder})
+    digest = store.write_manifest(manifest(put.images))
+    path = layout.manifest_path(NAMESPACE, JOB, "train-a1-g1")
+    data = store.backend.read(path)
+    assert data is not None and digest == hashlib.sha256(data).hexdigest()
+    assert store.read_manifest(NAMESPACE, JOB, "train-a1-g1", digest) == manifest(put.images)
+    other = mf.dumps(replace(manifest(put.images), step=99)).encode()  # valid in itself: anybody can seal one
+    store.backend.write(path, other)
+    assert store.read_manifest(NAMESPACE, JOB, "train-a1-g1").step == 99
+    for found in (other, b"", b"[" * 100_000, data[:-1], data + b" "):
+        store.backend.write(path, found)
+        with pytest.raises(DamageError, match=f"is not the manifest that was committed.*committed was {digest}"):
+            store.read_manifest(NAMESPACE, JOB, "train-a1-g1", digest)
+    store.backend.delete(path)
+    with pytest.raises(DamageError, match="no checkpoint 'train-a1-g1'"):
+        store.read_manifest(NAMESPACE, JOB, "train-a1-g1", digest)
+
+
+def test_what_does_not_match_is_read_a_second_time(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache between here and the store gives one bad answer: that is no reason to give a checkpoint up."""
+    folder = image(tmp_path / "image")
+    put = store.put_ranks(NAMESPACE, JOB, "train-a1-g1", {0: folder})
+    digest = store.write_manifest(manifest(put.images))
+    stock, seen = Backend.read, set[str]()
+
+    def read(backend: Backend, relative: str, most: int | None = None) -> bytes | None:
+        data = stock(backend, relative, most)
+        if relative in seen or data is None:
+            return data
+        seen.add(relative)
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    monkeypatch.setattr(Backend, "read", read)
+    monkeypatch.setattr(download, "SECOND_LOOK_S", 0.01)
+    made = store.read_manifest(NAMESPACE, JOB, "train-a1-g1", digest)
+    counts: list[int] = []
+    store.fetch_ranks(made, {0: tmp_path / "back"}, progress=lambda done, total: counts.append(done))
+    assert same(folder, tmp_path / "back") and len(seen) == 3
+    assert counts[-1] == put.bytes == max(counts), "nothing is counted twice"
+
+
+def test_a_pack_that_was_found_damaged_is_not_relied_on_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its head is whole, so nothing but a restore notices. The job then makes the same bytes once more."""
+    monkeypatch.setattr(download, "SECOND_LOOK_S", 0.01)
+    folder = image(tmp_path / "image", size=20 * MIB)
+    made = commit(store, folder)
+    for path in objects(store, "packs")[:2]:
+        data = store.backend.read(path) or b""
+        store.backend.write(path, data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(CorruptChunkError, match="does not match its digest"):
+        store.fetch_ranks(made, {0: tmp_path / "back"})
+    assert len(objects(store, "damaged")) == 2, "one is enough to give the checkpoint up, both must be known"
+    again = commit(store, folder, 2)
+    store.fetch_ranks(again, {0: tmp_path / "back"})
+    assert same(folder, tmp_path / "back")
+    for number in (1, 2):
+        store.drop(NAMESPACE, JOB, [f"train-a1-g{number}"])
+    for _ in range(2):
+        store.collect_garbage(NAMESPACE, JOB)
+    assert store.backend.find(FOLDER) == {}
+
+
+@pytest.mark.parametrize("kind", ["packs", "recipes"])
+def test_an_object_that_was_made_empty_or_huge(
+    store: Store, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = commit(store, image(tmp_path / "image"))
+    (path,) = objects(store, kind)
+    data = store.backend.read(path) or b""
+    monkeypatch.setattr(download, "SECOND_LOOK_S", 0.01)
+    asked: list[int] = []
+    stock = Backend.read
+
+    def read(backend: Backend, relative: str, most: int | None = None) -> bytes | None:
+        found = stock(backend, relative, most)
+        asked.append(len(found or b""))
+        return found
+
+    monkeypatch.setattr(Backend, "read", read)
+    for content in (b"", data + noise(1, 8 * MIB)):
+        store.backend.write(path, content)
+        with pytest.raises(CorruptChunkError, match=r"0 bytes instead of|is longer than its|match its digest"):
+            store.fetch_ranks(made, {0: tmp_path / "back"})
+    assert max(asked) <= 2 * MIB, "no more is read than there should be"
 
 
 def test_latest_valid_says_what_it_skipped_and_why(store: Store, tmp_path: Path) -> None:
@@ -229,39 +361,61 @@ def test_garbage_collection_gives_way_to_an_upload_until_its_commit(store: Store
     folder = image(tmp_path / "image")
     put = store.put_ranks(NAMESPACE, JOB, "train-a1-g1", {0: folder})
     done = store.collect_garbage(NAMESPACE, JOB)
-    assert (done.deleted, done.running) == (0, ["upload-pod-train-a1-g1.0"]), "its packs are named by no manifest yet"
+    assert done.deleted == 0 and done.running == store.uploads(NAMESPACE, JOB), "its packs are named by no manifest yet"
+    assert [name.rpartition(".")[0] for name in done.running] == ["upload-pod-train-a1-g1.0"]
     made = manifest(put.images)
     store.write_manifest(made)
     assert store.collect_garbage(NAMESPACE, JOB).running == []
     assert store.verify(made) == []
 
 
-def test_an_upload_waits_for_a_collection(store: Store, tmp_path: Path) -> None:
-    """The collection has looked for uploads and found none: what it is about to delete must not be relied on."""
+def test_an_upload_relies_on_nothing_that_a_collection_is_about_to_delete(store: Store, tmp_path: Path) -> None:
+    """The collection has looked for uploads and found none; its deletes come whenever they come."""
     folder = image(tmp_path / "image")
     commit(store, folder)
     store.backend.delete(layout.manifest_path(NAMESPACE, JOB, "train-a1-g1"))  # all of it is garbage now
-    name, running = locks.announce_collection(store.backend, FOLDER)
-    assert running == []
-    asked = threading.Event()
-    result: list[Manifest] = []
-
-    def cancelled() -> bool:
-        asked.set()
-        return False
-
-    def upload() -> None:
-        put = Store(store.url).put_ranks(NAMESPACE, JOB, "train-a1-g2", {0: folder}, cancelled=cancelled)
-        result.append(manifest(put.images, 2))
-
-    thread = threading.Thread(target=upload)
-    thread.start()
-    assert asked.wait(30), "it waits, and asks whether it still has to"
-    for path in objects(store, "packs"):
+    doomed = objects(store, "packs") + objects(store, "recipes")
+    _, running = locks.mark(store.backend, FOLDER, [path.removeprefix(f"{FOLDER}/") for path in doomed])
+    assert running.pods == []
+    put = store.put_ranks(NAMESPACE, JOB, "train-a1-g2", {0: folder})
+    assert put.bytes_stored > MIB, "the same content, under other names"
+    store.write_manifest(manifest(put.images, 2))
+    for path in doomed:
         store.backend.delete(path)
-    locks.withdraw(store.backend, FOLDER, name)
-    thread.join(60)
-    assert store.verify(result[0]) == []
+    assert store.verify(manifest(put.images, 2)) == []
+    assert store.collect_garbage(NAMESPACE, JOB).deleted == 0
+    assert objects(store, "locks") == [], "nothing is left of what the mark names"
+
+
+def test_a_collection_spares_an_import_under_way_and_nothing_else(store: Store, tmp_path: Path) -> None:
+    commit(store, image(tmp_path / "dead", 1), 1)
+    store.backend.delete(layout.manifest_path(NAMESPACE, JOB, "train-a1-g1"))
+    upload = locks.draw()
+    locks.announce(store.backend, FOLDER, locks.import_upload(upload))
+    taken = layout.object_path(FOLDER, "packs", object_name("a" * 64, upload))
+    store.backend.write(taken, b"content")
+    done = store.collect_garbage(NAMESPACE, JOB)
+    assert done.deleted == 2 and objects(store, "packs") == [taken]
+    locks.withdraw(store.backend, FOLDER, locks.import_upload(upload))
+    assert store.collect_garbage(NAMESPACE, JOB).deleted == 1, "it has died"
+
+
+def test_an_upload_is_ended_by_its_checkpoint_and_part_only(store: Store, tmp_path: Path) -> None:
+    folder = image(tmp_path / "image", size=MIB)
+    for checkpoint in ("train-a1-g1", "train-a1-g10"):
+        for part in (0, 1):
+            store.put_ranks(NAMESPACE, JOB, checkpoint, {0: folder}, (part, 2))
+    earlier = store.uploads(NAMESPACE, JOB)
+    assert len(earlier) == 4
+    store.end_uploads(NAMESPACE, JOB, "train-a1-g1", 1)
+    assert [n.rpartition(".")[0][11:] for n in store.uploads(NAMESPACE, JOB)] == [
+        "train-a1-g1.0", "train-a1-g10.0", "train-a1-g10.1",
+    ]  # fmt: skip
+    put = store.put_ranks(NAMESPACE, JOB, "train-a1-g10", {0: folder})
+    store.withdraw_uploads(NAMESPACE, JOB, earlier)
+    assert len(store.uploads(NAMESPACE, JOB)) == 1, "the same part and checkpoint again is another upload"
+    store.write_manifest(manifest(put.images, 10))
+    assert store.uploads(NAMESPACE, JOB) == []
 
 
 def test_archive_goes_to_another_store_and_comes_back(store: Store, tmp_path: Path) -> None:
@@ -302,6 +456,8 @@ def test_names_cannot_leave_the_store(store: Store, bad: str) -> None:
         store.read_manifest(NAMESPACE, JOB, bad)
     with pytest.raises(StoreError, match="not a sha256"):
         layout.object_path(FOLDER, "packs", bad)
+    with pytest.raises(StoreError, match="checkpoint id"):
+        store.put_ranks(NAMESPACE, JOB, bad, {})
 
 
 def test_probe_leaves_nothing(store: Store) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import tarfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from store_samples import FOLDER, JOB, NAMESPACE, commit, image, manifest, same
 
 from proxy.errors import StoreError
-from proxy.store import Store
+from proxy.store import Store, locks
 
 
 def test_errors_that_pass_are_tried_again_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +152,32 @@ def test_a_tampered_archive_is_refused(tmp_path: Path, change: Change, text: str
     assert not (tmp_path / "escaped").exists()
 
 
-@pytest.mark.parametrize("url", ["s4://bucket/prefix", "nosuch://x"])
-def test_a_store_that_is_not_known_names_those_that_are(url: str) -> None:
-    with pytest.raises(StoreError, match=r"supported are file://, gs://, s3:// and memory://"):
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s4://bucket/prefix", "http://10.0.0.1/latest/meta-data", "https://example.org/x", "ftp://host/x",
+        "simplecache::gs://bucket/x", "simplecache::http://10.0.0.1/x", "gs://bucket/x::http://10.0.0.1/",
+        "FILE:///x", "/bare/path", "local:///x", "data:,x", "github://o:r@/x", "filecache://x", "reference://x",
+    ],
+)  # fmt: skip
+def test_only_stores_that_are_known_are_opened(url: str) -> None:
+    """Any other could make the pod ask an address inside the cluster, or run what a library of fsspec's has."""
+    with pytest.raises(StoreError, match=r"not of a kind that is supported; give file://, gs://, s3:// or memory://"):
         Store(url)
+
+
+def test_a_collection_sends_no_delete_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, sent = Store(f"memory://{tmp_path.name}", patience_s=60), []
+    commit(store, image(tmp_path / "image", size=1 << 19))
+    store.backend.delete(f"{FOLDER}/{JOB}-a1-g1.json")
+
+    def away(path: str) -> None:
+        sent.append(time.monotonic())
+        raise ConnectionResetError("the store went away")
+
+    monkeypatch.setattr(store.backend.fs, "rm_file", away)
+    monkeypatch.setattr(locks, "COLLECTION_S", 3.0)
+    began = time.monotonic()
+    with pytest.raises(StoreError, match=r"(cannot|did not) delete .*the store went away"):
+        store.collect_garbage(NAMESPACE, JOB)
+    assert len(sent) > 1 and max(sent) < began + 3.5 and time.monotonic() < began + 6

@@ -15,7 +15,7 @@ from object_servers import ENDPOINTS
 from store_samples import FOLDER, JOB, MIB, NAMESPACE, commit, image, manifest, same
 
 from proxy.errors import StoreError
-from proxy.store import PutResult, Store, backend
+from proxy.store import PutResult, Store, backend, locks
 
 NAME = "train-a1-g2"
 SIZE = 12 * MIB
@@ -77,9 +77,7 @@ def check_not_committed(store: Store, earlier: str) -> None:
 
 
 @pytest.mark.parametrize("seconds", [1.0, pytest.param(60.0, marks=pytest.mark.full)])
-def test_a_server_that_answers_errors_for_a_while(
-    proxy: FaultyProxy, url: str, tmp_path: Path, seconds: float
-) -> None:
+def test_a_server_that_answers_errors_for_a_while(proxy: FaultyProxy, url: str, tmp_path: Path, seconds: float) -> None:
     store, folder = Store(url), image(tmp_path / "image", size=SIZE)
     began = time.monotonic()
     proxy.fail("503", after=2 * MIB, spreads=True)  # begins in the middle of a pack
@@ -263,3 +261,24 @@ def test_what_is_wrong_with_s3_is_said_at_once(
     with pytest.raises(StoreError, match=text) as caught:
         store.probe()
     assert type(caught.value) is StoreError and store.backend.retries == 0
+
+
+def test_a_delete_without_an_answer_is_given_up_when_the_collections_time_is_over(
+    proxy: FaultyProxy, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody relies on what it was about to delete, whether the delete is still carried out or not."""
+    store, folder = Store(url), image(tmp_path / "image", size=MIB)
+    commit(store, folder)
+    store.backend.delete(f"{FOLDER}/{JOB}-a1-g1.json")
+    proxy.fail("silence", about=b"DELETE ")
+    began = time.monotonic()
+    with monkeypatch.context() as patch, pytest.raises(StoreError, match="cannot delete"):
+        patch.setattr(locks, "COLLECTION_S", 3.0)
+        store.collect_garbage(NAMESPACE, JOB)
+    assert proxy.fired["silence"] and time.monotonic() - began < 15
+    proxy.heal()
+    put = store.put_ranks(NAMESPACE, JOB, NAME, {0: folder})
+    assert put.bytes_stored > MIB
+    check_whole(store, put, folder, tmp_path / "back")
+    assert store.collect_garbage(NAMESPACE, JOB).deleted == 2
+    assert store.backend.find(f"{FOLDER}/locks") == {}

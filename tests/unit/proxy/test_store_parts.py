@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from store_samples import noise
 
 from proxy.protocol.manifest import ImageFile
-from proxy.store import grains, pack, recipe
+from proxy.store import chunking, layout_map, pack
 
 CONTENT = noise(1, 900_000) + bytes(40_000) + b"text, again and again\n" * 30_000
 
 
 def cut(data: bytes) -> list[bytes]:
     found, last = [], 0
-    for end in grains.ends(data, True):
+    for end in chunking.ends(data, True):
         found.append(data[last:end])
         last = end
     return found
@@ -27,19 +27,19 @@ def cut(data: bytes) -> list[bytes]:
 def test_grains_cover_the_data_and_keep_their_bounds(size: int) -> None:
     found = cut(CONTENT[:size])
     assert b"".join(found) == CONTENT[:size]
-    assert all(grains.SMALLEST <= len(g) <= grains.LARGEST for g in found[:-1])
-    assert not found or 0 < len(found[-1]) <= grains.LARGEST
+    assert all(chunking.SMALLEST <= len(g) <= chunking.LARGEST for g in found[:-1])
+    assert not found or 0 < len(found[-1]) <= chunking.LARGEST
 
 
 @given(st.lists(st.integers(1, 300_000), max_size=6))
 def test_reading_in_parts_cuts_at_the_same_places(sizes: list[int]) -> None:
-    whole = grains.ends(CONTENT, True)
+    whole = chunking.ends(CONTENT, True)
     found: list[int] = []
     rest, at, begin = b"", 0, 0
     for size in [*sizes, len(CONTENT)]:
         text = rest + CONTENT[at : at + size]
         at += size
-        ends = grains.ends(text, at >= len(CONTENT))
+        ends = chunking.ends(text, at >= len(CONTENT))
         found += [begin + end for end in ends]
         last = ends[-1] if ends else 0
         rest, begin = text[last:], begin + last
@@ -50,14 +50,14 @@ def test_reading_in_parts_cuts_at_the_same_places(sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("shift", [64, 640, 4032])
 def test_content_that_moved_by_lines_of_64_bytes_is_found_again(shift: int) -> None:
-    one = {grains.key_of(g) for g in cut(noise(7, 1 << 20))}
+    one = {chunking.key_of(g) for g in cut(noise(7, 1 << 20))}
     other = cut(noise(8, 128 * 64 + shift) + noise(7, 1 << 20))
-    again = sum(len(g) for g in other if grains.key_of(g) in one)
+    again = sum(len(g) for g in other if chunking.key_of(g) in one)
     assert again > 0.95 * (1 << 20)
 
 
 def packed() -> tuple[list[tuple[bytes, bytes]], str, bytes]:
-    content = [(grains.key_of(g), g) for g in cut(CONTENT)]
+    content = [(chunking.key_of(g), g) for g in cut(CONTENT)]
     return (content, *pack.build(content))
 
 
@@ -111,22 +111,22 @@ def test_no_bytes_make_the_reader_of_packs_fail_otherwise(data: bytes) -> None:
 
 
 FILES = [ImageFile("a", 300), ImageFile("b", 0), ImageFile("c", 70)]
-RUNS = [recipe.join([(1, 0, 100), (1, 1, 100), (0, 0, 60), (0, 0, 40)]), [], recipe.join([(2, 5, 70)])]
+RUNS = [layout_map.join([(1, 0, 100), (1, 1, 100), (0, 0, 60), (0, 0, 40)]), [], layout_map.join([(2, 5, 70)])]
 
 
 def test_a_recipe_joins_neighbours_and_reads_back() -> None:
     assert [len(runs) for runs in RUNS] == [2, 0, 1]
-    assert recipe.decode(recipe.encode(RUNS), FILES, 2) == RUNS
+    assert layout_map.decode(layout_map.encode(RUNS), FILES, 2) == RUNS
 
 
-@given(st.binary(max_size=120) | st.just(recipe.encode(RUNS)), st.integers(0, 200), st.integers(0, 255))
+@given(st.binary(max_size=120) | st.just(layout_map.encode(RUNS)), st.integers(0, 200), st.integers(0, 255))
 def test_any_bytes_are_a_recipe_of_these_files_or_refused(data: bytes, at: int, byte: int) -> None:
     altered = bytearray(data)
     if altered:
         altered[at % len(altered)] = byte
     try:
-        runs = recipe.decode(bytes(altered), FILES, 2)
-    except recipe.RecipeError:
+        runs = layout_map.decode(bytes(altered), FILES, 2)
+    except layout_map.RecipeError:
         return
     assert [sum(r.size for r in of_file) for of_file in runs] == [f.size for f in FILES]
     assert all(0 <= r.pack <= 2 for of_file in runs for r in of_file)

@@ -38,4 +38,7 @@ def train(local, steps, processes, node, nodes):
 
 if __name__ == "__main__":
     steps, processes = int(sys.argv[1]), int(sys.argv[2])
-    mp.spawn(train, (steps, processes, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])), processes)
+    node, nodes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if nodes == 1:  # as in a plain shell
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "29512"
+    mp.spawn(train, (steps, processes, node, nodes), processes)

@@ -1,0 +1,65 @@
+"""A rank, root in its container, that replaces programs, libraries, modules and settings: nothing of it becomes the
+launcher, in place, through a preemption and in the next pod; and its training keeps every bit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+import pod_processes
+import pytest
+from rows import SCRIPT, Rows, Training
+
+from kueue_integration.requests import verbs
+from localcluster.demo.stage import CHECKOUT, Stage
+
+sys.path.insert(0, str(CHECKOUT / "tests" / "unit" / "proxy"))
+import planted
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+HOSTILE = SCRIPT.with_name("hostile.py")
+
+
+@pytest.fixture(scope="module")
+def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
+    made = Rows(stage, "hostile", say)
+    made.queue("own", {"ondemand": "100m"})
+    yield made
+    made.close()
+
+
+def nothing_became_the_launcher(training: Training) -> None:
+    found = [launcher / "root" for launcher in pod_processes.launchers(training.pods())]
+    assert len(found) == 2, "both pods are looked at"
+    for root in found:
+        assert (root / "usr/bin/nsenter").read_bytes() == planted.program(), "it was planted"
+        ran = planted.ran(root / planted.RECORD.lstrip("/"))
+        assert ran, "what the rank itself ran of it is recorded: so would be what the launcher runs"
+        assert not [each for each in ran if each.effective & planted.ADDED]
+
+
+def saved_in_place(training: Training) -> None:
+    before = len(training.look().checkpoints)
+    verbs.checkpoint(training.rows.kube, training.rows.namespace, training.name)
+    status = training.until(lambda s: len(s.checkpoints) > before, "a checkpoint in place")
+    step = status.checkpoints[-1]["step"]
+    training.until(lambda s: s.step >= step + 3, "it goes on after the checkpoint")
+
+
+def test_a_hostile_rank_never_becomes_its_launcher_and_keeps_every_bit(rows: Rows) -> None:
+    files = {path.name: path.read_text() for path in (SCRIPT, HOSTILE)} | planted.files()
+    training = rows.train("planter", "own", workers=2, files=files, script=HOSTILE.name)
+    training.until_steps(5)
+    saved_in_place(training)
+    nothing_became_the_launcher(training)
+    rows.other("urgent", "own", pods=2)
+    ended = training.until_ended(1)
+    assert ended.ended_by == "Preempted" and ended.checkpoint
+    rows.until_admitted("urgent")
+    rows.remove("urgent")
+    training.until_attempt(2)
+    nothing_became_the_launcher(training)
+    saved_in_place(training)
+    nothing_became_the_launcher(training)
+    training.assert_exact(training.finish())

@@ -1,0 +1,290 @@
+"""Pods for the guard of pods, good and bad ones: used by the unit tests and, on the local cluster, by the end-to-end
+tests. Each is a pod spec made from the platform's configuration.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from adoption_cases import jobset, plain
+from kueue_samples import spec
+
+from kueue_integration.adoption import trainjob
+from kueue_integration.adoption.jobset import adopted_jobset
+from kueue_integration.adoption.patch import adopted
+from kueue_integration.doctor import gpu_probe, probe
+from kueue_integration.jobs import store_pod
+from kueue_integration.manifests import job_manifests
+from kueue_integration.manifests.pod import AGENT_VOLUME
+from kueue_integration.spec.platform_config import PlatformConfig
+from proxy.protocol import names
+
+Pod = dict[str, Any]
+Make = Callable[[PlatformConfig], Pod]
+
+
+def ours(platform: PlatformConfig) -> Pod:
+    """The pod of a training job."""
+    made: Pod = copy.deepcopy(job_manifests.job(spec(), platform)["spec"]["template"]["spec"])
+    return made
+
+
+def other(platform: PlatformConfig) -> Pod:
+    """A pod that has nothing to do with us."""
+    return {"restartPolicy": "Never", "containers": [{"name": "main", "image": "example/mine:1", "command": ["true"]}]}
+
+
+def _probe(platform: PlatformConfig) -> Pod:
+    made: Pod = probe.pod("default", platform, {"spec": {}}, 60)["spec"]
+    return made
+
+
+def _gpu_probe(platform: PlatformConfig) -> Pod:
+    made: Pod = gpu_probe.pod("default", platform, {"spec": {}}, "nvidia.com/gpu", "example/torch:1", 60)["spec"]
+    return made
+
+
+def _jobset(platform: PlatformConfig) -> Pod:
+    made: Pod = adopted_jobset(jobset(), platform)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    return made
+
+
+def _trainjob(platform: PlatformConfig) -> Pod:
+    (replicated,) = trainjob.runtime(platform)["spec"]["template"]["spec"]["replicatedJobs"]
+    pod: Pod = copy.deepcopy(replicated["template"]["spec"]["template"]["spec"])
+    pod["containers"][0]["command"] += ["python3", "train.py"]
+    return pod
+
+
+def _with(base: Make, change: Callable[[Pod, PlatformConfig], None]) -> Make:
+    def make(platform: PlatformConfig) -> Pod:
+        pod = base(platform)
+        change(pod, platform)
+        return pod
+
+    return make
+
+
+def _container(name: str = "extra", **fields: Any) -> Pod:
+    return {"name": name, "image": "example/mine:1", "command": ["true"], **fields}
+
+
+def _capable(*add: str) -> Pod:
+    return {"securityContext": {"capabilities": {"add": [*add]}}}
+
+
+def _beside(**fields: Any) -> Callable[[Pod, PlatformConfig], None]:
+    """One more init container."""
+    return lambda pod, _: pod.setdefault("initContainers", []).append(_container(**fields))
+
+
+def _mount(name: str, path: str, **fields: Any) -> Pod:
+    return {"volumeMounts": [{"name": name, "mountPath": path, **fields}]}
+
+
+def _train(**fields: Any) -> Callable[[Pod, PlatformConfig], None]:
+    return lambda pod, _: pod["containers"][0].update(fields)
+
+
+def _init(name: str, **fields: Any) -> Callable[[Pod, PlatformConfig], None]:
+    def change(pod: Pod, _: PlatformConfig) -> None:
+        next(c for c in pod["initContainers"] if c["name"] == name).update(fields)
+
+    return change
+
+
+def _pod(**fields: Any) -> Callable[[Pod, PlatformConfig], None]:
+    return lambda pod, _: pod.update(fields)
+
+
+def _volume(**volume: Any) -> Callable[[Pod, PlatformConfig], None]:
+    return lambda pod, _: pod.setdefault("volumes", []).append(volume)
+
+
+def _written(pod: Pod, platform: PlatformConfig) -> None:
+    """What the platform mounts read-only, mounted by somebody who could write."""
+    read = next(m["name"] for m in platform.volume_mounts if m.get("readOnly"))
+    pod["volumes"] = [v for v in platform.volumes if v["name"] == read]
+    pod["containers"][0].update(_mount(read, "/mnt"))
+
+
+def _of_another_name(pod: Pod, platform: PlatformConfig) -> None:
+    pod["containers"].append(_container(**_capable("SYS_ADMIN")))
+
+
+def _without(name: str) -> Callable[[Pod, PlatformConfig], None]:
+    def change(pod: Pod, _: PlatformConfig) -> None:
+        pod["initContainers"] = [c for c in pod["initContainers"] if c["name"] != name]
+
+    return change
+
+
+def _replaced(pod: Pod, _: PlatformConfig) -> None:
+    """The folder that the launcher comes from is filled by somebody else."""
+    pod["volumes"] = [v for v in pod["volumes"] if v["name"] != AGENT_VOLUME]
+    pod["volumes"].append({"name": AGENT_VOLUME, "persistentVolumeClaim": {"claimName": "mine"}})
+
+
+def _elsewhere(pod: Pod, _: PlatformConfig) -> None:
+    """The launcher's name in an image, and nothing of ours."""
+    mounts = pod["containers"][0]["volumeMounts"]
+    pod["containers"][0]["volumeMounts"] = [m for m in mounts if m["name"] != AGENT_VOLUME]
+
+
+_INSTALL, _SIDECAR = names.CONTAINER_INSTALL, names.CONTAINER_SIDECAR
+_HOOK = {"exec": {"command": ["sh", "-c", "id"]}}
+_HELPER = {"name": "LD_PRELOAD", "value": "/mine/helper.so"}
+
+GOOD: dict[str, Make] = {
+    "a training job": ours,
+    "an adopted job": lambda platform: adopted(plain(), platform)["spec"]["template"]["spec"],
+    "a JobSet": _jobset,
+    "a TrainJob": _trainjob,
+    "an ordinary pod": other,
+    "doctor's probe": _probe,
+    "doctor's probe of GPUs": _gpu_probe,
+    "a question to the store": lambda p: store_pod.manifest("default", p, p.store, ["ls"], 9)["spec"],
+    "a capability that every container has": _with(other, _train(**_capable("NET_BIND_SERVICE", "CHOWN"))),
+    "all capabilities dropped": _with(other, _train(securityContext={"capabilities": {"drop": ["ALL"]}})),
+    "a sidecar of the user's": _with(ours, _beside(name="exporter", restartPolicy="Always")),
+    "the platform's volumes": _with(other, lambda pod, platform: pod.update(volumes=[*platform.volumes])),
+    "volumes of the user's": _with(ours, _volume(name="data", persistentVolumeClaim={"claimName": "data"})),
+    "a cloud's identity": _with(
+        ours,
+        _init(
+            _INSTALL,
+            env=[{"name": "AWS_ROLE_ARN", "value": "arn"}],
+            volumeMounts=[
+                {"name": AGENT_VOLUME, "mountPath": names.AGENT_DIR},
+                {"name": "singularity-token", "mountPath": "/var/run/secrets/eks.amazonaws.com/serviceaccount"},
+            ],
+        ),
+    ),
+}
+
+BAD: dict[str, tuple[Make, str]] = {
+    "the node's network": (_with(other, _pod(hostNetwork=True)), "hostNetwork must not be set"),
+    "the node's processes": (_with(ours, _pod(hostPID=True)), "hostPID must not be set"),
+    "the node's IPC": (_with(ours, _pod(hostIPC=True)), "hostIPC must not be set"),
+    "the node's files": (_with(other, _volume(name="root", hostPath={"path": "/"})), "volume root: a hostPath must"),
+    "a folder beside the platform's": (
+        _with(ours, lambda pod, p: pod["volumes"].append({"name": "up", "hostPath": {
+            "path": next(v["hostPath"]["path"] for v in p.volumes) + "/x"}})),
+        "volume up: a hostPath must",
+    ),
+    "the platform's Python, to be written": (_with(other, _written), "container main: a hostPath that the platform"),
+    "privileged": (_with(other, _train(securityContext={"privileged": True})), "container main: privileged"),
+    "a privileged launcher": (
+        _with(ours, lambda pod, _: pod["containers"][0]["securityContext"].update(
+            privileged=True, allowPrivilegeEscalation=True)),
+        "container train: privileged",
+    ),
+    "a privileged init container": (
+        _with(ours, _beside(securityContext={"privileged": True})), "container extra: privileged"
+    ),
+    "a capability": (_with(other, _train(**_capable("SYS_PTRACE"))), "container main: only the platform's launcher"),
+    "all capabilities": (_with(other, _train(**_capable("ALL"))), "container main: only the platform's launcher"),
+    "a capability beside the launcher": (
+        _with(ours, _of_another_name), "container extra: only the platform's launcher"
+    ),
+    "an init container with a capability": (
+        _with(ours, _beside(**_capable("SYS_ADMIN"))), "container extra: only the platform's launcher"
+    ),
+    "one more capability of the launcher": (
+        _with(ours, _train(**_capable("SYS_ADMIN", "SYS_MODULE"))), "container train: only the platform's launcher"
+    ),
+    "another program as the launcher": (
+        _with(ours, _train(command=["sh", "-c", "id"])), "container train: only the platform's launcher"
+    ),
+    "no program, but the image's own": (
+        _with(ours, lambda pod, _: pod["containers"][0].pop("command")), "container train: only the platform's launcher"
+    ),
+    "the launcher's name in an ordinary pod": (
+        _with(other, _train(name="train", **_capable("SYS_ADMIN"))), "container train: only the platform's launcher"
+    ),
+    "the launcher as an init container": (
+        _with(ours, lambda pod, _: pod.update(initContainers=pod["containers"], containers=[_container("main")])),
+        "container train: only the platform's launcher",
+    ),
+    "a hook of the launcher": (
+        _with(ours, _train(lifecycle={"postStart": _HOOK})), "container train: only the platform's launcher"
+    ),
+    "a probe of the launcher": (
+        _with(ours, _train(livenessProbe=_HOOK)), "container train: only the platform's launcher"
+    ),
+    "a launcher without its installer": (
+        _with(ours, _without(_INSTALL)), "container train: only the platform's launcher"
+    ),
+    "a launcher from the image": (_with(ours, _elsewhere), "container train: only the platform's launcher"),
+    "a launcher from a part of the volume": (
+        _with(ours, _train(**_mount(AGENT_VOLUME, names.AGENT_DIR, readOnly=True, subPath="x"))),
+        "container train: only the platform's launcher",
+    ),
+    "AppArmor off": (
+        _with(other, _train(securityContext={"appArmorProfile": {"type": "Unconfined"}})),
+        "container main: appArmorProfile",
+    ),
+    "another installer": (
+        _with(ours, _init(_INSTALL, image="example/mine:1")), "init container install-agent: the name is the platform's"
+    ),
+    "another command of the installer": (
+        _with(ours, _init(_INSTALL, command=["sh"])), "init container install-agent: the name is the platform's"
+    ),
+    "arguments of the installer": (
+        _with(ours, _init(_INSTALL, args=["/mine"])), "init container install-agent: the name is the platform's"
+    ),
+    "a library in the installer": (
+        _with(ours, _init(_INSTALL, env=[_HELPER])), "init container install-agent: must have nothing but"
+    ),
+    "a folder in the installer": (
+        _with(ours, lambda pod, _: pod["initContainers"][0]["volumeMounts"].append(
+            {"name": "singularity-work", "mountPath": "/bin"})),
+        "init container install-agent: must have nothing but",
+    ),
+    "another sidecar": (
+        _with(ours, _init(_SIDECAR, image="example/mine:1")), "init container device-proxy: the name is the platform's"
+    ),
+    "a sidecar with a program of the user's": (
+        _with(ours, lambda pod, _: pod["initContainers"][1]["volumeMounts"].append(
+            {"name": "singularity-images", "mountPath": "/opt/singularity/app"})),
+        "init container device-proxy: the name is the platform's",
+    ),
+    "a container with the sidecar's name": (
+        _with(other, lambda pod, _: pod["containers"].append(_container(_SIDECAR))),
+        "init container device-proxy: the name is the platform's",
+    ),
+    "somebody who writes where the launcher comes from": (
+        _with(ours, _beside(**_mount(AGENT_VOLUME, "/agent"))), f"container extra: volume {AGENT_VOLUME} must be"
+    ),
+    "a launcher that can be written": (
+        _with(ours, lambda pod, _: [
+            m.pop("readOnly") for m in pod["containers"][0]["volumeMounts"] if m["name"] == AGENT_VOLUME]),
+        f"container train: volume {AGENT_VOLUME} must be",
+    ),
+    "the launcher's place filled by somebody else": (_with(ours, _replaced), f"volume {AGENT_VOLUME}: must be"),
+    "something over the launcher": (
+        _with(ours, lambda pod, _: pod["containers"][0]["volumeMounts"].append(
+            {"name": "singularity-work", "mountPath": f"{names.AGENT_DIR}/lib"})),
+        "container train: nothing but the platform's volumes",
+    ),
+    "something of the user's in our folder": (
+        _with(ours, lambda pod, _: (
+            pod["volumes"].append({"name": "mine", "emptyDir": {}}),
+            pod["containers"][0]["volumeMounts"].append({"name": "mine", "mountPath": "/singularity/run/x"}))),
+        "container train: nothing but the platform's volumes",
+    ),
+    "a probe with a library": (
+        _with(_probe, lambda pod, _: pod["containers"][1].update(env=[_HELPER])),
+        "container criu: only the platform's launcher",
+    ),
+    "a probe with another program": (
+        _with(_probe, lambda pod, _: pod["containers"][1].update(command=["sh"])),
+        "container criu: only the platform's launcher",
+    ),
+    "a probe with another image": (
+        _with(_probe, lambda pod, _: pod["containers"][1].update(image="example/mine:1")),
+        "container criu: only the platform's launcher",
+    ),
+}  # fmt: skip

@@ -1,0 +1,33 @@
+"""The chart as helm renders it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from proxy.protocol import names
+
+CHART = Path(__file__).parents[3] / "charts" / "singularity"
+HELM = os.environ.get("SINGULARITY_HELM") or shutil.which("helm")
+NO_HELM = "no helm: put it on PATH or in SINGULARITY_HELM"
+
+
+def helm(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(HELM), *args], capture_output=True, text=True, timeout=60, check=False)
+
+
+def render(*sets: str, values: str = "") -> dict[tuple[str, str], dict[str, Any]]:
+    """Objects by (kind, name)."""
+    command = ["template", "singularity", str(CHART), "-n", names.SYSTEM_NAMESPACE, "--kube-version", "1.36.0"]
+    for item in sets:
+        command += ["--set", item]
+    if values:
+        command += ["-f", values]
+    done = helm(*command)
+    assert done.returncode == 0, done.stderr
+    return {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(done.stdout) if d}

@@ -1,0 +1,54 @@
+"""What a real API server stores for whoever may patch one Job: our clients read everybody else's all the same."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from api_server import TENANT, ApiServer
+
+from kueue_integration.controller.informer import Informer
+from kueue_integration.kube.resources import JOB, NAMESPACE
+from proxy.protocol import names
+
+SPACE = "deep"
+
+
+def test_managed_fields_of_thousands_of_levels_hide_nobody(server: ApiServer) -> None:
+    admin = server.kube()
+    admin.create({"apiVersion": NAMESPACE.api_version, "kind": NAMESPACE.name, "metadata": {"name": SPACE}})
+    pod = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "c"}]}
+    for name in ("hostile", "other"):
+        meta = {"name": name, "namespace": SPACE, "labels": {names.LABEL_MANAGED: "true"}}
+        spec = {"suspend": True, "template": {"spec": pod}}
+        admin.create({"apiVersion": JOB.api_version, "kind": JOB.name, "metadata": meta, "spec": spec})
+    seen: list[str] = []
+    informer = Informer(admin, JOB, lambda job, deleted: seen.append(job["metadata"]["name"]))
+    informer.start()
+    assert informer.synced.wait(30)
+    deep = '{"f:metadata":' + '{"f:a":' * 5000 + "{}" + "}" * 5000 + "}"
+    entry = (
+        '{"manager":"x","operation":"Update","apiVersion":"batch/v1","time":"2020-01-01T00:00:00Z",'
+        f'"fieldsType":"FieldsV1","fieldsV1":{deep}}}'
+    )
+    tenant = server.kube(TENANT)
+    answer = tenant._pool.request(
+        "PATCH", server.url + JOB.path(SPACE, "hostile"), body=f'{{"metadata":{{"managedFields":[{entry}]}}}}'.encode(),
+        headers={**tenant._api.default_headers, "Content-Type": "application/merge-patch+json",
+                 "Authorization": f"Bearer token-of-{TENANT}"},
+    )  # fmt: skip
+    assert answer.status == 200 and answer.data.count(b'"f:a"') == 5000, "this API server does not store it any more"
+    try:
+        json.loads(answer.data)
+    except RecursionError:
+        pass
+    else:
+        raise AssertionError("the parser takes it now: this test shows nothing")
+    assert {job["metadata"]["name"] for job in tenant.list(JOB, SPACE)} == {"hostile", "other"}
+    admin.patch_job(SPACE, "other", {"metadata": {"annotations": {"seen": "1"}}})
+    end = time.monotonic() + 30
+    while seen.count("hostile") < 2 or seen.count("other") < 2:
+        assert time.monotonic() < end, f"the informer has seen {seen}, {informer.problem}"
+        time.sleep(0.05)
+    assert informer.problem == ""
+    informer.stop()

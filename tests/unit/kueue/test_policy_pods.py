@@ -1,0 +1,129 @@
+"""What pods may be in a namespace that trains, as a real API server enforces it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from api_server import ADMIN, CONTROLLER, TEAM, TENANT, TRAINS, Policies
+from kueue_samples import PLATFORM
+from pod_variants import BAD, GOOD, Make, other, ours
+
+from kueue_integration.errors import KubeError
+from kueue_integration.guard import names as guards
+from kueue_integration.guard import policy
+from kueue_integration.kube.resources import POD, Object
+from proxy.protocol import names
+
+
+def said(call) -> str:
+    """What the API server refuses it with, "" if it does not."""
+    try:
+        call()
+    except KubeError as error:
+        return str(error)
+    return ""
+
+
+def pod(spec: Object, name: str = "pod", namespace: str = TRAINS) -> Object:
+    meta = {"name": name, "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def job(spec: Object, namespace: str = TRAINS) -> Object:
+    meta = {"name": "job", "namespace": namespace}
+    spec = {**spec, "restartPolicy": "Never"}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"template": {"spec": spec}}}
+
+
+def test_the_template_is_what_the_rules_make():
+    assert policy.TEMPLATE.read_text() == policy.template()
+
+
+@pytest.mark.parametrize("make", GOOD.values(), ids=GOOD.keys())
+def test_good_ones_run(policies: Policies, make: Make) -> None:
+    spec = make(PLATFORM)
+    policies.admin.create(pod(spec), dry_run=True)
+    policies.admin.create(job(spec), dry_run=True)
+
+
+@pytest.mark.parametrize(("make", "sentence"), BAD.values(), ids=BAD.keys())
+def test_bad_ones_are_refused_with_a_sentence_and_their_jobs_too(policies: Policies, make: Make, sentence: str) -> None:
+    spec = make(PLATFORM)
+    for user in (ADMIN, TENANT):
+        kube = policies.server.kube(user)
+        for manifest in (pod(spec), job(spec)):
+            refused = said(lambda manifest=manifest, kube=kube: kube.create(manifest, dry_run=True))
+            assert "'singularity-guard-" in refused and sentence in refused, refused
+
+
+@pytest.mark.parametrize(("make", "sentence"), BAD.values(), ids=BAD.keys())
+def test_elsewhere_nobody_is_stopped(policies: Policies, make: Make, sentence: str) -> None:
+    policies.admin.create(pod(make(PLATFORM), namespace=TEAM), dry_run=True)
+
+
+def test_a_pod_that_runs_cannot_become_another(policies: Policies) -> None:
+    tenant = policies.server.kube(TENANT)
+    tenant.create(pod(ours(PLATFORM), "runs"))
+    image = {"spec": {"initContainers": [{"name": names.CONTAINER_INSTALL, "image": "example/mine:1"}]}}
+    strategic = {"content_type": "application/strategic-merge-patch+json", "body": image}
+    refused = said(lambda: tenant._json("PATCH", POD.path(TRAINS, "runs"), **strategic))
+    assert "init container install-agent: the name is the platform's" in refused
+    tenant.patch(POD, TRAINS, "runs", {"metadata": {"labels": {"mine": "x"}}})
+
+
+def test_a_pod_of_before_can_still_be_let_go(policies: Policies) -> None:
+    """Controllers take their finalizers off pods that were there before the namespace had the label."""
+    spec = {**other(PLATFORM), "hostNetwork": True}
+    made = pod(spec, "old", "before")
+    made["metadata"]["finalizers"] = ["batch.kubernetes.io/job-tracking"]
+    policies.admin.create(made)
+    policies.label("before")
+    new = pod(spec, "new", "before")
+    policies.eventually(lambda: said(lambda: policies.admin.create(new, dry_run=True)), "the pods there are guarded")
+    policies.admin.patch(POD, "before", "old", {"metadata": {"finalizers": []}})
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({}, ""),
+        ({"targetContainerName": "train"}, ""),
+        ({"securityContext": {"privileged": True}}, "container debug: privileged"),
+        ({"securityContext": {"capabilities": {"add": ["SYS_PTRACE"]}}}, "container debug: only the platform's"),
+        (
+            {"volumeMounts": [{"name": "singularity-agent", "mountPath": "/agent"}]},
+            "container debug: volume singularity-agent must be",
+        ),
+    ],
+)
+def test_a_debugger_in_a_pod_is_held_to_the_same(policies: Policies, fields: Object, sentence: str) -> None:
+    tenant = policies.server.kube(TENANT)
+    if tenant.find(POD, TRAINS, "debugged") is None:
+        tenant.create(pod(ours(PLATFORM), "debugged"))
+    debug = {"name": "debug", "image": "example/debug:1", **copy.deepcopy(fields)}
+    body = {"spec": {"ephemeralContainers": [debug]}}
+    path = POD.path(TRAINS, "debugged", "ephemeralcontainers")
+    patch = {"body": body, "query": {"dryRun": "All"}, "content_type": "application/strategic-merge-patch+json"}
+    refused = said(lambda: tenant._json("PATCH", path, **patch))
+    assert sentence in refused and bool(refused) == bool(sentence), refused
+
+
+@pytest.mark.parametrize("container", ["train", "node", ""])
+def test_a_shell_beside_the_launcher_is_for_those_who_may_reach_every_node(policies: Policies, container: str) -> None:
+    tenant, admin = (policies.server.kube(user) for user in (TENANT, ADMIN))
+    if tenant.find(POD, TRAINS, "shell") is None:
+        tenant.create(pod(ours(PLATFORM), "shell"))
+
+    def run(kube, where: str) -> str:
+        query = {"command": "sh", "stdout": "true", **({"container": where} if where else {})}
+        return said(lambda: kube._request("POST", POD.path(TRAINS, "shell", "exec"), query=query))
+
+    assert "would have the launcher's capabilities" in run(tenant, container)
+    for kube, where in ((tenant, "device-proxy"), (admin, container)):
+        assert guards.EXEC not in run(kube, where)
+
+
+def test_the_controller_is_no_exception(policies: Policies) -> None:
+    spec = {**other(PLATFORM), "hostPID": True}
+    assert "hostPID" in said(lambda: policies.server.kube(CONTROLLER).create(pod(spec), dry_run=True))

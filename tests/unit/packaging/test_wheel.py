@@ -1,0 +1,100 @@
+"""The wheel and the sdist, built and installed as a user would, into an environment without the checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+import airflow_provider
+
+ROOT = Path(__file__).parents[3]
+UV = Path(sys.executable).with_name("uv")
+PUBLIC = (
+    "from airflow_provider.operators import SingularityTrainOperator\n"
+    "from airflow_provider.sensors import SingularityCheckpointSensor\n"
+    "from airflow_provider.assets import SingularityCheckpointTrigger\n"
+    "from airflow_provider.verbs import JobVerbs\n"
+    "from airflow_provider.plugin import SingularityPlugin\n"
+    "import airflow_provider; print(airflow_provider.__file__)\n"
+)
+
+pytestmark = pytest.mark.skipif(not UV.exists(), reason="uv is not beside this Python: use the environment of make")
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(command, cwd=cwd, env={**clean, **environment}, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, f"{command}: {done.stderr}{done.stdout}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the sdist, and the wheel that is built from the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(UV, "build", "--quiet", "--out-dir", folder, ".", cwd=ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    return next(built.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the programs of a new environment, in which nothing but the wheel was asked for."""
+    folder = tmp_path_factory.mktemp("fresh")
+    run(UV, "venv", "--quiet", "--python", sys.executable, folder / "venv", cwd=folder)
+    run(UV, "pip", "install", "--quiet", wheel, cwd=folder, VIRTUAL_ENV=str(folder / "venv"))
+    return folder / "venv" / "bin"
+
+
+def test_the_wheel_has_the_packages_and_the_examples_and_no_local_cluster(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    top = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert top == {"airflow_provider", "kueue_integration", "proxy"}
+    for example in (ROOT / "dags").rglob("*.py"):
+        assert f"airflow_provider/example_dags/{example.relative_to(ROOT / 'dags')}" in names
+    assert not [name for name in names if "__pycache__" in name]
+
+
+def test_the_sdist_has_the_chart_and_builds_the_wheel(built: Path, wheel: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "charts/singularity/Chart.yaml"} <= names
+    assert not [name for name in names if name.startswith(("localcluster/", "tests/", "benchmarks/"))]
+    assert wheel.exists()
+
+
+def test_the_public_names_import_without_the_checkout(fresh: Path, tmp_path: Path) -> None:
+    where = run(fresh / "python", "-c", PUBLIC, cwd=tmp_path, AIRFLOW_HOME=str(tmp_path))
+    assert str(ROOT) not in where
+
+
+def test_airflow_lists_the_provider(fresh: Path, tmp_path: Path) -> None:
+    out = run(fresh / "airflow", "providers", "list", "--output", "json", cwd=tmp_path, AIRFLOW_HOME=str(tmp_path))
+    shown = {entry["package_name"]: entry for entry in json.loads(out[out.index("[{") :])}
+    assert shown[airflow_provider.PACKAGE]["version"] == airflow_provider.VERSION
+
+
+def test_singularityctl_runs_and_offers_nothing_that_is_not_there(fresh: Path, tmp_path: Path) -> None:
+    assert airflow_provider.VERSION in run(fresh / "singularityctl", "--version", cwd=tmp_path)
+    lines = run(fresh / "singularityctl", "--help", cwd=tmp_path).splitlines()
+    listed = [line.split()[0] for line in lines if line.strip()]
+    assert "submit" in listed
+    assert "local" not in listed
+    assert "demo" not in listed
+
+
+def test_the_chart_has_the_version_of_the_wheel() -> None:
+    chart = yaml.safe_load((ROOT / "charts/singularity/Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (airflow_provider.VERSION, airflow_provider.VERSION)

@@ -1,0 +1,251 @@
+"""What runs with the launcher's capabilities, and what a rank may do: the parts that need no container."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy.launcher import tools
+from proxy.launcher.errors import LauncherError, RestoreError
+from proxy.launcher.paths import ENV_ROOT
+from proxy.launcher.ranks import accounts, privileges, seccomp
+from proxy.launcher.ranks.accounts import Account
+from proxy.launcher.tools import Tools
+from proxy.protocol import names
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+EPERM, ENOSYS = seccomp.ERRNO | errno.EPERM, seccomp.ERRNO | errno.ENOSYS
+
+
+# --- system calls -----------------------------------------------------------------------------------------------------
+def verdict(number: int, first: int = 0, arch: int = seccomp.ARCH_X86_64) -> int:
+    """What the kernel would make of a call: the program, executed as the kernel executes it."""
+    data = {0: number, 4: arch, 16: first & 0xFFFFFFFF}
+    program, at, held = seccomp.program(), 0, 0
+    while True:
+        code, true, false, value = program[at]
+        at += 1
+        if code == 0x20:
+            held = data[value]
+        elif code == 0x06:
+            return value
+        else:
+            holds = {0x15: held == value, 0x45: bool(held & value), 0x35: held >= value}[code]
+            at += true if holds else false
+
+
+@pytest.mark.parametrize("name", seccomp.REFUSED)
+def test_what_a_rank_may_not_call(name: str) -> None:
+    assert verdict(seccomp.REFUSED[name]) == EPERM
+
+
+def test_what_is_not_there_and_what_is() -> None:
+    assert {verdict(number) for number in seccomp.ABSENT.values()} == {ENOSYS}
+    every = {*range(470)} - {*seccomp.REFUSED.values(), *seccomp.ABSENT.values()}
+    assert {verdict(number) for number in every} == {seccomp.ALLOW}
+    # read, write, mmap, ptrace, mbind, process_vm_readv, personality, sched_setaffinity, memfd_create
+    assert every >= {0, 1, 9, 101, 237, 310, 135, 203, 319}
+
+
+def test_no_way_around_the_numbers() -> None:
+    assert verdict(165 | seccomp.X32) == ENOSYS
+    assert verdict(21, arch=0x40000003) == ENOSYS, "mount(2) of a program of 32 bits"
+
+
+@pytest.mark.parametrize("flag", [0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000])
+def test_no_namespaces(flag: int) -> None:
+    thread = 0x3D0F00  # what a thread is made with
+    assert verdict(seccomp.CLONE, thread) == verdict(seccomp.UNSHARE, 0x200) == seccomp.ALLOW
+    assert verdict(seccomp.CLONE, flag | 17) == verdict(seccomp.UNSHARE, flag) == EPERM
+    assert verdict(seccomp.UNSHARE, seccomp.CLONE_NEWTIME) == EPERM
+    assert verdict(seccomp.CLONE, 0x80 | 17) == seccomp.ALLOW, "the low byte is a signal's number"
+
+
+UNDER_THE_FILTER = """
+import ctypes, os, threading
+from proxy.launcher.ranks import seccomp
+seccomp.apply()
+libc = ctypes.CDLL(None, use_errno=True)
+said = [libc.unshare(0x10000000), ctypes.get_errno(), libc.syscall(435, 0, 0), ctypes.get_errno()]
+thread = threading.Thread(target=lambda: said.append(libc.mount(b"x", b"/", b"tmpfs", 0, None)))
+thread.start()
+thread.join()
+status = dict(line.split(":") for line in open("/proc/self/status") if line.startswith(("Seccomp:", "NoNewPrivs")))
+print(*said, *(status[name].strip() for name in ("Seccomp", "NoNewPrivs")))
+os.execvp("sh", ["sh", "-c", "grep Seccomp: /proc/self/status; true | cat"])
+"""
+
+
+def test_the_kernel_takes_the_filter_and_programs_inherit_it() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, "-c", UNDER_THE_FILTER], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["-1", "1", "-1", "38", "-1", "2", "1", "Seccomp:", "2"]
+
+
+# --- capabilities -----------------------------------------------------------------------------------------------------
+def test_a_root_rank_keeps_what_packages_need_and_nothing_of_the_launchers() -> None:
+    assert privileges.MASK == 0x4FB
+    added = {"SYS_ADMIN": 21, "NET_ADMIN": 12, "SYS_TIME": 25, "SYS_PTRACE": 19}
+    others = {"NET_RAW": 13, "MKNOD": 27, "SETPCAP": 8, "DAC_READ_SEARCH": 2}
+    assert not [name for name, number in {**added, **others}.items() if privileges.MASK >> number & 1]
+
+
+STATUS = (
+    "Name:\tx\nState:\tT (stopped)\nNSpid:\t5\nCapInh:\t0\nCapPrm:\t4fb\nCapEff:\t4fb\nCapBnd:\t4fb\nCapAmb:\t0\n"
+    "NoNewPrivs:\t1\nSeccomp:\t2\n"
+)
+
+
+def _task(proc: Path, process: int, tid: int, status: str = STATUS, **links: str) -> None:
+    for folder in (proc / str(process), proc / f"{process}/task/{tid}"):
+        (folder / "ns").mkdir(parents=True, exist_ok=True)
+        (folder / "status").write_text(status)
+        (folder / "cmdline").write_bytes(b"x\0")
+        for name in privileges.NAMESPACES:
+            (folder / "ns" / name).unlink(missing_ok=True)
+            (folder / "ns" / name).symlink_to(links.get(name, f"{name}:[1]"))
+
+
+def test_restored_processes_with_a_ranks_rights_go_on(tmp_path: Path) -> None:
+    _task(tmp_path, 1, 1, STATUS.replace("4fb", "1ffffffffff"))  # the slot's init
+    _task(tmp_path, 5, 5)
+    _task(tmp_path, 5, 6, STATUS.replace("4fb", "0"))
+    (tmp_path / "7/task/7").mkdir(parents=True)  # it has just ended
+    (tmp_path / "self").mkdir()
+    privileges.check(0, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("CapEff:\t4fb", "CapEff:\t2004fb", "has capabilities CapEff 200000"),
+        ("CapPrm:\t4fb", "CapPrm:\t14fb", "has capabilities CapPrm 1000"),
+        ("CapBnd:\t4fb", "CapBnd:\t1ffffffffff", "has capabilities CapBnd 1fffffffb04"),
+        ("CapInh:\t0", "CapInh:\t200000", "has capabilities CapInh 200000"),
+        ("CapAmb:\t0", "CapAmb:\t200000", "has capabilities CapAmb 200000"),
+        ("Seccomp:\t2", "Seccomp:\t0", "is under no filter of system calls"),
+        ("NoNewPrivs:\t1", "NoNewPrivs:\t0", "may gain capabilities from programs that it runs"),
+    ],
+)
+def test_a_restored_process_with_more_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, said: str
+) -> None:
+    monkeypatch.setattr(privileges, "ENDS_S", 0.1)
+    _task(tmp_path, 1, 1)
+    _task(tmp_path, 5, 5)
+    _task(tmp_path, 5, 9, STATUS.replace(old, new))  # one thread is enough
+    with pytest.raises(RestoreError, match=rf"rank 3: .*pid 5\) {re.escape(said)}, which no rank may"):
+        privileges.check(3, tmp_path)
+
+
+def test_a_process_of_crius_that_ends_a_moment_later_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _task(tmp_path, 1, 1)
+    _task(tmp_path, 5, 5)
+    _task(tmp_path, 13, 13, STATUS.replace("4fb", "aa2c3100"))
+    _task(tmp_path, 14, 14, STATUS.replace("4fb", "aa2c3100").replace("T (stopped)", "Z (zombie)"))
+    looks = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            shutil.rmtree(tmp_path / "13")
+
+    monkeypatch.setattr(privileges.time, "sleep", sleep)
+    privileges.check(0, tmp_path)
+    assert len(looks) == 2
+
+
+@pytest.mark.parametrize("name", privileges.NAMESPACES)
+def test_a_restored_process_in_another_namespace_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(privileges, "ENDS_S", 0.1)
+    _task(tmp_path, 1, 1)
+    _task(tmp_path, 5, 5, **{name: f"{name}:[2]"})
+    with pytest.raises(RestoreError, match=rf"lives in another namespace \({name}\)"):
+        privileges.check(0, tmp_path)
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+def test_the_script_starts_the_launcher_as_the_launcher_starts_its_own() -> None:
+    """Two places that have to agree: a shell's and Python's."""
+    folder = Path(names.LAUNCHER).parent
+    text = (REPOSITORY / "images/start").read_text()
+    assert text.startswith(f"#!{folder}/busybox sh\n") and f"launcher={folder}\n" in text
+    assert f"environment={names.RUN_DIR}/environment\n" in text
+    words = text[text.rindex("exec ") :].replace("\\\n", "").replace('"', "").replace("$launcher", str(folder)).split()
+    environment = dict(word.split("=") for word in words if "=" in word)
+    assert environment == Tools(folder).environment()
+    words = [word for word in words if "=" not in word]
+    wanted = [word.removesuffix(".") for word in (*Tools(folder).python(""), "$@")]
+    assert words == ["exec", f"{folder}/busybox", "env", "-i", *wanted]
+
+
+def test_nothing_of_the_container_has_a_say_in_what_criu_runs(tmp_path: Path) -> None:
+    made = Tools(tmp_path)
+    argv = made.criu("check")
+    assert argv[:4] == [str(tmp_path / tools.LOADER), "--inhibit-cache", "--library-path", str(tmp_path / "lib")]
+    assert "--no-default-config" in argv and argv[argv.index("--libdir") + 1] == str(tmp_path / "empty")
+    assert made.environment()["PATH"] == str(tmp_path / "empty")
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LauncherError, match=r"ld-linux-x86-64.so.2 is not there; has the agent been installed\?"):
+        Tools(tmp_path).check()
+
+
+def test_what_criu_cannot_tell_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def python(self: Tools, module: str, *words: str) -> list[str]:
+        asked.append(module)
+        return ["sh", "-c", "echo no such probe >&2; exit 3"]
+
+    monkeypatch.setattr(Tools, "python", python)
+    monkeypatch.setattr(Tools, "environment", lambda self: {"PATH": os.environ["PATH"]})
+    made = Tools(tmp_path)
+    for _ in range(2):
+        with pytest.raises(LauncherError, match="CRIU did not tell what this kernel can do: no such probe"):
+            made.features()
+    assert asked == ["snapshot.criu_features"]
+
+
+def test_a_criu_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tools, "python", lambda self, *words: ["sleep", "60"])
+    monkeypatch.setattr(Tools, "environment", lambda self: {"PATH": os.environ["PATH"]})
+    monkeypatch.setattr(tools, "FEATURES_S", 0.1)
+    with pytest.raises(LauncherError, match="CRIU did not tell within 0 s"):
+        Tools(tmp_path).features()
+
+
+# --- accounts ---------------------------------------------------------------------------------------------------------
+def test_accounts_are_read_from_the_images_files(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text("root:x:0:0::/root:/bin/sh\nbroken:x\nme:x:7:70:Me,:/home/me:\nnobody:x:8:8::\n")
+    (tmp_path / "group").write_text("root:x:0:\nseven:x:77:other,me\nbad:x:no:me\nmen:x:78:men\n")
+    assert accounts.by_uid(7, tmp_path) == Account("me", 7, 70, "/home/me")
+    assert accounts.by_uid(8, tmp_path) == Account("nobody", 8, 8, "/")
+    assert accounts.by_uid(9, tmp_path) is None
+    assert accounts.groups("me", tmp_path) == {77}
+    assert accounts.by_uid(0, tmp_path / "none") is None and accounts.groups("me", tmp_path / "none") == set()
+
+
+def test_the_launcher_asks_no_name_service() -> None:
+    """The C library would load what the container's /etc/nsswitch.conf names."""
+    code = (
+        "import runpy, sys, os; os._exit = lambda code: None\n"
+        "runpy.run_module('proxy.launcher', run_name='__main__')\n"
+        "import tarfile; print(sys.modules['pwd'], tarfile.pwd, tarfile.grp)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), ENV_ROOT: "/nowhere"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split()[-3:] == ["None", "None", "None"], done.stderr
