@@ -6,20 +6,13 @@ images lie where the launcher wrote them and tests copy them to the next pod.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import mmap
-import os
-import socketserver
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
-from proxy.protocol import exit_codes, messages, names, page, ratchet
+from gpukit.conductor import Endpoint
+from proxy.protocol import exit_codes, messages, page, ratchet
 
 
 class Page:
