@@ -82,11 +82,17 @@ class Chart:
         self.kubectl("delete", "secrets", "-n", NAMESPACE, "-l", selector)
 
     def _await_controller(self) -> None:
-        arguments = ("rollout", "status", f"deployment/{DEPLOYMENT}", "-n", NAMESPACE, f"--timeout={TIMEOUT}s")
-        try:
-            self.kubectl(*arguments, timeout=TIMEOUT + 10)
-        except CommandError as error:
-            raise NotReadyError(f"the controller did not become ready: {error}\n{self._last_words()}") from error
+        """Until the controller leads and Kueue may ask it: a replica is ready before it holds the Lease."""
+        for what in (
+            ("rollout", "status", f"deployment/{DEPLOYMENT}"),
+            ("wait", "--for=create", f"lease/{names.HOLD_LEASE}"),
+            ("wait", "--for=jsonpath={.spec.holderIdentity}", f"lease/{names.HOLD_LEASE}"),
+            ("wait", "--for=condition=Active", f"admissioncheck/{names.ADMISSION_CHECK_NAME}"),
+        ):
+            try:
+                self.kubectl(*what, "-n", NAMESPACE, f"--timeout={TIMEOUT}s", timeout=TIMEOUT + 10)
+            except CommandError as error:
+                raise NotReadyError(f"the controller did not become ready: {error}\n{self._last_words()}") from error
 
     def _last_words(self) -> str:
         try:
