@@ -74,7 +74,7 @@ def decide(
         return Decision(answer)
     # An attempt of a copied Workload is the manager's to number, and to let in.
     if workload is not None and not views.copied(workload) and fence.asks(workload, settings.check_name):
-        sent_back = _before_start(job, workload)
+        sent_back = _before_start(job, workload, settings.check_name)
         if sent_back:
             return Decision(sent_back)
         said = fence.decide(job, workload, pods, preemptor, now)
@@ -122,10 +122,11 @@ def _take_up(
         return None
 
 
-def _before_start(job: Object, workload: Object) -> Action | None:
+def _before_start(job: Object, workload: Object, check_name: str) -> Action | None:
     """A request that makes this admission useless, be it never so new."""
     try:
-        return reshape.at_fence(job, workload) if views.managed(job) and views.suspended(job) else None
+        ours = views.managed(job) and views.suspended(job)
+        return reshape.at_fence(job, workload, check_name) if ours else None
     except BadAnnotationError:
         return None  # the fence says so
 

@@ -88,12 +88,12 @@ def lever(job: Object, workload: Object, pods: Sequence[Object], check_name: str
     return RequestReadmission(history, message=message, cause="request")
 
 
-def at_fence(job: Object, workload: Object) -> Action | None:
+def at_fence(job: Object, workload: Object, check_name: str) -> Action | None:
     """What has to happen before the fence may let an attempt start, None for a good admission."""
     found = user_requests.running(job, user_requests.CHANGE)
     if found is not None and found[0].op == "pause":
         return PatchWorkload(body=_paused(found[0]), why="pause")
-    problem = _wrong_admission(job, workload)
+    problem = _wrong_admission(job, workload) or _beside_its_former(job, workload, check_name)
     if not problem:
         return None
     if _stale(job, workload):
@@ -166,6 +166,21 @@ def _wrong_admission(job: Object, workload: Object) -> str:
     if target.flavors and given.flavor not in target.flavors:
         return f"not on {given.flavor}, only on {' or '.join(target.flavors)}"
     return "admitted in its old shape" if _stale(job, workload) else ""
+
+
+def _beside_its_former(job: Object, workload: Object, check_name: str) -> str:
+    """Why Kueue may have given fewer workers than it has, "" if it may not. Once for each Workload.
+
+    Kueue replaces a Workload that it believes to have quota when its Job changes its shape. Its view may be older than
+    ours. The new Workload is then admitted partially, beside the quota of the one that is about to go.
+    """
+    given, before = views.admission(workload), attempt_history.last(views.history(job))
+    if given is None or before is None or before.reservation.startswith(f"{workload['metadata']['uid']}/"):
+        return ""
+    wanted = views.workers_wanted(job)
+    if given.count >= wanted or (views.check(workload, check_name) or {}).get("retryCount"):
+        return ""
+    return f"{given.count} of {wanted} workers, while the Workload before this one still counted"
 
 
 def _stale_podset(job: Object, workload: Object) -> bool:

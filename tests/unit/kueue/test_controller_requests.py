@@ -359,6 +359,22 @@ def test_a_pause_while_a_workload_is_out_of_the_queue_keeps_it_out():
     assert resumed.body == {"spec": {"active": True}, "metadata": {"annotations": {names.ANN_RESHAPE: None}}}
 
 
+def test_a_partial_admission_beside_the_workload_before_it_is_sent_back_once():
+    """Kueue replaces a Workload that it believes to have quota: the new one saw only what was left beside it."""
+    grown = request("resize", workers=4)
+    current = stopped(grown, bounds(4, 2))
+    current["metadata"]["annotations"][MIN_PARALLELISM] = "2"
+    fresh = admitted(count=2)
+    fresh["metadata"]["uid"] = "another-uid"
+    sent = action(current, fresh)
+    assert isinstance(sent, RequestReadmission)
+    assert (sent.cause, sent.requeue_after_s) == ("request", reshape.SENT_BACK_S)
+    assert "2 of 4 workers, while the Workload before this one still counted" in sent.message
+    fresh["status"]["admissionChecks"][-1]["retryCount"] = 1
+    assert isinstance(action(current, fresh), AnswerReady), "what Kueue gives then is what it has"
+    assert isinstance(action(current, admitted(count=2)), AnswerReady), "the same Workload has no other beside it"
+
+
 def test_an_admission_on_the_wrong_flavor_is_sent_back_at_the_fence():
     current = stopped(request("migrate", placement=SPOT), placed(SPOT))
     current["spec"]["template"]["spec"]["affinity"] = placement.affinity(SPOT)
