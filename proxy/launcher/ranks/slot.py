@@ -82,12 +82,15 @@ class Slot:
         """The rank is about to be restored here with PID `root`."""
         self.root = int(self._ask({"adopt": root})["pid"])
 
-    def run(self, argv: Sequence[str], timeout_s: float, real: tuple[int, int] = (0, 0)) -> Ended | None:
+    def run(
+        self, argv: Sequence[str], timeout_s: float, real: tuple[int, int] = (0, 0), connect: str = ""
+    ) -> Ended | None:
         """Run one of our tools in the slot, which stays meanwhile whatever ends in it. None: it has not ended in time.
 
         :param real: its real uid and gid; in effect it is root
+        :param connect: unix socket, as `seen` from the slot, that its descriptor TOOL_SOCKET is connected to
         """
-        order = {"tool": list(argv), "env": self._tools.environment(), "real": list(real)}
+        order = {"tool": list(argv), "env": self._tools.environment(), "real": list(real), "connect": connect}
         pid = self._ask(order)["tool"]
         deadline = time.monotonic() + timeout_s
         while True:

@@ -4,8 +4,8 @@ One JSON object per line on stdin, answers one per line on stdout:
 
     {"run": argv, "env": {...}, "cwd": path, "log": path}   {"pid": 1000}      "as": [uid, gid, group, ...] as whom
     {"adopt": pid}                                          {"pid": pid}
-    {"tool": argv, "env": {...}, "real": [uid, gid]}        {"tool": pid}, and when it has ended
-                                                            {"ended": pid, "code": number, "said": its last words}
+    {"tool": argv, "env": {...}, "real": [uid, gid],        {"tool": pid}, and when it has ended
+     "connect": path of a unix socket, or ""}               {"ended": pid, "code": number, "said": its last words}
 
 While a tool (CRIU) runs, the slot stays, whatever dies. First line on stdout: {"ready": 1, "images": descriptor of
 their folder, which the slot itself does not see}. End of stdin (the launcher is gone): exit, which kills the slot.
@@ -21,6 +21,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -32,6 +33,8 @@ FIRST_PID = 1000
 """PID of a rank's root at a fresh start: above every helper that a restore slot runs before CRIU needs the PIDs."""
 LAUNCHER_GONE = 99
 CANNOT_EXEC = 127
+TOOL_SOCKET = 3
+"""Descriptor of a tool's socket, if it was given one."""
 WORDS = 2000
 """Bytes of a tool's output that are passed on."""
 _SET_PDEATHSIG = 1
@@ -49,7 +52,9 @@ def parse(line: bytes) -> dict[str, Any]:
     name = known[0]
     if type(order[name]) is not kinds[name]:
         raise ValueError(f"{name} = {order[name]!r}: expected {kinds[name].__name__}")
-    fields = {"run": (("env", dict), ("cwd", str), ("log", str)), "tool": (("env", dict), ("real", list)), "adopt": ()}
+    fields: dict[str, tuple[tuple[str, type], ...]]
+    fields = {"run": (("env", dict), ("cwd", str), ("log", str)), "adopt": ()}
+    fields["tool"] = (("env", dict), ("real", list), ("connect", str))
     for field, kind in fields[name]:
         if not isinstance(order.get(field), kind):
             raise ValueError(f"{name}: {field} = {order.get(field)!r}: expected {kind.__name__}")
@@ -153,6 +158,11 @@ def _become(order: dict[str, Any]) -> None:
 def _exec_tool(order: dict[str, Any], said: int) -> None:
     """A tool: prlimit(2) on a process compares with the caller's *real* ids alone, so it gets those (`Criu.dump`)."""
     _plain(said)
+    if order["connect"]:
+        connected = socket.socket(socket.AF_UNIX)
+        connected.connect(order["connect"])
+        assert connected.detach() == TOOL_SOCKET, "no other descriptor is open"
+        os.set_inheritable(TOOL_SOCKET, True)
     uid, gid = order["real"]
     os.setresgid(gid, -1, -1)
     os.setresuid(uid, -1, -1)

@@ -9,15 +9,16 @@ CRIU could close either all TCP connections (`--tcp-close`) or none. The image i
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import DumpError
+from . import protobuf
+from .protobuf import VARINT, Field, encode, fields
 from .sockets import Address, Socket, host_of
 
 FILES = "files.img"
-_MAGICS = struct.pack("<II", 0x54564319, 0x56303138)
+_BEGIN = protobuf.magic(0x56303138)
 _FILE_INET = 4
 """Field of file_entry."""
 _PROTOCOL, _STATE, _SRC_PORT, _DST_PORT, _SRC, _DST, _SHUTDOWN = 5, 6, 7, 8, 11, 12, 19
@@ -28,17 +29,6 @@ _CLOSED, _LISTEN = 7, 10
 _BOTH = 3
 """Directions that are shut."""
 LeadsOut = Callable[[Socket, set[tuple[Address, Address]]], bool]
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-"""Kinds of fields on the wire."""
-
-
-@dataclass(frozen=True)
-class Field:
-    """:param value: of a varint, or the bytes of anything else"""
-
-    number: int
-    kind: int
-    value: int | bytes
 
 
 def sever(images: Path, leads_out: LeadsOut) -> None:
@@ -56,16 +46,11 @@ def sever(images: Path, leads_out: LeadsOut) -> None:
 
 def severed(data: bytes, leads_out: LeadsOut) -> bytes:
     """files.img with its connections cut. Pure. Raises ValueError."""
-    if data[: len(_MAGICS)] != _MAGICS:
-        raise ValueError(f"it begins with {data[:8]!r}")
-    entries = [list(fields(entry)) for entry in _entries(data)]
+    entries = [list(fields(entry)) for entry in protobuf.messages(data, _BEGIN)]
     sockets = [_socket(list(fields(_bytes(f)))) for entry in entries for f in entry if f.number == _FILE_INET]
     ours = {(s.local, s.remote) for s in sockets if s is not None and s.protocol == "tcp"}
-    out = [_MAGICS]
-    for entry in entries:
-        cut = encode(_cut(field, ours, leads_out) if field.number == _FILE_INET else field for field in entry)
-        out += [struct.pack("<I", len(cut)), cut]
-    return b"".join(out)
+    cut = ([_cut(f, ours, leads_out) if f.number == _FILE_INET else f for f in entry] for entry in entries)
+    return protobuf.image(_BEGIN, map(encode, cut))
 
 
 def _cut(field: Field, ours: set[tuple[Address, Address]], leads_out: LeadsOut) -> Field:
@@ -76,8 +61,8 @@ def _cut(field: Field, ours: set[tuple[Address, Address]], leads_out: LeadsOut) 
     zero = {_SRC_PORT, _SRC} | ({_DST_PORT, _DST} if socket.protocol == "tcp" else set())
     kept = [Field(f.number, f.kind, _zeros(f)) if f.number in zero else f for f in entry]
     if socket.protocol == "tcp":
-        kept = [Field(_STATE, _VARINT, _CLOSED) if f.number == _STATE else f for f in kept if f.number != _SHUTDOWN]
-        kept.append(Field(_SHUTDOWN, _VARINT, _BOTH))
+        kept = [Field(_STATE, VARINT, _CLOSED) if f.number == _STATE else f for f in kept if f.number != _SHUTDOWN]
+        kept.append(Field(_SHUTDOWN, VARINT, _BOTH))
     return Field(field.number, field.kind, encode(kept))
 
 
@@ -111,68 +96,3 @@ def _bytes(field: Field) -> bytes:
     if isinstance(field.value, int):
         raise ValueError(f"field {field.number} is no message")
     return field.value
-
-
-# --- the wire format --------------------------------------------------------------------------------------------------
-def _entries(data: bytes) -> Iterator[bytes]:
-    at = len(_MAGICS)
-    while at < len(data):
-        (size,) = struct.unpack_from("<I", data, at) if at + 4 <= len(data) else (len(data),)
-        at += 4 + size
-        if at > len(data):
-            raise ValueError("it ends within an entry")
-        yield data[at - size : at]
-
-
-def fields(data: bytes) -> Iterator[Field]:
-    """The fields of a message, in order. Raises ValueError."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        number, kind = tag >> 3, tag & 7
-        if kind == _VARINT:
-            value, at = _varint(data, at)
-            yield Field(number, kind, value)
-            continue
-        if kind == _BYTES:
-            size, at = _varint(data, at)
-        else:
-            size = {_FIXED64: 8, _FIXED32: 4}.get(kind, -1)
-        if size < 0 or at + size > len(data):
-            raise ValueError(f"field {number} of kind {kind} goes beyond its message")
-        yield Field(number, kind, data[at : at + size])
-        at += size
-
-
-def encode(message: Iterator[Field] | list[Field]) -> bytes:
-    """The inverse of `fields`, for varints of the shortest form."""
-    out = bytearray()
-    for field in message:
-        out += _shortest(field.number << 3 | field.kind)
-        if isinstance(field.value, int):
-            out += _shortest(field.value)
-            continue
-        if field.kind == _BYTES:
-            out += _shortest(len(field.value))
-        out += field.value
-    return bytes(out)
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data) and shift < 70:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
-    raise ValueError("a number without an end")
-
-
-def _shortest(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

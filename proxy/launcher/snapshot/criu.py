@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import DumpError, LauncherError, SlotError
 from ..ranks.slot import Slot
+from ..ranks.slot_init import TOOL_SOCKET
 from ..tools import Tools
 
 # Said by healthy runs in a container, too.
@@ -33,16 +34,18 @@ class Criu:
 
     tools: Tools
 
-    def dump(self, slot: Slot, images: Path, work: Path, ghosts: int = 512 << 20) -> list[str]:
+    def dump(self, slot: Slot, images: Path, work: Path, ghosts: int = 512 << 20, *, served: bool = False) -> list[str]:
         """Dump and leave everything stopped: it can go on if the checkpoint comes to nothing, and cannot run ahead.
 
         :param ghosts: bytes that a file may have which is deleted and still in use
+        :param served: pages go to the page server at the tool's socket
 
         `--link-remap`: a named semaphore is mapped under a temporary name that glibc has unlinked since.
         """
+        pages = ("--page-server", "--ps-socket", str(TOOL_SOCKET)) if served else ()
         return self.tools.criu(
-            "dump", "-t", str(slot.root), "-D", slot.seen(images), "-W", slot.seen(work), "-o", DUMP_LOG, *_COMMON,
-            "--ghost-limit", str(min(ghosts, LARGEST_GHOST)), "--link-remap", "--leave-stopped",
+            "dump", *pages, "-t", str(slot.root), "-D", slot.seen(images), "-W", slot.seen(work), "-o", DUMP_LOG,
+            *_COMMON, "--ghost-limit", str(min(ghosts, LARGEST_GHOST)), "--link-remap", "--leave-stopped",
         )  # fmt: skip
 
     def ready_for(self, real: tuple[int, int]) -> None:
@@ -66,12 +69,12 @@ class Criu:
         )  # fmt: skip
 
 
-def run(slot: Slot, argv: Sequence[str], timeout_s: float, real: tuple[int, int] = (0, 0)) -> str:
-    """Run CRIU inside a slot. "" when it succeeded, else what happened. Raises SlotError."""
+def run(slot: Slot, argv: Sequence[str], timeout_s: float, real: tuple[int, int] = (0, 0), connect: str = "") -> str:
+    """Run CRIU inside a slot (see `Slot.run`). "" when it succeeded, else what happened. Raises SlotError."""
     limit_s = max(timeout_s, 0.0)
     began = time.monotonic()
     try:
-        ended = slot.run(argv, limit_s + LATE_S, real)
+        ended = slot.run(argv, limit_s + LATE_S, real, connect)
     except SlotError:
         if slot.wait() == 128 + signal.SIGKILL:
             return WAS_KILLED

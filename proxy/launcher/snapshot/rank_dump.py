@@ -21,7 +21,7 @@ from ..errors import DumpError, SlotError
 from ..paths import Paths
 from ..ranks import control_files, halt, process_scan, user
 from ..ranks.slot import Slot
-from . import connections, container_layer, criu, image, mapped_files, sockets
+from . import connections, container_layer, criu, image, mapped_files, page_server, sockets
 
 POLL_S = 0.01
 SETTLE_S = 5.0
@@ -191,10 +191,7 @@ def _dump_rank(
     logs.mkdir(parents=True)
     work = paths.work(slot.rank)
     written = process_scan.written_files(process_scan.processes(slot.init), work)
-    problem = criu.run(slot, tool.dump(slot, images, logs, files.limit), order.deadline - time.monotonic(), real)
-    if problem:
-        lines = criu.errors(logs / criu.DUMP_LOG)
-        raise DumpError(f"rank {slot.rank}: CRIU dump {problem}. {' | '.join(lines)}")
+    _run_criu(slot, tool, order, images, logs, files, real)
     connections.sever(images, sockets.leads_out)
     sizes = [image.WrittenFile(str(path), path.stat().st_size) for path in written if path.exists()]
     log_size = paths.log(slot.rank).stat().st_size
@@ -214,6 +211,26 @@ def _dump_rank(
     if on_device is not None:
         device.write(images, on_device)
     image.write_record(images, record)
+
+
+def _run_criu(
+    slot: Slot, tool: criu.Criu, order: Order, images: Path, logs: Path, files: Files, real: tuple[int, int]
+) -> None:
+    """Raises DumpError."""
+    pids = process_scan.processes(slot.init)
+    # A process without children shares no memory: CRIU writes its pages as fast as a disk takes them.
+    server = page_server.PageServer(tool.tools, images, logs, page_server.bases(pids)) if len(pids) > 1 else None
+    problem, told = "was not started", ""
+    try:
+        argv = tool.dump(slot, images, logs, files.limit, served=server is not None)
+        connect = slot.seen(server.socket) if server is not None else ""
+        problem = criu.run(slot, argv, order.deadline - time.monotonic(), real, connect)
+    finally:
+        if server is not None:
+            told = server.end(failed=bool(problem))
+    if problem or told:
+        lines = [*([told] if told else []), *criu.errors(logs / criu.DUMP_LOG)]
+        raise DumpError(f"rank {slot.rank}: CRIU dump {problem or 'succeeded'}. {' | '.join(lines)}")
 
 
 def write_resume(

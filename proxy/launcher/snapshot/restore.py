@@ -17,7 +17,7 @@ from ..paths import Paths
 from ..ranks import control_files, halt, privileges, process_scan, user
 from ..ranks.slot import Slot
 from ..tools import Tools
-from . import container_layer, criu, image, mapped_files, rank_dump, sockets
+from . import container_layer, criu, image, mapped_files, rank_dump, shared_pages, sockets
 
 CRIU_TIMEOUT_S = 600.0
 RESUME_TIMEOUT_S = 600.0
@@ -155,7 +155,9 @@ def _restore_devices(
 def _restore_rank(plan: Plan, paths: Paths, tool: criu.Criu, slot: Slot) -> str:
     logs = paths.criu_work(plan.checkpoint_id, slot.rank)
     logs.mkdir(parents=True, exist_ok=True)
-    argv = tool.restore(slot, paths.image(plan.checkpoint_id, slot.rank), logs)
+    images = paths.image(plan.checkpoint_id, slot.rank)
+    shared_pages.prepare(images)
+    argv = tool.restore(slot, images, logs)
     problem = criu.run(slot, argv, CRIU_TIMEOUT_S)
     if problem:
         return f"rank {slot.rank}: CRIU restore {problem}. {' | '.join(criu.errors(logs / criu.RESTORE_LOG))}"

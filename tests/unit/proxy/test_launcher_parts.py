@@ -308,6 +308,7 @@ def test_what_the_others_get_after_a_failure(failed_for: float | None, sent: boo
         (b'{"adopt": 1, "tool": []}', "exactly one of"),
         (b'{"tool": 1}', "tool = 1: expected list"),
         (b'{"tool": ["x"], "env": {}}', "tool: real = None: expected list"),
+        (b'{"tool": ["x"], "env": {}, "real": []}', "tool: connect = None: expected str"),
         (b'{"adopt": true}', "adopt = True: expected int"),
         (b'{"run": ["x"], "env": {}, "cwd": "/"}', "run: log = None: expected str"),
     ],
@@ -449,7 +450,7 @@ class _Slot:
     def __init__(self, takes_s: float, ended: Ended | None, code: int | None = None) -> None:
         self.takes_s, self.ended, self.code = takes_s, ended, code
 
-    def run(self, argv: Sequence[str], timeout_s: float, real: tuple[int, int]) -> Ended | None:
+    def run(self, argv: Sequence[str], timeout_s: float, real: tuple[int, int], connect: str) -> Ended | None:
         time.sleep(min(timeout_s, self.takes_s))
         if self.code is not None:
             raise SlotError("ended")

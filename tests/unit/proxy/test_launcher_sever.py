@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.launcher.errors import DumpError
-from proxy.launcher.snapshot import connections
-from proxy.launcher.snapshot.connections import Field
+from proxy.launcher.snapshot import connections, protobuf
+from proxy.launcher.snapshot.protobuf import Field
 from proxy.launcher.snapshot.sockets import Socket, leads_out
 
 MAGICS = struct.pack("<II", 0x54564319, 0x56303138)
@@ -29,21 +29,21 @@ def inet(protocol: int, state: int, source: tuple[str, int], target: tuple[str, 
     entry = [Field(number, 0, value) for number, value in [*numbers, (9, 2), (10, 0)]]
     entry += [Field(11, 0, word) for word in words(source[0])] + [Field(12, 0, word) for word in words(target[0])]
     # An owner with a negative pid, and options: both must come through untouched.
-    return [*entry, Field(13, 2, connections.encode([Field(1, 0, 2**64 - 1)])), Field(14, 2, b"\x08\x01")]
+    return [*entry, Field(13, 2, protobuf.encode([Field(1, 0, 2**64 - 1)])), Field(14, 2, b"\x08\x01")]
 
 
 def file(*entries: list[Field]) -> bytes:
     """files.img of a regular file and these sockets."""
     regular = [Field(1, 0, 1), Field(2, 0, 3), Field(3, 2, b"\x0a\x04name")]
-    messages = [regular, *([Field(1, 0, 2), Field(2, 0, 7), Field(4, 2, connections.encode(e))] for e in entries)]
-    parts = [connections.encode(message) for message in messages]
+    messages = [regular, *([Field(1, 0, 2), Field(2, 0, 7), Field(4, 2, protobuf.encode(e))] for e in entries)]
+    parts = [protobuf.encode(message) for message in messages]
     return MAGICS + b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
 
 def sockets(data: bytes) -> list[dict[int, int | bytes]]:
-    entries = [list(connections.fields(entry)) for entry in connections._entries(data)]
+    entries = [list(protobuf.fields(entry)) for entry in protobuf.messages(data, MAGICS)]
     found = [f.value for entry in entries for f in entry if f.number == 4]
-    return [{f.number: f.value for f in connections.fields(value)} for value in found if isinstance(value, bytes)]
+    return [{f.number: f.value for f in protobuf.fields(value)} for value in found if isinstance(value, bytes)]
 
 
 def test_tcp_to_the_outside_is_closed_in_both_directions() -> None:
@@ -57,9 +57,9 @@ def test_tcp_to_the_outside_is_closed_in_both_directions() -> None:
 def test_a_direction_that_was_shut_already_is_said_once() -> None:
     entry = [*inet(TCP, ESTABLISHED, ("10.0.0.5", 40000), ("192.0.2.7", 443)), Field(19, 0, 1)]
     data = connections.severed(file(entry), leads_out)
-    [message] = [f.value for e in connections._entries(data) for f in connections.fields(e) if f.number == 4]
+    [message] = [f.value for e in protobuf.messages(data, MAGICS) for f in protobuf.fields(e) if f.number == 4]
     assert isinstance(message, bytes)
-    assert [f.value for f in connections.fields(message) if f.number == 19] == [3]
+    assert [f.value for f in protobuf.fields(message) if f.number == 19] == [3]
 
 
 def test_udp_keeps_its_peer_and_gives_up_its_address() -> None:
@@ -130,4 +130,4 @@ FIELDS = st.one_of(
 
 @given(st.lists(FIELDS, max_size=20))
 def test_a_message_comes_back_as_it_was(message: list[Field]) -> None:
-    assert list(connections.fields(connections.encode(message))) == message
+    assert list(protobuf.fields(protobuf.encode(message))) == message

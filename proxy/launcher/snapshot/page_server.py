@@ -1,0 +1,148 @@
+"""A process that takes the memory pages of one rank from CRIU and writes its memory images (`page_images`).
+
+It is a process of its own: the ranks of a pod are dumped at once, each with as much of a core as it can get. It runs
+outside the rank's slot, so CRIU never sees it. CRIU reaches it over a unix socket in the folder of its logs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from .. import reap
+from ..errors import DumpError
+from ..ranks import process_scan
+from ..tools import Tools
+from . import page_images, page_stream
+from .page_stream import PROCESS, Opened
+
+ENDS_S = 10.0
+"""How long it may take to end after CRIU has ended."""
+_WORDS = 500
+Bases = Mapping[int, Sequence[int]]
+"""PID of a process -> PIDs of those that it may have memory in common with, the best first."""
+
+
+class PageServer:
+    """The launcher's side.
+
+    :param images: folder of the rank's images
+    :param logs: folder for the socket
+    :param bases: see `bases`
+    """
+
+    def __init__(self, tools: Tools, images: Path, logs: Path, bases: Bases) -> None:
+        self.socket = logs / "pages.sock"
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
+        with _listening(self.socket) as listener:
+            number = listener.fileno()
+            self._process = reap.spawn(
+                tools.python("snapshot.page_server", str(number), str(images), json.dumps(bases)),
+                env=tools.environment(), pass_fds=(number,), stdin=subprocess.DEVNULL, stdout=self._words,
+                stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def end(self, failed: bool) -> str:
+        """CRIU has ended, or has `failed`. Returns what went wrong here, "" for nothing."""
+        try:
+            code = self._process.wait(0.2 if failed else ENDS_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait(ENDS_S)
+        reap.forget(self._process)
+        self.socket.unlink(missing_ok=True)
+        self._words.seek(0)
+        said = self._words.read().decode(errors="replace").strip()[-_WORDS:]
+        self._words.close()
+        return (said or f"ended with {code}") if code else ""
+
+
+def bases(pids: Sequence[int], proc: Path = process_scan.PROC) -> dict[int, list[int]]:
+    """For each process its eldest sibling, then its parent, if they have had one memory once. PIDs as they see them.
+
+    What a process has not executed anew has its code and its stack where its relatives have them. Siblings come first:
+    workers of a fork server have imported the same modules, each for itself, and the server has not.
+    :param pids: as we see them
+    """
+    people = sorted((process_scan.inner_pid(pid, proc), pid) for pid in pids)
+    inner = {pid: number for number, pid in people}
+    origin: dict[int, tuple[int, str, str]] = {}
+    for number, pid in people:
+        with contextlib.suppress(OSError):
+            words = (proc / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
+            origin[number] = inner.get(int(words[1]), 0), words[23], words[25]
+    eldest: dict[tuple[int, str, str], int] = {}
+    found = {}
+    for number, here in origin.items():
+        parent = here[0]
+        relatives = [eldest.setdefault(here, number)]
+        if parent in origin and origin[parent][1:] == here[1:]:
+            relatives.append(parent)
+        found[number] = [relative for relative in relatives if relative != number]
+    return found
+
+
+def receive(peer: socket.socket, folder: Path, bases: Bases) -> None:
+    """Write the memory images that CRIU sends. Raises DumpError, OSError."""
+    images: list[page_images.PageImage] = []
+    processes: dict[int, page_images.PageImage] = {}
+    for what in page_stream.read(peer):
+        if isinstance(what, Opened):
+            known = [processes[pid] for pid in bases.get(what.number, ()) if pid in processes]
+            base = known[0] if known and what.kind == PROCESS else None
+            number = page_images.FIRST_ID + len(images)
+            images.append(page_images.PageImage(folder, what.kind, what.number, number, base))
+            if what.kind == PROCESS:
+                processes[what.number] = images[-1]
+            continue
+        entry, content = what
+        if not images:
+            raise DumpError("CRIU sent pages of no image")
+        at, empty = entry.address, True
+        for block in content():
+            images[-1].take(at, block, entry.flags)
+            at, empty = at + len(block), False
+        if empty:
+            images[-1].add(entry)
+    for image in images:
+        image.write_pagemap()
+        image.close()
+    page_images.write_shared(folder, processes)
+    page_stream.accept(peer)
+
+
+@contextlib.contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    """A unix socket: its address has at most 107 bytes, and folders of images may have longer names."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+            listener.listen(1)
+            yield listener
+    finally:
+        os.close(folder)
+
+
+def main() -> int:
+    number, folder, given = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    with socket.socket(fileno=number) as listener:
+        peer, _ = listener.accept()
+    try:
+        with peer:
+            receive(peer, folder, {int(pid): found for pid, found in given.items()})
+    except (DumpError, OSError) as error:
+        print(f"page server: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

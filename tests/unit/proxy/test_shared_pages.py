@@ -1,0 +1,385 @@
+"""What forked processes share with their parents: written once by a dump, shared again after a restore."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pod_harness import Pod
+from pod_moves import dump_anywhere, until
+
+from proxy.launcher.errors import DumpError, RestoreError
+from proxy.launcher.snapshot import page_images, page_server, protobuf, shared_pages
+from proxy.launcher.snapshot.page_stream import (
+    ADD_F,
+    CLOSE,
+    HEADER,
+    IN_PARENT,
+    OPEN2,
+    PAGE,
+    PRESENT,
+    PROCESS,
+    SHARED_MEMORY,
+)
+from proxy.launcher.snapshot.protobuf import BYTES, VARINT, Field
+from proxy.protocol import messages
+
+Make = Callable[..., Pod]
+Memory = dict[int, bytes]
+"""Page number -> content."""
+
+
+# --- CRIU's side of the protocol --------------------------------------------------------------------------------------
+def sent(processes: Sequence[tuple[int, Memory]], kind: int = PROCESS) -> bytes:
+    """What CRIU sends of these processes: neighbouring pages in one entry."""
+    out = b""
+    for number, memory in processes:
+        out += HEADER.pack(OPEN2, 0, 0, number << 8 | kind)
+        pages = sorted(memory)
+        while pages:
+            run = [pages.pop(0)]
+            while pages and pages[0] == run[-1] + 1:
+                run.append(pages.pop(0))
+            out += HEADER.pack(ADD_F | PRESENT << 16, len(run), run[0] * PAGE, number << 8 | kind)
+            out += b"".join(memory[page] for page in run)
+    return out
+
+
+def receive(folder: Path, data: bytes, bases: dict[int, list[int]]) -> bytes:
+    """Runs the server on `data`. Returns what it answered."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sender = threading.Thread(target=send, args=(ours, data))
+        sender.start()
+        try:
+            page_server.receive(theirs, folder, bases)
+        finally:
+            theirs.shutdown(socket.SHUT_RDWR)
+            sender.join(10)
+        answered = b""
+        while part := ours.recv(100):
+            answered += part
+        return answered
+
+
+def send(peer: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):  # of a server that has given up
+        peer.sendall(data)
+        peer.shutdown(socket.SHUT_WR)
+
+
+def closed(processes: Sequence[tuple[int, Memory]]) -> bytes:
+    return sent(processes) + HEADER.pack(CLOSE, 0, 0, 0)
+
+
+# --- CRIU's way of reading images -------------------------------------------------------------------------------------
+def restored(folder: Path, name: str) -> Memory:
+    """Memory as CRIU reads it: what is IN_PARENT comes from the folder `parent`. Read with none of our own code."""
+    data = (folder / name).read_bytes()
+    at, found, pages = 8, [], 0
+    while at < len(data):
+        (size,) = struct.unpack_from("<I", data, at)
+        found.append({f.number: f.value for f in protobuf.fields(data[at + 4 : at + 4 + size])})
+        at += 4 + size
+    content = (folder / f"pages-{found[0][1]}.img").read_bytes()
+    memory: Memory = {}
+    above: Memory | None = None
+    for entry in found[1:]:
+        for page in range(int(entry[1]) // PAGE, int(entry[1]) // PAGE + int(entry[5])):
+            if int(entry[4]) & IN_PARENT:
+                above = restored(folder / "parent", name) if above is None else above
+                memory[page] = above[page]
+            else:
+                memory[page] = content[pages * PAGE : (pages + 1) * PAGE]
+                pages += 1
+    assert pages * PAGE == len(content), "content without an entry"
+    return memory
+
+
+def page(number: int) -> bytes:
+    return random.Random(number).randbytes(PAGE)
+
+
+memories = st.dictionaries(st.integers(1, 60), st.integers(0, 3).map(page), max_size=40)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(memories, min_size=1, max_size=5), st.data())
+def test_any_family_has_the_memory_it_had(
+    tmp_path_factory: pytest.TempPathFactory, found: list[Memory], data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("images")
+    pids = range(10, 10 + len(found))
+    bases = {pid: data.draw(st.lists(st.integers(9, pid - 1), max_size=2), label=f"bases of {pid}") for pid in pids}
+    processes = list(zip(pids, found, strict=True))
+    answered = receive(folder, closed(processes), bases)
+    assert answered == b"\0" * len(found) + struct.pack("=i", 0)
+    shared_pages.prepare(folder)
+    shared_pages.prepare(folder)  # the container may be started again
+    for pid, memory in processes:
+        assert restored(folder, f"pagemap-{pid}.img") == memory
+
+
+def test_a_page_is_written_once_for_three_generations(tmp_path: Path) -> None:
+    memory = {number: page(number) for number in range(300)}
+    child = {**memory, 7: page(1000), 400: page(1001)}
+    grandchild = {**child, 8: page(1002)}
+    stranger = dict(memory)
+    family = [(10, memory), (11, child), (12, grandchild), (13, stranger)]
+    receive(tmp_path, closed(family), {11: [10], 12: [11], 13: [1]})
+    sizes = {p.name: p.stat().st_size // PAGE for p in tmp_path.glob("pages-*.img")}
+    assert [sizes[f"pages-{page_images.FIRST_ID + i}.img"] for i in range(4)] == [300, 2, 1, 300]
+    assert json.loads((tmp_path / page_images.SHARED).read_text()) == {"11": 10, "12": 11}
+    shared_pages.prepare(tmp_path)
+    for pid, wanted in family:
+        assert restored(tmp_path, f"pagemap-{pid}.img") == wanted
+
+
+def test_shared_memory_is_nobodys_child(tmp_path: Path) -> None:
+    memory = {1: page(1)}
+    data = sent([(10, memory)]) + sent([(10, memory)], SHARED_MEMORY) + HEADER.pack(CLOSE, 0, 0, 0)
+    receive(tmp_path, data, {10: [10]})
+    assert restored(tmp_path, "pagemap-shmem-10.img") == memory
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "closed the connection"),
+        (closed([(10, {1: page(1)})])[:-40], "closed the connection"),
+        (HEADER.pack(99, 0, 0, 0), "no command of its page server"),
+        (HEADER.pack(ADD_F | PRESENT << 16, 1, PAGE, 0) + page(1), "pages of no image"),
+        (HEADER.pack(ADD_F | PRESENT << 16, 1 << 62, PAGE, 0), "no command of its page server"),
+    ],
+    ids=["nothing", "cut off", "unknown", "no image", "too many pages"],
+)
+def test_a_broken_stream_is_never_accepted(tmp_path: Path, data: bytes, why: str) -> None:
+    with pytest.raises(DumpError, match=why):
+        receive(tmp_path, data, {})
+
+
+@pytest.mark.parametrize(
+    "text", ['{"11"', "[]", '{"11": "10"}', '{"x": 1}', '{"11": 11}', '{"11": 99}', '{"11": true}']
+)
+def test_a_damaged_family_is_refused_in_words(tmp_path: Path, text: str) -> None:
+    receive(tmp_path, closed([(10, {1: page(1)}), (11, {1: page(1)})]), {11: [10]})
+    (tmp_path / page_images.SHARED).write_text(text)
+    with pytest.raises(RestoreError):
+        shared_pages.prepare(tmp_path)
+
+
+RELATIVES = """
+import os, subprocess, sys, time
+forked = [os.fork() or time.sleep(60) for _ in range(2)]
+other = subprocess.Popen(["sleep", "60"])
+print(os.getpid(), *forked, other.pid, flush=True)
+sys.stdin.read()
+for pid in [*forked, other.pid]:
+    os.kill(pid, 9)
+"""
+
+
+def test_relatives_are_those_that_were_forked_and_no_program_of_its_own() -> None:
+    with subprocess.Popen([sys.executable, "-c", RELATIVES], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            parent, first, second, other = map(int, process.stdout.readline().split())
+            until_sleep = time.monotonic() + 10
+            while Path(f"/proc/{other}/comm").read_text().strip() != "sleep":
+                assert time.monotonic() < until_sleep, "it never became another program"
+            found = page_server.bases([second, other, first, parent])
+        finally:
+            process.stdin.close()
+    assert found == {parent: [], first: [parent], second: [first, parent], other: []}
+
+
+# --- mappings ---------------------------------------------------------------------------------------------------------
+def mapping(start: int, end: int, status: int = 1 << 9, flags: int = 0) -> Field:
+    parts = [(1, start), (2, end), (3, 0), (4, 0), (5, 3), (6, flags), (7, status), (8, 2**64 - 1)]
+    return Field(14, BYTES, protobuf.encode(Field(number, VARINT, value) for number, value in parts))
+
+
+def mappings(path: Path) -> list[tuple[int, int]]:
+    [entry] = protobuf.messages(path.read_bytes(), path.read_bytes()[:8])
+    found = [
+        {f.number: f.value for f in protobuf.fields(bytes(f.value))} for f in protobuf.fields(entry) if f.number == 14
+    ]  # type: ignore[arg-type]
+    return [(int(m[1]), int(m[2])) for m in found]
+
+
+def test_private_memory_is_cut_where_any_of_the_family_begins_or_ends(tmp_path: Path) -> None:
+    begin = protobuf.magic(0x57492820)
+    grown = [
+        Field(1, VARINT, 7),
+        mapping(0x1000, 0x9000),
+        mapping(0xA000, 0xF000, status=1),
+        mapping(0xF000, 0x20000, flags=0x100),
+    ]
+    small = [Field(1, VARINT, 8), mapping(0x1000, 0x5000), mapping(0xB000, 0xC000)]
+    for number, entry in ((10, grown), (11, small)):
+        (tmp_path / f"mm-{number}.img").write_bytes(protobuf.image(begin, [protobuf.encode(entry)]))
+    assert shared_pages.split(tmp_path) == 1
+    assert mappings(tmp_path / "mm-10.img") == [(0x1000, 0x5000), (0x5000, 0x9000), (0xA000, 0xF000), (0xF000, 0x20000)]
+    assert mappings(tmp_path / "mm-11.img") == [(0x1000, 0x5000), (0xB000, 0xC000)]
+    assert shared_pages.split(tmp_path) == 0
+
+
+# --- real processes ---------------------------------------------------------------------------------------------------
+MIB = 1 << 20
+FAMILY = """
+import hashlib, os, sys, time
+def work(name):
+    n = 0
+    own = bytearray(1 << 20)
+    while not os.path.exists("end"):
+        n += 1
+        own[n % len(own)] = n % 251
+        with open(name + ".n", "w") as out:
+            out.write(str(n))
+        time.sleep(0.01)
+    with open(name + ".sum", "w") as out:
+        out.write(hashlib.sha256(large).hexdigest())
+large = bytearray(os.urandom(48 << 20))
+if not os.path.exists("large.sum"):
+    with open("large.sum", "w") as out:
+        out.write(hashlib.sha256(large).hexdigest())
+heap = [bytes(5000) for _ in range(1000)]
+children = []
+for child in range(4):
+    pid = os.fork()
+    if not pid:
+        if child == 3 and not os.fork():
+            work("grandchild")
+            os._exit(0)
+        work(f"child-{child}")
+        os._exit(0)
+    children.append(pid)
+heap += [bytes(5000) for _ in range(2000)]
+work("parent")
+for pid in children:
+    os.waitpid(pid, 0)
+"""
+NAMES = ["parent", "child-0", "child-1", "child-2", "child-3", "grandchild"]
+
+
+def fresh() -> messages.Plan:
+    return messages.Plan("fresh", 1, 1, [0], "127.0.0.1", 29500)
+
+
+def again(generation: int) -> messages.Plan:
+    return messages.Plan("restore", generation, 1, [0], "127.0.0.1", 29501, generation, "c")
+
+
+@pytest.fixture
+def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Iterator[Callable[..., Pod]]:
+    def make(name: str, plan: messages.Plan, source: Pod | None = None) -> Pod:
+        command = ["python3", "family.py"]
+        pod = make_pod(name, rootfs=rootfs, torch=None, plan=plan, command=command, criu=criu_bundle)
+        (pod.volumes / "source/family.py").write_text(FAMILY)
+        if source is not None:
+            pod.bring(source, "c", 0)
+        return pod.start()
+
+    yield make
+
+
+def counts(pod: Pod) -> list[int]:
+    paths = [pod.work(0) / f"cwd/{name}.n" for name in NAMES]
+    return [int(path.read_text() or 0) if path.exists() else 0 for path in paths]
+
+
+def resident_mib(pod: Pod) -> float:
+    """Memory of all processes of the program, shared pages counted once."""
+    namespace = Path(f"/proc/{pod.launcher_pid()}/ns/uts").readlink()
+    total = 0
+    for entry in Path("/proc").iterdir():
+        try:
+            mine = entry.name.isdigit() and (entry / "ns/uts").readlink() == namespace
+            if mine and b"family.py" in (entry / "cmdline").read_bytes():
+                found = re.search(r"^Pss:\s+(\d+) kB", (entry / "smaps_rollup").read_text(), re.MULTILINE)
+                total += int(found[1]) if found else 0
+        except OSError:
+            continue
+    return total / 1024
+
+
+@pytest.mark.criu
+@pytest.mark.timeout(300)
+def test_a_family_moves_with_its_sharing(run: Callable[..., Pod]) -> None:
+    """Three moves: as much memory as at first, one copy of what is shared in each image, and the bits."""
+    pod = run("pod-1", fresh())
+    until(lambda: min(counts(pod)) > 3, "all work", pod)
+    first = resident_mib(pod)
+    assert 48 < first < 130, "the family shares its memory at first"
+    for generation in (2, 3, 4):
+        assert dump_anywhere(pod, generation).kind == "dumped", pod.log()
+        images = pod.image("c", 0)
+        size = sum(path.stat().st_size for path in images.glob("pages-*.img"))
+        assert size < 110 * MIB, f"{size >> 20} MiB: of six processes with 48 MiB each, one copy is enough"
+        at = counts(pod)
+        pod.terminate()
+        pod.wait_event("terminating")
+        pod.sidecar.command("exit")
+        assert pod.wait() == 143, pod.log()
+        pod = run(f"pod-{generation}", again(generation), pod)
+        pod.wait_event("restored")
+        until(lambda: all(now > before for now, before in zip(counts(pod), at, strict=True)), "all go on", pod)  # noqa: B023
+        assert resident_mib(pod) < 1.1 * first + 5
+    (pod.work(0) / "cwd/end").touch()
+    assert pod.wait() == 0, pod.log()
+    sums = {(pod.work(0) / f"cwd/{name}.sum").read_text() for name in [*NAMES, "large"]}
+    assert len(sums) == 1
+
+
+@pytest.mark.criu
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("after", [0, 1, 30 * MIB], ids=["at once", "at the first page", "in the midst"])
+def test_a_page_server_that_dies_fails_the_dump_and_nothing_else(run: Callable[..., Pod], after: int) -> None:
+    pod = run("pod", fresh())
+    until(lambda: min(counts(pod)) > 3, "all work", pod)
+    over = threading.Event()
+    killed: list[int] = []
+
+    def kill() -> None:
+        while not over.is_set() and not killed:
+            if sum(path.stat().st_size for path in pod.image("c", 0).glob("pages-*.img")) >= after:
+                killed.extend(servers())
+                for number in killed:
+                    os.kill(number, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        event = dump_anywhere(pod, 5)
+    finally:
+        over.set()
+        killer.join(10)
+    assert killed and event.kind == "dump_failed", pod.log()
+    pod.sidecar.command("resume", generation=5)
+    at = counts(pod)
+    until(lambda: all(now > before for now, before in zip(counts(pod), at, strict=True)), "all go on", pod)
+    assert dump_anywhere(pod, 6).kind == "dumped", pod.log()
+
+
+def servers() -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and b"snapshot.page_server" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
