@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import checkpoint, compare, hook, memory, moves, preemption, scale, steady, triggerer, ui
+from . import checkpoint, compare, hook, memory, moves, preemption, scale, steady, triggerer, ui, workers
 from .model import Group, Spec
 
 GROUPS: Sequence[Group] = (
@@ -12,6 +12,7 @@ GROUPS: Sequence[Group] = (
     steady.GROUP,
     moves.GROUP,
     checkpoint.GROUP,
+    workers.GROUP,
     compare.GROUP,
     memory.GROUP,
     preemption.GROUP,

@@ -15,6 +15,8 @@ restore: the store takes no links.
 from __future__ import annotations
 
 import bisect
+import ctypes
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from . import protobuf
-from .page_stream import IN_PARENT, LAZY, PAGE, PROCESS, Entry
+from .page_stream import BLOCK, IN_PARENT, LAZY, PAGE, PROCESS, Entry
 from .protobuf import VARINT, Field
 
 SHARED: Final = "shared.json"
@@ -35,6 +37,8 @@ FIRST_ID: Final = 0x10001
 """Of the files of pages. Those that CRIU numbers itself begin with 1."""
 _COARSE: Final = 16 * PAGE
 """Bytes that are compared first: most of a block is equal, or most is not."""
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class PageImage:
@@ -46,6 +50,7 @@ class PageImage:
         self.shared = 0
         """Pages that are left out."""
         self._folder = folder
+        self._comparison: Comparison = base._comparison if base is not None else Comparison()
         self._entries: list[Entry] = []
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.open(folder / f"pages-{pages_id}.img", flags, 0o600)
@@ -99,9 +104,7 @@ class PageImage:
             if start > address + at:
                 yield False, start - address - at
             at = end - address
-            mine = bytes(content[start - address : at])
-            theirs = os.pread(file, end - start, offset)
-            for equal, size in runs(mine, theirs):
+            for equal, size in self._comparison.runs(content[start - address : at], file, offset):
                 if equal:
                     self._place(start, size, file, offset)
                 start, offset = start + size, offset + size
@@ -131,28 +134,45 @@ class PageImage:
         self._places.append((address + size, file, offset))
 
 
-def runs(mine: bytes, theirs: bytes) -> Iterator[tuple[bool, int]]:
-    """(equal, bytes) of pages that follow each other and are equal, or are not. Both have whole pages."""
-    if mine == theirs:
-        yield True, len(mine)
-        return
-    before, size = False, 0
-    for equal, part in _pages(mine, theirs):
-        if size and equal != before:
-            yield before, size
-            size = 0
-        before, size = equal, size + part
-    yield before, size
+class Comparison:
+    """Compares content with what lies in a file. Its buffer is made once: fresh ones would cost more than the rest."""
+
+    def __init__(self) -> None:
+        self._theirs = memoryview(bytearray(BLOCK))
+        self._at = _address(self._theirs)
+
+    def runs(self, mine: memoryview, file: int, offset: int) -> Iterator[tuple[bool, int]]:
+        """(equal, bytes) of whole pages that follow each other and are equal, or are not. Raises OSError."""
+        size = len(mine)
+        if os.preadv(file, [self._theirs[:size]], offset) != size:
+            raise OSError(errno.EIO, "a file of pages ends too early")
+        here = _address(mine)
+        if self._same(here, 0, size):
+            yield True, size
+            return
+        before, length = False, 0
+        for equal, part in self._pages(here, size):
+            if length and equal != before:
+                yield before, length
+                length = 0
+            before, length = equal, length + part
+        yield before, length
+
+    def _pages(self, here: int, size: int) -> Iterator[tuple[bool, int]]:
+        for coarse in range(0, size, _COARSE):
+            most = min(_COARSE, size - coarse)
+            if self._same(here, coarse, most):
+                yield True, most
+                continue
+            for at in range(coarse, coarse + most, PAGE):
+                yield self._same(here, at, PAGE), PAGE
+
+    def _same(self, here: int, at: int, size: int) -> bool:
+        return bool(_memcmp(here + at, self._at + at, size) == 0)
 
 
-def _pages(mine: bytes, theirs: bytes) -> Iterator[tuple[bool, int]]:
-    for coarse in range(0, len(mine), _COARSE):
-        one, other = mine[coarse : coarse + _COARSE], theirs[coarse : coarse + _COARSE]
-        if one == other:
-            yield True, len(one)
-            continue
-        for at in range(0, len(one), PAGE):
-            yield one[at : at + PAGE] == other[at : at + PAGE], min(PAGE, len(one) - at)
+def _address(buffer: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 def write_shared(folder: Path, images: Mapping[int, PageImage]) -> None:
