@@ -26,7 +26,7 @@ IDLE_HOLD_S: Final = 1.0
 PACE_S: Final = 0.004
 """Pause between two exchanges while ranks are on their way to the barrier."""
 TRY_S: Final = 5.0
-LONGEST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 0.2
 TRIES: Final = 3
 """Of one exchange: the first one teaches a follower the leader's session."""
 LARGEST_REPORT: Final = 256 << 20

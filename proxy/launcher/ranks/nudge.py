@@ -16,7 +16,7 @@ from ..paths import Paths
 from . import process_scan
 from .slot import Slot
 
-EVERY_S = 0.5
+EVERY_S = 0.2
 
 
 class Nudge:
