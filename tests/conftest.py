@@ -1,4 +1,4 @@
-"""For all tests: a function that prints past pytest's capture, and the time of each test file at the end."""
+"""For all tests: printing past the capture of pytest, second tries, and the time of each test file at the end."""
 
 from __future__ import annotations
 
@@ -28,20 +28,34 @@ def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
     return line
 
 
+REAL = ("criu", "cluster", "airflow")
+"""Markers of tests that run real worlds of processes, or a whole platform."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped where there is none; they never block."""
-    if any(Path("/dev").glob("nvidia[0-9]*")):
-        return
+    """Tests marked `gpu` are skipped where there is none; they never block. Those of REAL things get a second try.
+
+    The summary shows what needed it, with its first failure: a defect to look for, in the product or in the test.
+    """
+    gpu = any(Path("/dev").glob("nvidia[0-9]*"))
     for item in items:
-        if item.get_closest_marker("gpu"):
+        if item.get_closest_marker("gpu") and not gpu:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU (/dev/nvidia0)"))
+        if any(item.get_closest_marker(name) for name in REAL):
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 SHOWN_FILES = 25
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Seconds of each test file, the longest first. A shared fixture counts for the file that needs it first."""
+    """What needed a second try. Then the seconds of each test file, the longest first.
+
+    A shared fixture counts for the file that needs it first.
+    """
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"second try: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
     seconds: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
