@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from kueue_integration.cli import tables
 from kueue_integration.contract import attempt_records
+from kueue_integration.contract.attempt_phases import AttemptPhases
 from kueue_integration.controller import views
 from kueue_integration.controller.cache import World
 from kueue_integration.controller.decide import decide
@@ -43,6 +44,7 @@ from proxy.protocol.messages import (
     RequestStatus,
     to_json,
 )
+from proxy.protocol.phases import SavePhases, StartPhases
 
 PLACEMENT = Placement(["spot"], ["n1"], [[NodeRequirement("kubernetes.io/hostname", "NotIn", ["n1"])]])
 GOOD: dict[str, str] = {
@@ -60,6 +62,7 @@ GOOD: dict[str, str] = {
     names.ANN_WORKERS: "2",
     names.ANN_MIN_WORKERS: "1",
     names.ANN_WORLD_SIZE: "2",
+    names.ANN_PHASES: to_json([AttemptPhases(1, StartPhases(join=1.5), SavePhases(dump=2.0))]),
     names.ANN_PLACEMENT: to_json(PLACEMENT),
     names.ANN_REQUEST: to_json(JobRequest("r1", "migrate", T0, placement=PLACEMENT)),
     names.ANN_REQUEST_STATUS: to_json(RequestStatus("r1", "migrate", "running", "m", T0, 1)),
