@@ -45,6 +45,7 @@ TABLE: Sequence[Annotation] = (
     Annotation(names.ANN_CHECKPOINT_COPY, CONTROLLER, _CHECKPOINTS),
     Annotation(names.ANN_CHECKPOINTS, CONTROLLER, _CHECKPOINTS),
     Annotation(names.ANN_HISTORY, CONTROLLER, _STATUS),
+    Annotation(names.ANN_PHASES, CONTROLLER, "read it with `singularityctl trace`"),
     Annotation(names.ANN_PROGRESS, CONTROLLER, _STATUS),
     Annotation(names.ANN_CURVE, CONTROLLER, _STATUS),
     Annotation(names.ANN_PODS, CONTROLLER, _STATUS),

@@ -9,7 +9,7 @@ from proxy.protocol import names
 from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, JobRequest, Placement, RequestStatus
 
-from ..contract import annotation_values, attempt_records
+from ..contract import annotation_values, attempt_phases, attempt_records
 from ..kube.resources import annotation
 from ..requests import periodic_checkpoints
 from ..spec import save_interval
@@ -52,6 +52,7 @@ FORMS: Final[Mapping[str, Callable[[Job, str], object]]] = {
     names.ANN_HOLD_DEADLINE: annotation_values.moment,
     names.ANN_INFRASTRUCTURE_RETRIES: _count,
     names.ANN_MIN_WORKERS: _count,
+    names.ANN_PHASES: _messages(attempt_phases.AttemptPhases),
     names.ANN_PLACEMENT: _message(Placement),
     names.ANN_PODS: _message(attempt_records.Roster),
     names.ANN_PROGRESS: lambda job, name: attempt_records.noted_progress(job),

@@ -29,6 +29,7 @@ RECORDS = (
     names.ANN_CHECKPOINT_POLICY,
     names.ANN_CURVE,
     names.ANN_HISTORY,
+    names.ANN_PHASES,
     names.ANN_PODS,
     names.ANN_PROGRESS,
 )

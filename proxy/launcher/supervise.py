@@ -9,12 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ..protocol import exit_codes, names, starters
 from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Plan
+from ..protocol.phases import SavePhases, StartPhases
 from . import device, memory, reap, signals, verdict
 from .client import SidecarClient
 from .errors import CommandError, DumpError, LauncherError, RestoreError, SidecarError, SlotError
+from .laps import Laps
 from .outbox import Outbox
 from .output import rate_limit
 from .output.progress import Readout
@@ -162,7 +165,7 @@ class Supervisor:
         plan = self.client.plan()
         if plan.mode == "finished":
             return self._complete
-        began = time.monotonic()
+        began, laps = time.monotonic(), Laps()
         say(f"attempt {plan.attempt}: {plan.mode}, ranks {plan.ranks} of {plan.world_size}")
         restored = plan.mode == "restore"
         positions = restore.log_positions(plan, self.paths) if restored else dict.fromkeys(plan.ranks, 0)
@@ -173,11 +176,12 @@ class Supervisor:
             for r in plan.ranks
         }
         if restored:
-            slots = restore.restore(plan, self.paths, self.criu, self._pod_env(), say, self.devices)
+            slots = restore.restore(plan, self.paths, self.criu, self._pod_env(), say, self.devices, laps)
         else:
             slots = self._start_fresh(plan)
+            laps.end("restore")
         seconds = time.monotonic() - began
-        return lambda: self._started(plan, slots, seconds)
+        return lambda: self._started(plan, slots, seconds, StartPhases(**laps.seconds))
 
     def _complete(self) -> None:
         say("every rank of the job has ended well already: nothing is left to do for the pod of this index")
@@ -207,12 +211,12 @@ class Supervisor:
             raise
         return slots
 
-    def _started(self, plan: Plan, slots: dict[int, Slot], seconds: float) -> None:
+    def _started(self, plan: Plan, slots: dict[int, Slot], seconds: float, phases: StartPhases) -> None:
         self.plan, self.slots = plan, slots
         restored = self.plan.mode == "restore"
         say(f"ranks {self.plan.ranks} {'restored' if restored else 'started'} in {seconds:.2f} s")
-        kind = "restored" if restored else "started"
-        self.outbox.put(LauncherEvent(kind, generation=self.plan.generation, seconds=seconds))  # type: ignore[arg-type]
+        event = LauncherEvent("restored" if restored else "started", self.plan.generation, seconds=seconds)
+        self.outbox.put(replace(event, start=phases))
         threading.Thread(target=self._listen, name="commands", daemon=True).start()
 
     def _pod_env(self) -> dict[str, str]:
@@ -351,16 +355,17 @@ class Supervisor:
         return {rank: slot for rank, slot in self.slots.items() if rank not in self.codes}
 
     def _dump(self, command: LauncherCommand) -> Callable[[], None]:
-        began = time.monotonic()
+        began, laps = time.monotonic(), Laps()
         left = restore.CRIU_TIMEOUT_S if command.remaining_s is None else command.remaining_s
         deadline = time.monotonic() + left
         try:
             if self.codes:
                 raise DumpError(f"ranks {sorted(self.codes)} have ended")
             order = rank_dump.Order(command.generation, command.checkpoint_id, deadline, command.anywhere, command.job)
-            for line in rank_dump.dump(self.slots, self.paths, self.criu, order, self.files, self.devices):
+            for line in rank_dump.dump(self.slots, self.paths, self.criu, order, self.files, self.devices, laps):
                 say(line)
             event = LauncherEvent("dumped", command.generation, seconds=time.monotonic() - began)
+            event = replace(event, save=SavePhases(**laps.seconds))
             text = f"dumped {command.checkpoint_id} in {event.seconds:.2f} s"
         except (DumpError, SlotError, OSError) as error:
             event = LauncherEvent("dump_failed", command.generation, message=str(error))

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from .decode import MAX_BYTES, AnyFloat, Count, Seconds, Spelled, UnixTime, Unreadable, Within, message
+from .phases import SavePhases, StartPhases
 
 T = TypeVar("T")
 
@@ -333,6 +334,10 @@ class LauncherEvent:
     seconds: float = 0.0
     reading: Reading | None = None
     gpus: Gpus | None = None
+    save: SavePhases | None = None
+    """`dumped`: as far as the launcher knows them."""
+    start: StartPhases | None = None
+    """`started`, `restored`: likewise."""
 
 
 # --- sidecar <-> controller ---------------------------------------------------------------------------------------
@@ -395,6 +400,8 @@ class Progress:
     """While `uploading`: how much of the images of all pods the store has, and how much there is."""
     gpus: Gpus | None = None
     """Of all pods that have told of theirs."""
+    start: StartPhases | None = None
+    """How all programs of this attempt came to run."""
 
 
 @dataclass(frozen=True)
@@ -407,6 +414,7 @@ class CommitRequest:
     last_step: int
     goes_on: bool = False
     """The attempt goes on after this checkpoint. Sent again without it if the attempt has to end there after all."""
+    save: SavePhases | None = None
 
 
 @dataclass(frozen=True)

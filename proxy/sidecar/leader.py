@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ..errors import ControllerError, ProxyError, StaleAttemptError
-from ..protocol import page
+from ..protocol import page, phases
 from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import CheckpointFailure, CheckpointRef, Command, CommitRequest
 from ..store import Store
@@ -282,7 +282,11 @@ class Leader:
     def _request(self, state: State, ref: CheckpointRef, goes_on: bool) -> CommitRequest:
         c = self._config
         ago = time.monotonic() - state.barrier_at
-        return CommitRequest(c.namespace, c.job, c.attempt, ref, ago, ref.step - 1, goes_on)
+        save = None
+        if not goes_on and state.trigger is not None:
+            saved = (item.report.save for item in self.heard.values())
+            save = phases.of_job_save(saved, state.barrier_at - state.trigger.started_at)
+        return CommitRequest(c.namespace, c.job, c.attempt, ref, ago, ref.step - 1, goes_on, save)
 
     def _tell(self, failure: Failure) -> None:
         log.warning("no checkpoint: %s", failure.message)

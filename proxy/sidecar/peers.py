@@ -14,6 +14,7 @@ from typing import Literal
 from ..protocol.decode import Seconds
 from ..protocol.manifest import RankImage
 from ..protocol.messages import AnyId, Gpus
+from ..protocol.phases import SavePhases, StartPhases
 
 Op = Literal["run", "barrier", "save", "stop", "exit", "finish"]
 
@@ -61,6 +62,10 @@ class PodReport:
     """Images of generation `uploaded`; sent until the leader has answered once."""
     gpus: Gpus | None = None
     """What this pod's GPUs have done in this attempt."""
+    start: StartPhases | None = None
+    """How the ranks of this pod came to run; None also beside ranks of a sidecar that is gone."""
+    save: SavePhases | None = None
+    """How generation `uploaded` was saved here."""
 
 
 @dataclass(frozen=True)

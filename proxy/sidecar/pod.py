@@ -25,6 +25,7 @@ from . import state_machine
 from .barrier_page import BarrierPage
 from .config import Config
 from .peers import Directive, PodReport, RankWords, Stop
+from .pod_phases import PodPhases
 
 MARGIN_S: Final = 4.0
 """Of a pod's grace period, kept back for ending in order after the commit: the launcher gives up 2 s before its end."""
@@ -51,6 +52,7 @@ class Pod:
 
     :param send: hands a command to the launcher
     :param first_step: number of the first step this attempt runs
+    :param phases: of this pod's start, which has begun
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class Pod:
         send: Callable[[LauncherCommand], Awaitable[None]],
         leader_ip: str,
         first_step: int,
+        phases: PodPhases | None = None,
     ) -> None:
         self._config = config
+        self._phases = phases or PodPhases()
         self._page = barrier
         self._store = store
         self._send = send
@@ -128,6 +132,8 @@ class Pod:
             message=self._message,
             images=self._images,
             gpus=self._gpus,
+            start=self._phases.start,
+            save=self._phases.save,
         )
 
     def delivered(self, report: PodReport) -> None:
@@ -183,11 +189,13 @@ class Pod:
             return
         log.info("launcher says %s %s", event.kind, event.message or f"generation {event.generation}")
         if event.kind in ("started", "restored"):
+            self._phases.run(event)
             self._ranks_run()
             if event.kind == "restored":
                 self._tidy(self._config.checkpoint)
         elif event.kind == "dumped" and event.generation == self._saving:
             self._dumped = event.generation
+            self._phases.dumped(event)
             self._images_whole.set()
             if self._uploading != event.generation:
                 self._begin_upload(self.directive)
@@ -261,6 +269,7 @@ class Pod:
         )  # fmt: skip
         if generation != self._saving:
             return  # the next one has begun: nobody waits for this any more
+        self._phases.uploaded()
         self._images, self._bytes_stored, self._uploaded = put.images, put.bytes_stored, generation
         self.changed.set()
 

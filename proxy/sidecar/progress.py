@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from ..errors import ControllerError, StaleAttemptError
-from ..protocol import gpus, page
+from ..protocol import gpus, page, phases
 from ..protocol.messages import Progress, Reading
 from . import state_machine
 from .config import Config
@@ -60,6 +60,7 @@ def summary(
         bytes_done=done,
         bytes_total=total,
         gpus=gpus.merged(r.gpus for r in reports.values()) if everybody else None,
+        start=phases.of_job_start(r.start for r in reports.values()) if everybody else None,
     )
 
 

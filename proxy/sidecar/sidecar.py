@@ -31,6 +31,7 @@ from .launcher_api import LauncherApi
 from .leader import Leader
 from .mesh import Follower, MeshServer
 from .pod import Pod, beside_ranks
+from .pod_phases import PodPhases
 from .progress import Reporter
 
 HELLO_S: Final = 300.0
@@ -61,6 +62,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
 
 
 async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> None:
+    phases = PodPhases()
     async with contextlib.AsyncExitStack() as stack:
         early: list[LauncherEvent] = []
         deliver: list[Pod] = []
@@ -81,18 +83,19 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
             raise
         if joined is None:
             return
+        phases.joined()
         reply, ended = joined
         if reply.finished:
             await _complete(config, api, beside_ranks(config, barrier), stop)
             return
         first_step = reply.checkpoint.step if reply.checkpoint else 0
-        pod = Pod(config, barrier, store, api.send, reply.leader_ip, first_step)
+        pod = Pod(config, barrier, store, api.send, reply.leader_ip, first_step, phases)
         deliver.append(pod)
         for event in early:
             pod.on_event(event)
         background = [pod.watch()]
         if not pod.started:  # else this sidecar was restarted beside running ranks
-            background.append(_plan(config, api, controller, reply))
+            background.append(_plan(config, api, controller, reply, phases))
         leader: Leader | None = None
         reporter: Reporter | None = None
         if config.leader:
@@ -169,7 +172,7 @@ def _publish(config: Config, api: LauncherApi, plan: Plan) -> None:
     api.publish_plan(plan)
 
 
-async def _plan(config: Config, api: LauncherApi, controller: Controller, reply: HelloReply) -> None:
+async def _plan(config: Config, api: LauncherApi, controller: Controller, reply: HelloReply, phases: PodPhases) -> None:
     given = _given_plan(config)
     if given is not None:
         log.info("a sidecar before this one gave a plan already: %s", given.mode)
@@ -181,12 +184,15 @@ async def _plan(config: Config, api: LauncherApi, controller: Controller, reply:
             "pod annotation says checkpoint %r, the controller %r: the controller counts", config.checkpoint, ref
         )
     if ref is None:
+        phases.planned()
         _publish(config, api, restore.fresh_plan(config, reply.leader_ip))
         return
     log.info("restoring %s, step %d, from %s", ref.id, ref.step, ref.url)
     while True:
         try:
-            _publish(config, api, await restore.restore_plan(config, reply.leader_ip, ref))
+            plan = await restore.restore_plan(config, reply.leader_ip, ref)
+            phases.planned()
+            _publish(config, api, plan)
             return
         except DamageError as error:
             api.refuse_plan(await _passed_over(config, controller, reply, ref, error))

@@ -28,6 +28,7 @@ from proxy.protocol.messages import (
     to_json,
 )
 
+from ...contract import attempt_phases
 from ...contract.attempt_records import progress as shown_progress
 from ...jobs import loss_curve
 from ...kube.resources import Object, annotation
@@ -137,6 +138,7 @@ def progress(job: Object, message: Progress, now: float, pods: Sequence[Object] 
     shown |= loss_curve.printed(job, reading)
     change: dict[str, str | None] = loss_curve.extended(job, reading)
     change[names.ANN_PROGRESS] = json.dumps(shown, separators=(",", ":"))
+    change.update(attempt_phases.told(job, message.attempt, start=message.start))
     history, record = _current(job, message.attempt)
     if record is None:
         return change
@@ -225,6 +227,7 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
             note=note,
         )
         change.update(attempt_history.stored(attempt_history.with_last(history, done)))
+        change.update(attempt_phases.told(job, message.attempt, save=message.save))
     return change
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from ...protocol import names, page
 from .. import device, pagewords, refusal
 from ..errors import DumpError, SlotError
+from ..laps import Laps
 from ..paths import Paths
 from ..ranks import control_files, halt, process_scan, user
 from ..ranks.slot import Slot
@@ -54,17 +55,28 @@ class Files:
     limit: int
 
 
-def dump(slots: Slots, paths: Paths, tool: criu.Criu, order: Order, files: Files, devices: device.Backend) -> list[str]:
+def dump(
+    slots: Slots,
+    paths: Paths,
+    tool: criu.Criu,
+    order: Order,
+    files: Files,
+    devices: device.Backend,
+    laps: Laps,
+) -> list[str]:
     """Images of all ranks to IMAGE_DIR/<checkpoint_id>; afterwards the ranks are stopped, and can be resumed.
 
+    `laps` get the phases of `SavePhases`.
     Returns what the user may want to know. Raises DumpError; the ranks are then still there, and can be resumed.
     """
     frozen = {} if order.anywhere else {rank: _wait_frozen(slot, paths, order) for rank, slot in slots.items()}
+    laps.end("freeze")
     # Processes that stand still could not give up their device.
     images = {rank: paths.image(order.checkpoint_id, rank) for rank in slots}
     for folder in images.values():
         shutil.rmtree(folder, ignore_errors=True)
     devices.suspend({rank: process_scan.processes(slot.init) for rank, slot in slots.items()}, order.deadline, images)
+    laps.end("device")
     _stand(slots, paths, order)
     real = {rank: _real_ids(slot) for rank, slot in slots.items()}
     for ids in real.values():
@@ -86,6 +98,7 @@ def dump(slots: Slots, paths: Paths, tool: criu.Criu, order: Order, files: Files
         sockets.revive(pids, leading_out=True)
         told += [f"rank {rank}: {text}, kept" for text in sockets.kept(pids)]
         told += [f"rank {rank}: {text}, cut if the rank moves" for text in sockets.cut(pids)]
+    laps.end("dump")
     return told
 
 

@@ -13,6 +13,7 @@ from ...protocol import exit_codes, names
 from ...protocol.messages import Plan
 from .. import device, memory, pagewords
 from ..errors import MeetingError, RestoreError
+from ..laps import Laps
 from ..paths import Paths
 from ..ranks import control_files, halt, privileges, process_scan, user
 from ..ranks.slot import Slot
@@ -27,11 +28,12 @@ Say = Callable[[str], None]
 
 
 def restore(
-    plan: Plan, paths: Paths, tool: criu.Criu, env: Mapping[str, str], say: Say, devices: device.Backend
+    plan: Plan, paths: Paths, tool: criu.Criu, env: Mapping[str, str], say: Say, devices: device.Backend, laps: Laps
 ) -> dict[int, Slot]:
     """Restore all ranks of `plan`, tell them to go on, and wait until they have met the ranks of the other pods.
 
     :param env: new values for the ranks' environment
+    :param laps: gets the phases of `StartPhases`
     Raises RestoreError, MeetingError; nothing of the ranks is left then.
     """
     records = {rank: _record(plan, paths, rank) for rank in plan.ranks}
@@ -45,13 +47,17 @@ def restore(
         with ThreadPoolExecutor(len(records)) as pool:
             for _ in pool.map(lambda record: _open_slot(plan, paths, tool.tools, record, slots), records.values()):
                 pass  # raises what went wrong
+        laps.end("unpack")
         _restore_all(plan, paths, tool, slots)
         for slot in slots.values():
             halt.let_go(slot.init)
+        laps.end("restore")
         moved = _restore_devices(plan, paths, slots, devices)
+        laps.end("device")
         at = (plan.generation, plan.master_addr, plan.master_port, env)
         ids = {rank: rank_dump.write_resume(paths, rank, *at, moved.get(rank)) for rank in plan.ranks}
         _wait_resumed(plan, paths, slots, {rank: ids[rank] for rank in ids if not records[rank].held})
+        laps.end("meet")
     except BaseException:
         for slot in slots.values():
             slot.kill()

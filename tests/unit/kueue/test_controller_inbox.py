@@ -11,6 +11,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0
 
+from kueue_integration.contract import attempt_phases
 from kueue_integration.controller import attempt_history
 from kueue_integration.controller.errors import RefusedError
 from kueue_integration.controller.sidecar_api import reports
@@ -31,6 +32,7 @@ from proxy.protocol.messages import (
     from_json,
     to_json,
 )
+from proxy.protocol.phases import SavePhases, StartPhases
 
 NOW = T0 + 50
 
@@ -464,3 +466,55 @@ def test_many_faults_do_not_fill_the_annotation():
     seen = Gpus(8, faults=[GpuFault("GPU-1", xid, 1) for xid in range(5000)])
     change = reports.progress(job(scene.record()), progress_of(gpus=seen), NOW)
     assert len(change[names.ANN_HISTORY]) < 2000 and '"faults_more":4994' in change[names.ANN_HISTORY]
+
+
+# --- phases -------------------------------------------------------------------------------------------------------
+START, SAVE = StartPhases(join=1.234, fetch=5.0, meet=0.5), SavePhases(barrier=0.3, dump=2.0)
+
+
+def phases_in(*changes):
+    """As they are read from a Job on which all of `changes` were written."""
+    current = job(scene.record())
+    for change in changes:
+        current["metadata"]["annotations"].update(change)
+    return current, attempt_phases.of_job(current)
+
+
+def test_phases_are_kept_beside_the_history_and_stay_there():
+    first = reports.progress(job(scene.record()), progress_of(start=START), NOW)
+    current, (known,) = phases_in(first)
+    assert (known.attempt, known.start, known.save) == (1, replace(START, join=1.23), None)
+    assert names.ANN_PHASES not in reports.progress(current, progress_of(start=START), NOW), "written once"
+    assert names.ANN_PHASES not in reports.progress(current, progress_of(), NOW), "a new leader knows of none"
+    saved = reports.commit(current, replace(commit_of(scene.checkpoint()), save=SAVE), NOW)
+    _, (known,) = phases_in(first, saved)
+    assert (known.start, known.save) == (replace(START, join=1.23), SAVE)
+
+
+def test_a_checkpoint_after_which_the_attempt_goes_on_tells_no_phases():
+    goes_on = replace(commit_of(scene.checkpoint()), save=SAVE, goes_on=True)
+    assert names.ANN_PHASES not in reports.commit(job(), goes_on, NOW)
+
+
+@pytest.mark.parametrize("spoilt", ["", "[", "{}", '[{"attempt": 1, "more": 2}]', "[" * 100_000])
+def test_spoilt_phases_are_none_and_are_written_anew(spoilt):
+    current = job(scene.record(), **{names.ANN_PHASES: spoilt})
+    assert attempt_phases.of_job(current) == []
+    change = reports.progress(current, progress_of(start=START), NOW)
+    assert [known.attempt for known in phases_in(change)[1]] == [1]
+
+
+def test_phases_of_many_attempts_are_bounded():
+    current = job(scene.record())
+    for number in range(1, 200):
+        current["metadata"]["annotations"].update(attempt_phases.told(current, number, START, SAVE))
+    known = attempt_phases.of_job(current)
+    assert [known[0].attempt, known[-1].attempt] == [200 - attempt_phases.MAX_KEPT, 199]
+    assert len(current["metadata"]["annotations"][names.ANN_PHASES]) < 5000
+    assert attempt_phases.of_attempt(current, 199).save == SAVE and attempt_phases.of_attempt(current, 1).save is None
+
+
+def test_phases_without_end_are_bounded():
+    longest = StartPhases(**dict.fromkeys(("join", "fetch", "unpack", "restore", "device", "meet"), 3.2e9))
+    change = reports.progress(job(scene.record()), progress_of(start=longest), NOW)
+    assert len(change[names.ANN_PHASES]) < 300

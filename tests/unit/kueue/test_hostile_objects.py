@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable
 from typing import Any
+from xml.etree import ElementTree
 
 import controller_scene as scene
 import garbage
@@ -14,8 +15,9 @@ from controller_scene import NS, T0
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kueue_integration.cli import tables
-from kueue_integration.contract import attempt_records
+from kueue_integration.cli import tables, trace_svg, trace_text
+from kueue_integration.contract import attempt_phases, attempt_records
+from kueue_integration.contract.attempt_phases import AttemptPhases
 from kueue_integration.controller import views
 from kueue_integration.controller.cache import World
 from kueue_integration.controller.decide import decide
@@ -25,7 +27,7 @@ from kueue_integration.controller.measure import Meter
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.doctor import jobs as doctor_jobs
-from kueue_integration.jobs import loss_curve, unreadable
+from kueue_integration.jobs import loss_curve, move_trace, unreadable
 from kueue_integration.jobs import status as library
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
@@ -43,6 +45,7 @@ from proxy.protocol.messages import (
     RequestStatus,
     to_json,
 )
+from proxy.protocol.phases import SavePhases, StartPhases
 
 PLACEMENT = Placement(["spot"], ["n1"], [[NodeRequirement("kubernetes.io/hostname", "NotIn", ["n1"])]])
 GOOD: dict[str, str] = {
@@ -60,6 +63,7 @@ GOOD: dict[str, str] = {
     names.ANN_WORKERS: "2",
     names.ANN_MIN_WORKERS: "1",
     names.ANN_WORLD_SIZE: "2",
+    names.ANN_PHASES: to_json([AttemptPhases(1, StartPhases(join=1.5), SavePhases(dump=2.0))]),
     names.ANN_PLACEMENT: to_json(PLACEMENT),
     names.ANN_REQUEST: to_json(JobRequest("r1", "migrate", T0, placement=PLACEMENT)),
     names.ANN_REQUEST_STATUS: to_json(RequestStatus("r1", "migrate", "running", "m", T0, 1)),
@@ -129,6 +133,9 @@ def _shown(job: Any, workload: Any, pods: Any) -> None:
     tables.detail(shown, True).encode()
     tables.jobs_table([shown], True).encode()
     library.to_json(shown)
+    traced = move_trace.moves(shown.attempts, attempt_phases.of_job(job))
+    assert all(len(line) <= tables.WIDTH for line in trace_text.chart("j", traced).splitlines() if "█" not in line)
+    ElementTree.fromstring(trace_svg.picture("j", traced))
 
 
 def _measured(job: Any, workload: Any, pods: Any) -> None:

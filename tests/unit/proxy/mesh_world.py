@@ -45,6 +45,7 @@ from proxy.protocol.messages import (
     from_json,
     to_json,
 )
+from proxy.protocol.phases import SavePhases, StartPhases
 from proxy.sidecar.config import Config
 from proxy.sidecar.sidecar import run
 
@@ -376,7 +377,8 @@ class FakeLauncher:
                 self.ranks[-1].imports.clear()
         for thread in self.ranks:
             thread.start()
-        await self.post(LauncherEvent("restored" if self.plan.mode == "restore" else "started"))
+        start = StartPhases(restore=1.0, meet=float(self.config.index))
+        await self.post(LauncherEvent("restored" if self.plan.mode == "restore" else "started", start=start))
         return True
 
     async def post(self, event: LauncherEvent) -> None:
@@ -439,7 +441,8 @@ class FakeLauncher:
         if self.dump_error:
             await self.post(LauncherEvent("dump_failed", command.generation, message=self.dump_error))
             return
-        await self.post(LauncherEvent("dumped", command.generation))
+        save = SavePhases(dump=10.0 * (1 + self.config.index))
+        await self.post(LauncherEvent("dumped", command.generation, save=save))
 
     def kill_ranks(self) -> None:
         self.collective.close()

@@ -6,10 +6,11 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
+import pytest
 from fake_sidecar import Coordinator
 from pod_harness import Pod
 
-from proxy.protocol import messages
+from proxy.protocol import messages, phases
 
 
 def free_port() -> int:
@@ -74,6 +75,8 @@ def stop_and_dump(pods: Mapping[int, Pod], generation: int, checkpoint: str, ste
     for pod in everyone:
         event = pod.wait_event("dumped", "dump_failed", skip=skip[pod.name], timeout=timeout)
         assert event.kind == "dumped", f"{event.message}\n{pod.log()}"
+        assert event.save is not None and event.save.dump > 0
+        assert phases.total(event.save) == pytest.approx(event.seconds, abs=0.5), "no second is missing"
     return stopped
 
 

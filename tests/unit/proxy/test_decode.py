@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from proxy.protocol import decode, manifest
 from proxy.protocol import messages as m
 from proxy.protocol.decode import Unreadable
+from proxy.protocol.phases import SavePhases, StartPhases
 from proxy.sidecar.peers import Directive, PodReport
 
 GPUS = m.Gpus(8, 93.5, 70 << 30, 80 << 30, 4, 0, [m.GpuFault("GPU-0a1b-2c", 79, 2)], 1)
@@ -32,6 +33,7 @@ GOOD: list[Any] = [
     RECORD, REF, REQUEST, m.RequestStatus("r", "resize", "done", "m", 1.5e9),
     m.Plan("restore", 1, 4, [0, 1], "a", 1), m.LauncherCommand(1, "dump", job=["a"]),
     m.LauncherEvent("reading", reading=m.Reading(1, 2, 0.5)), m.LauncherEvent("gpus", gpus=GPUS),
+    m.LauncherEvent("dumped", save=SavePhases(0.5, dump=2.0)), PodReport(1, [], start=StartPhases(fetch=1.5)),
     m.Hello("n", "j", 1, 0, "p", "ip"),
     m.HelloReply("k", "ip", REF), m.Command(1, "checkpoint", "r", 30.0),
     m.Progress("n", "j", 1, "running", 5, reading=m.Reading(1)), m.CommitRequest("n", "j", 1, REF, 1.5, 6),

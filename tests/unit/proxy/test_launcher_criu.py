@@ -10,7 +10,7 @@ import pytest
 from pod_harness import Pod
 from pod_moves import end, free_port, fresh, restored, spread, stop_and_dump
 
-from proxy.protocol import messages, page
+from proxy.protocol import messages, page, phases
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
 
@@ -61,7 +61,9 @@ def test_two_pods_one_pod_two_pods(pod: Make) -> None:
     for rank in (0, 1):
         one.bring(first[rank], "c1", rank)
         first[rank].forget("c1")
-    one.start().wait_event("restored")
+    told = one.start().wait_event("restored")
+    assert told.start is not None and min(told.start.unpack, told.start.restore, told.start.meet) > 0
+    assert phases.total(told.start) == pytest.approx(told.seconds, abs=0.5), "no second is missing"
     assert one.sidecar.page.rank(0).count >= step
     second = page.generation(2, 1)
     later = stop_and_dump({0: one, 1: one}, second, "c2", step + 60)

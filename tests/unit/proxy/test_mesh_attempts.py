@@ -43,6 +43,9 @@ async def test_commit_then_restore_in_two_pods(folder: Path, controller: FakeCon
     assert {r.frozen[generation] for r in first.ranks} == {ref.step}, "all ranks froze at one step"
     assert (ref.id[:12], ref.generation, ref.attempt, ref.world_size) == ("train-a1-g1-", generation, 1, 5)
     assert commit.last_step == ref.step - 1 and 0 <= commit.barrier_ago_s < 20
+    save = commit.save
+    assert save is not None and save.dump == 40.0, "of the pod that took longest"
+    assert 0 < save.barrier < 20 and 0 < save.upload < commit.barrier_ago_s
     manifest = Store(ref.url).read_manifest("team", "train", ref.id)
     assert ref.bytes == sum(f.size for r in manifest.ranks for f in r.files) > 5 << 20
     assert ref.bytes_stored < 5 << 20, "the pages that ranks share are stored once per pod at most"
@@ -72,6 +75,8 @@ async def test_commit_then_restore_in_two_pods(folder: Path, controller: FakeCon
     last = controller.progress[-1]
     assert (last.phase, last.step, last.first_step, last.attempt) == ("finished", ref.step + 40, ref.step, 2)
     assert last.first_step_ago_s is not None
+    assert last.start is not None and (last.start.restore, last.start.meet) == (1.0, 0.0), "of who came last"
+    assert 0 < last.start.join < 20 and 0 < last.start.fetch < 20
 
 
 async def test_what_gpus_do_reaches_the_controller_also_when_no_rank_makes_a_step(
@@ -100,7 +105,8 @@ async def test_continue_goes_on_in_place_and_can_be_repeated(world: World, contr
         await world.stepped(controller.commits[-1].checkpoint.step + 5)
     one, two = (c.checkpoint for c in controller.commits)
     assert (one.id[:12], two.id[:12]) == ("train-a1-g1-", "train-a1-g2-") and two.step > one.step
-    assert all(c.goes_on for c in controller.commits) and all(p.barrier_ago_s is None for p in controller.progress)
+    assert all(c.goes_on and c.save is None for c in controller.commits)
+    assert all(p.barrier_ago_s is None for p in controller.progress)
     assert two.bytes_stored < two.bytes / 4, "unchanged pages are not stored again"
     for launcher in world.launchers:
         assert [c.op for c in launcher.commands] == ["dump", "resume", "dump", "resume"]

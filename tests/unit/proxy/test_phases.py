@@ -1,0 +1,100 @@
+"""Seconds of the phases of a checkpoint and of a start: who measures what, and which pod's stand for the job."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.launcher.laps import Laps
+from proxy.protocol import decode, phases
+from proxy.protocol.decode import Unreadable
+from proxy.protocol.messages import LauncherEvent, to_json
+from proxy.protocol.phases import SavePhases, StartPhases
+from proxy.sidecar.pod_phases import PodPhases
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_laps_follow_each_other_and_add_up(clock: Clock) -> None:
+    laps = Laps(clock)
+    for name, seconds in (("freeze", 0.5), ("dump", 2.0), ("freeze", 0.25)):
+        clock.sleep(seconds)
+        laps.end(name)
+    assert laps.seconds == {"freeze": 0.75, "dump": 2.0}
+
+
+def test_a_pod_measures_its_start(clock: Clock) -> None:
+    pod = PodPhases(clock)
+    clock.sleep(1.5)
+    pod.joined()
+    clock.sleep(4.0)
+    pod.planned()
+    assert pod.start is None, "no rank runs yet"
+    clock.sleep(20.0)  # the image of the launcher is being pulled
+    pod.run(LauncherEvent("restored", start=StartPhases(restore=2.0, meet=0.5)))
+    assert pod.start == StartPhases(join=1.5, fetch=4.0, restore=2.0, meet=0.5)
+
+
+@pytest.mark.parametrize("start", [None, StartPhases(restore=2.0)])
+def test_nothing_is_told_of_a_start_that_was_not_seen_whole(clock: Clock, start: StartPhases | None) -> None:
+    pod = PodPhases(clock)
+    pod.joined()
+    if start is None:  # of a launcher that does not tell
+        pod.planned()
+    pod.run(LauncherEvent("started", start=start))  # else: a sidecar before this one gave the plan
+    assert pod.start is None
+
+
+def test_a_pod_measures_what_is_left_of_the_upload_after_the_dump(clock: Clock) -> None:
+    pod = PodPhases(clock)
+    pod.dumped(LauncherEvent("dumped", 1, save=SavePhases(freeze=0.1, dump=2.0)))
+    assert pod.save is None, "nothing is told before it is whole"
+    clock.sleep(3.0)
+    pod.uploaded()
+    assert pod.save == SavePhases(freeze=0.1, dump=2.0, upload=3.0)
+    pod.dumped(LauncherEvent("dumped", 2))
+    pod.uploaded()
+    assert pod.save is None, "that was of another checkpoint"
+
+
+def test_a_checkpoint_of_the_job_is_that_of_the_slowest_pod() -> None:
+    fast, slow = SavePhases(dump=3.0, upload=0.5), SavePhases(dump=1.0, upload=9.0)
+    assert phases.of_job_save([fast, None, slow], 0.25) == SavePhases(barrier=0.25, dump=1.0, upload=9.0)
+    assert phases.of_job_save([fast], -0.1) == fast
+    assert phases.of_job_save([None, None], 1.0) is None and phases.of_job_save([], 1.0) is None
+
+
+def test_a_start_of_the_job_is_that_of_the_pod_that_came_last_to_the_meeting() -> None:
+    early, late = StartPhases(fetch=3.0, meet=12.0), StartPhases(fetch=2.0, restore=1.0, meet=0.1)
+    assert phases.of_job_start([early, late]) == late
+    assert phases.of_job_start([early, late, None]) is None, "the last one may be the one that has not told"
+    assert phases.of_job_start([]) is None
+    fresh = [StartPhases(join=1.0), StartPhases(join=5.0)]
+    assert phases.of_job_start(fresh) == fresh[1]
+
+
+def test_they_are_kept_to_ten_milliseconds() -> None:
+    kept = phases.rounded(StartPhases(join=1.23456, meet=0.004))
+    assert kept == StartPhases(join=1.23, meet=0.0)
+    assert len(to_json(kept)) < 100
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"meet": -1}', '{"meet": 1e300}', '{"meet": "1"}', '{"meet": NaN}', '{"meet": null}', '{"other": 1}', "[]"],
+)
+def test_what_is_no_duration_is_unreadable(text: str) -> None:
+    assert isinstance(decode.message(StartPhases, text), Unreadable)
