@@ -1,0 +1,55 @@
+"""A script with persistent loader workers moves twice: the bits of a run that stays, and images of what is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rows import TIMEOUT_S, Rows, Training
+
+from kueue_integration.requests import verbs
+from localcluster.demo.stage import Stage
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+SCRIPT = Path(__file__).parent / "scripts" / "train_loader.py"
+NAMESPACE = "loaders"
+
+
+@pytest.fixture
+def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
+    made = Rows(stage, NAMESPACE, say)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def train(rows: Rows, name: str) -> Training:
+    files = {SCRIPT.name: SCRIPT.read_text()}
+    return rows.train(name, "q", workers=2, script=SCRIPT.name, files=files)
+
+
+def test_loader_workers_move_bit_identically(rows: Rows) -> None:
+    rows.queue("q", {"ondemand": "200m", "spot": "100m"})
+    stays, moves = train(rows, "stays"), train(rows, "moves")
+    for flavor in ("spot", "ondemand"):
+        moves.until_steps(50)
+        asked = verbs.migrate(rows.kube, NAMESPACE, "moves", flavor=flavor)
+        assert verbs.wait(rows.kube, asked, TIMEOUT_S).state == "done"
+    moves.until_steps(50)
+    status = moves.finish()
+    stays.until_steps(status.step + 2)
+    stays.finish()
+    assert [a.flavor for a in status.attempts] == ["ondemand", "spot", "ondemand"]
+    assert status.steps_lost == 0
+    for rank in (0, 1):
+        there, here = moves.lines(rank), stays.lines(rank)
+        assert [step for step, _ in there] == list(range(len(there))), "a step was lost, or made twice"
+        assert there == here[: len(there)]
+    for attempt in status.attempts:
+        began, saved, first = attempt.evicted_at, attempt.committed_at, attempt.first_step_at
+        rows.say(
+            f"attempt {attempt.attempt}: first step {(first or 0) - attempt.admitted_at:.1f} s after its admission"
+            + (f", committed {saved - began:.1f} s after its eviction" if saved and began else "")
+        )
