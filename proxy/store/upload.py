@@ -1,19 +1,20 @@
 """One pod's upload: files -> grains -> packs, with bounded memory.
 
 The caller's thread reads, cuts and hashes; `threads` others compress, write and sync. At most `threads + 1` packs are
-in memory: the caller waits for a free place (back-pressure), so a slow store slows the reading down.
+in memory: the caller waits for a free draft (back-pressure), so a slow store slows the reading down.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from . import layout, layout_map, pack, segments
 from .backend import Backend
 from .beneath import Beneath
 from .chunk_index import SLOT_BITS, Known
+from .draft import Draft
 from .progress import Count
 
 WEAK: Final = 0.125
@@ -76,7 +78,9 @@ class Upload:
         self._name = name
         self.beneath = beneath
         self._pool = pool
-        self._places = threading.Semaphore(threads + 1)
+        self._drafts: queue.LifoQueue[Draft] = queue.LifoQueue()
+        for _ in range(threads + 1):
+            self._drafts.put(Draft())
         self.part = part
         self._cancelled = cancelled
         self._count = count
@@ -98,7 +102,9 @@ class Upload:
         self._count.add(sum(f.size for f in files) - new)
         for batch in self._batches(fresh, where):
             new -= sum(where[key] & _SIZE_MASK for key in batch)
-            self.store(batch, partial(self._read, files, where, batch))
+            draft = self.draft()
+            self._fill(draft, files, where, batch)
+            self.store(draft)
         self._count.add(new)  # stored by others meanwhile
         for file in files:
             try:
@@ -186,43 +192,41 @@ class Upload:
         return key in self._known.places
 
     # --- storing ----------------------------------------------------------------------------------------------------
-    def store(
-        self, keys: list[bytes], content: Callable[[], Iterable[tuple[bytes, bytes]]], counts: bool = True
-    ) -> None:
-        """Hand one pack to the writers, once there is a place. Raises StoreError, also for packs before this one.
+    def draft(self) -> Draft:
+        """An empty one, once there is one. Raises StoreError once the upload was cancelled."""
+        while True:
+            self.check()
+            with contextlib.suppress(queue.Empty):
+                return self._drafts.get(timeout=0.5)
 
-        :param content: (key, grain) of every key; called when there is a place
+    def give_back(self, draft: Draft) -> None:
+        """It is of use for another pack."""
+        draft.clear()
+        self._drafts.put(draft)
+
+    def store(self, draft: Draft, counts: bool = True) -> None:
+        """Hand one pack to the writers. Raises StoreError, also for packs before this one.
+
         :param counts: as progress
         """
-        self.check()
-        while not self._places.acquire(timeout=0.5):
-            self.check()
-        try:
-            held = list(content())
-            number = self._known.add(keys)
-            self._pending.append(self._pool.submit(self._write, number, held, counts))
-        except BaseException:
-            self._places.release()
-            raise
+        self._pending.append(self._pool.submit(self._write, self._known.add(draft.keys), draft, counts))
         for future in [f for f in self._pending if f.done()]:
             future.result()
             self._pending.remove(future)
 
-    def _write(self, number: int, content: list[tuple[bytes, bytes]], counts: bool) -> None:
+    def _write(self, number: int, draft: Draft, counts: bool) -> None:
         try:
             self.check()
-            digest, data = pack.build(content)
+            digest, data = draft.build()
             name = object_name(digest, self._name)
-            size = sum(len(grain) for _, grain in content)
-            content.clear()  # while it is written, once is enough
             self._backend.write(layout.object_path(self._folder, "packs", name), data)
             with self._lock:
                 self._known.written(number, Stored(name, len(data)))
                 self.stored += len(data)
             if counts:
-                self._count.add(size)
+                self._count.add(draft.size)
         finally:
-            self._places.release()
+            self.give_back(draft)
 
     def _runs(
         self, layouts: list[list[bytes | int]], where: dict[bytes, int]
@@ -255,23 +259,22 @@ class Upload:
             raise StoreError(f"image file {file.path} changed while it was stored: it is another file")
         return source
 
-    def _read(self, files: list[File], where: dict[bytes, int], keys: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """(key, content) of every key. Raises StoreError."""
+    def _fill(self, draft: Draft, files: list[File], where: dict[bytes, int], keys: list[bytes]) -> None:
+        """With the content of every key. What lies side by side is read at once. Raises StoreError."""
         opened, source = -1, -1
         try:
-            for key in keys:
-                place = where[key]
-                size, place = place & _SIZE_MASK, place >> _SIZE_BITS
+            done = 0
+            for place, lengths in _stretches(keys, where):
                 index, offset = place >> _OFFSET_BITS, place & (1 << _OFFSET_BITS) - 1
                 if index != opened:
                     if source >= 0:
                         os.close(source)
                     opened, source = index, -1
                     source = self._open(files[index])
-                content = os.pread(source, size, offset)
-                if len(content) != size:
+                target = draft.add(keys[done : done + len(lengths)], lengths)
+                done += len(lengths)
+                if os.preadv(source, [target], offset) != len(target):
                     raise StoreError(f"image file {files[index].path} changed while it was stored")
-                yield key, content
         except OSError as error:
             raise StoreError(f"cannot read image file {files[opened].path}: {error}") from error
         finally:
@@ -282,6 +285,22 @@ class Upload:
         """Raises StoreError once the upload was cancelled."""
         if self._cancelled():
             raise StoreError("the upload was cancelled")
+
+
+def _stretches(keys: list[bytes], where: dict[bytes, int]) -> Iterator[tuple[int, list[int]]]:
+    """Of grains that follow each other in a file, as long as they do: where the first lies, and their lengths."""
+    begin = end = -1
+    lengths: list[int] = []
+    for key in keys:
+        size, place = where[key] & _SIZE_MASK, where[key] >> _SIZE_BITS
+        if place != end:
+            if lengths:
+                yield begin, lengths
+            begin, lengths = place, []
+        lengths.append(size)
+        end = place + size
+    if lengths:
+        yield begin, lengths
 
 
 def walk(beneath: Beneath, root: Path) -> list[File]:
