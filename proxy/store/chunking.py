@@ -62,5 +62,4 @@ def key_of(grain: Bytes) -> bytes:
 
 def is_zero(grain: Bytes) -> bool:
     """Nothing but zeros: a hole in the file is the same content."""
-    # Nearly every other grain is told by its first byte, without a copy of it.
     return not grain[0] and bytes(grain) == _ZEROS[: len(grain)]

@@ -96,7 +96,7 @@ class Ahead:
         data = data[: ends[-1]]
         segment = segments.Segment(len(data), hashlib.sha256(data).digest(), segments.keyed(data, ends))
         at = 0
-        for key, size in segment.grains:
+        for key, size in zip(segment.grains.keys, segment.grains.sizes, strict=True):
             if key:
                 self._take(file, key, data[at : at + size])
             at += size

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import FileIO
+from operator import sub
 from pathlib import Path
 from typing import Final
 
@@ -16,8 +18,16 @@ READ_SIZE: Final = 4 << 20
 """Bytes."""
 ROOM: Final = READ_SIZE + chunking.LARGEST
 """Bytes: a read, and before it the begin of a grain that the read before did not end."""
-Grains = list[tuple[bytes, int]]
-"""Of each its key, b"" for zeros, and its length in bytes."""
+
+
+@dataclass(frozen=True)
+class Grains:
+    """Grains that follow each other. In columns, because a loop over pairs costs more than cutting."""
+
+    keys: list[bytes] = field(default_factory=list)
+    """b"" for zeros."""
+    sizes: array[int] = field(default_factory=lambda: array("H"))
+    """Bytes."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +41,14 @@ class Segment:
 
 def keyed(data: memoryview, ends: Sequence[int]) -> Grains:
     """The grains of `data` that end there, named by content."""
-    found: Grains = []
+    keys: list[bytes] = []
     begin = 0
     for end in ends:
         grain = data[begin:end]
-        found.append((b"" if chunking.is_zero(grain) else chunking.key_of(grain), end - begin))
+        # The first byte tells nearly every grain that is not zeros, without a call.
+        keys.append(chunking.key_of(grain) if grain[0] or not chunking.is_zero(grain) else b"")
         begin = end
-    return found
+    return Grains(keys, array("H", map(sub, ends, [0, *ends])))
 
 
 def read(opened: int, path: Path, seen: Sequence[Segment], check: Callable[[], None]) -> Iterator[Grains]:

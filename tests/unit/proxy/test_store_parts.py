@@ -149,11 +149,29 @@ def test_no_bytes_make_the_reader_of_packs_fail_otherwise(data: bytes) -> None:
 
 
 FILES = [ImageFile("a", 300), ImageFile("b", 0), ImageFile("c", 70)]
-RUNS = [layout_map.join([(1, 0, 100), (1, 1, 100), (0, 0, 60), (0, 0, 40)]), [], layout_map.join([(2, 5, 70)])]
+RUNS = [[layout_map.Run(1, 0, 2, 200), layout_map.Run(0, 0, 2, 100)], [], [layout_map.Run(2, 5, 1, 70)]]
+ZERO = layout_map.NOWHERE
 
 
-def test_a_recipe_joins_neighbours_and_reads_back() -> None:
-    assert [len(runs) for runs in RUNS] == [2, 0, 1]
+@pytest.mark.parametrize(
+    ("places", "runs"),
+    [
+        ([], []),
+        ([7, 8, ZERO, ZERO], [(7, 2, 200), (ZERO, 2, 200)]),
+        ([0, 1, 3, 3], [(0, 2, 200), (3, 1, 100), (3, 1, 100)]),
+        ([ZERO, 0, 1, ZERO], [(ZERO, 1, 100), (0, 2, 200), (ZERO, 1, 100)]),
+    ],
+)
+def test_neighbours_in_a_pack_and_zeros_become_one_run(places: list[int], runs: list[tuple[int, int, int]]) -> None:
+    assert layout_map.join(places, [100] * len(places)) == runs
+
+
+def test_no_run_is_longer_than_a_word_can_say() -> None:
+    half = layout_map.LONGEST // 2
+    assert layout_map.join([ZERO] * 3, [half] * 3) == [(ZERO, 2, 2 * half), (ZERO, 1, half)]
+
+
+def test_a_recipe_reads_back() -> None:
     assert layout_map.decode(layout_map.encode(RUNS), FILES, 2) == RUNS
 
 
