@@ -103,12 +103,16 @@ class Backend:
         """Path for fsspec."""
         return f"{self.root}/{relative}"
 
-    def write(self, relative: str, data: bytes, late: bool = True, new: bool = False) -> None:
+    def write(self, relative: str, data: bytes | memoryview, late: bool = True, new: bool = False) -> None:
         """Write a whole file; it appears at once or not at all, and then survives a crash. Raises StoreError.
 
         :param late: it may appear after it was cancelled. If not: only if an object store had been sent all of it.
         :param new: never in place of another content, which is a StoreError; the same content is none
         """
+
+        if not self.local:
+            # A copy: a request that was given up may still read it, when the caller has put something else there.
+            data = bytes(data)
 
         def check() -> None:
             if not late and self.cancelled():
@@ -256,7 +260,7 @@ def _no_condition(error: Exception) -> bool:
     return isinstance(error, NotImplementedError) or "NotImplemented" in f"{type(error)} {error}"
 
 
-def _write_local(path: Path, data: bytes, check: Callable[[], None], new: bool) -> None:
+def _write_local(path: Path, data: bytes | memoryview, check: Callable[[], None], new: bool) -> None:
     """`check` raises when the file shall not appear any more. `new`: raises FileExistsError if there is one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}{TEMPORARY}{uuid.uuid4().hex}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -67,8 +68,7 @@ class Known:
         self.packs.append(None)
         self.grains.append(len(keys))
         base = number << SLOT_BITS
-        for slot, key in enumerate(keys):
-            self.places.setdefault(key, base | slot)
+        deque(map(self.places.setdefault, keys, range(base, base + len(keys))), maxlen=0)
         return number
 
     def written(self, number: int, stored: Stored) -> None:

@@ -20,11 +20,13 @@ LARGEST: Final = 16384
 BITS: Final = 6
 """One lattice line in 2**BITS begins a grain: 6 KiB on average."""
 KEY_SIZE: Final = 16
+Bytes = bytes | bytearray | memoryview
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT: Final = np.uint64(64 - BITS)
 _ZEROS: Final = bytes(LARGEST)
 
 
-def ends(data: bytes, final: bool) -> list[int]:
+def ends(data: Bytes, final: bool) -> list[int]:
     """Offsets at which the grains of `data` end, ascending.
 
     :param data: begins where a grain begins
@@ -32,9 +34,13 @@ def ends(data: bytes, final: bool) -> list[int]:
     """
     lines = len(data) // LATTICE
     words = np.frombuffer(data, dtype="<u8", count=lines * LATTICE // 8).reshape(lines, LATTICE // 8)
-    mixed = (words[:, 0] ^ (words[:, -1] * _MULTIPLIER)) * _MULTIPLIER
+    # In place: new arrays at each step cost as much as the arithmetic.
+    mixed = words[:, -1] * _MULTIPLIER
+    mixed ^= words[:, 0]
+    mixed *= _MULTIPLIER
+    mixed >>= _SHIFT
     # 1, not 0: lines of zeros are no boundaries.
-    candidates: list[int] = (np.flatnonzero((mixed >> np.uint64(64 - BITS)) == 1) * LATTICE).tolist()
+    candidates: list[int] = (np.flatnonzero(mixed == 1) * LATTICE).tolist()
     found: list[int] = []
     last = 0
     for at in (*candidates, len(data)):
@@ -49,11 +55,11 @@ def ends(data: bytes, final: bool) -> list[int]:
     return found
 
 
-def key_of(grain: bytes) -> bytes:
+def key_of(grain: Bytes) -> bytes:
     """Identity of a grain within one job's part of the store: the first 16 bytes of its sha256."""
     return hashlib.sha256(grain).digest()[:KEY_SIZE]
 
 
-def is_zero(grain: bytes) -> bool:
+def is_zero(grain: Bytes) -> bool:
     """Nothing but zeros: a hole in the file is the same content."""
-    return grain == _ZEROS[: len(grain)]
+    return not grain[0] and bytes(grain) == _ZEROS[: len(grain)]

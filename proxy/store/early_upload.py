@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import StoreError
-from . import pack, segments
+from . import chunking, memory, segments
+from .draft import Draft
 from .upload import Upload
 
 PATTERN: Final = "pages-*.img"
@@ -39,7 +40,7 @@ class _Growing:
 
 
 class Ahead:
-    """Follows growing files, for one upload whose `put` comes later. Memory: one more pack and one segment.
+    """Follows growing files, for one upload whose `put` comes later. Memory: one segment.
 
     :param folders: of the ranks; they need not be there yet
     """
@@ -48,8 +49,10 @@ class Ahead:
         self._upload = upload
         self._folders = list(folders)
         self._files: dict[Path, _Growing] = {}
-        self._batch: dict[bytes, bytes] = {}
-        self._size = 0
+        self._room = memory.room(segments.READ_SIZE)
+        self._draft: Draft | None = None
+        self._taken: set[bytes] = set()
+        """Keys of what the draft holds."""
         self.stored = 0
         """Bytes handed to the writers."""
 
@@ -66,6 +69,8 @@ class Ahead:
                     moved |= self._advance(path)
             if not moved:
                 time.sleep(POLL_S)
+        if self._draft:
+            self._upload.give_back(self._draft)
         self._upload.seen = {path: file.seen for path, file in self._files.items()}
 
     def _paths(self) -> list[Path]:
@@ -82,29 +87,32 @@ class Ahead:
         file = self._files.setdefault(path, _Growing(group=self._upload.part[0]))
         source = self._upload.beneath.open(path)
         try:
-            data = os.pread(source, segments.READ_SIZE, file.at)
+            data = self._room[: os.preadv(source, [self._room], file.at)]
         finally:
             os.close(source)
         if len(data) < LEAST:
             return False
-        found = segments.pieces(data, final=False)
-        size = sum(map(len, found))
-        segment = segments.Segment(size, hashlib.sha256(memoryview(data)[:size]).digest(), segments.keyed(found))
-        for (key, _), grain in zip(segment.grains, found, strict=True):
+        ends = chunking.ends(data, final=False)
+        data = data[: ends[-1]]
+        segment = segments.Segment(len(data), hashlib.sha256(data).digest(), segments.keyed(data, ends))
+        at = 0
+        for key, size in zip(segment.grains.keys, segment.grains.sizes, strict=True):
             if key:
-                self._take(file, key, grain)
-        file.at += size
+                self._take(file, key, data[at : at + size])
+            at += size
+        file.at += at
         file.seen.append(segment)
         return True
 
-    def _take(self, file: _Growing, key: bytes, grain: bytes) -> None:
+    def _take(self, file: _Growing, key: bytes, grain: memoryview) -> None:
         """Into the pack that is being filled. What is another pod's turn is left to `put`: it may be there by then."""
         file.group = self._upload.turn(key, file.group)
-        if file.group != self._upload.part[0] or key in self._batch or self._upload.has(key):
+        if file.group != self._upload.part[0] or key in self._taken or self._upload.has(key):
             return
-        self._batch[key] = grain
-        self._size += len(grain)
-        if self._size >= pack.CONTENT_SIZE or len(self._batch) == pack.MOST_GRAINS:
-            self.stored += self._size
-            batch, self._batch, self._size = list(self._batch.items()), {}, 0
-            self._upload.store([key for key, _ in batch], lambda: batch, counts=False)
+        self._draft = self._draft or self._upload.draft()
+        self._draft.add([key], [len(grain)])[:] = grain
+        self._taken.add(key)
+        if self._draft.full:
+            self.stored += self._draft.size
+            draft, self._draft, self._taken = self._draft, None, set()
+            self._upload.store(draft, counts=False)

@@ -7,13 +7,14 @@ first of the rank's packs, 0 = zeros), first grain, number of grains, bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ..protocol.manifest import ImageFile
 
 ZEROS: Final = 0
+NOWHERE: Final = -1
 _RUN: Final = struct.Struct("<IIII")
 _COUNT: Final = struct.Struct("<I")
 LONGEST: Final = 1 << 31
@@ -41,20 +42,25 @@ def encode(files: Sequence[Sequence[Run]]) -> bytes:
     return b"".join(parts)
 
 
-def join(grains: Sequence[tuple[int, int, int]]) -> list[Run]:
-    """Runs of (pack, slot, size), in file order; neighbours in a pack, and zeros, become one run."""
-    runs: list[Run] = []
-    pack = first = count = size = 0
-    for next_pack, slot, length in grains:
-        follows = next_pack == pack and (pack == ZEROS or slot == first + count)
-        if count and follows and size + length <= LONGEST:
-            count, size = count + 1, size + length
-            continue
-        if count:
-            runs.append(Run(pack, first, count, size))
-        pack, first, count, size = next_pack, slot, 1, length
+def join(places: Iterable[int], sizes: Iterable[int]) -> list[tuple[int, int, int]]:
+    """Of grains in file order, runs: (place of the first, number of grains, bytes).
+
+    :param places: neighbours in a pack have places that follow each other; `NOWHERE` is zeros
+    """
+    runs: list[tuple[int, int, int]] = []
+    first = count = size = 0
+    expected = NOWHERE - 1
+    for place, length in zip(places, sizes, strict=True):
+        if place == expected and size + length <= LONGEST:
+            count += 1
+            size += length
+        else:
+            if count:
+                runs.append((first, count, size))
+            first, count, size = place, 1, length
+        expected = place if place == NOWHERE else place + 1
     if count:
-        runs.append(Run(pack, first, count, size))
+        runs.append((first, count, size))
     return runs
 
 

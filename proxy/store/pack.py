@@ -16,7 +16,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -33,10 +33,6 @@ CONTENT_SIZE: Final = 8 << 20
 MOST_GRAINS: Final = 8192
 BLOCK_SIZE: Final = 256 << 10
 """Bytes of content after which a block is closed."""
-LEVEL: Final = 1
-WORTH: Final = 0.93
-"""A block is stored compressed if that makes it smaller than this part of itself; a sample decides whether to try."""
-SAMPLE: Final = 32 << 10
 _MAGIC: Final = b"SGPACK\x00\x02"
 _START: Final = struct.Struct("<8sII")
 _BLOCK: Final = struct.Struct("<IIB32s")
@@ -44,7 +40,7 @@ _LENGTH: Final = 4
 _MOST_BLOCKS: Final = (CONTENT_SIZE + LARGEST) // BLOCK_SIZE + 2
 HEAD_SIZE: Final = _START.size + _MOST_BLOCKS * _BLOCK.size + MOST_GRAINS * (KEY_SIZE + _LENGTH)
 """Bytes: no head is longer."""
-_RAW, _ZSTD = 0, 1
+RAW, ZSTD = 0, 1
 
 
 class PackError(ValueError):
@@ -80,26 +76,25 @@ class Head:
         return self.starts[first], self.starts[first + count]
 
 
-def build(grains: Sequence[tuple[bytes, bytes]]) -> tuple[str, bytes]:
-    """sha256 of the head (hex) and bytes of the pack of these (key, content), in this order."""
-    blocks: list[bytes] = []
-    table = b""
-    at = 0
-    while at < len(grains):
-        size, begin = 0, at
-        while at < len(grains) and size < BLOCK_SIZE:
-            size += len(grains[at][1])
-            at += 1
-        content = b"".join(g for _, g in grains[begin:at])
-        codec, stored = _compress(content)
-        table += _BLOCK.pack(len(stored), len(content), codec, hashlib.sha256(stored).digest())
-        blocks.append(stored)
-    lengths = array("I", [len(g) for _, g in grains])
+def block_lengths(lengths: Iterable[int]) -> list[int]:
+    """Bytes of content of each block, of grains of these lengths."""
+    found: list[int] = []
+    size = 0
+    for length in lengths:
+        size += length
+        if size >= BLOCK_SIZE:
+            found.append(size)
+            size = 0
+    return [*found, size] if size else found
+
+
+def encode_head(keys: Sequence[bytes], lengths: array[int], blocks: Sequence[tuple[int, int, int, bytes]]) -> bytes:
+    """The head of a pack; a block is (bytes stored, bytes of content, codec, sha256)."""
     if sys.byteorder == "big":
+        lengths = array("I", lengths)
         lengths.byteswap()
-    start = _START.pack(_MAGIC, len(grains), len(blocks))
-    head = b"".join((start, table, *(key for key, _ in grains), lengths.tobytes()))
-    return hashlib.sha256(head).hexdigest(), b"".join((head, *blocks))
+    start = _START.pack(_MAGIC, len(keys), len(blocks))
+    return b"".join((start, *(_BLOCK.pack(*block) for block in blocks), *keys, lengths.tobytes()))
 
 
 def read_head(digest: str, data: bytes) -> Head:
@@ -136,7 +131,7 @@ def read_block(block: Block, data: bytes) -> bytes:
     stored = data[block.offset : block.offset + block.stored]
     if hashlib.sha256(stored).digest() != block.sha256:
         raise PackError(f"does not match its digest (bytes {block.offset} to {block.offset + block.stored})")
-    if block.codec == _RAW:
+    if block.codec == RAW:
         content = stored
     else:
         try:
@@ -146,12 +141,3 @@ def read_block(block: Block, data: bytes) -> bytes:
     if len(content) != block.length:
         raise PackError("has a block of another length than its head says")
     return content
-
-
-def _compress(content: bytes) -> tuple[int, bytes]:
-    sample = content[len(content) // 2 :][:SAMPLE]
-    if len(zstd.compress(sample, LEVEL)) < WORTH * len(sample):
-        packed = zstd.compress(content, LEVEL)
-        if len(packed) < WORTH * len(content):
-            return _ZSTD, packed
-    return _RAW, content

@@ -17,7 +17,7 @@ from ..errors import CheckpointNotFoundError, DamageError, StoreError
 from ..protocol import manifest as mf
 from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import MessageError
-from . import archive, beneath, catalog, download, early_upload, layout, locks, upload
+from . import archive, beneath, catalog, download, early_upload, images, layout, locks, upload
 from .backend import PATIENCE_S, Backend
 from .progress import Count, Progress, ignore
 
@@ -43,9 +43,9 @@ def _never() -> bool:
 class Store:
     """A checkpoint store. Thread-safe. Everything belongs to one job's folder; jobs share nothing.
 
-    Memory while it moves data: at most `threads + 1` packs of 8 MiB, each twice (content and compressed), one more and
-    4 MiB of a file while images grow, about 2 % of the size of the largest rank's image, and about 2 % of what the job
-    has in the store already.
+    Memory while it moves data: at most `threads + 1` packs of 8 MiB, each twice where a network takes it, 4 MiB of a
+    file, and 4 MiB more while images grow, about 2 % of the size of the largest rank's image, and about 2 % of what the
+    job has in the store already.
 
     :param url: any fsspec URL, for example `file:///mnt/checkpoints`
     :param patience_s: seconds during which a failing operation is tried again
@@ -105,13 +105,13 @@ class Store:
                     )  # fmt: skip
                     early = early_upload.Ahead(work, paths.values())
                     early.follow(growing)
-                    lists = {rank: upload.walk(work.beneath, path) for rank, path in paths.items()}
-                    upload.require_own(file for files in lists.values() for file in files)
+                    lists = {rank: images.walk(work.beneath, path) for rank, path in paths.items()}
+                    images.require_own(file for files in lists.values() for file in files)
                     total = sum(f.size for files in lists.values() for f in files)
                     count.expect(total)
                     for rank, files in lists.items():
                         work.put(rank, files)
-                    images = work.finish()
+                    made = work.finish()
                 except BaseException:
                     stop.set()
                     pool.shutdown(cancel_futures=True)
@@ -123,7 +123,7 @@ class Store:
             raise
         finally:
             self.backend.retries += backend.retries
-        return PutResult(images, total, work.stored, early.stored)
+        return PutResult(made, total, work.stored, early.stored)
 
     def write_manifest(self, manifest: Manifest, cancelled: Callable[[], bool] = _never) -> str:
         """Write the manifest, atomically: from here on the checkpoint exists. Raises StoreError.

@@ -1,28 +1,29 @@
 """One pod's upload: files -> grains -> packs, with bounded memory.
 
 The caller's thread reads, cuts and hashes; `threads` others compress, write and sync. At most `threads + 1` packs are
-in memory: the caller waits for a free place (back-pressure), so a slow store slows the reading down.
+in memory: the caller waits for a free draft (back-pressure), so a slow store slows the reading down.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import os
+import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from ..errors import StoreError
 from ..protocol.manifest import ImageFile, RankImage, Stored, object_name
-from . import layout, layout_map, pack, segments
+from . import layout, layout_map, pack, segments, sources
 from .backend import Backend
 from .beneath import Beneath
 from .chunk_index import SLOT_BITS, Known
+from .draft import Draft
+from .images import File, open_listed, require_unchanged
 from .progress import Count
 
 WEAK: Final = 0.125
@@ -31,22 +32,6 @@ that checkpoint, instead of being kept for ever by a few grains."""
 STRETCH_BITS: Final = 5
 """One grain in 2**STRETCH_BITS begins a stretch, the unit in which replicas divide the work."""
 _SLOT_MASK: Final = (1 << SLOT_BITS) - 1
-_SIZE_BITS: Final = 15
-_OFFSET_BITS: Final = 48
-_SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
-
-
-@dataclass(frozen=True)
-class File:
-    path: Path
-    name: str
-    size: int
-    changed: int
-    """mtime in nanoseconds."""
-    inode: tuple[int, int]
-    """Device and number: another file in its place is noticed."""
-    names: int
-    """How many names the file has: hard links."""
 
 
 class Upload:
@@ -76,7 +61,9 @@ class Upload:
         self._name = name
         self.beneath = beneath
         self._pool = pool
-        self._places = threading.Semaphore(threads + 1)
+        self._drafts: queue.LifoQueue[Draft] = queue.LifoQueue()
+        for _ in range(threads + 1):
+            self._drafts.put(Draft())
         self.part = part
         self._cancelled = cancelled
         self._count = count
@@ -94,18 +81,17 @@ class Upload:
         """Read one rank's files and hand what is new to the writers. Raises StoreError."""
         layouts, where = self._scan(files)
         fresh = self._fresh(where)
-        new = sum(where[key] & _SIZE_MASK for key in fresh)
+        new = sources.total(where, fresh)
         self._count.add(sum(f.size for f in files) - new)
         for batch in self._batches(fresh, where):
-            new -= sum(where[key] & _SIZE_MASK for key in batch)
-            self.store(batch, partial(self._read, files, where, batch))
+            new -= sources.total(where, batch)
+            draft = self.draft()
+            sources.fill(draft, batch, where, files, self.beneath)
+            self.store(draft)
         self._count.add(new)  # stored by others meanwhile
         for file in files:
-            try:
-                _check_unchanged(file, self.beneath.state(file.path))
-            except FileNotFoundError as error:
-                raise StoreError(f"image file {file.path} went away while it was stored") from error
-        numbers, runs = self._runs(layouts, where)
+            require_unchanged(self.beneath, file)
+        numbers, runs = self._runs(layouts)
         self._ranks.append((rank, [ImageFile(f.name, f.size) for f in files], numbers, layout_map.encode(runs)))
 
     def finish(self) -> list[RankImage]:
@@ -123,35 +109,36 @@ class Upload:
         return images
 
     # --- finding out what is new ------------------------------------------------------------------------------------
-    def _scan(self, files: list[File]) -> tuple[list[list[bytes | int]], dict[bytes, int]]:
-        """Per file its grains (key, or length of zeros), and where each key's content can be read."""
-        layouts: list[list[bytes | int]] = []
-        where: dict[bytes, int] = {}
-        for index, file in enumerate(files):
-            found: list[bytes | int] = []
-            offset = 0
-            for grains in segments.read(self._open(file), file.path, self.seen.pop(file.path, ()), self.check):
-                for key, size in grains:
-                    found.append(key or size)
-                    if key:
-                        where.setdefault(key, (index << _OFFSET_BITS | offset) << _SIZE_BITS | size)
-                    offset += size
-            if offset != file.size:
-                raise StoreError(f"image file {file.path} changed while it was stored: {offset} of {file.size} bytes")
+    def _scan(self, files: list[File]) -> tuple[list[segments.Grains], sources.Sources]:
+        """Per file its grains, and where each key's content can be read."""
+        layouts: list[segments.Grains] = []
+        where: sources.Sources = {}
+        base = 0
+        for file in files:
+            found = segments.Grains()
+            end = base
+            source = open_listed(self.beneath, file)
+            for grains in segments.read(source, file.path, self.seen.pop(file.path, ()), self.check):
+                found.keys.extend(grains.keys)
+                found.sizes.extend(grains.sizes)
+                end = sources.add(where, grains, end)
+            if end - base != file.size:
+                raise StoreError(
+                    f"image file {file.path} changed while it was stored: {end - base} of {file.size} bytes"
+                )
+            base = end
             layouts.append(found)
+        where.pop(b"", None)
         return layouts, where
 
     def _fresh(self, where: dict[bytes, int]) -> list[bytes]:
         """Keys that have to be stored, in the order of the files."""
         places = self._known.places
-        used: dict[int, int] = {}
-        for key in where:
-            if (place := places.get(key)) is not None:
-                used[place >> SLOT_BITS] = used.get(place >> SLOT_BITS, 0) + 1
+        found = list(map(places.get, where))
+        used = Counter([place >> SLOT_BITS for place in found if place is not None])
         few = {n for n, count in used.items() if n < self._earlier and count < WEAK * self._known.grains[n]}
         self._known.forget(few)
-        places = self._known.places
-        return [key for key in where if key not in places]
+        return [key for key, place in zip(where, found, strict=True) if place is None or place >> SLOT_BITS in few]
 
     def _batches(self, fresh: list[bytes], where: dict[bytes, int]) -> Iterator[list[bytes]]:
         """Keys for one pack after the other; what others stored meanwhile is left out."""
@@ -170,7 +157,7 @@ class Upload:
                 if self.has(key):
                     continue
                 batch.append(key)
-                size += where[key] & _SIZE_MASK
+                size += sources.length(where, key)
                 if size >= pack.CONTENT_SIZE or len(batch) == pack.MOST_GRAINS:
                     yield batch
                     batch, size = [], 0
@@ -186,121 +173,60 @@ class Upload:
         return key in self._known.places
 
     # --- storing ----------------------------------------------------------------------------------------------------
-    def store(
-        self, keys: list[bytes], content: Callable[[], Iterable[tuple[bytes, bytes]]], counts: bool = True
-    ) -> None:
-        """Hand one pack to the writers, once there is a place. Raises StoreError, also for packs before this one.
+    def draft(self) -> Draft:
+        """An empty one, once there is one. Raises StoreError once the upload was cancelled."""
+        while True:
+            self.check()
+            with contextlib.suppress(queue.Empty):
+                return self._drafts.get(timeout=0.5)
 
-        :param content: (key, grain) of every key; called when there is a place
+    def give_back(self, draft: Draft) -> None:
+        """It is of use for another pack."""
+        draft.clear()
+        self._drafts.put(draft)
+
+    def store(self, draft: Draft, counts: bool = True) -> None:
+        """Hand one pack to the writers. Raises StoreError, also for packs before this one.
+
         :param counts: as progress
         """
-        self.check()
-        while not self._places.acquire(timeout=0.5):
-            self.check()
-        try:
-            held = list(content())
-            number = self._known.add(keys)
-            self._pending.append(self._pool.submit(self._write, number, held, counts))
-        except BaseException:
-            self._places.release()
-            raise
+        self._pending.append(self._pool.submit(self._write, self._known.add(draft.keys), draft, counts))
         for future in [f for f in self._pending if f.done()]:
             future.result()
             self._pending.remove(future)
 
-    def _write(self, number: int, content: list[tuple[bytes, bytes]], counts: bool) -> None:
+    def _write(self, number: int, draft: Draft, counts: bool) -> None:
         try:
             self.check()
-            digest, data = pack.build(content)
+            digest, data = draft.build()
             name = object_name(digest, self._name)
-            size = sum(len(grain) for _, grain in content)
-            content.clear()  # while it is written, once is enough
             self._backend.write(layout.object_path(self._folder, "packs", name), data)
             with self._lock:
                 self._known.written(number, Stored(name, len(data)))
                 self.stored += len(data)
             if counts:
-                self._count.add(size)
+                self._count.add(draft.size)
         finally:
-            self._places.release()
+            self.give_back(draft)
 
-    def _runs(
-        self, layouts: list[list[bytes | int]], where: dict[bytes, int]
-    ) -> tuple[list[int], list[list[layout_map.Run]]]:
+    def _runs(self, layouts: list[segments.Grains]) -> tuple[list[int], list[list[layout_map.Run]]]:
         """Numbers of the packs that a rank needs, and its runs per file."""
         numbers: dict[int, int] = {}
         places = self._known.places
         runs: list[list[layout_map.Run]] = []
-        for grains_of_file in layouts:
-            found: list[tuple[int, int, int]] = []
-            for grain in grains_of_file:
-                if isinstance(grain, int):
-                    found.append((layout_map.ZEROS, 0, grain))
+        for grains in layouts:
+            of_file: list[layout_map.Run] = []
+            found = (places[key] if key else layout_map.NOWHERE for key in grains.keys)
+            for place, count, size in layout_map.join(found, grains.sizes):
+                if place == layout_map.NOWHERE:
+                    of_file.append(layout_map.Run(layout_map.ZEROS, 0, count, size))
                 else:
-                    place = places[grain]
-                    pack_index = numbers.setdefault(place >> SLOT_BITS, len(numbers) + 1)
-                    found.append((pack_index, place & _SLOT_MASK, where[grain] & _SIZE_MASK))
-            runs.append(layout_map.join(found))
+                    number = numbers.setdefault(place >> SLOT_BITS, len(numbers) + 1)
+                    of_file.append(layout_map.Run(number, place & _SLOT_MASK, count, size))
+            runs.append(of_file)
         return list(numbers), runs
-
-    def _open(self, file: File) -> int:
-        """A descriptor of the very file that was listed. Raises StoreError."""
-        try:
-            source = self.beneath.open(file.path)
-        except FileNotFoundError as error:
-            raise StoreError(f"image file {file.path} went away while it was stored") from error
-        state = os.fstat(source)
-        if (state.st_dev, state.st_ino) != file.inode:
-            os.close(source)
-            raise StoreError(f"image file {file.path} changed while it was stored: it is another file")
-        return source
-
-    def _read(self, files: list[File], where: dict[bytes, int], keys: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """(key, content) of every key. Raises StoreError."""
-        opened, source = -1, -1
-        try:
-            for key in keys:
-                place = where[key]
-                size, place = place & _SIZE_MASK, place >> _SIZE_BITS
-                index, offset = place >> _OFFSET_BITS, place & (1 << _OFFSET_BITS) - 1
-                if index != opened:
-                    if source >= 0:
-                        os.close(source)
-                    opened, source = index, -1
-                    source = self._open(files[index])
-                content = os.pread(source, size, offset)
-                if len(content) != size:
-                    raise StoreError(f"image file {files[index].path} changed while it was stored")
-                yield key, content
-        except OSError as error:
-            raise StoreError(f"cannot read image file {files[opened].path}: {error}") from error
-        finally:
-            if source >= 0:
-                os.close(source)
 
     def check(self) -> None:
         """Raises StoreError once the upload was cancelled."""
         if self._cancelled():
             raise StoreError("the upload was cancelled")
-
-
-def walk(beneath: Beneath, root: Path) -> list[File]:
-    """Every file below `root`, sorted. Raises StoreError."""
-    return [
-        File(path, path.relative_to(root).as_posix(), s.st_size, s.st_mtime_ns, (s.st_dev, s.st_ino), s.st_nlink)
-        for path, s in beneath.files(root)
-    ]
-
-
-def require_own(files: Iterable[File]) -> None:
-    """Raises StoreError for a file that has a name elsewhere, too: it may be no image."""
-    files = list(files)
-    count = Counter(file.inode for file in files)
-    for file in files:
-        if file.names > count[file.inode]:
-            raise StoreError(f"{file.path} is a hard link to a file that is not among the images: refused")
-
-
-def _check_unchanged(file: File, state: os.stat_result) -> None:
-    if (state.st_size, state.st_mtime_ns, (state.st_dev, state.st_ino)) != (file.size, file.changed, file.inode):
-        raise StoreError(f"image file {file.path} changed while it was stored")

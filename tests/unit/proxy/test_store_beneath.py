@@ -10,7 +10,8 @@ import pytest
 from store_samples import FOLDER, JOB, MIB, NAMESPACE, image, manifest, noise, same
 
 from proxy.errors import StoreError
-from proxy.store import PutResult, Store, early_upload, upload
+from proxy.store import PutResult, Store, early_upload
+from proxy.store import images as image_files
 from proxy.store.pack import CONTENT_SIZE
 
 pytestmark = pytest.mark.timeout(60)
@@ -109,15 +110,15 @@ def test_a_file_that_is_replaced_after_it_was_listed_is_not_read(
 ) -> None:
     images = tmp_path / "images"
     victim = image(images / NAME / "rank-0", size=3 * CONTENT_SIZE) / "pages-1.img"
-    walk = upload.walk
+    walk = image_files.walk
 
-    def then_replace(*args: object) -> list[upload.File]:
+    def then_replace(*args: object) -> list[image_files.File]:
         found = walk(*args)  # type: ignore[arg-type]
         victim.unlink()
         victim.symlink_to(secret) if by == "link" else victim.write_bytes(SECRET)
         return found
 
-    monkeypatch.setattr(upload, "walk", then_replace)
+    monkeypatch.setattr(image_files, "walk", then_replace)
     with pytest.raises(StoreError, match=r"pages-1\.img (is not a regular file|changed while it was stored)"):
         put(store, images)
     assert not is_stored(store, SECRET)

@@ -11,6 +11,7 @@ from store_samples import noise
 
 from proxy.protocol.manifest import ImageFile
 from proxy.store import chunking, layout_map, pack
+from proxy.store.draft import Draft
 
 CONTENT = noise(1, 900_000) + bytes(40_000) + b"text, again and again\n" * 30_000
 
@@ -56,9 +57,16 @@ def test_content_that_moved_by_lines_of_64_bytes_is_found_again(shift: int) -> N
     assert again > 0.95 * (1 << 20)
 
 
+def build(draft: Draft, content: list[tuple[bytes, bytes]]) -> tuple[str, bytes]:
+    for key, grain in content:
+        draft.add([key], [len(grain)])[:] = grain
+    name, data = draft.build()
+    return name, bytes(data)
+
+
 def packed() -> tuple[list[tuple[bytes, bytes]], str, bytes]:
     content = [(chunking.key_of(g), g) for g in cut(CONTENT)]
-    return (content, *pack.build(content))
+    return (content, *build(Draft(), content))
 
 
 def unpack(name: str, data: bytes) -> bytes:
@@ -81,6 +89,36 @@ def test_a_pack_gives_back_what_went_in_and_is_smaller_where_that_helps() -> Non
     for first, count in ((-1, 1), (0, 0), (len(content), 1), (0, len(content) + 1)):
         with pytest.raises(pack.PackError, match="has no grains"):
             head.span(first, count)
+
+
+def test_a_draft_makes_the_same_pack_again_after_any_other_and_when_it_is_full() -> None:
+    content, name, data = packed()
+    draft = Draft()
+    grain = noise(5, chunking.LARGEST)
+    while not draft.full:
+        draft.add([chunking.key_of(grain)], [len(grain)])[:] = grain
+    assert draft.size == pack.CONTENT_SIZE
+    full, made = draft.build()
+    assert unpack(full, bytes(made)) == grain * len(draft.keys)
+    draft.clear()
+    assert build(draft, content) == (name, data)
+
+
+def test_a_full_pack_with_the_longest_last_grain_has_room() -> None:
+    draft = Draft()
+    draft.add([b"k" * 16] * 511, [chunking.LARGEST] * 511)[:] = bytes(511 * chunking.LARGEST)
+    draft.add([b"k" * 16], [chunking.LARGEST - 64])[:] = bytes(chunking.LARGEST - 64)
+    assert not draft.full
+    last = noise(6, chunking.LARGEST)
+    draft.add([b"k" * 16], [len(last)])[:] = last
+    name, data = draft.build()
+    assert draft.full and unpack(name, bytes(data))[-len(last) :] == last
+
+
+def test_zeros_are_zeros_up_to_the_last_byte() -> None:
+    for size in (1, 64, 2048, chunking.LARGEST):
+        assert chunking.is_zero(bytes(size)) and chunking.is_zero(memoryview(bytes(size)))
+        assert not chunking.is_zero(bytes(size - 1) + b"x")
 
 
 def test_every_altered_byte_of_a_pack_is_noticed() -> None:
@@ -111,11 +149,29 @@ def test_no_bytes_make_the_reader_of_packs_fail_otherwise(data: bytes) -> None:
 
 
 FILES = [ImageFile("a", 300), ImageFile("b", 0), ImageFile("c", 70)]
-RUNS = [layout_map.join([(1, 0, 100), (1, 1, 100), (0, 0, 60), (0, 0, 40)]), [], layout_map.join([(2, 5, 70)])]
+RUNS = [[layout_map.Run(1, 0, 2, 200), layout_map.Run(0, 0, 2, 100)], [], [layout_map.Run(2, 5, 1, 70)]]
+ZERO = layout_map.NOWHERE
 
 
-def test_a_recipe_joins_neighbours_and_reads_back() -> None:
-    assert [len(runs) for runs in RUNS] == [2, 0, 1]
+@pytest.mark.parametrize(
+    ("places", "runs"),
+    [
+        ([], []),
+        ([7, 8, ZERO, ZERO], [(7, 2, 200), (ZERO, 2, 200)]),
+        ([0, 1, 3, 3], [(0, 2, 200), (3, 1, 100), (3, 1, 100)]),
+        ([ZERO, 0, 1, ZERO], [(ZERO, 1, 100), (0, 2, 200), (ZERO, 1, 100)]),
+    ],
+)
+def test_neighbours_in_a_pack_and_zeros_become_one_run(places: list[int], runs: list[tuple[int, int, int]]) -> None:
+    assert layout_map.join(places, [100] * len(places)) == runs
+
+
+def test_no_run_is_longer_than_a_word_can_say() -> None:
+    half = layout_map.LONGEST // 2
+    assert layout_map.join([ZERO] * 3, [half] * 3) == [(ZERO, 2, 2 * half), (ZERO, 1, half)]
+
+
+def test_a_recipe_reads_back() -> None:
     assert layout_map.decode(layout_map.encode(RUNS), FILES, 2) == RUNS
 
 

@@ -1,0 +1,87 @@
+"""A pack that is being filled. It is built where its content lies, and its memory serves pack after pack.
+
+Memory that is new to a process costs more processor time than a digest of it. So the content has one place, from the
+file to the store. Stored blocks are never longer than their content: they move to the front.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+from . import memory, pack
+from .chunking import LARGEST
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+LEVEL: Final = 1
+WORTH: Final = 0.93
+"""A block is stored compressed if that makes it smaller than this part of itself; a sample decides whether to try."""
+SAMPLE: Final = 32 << 10
+_BEGIN: Final = pack.HEAD_SIZE
+"""Where the content begins: the head is put right before it."""
+
+
+class Draft:
+    """Room for one pack. One thread at a time.
+
+    `full` says when it has to be built: no more than one grain (`LARGEST`) goes over the edge.
+    """
+
+    def __init__(self) -> None:
+        self._room = memory.room(_BEGIN + pack.CONTENT_SIZE + LARGEST)
+        self._compressor = zstd.ZstdCompressor(LEVEL)
+        self._lengths = array("I")
+        self.keys: list[bytes] = []
+        self.size = 0
+        """Bytes of content."""
+
+    @property
+    def full(self) -> bool:
+        return self.size >= pack.CONTENT_SIZE or len(self.keys) == pack.MOST_GRAINS
+
+    def add(self, keys: Sequence[bytes], lengths: Sequence[int]) -> memoryview:
+        """Where the caller puts the content of the next grains, before anything else is called."""
+        self.keys += keys
+        self._lengths.extend(lengths)
+        begin = _BEGIN + self.size
+        self.size += sum(lengths)
+        return self._room[begin : _BEGIN + self.size]
+
+    def clear(self) -> None:
+        """Nothing is in it any more."""
+        self.keys, self._lengths, self.size = [], array("I"), 0
+
+    def build(self) -> tuple[str, memoryview]:
+        """sha256 of the head (hex) and bytes of the pack, until `clear`. The content is gone."""
+        blocks: list[tuple[int, int, int, bytes]] = []
+        read = write = _BEGIN
+        for length in pack.block_lengths(self._lengths):
+            codec, stored = self._compress(self._room[read : read + length])
+            end = write + len(stored)
+            if write != read or codec != pack.RAW:
+                self._room[write:end] = stored
+            blocks.append((len(stored), length, codec, hashlib.sha256(self._room[write:end]).digest()))
+            read, write = read + length, end
+        head = pack.encode_head(self.keys, self._lengths, blocks)
+        begin = _BEGIN - len(head)
+        self._room[begin:_BEGIN] = head
+        return hashlib.sha256(head).hexdigest(), self._room[begin:write]
+
+    def _compress(self, content: memoryview) -> tuple[int, bytes | memoryview]:
+        sample = content[len(content) // 2 :][:SAMPLE]
+        if len(self._zstd(sample)) < WORTH * len(sample):
+            packed = self._zstd(content)
+            if len(packed) < WORTH * len(content):
+                return pack.ZSTD, packed
+        return pack.RAW, content
+
+    def _zstd(self, data: memoryview) -> bytes:
+        """One frame. The compressor's tables are large: to make them for each block would cost as much as a sample."""
+        return self._compressor.compress(data, self._compressor.FLUSH_FRAME)
