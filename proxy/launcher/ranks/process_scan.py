@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -70,6 +71,25 @@ def catches(pid: int, number: int, proc: Path = PROC) -> bool:
         return False
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
     return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def memory_bytes(pids: Sequence[int], enough: int, proc: Path = PROC) -> int:
+    """Memory of the processes that is no file's.
+
+    A quick sum counts what several share for each of them. If that is more than `enough`, shared pages count once,
+    which takes a look at each page.
+    """
+    quick = _sum(pids, "status", ("RssAnon:", "RssShmem:"), proc)
+    return quick if quick <= enough else _sum(pids, "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"), proc)
+
+
+def _sum(pids: Sequence[int], file: str, fields: tuple[str, ...], proc: Path) -> int:
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            lines = (proc / str(pid) / file).read_text().splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith(fields)) * 1024
+    return total
 
 
 def projected_files(pids: Sequence[int], proc: Path = PROC) -> list[str]:

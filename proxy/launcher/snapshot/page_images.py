@@ -19,7 +19,7 @@ import ctypes
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +45,7 @@ class PageImage:
     """Pages of one process or one shared memory segment."""
 
     def __init__(self, folder: Path, kind: int, number: int, pages_id: int, base: PageImage | None = None) -> None:
-        self.number, self.pages_id, self.base = number, pages_id, base
+        self.kind, self.number, self.pages_id, self.base = kind, number, pages_id, base
         self.name = f"pagemap-{number}.img" if kind == PROCESS else f"pagemap-shmem-{number}.img"
         self.shared = 0
         """Pages that are left out."""
@@ -175,9 +175,9 @@ def _address(buffer: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
-def write_shared(folder: Path, images: Mapping[int, PageImage]) -> None:
-    """What `shared_pages` needs. `images`: of processes, by PID."""
-    found = {str(pid): image.base.number for pid, image in images.items() if image.shared and image.base}
+def write_shared(folder: Path, images: Iterable[PageImage]) -> None:
+    """What `shared_pages` needs."""
+    found = {str(image.number): image.base.number for image in images if image.shared and image.base}
     (folder / SHARED).write_text(json.dumps(found))
 
 

@@ -12,10 +12,10 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ...protocol import decode
 from .. import reap
 from ..errors import DumpError
 from ..ranks import process_scan
@@ -40,7 +40,7 @@ class PageServer:
 
     def __init__(self, tools: Tools, images: Path, logs: Path, bases: Bases) -> None:
         self.socket = logs / "pages.sock"
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
+        self._words = os.fdopen(os.memfd_create("pages"), "w+b")
         with _listening(self.socket) as listener:
             number = listener.fileno()
             self._process = reap.spawn(
@@ -92,30 +92,33 @@ def bases(pids: Sequence[int], proc: Path = process_scan.PROC) -> dict[int, list
 def receive(peer: socket.socket, folder: Path, bases: Bases) -> None:
     """Write the memory images that CRIU sends. Raises DumpError, OSError."""
     images: list[page_images.PageImage] = []
-    processes: dict[int, page_images.PageImage] = {}
-    for what in page_stream.read(peer):
-        if isinstance(what, Opened):
-            known = [processes[pid] for pid in bases.get(what.number, ()) if pid in processes]
-            base = known[0] if known and what.kind == PROCESS else None
-            number = page_images.FIRST_ID + len(images)
-            images.append(page_images.PageImage(folder, what.kind, what.number, number, base))
-            if what.kind == PROCESS:
-                processes[what.number] = images[-1]
-            continue
-        entry, content = what
-        if not images:
-            raise DumpError("CRIU sent pages of no image")
-        at, empty = entry.address, True
-        for block in content():
-            images[-1].take(at, block, entry.flags)
-            at, empty = at + len(block), False
-        if empty:
-            images[-1].add(entry)
-    for image in images:
-        image.write_pagemap()
-        image.close()
-    page_images.write_shared(folder, processes)
+    with contextlib.ExitStack() as files:
+        for what in page_stream.read(peer):
+            if isinstance(what, Opened):
+                images.append(_opened(what, folder, bases, images))
+                files.callback(images[-1].close)
+                continue
+            entry, content = what
+            if not images:
+                raise DumpError("CRIU sent pages of no image")
+            at, empty = entry.address, True
+            for block in content():
+                images[-1].take(at, block, entry.flags)
+                at, empty = at + len(block), False
+            if empty:
+                images[-1].add(entry)
+        for image in images:
+            image.write_pagemap()
+        page_images.write_shared(folder, images)
     page_stream.accept(peer)
+
+
+def _opened(what: Opened, folder: Path, bases: Bases, images: Sequence[page_images.PageImage]) -> page_images.PageImage:
+    base = None
+    if what.kind == PROCESS:
+        processes = {image.number: image for image in images if image.kind == PROCESS}
+        base = next((processes[pid] for pid in bases.get(what.number, ()) if pid in processes), None)
+    return page_images.PageImage(folder, what.kind, what.number, page_images.FIRST_ID + len(images), base)
 
 
 @contextlib.contextmanager
@@ -132,7 +135,7 @@ def _listening(path: Path) -> Iterator[socket.socket]:
 
 
 def main() -> int:
-    number, folder, given = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    number, folder, given = int(sys.argv[1]), Path(sys.argv[2]), decode.json_value(sys.argv[3])
     with socket.socket(fileno=number) as listener:
         peer, _ = listener.accept()
     try:

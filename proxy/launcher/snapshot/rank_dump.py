@@ -78,6 +78,7 @@ def dump(
     devices.suspend({rank: process_scan.processes(slot.init) for rank, slot in slots.items()}, order.deadline, images)
     laps.end("device")
     _stand(slots, paths, order)
+    _check_room(slots, paths, order)
     real = {rank: _real_ids(slot) for rank, slot in slots.items()}
     for ids in real.values():
         tool.ready_for(ids)
@@ -120,6 +121,21 @@ def _stand(slots: Slots, paths: Paths, order: Order) -> None:
         for slot in slots.values():  # a download, say, may be over soon
             halt.let_go(slot.init)
         time.sleep(AGAIN_S)
+
+
+def _check_room(slots: Slots, paths: Paths, order: Order) -> None:
+    """Raises DumpError where the images cannot fit: half a dump would fill a disk that others of the node need."""
+    folder = paths.images(order.checkpoint_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
+    pids = [pid for slot in slots.values() for pid in process_scan.processes(slot.init)]
+    needed = process_scan.memory_bytes(pids, enough=free)
+    if needed > free:
+        raise DumpError(
+            f"No space left on device for the images: the ranks hold {needed / 2**20:.0f} MiB of memory, and "
+            f"{folder.parent} has {free / 2**20:.0f} MiB free. Give the node's disk more room, or the ranks less memory"
+        )
 
 
 def _changed(slots: Slots, paths: Paths, files: Files) -> list[Path]:

@@ -397,3 +397,13 @@ def test_other_programs_that_start_ranks_are_refused(command: str, hint: str) ->
 def test_torchrun_without_a_script() -> None:
     with pytest.raises(CommandError, match="torchrun is given no script"):
         torchrun.unwrapped(["no-such/torchrun", "--standalone"], 1)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+def test_memory_that_processes_share_counts_once_where_it_matters(tmp_path: Path) -> None:
+    for pid in (1, 2):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / f"{pid}/status").write_text("Name:\tx\nRssAnon:\t    1000 kB\nRssFile:\t 9 kB\nRssShmem:\t 24 kB\n")
+        (tmp_path / f"{pid}/smaps_rollup").write_text("Pss:  700 kB\nPss_Anon:    512 kB\nPss_Shmem:    12 kB\n")
+    assert process_scan.memory_bytes([1, 2, 3], enough=1 << 30, proc=tmp_path) == 2048 * 1024
+    assert process_scan.memory_bytes([1, 2, 3], enough=1 << 20, proc=tmp_path) == 1048 * 1024

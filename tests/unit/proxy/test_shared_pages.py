@@ -173,6 +173,17 @@ def test_a_broken_stream_is_never_accepted(tmp_path: Path, data: bytes, why: str
         receive(tmp_path, data, {})
 
 
+@pytest.mark.criu
+def test_a_disk_that_fills_up_ends_the_server_and_nothing_is_accepted(tmp_path: Path) -> None:
+    memory = {number: page(number) for number in range(600)}
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=True)
+    try:
+        with pytest.raises(OSError, match="No space left on device"):
+            receive(tmp_path, closed([(10, memory)]), {})
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
 @pytest.mark.parametrize(
     "text", ['{"11"', "[]", '{"11": "10"}', '{"x": 1}', '{"11": 11}', '{"11": 99}', '{"11": true}']
 )
@@ -348,6 +359,18 @@ def test_a_family_moves_with_its_sharing(run: Callable[..., Pod]) -> None:
 
 @pytest.mark.criu
 @pytest.mark.timeout(180)
+def test_the_longest_name_of_a_checkpoint_has_room(run: Callable[..., Pod]) -> None:
+    """Addresses of unix sockets have at most 107 bytes."""
+    pod = run("pod", fresh())
+    until(lambda: min(counts(pod)) > 3, "all work", pod)
+    pod.wait_event("started")
+    fields = {"generation": 5, "checkpoint_id": "c" * 63, "remaining_s": 60, "anywhere": True}
+    pod.sidecar.command("dump", **fields)
+    assert pod.wait_event("dumped", "dump_failed").kind == "dumped", pod.log()
+
+
+@pytest.mark.criu
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("after", [0, 1, 30 * MIB], ids=["at once", "at the first page", "in the midst"])
 def test_a_page_server_that_dies_fails_the_dump_and_nothing_else(run: Callable[..., Pod], after: int) -> None:
     pod = run("pod", fresh())
@@ -358,7 +381,7 @@ def test_a_page_server_that_dies_fails_the_dump_and_nothing_else(run: Callable[.
     def kill() -> None:
         while not over.is_set() and not killed:
             if sum(path.stat().st_size for path in pod.image("c", 0).glob("pages-*.img")) >= after:
-                killed.extend(servers())
+                killed.extend(servers(pod))
                 for number in killed:
                     os.kill(number, signal.SIGKILL)
 
@@ -376,10 +399,13 @@ def test_a_page_server_that_dies_fails_the_dump_and_nothing_else(run: Callable[.
     assert dump_anywhere(pod, 6).kind == "dumped", pod.log()
 
 
-def servers() -> list[int]:
+def servers(pod: Pod) -> list[int]:
+    """Other pods may be on this machine, of other tests."""
+    namespace = Path(f"/proc/{pod.launcher_pid()}/ns/uts").readlink()
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and b"snapshot.page_server" in (entry / "cmdline").read_bytes():
+            mine = entry.name.isdigit() and (entry / "ns/uts").readlink() == namespace
+            if mine and b"snapshot.page_server" in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
     return found
