@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import Gone, KubeError
 from kueue_integration.kube.aio import AsyncKube
 from kueue_integration.kube.interning import Strings
-from kueue_integration.kube.resources import JOB, WORKLOAD, Kind, Object, label
-from proxy.protocol import names
+from kueue_integration.kube.resources import JOB, KUEUE_JOB_UID_LABEL, WORKLOAD, Kind, Object, label
 
 from .cluster import connect_async
 
@@ -183,10 +183,10 @@ class Informer:
     async def _follow_both(self, cluster: AsyncKube) -> None:
         """Ends with the first error of either watch."""
         self._following.clear()
-        managed = f"{names.LABEL_MANAGED}=true"
+        managed = f"{job_names.LABEL_MANAGED}=true"
         tasks = [
             asyncio.create_task(self._follow(cluster, JOB, managed)),
-            asyncio.create_task(self._follow(cluster, WORKLOAD, names.KUEUE_JOB_UID_LABEL)),
+            asyncio.create_task(self._follow(cluster, WORKLOAD, KUEUE_JOB_UID_LABEL)),
         ]
         try:
             await asyncio.gather(*tasks)
@@ -252,7 +252,7 @@ class Informer:
                 self.jobs[name] = obj
             self._notify(name)
             return
-        uid = label(obj, names.KUEUE_JOB_UID_LABEL) or ""
+        uid = label(obj, KUEUE_JOB_UID_LABEL) or ""
         held = self.workloads.get(uid)
         if event != "DELETED":
             self._put_workload(obj)
@@ -262,7 +262,7 @@ class Informer:
             self._notify(owner["name"])
 
     def _put_workload(self, obj: Object) -> None:
-        self.workloads[label(obj, names.KUEUE_JOB_UID_LABEL) or ""] = obj
+        self.workloads[label(obj, KUEUE_JOB_UID_LABEL) or ""] = obj
 
     def _notify(self, name: str) -> None:
         for subscription in (*self._by_name.get(name, ()), *self._by_name.get(ALL, ())):

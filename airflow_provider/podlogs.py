@@ -13,12 +13,12 @@ import random
 import time
 from typing import Any
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import Forbidden, Invalid, KubeError, NotFound
 from kueue_integration.jobs.phase import Phase
 from kueue_integration.jobs.status import JobStatus
 from kueue_integration.kube.aio import AsyncKube
 from kueue_integration.kube.resources import POD, Object, annotation, selector
-from proxy.protocol import names
 
 from . import taskflow
 from .informer import Subscription
@@ -160,7 +160,7 @@ class PodLog:
             return False
         await self._find_place(attempt)
         data = await cluster.pod_log(
-            self._view.informer.namespace, pod, names.CONTAINER_TRAIN, self._newest, LINES_PER_POLL, BYTES_PER_POLL
+            self._view.informer.namespace, pod, job_names.CONTAINER_TRAIN, self._newest, LINES_PER_POLL, BYTES_PER_POLL
         )
         if attempt != self._attempt:
             return False  # read while the next one began; its own lines come with the next poll
@@ -192,9 +192,9 @@ class PodLog:
 
     async def _find(self, cluster: AsyncKube, attempt: int) -> str:
         """Name of the pod with index 0 of `attempt`, the youngest of several; "" while there is none."""
-        query = selector({names.LABEL_JOB: self._job, INDEX_LABEL: "0"})
+        query = selector({job_names.LABEL_JOB: self._job, INDEX_LABEL: "0"})
         pods, _ = await cluster.list(POD, self._view.informer.namespace, query)
-        own: list[Object] = [pod for pod in pods if annotation(pod, names.ANN_ATTEMPT) == str(attempt)]
+        own: list[Object] = [pod for pod in pods if annotation(pod, job_names.ANN_ATTEMPT) == str(attempt)]
         own.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
         return str(own[-1]["metadata"]["name"]) if own else ""
 

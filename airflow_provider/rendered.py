@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
+from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import Object
 from kueue_integration.manifests.job_manifests import failure_rules
-from proxy.protocol import names
 
-_OWN = (names.CONTAINER_INSTALL, names.CONTAINER_SIDECAR)
+_OWN = (job_names.CONTAINER_INSTALL, job_names.CONTAINER_SIDECAR)
 _BORING = ("securityContext", "imagePullPolicy")
 
 

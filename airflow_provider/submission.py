@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError, SpecError
 from kueue_integration.jobs import lifecycle
 from kueue_integration.kube.client import Kube
@@ -15,7 +16,7 @@ from kueue_integration.kube.resources import JOB, Object, label, selector
 from kueue_integration.manifests import job_manifests
 from kueue_integration.spec import platform_config
 from kueue_integration.spec.train_spec import TrainSpec
-from proxy.protocol import exit_codes, names
+from proxy.protocol import exit_codes
 
 from . import parameters, rendered, taskflow
 from .identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey, belongs
@@ -25,7 +26,7 @@ GONE_POLL_S = 0.5
 
 def owned_jobs(kube: Kube, namespace: str, key: TaskKey, deployments: Collection[str]) -> list[Object]:
     """All Jobs of this task instance in one of these Airflows, of every generation."""
-    found = kube.list(JOB, namespace, selector({names.LABEL_MANAGED: "true", LABEL_OWNER: key.owner}))
+    found = kube.list(JOB, namespace, selector({job_names.LABEL_MANAGED: "true", LABEL_OWNER: key.owner}))
     return [job for job in found if belongs(job, deployments)]
 
 
@@ -107,14 +108,14 @@ def _there(kube: Kube, namespace: str, name: str, uid: str) -> bool:
 def log_tails(kube: Kube, namespace: str, name: str, failed: bool, lines: int = 30) -> Iterator[str]:
     """The last output of rank 0's pod, or of the pods that failed. What cannot be had is said, never raised."""
     try:
-        for pod in kube.list_pods(namespace, selector({names.LABEL_JOB: name})):
+        for pod in kube.list_pods(namespace, selector({job_names.LABEL_JOB: name})):
             code = _exit_code(pod)
             own = code is not None and exit_codes.of(code).action in ("Count", "FailJob")
             wanted = own if failed else _index(pod) == "0" and code == exit_codes.FINISHED
             if wanted:
                 yield f"--- last lines of {pod['metadata']['name']}, exit code {code}"
                 every = kube.pod_logs(
-                    namespace, pod["metadata"]["name"], names.CONTAINER_TRAIN, tail=lines, timeout_s=10.0
+                    namespace, pod["metadata"]["name"], job_names.CONTAINER_TRAIN, tail=lines, timeout_s=10.0
                 )
                 yield from (line for line in every if taskflow.MARKER not in line)
     except KubeError as error:
@@ -123,18 +124,18 @@ def log_tails(kube: Kube, namespace: str, name: str, failed: bool, lines: int = 
 
 def rank0_output(kube: Kube, namespace: str, name: str, lines: int) -> list[str]:
     """The last output of the pod in which rank 0 finished. Raises LookupError, KubeError."""
-    for pod in kube.list_pods(namespace, selector({names.LABEL_JOB: name})):
+    for pod in kube.list_pods(namespace, selector({job_names.LABEL_JOB: name})):
         if _index(pod) == "0" and _exit_code(pod) == 0:
             pod_name = pod["metadata"]["name"]
             prefix = "[rank 0] "
-            every = kube.pod_logs(namespace, pod_name, names.CONTAINER_TRAIN, tail=lines, timeout_s=30.0)
+            every = kube.pod_logs(namespace, pod_name, job_names.CONTAINER_TRAIN, tail=lines, timeout_s=30.0)
             return [line.removeprefix(prefix) for line in every if line.startswith(prefix)]
     raise LookupError("the pod in which rank 0 finished is gone")
 
 
 def _exit_code(pod: Mapping[str, Any]) -> int | None:
     for status in (pod.get("status") or {}).get("containerStatuses") or ():
-        if status.get("name") == names.CONTAINER_TRAIN:
+        if status.get("name") == job_names.CONTAINER_TRAIN:
             terminated = (status.get("state") or {}).get("terminated") or {}
             return terminated.get("exitCode")
     return None

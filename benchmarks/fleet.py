@@ -15,21 +15,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import AlreadyExists, KubeError
 from kueue_integration.kube.client import Kube
-from kueue_integration.kube.resources import CLUSTER_QUEUE
+from kueue_integration.kube.resources import CLUSTER_QUEUE, KUEUE_GROUP, KUEUE_VERSION
 from localcluster import registry
 from localcluster.config import ClusterConfig, cache_dir
 from localcluster.control_plane.kubectl import Kubectl, for_cluster
 from localcluster.demo.stage import Stage
 from localcluster.images import gobuild
 from localcluster.namespaces import processes, sandbox
-from proxy.protocol import names
 
 from .model import Say
 from .preemption import stage
 
-API = f"{names.KUEUE_GROUP}/{names.KUEUE_VERSION}"
+API = f"{KUEUE_GROUP}/{KUEUE_VERSION}"
 FLAVOR = "fake"
 SCHEMA = "bench-controller"
 CREATORS = 8
@@ -184,10 +184,10 @@ def _flow_schemas() -> list[dict[str, Any]]:
 
 
 def _flow_schema(verb: str, resource: str) -> dict[str, Any]:
-    who = {"namespace": names.SYSTEM_NAMESPACE, "name": "singularity-controller"}
+    who = {"namespace": job_names.SYSTEM_NAMESPACE, "name": "singularity-controller"}
     what = {
         "verbs": [verb],
-        "apiGroups": ["", "batch", names.KUEUE_GROUP],
+        "apiGroups": ["", "batch", KUEUE_GROUP],
         "resources": [resource, f"{resource}/status"],
         "namespaces": ["*"],
         "clusterScope": True,
@@ -217,7 +217,7 @@ def queue(name: str, cohort: str, cpu: int, borrow: int, fenced: bool, namespace
     if cohort:
         spec["cohortName"] = cohort
     if fenced:
-        spec["admissionChecksStrategy"] = {"admissionChecks": [{"name": names.ADMISSION_CHECK_NAME}]}
+        spec["admissionChecksStrategy"] = {"admissionChecks": [{"name": job_names.ADMISSION_CHECK_NAME}]}
     local = {"name": name, "namespace": namespace}
     return [
         {"apiVersion": API, "kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec},

@@ -7,9 +7,9 @@ import time
 from collections.abc import Set
 from datetime import datetime
 
+from kueue_integration.contract import job_names
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, Object, annotation
-from proxy.protocol import names
 
 from .events import changes
 
@@ -42,10 +42,10 @@ class HoldWatch:
     def _note(self, name: str, job: Object, now: float) -> None:
         if (job.get("status") or {}).get("ready"):
             self.started.setdefault(name, now)
-        due = annotation(job, names.ANN_HOLD_DEADLINE)
+        due = annotation(job, job_names.ANN_HOLD_DEADLINE)
         if due:
             self.deadline.setdefault(name, datetime.fromisoformat(due).timestamp())
-        if name in self.started and annotation(job, names.ANN_HOLD) == names.HOLD_RELEASED:
+        if name in self.started and annotation(job, job_names.ANN_HOLD) == job_names.HOLD_RELEASED:
             self.released.setdefault(name, now)
         if name in self.started and job["spec"].get("suspend"):
             self.suspended.setdefault(name, now)

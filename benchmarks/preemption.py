@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from kueue_integration.contract import job_names
 from kueue_integration.jobs import lifecycle
 from kueue_integration.jobs.status import describe
 from kueue_integration.kube.resources import JOB, POD
@@ -19,7 +20,6 @@ from localcluster.demo.follow import running_pods
 from localcluster.demo.stage import NAMESPACE, Stage
 from localcluster.demo.story import QUEUE, remove
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
 
 from .model import Group, Measured, Options, Say, Spec
 from .programs import train_wide_source
@@ -91,7 +91,7 @@ def once(on: Stage, name: str, hold: bool, say: Say) -> dict[str, float]:
         wait_for(lambda: running_pods(kube, NAMESPACE, selector) == PODS, "its pods", LIMIT_S, 0.1)
         running = time.monotonic() - began
         # In the grace period the checkpoint may come after the preemptor has started: the last word is that of the end.
-        mine = f"{names.LABEL_JOB}={name}"
+        mine = f"{job_names.LABEL_JOB}={name}"
         wait_for(lambda: not kube.list(POD, NAMESPACE, mine), "the end of the preempted pods", LIMIT_S)
         saved = describe(kube, NAMESPACE, name).attempts[0].checkpoint is not None
     finally:

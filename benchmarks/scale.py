@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import JOB, annotation
 from kueue_integration.manifests.job_manifests import render
 from kueue_integration.spec.train_spec import TrainSpec
 from localcluster.demo.stage import NAMESPACE
-from proxy.protocol import names
 
 from .finisher import RUNTIME, Finisher
 from .fleet import API, Fleet, Usage, fleet, queue, until
@@ -209,7 +209,7 @@ def job(on: Fleet, name: str, local_queue: str) -> dict[str, Any]:
         checkpoint_budget_s=BUDGET_S,
     )
     made = next(item for item in render(spec, on.stage.platform) if item["kind"] == "Job")
-    assert annotation(made, names.ANN_HOLD) == names.HOLD_ARMED and made["kind"] == JOB.name
+    assert annotation(made, job_names.ANN_HOLD) == job_names.HOLD_ARMED and made["kind"] == JOB.name
     return made
 
 

@@ -17,13 +17,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import JOB, POD, Object, is_true
 from localcluster.config import APISERVER_PORT
 from localcluster.demo.airflow import Airflow
 from localcluster.demo.errors import StoryTimeoutError
 from localcluster.demo.stage import CHECKOUT, NAMESPACE
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
 
 from . import programs
 from .fleet import Fleet, fleet, queue, until
@@ -191,7 +191,7 @@ class Run:
         found: dict[str, Object] = {}
 
         def running() -> int:
-            for each in on.kube.list(JOB, NAMESPACE, f"{names.LABEL_MANAGED}=true"):
+            for each in on.kube.list(JOB, NAMESPACE, f"{job_names.LABEL_MANAGED}=true"):
                 if (each.get("status") or {}).get("ready"):
                     found[each["metadata"]["name"]] = each
             time.sleep(2)  # a list of a thousand Jobs is no small thing
@@ -216,7 +216,7 @@ class Run:
     def _resume_one(self, run_id: str, number: int) -> tuple[float, float, float]:
         """Seconds from the complete Job to: no longer deferred, running in a worker, success."""
         kube, name = self._on.kube, f"many-{number}"
-        [pod] = kube.list(POD, NAMESPACE, f"{names.LABEL_JOB}={name}")
+        [pod] = kube.list(POD, NAMESPACE, f"{job_names.LABEL_JOB}={name}")
         kube.patch(POD, NAMESPACE, pod["metadata"]["name"], {"status": ended(pod)}, subresource="status")
         wait_for(lambda: is_true(kube.get_job(NAMESPACE, name), "Complete"), f"Job {name} complete", LIMIT_S, 0.05)
         began = time.time()

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from kueue_integration.contract import job_names
 from localcluster.demo.airflow import Airflow
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, to_json
 
 from .model import Group, Measured, Options, Say, Spec
@@ -130,7 +130,7 @@ def document(name: str, uid: str, start: float) -> dict[str, Any]:
                 restored_from=f"{name}-a{number}" if number else None, held=True,
             )
         )  # fmt: skip
-    annotations = {names.ANN_HISTORY: to_json(attempts), names.ANN_ATTEMPT: "3", names.ANN_WORLD_SIZE: "4"}
+    annotations = {job_names.ANN_HISTORY: to_json(attempts), job_names.ANN_ATTEMPT: "3", job_names.ANN_WORLD_SIZE: "4"}
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -138,7 +138,7 @@ def document(name: str, uid: str, start: float) -> dict[str, Any]:
             "name": name,
             "namespace": NAMESPACE,
             "uid": uid,
-            "labels": {names.LABEL_MANAGED: "true", names.KUEUE_QUEUE_LABEL: "training"},
+            "labels": {job_names.LABEL_MANAGED: "true", job_names.KUEUE_QUEUE_LABEL: "training"},
             "annotations": annotations,
         },
         "spec": {"parallelism": 4, "suspend": False},

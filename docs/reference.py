@@ -174,9 +174,9 @@ def annotations() -> str:
 
     words = {CONTROLLER: "the platform's", CREATION: "yours when you create the job", USER: "yours"}
     whose = {entry.name: words[entry.whose] for entry in TABLE} | dict.fromkeys(LABELS, words[CREATION])
-    source = ROOT / "proxy/protocol/names.py"
+    sources = ("kueue_integration/contract/job_names.py", "proxy/protocol/names.py")
     rows: list[tuple[str, ...]] = []
-    tree = ast.parse(source.read_text()).body
+    tree = [node for source in sources for node in ast.parse((ROOT / source).read_text()).body]
     for node, after in zip(tree, [*tree[1:], None], strict=True):
         if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
             continue
@@ -188,7 +188,7 @@ def annotations() -> str:
         kind = {"A": "annotation", "L": "label", "F": "finalizer"}[node.target.id[0]]
         rows.append((f"`{name}`", kind, whose.get(name, ""), " ".join(str(text).split())))
     return (
-        f"# Labels and annotations\n\n{NOTE.format('proxy/protocol/names.py')}\n"
+        f"# Labels and annotations\n\n{NOTE.format('` and `'.join(sources))}\n"
         "The policy `singularity-guard-annotations` refuses a write of what is the platform's, with a sentence that\n"
         "says what to do instead; [Faults](../faults.md#whose-an-annotation-is) has the exceptions. What is yours may\n"
         "be changed on a running job, and keeps its name and meaning within a minor version. The text of what is the\n"

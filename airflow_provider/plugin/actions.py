@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kueue_integration.contract import job_names
 from kueue_integration.jobs import queue_position
 from kueue_integration.jobs.status import summarise
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, selector
-from proxy.protocol import names
 
 from ..exceptions import SingularityProviderError
 from ..identity import Claim, TaskKey
@@ -61,7 +61,7 @@ class Clusters:
             return seen
         kube = self.kube(claim["conn_id"])
         job = find(kube, key, claim)
-        pods = kube.list_pods(claim["namespace"], selector({names.LABEL_JOB: claim["name"]}))
+        pods = kube.list_pods(claim["namespace"], selector({job_names.LABEL_JOB: claim["name"]}))
         workload = kube.get_workload_for_job(job)
         found = document(summarise(job, workload, pods, queue_position.position(kube, workload)))
         with self._lock:

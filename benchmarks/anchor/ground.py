@@ -10,16 +10,16 @@ from typing import Any
 
 import yaml
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import NotFound
 from kueue_integration.kube.client import Kube
-from kueue_integration.kube.resources import JOB, WORKLOAD, Kind
+from kueue_integration.kube.resources import JOB, KUEUE_GROUP, KUEUE_VERSION, WORKLOAD, Kind
 from localcluster import registry
 from localcluster.control_plane.kubectl import Kubectl
 from localcluster.demo.cluster_jobs import intruder
 from localcluster.demo.errors import StoryError
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
 
 from ..programs import train_paced_source
 from .scenarios import CONTENDERS, PACE_S, QUOTA, SLOTS, Contender
@@ -32,7 +32,7 @@ DAG_FILE = Path(__file__).parent / "dag.py"
 SCHEMA = "anchor-"
 RIVAL = "rival"
 """Label of the Jobs that are nobody's training: those that fill a queue, and the one that preempts."""
-API = f"{names.KUEUE_GROUP}/{names.KUEUE_VERSION}"
+API = f"{KUEUE_GROUP}/{KUEUE_VERSION}"
 GONE_TIMEOUT_S = 180.0
 ADMITTED_TIMEOUT_S = 120.0
 
@@ -92,7 +92,7 @@ def documents(contender: Contender) -> list[dict[str, Any]]:
         "resourceGroups": [{"coveredResources": ["cpu"], "flavors": flavors}],
     }
     if contender.ours:
-        queue["admissionChecksStrategy"] = {"admissionChecks": [{"name": names.ADMISSION_CHECK_NAME}]}
+        queue["admissionChecksStrategy"] = {"admissionChecks": [{"name": job_names.ADMISSION_CHECK_NAME}]}
     account = {"kind": "ServiceAccount", "name": name, "namespace": name}
     everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "namespaces": ["*"], "clusterScope": True}
     counted = {

@@ -20,6 +20,7 @@ import yaml
 
 from proxy.protocol import names
 
+from ..contract import job_names
 from ..kube.resources import Object
 from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, failure_rules
 from ..manifests.pod import LAUNCHER
@@ -79,8 +80,8 @@ def _variables() -> list[Object]:
         "user": "variables.pod.containers[0]",
         "env": "variables.user.?env.orValue([])",
         "mounts": "variables.user.?volumeMounts.orValue([])",
-        "ranks": _given(names.ANN_WORLD_SIZE, "string(object.spec.parallelism)"),
-        "store": _given(names.ANN_STORE, f"params.metadata.annotations['{names.ANN_STORE}']"),
+        "ranks": _given(job_names.ANN_WORLD_SIZE, "string(object.spec.parallelism)"),
+        "store": _given(job_names.ANN_STORE, f"params.metadata.annotations['{job_names.ANN_STORE}']"),
         "grace": f"[int(variables.pod.?terminationGracePeriodSeconds.orValue(30)), {least}].max()",
         "perJob": "[" + ", ".join(entry.format(k, v) for k, v in per_job.items()) + "]",
         "theirPath": "variables.env.filter(e, e.name == 'PYTHONPATH' && e.?value.orValue('') != '').map(e, e.value)",
@@ -102,15 +103,15 @@ def _variables() -> list[Object]:
 
 def _configuration() -> str:
     """Labels, annotations: maps that are merged."""
-    labels = f'{{"{names.LABEL_MANAGED}": "true", "{names.LABEL_JOB}": string(object.metadata.name)}}'
+    labels = f'{{"{job_names.LABEL_MANAGED}": "true", "{job_names.LABEL_JOB}": string(object.metadata.name)}}'
     annotations = {
-        names.ANN_BUDGET: _given(names.ANN_BUDGET, f"'{eligibility.BUDGET_DEFAULT}'"),
-        names.ANN_WORLD_SIZE: "variables.ranks",
-        names.ANN_STORE: "variables.store",
-        names.ANN_WORKERS: "string(object.spec.parallelism)",
-        names.ANN_MIN_WORKERS: _given(eligibility.MIN_PARALLELISM, "string(object.spec.parallelism)"),
+        job_names.ANN_BUDGET: _given(job_names.ANN_BUDGET, f"'{eligibility.BUDGET_DEFAULT}'"),
+        job_names.ANN_WORLD_SIZE: "variables.ranks",
+        job_names.ANN_STORE: "variables.store",
+        job_names.ANN_WORKERS: "string(object.spec.parallelism)",
+        job_names.ANN_MIN_WORKERS: _given(eligibility.MIN_PARALLELISM, "string(object.spec.parallelism)"),
         COMPLETIONS_EQUAL_PARALLELISM: "'true'",
-        names.ANN_HOLD: f"'{names.HOLD_ARMED}'",
+        job_names.ANN_HOLD: f"'{job_names.HOLD_ARMED}'",
     }
     text = "{" + ", ".join(f'"{k}": string({v})' for k, v in annotations.items()) + "}"
     template = f"Object.spec.template{{metadata: Object.spec.template.metadata{{labels: {labels}}}}}"
@@ -130,7 +131,7 @@ def _json_patch() -> str:
         f"{pod}/terminationGracePeriodSeconds": "variables.grace",
         f"{pod}/automountServiceAccountToken": "variables.pod.?automountServiceAccountToken.orValue(false)",
         f"{pod}/enableServiceLinks": "variables.pod.?enableServiceLinks.orValue(false)",
-        f"{train}/name": f"'{names.CONTAINER_TRAIN}'",
+        f"{train}/name": f"'{job_names.CONTAINER_TRAIN}'",
         f"{train}/command": f"{json.dumps(list(LAUNCHER))} + variables.user.command",
         f"{train}/env": "variables.allEnv",
         f"{train}/volumeMounts": "variables.allMounts",
@@ -142,7 +143,7 @@ def _json_patch() -> str:
 
 def _match() -> Object:
     return {
-        "objectSelector": {"matchLabels": {names.LABEL_MANAGED: "true"}},
+        "objectSelector": {"matchLabels": {job_names.LABEL_MANAGED: "true"}},
         "resourceRules": [
             {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["jobs"]}
         ],
@@ -150,7 +151,7 @@ def _match() -> Object:
 
 
 def _lacks_our_parts() -> Object:
-    sidecar = f"exists(c, c.name == '{names.CONTAINER_SIDECAR}')"
+    sidecar = f"exists(c, c.name == '{job_names.CONTAINER_SIDECAR}')"
     expression = f"!object.spec.template.spec.?initContainers.orValue([]).{sidecar}"
     return {"name": "lacks-our-parts", "expression": expression}
 
@@ -181,7 +182,7 @@ def policies() -> list[Object]:
     }
     said = [{"expression": r.cel, "message": f"{r.field}: {r.fix}", "reason": "Invalid"} for r in eligibility.RULES]
     missing = f"PodTemplate {_NAMESPACE}/{NAME} or MutatingAdmissionPolicy {NAME} is missing"
-    fix = f"upgrade the chart, or remove the Job's label {names.LABEL_MANAGED} to run it unmanaged"
+    fix = f"upgrade the chart, or remove the Job's label {job_names.LABEL_MANAGED} to run it unmanaged"
     last = {"expression": "false", "message": f"the Job was not adopted: {missing}; {fix}"}
     param = {"name": NAME, "namespace": _NAMESPACE, "parameterNotFoundAction": "Allow"}
     validating = {**base, "matchConditions": [_lacks_our_parts()], "validations": [*said, last]}
@@ -216,7 +217,7 @@ def pod_template() -> Object:
             "name": NAME,
             "namespace": _NAMESPACE,
             "labels": _LABELS,
-            "annotations": {names.ANN_STORE: "@STORE@"},
+            "annotations": {job_names.ANN_STORE: "@STORE@"},
         },
         "template": {"spec": patch.parts(_MARKS)},
     }

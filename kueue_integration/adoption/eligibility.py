@@ -12,6 +12,7 @@ from typing import Any
 
 from proxy.protocol import names, page
 
+from ..contract import job_names
 from ..guard import ownership
 from ..kube.resources import annotation, label
 from ..spec import security_context
@@ -136,7 +137,7 @@ _WORDS = f"({_C}.?command.orValue([]) + {_C}.?args.orValue([]))"
 
 
 def _world(job: Job, _: PlatformConfig) -> Sequence[object]:
-    text = annotation(job, names.ANN_WORLD_SIZE)
+    text = annotation(job, job_names.ANN_WORLD_SIZE)
     many = workers(job)
     if text is None or not _NUMBER.fullmatch(text):
         return []
@@ -165,7 +166,7 @@ def _python_path(job: Job, _: PlatformConfig) -> Sequence[object]:
 
 
 def _own_names(job: Job, _: PlatformConfig) -> Sequence[object]:
-    ours = (names.CONTAINER_SIDECAR, names.CONTAINER_INSTALL, names.CONTAINER_TRAIN)
+    ours = (job_names.CONTAINER_SIDECAR, job_names.CONTAINER_INSTALL, job_names.CONTAINER_TRAIN)
     return [c["name"] for c in pod(job).get("initContainers") or () if c.get("name") in ours]
 
 
@@ -175,8 +176,8 @@ MARK_MOUNT_PATHS = "@MOUNT_PATHS@"
 MARK_VOLUME_NAMES = "@VOLUME_NAMES@"
 MARK_STORE = "@STORE@"
 MARK_BUDGET = "@BUDGET@"
-_STORE = f"object.metadata.?annotations[?'{names.ANN_STORE}'].orValue({MARK_STORE})"
-_QUEUE = f"object.metadata.?labels[?'{names.KUEUE_QUEUE_LABEL}']"
+_STORE = f"object.metadata.?annotations[?'{job_names.ANN_STORE}'].orValue({MARK_STORE})"
+_QUEUE = f"object.metadata.?labels[?'{job_names.KUEUE_QUEUE_LABEL}']"
 
 
 def _name(job: Job, _: PlatformConfig) -> Sequence[object]:
@@ -185,7 +186,7 @@ def _name(job: Job, _: PlatformConfig) -> Sequence[object]:
 
 
 def _store(job: Job, platform: PlatformConfig) -> Sequence[object]:
-    return [] if annotation(job, names.ANN_STORE) or platform.store else [""]
+    return [] if annotation(job, job_names.ANN_STORE) or platform.store else [""]
 
 
 def _at_least_one(job: Job, _: PlatformConfig) -> Sequence[object]:
@@ -206,8 +207,8 @@ RULES: Sequence[Rule] = (
         f" && size(object.metadata.name) <= {MAX_NAME}",
     ),
     Rule(
-        f"metadata.labels[{names.KUEUE_QUEUE_LABEL}]", "is missing; name the Kueue LocalQueue",
-        lambda j, _: [] if label(j, names.KUEUE_QUEUE_LABEL) else [None], f"{_QUEUE}.orValue('') != ''",
+        f"metadata.labels[{job_names.KUEUE_QUEUE_LABEL}]", "is missing; name the Kueue LocalQueue",
+        lambda j, _: [] if label(j, job_names.KUEUE_QUEUE_LABEL) else [None], f"{_QUEUE}.orValue('') != ''",
     ),
     Rule(
         f"metadata.annotations[{ELASTIC}]", "elastic slices change a running Job; use job-min-parallelism",
@@ -253,7 +254,7 @@ RULES: Sequence[Rule] = (
     Rule(
         "spec.template.spec.initContainers", "has a container with one of our names; rename it", _own_names,
         f"!{_POD}.?initContainers.orValue([]).exists(c, c.name in "
-        f"['{names.CONTAINER_SIDECAR}', '{names.CONTAINER_INSTALL}', '{names.CONTAINER_TRAIN}'])",
+        f"['{job_names.CONTAINER_SIDECAR}', '{job_names.CONTAINER_INSTALL}', '{job_names.CONTAINER_TRAIN}'])",
     ),
     Rule(
         "spec.template.spec.containers", "must have exactly one: its program is what is checkpointed",
@@ -267,7 +268,7 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         "spec.template.spec.containers[0].command", "starts torchrun; name the script instead: we start one process "
-        f"per rank ({names.ANN_WORLD_SIZE} for several per worker)", _starts_torchrun,
+        f"per rank ({job_names.ANN_WORLD_SIZE} for several per worker)", _starts_torchrun,
         f"{_ONE} || size({_C}.?command.orValue([])) == 0 || !({_C}.command[0] == 'torchrun'"
         f" || {_C}.command[0].endsWith('/torchrun') || {_WORDS}.exists(w, w in {list(_LAUNCHERS)}))",
     ),
@@ -319,25 +320,25 @@ RULES: Sequence[Rule] = (
         f" || v.name in {MARK_VOLUME_NAMES})",
     ),
     _numeric(
-        names.ANN_WORLD_SIZE, 1, lambda j, _: page.MAX_WORLD, f"must be a whole number of ranks, 1 to {page.MAX_WORLD}",
-        f"int($GIVEN) <= {page.MAX_WORLD}",
+        job_names.ANN_WORLD_SIZE, 1, lambda j, _: page.MAX_WORLD,
+        f"must be a whole number of ranks, 1 to {page.MAX_WORLD}", f"int($GIVEN) <= {page.MAX_WORLD}",
     ),
     Rule(
-        f"metadata.annotations[{names.ANN_WORLD_SIZE}]", "must be a multiple of spec.parallelism", _world,
-        f"!object.metadata.?annotations[?'{names.ANN_WORLD_SIZE}'].orValue('x').matches('^[0-9]{{1,6}}$')"
+        f"metadata.annotations[{job_names.ANN_WORLD_SIZE}]", "must be a multiple of spec.parallelism", _world,
+        f"!object.metadata.?annotations[?'{job_names.ANN_WORLD_SIZE}'].orValue('x').matches('^[0-9]{{1,6}}$')"
         f" || object.spec.parallelism < 1"
-        f" || int(object.metadata.annotations['{names.ANN_WORLD_SIZE}']) % object.spec.parallelism == 0",
+        f" || int(object.metadata.annotations['{job_names.ANN_WORLD_SIZE}']) % object.spec.parallelism == 0",
     ),
     _numeric(
         MIN_PARALLELISM, 1, lambda j, _: workers(j), "must be a whole number, 1 to spec.parallelism",
         "int($GIVEN) <= object.spec.parallelism",
     ),
     _numeric(
-        names.ANN_BUDGET, 1, lambda _, p: p.max_budget_s, "must be a whole number of seconds within the platform's "
+        job_names.ANN_BUDGET, 1, lambda _, p: p.max_budget_s, "must be a whole number of seconds within the platform's "
         "maximum (chart value budget.maxSeconds)", f"int($GIVEN) <= {MARK_BUDGET}",
     ),
     Rule(
-        f"metadata.annotations[{names.ANN_STORE}]", "is missing and the platform has no default; give the checkpoint "
-        "store's URL", _store, f"{_STORE} != ''",
+        f"metadata.annotations[{job_names.ANN_STORE}]",
+        "is missing and the platform has no default; give the checkpoint store's URL", _store, f"{_STORE} != ''",
     ),
 )  # fmt: skip

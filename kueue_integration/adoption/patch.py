@@ -8,6 +8,7 @@ from typing import Any
 
 from proxy.protocol import names
 
+from ..contract import job_names
 from ..errors import SpecError
 from ..kube.resources import Object, annotation
 from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, failure_rules
@@ -46,7 +47,7 @@ def parts(platform: PlatformConfig) -> Object:
 
 def managed(job: Mapping[str, Any]) -> bool:
     """Whether the Job has our sidecar."""
-    return any(c.get("name") == names.CONTAINER_SIDECAR for c in eligibility.pod(job).get("initContainers") or ())
+    return any(c.get("name") == job_names.CONTAINER_SIDECAR for c in eligibility.pod(job).get("initContainers") or ())
 
 
 def adopted(job: Mapping[str, Any], platform: PlatformConfig, key: str | None = None) -> Object:
@@ -55,7 +56,9 @@ def adopted(job: Mapping[str, Any], platform: PlatformConfig, key: str | None = 
     `key` is what the job is called by its pods (`kinds.job_key`); None: its name.
     """
     if managed(job):
-        raise SpecError([("spec.template.spec.initContainers", names.CONTAINER_SIDECAR, "is there: adopted already")])
+        raise SpecError(
+            [("spec.template.spec.initContainers", job_names.CONTAINER_SIDECAR, "is there: adopted already")]
+        )
     found = eligibility.problems(job, platform)
     if found:
         raise SpecError(found)
@@ -68,22 +71,22 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
     result: Object = json.loads(json.dumps(job))
     meta, spec = result["metadata"], result["spec"]
     workers = eligibility.workers(job)
-    own = {names.LABEL_MANAGED: "true", names.LABEL_JOB: key}
+    own = {job_names.LABEL_MANAGED: "true", job_names.LABEL_JOB: key}
     meta["labels"] = {**(meta.get("labels") or {}), **own}
     defaults = {
-        names.ANN_BUDGET: str(eligibility.BUDGET_DEFAULT),
-        names.ANN_WORLD_SIZE: str(workers),
-        names.ANN_STORE: platform.store,
+        job_names.ANN_BUDGET: str(eligibility.BUDGET_DEFAULT),
+        job_names.ANN_WORLD_SIZE: str(workers),
+        job_names.ANN_STORE: platform.store,
     }
     given = meta.get("annotations") or {}
     least = annotation(job, eligibility.MIN_PARALLELISM)
     meta["annotations"] = {
         **defaults,
         **given,
-        names.ANN_WORKERS: str(workers),
-        names.ANN_MIN_WORKERS: str(workers) if least is None else least,
+        job_names.ANN_WORKERS: str(workers),
+        job_names.ANN_MIN_WORKERS: str(workers) if least is None else least,
         COMPLETIONS_EQUAL_PARALLELISM: "true",
-        names.ANN_HOLD: names.HOLD_ARMED,
+        job_names.ANN_HOLD: job_names.HOLD_ARMED,
     }
     spec["suspend"] = True
     spec["podReplacementPolicy"] = "Failed"
@@ -97,8 +100,8 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
         pod.setdefault(flag, False)
     per_job = [
         {"name": names.ENV_JOB, "value": key},
-        {"name": names.ENV_WORLD_SIZE, "value": meta["annotations"][names.ANN_WORLD_SIZE]},
-        {"name": names.ENV_STORE, "value": meta["annotations"][names.ANN_STORE]},
+        {"name": names.ENV_WORLD_SIZE, "value": meta["annotations"][job_names.ANN_WORLD_SIZE]},
+        {"name": names.ENV_STORE, "value": meta["annotations"][job_names.ANN_STORE]},
         {"name": names.ENV_GRACE, "value": str(pod["terminationGracePeriodSeconds"])},
     ]
     installer, sidecar = ours["initContainers"]
@@ -111,7 +114,7 @@ def _with_parts(job: Mapping[str, Any], ours: Object, platform: PlatformConfig, 
     has_shm = any(mount["mountPath"] == SHM for mount in mounts)
     user.update(
         {
-            "name": names.CONTAINER_TRAIN,
+            "name": job_names.CONTAINER_TRAIN,
             "command": [*LAUNCHER, *user["command"]],
             "env": _env(train["env"], [*per_job, *security_context.env(pod, user)], user.get("env") or []),
             "volumeMounts": [*(m for m in train["volumeMounts"] if not (has_shm and m["mountPath"] == SHM)), *mounts],

@@ -11,8 +11,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.protocol import decode, names
+from proxy.protocol import decode
 
+from ..contract import job_names
 from ..errors import (
     AlreadyExists,
     Conflict,
@@ -83,9 +84,9 @@ def cluster_checks(kube: Kube, job: Mapping[str, Any]) -> None:
     meta = job["metadata"]
     spec = TrainSpec(
         name=meta["name"],
-        queue=label(job, names.KUEUE_QUEUE_LABEL) or "",
+        queue=label(job, job_names.KUEUE_QUEUE_LABEL) or "",
         namespace=meta["namespace"],
-        priority_class=label(job, names.KUEUE_PRIORITY_LABEL),
+        priority_class=label(job, job_names.KUEUE_PRIORITY_LABEL),
         command=("adopted",),
     )
     preflight.cluster(kube, spec)

@@ -11,8 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from proxy.protocol import names
-
+from ..contract import job_names
 from ..contract.kinds import CONTAINER_NODE, job_key
 from ..errors import SpecError
 from ..kube.resources import TRAINING_RUNTIME, TRAINJOB, Object, annotation
@@ -87,10 +86,10 @@ def adopted_trainjob(trainjob: Mapping[str, Any], platform: PlatformConfig) -> O
     trainer["command"] = train["command"]
     trainer["env"] = [entry for entry in train["env"] if entry not in theirs]
     trainer["numNodes"] = made["spec"]["parallelism"]
-    sidecar = next(c for c in pod["initContainers"] if c["name"] == names.CONTAINER_SIDECAR)
+    sidecar = next(c for c in pod["initContainers"] if c["name"] == job_names.CONTAINER_SIDECAR)
     per_job = [entry for entry in sidecar["env"] if entry["name"] in PER_JOB]
     labels = made["spec"]["template"]["metadata"]["labels"]
-    patch = {"initContainers": [{"name": names.CONTAINER_SIDECAR, "env": per_job}]}
+    patch = {"initContainers": [{"name": job_names.CONTAINER_SIDECAR, "env": per_job}]}
     template = {"spec": {"template": {"metadata": {"labels": labels}, "spec": patch}}}
     jobs = [{"name": CONTAINER_NODE, "template": template}]
     ours = {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
@@ -107,8 +106,8 @@ def _as_job(trainjob: Object, ranks_each: int) -> Object:
     trainer = trainjob["spec"]["trainer"]
     workers = int(trainer.get("numNodes") or 1)
     meta: Object = json.loads(json.dumps(trainjob["metadata"]))
-    if ranks_each > 1 and annotation(trainjob, names.ANN_WORLD_SIZE) is None:
-        meta.setdefault("annotations", {})[names.ANN_WORLD_SIZE] = str(workers * ranks_each)
+    if ranks_each > 1 and annotation(trainjob, job_names.ANN_WORLD_SIZE) is None:
+        meta.setdefault("annotations", {})[job_names.ANN_WORLD_SIZE] = str(workers * ranks_each)
     container: Object = {"name": CONTAINER_NODE}
     container |= {k: trainer[k] for k in ("image", "command", "args", "env") if k in trainer}
     pod: Object = {"restartPolicy": "Never", "containers": [container]}

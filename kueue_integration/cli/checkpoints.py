@@ -15,7 +15,7 @@ import yaml
 
 from proxy.protocol import names
 
-from ..contract import attempt_records, kinds
+from ..contract import attempt_records, job_names, kinds
 from ..errors import PlatformError, SingularityError, SpecError
 from ..jobs import store_pod
 from ..kube.api import Kube
@@ -272,7 +272,7 @@ class _Asker:
         self._platform: platform_config.PlatformConfig | None = None
         saved = attempt_records.checkpoint(self._job)
         self._committed = {ref.id: ref for ref in (*attempt_records.checkpoints(self._job), saved) if ref is not None}
-        own = annotation(self._job, names.ANN_STORE) or (saved.url if saved else "")
+        own = annotation(self._job, job_names.ANN_STORE) or (saved.url if saved else "")
         self.url = store or own or self._config().store
         if not self.url:
             raise SpecError(
@@ -293,7 +293,7 @@ class _Asker:
         return any((pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed") for pod in self._pods())
 
     def _pods(self) -> Iterable[Object]:
-        return self._kube.list(POD, self.namespace, selector({names.LABEL_JOB: self.name}))
+        return self._kube.list(POD, self.namespace, selector({job_names.LABEL_JOB: self.name}))
 
     def digest(self, checkpoint: str) -> list[str]:
         """What the job says of the checkpoint's manifest, as the last part of a question; empty if it says nothing."""

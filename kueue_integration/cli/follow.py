@@ -7,9 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from proxy.protocol import names
-
-from ..contract import attempt_records, kinds
+from ..contract import attempt_records, job_names, kinds
 from ..errors import Invalid, KubeError, NotFound
 from ..jobs import status as library
 from ..kube.api import Kube
@@ -66,10 +64,10 @@ class Follower:
         # Before the pods: what it started must still be read.
         job = kinds.find(self._kube, self._namespace, self._name)
         final = job is None or library.summarise(job, None, []).final
-        for pod in self._kube.list(POD, self._namespace, selector({names.LABEL_JOB: self._name})):
+        for pod in self._kube.list(POD, self._namespace, selector({job_names.LABEL_JOB: self._name})):
             if pod["metadata"]["uid"] in self._readers or not started(pod, self._container):
                 continue
-            self._read.add(attempt_records.integer(pod, names.ANN_ATTEMPT))
+            self._read.add(attempt_records.integer(pod, job_names.ANN_ATTEMPT))
             how = (self._tail, self._since_s) if first else (None, None)
             thread = threading.Thread(target=self._reader, args=(pod["metadata"]["name"], *how), daemon=True)
             self._readers[pod["metadata"]["uid"]] = thread

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from proxy.protocol import names
-
-from ..contract import attempt_records, kinds
+from ..contract import attempt_records, job_names, kinds
 from ..errors import Invalid, NotFound, SpecError
 from ..jobs import status as library
 from ..kube.api import Kube
@@ -107,12 +105,12 @@ def _once(
 
 def pods_of(kube: Kube, namespace: str, name: str) -> list[Object]:
     """The job's pods, oldest first."""
-    pods = kube.list(POD, namespace, selector({names.LABEL_JOB: name}))
+    pods = kube.list(POD, namespace, selector({job_names.LABEL_JOB: name}))
     return sorted(pods, key=lambda pod: (str(pod["metadata"]["creationTimestamp"]), str(pod["metadata"]["name"])))
 
 
 def _tell_gone(job: Object | None, pods: list[Object], say: Callable[[str], None]) -> None:
-    there = {annotation(pod, names.ANN_ATTEMPT) for pod in pods}
+    there = {annotation(pod, job_names.ANN_ATTEMPT) for pod in pods}
     gone = [str(a.attempt) for a in attempt_records.history(job) if a.ended_by and str(a.attempt) not in there]
     if gone:
         which = f"attempt {gone[0]}" if len(gone) == 1 else f"attempts {gone[0]}-{gone[-1]}"

@@ -9,9 +9,7 @@ import time
 import click
 import yaml
 
-from proxy.protocol import names
-
-from ..contract import kinds
+from ..contract import job_names, kinds
 from ..jobs import status as library
 from ..jobs.phase import Phase
 from ..kube.api import Kube
@@ -67,13 +65,13 @@ def status(
 def list_jobs(kube: Kube, namespace: str) -> list[library.JobStatus]:
     """Status of every managed job of `namespace`, by name; no request of its own for any of them."""
     jobs = kinds.every(kube, namespace)
-    pods = kube.list(POD, namespace, selector({names.LABEL_MANAGED: "true"}))
+    pods = kube.list(POD, namespace, selector({job_names.LABEL_MANAGED: "true"}))
     workloads = kube.workloads_by_job(namespace, jobs)
     return [
         library.summarise(
             job,
             workloads.get(job["metadata"]["uid"]),
-            [p for p in pods if p["metadata"]["labels"].get(names.LABEL_JOB) == kinds.job_key(job)],
+            [p for p in pods if p["metadata"]["labels"].get(job_names.LABEL_JOB) == kinds.job_key(job)],
         )
         for job in jobs
     ]

@@ -7,11 +7,10 @@ import json
 
 import click
 
-from proxy.protocol import names
 from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import AttemptRecord
 
-from ..contract import annotation_values, attempt_phases, kinds
+from ..contract import annotation_values, attempt_phases, job_names, kinds
 from ..errors import JobNotFoundError, PlatformError, SpecError
 from ..jobs import move_trace
 from ..jobs.move_trace import Move
@@ -68,9 +67,9 @@ def trace(
 
 def choose(job: Object, name: str, attempt: int | None = None, every: bool = False) -> list[Move]:
     """The moves that are asked for, oldest first, at least one. Raises SpecError, PlatformError."""
-    history = annotation_values.messages(job, names.ANN_HISTORY, AttemptRecord)
+    history = annotation_values.messages(job, job_names.ANN_HISTORY, AttemptRecord)
     if isinstance(history, Unreadable):
-        raise PlatformError(f"annotation {names.ANN_HISTORY} of job {name} cannot be read: {history.why}")
+        raise PlatformError(f"annotation {job_names.ANN_HISTORY} of job {name} cannot be read: {history.why}")
     found = move_trace.moves(history, attempt_phases.of_job(job))
     if attempt is not None:
         known = [record.attempt for record in history]

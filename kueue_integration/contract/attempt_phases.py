@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from proxy.protocol import names, phases
+from proxy.protocol import phases
 from proxy.protocol.messages import to_json
 from proxy.protocol.phases import SavePhases, StartPhases
 
-from . import annotation_values
+from . import annotation_values, job_names
 from .annotation_values import readable
 
 MAX_KEPT: Final = 20
@@ -32,7 +32,7 @@ class AttemptPhases:
 
 def of_job(job: Mapping[str, Any] | None) -> list[AttemptPhases]:
     """Oldest first; empty when nothing was told, or the annotation is unreadable."""
-    return readable(annotation_values.messages(job, names.ANN_PHASES, AttemptPhases), [])
+    return readable(annotation_values.messages(job, job_names.ANN_PHASES, AttemptPhases), [])
 
 
 def of_attempt(job: Mapping[str, Any] | None, attempt: int) -> AttemptPhases:
@@ -52,4 +52,4 @@ def told(
     if now == before:
         return {}
     kept = [known for known in of_job(job) if known.attempt != attempt]
-    return {names.ANN_PHASES: to_json([*kept, now][-MAX_KEPT:])}
+    return {job_names.ANN_PHASES: to_json([*kept, now][-MAX_KEPT:])}

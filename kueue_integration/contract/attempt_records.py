@@ -14,7 +14,7 @@ from proxy.protocol import names
 from proxy.protocol.decode import MAX_WHOLE, AnyFloat, UnixTime, Unreadable, typed
 from proxy.protocol.messages import AttemptRecord, CheckpointRef
 
-from . import annotation_values
+from . import annotation_values, job_names
 from .annotation_values import readable
 
 STEPLESS_S = 20.0
@@ -48,7 +48,7 @@ class ProgressNote:
 
 def history(job: Mapping[str, Any] | None) -> list[AttemptRecord]:
     """Attempts of `job`, oldest first; empty when there is none or the annotation is unreadable."""
-    return readable(annotation_values.messages(job, names.ANN_HISTORY, AttemptRecord), [])
+    return readable(annotation_values.messages(job, job_names.ANN_HISTORY, AttemptRecord), [])
 
 
 def checkpoint(job: Mapping[str, Any] | None) -> CheckpointRef | None:
@@ -58,7 +58,7 @@ def checkpoint(job: Mapping[str, Any] | None) -> CheckpointRef | None:
 
 def checkpoints(job: Mapping[str, Any] | None) -> list[CheckpointRef]:
     """The newest checkpoints of `job` that were committed, oldest first."""
-    return readable(annotation_values.messages(job, names.ANN_CHECKPOINTS, CheckpointRef), [])
+    return readable(annotation_values.messages(job, job_names.ANN_CHECKPOINTS, CheckpointRef), [])
 
 
 def progress(job: Mapping[str, Any] | None) -> ProgressNote | None:
@@ -68,7 +68,7 @@ def progress(job: Mapping[str, Any] | None) -> ProgressNote | None:
 
 def noted_progress(job: Mapping[str, Any] | None) -> ProgressNote | Unreadable | None:
     """The same; a field that a newer controller has written is left out."""
-    data = annotation_values.value(job, names.ANN_PROGRESS)
+    data = annotation_values.value(job, job_names.ANN_PROGRESS)
     if data is None or isinstance(data, Unreadable):
         return data
     known = {field.name for field in dataclasses.fields(ProgressNote)}
@@ -113,7 +113,7 @@ class Lost:
 
 def lost(job: Mapping[str, Any] | None) -> Lost | None:
     """What was counted, None if nothing was or it cannot be read."""
-    return readable(annotation_values.message(job, names.ANN_BROKEN, Lost), None)
+    return readable(annotation_values.message(job, job_names.ANN_BROKEN, Lost), None)
 
 
 def broken(job: Mapping[str, Any] | None) -> int:
@@ -124,12 +124,12 @@ def broken(job: Mapping[str, Any] | None) -> int:
 
 def budget(job: Mapping[str, Any] | None) -> int | Unreadable | None:
     """Seconds for a checkpoint that the job asks for, None if it does not say."""
-    return annotation_values.whole(job, names.ANN_BUDGET, most=MAX_BUDGET_S)
+    return annotation_values.whole(job, job_names.ANN_BUDGET, most=MAX_BUDGET_S)
 
 
 def infrastructure_retries(job: Mapping[str, Any] | None) -> int | None:
     """How many may be; None: no limit."""
-    return readable(annotation_values.whole(job, names.ANN_INFRASTRUCTURE_RETRIES), None)
+    return readable(annotation_values.whole(job, job_names.ANN_INFRASTRUCTURE_RETRIES), None)
 
 
 def used_up(limit: int) -> str:

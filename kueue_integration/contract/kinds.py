@@ -19,6 +19,7 @@ from proxy.protocol.decode import whole
 from ..errors import Forbidden, NotFound
 from ..kube.api import Kube
 from ..kube.resources import JOB, JOBSET, TRAINJOB, Kind, Object, label, selector
+from . import job_names
 
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 JOBSET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
@@ -61,7 +62,7 @@ def key_of_pod(pod: Mapping[str, Any]) -> str | None:
     if not jobset:
         return label(pod, JOB_NAME_LABEL)
     trainjob = owner_key(TRAINJOB.name, jobset)
-    return trainjob if label(pod, names.LABEL_JOB) == trainjob else owner_key(JOBSET.name, jobset)
+    return trainjob if label(pod, job_names.LABEL_JOB) == trainjob else owner_key(JOBSET.name, jobset)
 
 
 def find(kube: Kube, namespace: str, key: str) -> Object | None:
@@ -85,14 +86,14 @@ def named(kube: Kube, namespace: str, name: str) -> Object | None:
             if kind is JOB:
                 raise
             continue  # also the answer for a kind that is not served to one who may not look
-        if label(found, names.LABEL_MANAGED) == "true" and found is not None:
+        if label(found, job_names.LABEL_MANAGED) == "true" and found is not None:
             return as_job(found)
     return None
 
 
 def every(kube: Kube, namespace: str) -> list[Object]:
     """All managed jobs of a namespace, seen as Jobs, by what they are called. Raises KubeError."""
-    managed = selector({names.LABEL_MANAGED: "true"})
+    managed = selector({job_names.LABEL_MANAGED: "true"})
     found = kube.list(JOB, namespace, managed)
     for kind in KINDS[1:]:
         try:
@@ -115,7 +116,7 @@ def pod_labels(key: str) -> dict[str, str]:
 
 def train_container(key: str) -> str:
     """Name of the container that trains, in the pods of the job called `key`."""
-    return CONTAINER_NODE if kind_and_name(key)[0] is TRAINJOB else names.CONTAINER_TRAIN
+    return CONTAINER_NODE if kind_and_name(key)[0] is TRAINJOB else job_names.CONTAINER_TRAIN
 
 
 def as_job(obj: Object) -> Object:

@@ -6,9 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.protocol import names
-
-from ..contract import kinds
+from ..contract import job_names, kinds
 from ..errors import Conflict, KubeError
 from ..kube import server_time
 from ..kube.client import Kube
@@ -44,7 +42,7 @@ def patch_annotations(kube: Kube, job: Object, change: Annotations) -> Object:
 
 def drop_finalizer(kube: Kube, job: Object) -> Object:
     """Let a deletion of the Job go through, if it is still as `job` shows it. Raises Conflict, KubeError."""
-    left = [name for name in job["metadata"].get("finalizers") or () if name != names.FINALIZER_RECORDS]
+    left = [name for name in job["metadata"].get("finalizers") or () if name != job_names.FINALIZER_RECORDS]
     return _patch_finalizers(kube, job, left)
 
 
@@ -78,7 +76,7 @@ def perform(
                 _nudge(kube, workload, now)  # the Lease lets it go
             raise
     if isinstance(action, KeepRecords):
-        finalizers = [*(job["metadata"].get("finalizers") or ()), names.FINALIZER_RECORDS]
+        finalizers = [*(job["metadata"].get("finalizers") or ()), job_names.FINALIZER_RECORDS]
         written.append((job, _patch_finalizers(kube, job, finalizers)))
     if isinstance(action, Reshape):
         written.append((job, _patch(kube, JOB, job, action.body)))
@@ -100,7 +98,7 @@ def _nudge(kube: Kube, workload: Object, now: float) -> Object:
     """Make Kueue ask again now: between two tries of its own may be as much time as since its first one."""
     meta = workload["metadata"]
     log.warning("the hold is over and the Job still runs: Kueue is made to ask again", extra={"workload": meta["name"]})
-    body = {"metadata": {"annotations": {names.ANN_OVERDUE: server_time.to_text(now)}}}
+    body = {"metadata": {"annotations": {job_names.ANN_OVERDUE: server_time.to_text(now)}}}
     return kube.patch(WORKLOAD, meta["namespace"], meta["name"], body)
 
 

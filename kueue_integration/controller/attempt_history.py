@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, Readmission, Skipped, to_json
 
+from ..contract import job_names
 from ..kube import server_time
 from ..kube.resources import Object, annotation, condition, is_true
 from ..requests import user_requests
@@ -37,7 +37,7 @@ History = Sequence[AttemptRecord]
 
 def stored(history: History) -> dict[str, str | None]:
     """The annotation that stores `history`, cut to the newest records."""
-    return {names.ANN_HISTORY: to_json(list(history[-MAX_RECORDS:]))}
+    return {job_names.ANN_HISTORY: to_json(list(history[-MAX_RECORDS:]))}
 
 
 def listed(checkpoints: Sequence[CheckpointRef]) -> str:
@@ -103,11 +103,11 @@ def evicted(record: AttemptRecord, job: Object, workload: Object, preemptor: str
 
 def _asked_for(record: AttemptRecord, job: Object, workload: Object, reason: str) -> str:
     """Kueue's `reason`, or the word for what somebody has asked for and Kueue's eviction only carries out."""
-    if reason == "Deactivated" and annotation(workload, names.ANN_PAUSED) is not None:
+    if reason == "Deactivated" and annotation(workload, job_names.ANN_PAUSED) is not None:
         return PAUSED
     found = user_requests.running(job, user_requests.CHANGE)
     by_check = reason == "AdmissionCheck" and record.readmitted_for in ("request", "regrow")
-    by_levers = reason == "Deactivated" and annotation(workload, names.ANN_RESHAPE) is not None
+    by_levers = reason == "Deactivated" and annotation(workload, job_names.ANN_RESHAPE) is not None
     if found is not None and (by_check or by_levers):
         return ASKED_FOR.get(found[0].op, reason)
     return REGROWN if by_check and record.readmitted_for == "regrow" else reason
@@ -150,7 +150,7 @@ def roster(job: Object, record: AttemptRecord, pods: Sequence[Object]) -> dict[s
     if record.runs_since is None or views.roster(job, record.attempt) is not None:
         return {}
     text = views.roster_of(pods, record.attempt, record.pods)
-    return {} if text is None else {names.ANN_PODS: text}
+    return {} if text is None else {job_names.ANN_PODS: text}
 
 
 def readmitted(record: AttemptRecord, cause: Readmission, note: str) -> AttemptRecord:

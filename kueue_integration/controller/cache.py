@@ -6,15 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from proxy.protocol import names
 from proxy.protocol.messages import Preemptor
 
-from ..contract import kinds
+from ..contract import job_names, kinds
 from ..kube.client import Kube
 from ..kube.resources import (
     CLUSTER_QUEUE,
     JOB,
     JOBSET,
+    KUEUE_JOB_UID_LABEL,
     LOCAL_QUEUE,
     POD,
     TRAINJOB,
@@ -35,7 +35,7 @@ from .regrow import planner, quota
 Changed = Callable[[Object, bool], None]
 SILENT_S = WATCH_S + 30.0
 """A watch of a quiet kind says nothing until it ends; then it takes a moment to begin the next one."""
-_MANAGED = f"{names.LABEL_MANAGED}=true"
+_MANAGED = f"{job_names.LABEL_MANAGED}=true"
 
 
 def _ignore(obj: Object, deleted: bool) -> None:
@@ -45,7 +45,7 @@ def _ignore(obj: Object, deleted: bool) -> None:
 def _workload_index(workload: Object) -> Iterable[Hashable]:
     """Its Job (`workload_of`), its own UID and its Job's (`preemptor`)."""
     yield str(workload["metadata"]["namespace"]), views.owner_job(workload)
-    yield from {workload["metadata"].get("uid"), label(workload, names.KUEUE_JOB_UID_LABEL)} - {None}
+    yield from {workload["metadata"].get("uid"), label(workload, KUEUE_JOB_UID_LABEL)} - {None}
 
 
 def _worth_keeping(workload: Object) -> Object:
@@ -172,13 +172,13 @@ class World:
             return list(self._lost.get((namespace, job), ()))
 
     def _pod_changed(self, pod: Object, deleted: bool) -> None:
-        key, own = _pod_owner(pod), annotation(pod, names.ANN_ATTEMPT)
+        key, own = _pod_owner(pod), annotation(pod, job_names.ANN_ATTEMPT)
         job = self.job(key[0], key[1] or "")
         if deleted and views.phase(pod) != "Succeeded" and job is not None and not _resting(job):
             status = {**(pod.get("status") or {}), "phase": "Failed"}  # how it ended is told by what else it says
             ghost = {**pod, "metadata": {**pod["metadata"], "finalizers": []}, "status": status}
             with self._lost_lock:
-                same = [old for old in self._lost.get(key, ()) if annotation(old, names.ANN_ATTEMPT) == own]
+                same = [old for old in self._lost.get(key, ()) if annotation(old, job_names.ANN_ATTEMPT) == own]
                 self._lost[key] = [*same, ghost]
         self._on_pod(pod, deleted)
 
@@ -229,7 +229,7 @@ class World:
 
     def flavors_of(self, job: Object) -> Sequence[str] | None:
         """Flavors of the Job's queue, None while the queue is not known."""
-        queue = label(job, names.KUEUE_QUEUE_LABEL) or ""
+        queue = label(job, job_names.KUEUE_QUEUE_LABEL) or ""
         local = self.local_queues.get(str(job["metadata"]["namespace"]), queue)
         found = self.cluster_queues.get("", str((local or {}).get("spec", {}).get("clusterQueue", "")))
         return placement.flavor_names(found) if found is not None else None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from proxy.protocol import names
 
+from ..contract import job_names
 from .errors import ConfigError
 from .hold import Settings
 
@@ -23,7 +24,7 @@ class Config:
     secret_dir: Path
     """Holds tls.crt, tls.key and peer-key."""
     settings: Settings
-    lease_name: str = names.HOLD_LEASE
+    lease_name: str = job_names.HOLD_LEASE
     lease_duration_s: int = 10
     lease_renew_s: float = 2.0
     api_port: int = 9443
@@ -58,7 +59,7 @@ def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
     """Raises ConfigError that names the variable; exits for bad flags as argparse does."""
     parser = argparse.ArgumentParser(prog="python -m kueue_integration.controller", description=__doc__)
     parser.add_argument("--kubeconfig", help="default: the pod's own credentials, else $KUBECONFIG")
-    parser.add_argument("--namespace", default=env.get(names.ENV_NAMESPACE) or names.SYSTEM_NAMESPACE)
+    parser.add_argument("--namespace", default=env.get(names.ENV_NAMESPACE) or job_names.SYSTEM_NAMESPACE)
     parser.add_argument("--identity", default=env.get(names.ENV_POD) or "", help="name in the Lease, the pod's name")
     parser.add_argument("--secret-dir", default=env.get("SINGULARITY_SECRET_DIR") or "/etc/singularity")
     parser.add_argument("--api-port", type=int, default=9443)

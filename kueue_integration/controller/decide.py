@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
+from ..contract import job_names
 from ..kube.resources import Object, is_true
 from ..requests import periodic_checkpoints
 from . import attempt_history, fence, hold, reactivation, repair, request_status, reshape, retry_budget, views
@@ -63,7 +63,7 @@ def decide(
     running = not views.suspended(job) and not views.failing(job)
     # A Workload that is gone without a trace (its finalizer was removed by hand): Kueue suspends such a Job as well.
     leaves = workload is None or views.leaves(workload)
-    if ours and running and leaves and views.hold(job) == names.HOLD_ARMED:
+    if ours and running and leaves and views.hold(job) == job_names.HOLD_ARMED:
         return hold.decide(job, workload, pods, preemptor, now, settings, seen_at)
     if ours and not views.finished(job):
         missing = repair.due(job, workload, pods)
@@ -173,7 +173,7 @@ def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Set
     seen = attempt_history.explained(seen, views.ends_of(own))
     change.update(attempt_history.stored(attempt_history.with_last(history, seen)))
     if views.hold(job) is not None:
-        change[names.ANN_HOLD] = names.HOLD_RELEASED
+        change[job_names.ANN_HOLD] = job_names.HOLD_RELEASED
     if over is not None:
         return Decision(GiveUp(annotations=change, message=message))
     return Decision(RequestReadmission(change, message=message, requeue_after_s=_pause(history)))

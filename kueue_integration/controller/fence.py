@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, Skipped
 
+from ..contract import job_names
 from ..kube.resources import Object, annotation, is_true
 from . import attempt_history, views
 from .actions import Action, AnswerReady, Decision, RequestReadmission, Wait, Withdraw
@@ -63,7 +64,7 @@ def withdrawal(job: Object, workload: Object, check_name: str) -> Action | None:
         return None
     if views.reservation(workload) is None:
         return Withdraw(message="managed since: answered when it has quota")
-    if views.our_template(job) and not annotation(job, names.ANN_HISTORY) and is_true(workload, "Admitted"):
+    if views.our_template(job) and not annotation(job, job_names.ANN_HISTORY) and is_true(workload, "Admitted"):
         # Kueue's scheduler reserved at the same moment and wrote the check as it had known it.
         return RequestReadmission(message="admitted before it was managed: its pods have no attempt number")
     return None
@@ -125,7 +126,8 @@ def answer(
     assert given is not None and reservation is not None  # `asks` saw them
     history, checkpoint = views.history(job), views.checkpoint(job)
     if checkpoint is not None and not views.of_store(job, checkpoint):
-        problem = f"its url is not the Job's store {annotation(job, names.ANN_STORE)!r} (annotation {names.ANN_STORE})"
+        store = annotation(job, job_names.ANN_STORE)
+        problem = f"its url is not the Job's store {store!r} (annotation {job_names.ANN_STORE})"
         raise BadAnnotationError(names.ANN_CHECKPOINT, f"url {checkpoint.url}", problem)
     skipped = attempt_history.skipped(views.checkpoints(job), checkpoint)
     before = attempt_history.last(history)
@@ -154,18 +156,18 @@ def answer(
             held=views.hold(job) is not None,
             cluster=cluster,
         )
-        change = {names.ANN_ATTEMPT: str(number), names.ANN_HOLD_DEADLINE: None}
+        change = {job_names.ANN_ATTEMPT: str(number), job_names.ANN_HOLD_DEADLINE: None}
         if views.hold(job) is not None:
-            change[names.ANN_HOLD] = names.HOLD_ARMED
+            change[job_names.ANN_HOLD] = job_names.HOLD_ARMED
         change.update(attempt_history.stored([*history, record]))
     return AnswerReady(
         change,
         attempt=number,
         pod_annotations={
-            names.ANN_ATTEMPT: str(number),
+            job_names.ANN_ATTEMPT: str(number),
             names.ANN_CHECKPOINT: checkpoint.id if checkpoint else "",
-            names.ANN_WORKERS: str(given.count),
-            names.ANN_FLAVOR: given.flavor,
+            job_names.ANN_WORKERS: str(given.count),
+            job_names.ANN_FLAVOR: given.flavor,
         },
         message=f"attempt {number}: {_start(checkpoint, skipped)}",
     )

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
+from ..contract import job_names
 from ..kube import server_time
 from ..kube.resources import Object, is_true
 from . import attempt_history, views
@@ -31,7 +31,7 @@ LONGEST_LOOK_S = 60.0
 class Settings:
     """What the core needs of the configuration. Times in seconds."""
 
-    check_name: str = names.ADMISSION_CHECK_NAME
+    check_name: str = job_names.ADMISSION_CHECK_NAME
     max_budget_s: float = 600.0
     regrow: bool = True
     regrow_min_run_s: float = 10.0
@@ -76,7 +76,7 @@ def decide(
         return _let_go(history, record, "deadline" if ours else "overdue", f"{note}; {restart}", now, ends)
     if ours:
         return Decision(wake_at=end)
-    change: dict[str, str | None] = {names.ANN_HOLD_DEADLINE: server_time.to_text(ends)}
+    change: dict[str, str | None] = {job_names.ANN_HOLD_DEADLINE: server_time.to_text(ends)}
     if record is not None:
         change.update(attempt_history.stored(attempt_history.with_last(history, record)))
     reason = (record.ended_by if record else None) or "Evicted"
@@ -136,7 +136,7 @@ def _too_late(record: AttemptRecord | None, deadline: float, budget: float) -> s
 def _release(
     history: attempt_history.History, record: AttemptRecord | None, why: str, note: str, nudge: bool = False
 ) -> ReleaseHold:
-    change: dict[str, str | None] = {names.ANN_HOLD: names.HOLD_RELEASED}
+    change: dict[str, str | None] = {job_names.ANN_HOLD: job_names.HOLD_RELEASED}
     if record is not None:
         kept = attempt_history.noted(record, note)
         change.update(attempt_history.stored(attempt_history.with_last(history, kept)))

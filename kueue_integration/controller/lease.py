@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 
-from proxy.protocol import names
-
+from ..contract import job_names
 from ..errors import Conflict, KubeError, NotFound
 from ..kube import server_time
 from ..kube.client import Kube
@@ -178,11 +177,11 @@ class LeaseKeeper:
             overdue = " ".join(self._overdue())
         except Exception:  # a Lease that is not renewed voids every hold
             log.exception("overdue holds are not known, the last list stands")
-            overdue = str(annotations.get(names.ANN_OVERDUE) or "")
+            overdue = str(annotations.get(job_names.ANN_OVERDUE) or "")
         if overdue:
-            annotations[names.ANN_OVERDUE] = overdue
+            annotations[job_names.ANN_OVERDUE] = overdue
         else:
-            annotations.pop(names.ANN_OVERDUE, None)
+            annotations.pop(job_names.ANN_OVERDUE, None)
         spec = new["spec"]
         spec.update(renewTime=server_time.to_micro(self._server.now()), leaseDurationSeconds=self._duration_s)
         return new

@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, Gpus
 
-from ..contract import attempt_records, kinds
+from ..contract import attempt_records, job_names, kinds
 from ..jobs.phase import classify
 from ..kube.resources import Object
 from . import attempt_history, views
@@ -184,5 +183,5 @@ def _held(job: Object, now: float) -> bool:
         deadline = views.hold_deadline(job)
     except BadAnnotationError:
         return False
-    armed = views.hold(job) == names.HOLD_ARMED and not views.suspended(job)
+    armed = views.hold(job) == job_names.HOLD_ARMED and not views.suspended(job)
     return armed and deadline is not None and now < deadline

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from proxy.protocol import decode, names
+from proxy.protocol import decode
 from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import AttemptRecord, Preemptor
 
-from ..kube.resources import Object, label
+from ..contract import job_names
+from ..kube.resources import KUEUE_JOB_UID_LABEL, Object, label
 from . import attempt_history, views
 from .actions import Action
 
@@ -26,7 +27,7 @@ def of(workload: Object) -> Preemptor:
         workload=str(workload["metadata"]["name"]),
         namespace=str(workload["metadata"].get("namespace", "")),
         kind=str(owner.get("kind", "")),
-        job=str(owner.get("name") or label(workload, names.KUEUE_JOB_UID_LABEL) or ""),
+        job=str(owner.get("name") or label(workload, KUEUE_JOB_UID_LABEL) or ""),
         queue=str(spec.get("queueName", "")),
         priority=int(spec.get("priority") or 0),
     )
@@ -34,7 +35,7 @@ def of(workload: Object) -> Preemptor:
 
 def named(action: Action | None, workload: Object | None, find: Find) -> Action | None:
     """`action` with the preemptor's names in the record that it writes about this eviction."""
-    text = action.job_annotations.get(names.ANN_HISTORY) if action is not None else None
+    text = action.job_annotations.get(job_names.ANN_HISTORY) if action is not None else None
     if action is None or workload is None or not text:
         return action
     history = decode.messages(AttemptRecord, text)

@@ -8,9 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from proxy.protocol import names
-
-from ..contract import kinds
+from ..contract import job_names, kinds
 from ..errors import Conflict, KubeError
 from ..guard import names as guards
 from ..jobs import unreadable
@@ -243,7 +241,12 @@ class Reconciler:
             job = kinds.find(self._kube, namespace, name)
             if job is None:
                 return
-        if workload is None and views.managed(job) and not views.suspended(job) and views.hold(job) == names.HOLD_ARMED:
+        if (
+            workload is None
+            and views.managed(job)
+            and not views.suspended(job)
+            and views.hold(job) == job_names.HOLD_ARMED
+        ):
             workload = self._kube.get_workload_for_job(job)  # our copy may be behind; what follows may end the attempt
         behind = self._own.behind(job, workload)
         if behind:
@@ -395,7 +398,7 @@ class Reconciler:
             log.warning("no AdmissionCheck %s: the chart is not completely installed", self._settings.check_name)
             return
         controller = (check.get("spec") or {}).get("controllerName")
-        if controller != names.ADMISSION_CHECK_CONTROLLER:
+        if controller != job_names.ADMISSION_CHECK_CONTROLLER:
             log.error("AdmissionCheck %s belongs to %s, left alone", self._settings.check_name, controller)
             return
         active = condition(check, "Active")
@@ -421,7 +424,7 @@ class Reconciler:
 
     def _policy(self) -> None:
         """The hold is an admission policy with its binding: without either, no preemption waits for a checkpoint."""
-        missing = self._missing(names.HOLD_LEASE)
+        missing = self._missing(job_names.HOLD_LEASE)
         self._metrics.set("singularity_hold_policy_missing", float(bool(missing)))
         if missing:
             log.error("no %s: preemption does not wait for checkpoints; upgrade the chart", missing)

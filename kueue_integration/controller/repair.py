@@ -12,7 +12,7 @@ from proxy.protocol import names
 from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import AttemptRecord, CheckpointRef
 
-from ..contract import annotation_values
+from ..contract import annotation_values, job_names
 from ..contract.attempt_records import MAX_COUNT
 from ..kube import server_time
 from ..kube.resources import Object, annotation
@@ -27,7 +27,7 @@ def due(job: Object, workload: Object | None, pods: Sequence[Object]) -> Repair 
 
 
 def _attempt(job: Object, pods: Sequence[Object]) -> Repair | None:
-    text, record = annotation(job, names.ANN_ATTEMPT), attempt_history.last(_readable_history(job) or ())
+    text, record = annotation(job, job_names.ANN_ATTEMPT), attempt_history.last(_readable_history(job) or ())
     shown = _number(job)
     if record is not None:
         true = max(record.attempt, shown or 0)
@@ -37,11 +37,11 @@ def _attempt(job: Object, pods: Sequence[Object]) -> Repair | None:
         return None
     if not true or shown == true:
         return None
-    return Repair({names.ANN_ATTEMPT: str(true)}, what="attempt", message=f"attempt {true} instead of {text!r}")
+    return Repair({job_names.ANN_ATTEMPT: str(true)}, what="attempt", message=f"attempt {true} instead of {text!r}")
 
 
 def _number(owner: Object) -> int | None:
-    return annotation_values.readable(annotation_values.whole(owner, names.ANN_ATTEMPT, most=MAX_COUNT), None)
+    return annotation_values.readable(annotation_values.whole(owner, job_names.ANN_ATTEMPT, most=MAX_COUNT), None)
 
 
 def _history(job: Object, workload: Object | None) -> Repair | None:
@@ -57,7 +57,11 @@ def _history(job: Object, workload: Object | None) -> Repair | None:
     given = views.admission(workload) if workload is not None else None
     if given is None or views.suspended(job) or workload is None:
         # Nothing runs: the next answer of the fence starts a new list, but an unreadable one would stop it.
-        return Repair({names.ANN_HISTORY: None}, what="history", message="an unreadable one") if found is None else None
+        return (
+            Repair({job_names.ANN_HISTORY: None}, what="history", message="an unreadable one")
+            if found is None
+            else None
+        )
     before = checkpoint if checkpoint is not None and checkpoint.attempt < number else None
     record = AttemptRecord(
         attempt=number,
@@ -86,21 +90,21 @@ def _checkpoint(job: Object) -> Repair | None:
             return None
     except BadAnnotationError:
         pass
-    ref = annotation_values.message(job, names.ANN_CHECKPOINT_COPY, CheckpointRef)
+    ref = annotation_values.message(job, job_names.ANN_CHECKPOINT_COPY, CheckpointRef)
     if ref is None or isinstance(ref, Unreadable):
         return None
-    change: dict[str, str | None] = {names.ANN_CHECKPOINT: annotation(job, names.ANN_CHECKPOINT_COPY)}
+    change: dict[str, str | None] = {names.ANN_CHECKPOINT: annotation(job, job_names.ANN_CHECKPOINT_COPY)}
     return Repair(change, what="checkpoint", message=f"{ref.id} (step {ref.step}) instead of {text!r}")
 
 
 def _hold(job: Object, workload: Object | None) -> Repair | None:
     record = attempt_history.last(_readable_history(job) or ())
-    text = annotation(job, names.ANN_HOLD)
-    if record is None or not record.held or text in (names.HOLD_ARMED, names.HOLD_RELEASED, names.HOLD_OFF):
+    text = annotation(job, job_names.ANN_HOLD)
+    if record is None or not record.held or text in (job_names.HOLD_ARMED, job_names.HOLD_RELEASED, job_names.HOLD_OFF):
         return None
     if not views.suspended(job) and workload is not None and views.leaves(workload):
         return None  # Kueue's suspend goes through at this moment; the next attempt is held again
-    return Repair({names.ANN_HOLD: names.HOLD_ARMED}, what="hold", message=f"armed instead of {text!r}")
+    return Repair({job_names.ANN_HOLD: job_names.HOLD_ARMED}, what="hold", message=f"armed instead of {text!r}")
 
 
 def _readable_history(job: Object) -> list[AttemptRecord] | None:

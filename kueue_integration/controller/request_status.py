@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus, to_json
 
+from ..contract import job_names
 from ..kube.resources import Object, is_true
 from ..requests import user_requests
 from . import attempt_history, reshape, views
@@ -52,7 +52,7 @@ def _accept(job: Object, workload: Object | None, request: JobRequest, status: R
     if request.op == "resize":
         assert request.workers is not None  # `problem` has seen to it
         fewest = min(views.fewest_workers(job) if request.min_workers is None else request.min_workers, request.workers)
-        change = {names.ANN_WORKERS: str(request.workers), names.ANN_MIN_WORKERS: str(fewest)}
+        change = {job_names.ANN_WORKERS: str(request.workers), job_names.ANN_MIN_WORKERS: str(fewest)}
         if given is not None and fewest <= given.count < request.workers:
             message = f"grows to {request.workers} workers as soon as their quota is free; has {given.count} now"
         elif given is not None and given.count != request.workers:
@@ -61,7 +61,7 @@ def _accept(job: Object, workload: Object | None, request: JobRequest, status: R
             message = f"{request.workers} workers"
     elif request.op == "migrate":
         where = request.placement
-        change = {names.ANN_PLACEMENT: to_json(where)}
+        change = {job_names.ANN_PLACEMENT: to_json(where)}
         message = f"moves {reshape.goal(where)}"
     elif request.op == "checkpoint":
         status = _with_deadline(status, request)

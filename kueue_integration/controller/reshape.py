@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.protocol import names
 from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import AttemptRecord, JobRequest, Placement
 
-from ..contract import kinds
+from ..contract import job_names, kinds
 from ..kube.resources import Object, annotation, condition, is_true
 from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from ..requests import placement, user_requests
@@ -41,7 +40,7 @@ def where(job: Object) -> Placement:
     """Raises BadAnnotationError."""
     found = placement.of(job)
     if isinstance(found, Unreadable):
-        raise BadAnnotationError(names.ANN_PLACEMENT, annotation(job, names.ANN_PLACEMENT) or "", found.why)
+        raise BadAnnotationError(job_names.ANN_PLACEMENT, annotation(job, job_names.ANN_PLACEMENT) or "", found.why)
     return found
 
 
@@ -62,9 +61,9 @@ def lever(job: Object, workload: Object, pods: Sequence[Object], check_name: str
         return PatchWorkload(body=_paused(found[0]), why=op)
     if op == "resume" and not active(workload) and ours(workload):
         return PatchWorkload(body=_activity(workload, True), why=op)
-    if op != "pause" and active(workload) and annotation(workload, names.ANN_PAUSED) is not None:
+    if op != "pause" and active(workload) and annotation(workload, job_names.ANN_PAUSED) is not None:
         # Somebody else has resumed it: from here on a deactivation is not ours.
-        return PatchWorkload(body={"metadata": {"annotations": {names.ANN_PAUSED: None}}}, why="resumed by others")
+        return PatchWorkload(body={"metadata": {"annotations": {job_names.ANN_PAUSED: None}}}, why="resumed by others")
     shaped = reshape(job, workload)
     if shaped is not None:
         return shaped
@@ -102,12 +101,12 @@ def at_fence(job: Object, workload: Object, check_name: str) -> Action | None:
 
 
 def _out_of_the_queue(problem: str) -> dict[str, Any]:
-    return {"metadata": {"annotations": {names.ANN_RESHAPE: problem}}, "spec": {"active": False}}
+    return {"metadata": {"annotations": {job_names.ANN_RESHAPE: problem}}, "spec": {"active": False}}
 
 
 def reshaping(workload: Object) -> bool:
     """Whether the Workload is out of the queue only until it has its new shape."""
-    return not active(workload) and annotation(workload, names.ANN_RESHAPE) is not None
+    return not active(workload) and annotation(workload, job_names.ANN_RESHAPE) is not None
 
 
 def ours(workload: Object) -> bool:
@@ -116,7 +115,7 @@ def ours(workload: Object) -> bool:
     What an administrator has deactivated stays so. Kueue's own deactivations are told by its condition `Requeued`,
     which changes as soon as somebody has activated the Workload again.
     """
-    if reshaping(workload) or annotation(workload, names.ANN_PAUSED) is not None:
+    if reshaping(workload) or annotation(workload, job_names.ANN_PAUSED) is not None:
         return True
     requeued = condition(workload, "Requeued") or {}
     told = is_true(workload, "Evicted") and requeued.get("status") == "False"
@@ -124,12 +123,12 @@ def ours(workload: Object) -> bool:
 
 
 def _paused(request: JobRequest) -> dict[str, Any]:
-    return {"metadata": {"annotations": {names.ANN_PAUSED: request.id}}, "spec": {"active": False}}
+    return {"metadata": {"annotations": {job_names.ANN_PAUSED: request.id}}, "spec": {"active": False}}
 
 
 def _activity(workload: Object, on: bool) -> dict[str, Any]:
     body: dict[str, Any] = {"spec": {"active": on}}
-    set_by_us = [n for n in (names.ANN_RESHAPE, names.ANN_PAUSED) if annotation(workload, n) is not None]
+    set_by_us = [n for n in (job_names.ANN_RESHAPE, job_names.ANN_PAUSED) if annotation(workload, n) is not None]
     if set_by_us:
         body["metadata"] = {"annotations": dict.fromkeys(set_by_us)}
     return body
@@ -189,14 +188,14 @@ def _stale_podset(job: Object, workload: Object) -> bool:
     if podset is None:
         return False
     tied = annotation(job, COMPLETIONS_EQUAL_PARALLELISM) == "true"
-    if tied and annotation(job, names.ANN_WORKERS) is not None and podset.get("count") != views.workers_wanted(job):
+    if tied and annotation(job, job_names.ANN_WORKERS) is not None and podset.get("count") != views.workers_wanted(job):
         return True
     # Without a minCount the Workload asks for all or nothing: that Kueue cannot admit partially is not ours to fix.
     least = podset.get("minCount")
-    bounded = tied and least is not None and annotation(job, names.ANN_MIN_WORKERS) is not None
+    bounded = tied and least is not None and annotation(job, job_names.ANN_MIN_WORKERS) is not None
     if bounded and least != views.fewest_workers(job):
         return True
-    return annotation(job, names.ANN_PLACEMENT) is not None and _affinity(podset) != placement.affinity(where(job))
+    return annotation(job, job_names.ANN_PLACEMENT) is not None and _affinity(podset) != placement.affinity(where(job))
 
 
 def reshape(job: Object, workload: Object) -> Action | None:
@@ -209,7 +208,7 @@ def reshape(job: Object, workload: Object) -> Action | None:
     if change is not None:
         return Reshape(body=change)
     podset, wanted = _podset(workload), placement.affinity(where(job))
-    if podset is None or annotation(job, names.ANN_PLACEMENT) is None or _affinity(podset) == wanted:
+    if podset is None or annotation(job, job_names.ANN_PLACEMENT) is None or _affinity(podset) == wanted:
         return None
     # Kueue takes sizes over from the Job, but does not look at its affinity again.
     spec = {**podset["template"]["spec"]}
@@ -225,18 +224,18 @@ def _job_change(job: Object) -> dict[str, Any] | None:
     spec: dict[str, Any] = {}
     notes: dict[str, str | None] = {}
     tied = annotation(job, COMPLETIONS_EQUAL_PARALLELISM) == "true"
-    if annotation(job, names.ANN_WORKERS) is not None and tied:
+    if annotation(job, job_names.ANN_WORKERS) is not None and tied:
         workers = views.workers_wanted(job)
         if (job["spec"].get("parallelism"), job["spec"].get("completions")) != (workers, workers):
             spec = {"parallelism": workers, "completions": workers}
-        if annotation(job, names.ANN_MIN_WORKERS) is not None:
+        if annotation(job, job_names.ANN_MIN_WORKERS) is not None:
             fewest = views.fewest_workers(job)
             least = str(fewest) if fewest < workers else None
             if annotation(job, MIN_PARALLELISM) != least:
                 notes[MIN_PARALLELISM] = least
     wanted = placement.affinity(where(job))
     # The pods of the other kinds keep their affinity (JobSet's webhook): Kueue's choice of the flavor is all they need.
-    if kinds.is_job(job) and annotation(job, names.ANN_PLACEMENT) is not None and _affinity(job["spec"]) != wanted:
+    if kinds.is_job(job) and annotation(job, job_names.ANN_PLACEMENT) is not None and _affinity(job["spec"]) != wanted:
         spec["template"] = {"spec": {"affinity": wanted}}
     if not spec and not notes:
         return None

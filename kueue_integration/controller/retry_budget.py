@@ -10,10 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
-from ..contract import attempt_records
+from ..contract import attempt_records, job_names
 from ..kube.resources import Object
 
 END: Mapping[str, Any] = {"activeDeadlineSeconds": 1}
@@ -25,7 +24,7 @@ def counted(job: Object, record: AttemptRecord) -> tuple[int, dict[str, str | No
     count = attempt_records.broken(job)
     if record.checkpoint is not None or _last(job) == record.attempt:
         return count, {}
-    return count + 1, {names.ANN_BROKEN: json.dumps({"attempt": record.attempt, "count": count + 1})}
+    return count + 1, {job_names.ANN_BROKEN: json.dumps({"attempt": record.attempt, "count": count + 1})}
 
 
 def used_up(job: Object, count: int) -> str | None:

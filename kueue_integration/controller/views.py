@@ -11,7 +11,7 @@ from proxy.protocol import exit_codes, names
 from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
 
-from ..contract import annotation_values, kinds
+from ..contract import annotation_values, job_names, kinds
 from ..contract import attempt_records as jobs
 from ..kube import server_time
 from ..kube.resources import Object, annotation, condition, is_true, label
@@ -31,22 +31,22 @@ _PREEMPTOR = re.compile(r"\(UID: ([^,)\s]+)(?:, JobUID: ([^,)\s]+))?")
 
 # --- Job ----------------------------------------------------------------------------------------------------------
 def managed(job: Object | None) -> bool:
-    return label(job, names.LABEL_MANAGED) == "true" and not delegated(job)
+    return label(job, job_names.LABEL_MANAGED) == "true" and not delegated(job)
 
 
 def delegated(job: Object | None) -> bool:
     """Whether MultiKueue runs the Job in another cluster: here it is only a record of what happens there."""
-    return ((job or {}).get("spec") or {}).get("managedBy") == names.MULTIKUEUE_CONTROLLER
+    return ((job or {}).get("spec") or {}).get("managedBy") == job_names.MULTIKUEUE_CONTROLLER
 
 
 def copied(obj: Object | None) -> bool:
     """Whether MultiKueue has copied the Job or Workload into this cluster: its attempts are numbered elsewhere."""
-    return label(obj, names.MULTIKUEUE_ORIGIN_LABEL) is not None
+    return label(obj, job_names.MULTIKUEUE_ORIGIN_LABEL) is not None
 
 
 def kept(job: Object) -> bool:
     """Whether a deletion of the Job waits until its records have been read."""
-    return names.FINALIZER_RECORDS in (job["metadata"].get("finalizers") or ())
+    return job_names.FINALIZER_RECORDS in (job["metadata"].get("finalizers") or ())
 
 
 def going(job: Object) -> bool:
@@ -80,8 +80,8 @@ def failing(job: Object) -> bool:
 
 def hold(job: Object) -> str | None:
     """None: plain Kueue behaviour."""
-    text = annotation(job, names.ANN_HOLD)
-    return None if text == names.HOLD_OFF else text
+    text = annotation(job, job_names.ANN_HOLD)
+    return None if text == job_names.HOLD_OFF else text
 
 
 def leaves(workload: Object) -> bool:
@@ -106,12 +106,12 @@ def asked_at(workload: Object | None, seen_at: float) -> float:
 def held(job: Object, workload: Object | None) -> bool:
     """Whether Kueue's suspend of the Job is denied now, as far as the Job itself says: our policy knows more."""
     waits = workload is None or leaves(workload)
-    return waits and hold(job) == names.HOLD_ARMED and managed(job) and not suspended(job) and not failing(job)
+    return waits and hold(job) == job_names.HOLD_ARMED and managed(job) and not suspended(job) and not failing(job)
 
 
 def hold_deadline(job: Object) -> float | None:
     """Unix seconds. Raises BadAnnotationError."""
-    return _readable(job, names.ANN_HOLD_DEADLINE, annotation_values.moment(job, names.ANN_HOLD_DEADLINE))
+    return _readable(job, job_names.ANN_HOLD_DEADLINE, annotation_values.moment(job, job_names.ANN_HOLD_DEADLINE))
 
 
 def _count(job: Object, name: str, default: int) -> int:
@@ -134,9 +134,9 @@ def attempt(job: Object) -> int:
     try:
         known = history(job)[-1].attempt
     except (BadAnnotationError, IndexError):
-        return _count(job, names.ANN_ATTEMPT, 0)
+        return _count(job, job_names.ANN_ATTEMPT, 0)
     try:
-        return max(known, _count(job, names.ANN_ATTEMPT, 0))
+        return max(known, _count(job, job_names.ANN_ATTEMPT, 0))
     except BadAnnotationError:
         return known
 
@@ -148,17 +148,17 @@ def parallelism(job: Object) -> int:
 
 def workers_wanted(job: Object) -> int:
     """Raises BadAnnotationError."""
-    return _count(job, names.ANN_WORKERS, parallelism(job))
+    return _count(job, job_names.ANN_WORKERS, parallelism(job))
 
 
 def fewest_workers(job: Object) -> int:
     """Raises BadAnnotationError."""
-    return _count(job, names.ANN_MIN_WORKERS, workers_wanted(job))
+    return _count(job, job_names.ANN_MIN_WORKERS, workers_wanted(job))
 
 
 def world_size(job: Object, default: int) -> int:
     """Raises BadAnnotationError."""
-    return _count(job, names.ANN_WORLD_SIZE, default)
+    return _count(job, job_names.ANN_WORLD_SIZE, default)
 
 
 def budget(job: Object, maximum: float) -> float:
@@ -175,7 +175,7 @@ def checkpoint(job: Object) -> CheckpointRef | None:
 
 def of_store(job: Object, ref: CheckpointRef) -> bool:
     """Whether the checkpoint is in the Job's own store: pods read nowhere else, whatever the annotation names."""
-    store = annotation(job, names.ANN_STORE)
+    store = annotation(job, job_names.ANN_STORE)
     return store is None or ref.url.rstrip("/") == store.rstrip("/")
 
 
@@ -189,7 +189,7 @@ def checkpoints(job: Object) -> list[CheckpointRef]:
 
 def history(job: Object) -> list[AttemptRecord]:
     """Oldest first. Raises BadAnnotationError."""
-    return _readable(job, names.ANN_HISTORY, annotation_values.messages(job, names.ANN_HISTORY, AttemptRecord))
+    return _readable(job, job_names.ANN_HISTORY, annotation_values.messages(job, job_names.ANN_HISTORY, AttemptRecord))
 
 
 # --- Pods ---------------------------------------------------------------------------------------------------------
@@ -253,12 +253,12 @@ def created(obj: Object) -> float:
 
 
 def of_attempt(pods: Iterable[Object], number: int) -> list[Object]:
-    return [p for p in pods if annotation(p, names.ANN_ATTEMPT) == str(number)]
+    return [p for p in pods if annotation(p, job_names.ANN_ATTEMPT) == str(number)]
 
 
 def roster(job: Object, number: int) -> frozenset[str] | None:
     """UIDs (their first characters) of the pods that attempt `number` took its first step with; None: not known."""
-    found = annotation_values.message(job, names.ANN_PODS, jobs.Roster)
+    found = annotation_values.message(job, job_names.ANN_PODS, jobs.Roster)
     if found is None or isinstance(found, Unreadable) or found.attempt != number:
         return None
     return frozenset(found.uids) or None
@@ -279,7 +279,7 @@ def short_uid(pod: Object) -> str:
 def our_template(owner: Object) -> bool:
     """Whether pods made from the `template` of this Job or podset carry our label."""
     template = (owner.get("spec") or owner).get("template") or {}
-    return label({"metadata": template.get("metadata") or {}}, names.LABEL_MANAGED) == "true"
+    return label({"metadata": template.get("metadata") or {}}, job_names.LABEL_MANAGED) == "true"
 
 
 # --- Workload -----------------------------------------------------------------------------------------------------

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from proxy.protocol import names
-
-from ..contract import kinds
+from ..contract import job_names, kinds
 from ..kube.api import Kube
 from ..kube.resources import ADMISSION_CHECK, CLUSTER_QUEUE, LEASE, LOCAL_QUEUE, POD, TOKEN_REVIEW, WORKLOAD, Kind
 from .check import FAIL, OK, REPAIR, Check, listing
 
-USER = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:{names.CONTROLLER_NAME}"
+USER = f"system:serviceaccount:{job_names.SYSTEM_NAMESPACE}:{job_names.CONTROLLER_NAME}"
 
 
 @dataclass(frozen=True)
@@ -31,9 +29,9 @@ NEEDED = (
     Need(WORKLOAD, ("patch",), subresource="status"),
     Need(CLUSTER_QUEUE, ("list", "watch")),
     Need(LOCAL_QUEUE, ("list", "watch")),
-    Need(ADMISSION_CHECK, ("get",), name=names.ADMISSION_CHECK_NAME),
-    Need(ADMISSION_CHECK, ("patch",), subresource="status", name=names.ADMISSION_CHECK_NAME),
-    Need(LEASE, ("get", "update"), name=names.HOLD_LEASE, namespace=names.SYSTEM_NAMESPACE),
+    Need(ADMISSION_CHECK, ("get",), name=job_names.ADMISSION_CHECK_NAME),
+    Need(ADMISSION_CHECK, ("patch",), subresource="status", name=job_names.ADMISSION_CHECK_NAME),
+    Need(LEASE, ("get", "update"), name=job_names.HOLD_LEASE, namespace=job_names.SYSTEM_NAMESPACE),
     Need(TOKEN_REVIEW, ("create",)),
 )
 """Without any of these jobs do not start, or are not held. charts/singularity/templates/rbac.yaml grants them."""
@@ -54,4 +52,4 @@ def controller(kube: Kube) -> Iterator[Check]:
         fix = f"Its ClusterRole, Role or one of their bindings was changed or removed; upgrade:\n{REPAIR}"
         yield Check("controller RBAC", FAIL, f"the controller may not {listing(missing, 9)}", fix)
     else:
-        yield Check("controller RBAC", OK, f"{names.CONTROLLER_NAME} may do what it has to")
+        yield Check("controller RBAC", OK, f"{job_names.CONTROLLER_NAME} may do what it has to")

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from proxy.protocol import names
-
+from ..contract import job_names
 from ..errors import ChartError, Forbidden, KubeError, NotFound
 from ..guard import names as guard_names
 from ..kube.api import Kube
@@ -28,19 +27,21 @@ from ..spec.platform_config import PlatformConfig
 from ..spec.train_spec import TrainSpec
 from .check import FAIL, HELM, IMAGES, OK, REPAIR, WARN, Check, listing, unix
 
-POLICY = names.HOLD_LEASE
+POLICY = job_names.HOLD_LEASE
 """The policy and its binding have the name of the Lease that they read."""
 CLOCK_SKEW_S = 2.0
-_SYSTEM = names.SYSTEM_NAMESPACE
-_LOOK = f"kubectl -n {_SYSTEM} describe deployment,pods\nkubectl -n {_SYSTEM} logs deployment/{names.CONTROLLER_NAME}"
+_SYSTEM = job_names.SYSTEM_NAMESPACE
+_LOOK = (
+    f"kubectl -n {_SYSTEM} describe deployment,pods\nkubectl -n {_SYSTEM} logs deployment/{job_names.CONTROLLER_NAME}"
+)
 _USERNAME = re.compile(r"""username\s*==\s*["']([^"']+)["']""")
 
 
 def config(kube: Kube) -> PlatformConfig | Check:
     """The published configuration, or what is wrong with it."""
     try:
-        if kube.find(CONFIG_MAP, _SYSTEM, names.PLATFORM_CONFIGMAP) is None:
-            missing = f"not installed: no ConfigMap {_SYSTEM}/{names.PLATFORM_CONFIGMAP}"
+        if kube.find(CONFIG_MAP, _SYSTEM, job_names.PLATFORM_CONFIGMAP) is None:
+            missing = f"not installed: no ConfigMap {_SYSTEM}/{job_names.PLATFORM_CONFIGMAP}"
             fix = "In a checkout of this project, build and push two images, then install the chart (after Kueue):"
             return Check("chart", FAIL, missing, f"{fix}\n{IMAGES}\n{HELM}")
         return platform_config.load(kube)
@@ -80,16 +81,18 @@ def store(config: PlatformConfig) -> Iterator[Check]:
 
 def controller(kube: Kube) -> Iterator[Check]:
     """A replica is ready."""
-    found = kube.find(DEPLOYMENT, _SYSTEM, names.CONTROLLER_NAME)
+    found = kube.find(DEPLOYMENT, _SYSTEM, job_names.CONTROLLER_NAME)
     if found is None:
-        yield Check("controller", FAIL, f"no Deployment {names.CONTROLLER_NAME} in {_SYSTEM}", f"Upgrade:\n{REPAIR}")
+        yield Check(
+            "controller", FAIL, f"no Deployment {job_names.CONTROLLER_NAME} in {_SYSTEM}", f"Upgrade:\n{REPAIR}"
+        )
         return
     wanted = (found.get("spec") or {}).get("replicas", 1)
     ready = (found.get("status") or {}).get("readyReplicas") or 0
     if ready >= 1:
         yield Check("controller", OK, f"{ready} of {wanted} replicas ready")
     elif wanted == 0:
-        scale = f"kubectl -n {_SYSTEM} scale deployment/{names.CONTROLLER_NAME} --replicas=1"
+        scale = f"kubectl -n {_SYSTEM} scale deployment/{job_names.CONTROLLER_NAME} --replicas=1"
         yield Check("controller", FAIL, "scaled to 0 replicas: nothing is held, no job starts", f"Start it:\n{scale}")
     else:
         yield Check("controller", FAIL, f"0 of {wanted} replicas ready", f"See why (image, Secret, quota):\n{_LOOK}")
@@ -97,9 +100,11 @@ def controller(kube: Kube) -> Iterator[Check]:
 
 def lease(kube: Kube, now: float) -> Iterator[Check]:
     """Renewed within its duration; the policy lets every suspend through once it is not."""
-    found = kube.find(LEASE, _SYSTEM, names.HOLD_LEASE)
+    found = kube.find(LEASE, _SYSTEM, job_names.HOLD_LEASE)
     if found is None:
-        yield Check("lease", FAIL, f"no Lease {names.HOLD_LEASE} in {_SYSTEM}: nothing is held", f"Upgrade:\n{REPAIR}")
+        yield Check(
+            "lease", FAIL, f"no Lease {job_names.HOLD_LEASE} in {_SYSTEM}: nothing is held", f"Upgrade:\n{REPAIR}"
+        )
         return
     spec = found.get("spec") or {}
     try:
@@ -176,8 +181,8 @@ def _edited(rule: Object, binding: Object) -> Iterator[str]:
         yield "failurePolicy is not Ignore, so an error could block every preemption"
     if "Deny" not in (binding.get("validationActions") or ()):
         yield "the binding does not Deny, so nothing is held"
-    if (param.get("name"), param.get("namespace")) != (names.HOLD_LEASE, _SYSTEM):
-        yield f"the binding does not read Lease {_SYSTEM}/{names.HOLD_LEASE}"
+    if (param.get("name"), param.get("namespace")) != (job_names.HOLD_LEASE, _SYSTEM):
+        yield f"the binding does not read Lease {_SYSTEM}/{job_names.HOLD_LEASE}"
     if param.get("parameterNotFoundAction") != "Allow":
         yield "parameterNotFoundAction is not Allow, so a missing Lease blocks every preemption"
 
@@ -204,14 +209,14 @@ def _kueue_users(kube: Kube) -> set[str]:
 
 def fence(kube: Kube) -> Iterator[Check]:
     """Our AdmissionCheck is there, is ours, and the controller has set it Active."""
-    name = names.ADMISSION_CHECK_NAME
+    name = job_names.ADMISSION_CHECK_NAME
     found = kube.find(ADMISSION_CHECK, None, name)
     if found is None:
         yield Check("fence", FAIL, f"no AdmissionCheck {name}: no job can be started", f"Upgrade:\n{REPAIR}")
         return
     owner = (found.get("spec") or {}).get("controllerName")
     active = condition(found, "Active")
-    if owner != names.ADMISSION_CHECK_CONTROLLER:
+    if owner != job_names.ADMISSION_CHECK_CONTROLLER:
         again = f"The field cannot be changed; make it again:\nkubectl delete admissioncheck {name}\n{REPAIR}"
         yield Check("fence", FAIL, f"AdmissionCheck {name} belongs to {owner}", again)
     elif active is None or active.get("status") != "True":

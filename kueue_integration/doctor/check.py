@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from proxy.protocol import names
 from proxy.protocol.decode import Unreadable, moment
 
+from ..contract import job_names
 from ..errors import Forbidden, KubeError
 
 OK: Final = "ok"
@@ -24,13 +24,13 @@ IMAGES: Final = (
 )
 """In a checkout of this project, as is `HELM`."""
 HELM: Final = (
-    f"helm upgrade --install singularity charts/singularity -n {names.SYSTEM_NAMESPACE} \\\n"
+    f"helm upgrade --install singularity charts/singularity -n {job_names.SYSTEM_NAMESPACE} \\\n"
     "  --create-namespace \\\n"
     "  --set images.agent=REGISTRY/singularity-agent:TAG \\\n"
     "  --set images.controller=REGISTRY/singularity-controller:TAG \\\n"
     "  --set store.url=gs://BUCKET/checkpoints"
 )
-REPAIR: Final = f"helm upgrade singularity charts/singularity -n {names.SYSTEM_NAMESPACE} --reuse-values"
+REPAIR: Final = f"helm upgrade singularity charts/singularity -n {job_names.SYSTEM_NAMESPACE} --reuse-values"
 
 
 @dataclass(frozen=True)

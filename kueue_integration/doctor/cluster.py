@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from proxy.protocol import names
-
 from ..errors import NotFound
 from ..kube.api import Kube
 from ..kube.resources import (
     ADMISSION_CHECK,
     CLUSTER_QUEUE,
+    KUEUE_GROUP,
+    KUEUE_VERSION,
     LOCAL_QUEUE,
     NODE,
     PRIORITY_CLASS,
@@ -54,31 +54,31 @@ def api_server(kube: Kube) -> Iterator[Check]:
 def kueue(kube: Kube) -> Iterator[Check]:
     """Kueue's kinds are served in the version that this project speaks. Discovery needs no permission."""
     try:
-        group = kube.get_path(f"/apis/{names.KUEUE_GROUP}")
+        group = kube.get_path(f"/apis/{KUEUE_GROUP}")
     except NotFound:
-        yield Check("Kueue", FAIL, f"not installed: nobody serves {names.KUEUE_GROUP}", _INSTALL_KUEUE)
+        yield Check("Kueue", FAIL, f"not installed: nobody serves {KUEUE_GROUP}", _INSTALL_KUEUE)
         return
     served = [str(version.get("version")) for version in group.get("versions") or ()]
-    if names.KUEUE_VERSION not in served:
+    if KUEUE_VERSION not in served:
         yield Check(
             "Kueue",
             FAIL,
-            f"{names.KUEUE_GROUP} is served as {listing(served)} only, not as {names.KUEUE_VERSION}",
+            f"{KUEUE_GROUP} is served as {listing(served)} only, not as {KUEUE_VERSION}",
             "Upgrade Kueue to 0.19 (0.15 or later), its CRDs first.",
         )
         return
-    listed = kube.get_path(f"/apis/{names.KUEUE_GROUP}/{names.KUEUE_VERSION}").get("resources") or ()
+    listed = kube.get_path(f"/apis/{KUEUE_GROUP}/{KUEUE_VERSION}").get("resources") or ()
     there = {str(resource.get("name")) for resource in listed}
     missing = [kind.plural for kind in _NEEDED if kind.plural not in there]
     if missing:
         yield Check(
             "Kueue",
             FAIL,
-            f"{names.KUEUE_VERSION} lacks {listing(missing, 6)}",
+            f"{KUEUE_VERSION} lacks {listing(missing, 6)}",
             "Apply all CRDs of your Kueue release again; some are missing or of another version.",
         )
     else:
-        yield Check("Kueue", OK, f"{names.KUEUE_GROUP} served as {listing(served)}")
+        yield Check("Kueue", OK, f"{KUEUE_GROUP} served as {listing(served)}")
 
 
 def nodes(kube: Kube) -> Iterator[Check]:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from proxy.protocol import decode, names
 from proxy.protocol.messages import GpuProbe
 
+from ..contract import job_names
 from ..errors import KubeError, PlatformError
 from ..jobs import store_pod
 from ..kube import quantities
@@ -76,7 +77,7 @@ def pod(
     )  # fmt: skip
     made = pod_spec(spec, config)
     del made["subdomain"]
-    made["initContainers"] = [each for each in made["initContainers"] if each["name"] == names.CONTAINER_INSTALL]
+    made["initContainers"] = [each for each in made["initContainers"] if each["name"] == job_names.CONTAINER_INSTALL]
     mounted = {m["name"] for c in (*made["initContainers"], *made["containers"]) for m in c.get("volumeMounts") or ()}
     made["volumes"] = [volume for volume in made["volumes"] if volume["name"] in mounted]
     made |= {"activeDeadlineSeconds": max(1, int(timeout_s)), **nodes_of(flavor)}
@@ -86,7 +87,7 @@ def pod(
 
 def _one(kube: Kube, flavor: str, made: Object, timeout_s: float) -> Check:
     try:
-        return finding(flavor, store_pod.carry_out(kube, made, timeout_s)[names.CONTAINER_TRAIN])
+        return finding(flavor, store_pod.carry_out(kube, made, timeout_s)[job_names.CONTAINER_TRAIN])
     except (PlatformError, KubeError) as error:
         fix = f"See whether a node has the labels of ResourceFlavor {flavor}, and a free GPU."
         return Check(f"GPUs of {flavor}", WARN, f"not probed: {error}", fix)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from proxy.protocol import names
 from proxy.protocol.decode import Unreadable
 
-from ..contract import attempt_records, kinds
+from ..contract import attempt_records, job_names, kinds
 from ..jobs import unreadable
 from ..kube.api import Kube
 from ..kube.resources import Object, annotation, is_true
@@ -40,7 +39,7 @@ def _each(job: Object, workload: Object | None, now: float, max_budget_s: int) -
 
 
 def _unreadable(job: Object) -> Iterator[Check]:
-    told = (names.ANN_BUDGET, names.ANN_HOLD_DEADLINE)  # `_hold` has said it
+    told = (job_names.ANN_BUDGET, job_names.ANN_HOLD_DEADLINE)  # `_hold` has said it
     found = {name: why for name, why in unreadable.found(job).items() if name not in told}
     if found:
         first = "; ".join(f"{name}: {why}" for name, why in list(found.items())[:3])
@@ -70,23 +69,25 @@ def _grace(job: Object) -> Iterator[Check]:
 
 def _hold(job: Object, workload: Object | None, now: float, max_budget_s: int) -> Check:
     name = f"job {kinds.job_key(job)}"
-    hold = annotation(job, names.ANN_HOLD)
+    hold = annotation(job, job_names.ANN_HOLD)
     if hold is None:
         return Check(name, OK, "runs without a hold: checkpoints within its grace period only")
-    if hold not in (names.HOLD_ARMED, names.HOLD_RELEASED):
-        meant = f"{names.HOLD_ARMED} or {names.HOLD_RELEASED}"
-        return Check(name, WARN, f"{names.ANN_HOLD} = {shown(hold)} is neither {meant}: nothing is held", _rearm(job))
+    if hold not in (job_names.HOLD_ARMED, job_names.HOLD_RELEASED):
+        meant = f"{job_names.HOLD_ARMED} or {job_names.HOLD_RELEASED}"
+        return Check(
+            name, WARN, f"{job_names.ANN_HOLD} = {shown(hold)} is neither {meant}: nothing is held", _rearm(job)
+        )
     evicted = is_true(workload, "Evicted")
-    if hold == names.HOLD_RELEASED:
+    if hold == job_names.HOLD_RELEASED:
         return Check(name, OK, "hold released" + (", about to be suspended" if evicted else ""))
-    text = annotation(job, names.ANN_HOLD_DEADLINE)
+    text = annotation(job, job_names.ANN_HOLD_DEADLINE)
     if text is None:
         waits = "its checkpoint is about to be asked for" if evicted else "not being evicted"
         return _budget(job, name, max_budget_s) or Check(name, OK, f"hold armed, {waits}")
     try:
         left = unix(text) - now
     except ValueError:
-        wrong = f"{names.ANN_HOLD_DEADLINE} = {shown(text)} is not a time: the policy holds nothing"
+        wrong = f"{job_names.ANN_HOLD_DEADLINE} = {shown(text)} is not a time: the policy holds nothing"
         return Check(name, WARN, wrong, _clear(job))
     allowed = _seconds(job, max_budget_s)
     if allowed is not None and left > allowed + RETRY_S:
@@ -106,8 +107,8 @@ def _hold(job: Object, workload: Object | None, now: float, max_budget_s: int) -
 def _budget(job: Object, name: str, max_budget_s: int) -> Check | None:
     budget = attempt_records.budget(job)
     if isinstance(budget, Unreadable):
-        wrong = f"{names.ANN_BUDGET} is {budget.why}: the platform's ceiling counts"
-        return Check(name, WARN, wrong, f"Correct it:\n{_annotate(job, f'{names.ANN_BUDGET}=120')}")
+        wrong = f"{job_names.ANN_BUDGET} is {budget.why}: the platform's ceiling counts"
+        return Check(name, WARN, wrong, f"Correct it:\n{_annotate(job, f'{job_names.ANN_BUDGET}=120')}")
     if budget is not None and 0 < max_budget_s < budget:
         cut = f"its budget of {budget} s is cut to the platform's ceiling of {max_budget_s} s"
         return Check(name, WARN, cut, "Raise budget.maxSeconds of the chart if its checkpoint takes longer.")
@@ -127,16 +128,16 @@ def _annotate(job: Object, change: str) -> str:
 
 
 def _release(job: Object) -> str:
-    return f"Let the preemption through:\n{_annotate(job, f'{names.ANN_HOLD}={names.HOLD_RELEASED}')}"
+    return f"Let the preemption through:\n{_annotate(job, f'{job_names.ANN_HOLD}={job_names.HOLD_RELEASED}')}"
 
 
 def _also(job: Object) -> str:
-    return f"\n{_annotate(job, f'{names.ANN_HOLD}={names.HOLD_RELEASED}')}"
+    return f"\n{_annotate(job, f'{job_names.ANN_HOLD}={job_names.HOLD_RELEASED}')}"
 
 
 def _rearm(job: Object) -> str:
-    return f"Arm it again:\n{_annotate(job, f'{names.ANN_HOLD}={names.HOLD_ARMED}')}"
+    return f"Arm it again:\n{_annotate(job, f'{job_names.ANN_HOLD}={job_names.HOLD_ARMED}')}"
 
 
 def _clear(job: Object) -> str:
-    return f"Remove it:\n{_annotate(job, f'{names.ANN_HOLD_DEADLINE}-')}"
+    return f"Remove it:\n{_annotate(job, f'{job_names.ANN_HOLD_DEADLINE}-')}"

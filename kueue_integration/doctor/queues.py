@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from proxy.protocol import names
-
+from ..contract import job_names
 from ..errors import Forbidden
 from ..kube.api import Kube
 from ..kube.resources import ADMISSION_CHECK, CLUSTER_QUEUE, LOCAL_QUEUE, PRIORITY_CLASS, Kind, Object, condition
@@ -94,19 +93,19 @@ def _elsewhere(kube: Kube, spec: Mapping[str, Any]) -> bool:
             check = kube.find(ADMISSION_CHECK, None, str(item.get("name")))
         except Forbidden:
             continue
-        if ((check or {}).get("spec") or {}).get("controllerName") == names.MULTIKUEUE_CONTROLLER:
+        if ((check or {}).get("spec") or {}).get("controllerName") == job_names.MULTIKUEUE_CONTROLLER:
             return True
     return False
 
 
 def _fenced(name: str, target: str, spec: Mapping[str, Any]) -> Iterator[Check]:
     strategy = [dict(item) for item in (spec.get("admissionChecksStrategy") or {}).get("admissionChecks") or ()]
-    ours = [item for item in strategy if item.get("name") == names.ADMISSION_CHECK_NAME]
+    ours = [item for item in strategy if item.get("name") == job_names.ADMISSION_CHECK_NAME]
     if not ours:
         # A merge patch replaces the list: the checks of others have to be in it.
-        wanted = [*strategy, {"name": names.ADMISSION_CHECK_NAME}]
+        wanted = [*strategy, {"name": job_names.ADMISSION_CHECK_NAME}]
         patch = _patch(target, {"admissionChecksStrategy": {"admissionChecks": wanted}})
-        text = f"ClusterQueue {target} lacks admission check {names.ADMISSION_CHECK_NAME}"
+        text = f"ClusterQueue {target} lacks admission check {job_names.ADMISSION_CHECK_NAME}"
         yield Check(
             name, FAIL, text, f"Submit refuses such a queue; add it (other jobs are let through at once):\n{patch}"
         )
@@ -116,7 +115,7 @@ def _fenced(name: str, target: str, spec: Mapping[str, Any]) -> Iterator[Check]:
     }
     only = {str(flavor) for item in ours for flavor in item.get("onFlavors") or ()}
     if only and flavors - only:
-        wanted = [{"name": i["name"]} if i.get("name") == names.ADMISSION_CHECK_NAME else i for i in strategy]
+        wanted = [{"name": i["name"]} if i.get("name") == job_names.ADMISSION_CHECK_NAME else i for i in strategy]
         patch = _patch(target, {"admissionChecksStrategy": {"admissionChecks": wanted}})
         text = f"ClusterQueue {target} is not fenced on flavor {listing(sorted(flavors - only))}"
         yield Check(name, FAIL, text, f"Fence all its flavors:\n{patch}")

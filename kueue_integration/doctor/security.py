@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from proxy.protocol import names
-
+from ..contract import job_names
 from ..errors import Forbidden
 from ..jobs.preflight import POD_SECURITY
 from ..kube.api import Kube
@@ -55,12 +54,14 @@ def pod_security(kube: Kube, namespace: str) -> Iterator[Check]:
 def training(kube: Kube, namespace: str) -> Iterator[Check]:
     """The guard of pods is in force in the namespace."""
     found = kube.find(NAMESPACE, None, namespace)
-    marked = label(found, names.LABEL_TRAINING) == names.TRAINING_ENABLED
+    marked = label(found, job_names.LABEL_TRAINING) == job_names.TRAINING_ENABLED
     if marked:
         yield Check("pod guard", OK, f"namespace {namespace}: capabilities are for the launcher only")
         return
-    without = f"{namespace} has no label {names.LABEL_TRAINING}={names.TRAINING_ENABLED}: nothing keeps its pods from"
-    command = f"kubectl label namespace {namespace} {names.LABEL_TRAINING}={names.TRAINING_ENABLED}"
+    without = (
+        f"{namespace} has no label {job_names.LABEL_TRAINING}={job_names.TRAINING_ENABLED}: nothing keeps its pods from"
+    )
+    command = f"kubectl label namespace {namespace} {job_names.LABEL_TRAINING}={job_names.TRAINING_ENABLED}"
     fix = f"Set it; pods that run are left alone:\n{command}"
     yield Check("pod guard", WARN, f"{without} hostPath, host namespaces and capabilities", fix)
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from proxy.protocol import names
 
+from ..contract import job_names
+
 CONTROLLER = "controller"
 CREATION = "creation"
 USER = "user"
@@ -38,44 +40,46 @@ _CHECKPOINTS = "see `singularityctl checkpoints ls`"
 _RESIZE = "ask for another size with `singularityctl resize`"
 
 TABLE: Sequence[Annotation] = (
-    Annotation(names.ANN_ATTEMPT, CONTROLLER, _STATUS),
+    Annotation(job_names.ANN_ATTEMPT, CONTROLLER, _STATUS),
     Annotation(
         names.ANN_CHECKPOINT, CONTROLLER, "set it to the empty text to start the next attempt from the beginning", [""]
     ),
-    Annotation(names.ANN_CHECKPOINT_COPY, CONTROLLER, _CHECKPOINTS),
-    Annotation(names.ANN_CHECKPOINTS, CONTROLLER, _CHECKPOINTS),
-    Annotation(names.ANN_HISTORY, CONTROLLER, _STATUS),
-    Annotation(names.ANN_PHASES, CONTROLLER, "read it with `singularityctl trace`"),
-    Annotation(names.ANN_PROGRESS, CONTROLLER, _STATUS),
-    Annotation(names.ANN_CURVE, CONTROLLER, _STATUS),
-    Annotation(names.ANN_PODS, CONTROLLER, _STATUS),
-    Annotation(names.ANN_BROKEN, CONTROLLER, f"the budget is {names.ANN_INFRASTRUCTURE_RETRIES}"),
+    Annotation(job_names.ANN_CHECKPOINT_COPY, CONTROLLER, _CHECKPOINTS),
+    Annotation(job_names.ANN_CHECKPOINTS, CONTROLLER, _CHECKPOINTS),
+    Annotation(job_names.ANN_HISTORY, CONTROLLER, _STATUS),
+    Annotation(job_names.ANN_PHASES, CONTROLLER, "read it with `singularityctl trace`"),
+    Annotation(job_names.ANN_PROGRESS, CONTROLLER, _STATUS),
+    Annotation(job_names.ANN_CURVE, CONTROLLER, _STATUS),
+    Annotation(job_names.ANN_PODS, CONTROLLER, _STATUS),
+    Annotation(job_names.ANN_BROKEN, CONTROLLER, f"the budget is {job_names.ANN_INFRASTRUCTURE_RETRIES}"),
     Annotation(
-        names.ANN_HOLD_DEADLINE,
+        job_names.ANN_HOLD_DEADLINE,
         CONTROLLER,
-        f"set {names.ANN_HOLD}={names.HOLD_RELEASED} to let a preemption through now",
+        f"set {job_names.ANN_HOLD}={job_names.HOLD_RELEASED} to let a preemption through now",
         [REMOVED],
     ),
-    Annotation(names.ANN_PLACEMENT, CONTROLLER, "use `singularityctl migrate`, or remove it", [REMOVED]),
-    Annotation(names.ANN_REQUEST_STATUS, CONTROLLER, f"{names.ANN_REQUEST} is what you may write"),
-    Annotation(names.ANN_CHECKPOINT_STATUS, CONTROLLER, f"{names.ANN_CHECKPOINT_REQUEST} is what you may write"),
-    Annotation(names.ANN_CHECKPOINT_POLICY, CONTROLLER, f"{names.ANN_CHECKPOINT_EVERY} is what you may write"),
-    Annotation(names.ANN_RESHAPE, CONTROLLER, _RESIZE),
-    Annotation(names.ANN_PAUSED, CONTROLLER, "use `singularityctl pause` and `resume`"),
-    Annotation(names.ANN_OVERDUE, CONTROLLER, _STATUS),
-    Annotation(names.ANN_FLAVOR, CONTROLLER, _STATUS),
-    Annotation(names.ANN_WORKERS, CREATION, _RESIZE),
-    Annotation(names.ANN_MIN_WORKERS, CREATION, _RESIZE),
-    Annotation(names.ANN_WORLD_SIZE, CREATION, "the number of ranks stays; submit another job"),
-    Annotation(names.ANN_STORE, CREATION, "its checkpoints stay where they are; submit another job"),
-    Annotation(names.ANN_HOLD, USER, values=(names.HOLD_ARMED, names.HOLD_RELEASED, names.HOLD_OFF)),
-    Annotation(names.ANN_BUDGET, USER),
-    Annotation(names.ANN_CHECKPOINT_EVERY, USER),
-    Annotation(names.ANN_INFRASTRUCTURE_RETRIES, USER),
-    Annotation(names.ANN_REQUEST, USER),
-    Annotation(names.ANN_CHECKPOINT_REQUEST, USER),
+    Annotation(job_names.ANN_PLACEMENT, CONTROLLER, "use `singularityctl migrate`, or remove it", [REMOVED]),
+    Annotation(job_names.ANN_REQUEST_STATUS, CONTROLLER, f"{job_names.ANN_REQUEST} is what you may write"),
+    Annotation(
+        job_names.ANN_CHECKPOINT_STATUS, CONTROLLER, f"{job_names.ANN_CHECKPOINT_REQUEST} is what you may write"
+    ),
+    Annotation(job_names.ANN_CHECKPOINT_POLICY, CONTROLLER, f"{job_names.ANN_CHECKPOINT_EVERY} is what you may write"),
+    Annotation(job_names.ANN_RESHAPE, CONTROLLER, _RESIZE),
+    Annotation(job_names.ANN_PAUSED, CONTROLLER, "use `singularityctl pause` and `resume`"),
+    Annotation(job_names.ANN_OVERDUE, CONTROLLER, _STATUS),
+    Annotation(job_names.ANN_FLAVOR, CONTROLLER, _STATUS),
+    Annotation(job_names.ANN_WORKERS, CREATION, _RESIZE),
+    Annotation(job_names.ANN_MIN_WORKERS, CREATION, _RESIZE),
+    Annotation(job_names.ANN_WORLD_SIZE, CREATION, "the number of ranks stays; submit another job"),
+    Annotation(job_names.ANN_STORE, CREATION, "its checkpoints stay where they are; submit another job"),
+    Annotation(job_names.ANN_HOLD, USER, values=(job_names.HOLD_ARMED, job_names.HOLD_RELEASED, job_names.HOLD_OFF)),
+    Annotation(job_names.ANN_BUDGET, USER),
+    Annotation(job_names.ANN_CHECKPOINT_EVERY, USER),
+    Annotation(job_names.ANN_INFRASTRUCTURE_RETRIES, USER),
+    Annotation(job_names.ANN_REQUEST, USER),
+    Annotation(job_names.ANN_CHECKPOINT_REQUEST, USER),
 )
-LABELS = (names.LABEL_JOB, names.LABEL_IDENTITY)
+LABELS = (job_names.LABEL_JOB, job_names.LABEL_IDENTITY)
 """Labels that stay as they were when the object was created."""
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from proxy.protocol import names
 
+from ..contract import job_names
 from ..contract.kinds import CONTAINER_NODE
 from ..doctor import probe
 from ..manifests.pod import AGENT_VOLUME, INSTALL, LAUNCHER, LAUNCHER_CAPABILITIES, SIDECAR
@@ -26,7 +27,7 @@ ORDINARY = (
     "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
 )  # fmt: skip
 """Capabilities that every container has: those that Pod Security calls baseline."""
-TRAINERS = (names.CONTAINER_TRAIN, CONTAINER_NODE)
+TRAINERS = (job_names.CONTAINER_TRAIN, CONTAINER_NODE)
 LOADER_ENV = ("BASH", "GLIBC_", "LD_", "PYTHON")
 """Beginnings of variables that would have another program run in ours."""
 SHELL_ENV = ("ENV", "IFS", "PATH")
@@ -72,7 +73,7 @@ def _below(path: str) -> str:
     return f"(m.mountPath == '{path}' || m.mountPath.startsWith('{path}/'))"
 
 
-_AGENT, _INSTALL, _PREFIX = literal(AGENT_VOLUME), literal(names.CONTAINER_INSTALL), literal(VOLUME_PREFIX)
+_AGENT, _INSTALL, _PREFIX = literal(AGENT_VOLUME), literal(job_names.CONTAINER_INSTALL), literal(VOLUME_PREFIX)
 _OF_THE_NODE = ("hostNetwork", "hostPID", "hostIPC")
 _ADDED = "c.?securityContext.?capabilities.?add.orValue([])"
 _OURS = "(c.?image.orValue('') in variables.images)"
@@ -102,7 +103,7 @@ VARIABLES: dict[str, str] = {
     "probes": f"variables.spec.containers.filter(c, {_named(probe.CRIU)} && {_OURS}"
     f" && c.?command.orValue([]) == {literal(probe.COMMAND)}"
     f" && !(has(c.args) || has(c.envFrom) || {_HOOKS}) && !{_env(_LOADED)} && !{_mounts(_NO_SECRET)})",
-    "installed": f"variables.inits.exists(c, {_named(names.CONTAINER_INSTALL)})",
+    "installed": f"variables.inits.exists(c, {_named(job_names.CONTAINER_INSTALL)})",
 }
 """In this order: CEL allows none before it was named."""
 
@@ -136,8 +137,9 @@ RULES = (
         " && !(variables.installed && variables.launchers.exists(l, l.name == c.name)"
         f" && {_ADDED}.all(a, a in {literal((*ORDINARY, *LAUNCHER_CAPABILITIES))})))",
         f"container {{}}: only the platform's launcher ({LAUNCHER[0]} in container {' or '.join(TRAINERS)}) may add"
-        f" capabilities, and only {', '.join(LAUNCHER_CAPABILITIES)}; without lifecycle and probes, and with"
-        f" {names.CONTAINER_INSTALL} beside it. Let the job be made by `singularityctl`, the operator or the adoption",
+        f" capabilities, and only {', '.join(LAUNCHER_CAPABILITIES)}; without lifecycle and probes, and"
+        f" with {job_names.CONTAINER_INSTALL} beside it. Let the job be made by `singularityctl`, the operator or the"
+        " adoption",
     ),
     Rule(
         "unconfined",
@@ -148,7 +150,7 @@ RULES = (
     ),
     Rule(
         "strangers",
-        f"variables.every.filter(c, {_named(names.CONTAINER_INSTALL, names.CONTAINER_SIDECAR)}"
+        f"variables.every.filter(c, {_named(job_names.CONTAINER_INSTALL, job_names.CONTAINER_SIDECAR)}"
         f" && !({_IN_INIT} && {_OURS} && !has(c.args) && !{_mounts(_below(IMAGE_HOME))}"
         f" && c.?command.orValue([]) == (c.name == {_INSTALL}"
         f" ? {literal(INSTALL)} : {literal(SIDECAR)})))",
@@ -157,14 +159,14 @@ RULES = (
     ),
     Rule(
         "installers",
-        f"variables.inits.filter(c, {_named(names.CONTAINER_INSTALL)} && (has(c.envFrom) || has(c.lifecycle)"
+        f"variables.inits.filter(c, {_named(job_names.CONTAINER_INSTALL)} && (has(c.envFrom) || has(c.lifecycle)"
         f" || {_env(_SHELL)} || {_mounts(_MORE)}))",
         "init container {}: must have nothing but the platform's: no envFrom, no variables of a loader or shell, no"
         f" mounts but {AGENT_VOLUME}",
     ),
     Rule(
         "fillers",
-        f"variables.every.filter(c, !({_named(names.CONTAINER_INSTALL)})"
+        f"variables.every.filter(c, !({_named(job_names.CONTAINER_INSTALL)})"
         f" && {_mounts(_FILLED)})",
         f"container {{}}: volume {AGENT_VOLUME} must be mounted with readOnly: true: the launcher comes from it",
     ),

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from proxy.protocol import names
-
+from ..contract import job_names
 from ..kube.resources import JOB, JOBSET, POD, TRAINJOB, WORKLOAD, Kind, Object
 from . import ownership, pods
 from .cel import literal
@@ -22,7 +21,7 @@ HEAD = "{{/* Generated: python -m kueue_integration.guard.policy (a test compare
 _GROUP = "admissionregistration.k8s.io/v1"
 _LABELS = "@LABELS@"
 _ACCOUNTS, _IMAGES, _HOST_PATHS, _ANY_EXEC = "@ACCOUNTS@", "@IMAGES@", "@HOST_PATHS@", "@ANY_EXEC@"
-_TRAINING = {"matchLabels": {names.LABEL_TRAINING: names.TRAINING_ENABLED}}
+_TRAINING = {"matchLabels": {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}}
 OURS = " is the platform's: "
 """Between the annotation and what to do instead."""
 

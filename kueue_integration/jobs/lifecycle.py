@@ -9,7 +9,7 @@ from typing import Any
 
 from proxy.protocol import decode, names
 
-from ..contract import attempt_records, kinds
+from ..contract import attempt_records, job_names, kinds
 from ..errors import AlreadyExists, ConflictError, Invalid, JobNotFoundError, KubeError, NotFound, SpecError
 from ..kube.api import Kube
 from ..kube.resources import JOB, Object, kind_of, label, selector
@@ -87,7 +87,7 @@ def too_short(kube: Kube, spec: TrainSpec, platform: PlatformConfig, adopted: Ob
         return save_time_estimate.warnings(
             save_time_estimate.of_job(adopted), save_time_estimate.limits_of(adopted, platform.max_budget_s)
         )
-    query = selector({names.LABEL_MANAGED: "true", names.KUEUE_QUEUE_LABEL: spec.queue})
+    query = selector({job_names.LABEL_MANAGED: "true", job_names.KUEUE_QUEUE_LABEL: spec.queue})
     try:
         known = kube.list(JOB, spec.namespace, query)
     except KubeError:
@@ -104,19 +104,24 @@ def too_short(kube: Kube, spec: TrainSpec, platform: PlatformConfig, adopted: Ob
 
 def _alike(job: Object, spec: TrainSpec) -> bool:
     """Whether `job` runs, or ran, what `spec` asks for."""
-    if job["metadata"]["name"] == spec.name or (spec.identity and label(job, names.LABEL_IDENTITY) == spec.identity):
+    if job["metadata"]["name"] == spec.name or (
+        spec.identity and label(job, job_names.LABEL_IDENTITY) == spec.identity
+    ):
         return True
     containers = (((job.get("spec") or {}).get("template") or {}).get("spec") or {}).get("containers") or ()
     env = {
-        e["name"]: e.get("value") for c in containers if c["name"] == names.CONTAINER_TRAIN for e in c.get("env") or ()
+        e["name"]: e.get("value")
+        for c in containers
+        if c["name"] == job_names.CONTAINER_TRAIN
+        for e in c.get("env") or ()
     }
     command = decode.json_value(env.get(names.ENV_COMMAND) or "null")
-    return bool(command == list(spec.command) and attempt_records.integer(job, names.ANN_WORLD_SIZE) == spec.ranks)
+    return bool(command == list(spec.command) and attempt_records.integer(job, job_names.ANN_WORLD_SIZE) == spec.ranks)
 
 
 def search(kube: Kube, namespace: str, identity: str) -> list[Object]:
     """Managed Jobs with that identity, oldest first."""
-    query = selector({names.LABEL_MANAGED: "true", names.LABEL_IDENTITY: identity})
+    query = selector({job_names.LABEL_MANAGED: "true", job_names.LABEL_IDENTITY: identity})
     return sorted(kube.list(JOB, namespace, query), key=lambda job: str(job["metadata"].get("creationTimestamp", "")))
 
 
@@ -129,7 +134,7 @@ def delete(kube: Kube, namespace: str, name: str, uid: str | None = None, propag
     job = kinds.find(kube, namespace, name)
     if job is None or (uid is not None and job["metadata"]["uid"] != uid):
         return False
-    if label(job, names.LABEL_MANAGED) != "true":
+    if label(job, job_names.LABEL_MANAGED) != "true":
         where = f"{job['kind']} {name!r} in namespace {namespace!r}"
         raise JobNotFoundError(f"{where} is not a training job of this platform")
     try:
@@ -153,7 +158,7 @@ def _existing(kube: Kube, spec: TrainSpec) -> Object | None:
     where = f"Job {spec.name!r} in namespace {spec.namespace!r}"
     if _leaving(job):
         raise ConflictError(f"{where} is being deleted; submit again when it is gone, or under another name")
-    owner = label(job, names.LABEL_IDENTITY)
+    owner = label(job, job_names.LABEL_IDENTITY)
     raise ConflictError(
         f"{where} exists already and belongs to {owner or 'somebody who gave no identity'}; "
         "choose another name, or delete it first"
@@ -196,7 +201,7 @@ def _ensure_child(kube: Kube, child: Mapping[str, Any], job: Mapping[str, Any]) 
         owners = {reference.get("uid") for reference in other["metadata"].get("ownerReferences") or ()}
         if job["metadata"]["uid"] in owners:
             return
-        if not owners or label(other, names.LABEL_JOB) != job["metadata"]["name"]:
+        if not owners or label(other, job_names.LABEL_JOB) != job["metadata"]["name"]:
             raise ConflictError(f"{kind.name} {name!r} in namespace {namespace!r} exists already and is not ours")
         # Left over from a deleted Job of this name; the garbage collector just has not come by yet.
         try:

@@ -7,10 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.protocol import names
 from proxy.protocol.messages import Reading
 
-from ..contract import annotation_values, attempt_records
+from ..contract import annotation_values, attempt_records, job_names
 
 MAX_POINTS = 240
 """About 4 KiB of annotation. Beyond it every second point goes: the whole length stays, at half the detail."""
@@ -20,7 +19,7 @@ Point = tuple[int, float]
 
 def points(job: Mapping[str, Any] | None) -> list[Point]:
     """`(step, loss)`, ascending; empty without a curve or when the annotation was spoiled."""
-    data = annotation_values.value(job, names.ANN_CURVE)
+    data = annotation_values.value(job, job_names.ANN_CURVE)
     good = isinstance(data, list) and all(map(_is_point, data))
     return [(step, float(loss)) for step, loss in data] if good else []
 
@@ -52,7 +51,7 @@ def extended(job: Mapping[str, Any], reading: Reading) -> dict[str, str | None]:
         return {}
     kept = [point for point in known if point[0] < reading.step]
     kept.append((reading.step, rounded(reading.loss)))
-    return {names.ANN_CURVE: json.dumps(thinned(kept), separators=(",", ":"))}
+    return {job_names.ANN_CURVE: json.dumps(thinned(kept), separators=(",", ":"))}
 
 
 def thinned(curve: list[Point]) -> list[Point]:

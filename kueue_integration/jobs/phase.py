@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.protocol import exit_codes, names
+from proxy.protocol import exit_codes
 from proxy.protocol.messages import AttemptRecord
 
-from ..contract import attempt_records
+from ..contract import attempt_records, job_names
 from ..kube.resources import annotation, condition, is_true
 from ..requests import user_requests
 from . import shortage
@@ -201,11 +201,14 @@ def _evicted(workload: _Obj, job: _Obj, past: Sequence[AttemptRecord], position:
     elif kueues and (reason not in _EVICTED_WORDS or reason in _BY_A_CHECK):
         words += f": {kueues}"
     saved = attempt_records.checkpoint(job)
-    attempt = attempt_records.integer(job, names.ANN_ATTEMPT)
+    attempt = attempt_records.integer(job, job_names.ANN_ATTEMPT)
     if saved is not None and attempt and saved.attempt == attempt:
         state, done = f"checkpoint at step {saved.step} is committed", True
     else:
-        state, done = "no checkpoint of this attempt yet", annotation(job, names.ANN_HOLD) == names.HOLD_RELEASED
+        state, done = (
+            "no checkpoint of this attempt yet",
+            annotation(job, job_names.ANN_HOLD) == job_names.HOLD_RELEASED,
+        )
     if last and last.note:
         state = last.note
     if not done and _has_pods(job):
@@ -234,12 +237,12 @@ def _reshaped(workload: _Obj, job: _Obj) -> bool:
     """Whether the controller has taken the Workload out of the queue only to give it another shape."""
     request = user_requests.asked(job, user_requests.CHANGE)
     paused = request is not None and request.op == "pause"
-    return annotation(workload, names.ANN_RESHAPE) is not None and not paused
+    return annotation(workload, job_names.ANN_RESHAPE) is not None and not paused
 
 
 def _reactivate(workload: _Obj, reason: str) -> str:
     """How it goes on: an administrator's deactivation is not for the job's owner to undo."""
-    ours = any(annotation(workload, name) is not None for name in (names.ANN_PAUSED, names.ANN_RESHAPE))
+    ours = any(annotation(workload, name) is not None for name in (job_names.ANN_PAUSED, job_names.ANN_RESHAPE))
     return _REACTIVATE if ours or reason != "Deactivated" else _DEACTIVATED.format(workload["metadata"]["name"])
 
 

@@ -8,11 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.protocol import names
-
+from ..contract import job_names
 from ..errors import Forbidden, NotFound, PlatformError, SpecError
 from ..kube.api import Kube
-from ..kube.resources import ADMISSION_CHECK, CLUSTER_QUEUE, LOCAL_QUEUE, NAMESPACE, PRIORITY_CLASS, Kind, Object
+from ..kube.resources import (
+    ADMISSION_CHECK,
+    CLUSTER_QUEUE,
+    KUEUE_GROUP,
+    KUEUE_VERSION,
+    LOCAL_QUEUE,
+    NAMESPACE,
+    PRIORITY_CLASS,
+    Kind,
+    Object,
+)
 from ..spec.train_spec import TrainSpec
 
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
@@ -44,13 +53,13 @@ def _local_queue(kube: Kube, spec: TrainSpec) -> Object:
 def _no_kueue(kube: Kube) -> str:
     wanted = LOCAL_QUEUE.api_version
     try:
-        group = kube.get_path(f"/apis/{names.KUEUE_GROUP}")
+        group = kube.get_path(f"/apis/{KUEUE_GROUP}")
     except NotFound:
         return f"this cluster has no Kueue (nobody serves {wanted}): install Kueue 0.15 or later"
     served = ", ".join(str(version.get("version")) for version in group.get("versions") or ())
-    if names.KUEUE_VERSION in served.split(", "):
+    if KUEUE_VERSION in served.split(", "):
         return f"this cluster's Kueue lacks LocalQueues in {wanted}: apply all CRDs of your Kueue release again"
-    return f"this cluster's Kueue serves {served} only, not {names.KUEUE_VERSION}: upgrade it to 0.15 or later"
+    return f"this cluster's Kueue serves {served} only, not {KUEUE_VERSION}: upgrade it to 0.15 or later"
 
 
 def _priority(kube: Kube, spec: TrainSpec) -> list[tuple[str, object, str]]:
@@ -88,13 +97,13 @@ def _fence(kube: Kube, queue: str, cluster_queue: str) -> None:
             for check in kube.list(ADMISSION_CHECK)
         }
     except Forbidden:
-        controllers = {names.ADMISSION_CHECK_NAME: names.ADMISSION_CHECK_CONTROLLER}
+        controllers = {job_names.ADMISSION_CHECK_NAME: job_names.ADMISSION_CHECK_CONTROLLER}
     there = {controllers.get(name) for name in _admission_checks(found["spec"])}
     # Behind a MultiKueue check the job runs in another cluster, whose queue has the fence.
-    if not there & {names.ADMISSION_CHECK_CONTROLLER, names.MULTIKUEUE_CONTROLLER}:
+    if not there & {job_names.ADMISSION_CHECK_CONTROLLER, job_names.MULTIKUEUE_CONTROLLER}:
         raise PlatformError(
             f"ClusterQueue {cluster_queue!r} of queue {queue!r} lacks the admission check "
-            f"{names.ADMISSION_CHECK_NAME!r}, which tells pods their attempt and checkpoint; "
+            f"{job_names.ADMISSION_CHECK_NAME!r}, which tells pods their attempt and checkpoint; "
             "add it to spec.admissionChecksStrategy.admissionChecks"
         )
 

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, RequestStatus
 
-from ..contract import attempt_records, kinds
+from ..contract import attempt_records, job_names, kinds
 from ..errors import Gone, JobNotFoundError, KubeError
 from ..kube.api import Kube
 from ..kube.resources import annotation, label, selector
@@ -108,7 +107,7 @@ def describe(kube: Kube, namespace: str, name: str) -> JobStatus:
     job = kinds.named(kube, namespace, name)
     if job is None:
         raise JobNotFoundError(f"no training job {name!r} in namespace {namespace!r}; see `singularityctl status`")
-    pods = kube.list_pods(namespace, selector({names.LABEL_JOB: kinds.job_key(job)}))
+    pods = kube.list_pods(namespace, selector({job_names.LABEL_JOB: kinds.job_key(job)}))
     workload = kube.get_workload_for_job(job)
     return summarise(job, workload, pods, queue_position.position(kube, workload))
 
@@ -133,14 +132,14 @@ def summarise(
         phase=state.phase.value,
         reason=state.reason,
         message=state.message,
-        queue=label(job, names.KUEUE_QUEUE_LABEL) or "",
-        priority_class=label(job, names.KUEUE_PRIORITY_LABEL) or "",
-        identity=label(job, names.LABEL_IDENTITY) or "",
-        hold=annotation(job, names.ANN_HOLD) or "off",
-        workers=attempt_records.integer(job, names.ANN_WORKERS, int(job["spec"].get("parallelism") or 1)),
-        min_workers=attempt_records.integer(job, names.ANN_MIN_WORKERS),
-        world_size=attempt_records.integer(job, names.ANN_WORLD_SIZE),
-        attempt=attempt_records.integer(job, names.ANN_ATTEMPT),
+        queue=label(job, job_names.KUEUE_QUEUE_LABEL) or "",
+        priority_class=label(job, job_names.KUEUE_PRIORITY_LABEL) or "",
+        identity=label(job, job_names.LABEL_IDENTITY) or "",
+        hold=annotation(job, job_names.ANN_HOLD) or "off",
+        workers=attempt_records.integer(job, job_names.ANN_WORKERS, int(job["spec"].get("parallelism") or 1)),
+        min_workers=attempt_records.integer(job, job_names.ANN_MIN_WORKERS),
+        world_size=attempt_records.integer(job, job_names.ANN_WORLD_SIZE),
+        attempt=attempt_records.integer(job, job_names.ANN_ATTEMPT),
         pods=last.pods if last and alive else 0,
         flavor=last.flavor if last and alive else "",
         cluster=(last.cluster or "") if last and alive else "",
@@ -161,7 +160,7 @@ def summarise(
         kueue_evictions=_evictions(workload),
         broken_attempts=attempt_records.broken(job),
         infrastructure_retries=attempt_records.infrastructure_retries(job),
-        checkpoint_every=annotation(job, names.ANN_CHECKPOINT_EVERY) or "",
+        checkpoint_every=annotation(job, job_names.ANN_CHECKPOINT_EVERY) or "",
         next_checkpoint=periodic_checkpoints.plan(job) if state.phase is Phase.RUNNING else None,
         estimated_save_s=save_time_estimate.of_attempts(attempts),
         warnings=[
@@ -283,7 +282,7 @@ def follow(kube: Kube, namespace: str, name: str, timeout_s: float | None = None
 
 def _until_change(kube: Kube, status: JobStatus) -> None:
     """Return at the next change of the Job, or after a moment: Workload and pods are looked at again then."""
-    query = selector({names.LABEL_JOB: status.name})
+    query = selector({job_names.LABEL_JOB: status.name})
     try:
         kind, _ = kinds.kind_and_name(status.name)
         _, version = kube.list_versioned(kind, status.namespace, query)

@@ -9,7 +9,7 @@ from proxy.protocol import names
 from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, JobRequest, Placement, RequestStatus
 
-from ..contract import annotation_values, attempt_phases, attempt_records
+from ..contract import annotation_values, attempt_phases, attempt_records, job_names
 from ..kube.resources import annotation
 from ..requests import periodic_checkpoints
 from ..spec import save_interval
@@ -37,34 +37,34 @@ def _every(job: Job, name: str) -> object:
 
 
 FORMS: Final[Mapping[str, Callable[[Job, str], object]]] = {
-    names.ANN_ATTEMPT: _count,
-    names.ANN_BROKEN: _message(attempt_records.Lost),
-    names.ANN_BUDGET: lambda job, name: attempt_records.budget(job),
+    job_names.ANN_ATTEMPT: _count,
+    job_names.ANN_BROKEN: _message(attempt_records.Lost),
+    job_names.ANN_BUDGET: lambda job, name: attempt_records.budget(job),
     names.ANN_CHECKPOINT: _message(CheckpointRef),
-    names.ANN_CHECKPOINT_COPY: _message(CheckpointRef),
-    names.ANN_CHECKPOINT_EVERY: _every,
-    names.ANN_CHECKPOINT_POLICY: _message(periodic_checkpoints.Memory),
-    names.ANN_CHECKPOINT_REQUEST: _message(JobRequest),
-    names.ANN_CHECKPOINT_STATUS: _message(RequestStatus),
-    names.ANN_CHECKPOINTS: _messages(CheckpointRef),
-    names.ANN_CURVE: lambda job, name: annotation_values.value(job, name),
-    names.ANN_HISTORY: _messages(AttemptRecord),
-    names.ANN_HOLD_DEADLINE: annotation_values.moment,
-    names.ANN_INFRASTRUCTURE_RETRIES: _count,
-    names.ANN_MIN_WORKERS: _count,
-    names.ANN_PHASES: _messages(attempt_phases.AttemptPhases),
-    names.ANN_PLACEMENT: _message(Placement),
-    names.ANN_PODS: _message(attempt_records.Roster),
-    names.ANN_PROGRESS: lambda job, name: attempt_records.noted_progress(job),
-    names.ANN_REQUEST: _message(JobRequest),
-    names.ANN_REQUEST_STATUS: _message(RequestStatus),
-    names.ANN_WORKERS: _count,
-    names.ANN_WORLD_SIZE: _count,
+    job_names.ANN_CHECKPOINT_COPY: _message(CheckpointRef),
+    job_names.ANN_CHECKPOINT_EVERY: _every,
+    job_names.ANN_CHECKPOINT_POLICY: _message(periodic_checkpoints.Memory),
+    job_names.ANN_CHECKPOINT_REQUEST: _message(JobRequest),
+    job_names.ANN_CHECKPOINT_STATUS: _message(RequestStatus),
+    job_names.ANN_CHECKPOINTS: _messages(CheckpointRef),
+    job_names.ANN_CURVE: lambda job, name: annotation_values.value(job, name),
+    job_names.ANN_HISTORY: _messages(AttemptRecord),
+    job_names.ANN_HOLD_DEADLINE: annotation_values.moment,
+    job_names.ANN_INFRASTRUCTURE_RETRIES: _count,
+    job_names.ANN_MIN_WORKERS: _count,
+    job_names.ANN_PHASES: _messages(attempt_phases.AttemptPhases),
+    job_names.ANN_PLACEMENT: _message(Placement),
+    job_names.ANN_PODS: _message(attempt_records.Roster),
+    job_names.ANN_PROGRESS: lambda job, name: attempt_records.noted_progress(job),
+    job_names.ANN_REQUEST: _message(JobRequest),
+    job_names.ANN_REQUEST_STATUS: _message(RequestStatus),
+    job_names.ANN_WORKERS: _count,
+    job_names.ANN_WORLD_SIZE: _count,
 }
 """How each annotation of ours on a job is read."""
 _INSTEAD: Final = {
-    names.ANN_BUDGET: "the platform's maximum counts",
-    names.ANN_CHECKPOINT_EVERY: "there are no periodic checkpoints",
+    job_names.ANN_BUDGET: "the platform's maximum counts",
+    job_names.ANN_CHECKPOINT_EVERY: "there are no periodic checkpoints",
     names.ANN_CHECKPOINT: "no attempt starts before it is repaired, or set to nothing to start from the beginning",
 }
 

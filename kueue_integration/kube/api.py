@@ -10,12 +10,11 @@ import abc
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.protocol import names
-
 from ..errors import NotFound
 from .resources import (
     ACCESS_REVIEW,
     JOB,
+    KUEUE_JOB_UID_LABEL,
     LEASE,
     POD,
     SUBJECT_REVIEW,
@@ -150,7 +149,7 @@ class Kube(abc.ABC):
     def get_workload_for_job(self, job: Mapping[str, Any]) -> Object | None:
         """Kueue's Workload of `job`, None while Kueue has not made it; the youngest if one is on its way out."""
         meta = job["metadata"]
-        found = self.list(WORKLOAD, meta["namespace"], selector({names.KUEUE_JOB_UID_LABEL: meta["uid"]}))
+        found = self.list(WORKLOAD, meta["namespace"], selector({KUEUE_JOB_UID_LABEL: meta["uid"]}))
         alive = [w for w in found if not w["metadata"].get("deletionTimestamp")]
         return max(alive or found, key=lambda w: str(w["metadata"].get("creationTimestamp", "")), default=None)
 
@@ -163,7 +162,7 @@ class Kube(abc.ABC):
         found: dict[str, Object] = {}
         for page, _ in self.pages(WORKLOAD, namespace):
             for workload in page:
-                uid = label(workload, names.KUEUE_JOB_UID_LABEL)
+                uid = label(workload, KUEUE_JOB_UID_LABEL)
                 if uid is not None and uid in wanted:
                     found[uid] = workload
         return found

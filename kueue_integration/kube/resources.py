@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from proxy.protocol import names
-
 Object = dict[str, Any]
 """A Kubernetes object as decoded JSON."""
 
@@ -73,20 +71,19 @@ ADMISSION_POLICY_BINDING: Final = Kind(
     "validatingadmissionpolicybindings",
     namespaced=False,
 )
-WORKLOAD: Final = Kind("Workload", names.KUEUE_GROUP, names.KUEUE_VERSION, "workloads")
-LOCAL_QUEUE: Final = Kind("LocalQueue", names.KUEUE_GROUP, names.KUEUE_VERSION, "localqueues")
-CLUSTER_QUEUE: Final = Kind("ClusterQueue", names.KUEUE_GROUP, names.KUEUE_VERSION, "clusterqueues", namespaced=False)
-ADMISSION_CHECK: Final = Kind(
-    "AdmissionCheck", names.KUEUE_GROUP, names.KUEUE_VERSION, "admissionchecks", namespaced=False
-)
+KUEUE_GROUP: Final = "kueue.x-k8s.io"
+KUEUE_VERSION: Final = "v1beta2"
+KUEUE_JOB_UID_LABEL: Final = "kueue.x-k8s.io/job-uid"
+WORKLOAD: Final = Kind("Workload", KUEUE_GROUP, KUEUE_VERSION, "workloads")
+LOCAL_QUEUE: Final = Kind("LocalQueue", KUEUE_GROUP, KUEUE_VERSION, "localqueues")
+CLUSTER_QUEUE: Final = Kind("ClusterQueue", KUEUE_GROUP, KUEUE_VERSION, "clusterqueues", namespaced=False)
+ADMISSION_CHECK: Final = Kind("AdmissionCheck", KUEUE_GROUP, KUEUE_VERSION, "admissionchecks", namespaced=False)
 PRIORITY_CLASS: Final = Kind(
-    "WorkloadPriorityClass", names.KUEUE_GROUP, names.KUEUE_VERSION, "workloadpriorityclasses", namespaced=False
+    "WorkloadPriorityClass", KUEUE_GROUP, KUEUE_VERSION, "workloadpriorityclasses", namespaced=False
 )
-RESOURCE_FLAVOR: Final = Kind(
-    "ResourceFlavor", names.KUEUE_GROUP, names.KUEUE_VERSION, "resourceflavors", namespaced=False
-)
+RESOURCE_FLAVOR: Final = Kind("ResourceFlavor", KUEUE_GROUP, KUEUE_VERSION, "resourceflavors", namespaced=False)
 MULTIKUEUE_CLUSTER: Final = Kind(
-    "MultiKueueCluster", names.KUEUE_GROUP, names.KUEUE_VERSION, "multikueueclusters", namespaced=False
+    "MultiKueueCluster", KUEUE_GROUP, KUEUE_VERSION, "multikueueclusters", namespaced=False
 )
 SECRET: Final = Kind("Secret", "", "v1", "secrets")
 

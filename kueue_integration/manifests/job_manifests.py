@@ -13,6 +13,7 @@ from typing import Any
 
 from proxy.protocol import exit_codes, names
 
+from ..contract import job_names
 from ..kube.resources import Object
 from ..spec import pod_override, save_interval
 from ..spec.platform_config import PlatformConfig
@@ -37,17 +38,17 @@ def render(spec: TrainSpec, platform: PlatformConfig) -> list[dict[str, Any]]:
 
 def own_labels(spec: TrainSpec) -> dict[str, str]:
     """Labels of every object of the job, and of its pods."""
-    labels = {**spec.labels, names.LABEL_MANAGED: "true", names.LABEL_JOB: spec.name}
+    labels = {**spec.labels, job_names.LABEL_MANAGED: "true", job_names.LABEL_JOB: spec.name}
     if spec.identity is not None:
-        labels[names.LABEL_IDENTITY] = spec.identity
+        labels[job_names.LABEL_IDENTITY] = spec.identity
     return labels
 
 
 def job(spec: TrainSpec, platform: PlatformConfig) -> Object:
     """The Job alone, suspended: Kueue starts it."""
-    labels = {**own_labels(spec), names.KUEUE_QUEUE_LABEL: spec.queue}
+    labels = {**own_labels(spec), job_names.KUEUE_QUEUE_LABEL: spec.queue}
     if spec.priority_class is not None:
-        labels[names.KUEUE_PRIORITY_LABEL] = spec.priority_class
+        labels[job_names.KUEUE_PRIORITY_LABEL] = spec.priority_class
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -80,22 +81,22 @@ def job(spec: TrainSpec, platform: PlatformConfig) -> Object:
 def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str]:
     annotations = {
         **spec.annotations,
-        names.ANN_BUDGET: str(spec.checkpoint_budget_s),
-        names.ANN_WORLD_SIZE: str(spec.ranks),
-        names.ANN_WORKERS: str(spec.workers),
-        names.ANN_MIN_WORKERS: str(spec.fewest_workers),
-        names.ANN_STORE: spec.store or platform.store,
+        job_names.ANN_BUDGET: str(spec.checkpoint_budget_s),
+        job_names.ANN_WORLD_SIZE: str(spec.ranks),
+        job_names.ANN_WORKERS: str(spec.workers),
+        job_names.ANN_MIN_WORKERS: str(spec.fewest_workers),
+        job_names.ANN_STORE: spec.store or platform.store,
         COMPLETIONS_EQUAL_PARALLELISM: "true",
     }
     if spec.fewest_workers < spec.workers:
         annotations[MIN_PARALLELISM] = str(spec.fewest_workers)
     interval = save_interval.parse(spec.checkpoint_every)
     if interval is not None:
-        annotations[names.ANN_CHECKPOINT_EVERY] = str(interval)
+        annotations[job_names.ANN_CHECKPOINT_EVERY] = str(interval)
     if spec.infrastructure_retries is not None:
-        annotations[names.ANN_INFRASTRUCTURE_RETRIES] = str(spec.infrastructure_retries)
+        annotations[job_names.ANN_INFRASTRUCTURE_RETRIES] = str(spec.infrastructure_retries)
     if spec.hold:
-        annotations[names.ANN_HOLD] = names.HOLD_ARMED
+        annotations[job_names.ANN_HOLD] = job_names.HOLD_ARMED
     return annotations
 
 
@@ -106,7 +107,7 @@ def _backoff_limit(spec: TrainSpec) -> int:
     return spec.infrastructure_retries * spec.workers
 
 
-def failure_rules(train: str = names.CONTAINER_TRAIN, resumed: Iterable[int] = ()) -> list[Object]:
+def failure_rules(train: str = job_names.CONTAINER_TRAIN, resumed: Iterable[int] = ()) -> list[Object]:
     """What `exit_codes.TABLE` says, for Kubernetes: the first match wins.
 
     `train` is the name of the container that trains, `resumed` are more codes that are counted.
@@ -131,7 +132,7 @@ def _service(spec: TrainSpec) -> Object:
             "clusterIP": "None",
             # Ranks find each other before anything is ready, and while a checkpoint is being restored.
             "publishNotReadyAddresses": True,
-            "selector": {names.LABEL_JOB: spec.name},
+            "selector": {job_names.LABEL_JOB: spec.name},
             "ports": [{"name": "mesh", "port": names.MESH_PORT}],
         },
     }

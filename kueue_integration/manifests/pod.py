@@ -11,6 +11,7 @@ from typing import Any
 
 from proxy.protocol import names
 
+from ..contract import job_names
 from ..kube.resources import Object
 from ..spec.platform_config import PlatformConfig
 from ..spec.train_spec import TrainSpec
@@ -20,7 +21,7 @@ SIDECAR_PYTHON = "/opt/singularity/venv/bin/python"
 SIDECAR_PATH = "/opt/singularity/app"
 INSTALL = ("/opt/singularity/bin/install-agent", names.AGENT_DIR)
 SIDECAR = (SIDECAR_PYTHON, "-m", "proxy.sidecar")
-LAUNCHER = (names.LAUNCHER,)
+LAUNCHER = (job_names.LAUNCHER,)
 """What the commands of our containers start with: the guard policies know them by these."""
 LAUNCHER_CAPABILITIES = ("SYS_ADMIN", "NET_ADMIN", "SYS_TIME", "SYS_PTRACE")
 """What CRIU needs to dump and restore, and the launcher to give each rank its own PID and mount namespace."""
@@ -60,7 +61,7 @@ def files_name(job_name: str) -> str:
 
 def _installer(platform: PlatformConfig) -> Object:
     return {
-        "name": names.CONTAINER_INSTALL,
+        "name": job_names.CONTAINER_INSTALL,
         "image": platform.agent_image,
         "imagePullPolicy": platform.image_pull_policy,
         "command": [*INSTALL],
@@ -73,7 +74,7 @@ def _sidecar(spec: TrainSpec, platform: PlatformConfig) -> Object:
     # PYTHONPATH and friends are meant for the user's interpreter and would break the sidecar's.
     shared = {key: value for key, value in platform.env.items() if not key.startswith(("PYTHON", "LD_"))}
     return {
-        "name": names.CONTAINER_SIDECAR,
+        "name": job_names.CONTAINER_SIDECAR,
         "image": platform.agent_image,
         "imagePullPolicy": platform.image_pull_policy,
         "restartPolicy": "Always",
@@ -85,7 +86,7 @@ def _sidecar(spec: TrainSpec, platform: PlatformConfig) -> Object:
                 {
                     names.ENV_CONTROLLER_URL: platform.controller_url,
                     names.ENV_CONTROLLER_CA: platform.controller_ca,
-                    names.ENV_TOKEN_FILE: f"{names.TOKEN_DIR}/token",
+                    names.ENV_TOKEN_FILE: f"{job_names.TOKEN_DIR}/token",
                 }
             ),
         ],
@@ -94,7 +95,7 @@ def _sidecar(spec: TrainSpec, platform: PlatformConfig) -> Object:
         "volumeMounts": [
             _mount(_RUN, names.RUN_DIR),
             _mount(_IMAGES, names.IMAGE_DIR),
-            _mount(_TOKEN, names.TOKEN_DIR, read_only=True),
+            _mount(_TOKEN, job_names.TOKEN_DIR, read_only=True),
             *platform.volume_mounts,
             *spec.volume_mounts,
         ],
@@ -115,7 +116,7 @@ def _train(spec: TrainSpec, platform: PlatformConfig) -> Object:
     if spec.files:
         mounts.append(_mount(_SOURCE, names.SOURCE_DIR, read_only=True))
     container: Object = {
-        "name": names.CONTAINER_TRAIN,
+        "name": job_names.CONTAINER_TRAIN,
         "image": spec.image or platform.train_image,
         "imagePullPolicy": platform.image_pull_policy,
         "command": [*LAUNCHER],
@@ -178,10 +179,10 @@ def _common_env(spec: TrainSpec, platform: PlatformConfig) -> list[Object]:
         _field(names.ENV_POD, "metadata.name"),
         _field(names.ENV_POD_IP, "status.podIP"),
         _annotation(names.ENV_INDEX, INDEX_ANNOTATION),
-        _annotation(names.ENV_ATTEMPT, names.ANN_ATTEMPT),
+        _annotation(names.ENV_ATTEMPT, job_names.ANN_ATTEMPT),
         _annotation(names.ENV_CHECKPOINT, names.ANN_CHECKPOINT),
-        _annotation(names.ENV_WORKERS, names.ANN_WORKERS),
-        _annotation(names.ENV_FLAVOR, names.ANN_FLAVOR),
+        _annotation(names.ENV_WORKERS, job_names.ANN_WORKERS),
+        _annotation(job_names.ENV_FLAVOR, job_names.ANN_FLAVOR),
         *_literals({
             names.ENV_JOB: spec.name,
             names.ENV_WORLD_SIZE: str(spec.ranks),

@@ -11,8 +11,7 @@ from typing import Any
 
 import yaml
 
-from proxy.protocol import names
-
+from ..contract import job_names
 from ..contract.kinds import JOB_NAME_LABEL
 from ..controller import views
 from ..controller.cache import SILENT_S
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 KUBECONFIG_KEY = "kubeconfig"
 """In the Secret (MultiKueueConfigSecretKey in Kueue's apis/kueue/v1beta2/multikueue_types.go)."""
-_COPIES = names.MULTIKUEUE_ORIGIN_LABEL
+_COPIES = job_names.MULTIKUEUE_ORIGIN_LABEL
 
 Changed = Callable[[str, str], None]
 """`(namespace, name of the Workload)`, which is the same in all clusters."""
@@ -42,7 +41,7 @@ class Worker:
         self._changed = changed
         self.jobs = Informer(kube, JOB, self._on_job, selector=_COPIES, index=_workload_of_copy)
         self.workloads = Informer(kube, WORKLOAD, self._on_workload, selector=_COPIES)
-        managed = selector({names.LABEL_MANAGED: "true"})
+        managed = selector({job_names.LABEL_MANAGED: "true"})
         self.pods = Informer(kube, POD, self._on_pod, selector=managed, index=_job_of_pod)
         self._informers = (self.jobs, self.workloads, self.pods)
         self._machines = Machines(kube)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, RequestStatus
 
+from ..contract import job_names
 from ..controller import attempt_history, fence, views
 from ..controller.actions import Annotations, AnswerReady, RequestReadmission
 from ..controller.errors import BadAnnotationError
@@ -22,16 +23,16 @@ from ..kube.resources import Object, annotation, is_true, label
 from ..requests import user_requests
 
 RECORDS = (
-    names.ANN_ATTEMPT,
+    job_names.ANN_ATTEMPT,
     names.ANN_CHECKPOINT,
-    names.ANN_CHECKPOINT_COPY,
-    names.ANN_CHECKPOINTS,
-    names.ANN_CHECKPOINT_POLICY,
-    names.ANN_CURVE,
-    names.ANN_HISTORY,
-    names.ANN_PHASES,
-    names.ANN_PODS,
-    names.ANN_PROGRESS,
+    job_names.ANN_CHECKPOINT_COPY,
+    job_names.ANN_CHECKPOINTS,
+    job_names.ANN_CHECKPOINT_POLICY,
+    job_names.ANN_CURVE,
+    job_names.ANN_HISTORY,
+    job_names.ANN_PHASES,
+    job_names.ANN_PODS,
+    job_names.ANN_PROGRESS,
 )
 """What a worker's controller writes on the copy and the next copy has to know."""
 UNSUPPORTED = (
@@ -132,7 +133,7 @@ def decide(
     step = _leftover(stale)
     if step is not None:
         return step
-    if label(job, names.LABEL_MANAGED) != "true":
+    if label(job, job_names.LABEL_MANAGED) != "true":
         return plain(workload, sites, check_name)
     try:
         return (
@@ -148,7 +149,7 @@ def decide(
 
 def prebuilt(job: Object) -> str:
     """Name of the Workload that the copy `job` was made for: the same in every cluster."""
-    return label(job, names.KUEUE_PREBUILT) or annotation(job, names.KUEUE_PREBUILT) or ""
+    return label(job, job_names.KUEUE_PREBUILT) or annotation(job, job_names.KUEUE_PREBUILT) or ""
 
 
 # --- records up, requests down --------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ def _carried(job: Object, mine: Sequence[Site]) -> Step | None:
         elif last is not None and last.cluster == site.cluster and not copy["metadata"].get("deletionTimestamp"):
             # Kueue made the copy of a Job that it had read before the attempt was written on it.
             down = {name: annotation(job, name) for name in RECORDS}
-            return Hand(site.cluster, {**down, names.ANN_HOLD: annotation(job, names.ANN_HOLD)})
+            return Hand(site.cluster, {**down, job_names.ANN_HOLD: annotation(job, job_names.ANN_HOLD)})
         asked = _asked(job, copy)
         if asked and not copy["metadata"].get("deletionTimestamp"):
             return Hand(site.cluster, asked)
@@ -177,7 +178,7 @@ def _up(job: Object, copy: Object, last: AttemptRecord | None) -> dict[str, str 
     wanted = {name: value for name in RECORDS if (value := annotation(copy, name)) is not None}
     theirs = attempt_history.last(views.history(copy))
     if last is not None and last.finished_at is not None and (theirs is None or theirs.finished_at is None):
-        wanted.pop(names.ANN_HISTORY, None)  # we have seen its end, the worker's controller not yet
+        wanted.pop(job_names.ANN_HISTORY, None)  # we have seen its end, the worker's controller not yet
     request = user_requests.asked(job, user_requests.CHECKPOINT)
     answer = user_requests.answer(copy, user_requests.CHECKPOINT)
     if request is not None and answer is not None and answer.id == request.id:

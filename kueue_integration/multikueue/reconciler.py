@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxy.protocol import names
-
-from ..contract import kinds
+from ..contract import job_names, kinds
 from ..controller import apply, views
 from ..controller.actions import Action, Wait
 from ..controller.forever import Skips, backoff_s, forever
@@ -53,7 +51,7 @@ class Courier:
         self._kube, self._check_name, self._metrics, self._leads, self._now = kube, check_name, metrics, leads, now
         self.queue: WorkQueue[_Key] = WorkQueue()
         self.fleet = Fleet(kube, namespace, self._changed, self._again, connector)
-        managed = selector({names.LABEL_MANAGED: "true"})
+        managed = selector({job_names.LABEL_MANAGED: "true"})
         self.jobs = Informer(kube, JOB, self._on_job, selector=managed)
         self.workloads = Informer(kube, WORKLOAD, self._on_workload, index=_owner)
         self._skips = Skips(metrics)
@@ -199,7 +197,7 @@ class Courier:
         if workload is None or all(site.workload is None for site in sites):
             return False
         found = kinds.find(self._kube, key[0], owner) if owner else None
-        if found is not None and label(found, names.LABEL_MANAGED) == "true":
+        if found is not None and label(found, job_names.LABEL_MANAGED) == "true":
             step = plan.only_jobs(str(found["kind"]), sites, self._check_name)
         else:
             step = plan.plain(workload, sites, self._check_name)

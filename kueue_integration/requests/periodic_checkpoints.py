@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from proxy.protocol import names
 from proxy.protocol.decode import Count, Within
 from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus, to_json
 
-from ..contract import annotation_values, attempt_records
+from ..contract import annotation_values, attempt_records, job_names
 from ..contract.annotation_values import readable
 from ..kube.resources import annotation
 from ..spec import save_interval
@@ -105,14 +104,14 @@ def interval(attempts: Sequence[AttemptRecord], cost_s: float | None, until: flo
 def wish(job: Mapping[str, Any] | None) -> Every | None:
     """What the Job's annotation asks for; None for nothing, and for what cannot be read."""
     try:
-        return save_interval.parse(annotation(job, names.ANN_CHECKPOINT_EVERY))
+        return save_interval.parse(annotation(job, job_names.ANN_CHECKPOINT_EVERY))
     except ValueError:
         return None
 
 
 def memory(job: Mapping[str, Any] | None) -> Memory:
     """Cost and failures in a row as of now: what was written down, and the answer that came since."""
-    known = readable(annotation_values.message(job, names.ANN_CHECKPOINT_POLICY, Memory), None) or Memory()
+    known = readable(annotation_values.message(job, job_names.ANN_CHECKPOINT_POLICY, Memory), None) or Memory()
     last = user_requests.answer(job, user_requests.CHECKPOINT)
     cost, failures = known.cost_s, max(0, known.failures)
     if last is not None and last.state == "done":
@@ -187,7 +186,7 @@ def due(job: Mapping[str, Any], now: float) -> tuple[JobRequest | None, float | 
 
 def asking(job: Mapping[str, Any], request: JobRequest) -> dict[str, str | None]:
     """The annotations that ask for it and keep what the answer before it told."""
-    return {**user_requests.written(request), names.ANN_CHECKPOINT_POLICY: to_json(memory(job))}
+    return {**user_requests.written(request), job_names.ANN_CHECKPOINT_POLICY: to_json(memory(job))}
 
 
 def _busy(job: Mapping[str, Any]) -> bool:

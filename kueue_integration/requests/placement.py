@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.protocol import names
 from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import NodeRequirement, Placement
 
-from ..contract import annotation_values
+from ..contract import annotation_values, job_names
 from ..errors import Forbidden, PlatformError, SpecError
 from ..kube.api import Kube
 from ..kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, NODE, RESOURCE_FLAVOR, Kind, Object, annotation, is_true, label
@@ -34,7 +33,7 @@ class Flavor:
 
 def of(job: Mapping[str, Any]) -> Placement | Unreadable:
     """The placement that stands in the Job."""
-    return annotation_values.message(job, names.ANN_PLACEMENT, Placement) or ANYWHERE
+    return annotation_values.message(job, job_names.ANN_PLACEMENT, Placement) or ANYWHERE
 
 
 def affinity(placement: Placement) -> Object | None:
@@ -67,7 +66,7 @@ def resolve(kube: Kube, job: Object, flavor: str | None, node: str | None, anywh
     """
     before = ANYWHERE if anywhere else of(job)
     if isinstance(before, Unreadable):
-        raise SpecError([("placement", annotation(job, names.ANN_PLACEMENT), f"cannot be read: {before.why}")])
+        raise SpecError([("placement", annotation(job, job_names.ANN_PLACEMENT), f"cannot be read: {before.why}")])
     if flavor is None and node is None:
         return before
     flavors = _flavors(kube, job)
@@ -118,7 +117,7 @@ def check_flavor(name: str, flavors: Sequence[Flavor]) -> None:
 
 def _flavors(kube: Kube, job: Object) -> list[Flavor]:
     """Flavors of the job's queue, in its order of preference."""
-    namespace, queue = job["metadata"]["namespace"], label(job, names.KUEUE_QUEUE_LABEL) or ""
+    namespace, queue = job["metadata"]["namespace"], label(job, job_names.KUEUE_QUEUE_LABEL) or ""
     local = kube.find(LOCAL_QUEUE, namespace, queue)
     if local is None:
         raise SpecError([("queue", queue, f"is not a LocalQueue of namespace {namespace!r} any more")])

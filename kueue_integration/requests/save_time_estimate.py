@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.protocol import names
 from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import AttemptRecord, RequestStatus
 
-from ..contract import attempt_records
+from ..contract import attempt_records, job_names
 from ..kube.resources import annotation
 
 
@@ -57,7 +56,7 @@ def limits_of(job: Mapping[str, Any], maximum: float = 0.0) -> Limits:
     """The limits that a Job was submitted with."""
     pod = ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
     grace = float(pod.get("terminationGracePeriodSeconds") or (30 if pod else 0))  # other kinds keep theirs elsewhere
-    held = annotation(job, names.ANN_HOLD) is not None
+    held = annotation(job, job_names.ANN_HOLD) is not None
     asked = attempt_records.budget(job)
     budget = maximum if asked is None or isinstance(asked, Unreadable) else float(asked)
     return Limits(budget if held else 0.0, grace, maximum)

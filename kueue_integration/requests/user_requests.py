@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from proxy.protocol import names
 from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import (
     CheckpointRef,
@@ -20,7 +19,7 @@ from proxy.protocol.messages import (
     to_json,
 )
 
-from ..contract import annotation_values, attempt_records, kinds
+from ..contract import annotation_values, attempt_records, job_names, kinds
 from ..contract.annotation_values import readable
 from ..kube.resources import annotation, is_true, label
 from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
@@ -39,8 +38,8 @@ class Slot:
     status: str
 
 
-CHANGE = Slot(names.ANN_REQUEST, names.ANN_REQUEST_STATUS)
-CHECKPOINT = Slot(names.ANN_CHECKPOINT_REQUEST, names.ANN_CHECKPOINT_STATUS)
+CHANGE = Slot(job_names.ANN_REQUEST, job_names.ANN_REQUEST_STATUS)
+CHECKPOINT = Slot(job_names.ANN_CHECKPOINT_REQUEST, job_names.ANN_CHECKPOINT_STATUS)
 SLOTS = (CHANGE, CHECKPOINT)
 
 
@@ -99,7 +98,7 @@ Problem = tuple[str, object, str]
 def problem(job: Mapping[str, Any], request: JobRequest, flavors: Sequence[str] | None) -> Problem | None:
     """Why `request` cannot be carried out on `job`, None if it can. `flavors` of its queue; None: not known."""
     name = job["metadata"]["name"]
-    if label(job, names.LABEL_MANAGED) != "true":
+    if label(job, job_names.LABEL_MANAGED) != "true":
         return "name", name, "is not a training job of this platform"
     if job["metadata"].get("deletionTimestamp"):
         return "name", name, "the job is being deleted"
@@ -123,7 +122,7 @@ _FIXED = {
 
 def _resize_problem(job: Mapping[str, Any], request: JobRequest) -> Problem | None:
     workers, fewest = request.workers, request.min_workers
-    ranks = attempt_records.integer(job, names.ANN_WORLD_SIZE)
+    ranks = attempt_records.integer(job, job_names.ANN_WORLD_SIZE)
     if workers is None or workers < 1:
         return "workers", workers, "must be a whole number, 1 or more"
     if fewest is not None and not 1 <= fewest <= workers:
@@ -155,8 +154,8 @@ def _migrate_problem(job: Mapping[str, Any], request: JobRequest, flavors: Seque
         return "away_from_node", wanted.avoid_nodes[0], fix
     stands = placement.of(job)
     if isinstance(stands, Unreadable):
-        fix = f"cannot be read; delete annotation {names.ANN_PLACEMENT}"
-        return "placement", annotation(job, names.ANN_PLACEMENT), fix
+        fix = f"cannot be read; delete annotation {job_names.ANN_PLACEMENT}"
+        return "placement", annotation(job, job_names.ANN_PLACEMENT), fix
     ours = placement.affinity(stands)
     present = job["spec"]["template"]["spec"].get("affinity") if "template" in job["spec"] else None
     if present and present not in (ours, placement.affinity(wanted)):

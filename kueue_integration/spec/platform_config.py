@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from proxy.protocol import decode, names
+from proxy.protocol import decode
 
+from ..contract import job_names
 from ..errors import ChartError, Forbidden, NotFound
 
 if TYPE_CHECKING:
@@ -79,13 +80,13 @@ def from_json(text: str) -> PlatformConfig:
     return PlatformConfig(**values)
 
 
-def load(kube: Kube, namespace: str = names.SYSTEM_NAMESPACE) -> PlatformConfig:
+def load(kube: Kube, namespace: str = job_names.SYSTEM_NAMESPACE) -> PlatformConfig:
     """The platform's configuration from the cluster. Raises ChartError when the chart is not there."""
     from ..kube.resources import CONFIG_MAP
 
-    where = f"ConfigMap {names.PLATFORM_CONFIGMAP} in namespace {namespace}"
+    where = f"ConfigMap {job_names.PLATFORM_CONFIGMAP} in namespace {namespace}"
     try:
-        text = kube.get(CONFIG_MAP, namespace, names.PLATFORM_CONFIGMAP).get("data", {}).get(CONFIG_KEY)
+        text = kube.get(CONFIG_MAP, namespace, job_names.PLATFORM_CONFIGMAP).get("data", {}).get(CONFIG_KEY)
     except NotFound:
         raise ChartError(f"{where} does not exist: the chart is not installed here", _FIX) from None
     except Forbidden as error:
@@ -96,4 +97,4 @@ def load(kube: Kube, namespace: str = names.SYSTEM_NAMESPACE) -> PlatformConfig:
 
 
 _TYPES: dict[str, type] = {"volumes": list, "volume_mounts": list, "env": dict, "max_budget_s": int}
-_FIX = f"Install or upgrade it: helm upgrade --install singularity charts/singularity -n {names.SYSTEM_NAMESPACE}"
+_FIX = f"Install or upgrade it: helm upgrade --install singularity charts/singularity -n {job_names.SYSTEM_NAMESPACE}"

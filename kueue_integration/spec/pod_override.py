@@ -12,8 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.protocol import names
-
+from ..contract import job_names
 from ..kube import quantities
 from ..kube.resources import Object
 from . import security_context
@@ -23,8 +22,8 @@ from .validation import LAUNCHER_ENV, Problem, metadata, mounts, volumes
 
 BASE = "base"
 """What Airflow's Kubernetes executor and pod operator call the main container: another name for ours."""
-_TRAIN = (names.CONTAINER_TRAIN, BASE)
-_OURS = (names.CONTAINER_SIDECAR, names.CONTAINER_INSTALL)
+_TRAIN = (job_names.CONTAINER_TRAIN, BASE)
+_OURS = (job_names.CONTAINER_SIDECAR, job_names.CONTAINER_INSTALL)
 
 _NAMESPACES = "ranks live in PID and mount namespaces of their own, which a checkpoint has to find as it left them"
 _ADDRESS = "ranks of different pods find each other by it"
@@ -66,12 +65,12 @@ _REFUSED_TRAIN = {
     "startupProbe": _PROBE,
 }
 _FIELDS = {
-    names.CONTAINER_TRAIN: frozenset(
+    job_names.CONTAINER_TRAIN: frozenset(
         ("env", "envFrom", "volumeMounts", "volumeDevices", "resources", "ports", "imagePullPolicy",
          "terminationMessagePath", "terminationMessagePolicy", "securityContext")
     ),
-    names.CONTAINER_SIDECAR: frozenset(("env", "envFrom", "volumeMounts", "resources", "imagePullPolicy")),
-    names.CONTAINER_INSTALL: frozenset(("resources", "imagePullPolicy")),
+    job_names.CONTAINER_SIDECAR: frozenset(("env", "envFrom", "volumeMounts", "resources", "imagePullPolicy")),
+    job_names.CONTAINER_INSTALL: frozenset(("resources", "imagePullPolicy")),
 }  # fmt: skip
 """What may be changed in the containers that the platform makes."""
 _LISTS = {"volumes": "name", "env": "name", "volumeMounts": "mountPath", "imagePullSecrets": "name"}
@@ -84,10 +83,10 @@ def merged(template: Object, override: Mapping[str, Any] | None) -> Object:
         return template
     given = {part: override.get(part) or {} for part in ("metadata", "spec")}
     renamed = [
-        {**c, "name": names.CONTAINER_TRAIN} if c.get("name") in _TRAIN else c
+        {**c, "name": job_names.CONTAINER_TRAIN} if c.get("name") in _TRAIN else c
         for c in given["spec"].get("containers") or ()
     ]
-    (train,) = (c for c in renamed if c["name"] == names.CONTAINER_TRAIN) if renamed else ({},)
+    (train,) = (c for c in renamed if c["name"] == job_names.CONTAINER_TRAIN) if renamed else ({},)
     rest = [{key: value for key, value in c.items() if key != "securityContext"} for c in renamed]
     spec = _merge(template["spec"], {**given["spec"], "containers": rest})
     (ours,) = spec["containers"]
@@ -193,7 +192,7 @@ def _spec(spec: TrainSpec, body: Mapping[str, Any], platform: PlatformConfig | N
         seen: set[object] = set()
         for number, container in enumerate(lists.get(key, ())):
             name, where = container.get("name"), f"spec.{key}[{number}]"
-            name = names.CONTAINER_TRAIN if key == "containers" and name in _TRAIN else name
+            name = job_names.CONTAINER_TRAIN if key == "containers" and name in _TRAIN else name
             if name in seen:
                 yield f"{where}.name", name, "is there twice"
             seen.add(name)
@@ -204,9 +203,9 @@ def _container(
     spec: TrainSpec, key: str, where: str, name: object, container: Mapping[str, Any],
     known: set[Any] | None, platform: PlatformConfig | None,
 ) -> Iterator[Problem]:  # fmt: skip
-    if key == "containers" and name != names.CONTAINER_TRAIN:
+    if key == "containers" and name != job_names.CONTAINER_TRAIN:
         fix = (
-            f"is not the training container ({names.CONTAINER_TRAIN!r} or {BASE!r}); what runs beside the training "
+            f"is not the training container ({job_names.CONTAINER_TRAIN!r} or {BASE!r}); what runs beside the training "
             "goes into initContainers with restartPolicy Always, so that it ends with it"
         )
         yield f"{where}.name", name, fix
@@ -218,7 +217,7 @@ def _container(
     for field, value in container.items() if ours else ():
         if value is None or field == "name" or field in _FIELDS[str(name)]:
             continue
-        why = _REFUSED_TRAIN.get(field) if name == names.CONTAINER_TRAIN else "it belongs to the platform"
+        why = _REFUSED_TRAIN.get(field) if name == job_names.CONTAINER_TRAIN else "it belongs to the platform"
         yield f"{where}.{field}", value, f"cannot be overridden: {why or 'it is not a field that can be set'}"
     taken: list[Mapping[str, Any]] = [*(platform.volume_mounts if platform else ()), *spec.volume_mounts]
     mine = container.get("volumeMounts")
@@ -246,9 +245,9 @@ def _env(where: str, container: str, entries: Any) -> Iterator[Problem]:
             yield field, entry.get("name"), "is missing"
         elif name.startswith("SINGULARITY_") or name in LAUNCHER_ENV:
             yield field, name, "is set by the platform; choose another name"
-        elif container == names.CONTAINER_SIDECAR and name.startswith(("PYTHON", "LD_")):
+        elif container == job_names.CONTAINER_SIDECAR and name.startswith(("PYTHON", "LD_")):
             yield field, name, "would change the platform's own program"
-        elif container == names.CONTAINER_TRAIN and name == "PYTHONPATH":
+        elif container == job_names.CONTAINER_TRAIN and name == "PYTHONPATH":
             yield field, name, "the platform's own has to come first; set it in env instead"
 
 

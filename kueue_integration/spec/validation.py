@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from proxy.protocol import exit_codes, names, page, starters
 
 from ..kube import quantities
+from ..kube.resources import KUEUE_GROUP
 from . import save_interval
 from .platform_config import PlatformConfig
 from .train_spec import TrainSpec
@@ -25,8 +26,8 @@ LAUNCHER_ENV = frozenset(
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
      "MASTER_PORT")
 )  # fmt: skip
-RESERVED_DOMAINS = (names.DOMAIN, names.KUEUE_GROUP, "batch.kubernetes.io", "job-name", "controller-uid")
-MAX_EXECUTION_LABEL = f"{names.KUEUE_GROUP}/max-exec-time-seconds"
+RESERVED_DOMAINS = (names.DOMAIN, KUEUE_GROUP, "batch.kubernetes.io", "job-name", "controller-uid")
+MAX_EXECUTION_LABEL = f"{KUEUE_GROUP}/max-exec-time-seconds"
 """Kueue's own label for the longest that a job may run, all attempts together: the one of its labels that is free."""
 MAX_EXIT_CODES = 200
 """Kubernetes takes 255 in a rule; some are ours."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxy.protocol import names
+from kueue_integration.contract import job_names
 
 from ..cache import digest, tree_digest
 from ..clock import Clock
@@ -70,7 +70,9 @@ class Chart:
         self._forget_interrupted()
         marker.unlink(missing_ok=True)
         self.helm("upgrade", "--install", RELEASE, str(CHART), "--create-namespace", "--values", str(path))
-        self.kubectl("label", "namespace", "default", f"{names.LABEL_TRAINING}={names.TRAINING_ENABLED}", "--overwrite")
+        self.kubectl(
+            "label", "namespace", "default", f"{job_names.LABEL_TRAINING}={job_names.TRAINING_ENABLED}", "--overwrite"
+        )
         self._await_controller()
         marker.write_text(key)
         return True
@@ -85,9 +87,9 @@ class Chart:
         """Until the controller leads and Kueue may ask it: a replica is ready before it holds the Lease."""
         for what in (
             ("rollout", "status", f"deployment/{DEPLOYMENT}"),
-            ("wait", "--for=create", f"lease/{names.HOLD_LEASE}"),
-            ("wait", "--for=jsonpath={.spec.holderIdentity}", f"lease/{names.HOLD_LEASE}"),
-            ("wait", "--for=condition=Active", f"admissioncheck/{names.ADMISSION_CHECK_NAME}"),
+            ("wait", "--for=create", f"lease/{job_names.HOLD_LEASE}"),
+            ("wait", "--for=jsonpath={.spec.holderIdentity}", f"lease/{job_names.HOLD_LEASE}"),
+            ("wait", "--for=condition=Active", f"admissioncheck/{job_names.ADMISSION_CHECK_NAME}"),
         ):
             try:
                 self.kubectl(*what, "-n", NAMESPACE, f"--timeout={TIMEOUT}s", timeout=TIMEOUT + 10)

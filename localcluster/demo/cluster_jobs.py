@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.protocol import names
+from kueue_integration.contract import job_names
 
 Manifest = dict[str, Any]
 
@@ -20,7 +20,7 @@ def intruder(
     name: str, namespace: str, queue: str, image: str, pods: int, cpu: str, priority: str = "high"
 ) -> Manifest:
     """A Job of high priority that wants `pods` pods with `cpu` each and does nothing with them."""
-    labels = {names.KUEUE_QUEUE_LABEL: queue, names.KUEUE_PRIORITY_LABEL: priority}
+    labels = {job_names.KUEUE_QUEUE_LABEL: queue, job_names.KUEUE_PRIORITY_LABEL: priority}
     container = {
         "name": "main",
         "image": image,

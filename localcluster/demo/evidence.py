@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import SingularityError
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, POD, WORKLOAD
-from proxy.protocol import names
 
 from .airflow import PARTS, Airflow, tail
 
@@ -27,7 +27,7 @@ def collect(
     """Write one file per log below `target`. A part that is gone already is left out; this never raises for one."""
     target.mkdir(parents=True, exist_ok=True)
     if kube is not None:
-        pods = _try(lambda: kube.list(POD, names.SYSTEM_NAMESPACE) + kube.list(POD, namespace)) or []
+        pods = _try(lambda: kube.list(POD, job_names.SYSTEM_NAMESPACE) + kube.list(POD, namespace)) or []
         for pod in pods:
             for container in _containers(pod):
                 _write_pod_log(kube, pod, container, target)
@@ -49,8 +49,8 @@ def show(target: Path, say: Callable[[str], None]) -> None:
         "singularity-controller",
         "launcher",
         "airflow-triggerer",
-        f"-{names.CONTAINER_TRAIN}",
-        names.CONTAINER_SIDECAR,
+        f"-{job_names.CONTAINER_TRAIN}",
+        job_names.CONTAINER_SIDECAR,
     )
     for path in sorted(target.iterdir()) if target.is_dir() else ():
         if any(part in path.name for part in wanted) and path.stat().st_size:

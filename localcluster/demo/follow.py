@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from kueue_integration.contract import job_names
 from kueue_integration.jobs.status import JobStatus, describe
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, POD
-from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
 from .errors import StoryError
@@ -46,7 +46,7 @@ class Follower:
             if "bytes" in checkpoint:
                 seen = Saved(checkpoint["id"], checkpoint["step"], checkpoint["bytes"], checkpoint["bytes_stored"])
                 self.checkpoints[seen.id] = seen
-        pods = running_pods(self._kube, self._namespace, f"{names.LABEL_JOB}={self.name}")
+        pods = running_pods(self._kube, self._namespace, f"{job_names.LABEL_JOB}={self.name}")
         self.samples.append(Sample(time.time(), status.phase, step_of(status), pods))
         self.status = status
         self._tell(status, pods)
@@ -118,5 +118,5 @@ def running_pods(kube: Kube, namespace: str, selector: str) -> int:
 
 def managed_jobs(kube: Kube, namespace: str) -> dict[str, str]:
     """Uid -> name of the Jobs that this project made in `namespace`."""
-    jobs = kube.list(JOB, namespace, f"{names.LABEL_MANAGED}=true")
+    jobs = kube.list(JOB, namespace, f"{job_names.LABEL_MANAGED}=true")
     return {job["metadata"]["uid"]: job["metadata"]["name"] for job in jobs}

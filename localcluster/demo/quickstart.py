@@ -7,9 +7,9 @@ import time
 from dataclasses import replace
 from datetime import datetime, timezone
 
+from kueue_integration.contract import job_names
 from kueue_integration.kube.api import Kube
 from kueue_integration.kube.resources import JOB, is_true
-from proxy.protocol import names
 
 from . import reference
 from .compare import Comparison, compare, read_output
@@ -86,7 +86,7 @@ def submitted_job(stage: Stage, run_id: str, known: set[str]) -> str:
 def clear_the_way(kube: Kube) -> None:
     """Undo what a killed demo leaves on a cluster that stayed up. Raises StoryError for a Job that may be a user's."""
     remove(kube, NAMESPACE, INTRUDER)
-    for job in kube.list(JOB, NAMESPACE, f"{names.LABEL_MANAGED}=true"):
+    for job in kube.list(JOB, NAMESPACE, f"{job_names.LABEL_MANAGED}=true"):
         name = job["metadata"]["name"]
         if not (is_true(job, "Complete") or is_true(job, "Failed")):
             raise StoryError(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, POD
@@ -25,7 +26,7 @@ LINE_EVERY_S = 5.0
 def command_of(job: Mapping[str, Any]) -> list[str]:
     """The user's argv, as it stands in a Job that this project made. Raises StoryError."""
     containers = job["spec"]["template"]["spec"]["containers"]
-    values = [e for c in containers if c["name"] == names.CONTAINER_TRAIN for e in c.get("env", ())]
+    values = [e for c in containers if c["name"] == job_names.CONTAINER_TRAIN for e in c.get("env", ())]
     text = next((e.get("value") for e in values if e["name"] == names.ENV_COMMAND), None)
     if not text:
         raise StoryError(f"Job {job['metadata']['name']} has no {names.ENV_COMMAND}: not a Job of this project")

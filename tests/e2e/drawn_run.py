@@ -21,8 +21,8 @@ from sqlalchemy import select
 from airflow_provider.identity import Claim, TaskKey, Try
 from airflow_provider.lineage import document
 from airflow_provider.memory import PAST_KEY, STORE_KEY
+from kueue_integration.contract import job_names
 from kueue_integration.jobs.status import summarise
-from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, to_json
 
 NAMESPACE = "default"
@@ -50,8 +50,8 @@ def told(name: str, uid: str, attempts: list[AttemptRecord]) -> dict[str, Any]:
             "name": name,
             "namespace": NAMESPACE,
             "uid": uid,
-            "labels": {names.LABEL_MANAGED: "true", names.KUEUE_QUEUE_LABEL: "training"},
-            "annotations": {names.ANN_HISTORY: to_json(attempts), names.ANN_WORLD_SIZE: "4"},
+            "labels": {job_names.LABEL_MANAGED: "true", job_names.KUEUE_QUEUE_LABEL: "training"},
+            "annotations": {job_names.ANN_HISTORY: to_json(attempts), job_names.ANN_WORLD_SIZE: "4"},
         },
         "spec": {"parallelism": 2, "suspend": False},
         "status": {},

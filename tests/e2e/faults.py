@@ -33,6 +33,7 @@ from pathlib import Path
 
 import pod_processes
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
 from kueue_integration.guard import names as guards
 from kueue_integration.kube.resources import ADMISSION_POLICY, ADMISSION_POLICY_BINDING, NODE, POD, Object, is_true
@@ -48,7 +49,6 @@ from localcluster.images import gobuild
 from localcluster.namespaces import processes, sandbox
 from localcluster.namespaces.sandbox import Sandbox
 from localcluster.status import health_urls
-from proxy.protocol import names
 
 API_SERVER = "kube-apiserver"
 TIMEOUT_S = 600.0
@@ -112,7 +112,7 @@ class Faults:
     @contextlib.contextmanager
     def controller_refused(self, job: str) -> Iterator[None]:
         """Somebody else's admission policy refuses all that our controller writes on `job`."""
-        account = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:{names.CONTROLLER_NAME}"
+        account = f"system:serviceaccount:{job_names.SYSTEM_NAMESPACE}:{job_names.CONTROLLER_NAME}"
         write = ("annotate", "job", job, "--dry-run=server", "--overwrite", f"--as={account}", "a.example/b=c")
         with self._refused(job, f"request.userInfo.username != {account!r}", write):
             self.count["controller refused"] += 1
@@ -151,7 +151,7 @@ class Faults:
         self.kube.delete(ADMISSION_POLICY_BINDING, None, name)
         try:
             probe = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"generateName": "x", "namespace": "default"}}
-            probe["metadata"]["annotations"] = {names.ANN_ATTEMPT: "1"}
+            probe["metadata"]["annotations"] = {job_names.ANN_ATTEMPT: "1"}
             container = {"name": "x", "image": "x"}
             probe["spec"] = {"template": {"spec": {"restartPolicy": "Never", "containers": [container]}}}
             wait_for(lambda: not self._refuses(probe), "the API server has forgotten the policy", TIMEOUT_S, tick_s=0.1)
@@ -236,7 +236,7 @@ class Faults:
     # --- the controller -----------------------------------------------------------------------------------------------
     def controllers(self) -> list[Object]:
         """Running pods of the controller."""
-        pods = self.kube.list(POD, names.SYSTEM_NAMESPACE)
+        pods = self.kube.list(POD, job_names.SYSTEM_NAMESPACE)
         return [p for p in pods if p["status"].get("phase") == "Running" and not p["metadata"].get("deletionTimestamp")]
 
     def metric(self, name: str, where: str = "") -> float:
@@ -249,7 +249,7 @@ class Faults:
 
     def controller_log(self) -> str:
         pod = self.controllers()[0]["metadata"]["name"]
-        return "\n".join(self.kube.pod_logs(names.SYSTEM_NAMESPACE, pod, "controller"))
+        return "\n".join(self.kube.pod_logs(job_names.SYSTEM_NAMESPACE, pod, "controller"))
 
     @contextlib.contextmanager
     def second_controller(self, identity: str, folder: Path, skew_s: float = 0) -> Iterator[str]:
@@ -260,7 +260,9 @@ class Faults:
         (folder / "sitecustomize.py").write_text(
             f"import time\n_right = time.time\ntime.time = lambda: _right() + {float(skew_s)!r}\n"
         )
-        secret = self.kubectl("-n", names.SYSTEM_NAMESPACE, "get", "secret", names.CONTROLLER_NAME, "-o", "json")
+        secret = self.kubectl(
+            "-n", job_names.SYSTEM_NAMESPACE, "get", "secret", job_names.CONTROLLER_NAME, "-o", "json"
+        )
         for name, value in json.loads(secret)["data"].items():
             (folder / name).write_bytes(base64.b64decode(value))
         kubeconfig = self._kubeconfig_of_controller(folder)
@@ -268,7 +270,7 @@ class Faults:
         command = [
             *(sys.executable, "-m", "kueue_integration.controller", "--identity", identity),
             *("--kubeconfig", str(kubeconfig), "--secret-dir", str(folder)),
-            *("--namespace", names.SYSTEM_NAMESPACE, "--api-port", str(ports[0]), "--health-port", str(ports[1])),
+            *("--namespace", job_names.SYSTEM_NAMESPACE, "--api-port", str(ports[0]), "--health-port", str(ports[1])),
         ]
         log = folder / "second-controller.log"
         where = f"127.0.0.1:{ports[1]}"
@@ -287,7 +289,9 @@ class Faults:
 
     def _kubeconfig_of_controller(self, folder: Path) -> Path:
         """Its annotations may be written by nobody else."""
-        token = self.kubectl("-n", names.SYSTEM_NAMESPACE, "create", "token", names.CONTROLLER_NAME, "--duration=2h")
+        token = self.kubectl(
+            "-n", job_names.SYSTEM_NAMESPACE, "create", "token", job_names.CONTROLLER_NAME, "--duration=2h"
+        )
         found = json.loads(self.stage.cluster.kubeconfig.read_text())
         found["users"] = [{**user, "user": {"token": token.strip()}} for user in found["users"]]
         path = folder / "kubeconfig"

@@ -14,7 +14,7 @@ import yaml
 from rows import TIMEOUT_S, Rows, Training
 
 from kueue_integration.cli.tables import WIDTH
-from kueue_integration.contract import kinds
+from kueue_integration.contract import job_names, kinds
 from kueue_integration.kube.resources import NODE, Kind, Object, annotation, label
 from localcluster.cache import Progress
 from localcluster.demo.stage import Stage
@@ -51,7 +51,7 @@ def ctl(rows: Rows, *words: str, code: int = 0) -> str:
 
 def adopt(rows: Rows, manifest: Object, folder: Path) -> None:
     # What the test is about, not how fast a busy machine writes.
-    meta = {**manifest["metadata"], "annotations": {names.ANN_BUDGET: "600"}}
+    meta = {**manifest["metadata"], "annotations": {job_names.ANN_BUDGET: "600"}}
     file = folder / "manifest.yaml"
     file.write_text(yaml.safe_dump({**manifest, "metadata": meta}))
     ctl(rows, "adopt", "-f", str(file))
@@ -117,7 +117,7 @@ def _is_seen(rows: Rows, key: str) -> None:
 
 
 def _pods(rows: Rows, key: str) -> list[Object]:
-    return list(rows.kube.list_pods(rows.namespace, f"{names.LABEL_JOB}={key}"))
+    return list(rows.kube.list_pods(rows.namespace, f"{job_names.LABEL_JOB}={key}"))
 
 
 def _node(rows: Rows, key: str) -> str:

@@ -9,14 +9,14 @@ from typing import Any
 
 from rows import SCRIPT, Rows, Training
 
+from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import Object
 from kueue_integration.spec.train_spec import TrainSpec
-from proxy.protocol import names
 
 
 def labelled(job: Object) -> Object:
     result = copy.deepcopy(job)
-    result["metadata"].setdefault("labels", {})[names.LABEL_MANAGED] = "true"
+    result["metadata"].setdefault("labels", {})[job_names.LABEL_MANAGED] = "true"
     return result
 
 
@@ -46,7 +46,7 @@ def plain_training(rows: Rows, name: str, *, label: bool) -> tuple[Training, Obj
         "metadata": {
             "name": name,
             "namespace": rows.namespace,
-            "labels": {names.KUEUE_QUEUE_LABEL: "own", names.KUEUE_PRIORITY_LABEL: "low"},
+            "labels": {job_names.KUEUE_QUEUE_LABEL: "own", job_names.KUEUE_PRIORITY_LABEL: "low"},
         },
         "spec": {
             "completionMode": "Indexed",

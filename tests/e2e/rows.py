@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import AlreadyExists, Conflict, NotFound
 from kueue_integration.jobs import lifecycle
 from kueue_integration.jobs.status import JobStatus, describe
@@ -44,7 +45,6 @@ from kueue_integration.spec.train_spec import TrainSpec
 from localcluster.demo.cluster_jobs import intruder
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_exact.py"
@@ -90,7 +90,7 @@ class Training:
 
     def pods(self) -> Sequence[Object]:
         """Its pods of all attempts that still exist."""
-        return self.rows.kube.list_pods(self.rows.namespace, f"{names.LABEL_JOB}={self.name}")
+        return self.rows.kube.list_pods(self.rows.namespace, f"{job_names.LABEL_JOB}={self.name}")
 
     def until(self, condition: Callable[[JobStatus], object], what: str, timeout_s: float = TIMEOUT_S) -> JobStatus:
         """The first status for which `condition` holds. Fails when the job ends before, or time is up."""
@@ -197,7 +197,7 @@ class Rows:
     def __init__(self, stage: Stage, namespace: str, say: Callable[[str], None]) -> None:
         self.stage, self.kube, self.namespace, self.say = stage, stage.kube, namespace, say
         self._made: list[Object] = []
-        labels = {names.LABEL_TRAINING: names.TRAINING_ENABLED}
+        labels = {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}
         self.make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}})
 
     def make(self, manifest: Mapping[str, Any]) -> Object:
@@ -227,7 +227,7 @@ class Rows:
         flavors = [
             {"name": flavor, "resources": [{"name": "cpu", "nominalQuota": cpus}]} for flavor, cpus in quota.items()
         ]
-        all_checks = [{"name": check} for check in (names.ADMISSION_CHECK_NAME, *checks)]
+        all_checks = [{"name": check} for check in (job_names.ADMISSION_CHECK_NAME, *checks)]
         body: dict[str, Any] = {
             "namespaceSelector": {},
             "preemption": dict(preemption or {"withinClusterQueue": "LowerPriority"}),

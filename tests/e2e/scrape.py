@@ -15,11 +15,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rows import TIMEOUT_S
 
+from kueue_integration.contract import job_names
 from kueue_integration.jobs.status import JobStatus
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import POD
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
 
 Numbers = Mapping[tuple[str, str], float]
 """(metric with its suffix, values of its labels) -> value, summed over the controller's pods.
@@ -30,7 +30,7 @@ The values are joined by "/", in the order of the labels' names.
 
 def scrape(kube: Kube) -> Numbers:
     found: Counter[tuple[str, str]] = Counter()
-    for pod in kube.list(POD, names.SYSTEM_NAMESPACE, "app.kubernetes.io/component=controller"):
+    for pod in kube.list(POD, job_names.SYSTEM_NAMESPACE, "app.kubernetes.io/component=controller"):
         if pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp"):
             with urllib.request.urlopen(f"http://{pod['status']['podIP']}:8080/metrics", timeout=30) as answer:
                 text = answer.read().decode()

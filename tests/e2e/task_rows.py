@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_provider.identity import Claim
+from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, Object, is_true
 from localcluster.demo.errors import AirflowApiError
 from localcluster.demo.stage import NAMESPACE, Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
 
 TIMEOUT_S = 900.0
 ENDED = ("success", "failed")
-MANAGED = f"{names.LABEL_MANAGED}=true"
+MANAGED = f"{job_names.LABEL_MANAGED}=true"
 _restarting = threading.Lock()
 _writing = threading.Lock()
 """Two requests that write at one moment can hold each other up in the api-server, and all of Airflow with them, for as

@@ -20,12 +20,12 @@ from rows import SCRIPT, Rows
 
 from kueue_integration.adoption import admission_policy
 from kueue_integration.adoption.patch import adopted
+from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
 from kueue_integration.guard.policy import OURS
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, Object, annotation
 from localcluster.demo.stage import CHECKOUT, Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
 
 sys.path.insert(0, str(CHECKOUT / "tests" / "unit" / "kueue"))
 from adoption_cases import BAD, GOOD, changed, plain
@@ -101,7 +101,7 @@ def test_the_api_server_names_the_field_of_every_bad_job(stage: Stage) -> None:
 
 
 def test_without_its_parameter_adoption_refuses_only_jobs_that_need_it(stage: Stage) -> None:
-    kubectl = (str(stage.cluster.kubectl), f"--kubeconfig={stage.cluster.kubeconfig}", "-n", names.SYSTEM_NAMESPACE)
+    kubectl = (str(stage.cluster.kubectl), f"--kubeconfig={stage.cluster.kubeconfig}", "-n", job_names.SYSTEM_NAMESPACE)
     found = subprocess.run(
         [*kubectl, "get", "podtemplate", admission_policy.NAME, "-o", "json"], capture_output=True, check=True
     )
@@ -110,7 +110,7 @@ def test_without_its_parameter_adoption_refuses_only_jobs_that_need_it(stage: St
         kept["metadata"].pop(name, None)
     subprocess.run([*kubectl, "delete", "podtemplate", admission_policy.NAME], check=True)
     try:
-        sentence = f"the Job was not adopted: PodTemplate {names.SYSTEM_NAMESPACE}/{admission_policy.NAME}"
+        sentence = f"the Job was not adopted: PodTemplate {job_names.SYSTEM_NAMESPACE}/{admission_policy.NAME}"
         known = "the API server knows that the parameter is gone"
         wait_for(lambda: sentence in refusal(stage, labelled(plain())), known, 60)
         assert refusal(stage, plain()) == ""  # somebody else's
@@ -144,7 +144,7 @@ def test_a_labelled_job_is_preempted_and_resumes_with_no_step_lost(rows: Rows) -
 def rank_ids(rows: Rows, job: str) -> set[tuple[str, ...]]:
     """Uid, Gid, Groups of all processes of the job's script, as the nodes see them."""
     found = set()
-    for entry, words in pod_processes.of_pods(rows.kube.list_pods(rows.namespace, f"{names.LABEL_JOB}={job}")):
+    for entry, words in pod_processes.of_pods(rows.kube.list_pods(rows.namespace, f"{job_names.LABEL_JOB}={job}")):
         if SCRIPT.name not in words or pod_processes.LAUNCHER in words:
             continue
         with contextlib.suppress(OSError):  # it has just ended
@@ -169,7 +169,7 @@ def test_a_job_that_waits_is_recreated_by_the_command_and_trains(rows: Rows) -> 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     made = rows.kube.get(JOB, rows.namespace, "late")
-    assert made["metadata"]["uid"] != before and annotation(made, names.ANN_HOLD) == names.HOLD_ARMED
+    assert made["metadata"]["uid"] != before and annotation(made, job_names.ANN_HOLD) == job_names.HOLD_ARMED
     assert rows.kube.find(CONFIG_MAP, rows.namespace, "late-before-adoption") is None
     rows.remove("first")
     training.until_steps(3)

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from rows import Rows
 
+from kueue_integration.contract import job_names
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import DEPLOYMENT, JOB, LEASE, POD, Object, annotation
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
-SYSTEM = names.SYSTEM_NAMESPACE
+SYSTEM = job_names.SYSTEM_NAMESPACE
 CONTROLLERS = "app.kubernetes.io/component=controller"
 TIMEOUT_S = 600.0
 STEP_S = 3.0
@@ -43,7 +43,7 @@ def two_replicas(stage: Stage) -> Iterator[Kube]:
 
 
 def _scale(kube: Kube, replicas: int) -> None:
-    kube.patch(DEPLOYMENT, SYSTEM, names.CONTROLLER_NAME, {"spec": {"replicas": replicas}})
+    kube.patch(DEPLOYMENT, SYSTEM, job_names.CONTROLLER_NAME, {"spec": {"replicas": replicas}})
     wait_for(lambda: len(_ready(kube)) == replicas == len(_pods(kube)), f"{replicas} ready controllers", TIMEOUT_S)
     wait_for(lambda: _leader(kube) in _ready(kube), "a controller that leads", TIMEOUT_S)
 
@@ -62,7 +62,7 @@ def _ready(kube: Kube) -> list[str]:
 
 
 def _leader(kube: Kube) -> str:
-    return str((kube.get(LEASE, SYSTEM, names.HOLD_LEASE).get("spec") or {}).get("holderIdentity") or "")
+    return str((kube.get(LEASE, SYSTEM, job_names.HOLD_LEASE).get("spec") or {}).get("holderIdentity") or "")
 
 
 def _kill(pod: str) -> int:
@@ -93,9 +93,9 @@ class Seen:
 
     def _run(self) -> None:
         kube, namespace, name = self._args
-        for _, job in kube.watch(JOB, namespace, f"{names.LABEL_JOB}={name}", timeout_s=TIMEOUT_S):
+        for _, job in kube.watch(JOB, namespace, f"{job_names.LABEL_JOB}={name}", timeout_s=TIMEOUT_S):
             now = time.monotonic()
-            if self.lifted is None and annotation(job, names.ANN_HOLD) == names.HOLD_RELEASED:
+            if self.lifted is None and annotation(job, job_names.ANN_HOLD) == job_names.HOLD_RELEASED:
                 self.lifted = now
             if self.lifted is not None and job["spec"].get("suspend"):
                 self.suspended = now
@@ -110,18 +110,20 @@ def test_the_leader_is_killed_in_the_middle_of_an_eviction(
     job = rows.train("leader-killed", "killed", workers=2, pace=STEP_S)
     job.until_steps(2)
     leader = _leader(kube)
-    transitions = kube.get(LEASE, SYSTEM, names.HOLD_LEASE)["spec"]["leaseTransitions"]
+    transitions = kube.get(LEASE, SYSTEM, job_names.HOLD_LEASE)["spec"]["leaseTransitions"]
     rows.activate(job.name, False)
-    wait_for(lambda: annotation(job.job(), names.ANN_HOLD_DEADLINE), "the checkpoint asked for", TIMEOUT_S, tick_s=0.05)
+    wait_for(
+        lambda: annotation(job.job(), job_names.ANN_HOLD_DEADLINE), "the checkpoint asked for", TIMEOUT_S, tick_s=0.05
+    )
     kube.delete(POD, SYSTEM, leader)  # else its container would come back in place, under the same name
     assert _kill(leader), "the fault did not fire"
-    say(f"{leader} is killed, {annotation(job.job(), names.ANN_HOLD)} hold")
+    say(f"{leader} is killed, {annotation(job.job(), job_names.ANN_HOLD)} hold")
     ended = job.until_ended(1)
     assert ended.ended_by == "Deactivated"
     assert ended.checkpoint is not None, ended.note
     say(f"checkpoint {ended.checkpoint} was committed all the same")
     wait_for(lambda: _leader(kube) not in ("", leader), "another controller that leads", TIMEOUT_S)
-    assert kube.get(LEASE, SYSTEM, names.HOLD_LEASE)["spec"]["leaseTransitions"] > transitions
+    assert kube.get(LEASE, SYSTEM, job_names.HOLD_LEASE)["spec"]["leaseTransitions"] > transitions
     rows.activate(job.name, True)
     status = job.until_attempt(2, steps=1)
     assert status.attempts[1].restored_from == ended.checkpoint

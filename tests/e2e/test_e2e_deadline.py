@@ -17,6 +17,7 @@ from faults import Faults
 from rows import TIMEOUT_S, Rows, Training
 from scrape import scrape
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
 from kueue_integration.jobs.status import describe
 from kueue_integration.kube import server_time
@@ -27,7 +28,6 @@ from localcluster.demo.follow import running_pods
 from localcluster.demo.stage import NAMESPACE, Stage
 from localcluster.demo.story import QUEUE, remove
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 BUDGET_S = 10
@@ -43,7 +43,7 @@ def test_deadline_lifts_the_hold_and_the_job_restarts(
     run = start_run("deadline")
     job = run.job()
     kube = stage.kube
-    pods = f"{names.LABEL_JOB}={job}"
+    pods = f"{job_names.LABEL_JOB}={job}"
     wait_for(lambda: running_pods(kube, NAMESPACE, pods) == 4, "4 training pods", 300)
     wait_for(lambda: "no step boundary" in first_log(kube, pods), "the script at work", 180)
     say(f"{job} runs; the high-priority job arrives")
@@ -83,7 +83,7 @@ def first_log(kube: Kube, pods: str) -> str:
     """What the script has said in the first pod, "" before it said anything."""
     name = kube.list(POD, NAMESPACE, pods)[0]["metadata"]["name"]
     try:
-        return "\n".join(kube.pod_logs(NAMESPACE, name, names.CONTAINER_TRAIN))
+        return "\n".join(kube.pod_logs(NAMESPACE, name, job_names.CONTAINER_TRAIN))
     except KubeError:
         return ""
 
@@ -149,9 +149,9 @@ def rewriting(job: Training, faults: Faults) -> Iterator[None]:
         for number in itertools.count():
             texts = ("2099-01-01T00:00:00Z", server_time.to_text(time.time() + 15), None)
             for name, text in {
-                names.ANN_HOLD_DEADLINE: texts[number % len(texts)],
-                names.ANN_BUDGET: (FOREVER, "600", None)[number % 3],
-                names.ANN_HOLD: names.HOLD_ARMED,
+                job_names.ANN_HOLD_DEADLINE: texts[number % len(texts)],
+                job_names.ANN_BUDGET: (FOREVER, "600", None)[number % 3],
+                job_names.ANN_HOLD: job_names.HOLD_ARMED,
             }.items():
                 try:
                     kube.patch_job(job.rows.namespace, job.name, {"metadata": {"annotations": {name: text}}})

@@ -15,6 +15,7 @@ import pytest
 from faults import TIMEOUT_S, Faults
 from rows import Rows, Training
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import Conflict, NotFound
 from kueue_integration.kube.resources import ADMISSION_POLICY_BINDING, JOB, LEASE, annotation
 from localcluster.demo.stage import Stage
@@ -55,7 +56,7 @@ def stop(rows: Rows, job: Training) -> None:
 
 def until_asked(job: Training) -> None:
     """The controller has seen the eviction and asked for a checkpoint."""
-    wait_for(lambda: annotation(job.job(), names.ANN_HOLD_DEADLINE), "a deadline", TIMEOUT_S, tick_s=0.05)
+    wait_for(lambda: annotation(job.job(), job_names.ANN_HOLD_DEADLINE), "a deadline", TIMEOUT_S, tick_s=0.05)
 
 
 def until_saving(job: Training) -> None:
@@ -67,7 +68,7 @@ def until_committed(job: Training) -> None:
 
 
 def _phase(job: Training) -> str:
-    return annotation(job.job(), names.ANN_PROGRESS) or ""
+    return annotation(job.job(), job_names.ANN_PROGRESS) or ""
 
 
 def go_on(rows: Rows, job: Training) -> None:
@@ -160,15 +161,15 @@ def test_what_is_removed_by_hand_is_put_back(rows: Rows, faults: Faults, job: Tr
         faults.count["annotation removed"] += 1
 
     with faults.unguarded():
-        removed(names.ANN_ATTEMPT)
-    removed(names.ANN_HOLD)
+        removed(job_names.ANN_ATTEMPT)
+    removed(job_names.ANN_HOLD)
     rows.say("--> the Lease is deleted")
-    uid = faults.kube.get(LEASE, names.SYSTEM_NAMESPACE, names.HOLD_LEASE)["metadata"]["uid"]
-    faults.kube.delete(LEASE, names.SYSTEM_NAMESPACE, names.HOLD_LEASE, uid=uid)
+    uid = faults.kube.get(LEASE, job_names.SYSTEM_NAMESPACE, job_names.HOLD_LEASE)["metadata"]["uid"]
+    faults.kube.delete(LEASE, job_names.SYSTEM_NAMESPACE, job_names.HOLD_LEASE, uid=uid)
     faults.count["Lease deleted"] += 1
 
     def renewed() -> bool:
-        lease = faults.kube.find(LEASE, names.SYSTEM_NAMESPACE, names.HOLD_LEASE) or {"metadata": {"uid": uid}}
+        lease = faults.kube.find(LEASE, job_names.SYSTEM_NAMESPACE, job_names.HOLD_LEASE) or {"metadata": {"uid": uid}}
         return lease["metadata"]["uid"] != uid and bool((lease.get("spec") or {}).get("renewTime"))
 
     wait_for(renewed, "a new Lease, held", TIMEOUT_S)
@@ -182,8 +183,8 @@ def test_what_is_removed_by_hand_is_put_back(rows: Rows, faults: Faults, job: Tr
     assert job.look().attempt == 2  # none of it has cost an attempt
 
     rows.say("--> the policy's binding is deleted: nothing is held, pods are saved within their grace period")
-    binding = faults.kube.get(ADMISSION_POLICY_BINDING, None, names.HOLD_LEASE)
-    faults.kube.delete(ADMISSION_POLICY_BINDING, None, names.HOLD_LEASE)
+    binding = faults.kube.get(ADMISSION_POLICY_BINDING, None, job_names.HOLD_LEASE)
+    faults.kube.delete(ADMISSION_POLICY_BINDING, None, job_names.HOLD_LEASE)
     try:
         stop(rows, job)
         job.until(lambda s: s.attempts[1].checkpoint, "a checkpoint within the grace period")
@@ -219,7 +220,7 @@ def test_clock_of_the_controller_is_wrong(
     with faults.second_controller("skewed", tmp_path, skew_s) as where:
         # The other one goes on serving the pods, as any replica does, but looks on.
         wait_for(lambda: _handed_over(faults, where), "the one with the wrong clock acts", TIMEOUT_S)
-        lease = faults.kube.get_lease(names.SYSTEM_NAMESPACE, names.HOLD_LEASE)
+        lease = faults.kube.get_lease(job_names.SYSTEM_NAMESPACE, job_names.HOLD_LEASE)
         renewed = datetime.fromisoformat(lease["spec"]["renewTime"].replace("Z", "+00:00")).timestamp()
         assert abs(renewed - time.time()) < 20, "the Lease is renewed in the API server's time"
         stop(rows, job)
@@ -232,7 +233,7 @@ def test_clock_of_the_controller_is_wrong(
 
 
 def _handed_over(faults: Faults, where: str) -> bool:
-    lease = faults.kube.get_lease(names.SYSTEM_NAMESPACE, names.HOLD_LEASE)
+    lease = faults.kube.get_lease(job_names.SYSTEM_NAMESPACE, job_names.HOLD_LEASE)
     if lease["spec"].get("holderIdentity") != "skewed":
         lease["spec"]["holderIdentity"] = "skewed"
         with contextlib.suppress(Conflict):

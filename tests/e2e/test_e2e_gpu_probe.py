@@ -13,14 +13,21 @@ import pytest
 from shell import Shell
 
 from kueue_integration.jobs import store_pod
-from kueue_integration.kube.resources import CLUSTER_QUEUE, NODE, POD, RESOURCE_FLAVOR, selector
+from kueue_integration.kube.resources import (
+    CLUSTER_QUEUE,
+    KUEUE_GROUP,
+    KUEUE_VERSION,
+    NODE,
+    POD,
+    RESOURCE_FLAVOR,
+    selector,
+)
 from localcluster.demo.stage import NAMESPACE, Stage
-from proxy.protocol import names
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(900)]
 GPU = "nvidia.com/gpu"
 FLAVOR = {
-    "apiVersion": f"{names.KUEUE_GROUP}/{names.KUEUE_VERSION}", "kind": "ResourceFlavor", "metadata": {"name": "gpus"},
+    "apiVersion": f"{KUEUE_GROUP}/{KUEUE_VERSION}", "kind": "ResourceFlavor", "metadata": {"name": "gpus"},
     "spec": {},
 }  # fmt: skip
 QUEUE = {

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import JOB, annotation
 from localcluster.demo import quickstart, report, story
 from localcluster.demo.follow import Follower
 from localcluster.demo.model import Outcome
 from localcluster.demo.stage import DAGS, NAMESPACE, Stage
-from proxy.protocol import names
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 STEPS = 450
@@ -43,7 +43,7 @@ def test_checkpoint_within_the_grace_period(stage: Stage, digits: str, say: Call
     comparison = quickstart.compare_with_reference(stage, "grace", expect.ranks)
     checks = report.job_checks(expect, Outcome(record, comparison))
     assert [c for c in checks if not c.ok] == []
-    assert annotation(stage.kube.get(JOB, NAMESPACE, "grace"), names.ANN_HOLD) is None
+    assert annotation(stage.kube.get(JOB, NAMESPACE, "grace"), job_names.ANN_HOLD) is None
     for evicted in record.attempts[:-1]:
         assert evicted.checkpoint is not None
         assert evicted.committed_at is not None and evicted.evicted_at is not None

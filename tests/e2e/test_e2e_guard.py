@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
 from kueue_integration.kube.resources import NAMESPACE, Object, label
 from localcluster.demo.stage import CHECKOUT, Stage
 from localcluster.demo.stage import NAMESPACE as DEFAULT
-from proxy.protocol import names
 
 sys.path.insert(0, str(CHECKOUT / "tests" / "unit" / "kueue"))
 from pod_variants import BAD, GOOD, Make
@@ -32,7 +32,7 @@ def manifests(spec: Object) -> list[Object]:
 
 
 def test_the_local_clusters_namespace_trains(stage: Stage) -> None:
-    assert label(stage.kube.get(NAMESPACE, None, DEFAULT), names.LABEL_TRAINING) == names.TRAINING_ENABLED
+    assert label(stage.kube.get(NAMESPACE, None, DEFAULT), job_names.LABEL_TRAINING) == job_names.TRAINING_ENABLED
 
 
 @pytest.mark.parametrize("make", GOOD.values(), ids=GOOD.keys())
@@ -52,9 +52,9 @@ def test_bad_pods_and_their_jobs_are_refused_with_a_sentence(stage: Stage, make:
 def test_a_write_of_the_controllers_annotations_is_refused_with_a_sentence(stage: Stage) -> None:
     container = {"name": "main", "image": "example/mine:1"}
     pod = {"restartPolicy": "Never", "containers": [container]}
-    meta = {"name": "guarded", "namespace": DEFAULT, "annotations": {names.ANN_HISTORY: "[]"}}
+    meta = {"name": "guarded", "namespace": DEFAULT, "annotations": {job_names.ANN_HISTORY: "[]"}}
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"template": {"spec": pod}}}
     with pytest.raises(KubeError) as caught:
         stage.kube.create(job, dry_run=True)
-    sentence = f"annotation {names.ANN_HISTORY} is the platform's: read it with `singularityctl status`"
+    sentence = f"annotation {job_names.ANN_HISTORY} is the platform's: read it with `singularityctl status`"
     assert sentence in str(caught.value)

@@ -14,6 +14,7 @@ import pytest
 from rows import CPU, TIMEOUT_S, Rows
 from shell import Shell
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import Conflict, Invalid, KubeError
 from kueue_integration.kube import server_time
 from kueue_integration.kube.client import MERGE_PATCH, ApiKube, connect
@@ -26,10 +27,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 HOSTILE = 30
 ROOM = 200_000
 """Bytes of one Job's annotations: the API server takes 256 KiB."""
-CONTROLLER = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:{names.CONTROLLER_NAME}"
-OURS = [value for name, value in vars(names).items() if name.startswith("ANN_")]
+CONTROLLER = f"system:serviceaccount:{job_names.SYSTEM_NAMESPACE}:{job_names.CONTROLLER_NAME}"
+OURS = [value for name, value in {**vars(names), **vars(job_names)}.items() if name.startswith("ANN_")]
 TEXTS = [text for text in garbage.EXTREMES if not garbage.halved(text) and len(text) <= ROOM // 2]
-FIRST = {names.ANN_HISTORY: "[" * 100_000, names.ANN_BUDGET: "9" * 400}
+FIRST = {job_names.ANN_HISTORY: "[" * 100_000, job_names.ANN_BUDGET: "9" * 400}
 """What once took a controller down, and kept it down."""
 DEEP = 1500
 """Levels: Python's parser takes fewer than 1,000. 5,000 cost the API server 6 s of its own for one patch."""
@@ -43,7 +44,7 @@ def sets(turn: int) -> Iterator[dict[str, str]]:
             if len(text.encode()) <= left:
                 found[name] = text
                 left -= len(text.encode())
-        found[names.ANN_HOLD] = names.HOLD_ARMED
+        found[job_names.ANN_HOLD] = job_names.HOLD_ARMED
         yield found
 
 
@@ -103,14 +104,14 @@ class Watch:
     def _run(self) -> None:
         while not self._over.wait(0.5):
             try:
-                spec = self._kube.get(LEASE, names.SYSTEM_NAMESPACE, names.HOLD_LEASE)["spec"]
+                spec = self._kube.get(LEASE, job_names.SYSTEM_NAMESPACE, job_names.HOLD_LEASE)["spec"]
                 self.ages.append(time.time() - server_time.parse(spec["renewTime"]))
                 self.numbers.append(self._metrics())
             except (KubeError, OSError):
                 self.numbers.append(0)
 
     def _metrics(self) -> int:
-        pods = self._kube.list(POD, names.SYSTEM_NAMESPACE, "app.kubernetes.io/component=controller")
+        pods = self._kube.list(POD, job_names.SYSTEM_NAMESPACE, "app.kubernetes.io/component=controller")
         ip = next(pod["status"]["podIP"] for pod in pods if pod["status"].get("podIP"))
         with urllib.request.urlopen(f"http://{ip}:8080/metrics", timeout=10) as answer:
             return int(answer.status)
@@ -178,5 +179,5 @@ def test_nobody_else_notices_what_is_written_on_thirty_jobs(
 
 def _restarts(stage: Stage) -> int:
     """Of the controller's containers."""
-    pods = stage.kube.list(POD, names.SYSTEM_NAMESPACE, "app.kubernetes.io/component=controller")
+    pods = stage.kube.list(POD, job_names.SYSTEM_NAMESPACE, "app.kubernetes.io/component=controller")
     return sum(s.get("restartCount", 0) for pod in pods for s in pod["status"].get("containerStatuses") or ())

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from rows import TIMEOUT_S, Rows, Training
 
+from kueue_integration.contract import job_names
 from kueue_integration.jobs.status import JobStatus
 from kueue_integration.kube.client import Kube, connect
 from kueue_integration.kube.resources import JOB, POD, WORKLOAD, Object, annotation
@@ -42,7 +43,7 @@ class World:
 
     def running(self) -> dict[str, list[Object]]:
         """The job's pods that can write, by worker cluster; clusters without one are left out."""
-        query = f"{names.LABEL_MANAGED}=true"
+        query = f"{job_names.LABEL_MANAGED}=true"
         found = {name: kube.list(POD, NAMESPACE, query) for name, kube in self.workers.items()}
         alive = {
             name: [p for p in pods if (p.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
@@ -137,7 +138,7 @@ def leftovers(world: World, name: str) -> list[str]:
     for cluster, kube in world.workers.items():
         if kube.find(JOB, NAMESPACE, name) is not None:
             found.append(f"Job in {cluster}")
-        copies = kube.list(WORKLOAD, NAMESPACE, names.MULTIKUEUE_ORIGIN_LABEL)
+        copies = kube.list(WORKLOAD, NAMESPACE, job_names.MULTIKUEUE_ORIGIN_LABEL)
         found += [f"Workload {w['metadata']['name']} in {cluster}" for w in copies if name in w["metadata"]["name"]]
     return found
 

@@ -10,11 +10,11 @@ import pytest
 from faults import Faults
 from rows import TIMEOUT_S, Rows, Training
 
+from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import NODE, condition
 from kueue_integration.requests import verbs
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 NODES = {"ondemand-0", "ondemand-1"}
@@ -30,7 +30,7 @@ def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
 
 def used(job: Training, attempt: int) -> set[str]:
     """Nodes of the pods of `attempt`."""
-    own = [p for p in job.pods() if p["metadata"]["annotations"].get(names.ANN_ATTEMPT) == str(attempt)]
+    own = [p for p in job.pods() if p["metadata"]["annotations"].get(job_names.ANN_ATTEMPT) == str(attempt)]
     assert len(own) == job.spec.workers, [p["metadata"]["name"] for p in own]
     return {str(p["spec"]["nodeName"]) for p in own}
 

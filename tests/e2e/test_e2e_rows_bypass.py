@@ -8,10 +8,10 @@ import pytest
 from faults import Faults
 from rows import TIMEOUT_S, Rows, Training
 
+from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, NODE, POD, SERVICE, WORKLOAD, Object
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
@@ -43,7 +43,7 @@ def _tainted(faults: Faults, node: str) -> bool:
 
 def running(job: Training, attempt: int) -> list[Object]:
     """Pods of `attempt`, by index."""
-    own = [p for p in job.pods() if p["metadata"]["annotations"].get(names.ANN_ATTEMPT) == str(attempt)]
+    own = [p for p in job.pods() if p["metadata"]["annotations"].get(job_names.ANN_ATTEMPT) == str(attempt)]
     assert len(own) == job.spec.workers, [p["metadata"]["name"] for p in job.pods()]
     return sorted(own, key=lambda p: str(p["metadata"]["name"]))
 
@@ -72,7 +72,7 @@ def test_pod_deleted_node_drained_spot_reclaimed_pod_killed(rows: Rows, faults: 
     first, other = ("ondemand-1", "ondemand-0") if busy == "ondemand-1" else ("ondemand-0", "ondemand-1")
     rows.say("--> kubectl drain")
     drained = first if first in {p["spec"]["nodeName"] for p in running(job, 2)} else other
-    selector = f"--pod-selector={names.LABEL_JOB}={job.name}"
+    selector = f"--pod-selector={job_names.LABEL_JOB}={job.name}"
     out = faults.kubectl("drain", drained, selector, "--delete-emptydir-data", "--ignore-daemonsets", "--force")
     assert "evict" in out
     saved(job, 2)
@@ -131,7 +131,7 @@ def test_deleted_job_leaves_nothing_but_its_checkpoints(rows: Rows, faults: Faul
     faults.kubectl("-n", rows.namespace, "delete", "job", job.name)
 
     def left() -> list[str]:
-        own = f"{names.LABEL_JOB}={job.name}"
+        own = f"{job_names.LABEL_JOB}={job.name}"
         found = [o for kind in (JOB, POD, SERVICE, CONFIG_MAP) for o in rows.kube.list(kind, rows.namespace, own)]
         found += [w for w in rows.kube.list(WORKLOAD, rows.namespace) if job.name in str(w["metadata"]["name"])]
         return [str(o["metadata"]["name"]) for o in found]

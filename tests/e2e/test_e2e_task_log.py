@@ -9,6 +9,7 @@ import pytest
 from dag_run import Run
 from faults import Faults
 
+from kueue_integration.contract import job_names
 from kueue_integration.jobs.status import describe
 from kueue_integration.kube.resources import POD
 from localcluster.demo.cluster_jobs import intruder
@@ -16,7 +17,6 @@ from localcluster.demo.follow import running_pods
 from localcluster.demo.stage import NAMESPACE, Stage
 from localcluster.demo.story import QUEUE, remove
 from localcluster.demo.wait import wait_for
-from proxy.protocol import names
 
 pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.full, pytest.mark.timeout(2400)]
 
@@ -27,7 +27,7 @@ def test_every_line_of_rank_0_is_in_the_task_log_through_a_preemption(
     run = start_run("streamed")
     job, kube = run.job(), stage.kube
     wait_for(lambda: describe(kube, NAMESPACE, job).step >= 20, "20 steps", 600)
-    for pod in kube.list(POD, NAMESPACE, f"{names.LABEL_JOB}={job}"):
+    for pod in kube.list(POD, NAMESPACE, f"{job_names.LABEL_JOB}={job}"):
         assert pod["metadata"]["labels"]["team"] == "vision"
         (train,) = pod["spec"]["containers"]
         assert {"name": "FROM_OVERRIDE", "value": "yes"} in train["env"]
@@ -50,7 +50,7 @@ def test_every_line_of_rank_0_is_in_the_task_log_through_a_preemption(
 def test_an_attempt_lost_beyond_the_budget_fails_the_task(stage: Stage, start_run: Callable[[str], Run]) -> None:
     run = start_run("lost")
     job, kube = run.job(), stage.kube
-    pods = f"{names.LABEL_JOB}={job}"
+    pods = f"{job_names.LABEL_JOB}={job}"
     wait_for(lambda: running_pods(kube, NAMESPACE, pods) == 1, "the training pod", 600)
     wait_for(lambda: describe(kube, NAMESPACE, job).phase == "Running", "ranks at work", 600)
     (pod,) = kube.list(POD, NAMESPACE, pods)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kueue_integration.contract import job_names
 from kueue_integration.manifests.pod import LAUNCHER
 from proxy.launcher.paths import Paths
 from proxy.launcher.ranks import environment, torchrun
@@ -20,9 +21,9 @@ def told(pod: Mapping[str, Any], admitted: int, program: Mapping[str, Any] | Non
     :param admitted: how many of them Kueue has let in
     :param program: container with the program, if the pod has none
     """
-    sidecar = next(each for each in pod["initContainers"] if each["name"] == names.CONTAINER_SIDECAR)
+    sidecar = next(each for each in pod["initContainers"] if each["name"] == job_names.CONTAINER_SIDECAR)
     world = int(_literals(sidecar)[names.ENV_WORLD_SIZE])
-    train = program or next(each for each in pod["containers"] if each["name"] == names.CONTAINER_TRAIN)
+    train = program or next(each for each in pod["containers"] if each["name"] == job_names.CONTAINER_TRAIN)
     words = [*train["command"], *(train.get("args") or ())]
     assert words[: len(LAUNCHER)] == [*LAUNCHER]
     base = _literals(train)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.protocol import names
 from proxy.protocol.messages import CheckpointRef, Needs, NodeRequirement, Placement, to_json
 
+from ...contract import job_names
 from ...errors import SpecError
 from ...kube.resources import Object
 from ...requests import placement
@@ -88,7 +88,7 @@ def sent_back(
     new = _placement(job, others, flavors_of, machines_of) if len(chosen) == 1 else None
     if new is not None:
         text = f"{message}; next: {' or '.join(new.flavors)}"
-        change = {**noted(job, text), names.ANN_PLACEMENT: to_json(new)}
+        change = {**noted(job, text), job_names.ANN_PLACEMENT: to_json(new)}
         return RequestReadmission(change, message=text, requeue_after_s=reshape.SENT_BACK_S, cause="machines")
     advice = "the nodeLabels of its flavors do not tell them apart" if others else "no flavor it may use fits"
     text = f"{message}; {advice}"

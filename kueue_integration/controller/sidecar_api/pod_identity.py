@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.protocol import names
-
-from ...contract import kinds
+from ...contract import job_names, kinds
 from ...kube.client import Kube
 from ...kube.resources import JOB, JOBSET, TRAINJOB, Kind, Object, annotation, label, selector
 from .. import views
@@ -94,7 +92,7 @@ def _controllers(obj: Object) -> list[Object]:
 
 def require_attempt(pod: Object, attempt: int) -> None:
     """Raises RefusedError 403: a pod speaks for the attempt that it was started for, and for no other."""
-    own = annotation(pod, names.ANN_ATTEMPT)
+    own = annotation(pod, job_names.ANN_ATTEMPT)
     if own != str(attempt):
         raise RefusedError(403, f"pod {pod['metadata']['name']} was started for attempt {own}, not for {attempt}")
 

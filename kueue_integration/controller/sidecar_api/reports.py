@@ -28,7 +28,7 @@ from proxy.protocol.messages import (
     to_json,
 )
 
-from ...contract import attempt_phases
+from ...contract import attempt_phases, job_names
 from ...contract.attempt_records import progress as shown_progress
 from ...jobs import loss_curve
 from ...kube.resources import Object, annotation
@@ -77,7 +77,9 @@ def hello(job: Object, pods: Sequence[Object], message: Hello, secret: bytes) ->
     if views.ranks_ended(job, pods):
         return HelloReply(peer_key="", leader_ip="", finished=True)
     _, record = _current(job, message.attempt)
-    given_up = record is not None and record.ended_by in attempt_history.BROKEN and views.hold(job) != names.HOLD_ARMED
+    given_up = (
+        record is not None and record.ended_by in attempt_history.BROKEN and views.hold(job) != job_names.HOLD_ARMED
+    )
     if ended(job, message.attempt) or given_up:
         return None  # this pod is a replacement that Kueue is about to remove, or has ranks that may end
     leader_ip = None
@@ -112,7 +114,7 @@ def command(job: Object, now: float) -> Command | None:
         return None
     record = attempt_history.last(views.history(job))
     deadline = views.hold_deadline(job)
-    if views.hold(job) == names.HOLD_ARMED and deadline is not None:
+    if views.hold(job) == job_names.HOLD_ARMED and deadline is not None:
         reason = (record.ended_by if record else None) or "Evicted"
         return Command(round(deadline * 1000), "checkpoint", reason, max(0.0, deadline - now), then="stop")
     asked = user_requests.running(job, user_requests.CHECKPOINT)
@@ -137,7 +139,7 @@ def progress(job: Object, message: Progress, now: float, pods: Sequence[Object] 
     reading = message.reading or Reading()
     shown |= loss_curve.printed(job, reading)
     change: dict[str, str | None] = loss_curve.extended(job, reading)
-    change[names.ANN_PROGRESS] = json.dumps(shown, separators=(",", ":"))
+    change[job_names.ANN_PROGRESS] = json.dumps(shown, separators=(",", ":"))
     change.update(attempt_phases.told(job, message.attempt, start=message.start))
     history, record = _current(job, message.attempt)
     if record is None:
@@ -202,17 +204,17 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
     again = known is not None and known.id == new.id
     new = replace(new, unusable="", created_at=known.created_at if known is not None and again else now)
     text = to_json(new)
-    change: dict[str, str | None] = {names.ANN_CHECKPOINT: text, names.ANN_CHECKPOINT_COPY: text}
+    change: dict[str, str | None] = {names.ANN_CHECKPOINT: text, job_names.ANN_CHECKPOINT_COPY: text}
     asked = user_requests.running(job, user_requests.CHECKPOINT)
     if asked is not None and asked[1].attempt == message.attempt:
         change.update(user_requests.stored(user_requests.checkpointed(asked[1], new, now)))
     # An empty annotation is a wish, or the end of a list of damaged ones: what was before is not gone back to.
     before = [] if annotation(job, names.ANN_CHECKPOINT) == "" else views.checkpoints(job)
-    change[names.ANN_CHECKPOINTS] = attempt_history.listed([*(ref for ref in before if ref.id != new.id), new])
+    change[job_names.ANN_CHECKPOINTS] = attempt_history.listed([*(ref for ref in before if ref.id != new.id), new])
     if message.goes_on:
         return change
     if views.hold(job) is not None:
-        change[names.ANN_HOLD] = names.HOLD_RELEASED
+        change[job_names.ANN_HOLD] = job_names.HOLD_RELEASED
     if record is not None:
         note = record.note
         if note and attempt_history.NO_CHECKPOINT in note:
@@ -247,7 +249,7 @@ def _require_fit(job: Object, new: CheckpointRef) -> None:
     if needs is not None and (len(needs.cpu) > MAX_NEEDS or any(len(n) > MAX_NEEDS for n in _words(needs))):
         raise RefusedError(400, f"CommitRequest.checkpoint.needs: more than {MAX_NEEDS} features, or a longer name")
     if not views.of_store(job, new):
-        store = annotation(job, names.ANN_STORE)
+        store = annotation(job, job_names.ANN_STORE)
         raise RefusedError(400, f"CommitRequest.checkpoint.url: {new.url!r}, the Job's store is {store!r}")
 
 
@@ -262,7 +264,7 @@ def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations 
     if message.goes_on:
         return change or None
     deadline = views.hold_deadline(job)
-    asked = views.hold(job) == names.HOLD_ARMED and deadline is not None
+    asked = views.hold(job) == job_names.HOLD_ARMED and deadline is not None
     if asked and last_phase(job) == "finished":
         return change or None  # training has ended: the hold lasts until the Job is complete, or its deadline
     history, record = _current(job, message.attempt)
@@ -275,7 +277,7 @@ def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations 
             )
         return change or None
     if asked:
-        change[names.ANN_HOLD] = names.HOLD_RELEASED
+        change[job_names.ANN_HOLD] = job_names.HOLD_RELEASED
     if record is not None and record.checkpoint is None:
         within = ""
         if asked and deadline is not None and record.evicted_at is not None and now >= deadline - 1:
@@ -312,13 +314,13 @@ def damage(job: Object, message: DamageReport) -> Annotations | None:
     before = attempt_history.usable_before(marked, given)
     text = "" if before is None else to_json(before)
     listed = attempt_history.listed(marked)
-    return {names.ANN_CHECKPOINT: text, names.ANN_CHECKPOINT_COPY: text, names.ANN_CHECKPOINTS: listed}
+    return {names.ANN_CHECKPOINT: text, job_names.ANN_CHECKPOINT_COPY: text, job_names.ANN_CHECKPOINTS: listed}
 
 
 def lifted(job: Object, change: Annotations | None, now: float) -> str | None:
     """Why `change` lifts the hold of `job`, a word for the metrics: its deadline, or a save that failed before. None if
     it does not."""
-    if (change or {}).get(names.ANN_HOLD) != names.HOLD_RELEASED:
+    if (change or {}).get(job_names.ANN_HOLD) != job_names.HOLD_RELEASED:
         return None
     deadline = views.hold_deadline(job)
     return "deadline" if deadline is not None and now >= deadline - 1 else "failed"

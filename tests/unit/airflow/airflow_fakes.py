@@ -9,7 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-from kueue_integration.kube.resources import JOB, WORKLOAD, Kind
+from kueue_integration.contract import job_names
+from kueue_integration.kube.resources import JOB, KUEUE_JOB_UID_LABEL, WORKLOAD, Kind
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
 
@@ -113,7 +114,7 @@ class ApiServer:
     async def _pod_log(self, request: web.Request) -> web.Response:
         self.requests.append(("log", "pods"))
         name, query = request.match_info["name"], request.query
-        assert (query["container"], query["timestamps"]) == (names.CONTAINER_TRAIN, "true")
+        assert (query["container"], query["timestamps"]) == (job_names.CONTAINER_TRAIN, "true")
         self._reading += 1
         self.most_logs_at_once = max(self.most_logs_at_once, self._reading)
         await asyncio.sleep(0.05 if self.slow_logs else 0)
@@ -234,16 +235,21 @@ def make_job(
     attempts: list[AttemptRecord] | None = None,
     checkpoint: CheckpointRef | None = None,
     step: int | None = None,
-    hold: str = names.HOLD_ARMED,
+    hold: str = job_names.HOLD_ARMED,
     suspend: bool = False,
 ) -> dict[str, Any]:
-    annotations = {names.ANN_HOLD: hold, names.ANN_WORKERS: "4", names.ANN_MIN_WORKERS: "2", names.ANN_WORLD_SIZE: "4"}
+    annotations = {
+        job_names.ANN_HOLD: hold,
+        job_names.ANN_WORKERS: "4",
+        job_names.ANN_MIN_WORKERS: "2",
+        job_names.ANN_WORLD_SIZE: "4",
+    }
     if attempts:
-        annotations[names.ANN_HISTORY] = to_json(attempts)
-        annotations[names.ANN_ATTEMPT] = str(attempts[-1].attempt)
+        annotations[job_names.ANN_HISTORY] = to_json(attempts)
+        annotations[job_names.ANN_ATTEMPT] = str(attempts[-1].attempt)
         if step is not None:
             note = {"attempt": attempts[-1].attempt, "step": step, "at": 1.0}
-            annotations[names.ANN_PROGRESS] = json.dumps(note)
+            annotations[job_names.ANN_PROGRESS] = json.dumps(note)
     if checkpoint is not None:
         annotations[names.ANN_CHECKPOINT] = to_json(checkpoint)
     conditions = []
@@ -256,7 +262,7 @@ def make_job(
             "name": name,
             "namespace": NAMESPACE,
             "uid": uid,
-            "labels": {names.LABEL_MANAGED: "true", names.KUEUE_QUEUE_LABEL: "training"},
+            "labels": {job_names.LABEL_MANAGED: "true", job_names.KUEUE_QUEUE_LABEL: "training"},
             "annotations": annotations,
         },
         "spec": {"parallelism": 4, "suspend": suspend},
@@ -274,7 +280,7 @@ def make_workload(job: dict[str, Any], *conditions: tuple[str, str, str, str]) -
             "name": f"job-{meta['name']}",
             "namespace": NAMESPACE,
             "uid": f"w-{meta['uid']}",
-            "labels": {names.KUEUE_JOB_UID_LABEL: meta["uid"]},
+            "labels": {KUEUE_JOB_UID_LABEL: meta["uid"]},
             "ownerReferences": [{"kind": "Job", "name": meta["name"], "uid": meta["uid"]}],
         },
         "spec": {"active": True},

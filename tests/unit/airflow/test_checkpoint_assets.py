@@ -14,8 +14,8 @@ from airflow_fakes import CONN_ID, NAMESPACE, ApiServer, make_attempt, make_job
 from airflow_provider import informer
 from airflow_provider.assets import CURSOR_KEY, SingularityCheckpointTrigger, untold
 from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
+from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import JOB
-from proxy.protocol import names
 from proxy.protocol.messages import CheckpointRef, to_json
 
 LIMIT_S = 20.0
@@ -54,7 +54,7 @@ def training(
         CheckpointRef(each, 1, 1, 10 * (number + 1), 4, "file:///s", 1, 1, 1000.0 + number, "5" * 64)
         for number, each in enumerate(ids)
     ]
-    job["metadata"]["annotations"] |= {ANN_TASK: json.dumps(claim.to_dict()), names.ANN_CHECKPOINTS: to_json(refs)}
+    job["metadata"]["annotations"] |= {ANN_TASK: json.dumps(claim.to_dict()), job_names.ANN_CHECKPOINTS: to_json(refs)}
     return job
 
 

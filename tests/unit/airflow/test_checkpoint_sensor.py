@@ -15,10 +15,10 @@ from airflow_provider import cluster, sensors
 from airflow_provider.exceptions import SingularityProviderError
 from airflow_provider.identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey, Try
 from airflow_provider.sensors import SingularityCheckpointSensor, look, moment
+from kueue_integration.contract import job_names
 from kueue_integration.errors import Forbidden, Unreachable
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
-from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, Skipped, to_json
 
 KEY = TaskKey("dag", "run", "train")
@@ -48,8 +48,8 @@ def add(
         "metadata": {
             "name": claim.name,
             "namespace": NAMESPACE,
-            "labels": {names.LABEL_MANAGED: "true", LABEL_OWNER: KEY.owner},
-            "annotations": {ANN_TASK: json.dumps(claim.to_dict()), names.ANN_HISTORY: to_json(history)},
+            "labels": {job_names.LABEL_MANAGED: "true", LABEL_OWNER: KEY.owner},
+            "annotations": {ANN_TASK: json.dumps(claim.to_dict()), job_names.ANN_HISTORY: to_json(history)},
         },
         "spec": {"parallelism": 1, "template": {"spec": {"containers": []}}},
     }

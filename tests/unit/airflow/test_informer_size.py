@@ -12,13 +12,13 @@ from airflow_fakes import ADMITTED, CONN_ID, NAMESPACE, ApiServer, make_attempt,
 
 from airflow_provider import informer
 from airflow_provider.informer import Informer, Subscription, compact, subscribe
+from kueue_integration.contract import job_names
 from kueue_integration.jobs.status import summarise
 from kueue_integration.kube.interning import MAX_STRINGS
 from kueue_integration.kube.resources import JOB, WORKLOAD
 from kueue_integration.manifests.job_manifests import render
 from kueue_integration.spec.platform_config import PlatformConfig
 from kueue_integration.spec.train_spec import TrainSpec
-from proxy.protocol import names
 from proxy.protocol.messages import to_json
 
 PLATFORM = PlatformConfig(
@@ -40,7 +40,7 @@ def submitted() -> dict[str, Any]:
     meta |= {"uid": "u1", "managedFields": [{"manager": "kueue", "fieldsV1": {"f:spec": {}}}]}
     # Long enough for a checkpoint to be warned of: the grace period comes from the pod template.
     attempt = make_attempt(1, evicted_at=1.0, barrier_at=2.0, committed_at=900.0, checkpoint="c", ended_by="Preempted")
-    meta["annotations"] |= {names.ANN_HISTORY: to_json([attempt]), names.ANN_ATTEMPT: "1"}
+    meta["annotations"] |= {job_names.ANN_HISTORY: to_json([attempt]), job_names.ANN_ATTEMPT: "1"}
     return {**job, "status": {"active": 1, "ready": 1, "conditions": []}}
 
 

@@ -23,10 +23,10 @@ from sqlalchemy.orm import Session
 from airflow_provider import memory
 from airflow_provider.identity import ANN_TASK, DEPLOYMENT, LABEL_OWNER, Claim, TaskKey, Try
 from airflow_provider.plugin import SingularityPlugin, cleared, connection, data, deployment, listener, orphans
+from kueue_integration.contract import job_names
 from kueue_integration.errors import Unreachable
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
-from proxy.protocol import names
 
 NAMESPACE = "team-a"
 STARTING = SimpleNamespace(_sa_instance_state=object())
@@ -59,7 +59,7 @@ def task(session: Session, kube: FakeKube, task_id: str, state: str | None, map_
     metadata = {
         "name": claim.name,
         "namespace": NAMESPACE,
-        "labels": {names.LABEL_MANAGED: "true", LABEL_OWNER: key.owner},
+        "labels": {job_names.LABEL_MANAGED: "true", LABEL_OWNER: key.owner},
         "annotations": {ANN_TASK: json.dumps(claim.to_dict())},
     }
     spec = {"parallelism": 1, "suspend": True, "template": {"spec": {"containers": []}}}

@@ -16,9 +16,9 @@ from airflow_provider import memory
 from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
 from airflow_provider.lineage import condensed, goodput
 from airflow_provider.plugin import SingularityPlugin, actions, data, listing
+from kueue_integration.contract import job_names
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
-from proxy.protocol import names
 from proxy.protocol.decode import Unreadable
 
 KEY = TaskKey("dag", "run", "train", -1)
@@ -36,7 +36,7 @@ def made(kube: FakeKube, key: TaskKey = KEY) -> dict[str, Any]:
             "metadata": {
                 "name": claim.name,
                 "namespace": claim.namespace,
-                "labels": {names.LABEL_MANAGED: "true", names.KUEUE_QUEUE_LABEL: "training"},
+                "labels": {job_names.LABEL_MANAGED: "true", job_names.KUEUE_QUEUE_LABEL: "training"},
                 "annotations": {ANN_TASK: json.dumps(claim.to_dict())},
             },
             "spec": {"parallelism": 2, "suspend": True, "template": {"spec": {"containers": []}}},

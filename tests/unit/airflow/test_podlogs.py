@@ -11,14 +11,19 @@ from airflow_fakes import ADMITTED, CONN_ID, NAMESPACE, ApiServer, connection, m
 
 from airflow_provider import compat, informer, logplace, podlogs
 from airflow_provider.triggers import SingularityJobTrigger
+from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import JOB, POD, WORKLOAD
-from proxy.protocol import names
 
 
 def pod(api: ApiServer, attempt: int, index: int = 0) -> str:
     name = f"train-{index}-a{attempt}"
-    labels = {names.LABEL_JOB: "train", podlogs.INDEX_LABEL: str(index)}
-    meta = {"name": name, "namespace": NAMESPACE, "labels": labels, "annotations": {names.ANN_ATTEMPT: str(attempt)}}
+    labels = {job_names.LABEL_JOB: "train", podlogs.INDEX_LABEL: str(index)}
+    meta = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "labels": labels,
+        "annotations": {job_names.ANN_ATTEMPT: str(attempt)},
+    }
     api.put(POD, {"apiVersion": "v1", "kind": "Pod", "metadata": {**meta, "creationTimestamp": f"2026-01-0{attempt}"}})
     return name
 

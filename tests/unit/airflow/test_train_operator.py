@@ -28,6 +28,7 @@ from airflow_provider.exceptions import (
 from airflow_provider.identity import DEPLOYMENT
 from airflow_provider.memory import CLEARED_KEY, OUTAGE_KEY, STORE_KEY
 from airflow_provider.operators import SingularityTrainOperator
+from kueue_integration.contract import job_names
 from kueue_integration.errors import Unreachable
 from kueue_integration.jobs import lifecycle
 from kueue_integration.kube.fake import FakeKube
@@ -101,7 +102,7 @@ def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": names.PLATFORM_CONFIGMAP, "namespace": names.SYSTEM_NAMESPACE},
+            "metadata": {"name": job_names.PLATFORM_CONFIGMAP, "namespace": job_names.SYSTEM_NAMESPACE},
             "data": {"platform.json": text},
         },
         {
@@ -114,13 +115,13 @@ def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
             "apiVersion": "kueue.x-k8s.io/v1beta2",
             "kind": "ClusterQueue",
             "metadata": {"name": "training"},
-            "spec": {"admissionChecksStrategy": {"admissionChecks": [{"name": names.ADMISSION_CHECK_NAME}]}},
+            "spec": {"admissionChecksStrategy": {"admissionChecks": [{"name": job_names.ADMISSION_CHECK_NAME}]}},
         },
         {
             "apiVersion": "kueue.x-k8s.io/v1beta2",
             "kind": "AdmissionCheck",
-            "metadata": {"name": names.ADMISSION_CHECK_NAME},
-            "spec": {"controllerName": names.ADMISSION_CHECK_CONTROLLER},
+            "metadata": {"name": job_names.ADMISSION_CHECK_NAME},
+            "spec": {"controllerName": job_names.ADMISSION_CHECK_CONTROLLER},
             "status": {"conditions": [{"type": "Active", "status": "True"}]},
         },
     )
@@ -163,8 +164,8 @@ def test_submits_one_job_and_defers_to_it(kube: FakeKube, airflow: Airflow) -> N
         "max_preemptions": None, "get_logs": True, "logging_interval": 10.0, "log_max_lines": 10_000,
     }  # fmt: skip
     assert deferred.method_name == "execute_complete"
-    assert job["metadata"]["labels"][names.KUEUE_QUEUE_LABEL] == "training"
-    assert job["metadata"]["annotations"][names.ANN_MIN_WORKERS] == "2"
+    assert job["metadata"]["labels"][job_names.KUEUE_QUEUE_LABEL] == "training"
+    assert job["metadata"]["annotations"][job_names.ANN_MIN_WORKERS] == "2"
     assert airflow.store[STORE_KEY]["uid"] == job["metadata"]["uid"]
 
 
@@ -198,7 +199,7 @@ def test_the_script_is_shipped(kube: FakeKube, airflow: Airflow, tmp_path: Path)
     env = {
         e["name"]: e.get("value")
         for c in job_of(kube)["spec"]["template"]["spec"]["containers"]
-        if c["name"] == names.CONTAINER_TRAIN
+        if c["name"] == job_names.CONTAINER_TRAIN
         for e in c["env"]
     }
     assert env[names.ENV_COMMAND] == '["python3", "train.py", "--steps", "5"]'
@@ -256,7 +257,7 @@ def test_what_cannot_be_meant_fails_when_the_dag_is_parsed(changes: dict[str, An
 
 
 def test_a_missing_chart_is_an_error_that_a_retry_may_cure(kube: FakeKube, airflow: Airflow) -> None:
-    kube.delete(CONFIG_MAP, names.SYSTEM_NAMESPACE, names.PLATFORM_CONFIGMAP)
+    kube.delete(CONFIG_MAP, job_names.SYSTEM_NAMESPACE, job_names.PLATFORM_CONFIGMAP)
     with pytest.raises(SingularityProviderError, match="chart is not installed") as caught:
         operator().execute(airflow.context())
     assert not isinstance(caught.value, AirflowFailException)
@@ -520,7 +521,7 @@ def event_for(kube: FakeKube, status: str, message: str = "exit code 3") -> dict
 
     job = job_of(kube)
     history = record_json([make_attempt(1, last_step=9, ended_by="Finished", finished_at=1009.0)])
-    job["metadata"]["annotations"][names.ANN_HISTORY] = history
+    job["metadata"]["annotations"][job_names.ANN_HISTORY] = history
     reference = {key: job["metadata"][key] for key in ("namespace", "name", "uid")}
     lineage = document(summarise(job, None, ()))
     return {"status": status, "message": message, "job": reference, "lineage": lineage}
@@ -574,8 +575,8 @@ def test_the_output_of_the_failed_pod_is_in_the_task_log(kube: FakeKube, airflow
     event = event_for(kube, "failed")
     for index, code in ((0, 143), (1, 3)):
         name = f"pod-{index}"
-        labels = {names.LABEL_JOB: event["job"]["name"], "batch.kubernetes.io/job-completion-index": str(index)}
-        terminated = {"name": names.CONTAINER_TRAIN, "state": {"terminated": {"exitCode": code}}}
+        labels = {job_names.LABEL_JOB: event["job"]["name"], "batch.kubernetes.io/job-completion-index": str(index)}
+        terminated = {"name": job_names.CONTAINER_TRAIN, "state": {"terminated": {"exitCode": code}}}
         kube.put(
             {
                 "apiVersion": "v1",
@@ -584,7 +585,7 @@ def test_the_output_of_the_failed_pod_is_in_the_task_log(kube: FakeKube, airflow
                 "status": {"containerStatuses": [terminated]},
             }
         )
-        kube.logs[(NAMESPACE, name, names.CONTAINER_TRAIN)] = [f"output of {name}"]
+        kube.logs[(NAMESPACE, name, job_names.CONTAINER_TRAIN)] = [f"output of {name}"]
     found = list(submission.log_tails(kube, NAMESPACE, event["job"]["name"], failed=True))
     assert found == ["--- last lines of pod-1, exit code 3", "output of pod-1"]
 
@@ -684,4 +685,4 @@ def test_periodic_checkpoints_reach_the_job(
     kube: FakeKube, airflow: Airflow, given: str | int | None, wish: str | None
 ) -> None:
     submit(airflow, operator(checkpoint_every=given))
-    assert job_of(kube)["metadata"]["annotations"].get(names.ANN_CHECKPOINT_EVERY) == wish
+    assert job_of(kube)["metadata"]["annotations"].get(job_names.ANN_CHECKPOINT_EVERY) == wish

@@ -6,10 +6,10 @@ import pytest
 
 from airflow_provider import cluster
 from airflow_provider.verbs import JobVerbs
+from kueue_integration.contract import job_names
 from kueue_integration.errors import JobNotFoundError, RequestRefusedError
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.requests import user_requests
-from proxy.protocol import names
 from proxy.protocol.messages import RequestStatus
 
 JOB = {
@@ -18,9 +18,9 @@ JOB = {
     "metadata": {
         "name": "digits",
         "namespace": "team",
-        "labels": {names.LABEL_MANAGED: "true"},
+        "labels": {job_names.LABEL_MANAGED: "true"},
         "annotations": {
-            names.ANN_WORLD_SIZE: "4",
+            job_names.ANN_WORLD_SIZE: "4",
             "kueue.x-k8s.io/job-completions-equal-parallelism": "true",
         },
     },

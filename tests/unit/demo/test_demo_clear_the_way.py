@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
+from kueue_integration.contract import job_names
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
 from localcluster.demo.errors import StoryError
 from localcluster.demo.quickstart import INTRUDER, clear_the_way
 from localcluster.demo.stage import NAMESPACE
-from proxy.protocol import names
 
 
 def job(name: str, managed: bool) -> dict[str, Any]:
-    labels = {names.LABEL_MANAGED: "true"} if managed else {}
+    labels = {job_names.LABEL_MANAGED: "true"} if managed else {}
     meta = {"name": name, "namespace": NAMESPACE, "labels": labels}
     pod = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"template": {"spec": pod}}}

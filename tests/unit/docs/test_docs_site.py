@@ -78,7 +78,8 @@ def test_every_annotation_is_explained(reference: ModuleType) -> None:
     page = reference.annotations()
     names = {
         node.target.id
-        for node in ast.parse((ROOT / "proxy/protocol/names.py").read_text()).body
+        for source in ("kueue_integration/contract/job_names.py", "proxy/protocol/names.py")
+        for node in ast.parse((ROOT / source).read_text()).body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id.startswith("ANN_")
     }
     assert len(re.findall(r"\| annotation \|", page)) == len(names)

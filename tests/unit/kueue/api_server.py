@@ -23,11 +23,11 @@ from pathlib import Path
 
 from rendered import render
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import AlreadyExists, KubeError
 from kueue_integration.kube import server_time
 from kueue_integration.kube.client import MERGE_PATCH, ApiKube, connect
 from kueue_integration.kube.resources import JOB, JOBSET, NAMESPACE, TRAINJOB, WORKLOAD, Kind, Object
-from proxy.protocol import names
 
 ADMIN = "admin"
 KUEUE = "system:serviceaccount:kueue-system:kueue-controller-manager"
@@ -46,8 +46,8 @@ TEAM = "team"
 """Its namespace."""
 TRAINS = "trains"
 """One with the label that puts the guard of pods in force."""
-_LABEL = {names.LABEL_TRAINING: names.TRAINING_ENABLED}
-NAMESPACES: dict[str, dict[str, str]] = {names.SYSTEM_NAMESPACE: {}, TEAM: {}, TRAINS: _LABEL, "before": {}}
+_LABEL = {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}
+NAMESPACES: dict[str, dict[str, str]] = {job_names.SYSTEM_NAMESPACE: {}, TEAM: {}, TRAINS: _LABEL, "before": {}}
 _INSTALLED = (
     "CustomResourceDefinition", "Lease", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
 )  # fmt: skip
@@ -194,7 +194,7 @@ class Policies:
 
     def _refused(self, job: Object) -> bool:
         try:
-            self.annotate(job, ADMIN, {names.ANN_ATTEMPT: "1"})
+            self.annotate(job, ADMIN, {job_names.ANN_ATTEMPT: "1"})
         except KubeError:
             return True
         return False
@@ -227,7 +227,7 @@ class Policies:
     # --- Jobs ---------------------------------------------------------------------------------------------------------
     def create(self, name: str, annotations: Mapping[str, str], user: str = ADMIN) -> Object:
         """A managed Job of `user` that runs."""
-        labels = {names.LABEL_MANAGED: "true", names.KUEUE_QUEUE_LABEL: "q"}
+        labels = {job_names.LABEL_MANAGED: "true", job_names.KUEUE_QUEUE_LABEL: "q"}
         meta = {"name": name, "namespace": TEAM, "labels": labels, "annotations": dict(annotations)}
         container = {"name": "main", "image": "any:1", "command": ["true"]}
         pod = {"restartPolicy": "Never", "containers": [container]}
@@ -250,8 +250,8 @@ class Policies:
     # --- the hold -----------------------------------------------------------------------------------------------------
     def renew(self, ago: float = 0.0, overdue: str = "") -> None:
         """The Lease as the controller writes it, `ago` seconds ago."""
-        lease = self.admin.get_lease(names.SYSTEM_NAMESPACE, names.HOLD_LEASE)
-        lease["metadata"]["annotations"] = {names.ANN_OVERDUE: overdue} if overdue else {}
+        lease = self.admin.get_lease(job_names.SYSTEM_NAMESPACE, job_names.HOLD_LEASE)
+        lease["metadata"]["annotations"] = {job_names.ANN_OVERDUE: overdue} if overdue else {}
         lease["spec"] = {"renewTime": server_time.to_micro(time.time() - ago), "leaseDurationSeconds": 10}
         self.admin.update_lease(lease)
 
@@ -259,7 +259,7 @@ class Policies:
         """A managed Job that runs and is held."""
         self.renew()
         with contextlib.suppress(AlreadyExists):
-            self.create(name, {names.ANN_HOLD: names.HOLD_ARMED})
+            self.create(name, {job_names.ANN_HOLD: job_names.HOLD_ARMED})
         return self.annotate({"metadata": {"name": name}}, CONTROLLER, annotations)
 
     def suspend(self, job: Object, user: str = KUEUE) -> str:

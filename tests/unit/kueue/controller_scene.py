@@ -6,13 +6,14 @@ import hashlib
 import json
 from typing import Any
 
+from kueue_integration.contract import job_names
 from kueue_integration.kube import server_time
-from proxy.protocol import names
+from kueue_integration.kube.resources import KUEUE_JOB_UID_LABEL
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
 
 T0 = 1_800_000_000.0
 NS = "team"
-CHECK = names.ADMISSION_CHECK_NAME
+CHECK = job_names.ADMISSION_CHECK_NAME
 JOB_UID = "11111111-aaaa-bbbb-cccc-000000000001"
 WL_UID = "22222222-aaaa-bbbb-cccc-000000000001"
 PREEMPTED = "Preempted to accommodate a workload (UID: 99-wl, JobUID: 99-job) due to prioritization in the ClusterQueue"
@@ -32,7 +33,7 @@ def job(
     conditions: list[dict[str, Any]] | None = None,
     uid: str = JOB_UID,
 ) -> dict[str, Any]:
-    labels = {names.KUEUE_QUEUE_LABEL: "q", **({names.LABEL_MANAGED: "true"} if managed else {})}
+    labels = {job_names.KUEUE_QUEUE_LABEL: "q", **({job_names.LABEL_MANAGED: "true"} if managed else {})}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -110,7 +111,7 @@ def workload(
             "uid": uid,
             "resourceVersion": "9",
             "creationTimestamp": at(created),
-            "labels": {names.KUEUE_JOB_UID_LABEL: job_uid},
+            "labels": {KUEUE_JOB_UID_LABEL: job_uid},
             "ownerReferences": owners,
         },
         "spec": {
@@ -140,12 +141,12 @@ def pod(
         "resourceVersion": "3",
         "creationTimestamp": at(created),
         "labels": {
-            names.LABEL_MANAGED: "true",
+            job_names.LABEL_MANAGED: "true",
             "batch.kubernetes.io/job-name": job_name,
             "batch.kubernetes.io/controller-uid": JOB_UID,
         },
         "annotations": {
-            names.ANN_ATTEMPT: str(attempt),
+            job_names.ANN_ATTEMPT: str(attempt),
             "batch.kubernetes.io/job-completion-index": str(index),
         },
         "ownerReferences": [
@@ -177,14 +178,14 @@ def record(attempt: int = 1, **fields: Any) -> AttemptRecord:
 def history(*records: AttemptRecord) -> dict[str, str]:
     """The annotations that go with a history."""
     return {
-        names.ANN_HISTORY: to_json(list(records)),
-        names.ANN_ATTEMPT: str(records[-1].attempt),
+        job_names.ANN_HISTORY: to_json(list(records)),
+        job_names.ANN_ATTEMPT: str(records[-1].attempt),
     }
 
 
 def roster(*pods: dict[str, Any], attempt: int = 1) -> dict[str, str]:
     """The annotation that says with which pods the attempt trains."""
-    return {names.ANN_PODS: json.dumps({"attempt": attempt, "uids": [p["metadata"]["uid"][:8] for p in pods]})}
+    return {job_names.ANN_PODS: json.dumps({"attempt": attempt, "uids": [p["metadata"]["uid"][:8] for p in pods]})}
 
 
 def checkpoint(attempt: int = 1, sequence: int = 1, step: int = 100) -> CheckpointRef:
@@ -204,7 +205,7 @@ def checkpoint(attempt: int = 1, sequence: int = 1, step: int = 100) -> Checkpoi
 
 def stored(job_annotations: Any) -> list[AttemptRecord]:
     """The history that an action writes."""
-    return [AttemptRecord(**item) for item in json.loads(job_annotations[names.ANN_HISTORY])]
+    return [AttemptRecord(**item) for item in json.loads(job_annotations[job_names.ANN_HISTORY])]
 
 
 def nobody(uid: str) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 import controller_scene as scene
 from controller_scene import CHECK, NS, T0
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller import apply, views
 from kueue_integration.controller.errors import RefusedError
 from kueue_integration.controller.hold import Settings
@@ -25,7 +26,6 @@ from kueue_integration.errors import Conflict, KubeError, Unreachable
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, LEASE, POD, WORKLOAD, annotation, is_true
-from proxy.protocol import names
 from proxy.protocol.messages import CheckpointFailure, CheckpointRef, CommitRequest, Progress
 
 TICK_S = 0.5
@@ -134,7 +134,7 @@ class Replica:
         self.keeper = LeaseKeeper(
             self.world.kube,
             "sys",
-            names.HOLD_LEASE,
+            job_names.HOLD_LEASE,
             self.name,
             LEASE_S,
             2,
@@ -175,12 +175,12 @@ class World:
         monkeypatch.setattr("kueue_integration.controller.lease.time", SimpleNamespace(monotonic=lambda: self.now))
         self.kube = Server(self)
         lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
-        self.kube.put({**lease, "metadata": {"name": names.HOLD_LEASE, "namespace": "sys"}})
+        self.kube.put({**lease, "metadata": {"name": job_names.HOLD_LEASE, "namespace": "sys"}})
         self.kube.put(
             scene.job(
                 annotations={
-                    names.ANN_HOLD: "armed", names.ANN_BUDGET: str(BUDGET_S), names.ANN_WORLD_SIZE: "2",
-                    names.ANN_STORE: "file:///shared/checkpoints",
+                    job_names.ANN_HOLD: "armed", job_names.ANN_BUDGET: str(BUDGET_S), job_names.ANN_WORLD_SIZE: "2",
+                    job_names.ANN_STORE: "file:///shared/checkpoints",
                 }
             )
         )  # fmt: skip
@@ -248,7 +248,7 @@ class World:
         self._check()
 
     def _check(self) -> None:
-        attempts = {annotation(p, names.ANN_ATTEMPT) for p in self.pods() if views.can_write(p)}
+        attempts = {annotation(p, job_names.ANN_ATTEMPT) for p in self.pods() if views.can_write(p)}
         assert len(attempts) <= 1, f"two attempts at once: {attempts}"
         if self.evicted_at is not None and not self.job()["spec"]["suspend"]:
             held = self.now - self.evicted_at
@@ -303,11 +303,11 @@ class World:
 
     def _denied(self, job: Any) -> bool:
         """charts/singularity/templates/hold.yaml: "now" is the API server's clock."""
-        if annotation(job, names.ANN_HOLD) != names.HOLD_ARMED:
+        if annotation(job, job_names.ANN_HOLD) != job_names.HOLD_ARMED:
             return False
-        lease = self.kube.get(LEASE, "sys", names.HOLD_LEASE).get("spec") or {}
+        lease = self.kube.get(LEASE, "sys", job_names.HOLD_LEASE).get("spec") or {}
         silent = not lease or self.now > server_time.parse(lease["renewTime"]) + lease["leaseDurationSeconds"]
-        deadline = annotation(job, names.ANN_HOLD_DEADLINE)
+        deadline = annotation(job, job_names.ANN_HOLD_DEADLINE)
         return not silent and not (deadline is not None and self.now > server_time.parse(deadline))
 
     # --- the Job controller and the kubelet ---------------------------------------------------------------------------
@@ -328,7 +328,7 @@ class World:
                     self.kube.delete(POD, NS, pod["metadata"]["name"])
                 self.training = None
         elif not pods:  # podReplacementPolicy: Failed, so never beside an old one
-            number = int(self.template[names.ANN_ATTEMPT])
+            number = int(self.template[job_names.ANN_ATTEMPT])
             for index in (0, 1):
                 self.kube.put(scene.pod(index, attempt=number, created=self.now - T0, ip=f"10.0.0.{index}"))
             self.training = Training(self, number)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from kueue_integration.contract import job_names
 from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import KUEUE_GROUP, KUEUE_JOB_UID_LABEL, KUEUE_VERSION
 from kueue_integration.spec.platform_config import PlatformConfig
 from kueue_integration.spec.train_spec import TrainSpec
 from proxy.protocol import names
@@ -49,8 +51,8 @@ def spec(**changes: Any) -> TrainSpec:
 
 def cluster(*extra: Mapping[str, Any]) -> FakeKube:
     """An API server with queue, fence and priority classes, as the chart's samples make them."""
-    kueue = f"{names.KUEUE_GROUP}/{names.KUEUE_VERSION}"
-    fence = {"admissionChecks": [{"name": names.ADMISSION_CHECK_NAME}]}
+    kueue = f"{KUEUE_GROUP}/{KUEUE_VERSION}"
+    fence = {"admissionChecks": [{"name": job_names.ADMISSION_CHECK_NAME}]}
     return FakeKube(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}},
         {
@@ -62,8 +64,8 @@ def cluster(*extra: Mapping[str, Any]) -> FakeKube:
             "spec": {"admissionChecksStrategy": fence},
         },
         {
-            "apiVersion": kueue, "kind": "AdmissionCheck", "metadata": {"name": names.ADMISSION_CHECK_NAME},
-            "spec": {"controllerName": names.ADMISSION_CHECK_CONTROLLER},
+            "apiVersion": kueue, "kind": "AdmissionCheck", "metadata": {"name": job_names.ADMISSION_CHECK_NAME},
+            "spec": {"controllerName": job_names.ADMISSION_CHECK_CONTROLLER},
         },
         {"apiVersion": kueue, "kind": "WorkloadPriorityClass", "metadata": {"name": "low"}, "value": 10},
         {"apiVersion": kueue, "kind": "WorkloadPriorityClass", "metadata": {"name": "high"}, "value": 1000},
@@ -80,12 +82,12 @@ def conditions(*items: tuple[Any, ...]) -> list[dict[str, Any]]:
 def workload(*items: tuple[Any, ...], annotations: dict[str, str] | None = None, **status: Any) -> dict[str, Any]:
     """A Workload with these conditions."""
     return {
-        "apiVersion": f"{names.KUEUE_GROUP}/{names.KUEUE_VERSION}",
+        "apiVersion": f"{KUEUE_GROUP}/{KUEUE_VERSION}",
         "kind": "Workload",
         "metadata": {
             "name": "job-digits-1a2b3",
             "namespace": "default",
-            "labels": {names.KUEUE_JOB_UID_LABEL: "u-1"},
+            "labels": {KUEUE_JOB_UID_LABEL: "u-1"},
             "annotations": annotations or {},
         },
         "spec": {"active": True},
@@ -102,13 +104,18 @@ def job(
     **status: Any,
 ) -> dict[str, Any]:
     """A managed Job with these conditions and records."""
-    notes = {names.ANN_WORKERS: "4", names.ANN_MIN_WORKERS: "2", names.ANN_WORLD_SIZE: "4", names.ANN_HOLD: "armed"}
+    notes = {
+        job_names.ANN_WORKERS: "4",
+        job_names.ANN_MIN_WORKERS: "2",
+        job_names.ANN_WORLD_SIZE: "4",
+        job_names.ANN_HOLD: "armed",
+    }
     if history is not None:
-        notes[names.ANN_HISTORY] = json.dumps([asdict(record) for record in history])
-        notes[names.ANN_ATTEMPT] = str(history[-1].attempt)
+        notes[job_names.ANN_HISTORY] = json.dumps([asdict(record) for record in history])
+        notes[job_names.ANN_ATTEMPT] = str(history[-1].attempt)
     if checkpoint is not None:
         notes[names.ANN_CHECKPOINT] = json.dumps(asdict(checkpoint))
-    labels = {names.LABEL_MANAGED: "true", names.LABEL_JOB: "digits", names.KUEUE_QUEUE_LABEL: "training"}
+    labels = {job_names.LABEL_MANAGED: "true", job_names.LABEL_JOB: "digits", job_names.KUEUE_QUEUE_LABEL: "training"}
     meta = {"name": "digits", "namespace": "default", "uid": "u-1", "labels": labels}
     return {
         "apiVersion": "batch/v1",

@@ -14,6 +14,7 @@ from kueue_samples import spec
 from kueue_integration.adoption import trainjob
 from kueue_integration.adoption.jobset import adopted_jobset
 from kueue_integration.adoption.patch import adopted
+from kueue_integration.contract import job_names
 from kueue_integration.doctor import gpu_probe, probe
 from kueue_integration.jobs import store_pod
 from kueue_integration.manifests import job_manifests
@@ -133,7 +134,7 @@ def _elsewhere(pod: Pod, _: PlatformConfig) -> None:
     pod["containers"][0]["volumeMounts"] = [m for m in mounts if m["name"] != AGENT_VOLUME]
 
 
-_INSTALL, _SIDECAR = names.CONTAINER_INSTALL, names.CONTAINER_SIDECAR
+_INSTALL, _SIDECAR = job_names.CONTAINER_INSTALL, job_names.CONTAINER_SIDECAR
 _HOOK = {"exec": {"command": ["sh", "-c", "id"]}}
 _HELPER = {"name": "LD_PRELOAD", "value": "/mine/helper.so"}
 

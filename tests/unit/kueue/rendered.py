@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from proxy.protocol import names
+from kueue_integration.contract import job_names
 
 CHART = Path(__file__).parents[3] / "charts" / "singularity"
 HELM = os.environ.get("SINGULARITY_HELM") or shutil.which("helm")
@@ -23,7 +23,7 @@ def helm(*args: str) -> subprocess.CompletedProcess[str]:
 
 def render(*sets: str, values: str = "") -> dict[tuple[str, str], dict[str, Any]]:
     """Objects by (kind, name)."""
-    command = ["template", "singularity", str(CHART), "-n", names.SYSTEM_NAMESPACE, "--kube-version", "1.36.0"]
+    command = ["template", "singularity", str(CHART), "-n", job_names.SYSTEM_NAMESPACE, "--kube-version", "1.36.0"]
     for item in sets:
         command += ["--set", item]
     if values:

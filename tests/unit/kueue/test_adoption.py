@@ -14,7 +14,7 @@ from kueue_integration import cli
 from kueue_integration.adoption import admission_policy, eligibility, recreate
 from kueue_integration.adoption.jobset import adopted_jobset
 from kueue_integration.adoption.patch import adopted
-from kueue_integration.contract import kinds
+from kueue_integration.contract import job_names, kinds
 from kueue_integration.controller import views
 from kueue_integration.errors import Conflict, ConflictError, JobNotFoundError, KubeError, SpecError
 from kueue_integration.kube.fake import FakeKube
@@ -51,7 +51,7 @@ def test_the_users_program_runs_behind_the_launcher() -> None:
     pod = made["spec"]["template"]["spec"]
     (train,) = pod["containers"]
     user = plain()["spec"]["template"]["spec"]["containers"][0]
-    assert train["name"] == names.CONTAINER_TRAIN
+    assert train["name"] == job_names.CONTAINER_TRAIN
     assert train["command"] == ["/singularity/agent/launcher/start", "python3"]
     for kept in ("args", "image", "resources", "workingDir"):
         assert train[kept] == user[kept]
@@ -68,14 +68,14 @@ def test_the_users_program_runs_behind_the_launcher() -> None:
 def test_the_job_is_held_fenced_and_elastic() -> None:
     made = adopted(plain(), PLATFORM)
     assert made["spec"]["suspend"] is True and made["spec"]["podReplacementPolicy"] == "Failed"
-    assert label(made, names.LABEL_MANAGED) == "true" and label(made, "team") == "vision"
+    assert label(made, job_names.LABEL_MANAGED) == "true" and label(made, "team") == "vision"
     assert made["spec"]["template"]["metadata"]["labels"] == {
         "app": "train",
-        names.LABEL_MANAGED: "true",
-        names.LABEL_JOB: "mine",
+        job_names.LABEL_MANAGED: "true",
+        job_names.LABEL_JOB: "mine",
     }
-    assert annotation(made, names.ANN_HOLD) == names.HOLD_ARMED
-    assert (annotation(made, names.ANN_WORKERS), annotation(made, names.ANN_MIN_WORKERS)) == ("2", "1")
+    assert annotation(made, job_names.ANN_HOLD) == job_names.HOLD_ARMED
+    assert (annotation(made, job_names.ANN_WORKERS), annotation(made, job_names.ANN_MIN_WORKERS)) == ("2", "1")
     assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == eligibility.GRACE_LEAST
 
 
@@ -84,7 +84,7 @@ def test_what_the_user_says_stands() -> None:
     job = changed("spec.template.spec.terminationGracePeriodSeconds", 300, job)
     job = changed("metadata.annotations.singularity~dev/world-size", "4", job)
     made = adopted(job, PLATFORM)
-    assert annotation(made, names.ANN_BUDGET) == "30" and annotation(made, names.ANN_WORLD_SIZE) == "4"
+    assert annotation(made, job_names.ANN_BUDGET) == "30" and annotation(made, job_names.ANN_WORLD_SIZE) == "4"
     assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 300
 
 
@@ -129,12 +129,14 @@ def test_a_jobset_gets_the_same_parts_and_another_name() -> None:
     made = adopted_jobset(jobset(), PLATFORM)
     job = made["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert made["spec"]["suspend"] is True and "suspend" not in job
-    assert annotation(made, names.ANN_HOLD) == names.HOLD_ARMED and annotation(made, names.ANN_WORKERS) == "2"
-    assert job["template"]["metadata"]["labels"][names.LABEL_JOB] == "mine.jobset"
+    assert (
+        annotation(made, job_names.ANN_HOLD) == job_names.HOLD_ARMED and annotation(made, job_names.ANN_WORKERS) == "2"
+    )
+    assert job["template"]["metadata"]["labels"][job_names.LABEL_JOB] == "mine.jobset"
     env = {entry["name"]: entry.get("value") for entry in job["template"]["spec"]["containers"][0]["env"]}
     assert env[names.ENV_JOB] == "mine.jobset" and env[names.ENV_WORLD_SIZE] == "2"
     assert kinds.as_job(made)["spec"]["parallelism"] == 2 and kinds.job_key(made) == "mine.jobset"
-    assert not label(made["spec"]["replicatedJobs"][0]["template"], names.LABEL_MANAGED)  # the JobSet is managed
+    assert not label(made["spec"]["replicatedJobs"][0]["template"], job_names.LABEL_MANAGED)  # the JobSet is managed
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,7 @@ def test_recreate_replaces_a_job_that_waits(kube: FakeKube) -> None:
     before = kube.get_job("default", "mine")["metadata"]["uid"]
     made = recreate.recreate(kube, "default", "mine", PLATFORM)
     assert made["metadata"]["uid"] != before and label(made, "team") == "vision"
-    assert annotation(kube.get_job("default", "mine"), names.ANN_HOLD) == names.HOLD_ARMED
+    assert annotation(kube.get_job("default", "mine"), job_names.ANN_HOLD) == job_names.HOLD_ARMED
     assert kube.find(CONFIG_MAP, "default", "mine-before-adoption") is None
 
 
@@ -206,7 +208,7 @@ def test_a_job_that_starts_in_between_is_left_alone(kube: FakeKube) -> None:
     kube.fail_next("delete", JOB, Conflict("changed", 409, "Conflict"))
     with pytest.raises(ConflictError, match="left alone"):
         recreate.recreate(kube, "default", "mine", PLATFORM)
-    assert not label(kube.get_job("default", "mine"), names.LABEL_MANAGED)
+    assert not label(kube.get_job("default", "mine"), job_names.LABEL_MANAGED)
     assert kube.find(CONFIG_MAP, "default", "mine-before-adoption") is None
 
 
@@ -233,7 +235,7 @@ def test_a_failure_after_the_delete_loses_nothing_and_the_same_call_finishes(kub
         recreate.recreate(kube, "default", "mine", PLATFORM)
     assert kube.find(JOB, "default", "mine") is None
     made = recreate.recreate(kube, "default", "mine", PLATFORM)
-    assert label(made, "team") == "vision" and annotation(made, names.ANN_HOLD) == names.HOLD_ARMED
+    assert label(made, "team") == "vision" and annotation(made, job_names.ANN_HOLD) == job_names.HOLD_ARMED
     assert kube.find(CONFIG_MAP, "default", "mine-before-adoption") is None
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from kueue_samples import attempt, job, saved, workload
 
+from kueue_integration.contract import job_names
 from kueue_integration.jobs.phase import Phase, classify, preemptor_uids
 from proxy.protocol import names
 
@@ -24,7 +25,7 @@ def evicted(reason: str = "Preempted") -> tuple[str, str, str, str]:
 
 
 def progress(number: int, step: int, **more: Any) -> dict[str, str]:
-    return {names.ANN_PROGRESS: json.dumps({"attempt": number, "step": step, "at": 1.0, **more})}
+    return {job_names.ANN_PROGRESS: json.dumps({"attempt": number, "step": step, "at": 1.0, **more})}
 
 
 CASES = [
@@ -62,7 +63,7 @@ CASES = [
      job(history=[RUNS], annotations=progress(1, 17, phase="uploading", bytes_done=5 << 20, bytes_total=9 << 20)),
      Phase.RUNNING, "17 steps done; stores the checkpoint, 5 of 9 MiB are saved"),
     ("committed", workload(RESERVED, evicted()),
-     job(history=[RUNS], checkpoint=saved(), annotations={names.ANN_HOLD: "released"}), Phase.PREEMPTED, "step 61"),
+     job(history=[RUNS], checkpoint=saved(), annotations={job_names.ANN_HOLD: "released"}), Phase.PREEMPTED, "step 61"),
     ("an old checkpoint is not this attempt's", workload(RESERVED, evicted()),
      job(history=[RUNS, attempt(2)], checkpoint=saved(1)), Phase.CHECKPOINTING, "writes a checkpoint"),
     ("hold off: pods still end", workload(evicted(), waiting("Pending")),
@@ -71,7 +72,7 @@ CASES = [
      job(suspend=True, history=[RUNS]), Phase.PREEMPTED, "no checkpoint of this attempt"),
     ("given up", workload(RESERVED, evicted()),
      job(history=[attempt(note="no checkpoint within 30 s; restarts from the beginning")],
-         annotations={names.ANN_HOLD: "released"}), Phase.PREEMPTED, "no checkpoint within 30 s"),
+         annotations={job_names.ANN_HOLD: "released"}), Phase.PREEMPTED, "no checkpoint within 30 s"),
     ("who did it", workload(RESERVED, evicted()), job(history=[attempt(preempted_by="job-big-1")], active=4),
      Phase.CHECKPOINTING, "was preempted by job-big-1"),
     ("and for what", workload(RESERVED, ("Evicted", "True", "Preempted", "Preempted to accommodate a workload (UID: w) "
@@ -81,12 +82,12 @@ CASES = [
      Phase.CHECKPOINTING, "Kueue's words"),
     ("deactivated", workload(evicted("Deactivated")) | {"spec": {"active": False}}, job(suspend=True),
      Phase.SUSPENDED, "deactivated"),
-    ("moves", workload(evicted("Deactivated"), annotations={names.ANN_RESHAPE: "ondemand -> spot"})
+    ("moves", workload(evicted("Deactivated"), annotations={job_names.ANN_RESHAPE: "ondemand -> spot"})
      | {"spec": {"active": False}}, job(suspend=True, history=[MOVED]), Phase.PREEMPTED,
      "moves; as asked for by ann: ondemand -> spot; is queued again in its new shape"),
     ("moves, still saved", workload(evicted("Deactivated")) | {"spec": {"active": False}},
      job(history=[MOVED], active=2), Phase.CHECKPOINTING, "moves; writes a checkpoint"),
-    ("paused", workload(evicted("Deactivated"), annotations={names.ANN_PAUSED: "r"}) | {"spec": {"active": False}},
+    ("paused", workload(evicted("Deactivated"), annotations={job_names.ANN_PAUSED: "r"}) | {"spec": {"active": False}},
      job(suspend=True, history=[attempt(ended_by="Paused")]), Phase.SUSPENDED, "was paused; no checkpoint"),
     ("deactivated in the queue", workload(waiting("Pending")) | {"spec": {"active": False}}, job(suspend=True),
      Phase.SUSPENDED, "deactivated"),
@@ -138,7 +139,7 @@ def test_no_conditions_at_all_is_queued() -> None:
 
 def test_spoiled_annotations_do_not_hide_the_phase() -> None:
     spoiled = dict.fromkeys(
-        (names.ANN_HISTORY, names.ANN_PROGRESS, names.ANN_CHECKPOINT, names.ANN_ATTEMPT), "{not json"
+        (job_names.ANN_HISTORY, job_names.ANN_PROGRESS, names.ANN_CHECKPOINT, job_names.ANN_ATTEMPT), "{not json"
     )
     assert classify(workload(RESERVED, ADMITTED), job(annotations=spoiled, ready=4)).phase is Phase.STARTING
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from kueue_samples import attempt, cluster, job, workload
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller import preemptor
 from kueue_integration.controller.actions import RecordHistory, ReleaseHold
 from kueue_integration.controller.attempt_history import stored
@@ -16,7 +17,7 @@ from kueue_integration.jobs.phase import Phase, classify, evictions
 from kueue_integration.jobs.queue_position import Position
 from kueue_integration.jobs.shortage import Shortage
 from kueue_integration.jobs.status import describe, summarise
-from proxy.protocol import decode, names
+from proxy.protocol import decode
 from proxy.protocol.messages import AttemptRecord, Preemptor
 
 UNUSED = (
@@ -202,13 +203,13 @@ def test_the_controller_records_the_preemptors_names() -> None:
     who = preemptor.of(urgent)
     assert who == Preemptor("job-urgent-1", "default", "Job", "urgent", "training", 1000)
     history = [attempt(1, ended_by="Preempted", preempted_by="job-old"), attempt(2, preempted_by="job-urgent-1")]
-    action = ReleaseHold({**stored(history), names.ANN_HOLD: "released"}, why="deadline", message="m")
+    action = ReleaseHold({**stored(history), job_names.ANN_HOLD: "released"}, why="deadline", message="m")
     changed = preemptor.named(action, victim, {"w-9": who}.get)
     assert isinstance(changed, ReleaseHold) and changed.why == "deadline"
-    assert changed.job_annotations[names.ANN_HOLD] == "released"
-    written = decode.messages(AttemptRecord, str(changed.job_annotations[names.ANN_HISTORY]))
+    assert changed.job_annotations[job_names.ANN_HOLD] == "released"
+    written = decode.messages(AttemptRecord, str(changed.job_annotations[job_names.ANN_HISTORY]))
     assert [record.preemptor for record in written] == [None, who]
     assert preemptor.named(changed, victim, {"w-9": who}.get) is changed  # once is enough
     assert preemptor.named(action, victim, lambda uid: None) is action  # gone before anybody looked
-    for nothing in (None, RecordHistory({names.ANN_HOLD: "armed"})):
+    for nothing in (None, RecordHistory({job_names.ANN_HOLD: "armed"})):
         assert preemptor.named(nothing, victim, {"w-9": who}.get) is nothing

@@ -13,6 +13,7 @@ from kueue_samples import PLATFORM, attempt, cluster, job, saved
 
 from kueue_integration import cli
 from kueue_integration.cli import checkpoints
+from kueue_integration.contract import job_names
 from kueue_integration.errors import PlatformError
 from kueue_integration.jobs import store_pod
 from kueue_integration.kube.fake import FakeKube
@@ -71,7 +72,7 @@ def kube(monkeypatch: pytest.MonkeyPatch, url: str) -> FakeKube:
 
     monkeypatch.setattr(fake, "create", and_run)
     committed = replace(saved(), sha256=Store(url).read_digest("default", "digits", "digits-a1-g1")[1])
-    notes = {names.ANN_STORE: url}
+    notes = {job_names.ANN_STORE: url}
     fake.put(job(history=[attempt(restored_from="digits-a1-g2")], checkpoint=committed, annotations=notes))
     return fake
 
@@ -126,7 +127,8 @@ def test_what_was_replaced_since_its_commit_is_said_and_not_exported(
 
 def test_a_checkpoint_that_a_pod_found_damaged_is_listed_as_such(kube: FakeKube, url: str) -> None:
     newest = replace(saved(), id="digits-a1-g3", sha256=Store(url).read_digest("default", "digits", "digits-a1-g3")[1])
-    notes = {names.ANN_STORE: url, names.ANN_CHECKPOINTS: to_json([replace(newest, unusable="pack 00ff is missing")])}
+    damaged = replace(newest, unusable="pack 00ff is missing")
+    notes = {job_names.ANN_STORE: url, job_names.ANN_CHECKPOINTS: to_json([damaged])}
     kube.put(job(history=[attempt()], annotations=notes))
     listed = {e["id"]: e["problem"] for e in json.loads(run("ls", "digits", "-o", "json").stdout)}
     assert listed == {"digits-a1-g3": "pack 00ff is missing", "digits-a1-g2": "", "digits-a1-g1": ""}
@@ -137,7 +139,7 @@ def test_gc_asks_first_and_keeps_what_the_job_needs(kube: FakeKube, url: str) ->
     kube.put(
         {
             "apiVersion": "batch/v1", "kind": "Job",
-            **{k: job(history=[attempt(restored_from="digits-a1-g2")], annotations={names.ANN_STORE: url})[k]
+            **{k: job(history=[attempt(restored_from="digits-a1-g2")], annotations={job_names.ANN_STORE: url})[k]
                for k in ("metadata", "spec", "status")},
         }
     )  # fmt: skip
@@ -157,7 +159,7 @@ def test_gc_is_told_that_an_upload_that_broke_off_has_ended(kube: FakeKube, url:
     store.put_ranks("default", "digits", "digits-a2-g1", {0: tmp_path / "rank"})
     done = run("gc", "digits", "--yes")
     assert "1 uploads are under way" in done.stdout and "add --ended" in done.stdout
-    about = {"name": "digits-0", "namespace": "default", "labels": {names.LABEL_JOB: "digits"}}
+    about = {"name": "digits-0", "namespace": "default", "labels": {job_names.LABEL_JOB: "digits"}}
     kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": about, "status": {"phase": "Running"}})
     refused = run("gc", "digits", "--yes", "--ended")
     assert refused.exit_code == 2 and "has pods that run" in refused.stderr and store.uploads("default", "digits")
@@ -218,7 +220,7 @@ def test_what_a_pod_says_of_its_progress(kube: FakeKube, url: str, monkeypatch: 
 def test_a_pinned_checkpoint_outlives_gc_until_it_is_unpinned(kube: FakeKube, url: str) -> None:
     assert run("pin", "nobody", "digits-a1-g1", "--store", url).exit_code == 3
     assert run("pin", "digits", "digits-a1-g1").stdout == "digits-a1-g1 is pinned\n"
-    kube.put(job(annotations={names.ANN_STORE: url}))
+    kube.put(job(annotations={job_names.ANN_STORE: url}))
     run("gc", "digits", "--keep", "1", "--yes")
     assert [x.id for x in Store(url).list_checkpoints("default", "digits")] == ["digits-a1-g3", "digits-a1-g1"]
     assert run("pin", "digits", "digits-a1-g1", "--remove").exit_code == 0

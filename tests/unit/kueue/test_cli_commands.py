@@ -11,6 +11,7 @@ from kueue_samples import PLATFORM, attempt, cluster, job, saved, workload
 
 from kueue_integration import cli
 from kueue_integration.cli import common, delete, logs, status, submit, tables
+from kueue_integration.contract import job_names
 from kueue_integration.errors import Unreachable
 from kueue_integration.jobs.status import summarise
 from kueue_integration.kube.fake import FakeKube
@@ -53,7 +54,7 @@ def test_submit_creates_the_job(kube: FakeKube) -> None:
     assert done.exit_code == 0, done.output
     assert done.output == "job default/digits submitted to queue training: 4 workers (at least 2), 4 ranks\n"
     made = kube.get_job("default", "digits")
-    assert made["metadata"]["annotations"][names.ANN_BUDGET] == "30"
+    assert made["metadata"]["annotations"][job_names.ANN_BUDGET] == "30"
     (train,) = made["spec"]["template"]["spec"]["containers"]
     env = {item["name"]: item.get("value") for item in train["env"]}
     assert json.loads(env[names.ENV_COMMAND]) == ["python3", "train.py", "--steps", "9"] and env["A"] == "b=c"
@@ -69,7 +70,7 @@ def test_submit_json(kube: FakeKube) -> None:
 def test_no_hold(kube: FakeKube) -> None:
     run(*GOOD, "--no-hold", "--grace", "40", *COMMAND)
     made = kube.get_job("default", "digits")
-    assert names.ANN_HOLD not in made["metadata"]["annotations"]
+    assert job_names.ANN_HOLD not in made["metadata"]["annotations"]
     assert made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 40
 
 
@@ -83,7 +84,7 @@ def test_what_the_pods_and_the_end_of_an_attempt_may_be_is_an_option_too(kube: F
     made = kube.get_job("default", "digits")
     assert made["metadata"]["labels"]["team"] == "vision"
     assert {"key": "spot", "operator": "Exists"} in made["spec"]["template"]["spec"]["tolerations"]
-    assert made["metadata"]["annotations"][names.ANN_INFRASTRUCTURE_RETRIES] == "3"
+    assert made["metadata"]["annotations"][job_names.ANN_INFRASTRUCTURE_RETRIES] == "3"
     rules = made["spec"]["podFailurePolicy"]["rules"]
     codes = [rule["onExitCodes"]["values"] for rule in rules if "onExitCodes" in rule]
     assert any({75, 76} <= set(found) for found in codes)
@@ -245,7 +246,7 @@ def test_status_watch_ends_with_the_job(kube: FakeKube) -> None:
 
 
 def pod(name: str, uid: str, started: bool = True) -> dict[str, Any]:
-    meta = {"name": name, "namespace": "default", "uid": uid, "labels": {names.LABEL_JOB: "digits"}}
+    meta = {"name": name, "namespace": "default", "uid": uid, "labels": {job_names.LABEL_JOB: "digits"}}
     state = {"running": {}} if started else {"waiting": {"reason": "PodInitializing"}}
     statuses = {"containerStatuses": [{"name": "train", "state": state}]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "status": statuses}
@@ -312,6 +313,6 @@ def test_how_long_an_attempt_had_its_quota() -> None:
 def test_submit_with_periodic_checkpoints(kube: FakeKube) -> None:
     assert run(*GOOD, "--checkpoint-every", "500 steps", *COMMAND).exit_code == 0
     (job,) = kube.list(JOB, "default")
-    assert job["metadata"]["annotations"][names.ANN_CHECKPOINT_EVERY] == "500 steps"
+    assert job["metadata"]["annotations"][job_names.ANN_CHECKPOINT_EVERY] == "500 steps"
     refused = run(*GOOD, "--checkpoint-every", "daily", *COMMAND)
     assert (refused.exit_code, "checkpoint_every = 'daily': is not an interval" in refused.output) == (2, True)

@@ -14,10 +14,10 @@ from kueue_samples import attempt, cluster, job, saved, workload
 
 from kueue_integration import cli
 from kueue_integration.cli import common, follow, logs, status, tables
+from kueue_integration.contract import job_names
 from kueue_integration.errors import SpecError, Unreachable
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, POD
-from proxy.protocol import names
 
 RUNS = (("QuotaReserved", "True", "QuotaReserved", ""), ("Admitted", "True", "Admitted", ""))
 
@@ -44,8 +44,8 @@ def complete(*words: str) -> list[str]:
 
 def pod(name: str, number: int) -> dict[str, Any]:
     meta = {
-        "name": name, "namespace": "default", "uid": f"uid-{name}", "labels": {names.LABEL_JOB: "digits"},
-        "annotations": {names.ANN_ATTEMPT: str(number)},
+        "name": name, "namespace": "default", "uid": f"uid-{name}", "labels": {job_names.LABEL_JOB: "digits"},
+        "annotations": {job_names.ANN_ATTEMPT: str(number)},
     }  # fmt: skip
     statuses = {"containerStatuses": [{"name": "train", "state": {"running": {}}}]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "status": statuses}
@@ -98,7 +98,7 @@ def test_completion_of_commands_options_and_jobs(kube: FakeKube) -> None:
 def test_tables_fit_whatever_is_long(kube: FakeKube) -> None:
     long = job(history=[attempt(flavor="f" * 60, ended_by="Preempted", preempted_by="p" * 200, note="n" * 300)])
     long["metadata"] |= {"name": "n" * 52}
-    long["metadata"]["labels"][names.KUEUE_QUEUE_LABEL] = "q" * 63
+    long["metadata"]["labels"][job_names.KUEUE_QUEUE_LABEL] = "q" * 63
     kube.put(long)
     kube.put(workload(("QuotaReserved", "False", "Pending", "m" * 500)))
     listed = run("status").stdout

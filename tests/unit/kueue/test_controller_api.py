@@ -17,6 +17,7 @@ import pytest
 from aiohttp import web
 from controller_scene import NS
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller import views
 from kueue_integration.controller.cache import World
 from kueue_integration.controller.metrics import Metrics
@@ -97,7 +98,7 @@ class Client:
         return self.kube.get_job(NS, "train")
 
     def annotate(self, **annotations):
-        named = {getattr(names, key): value for key, value in annotations.items()}
+        named = {getattr(job_names, key): value for key, value in annotations.items()}
         self.kube.patch_job(NS, "train", {"metadata": {"annotations": named}})
 
 
@@ -124,7 +125,7 @@ async def served(certificate):
     unmarked["metadata"]["ownerReferences"][0]["controller"] = False
     foreign["metadata"]["labels"]["batch.kubernetes.io/controller-uid"] = "another"
     old = scene.pod(1, attempt=0)
-    job = scene.job(suspend=False, annotations={names.ANN_HOLD: "armed", **scene.history(scene.record())})
+    job = scene.job(suspend=False, annotations={job_names.ANN_HOLD: "armed", **scene.history(scene.record())})
     forgeries = {"unmarked": unmarked, "foreign": foreign, "extra": extra}
     kube = SlowReviews(job, leader, follower, stranger, imposter, old, *forgeries.values())
     pods = {"leader": leader, "follower": follower, "stranger": stranger, "imposter": imposter, "old": old, **forgeries}
@@ -210,7 +211,7 @@ async def test_only_the_leader_reports_and_commits(served):
 async def test_a_commit_is_answered_after_the_job_has_it(served):
     assert await served.post("/v1/commit", COMMIT) == (200, {})
     assert json.loads(annotation(served.job(), names.ANN_CHECKPOINT))["id"] == "train-a1-g1"
-    assert annotation(served.job(), names.ANN_HOLD) == "released"
+    assert annotation(served.job(), job_names.ANN_HOLD) == "released"
     assert await served.post("/v1/commit", COMMIT) == (200, {})  # the answer was lost: asked again
     assert served.metrics.value("singularity_checkpoints_committed_total") == 1
 
@@ -218,7 +219,7 @@ async def test_a_commit_is_answered_after_the_job_has_it(served):
 async def test_any_pod_of_the_attempt_says_that_its_checkpoint_is_damaged(served):
     older, given = scene.checkpoint(0, 1), scene.checkpoint(0, 2)
     record = scene.history(scene.record(restored_from=given.id))
-    notes = {names.ANN_CHECKPOINT: to_json(given), names.ANN_CHECKPOINTS: to_json([older, given]), **record}
+    notes = {names.ANN_CHECKPOINT: to_json(given), job_names.ANN_CHECKPOINTS: to_json([older, given]), **record}
     served.kube.patch_job(NS, "train", {"metadata": {"annotations": notes}})
     report = DamageReport(NS, "train", 1, [Damage(given.id, "pack 00ff is missing")])
     assert (await served.post("/v1/damage", report, "stranger"))[0] == 403
@@ -311,8 +312,8 @@ async def test_a_command_wakes_the_long_poll(served):
 async def test_a_copy_that_is_behind_does_not_end_the_attempt(served, monkeypatch):
     """The watch lags: our copy still shows the attempt before, or a Job of that name that is gone."""
     monkeypatch.setattr(api_module, "LONG_POLL_S", 0.2)
-    before = scene.job(suspend=False, annotations={names.ANN_HOLD: "armed", names.ANN_ATTEMPT: "0"})
-    gone = scene.job(suspend=False, uid="gone", annotations={names.ANN_HOLD: "armed", names.ANN_ATTEMPT: "9"})
+    before = scene.job(suspend=False, annotations={job_names.ANN_HOLD: "armed", job_names.ANN_ATTEMPT: "0"})
+    gone = scene.job(suspend=False, uid="gone", annotations={job_names.ANN_HOLD: "armed", job_names.ANN_ATTEMPT: "9"})
     for copy in (before, gone):
         monkeypatch.setattr(served.world.jobs, "get", lambda namespace, name, copy=copy: copy)
         assert await served.commands() == (204, "")
@@ -329,7 +330,7 @@ async def test_progress_is_written_at_most_every_two_seconds_unless_it_is_news(s
 
     async def seen(count):
         end = time.monotonic() + 10
-        while len(writes()) != count or annotation(served.job(), names.ANN_PROGRESS) is None:
+        while len(writes()) != count or annotation(served.job(), job_names.ANN_PROGRESS) is None:
             assert time.monotonic() < end
             await asyncio.sleep(0.01)
 
@@ -340,7 +341,7 @@ async def test_progress_is_written_at_most_every_two_seconds_unless_it_is_news(s
     assert (record.first_step, record.last_step) == (0, 0)
     assert record.first_step_at == pytest.approx(time.time() - 5, abs=5)
     end = time.monotonic() + 10
-    while annotation(served.world.jobs.get(NS, "train"), names.ANN_PROGRESS) is None:
+    while annotation(served.world.jobs.get(NS, "train"), job_names.ANN_PROGRESS) is None:
         assert time.monotonic() < end
         await asyncio.sleep(0.01)
     for step in range(2, 12):
@@ -348,7 +349,7 @@ async def test_progress_is_written_at_most_every_two_seconds_unless_it_is_news(s
     assert len(writes()) <= 1 + (time.monotonic() - begin) / 2  # 1, but where the calls took long
     await served.post("/v1/progress", Progress(NS, "train", 1, "barrier", 12, barrier_ago_s=9.0))
     end = time.monotonic() + 10
-    while json.loads(annotation(served.job(), names.ANN_PROGRESS))["phase"] != "barrier":
+    while json.loads(annotation(served.job(), job_names.ANN_PROGRESS))["phase"] != "barrier":
         assert time.monotonic() < end
         await asyncio.sleep(0.01)
 
@@ -358,7 +359,7 @@ async def test_a_hold_that_the_pods_end_is_counted_once(served, left_s, cause, e
     served.annotate(ANN_HOLD_DEADLINE=server_time.to_text(time.time() + left_s))
     for _ in range(2):
         assert (await served.post("/v1/failure", CheckpointFailure(NS, "train", 1, "rank 1 is stuck")))[0] == 200
-    assert annotation(served.job(), names.ANN_HOLD) == "released"
+    assert annotation(served.job(), job_names.ANN_HOLD) == "released"
     lines = served.metrics.text().splitlines()
     assert f'singularity_holds_released_total{{cause="{cause}"}} 1.0' in lines
     assert f"singularity_holds_expired_total {expired}" in lines
@@ -367,7 +368,7 @@ async def test_a_hold_that_the_pods_end_is_counted_once(served, left_s, cause, e
 async def test_a_failure_releases_the_hold(served):
     served.annotate(ANN_HOLD_DEADLINE=server_time.to_text(time.time() + 60))
     assert await served.post("/v1/failure", CheckpointFailure(NS, "train", 1, "rank 1 is stuck")) == (200, {})
-    assert annotation(served.job(), names.ANN_HOLD) == "released"
+    assert annotation(served.job(), job_names.ANN_HOLD) == "released"
     (record,) = scene.stored(served.job()["metadata"]["annotations"])
     assert record.note == "no checkpoint: rank 1 is stuck; restarts from the beginning"
 

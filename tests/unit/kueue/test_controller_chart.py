@@ -11,9 +11,10 @@ import yaml
 from rendered import CHART, HELM, NO_HELM, helm, render
 
 from kueue_integration.adoption import trainjob
+from kueue_integration.contract import job_names
 from kueue_integration.guard import names as guards
+from kueue_integration.kube.resources import KUEUE_GROUP
 from kueue_integration.spec.platform_config import PlatformConfig, from_json
-from proxy.protocol import names
 
 POLICY_KINDS = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 pytestmark = pytest.mark.skipif(HELM is None, reason=NO_HELM)
@@ -26,19 +27,19 @@ def test_helm_lint_is_content():
 
 def test_names_agree_with_the_protocol():
     objects = render()
-    controller = names.CONTROLLER_NAME
+    controller = job_names.CONTROLLER_NAME
     for key in (
         ("Deployment", controller),
         ("Service", controller),
         ("Secret", controller),
-        ("ConfigMap", names.PLATFORM_CONFIGMAP),
-        ("Lease", names.HOLD_LEASE),
-        ("AdmissionCheck", names.ADMISSION_CHECK_NAME),
+        ("ConfigMap", job_names.PLATFORM_CONFIGMAP),
+        ("Lease", job_names.HOLD_LEASE),
+        ("AdmissionCheck", job_names.ADMISSION_CHECK_NAME),
     ):
         assert key in objects
-    check = objects["AdmissionCheck", names.ADMISSION_CHECK_NAME]
-    assert check["spec"]["controllerName"] == names.ADMISSION_CHECK_CONTROLLER
-    assert "spec" not in objects["Lease", names.HOLD_LEASE]
+    check = objects["AdmissionCheck", job_names.ADMISSION_CHECK_NAME]
+    assert check["spec"]["controllerName"] == job_names.ADMISSION_CHECK_CONTROLLER
+    assert "spec" not in objects["Lease", job_names.HOLD_LEASE]
     assert not any(kind == "ClusterQueue" for kind, _ in objects)
 
 
@@ -58,22 +59,22 @@ def test_platform_configuration_is_what_clients_read(tmp_path):
         )
     )
     objects = render(values=str(values))
-    data = json.loads(objects["ConfigMap", names.PLATFORM_CONFIGMAP]["data"]["platform.json"])
+    data = json.loads(objects["ConfigMap", job_names.PLATFORM_CONFIGMAP]["data"]["platform.json"])
     config = PlatformConfig(**data)
-    secret = objects["Secret", names.CONTROLLER_NAME]["data"]
+    secret = objects["Secret", job_names.CONTROLLER_NAME]["data"]
     assert config.controller_ca == base64.b64decode(secret["ca.crt"]).decode()
     assert config.controller_url == "https://singularity-controller.singularity-system.svc:443"
     assert (config.agent_image, config.train_image, config.store) == ("a:1", "t:1", "file:///shared/checkpoints")
     assert (list(config.volumes), list(config.volume_mounts), config.env) == ([volume], [mount], pods["env"])
     assert config.max_budget_s == 33
-    deployment = objects["Deployment", names.CONTROLLER_NAME]
+    deployment = objects["Deployment", job_names.CONTROLLER_NAME]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     env = {item["name"]: item.get("value") for item in container["env"]}
     assert (container["image"], env["SINGULARITY_MAX_BUDGET_SECONDS"]) == ("c:1", "33")
 
 
 def test_the_certificate_is_for_the_service_and_signed_by_the_published_ca(tmp_path):
-    data = render()["Secret", names.CONTROLLER_NAME]["data"]
+    data = render()["Secret", job_names.CONTROLLER_NAME]["data"]
     for name in ("ca.crt", "tls.crt", "tls.key"):
         (tmp_path / name).write_bytes(base64.b64decode(data[name]))
     host = "singularity-controller.singularity-system.svc"
@@ -84,7 +85,7 @@ def test_the_certificate_is_for_the_service_and_signed_by_the_published_ca(tmp_p
 
 
 def test_the_controllers_rights_are_exactly_these():
-    role = render()["ClusterRole", names.CONTROLLER_NAME]
+    role = render()["ClusterRole", job_names.CONTROLLER_NAME]
     allowed = {
         (group, resource, verb)
         for rule in role["rules"]
@@ -92,7 +93,7 @@ def test_the_controllers_rights_are_exactly_these():
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    kueue = names.KUEUE_GROUP
+    kueue = KUEUE_GROUP
     assert allowed == {
         *(("batch", "jobs", verb) for verb in ("get", "list", "watch", "patch")),
         *(("jobset.x-k8s.io", "jobsets", verb) for verb in ("get", "list", "watch", "patch")),
@@ -118,14 +119,14 @@ def test_the_policy_fails_open_and_asks_for_kueues_user():
     policy = objects["ValidatingAdmissionPolicy", "singularity-hold"]["spec"]
     binding = objects["ValidatingAdmissionPolicyBinding", "singularity-hold"]["spec"]
     assert policy["failurePolicy"] == "Ignore"
-    assert policy["matchConstraints"]["objectSelector"] == {"matchLabels": {names.LABEL_MANAGED: "true"}}
+    assert policy["matchConstraints"]["objectSelector"] == {"matchLabels": {job_names.LABEL_MANAGED: "true"}}
     conditions = {item["name"]: item["expression"] for item in policy["matchConditions"]}
     assert conditions["kueue-asks"] == 'request.userInfo.username == "system:serviceaccount:k:k"'
-    assert f"'{names.ANN_HOLD}'] == '{names.HOLD_ARMED}'" in conditions["held"]
-    assert names.ANN_HOLD_DEADLINE in json.dumps(policy["variables"])
+    assert f"'{job_names.ANN_HOLD}'] == '{job_names.HOLD_ARMED}'" in conditions["held"]
+    assert job_names.ANN_HOLD_DEADLINE in json.dumps(policy["variables"])
     assert binding["paramRef"] == {
-        "name": names.HOLD_LEASE,
-        "namespace": names.SYSTEM_NAMESPACE,
+        "name": job_names.HOLD_LEASE,
+        "namespace": job_names.SYSTEM_NAMESPACE,
         "parameterNotFoundAction": "Allow",
     }
 
@@ -138,10 +139,10 @@ def test_the_guards_are_always_there_and_the_controller_may_look_for_them():
         assert (binding["policyName"], binding["validationActions"]) == (name, ["Deny"])
     (rule,) = [
         rule
-        for rule in objects["ClusterRole", names.CONTROLLER_NAME]["rules"]
+        for rule in objects["ClusterRole", job_names.CONTROLLER_NAME]["rules"]
         if rule["apiGroups"] == ["admissionregistration.k8s.io"]
     ]
-    assert rule["resourceNames"] == [names.HOLD_LEASE, *guards.POLICIES]
+    assert rule["resourceNames"] == [job_names.HOLD_LEASE, *guards.POLICIES]
 
 
 def test_the_accounts_that_may_write_the_controllers_annotations():
@@ -149,9 +150,9 @@ def test_the_accounts_that_may_write_the_controllers_annotations():
         conditions = render(*sets)["ValidatingAdmissionPolicy", guards.ANNOTATIONS]["spec"]["matchConditions"]
         return json.loads(conditions[0]["expression"].partition(" in ")[2].removesuffix(")"))
 
-    own = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:{names.CONTROLLER_NAME}"
+    own = f"system:serviceaccount:{job_names.SYSTEM_NAMESPACE}:{job_names.CONTROLLER_NAME}"
     assert accounts() == [own]
-    worker = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:singularity-multikueue"
+    worker = f"system:serviceaccount:{job_names.SYSTEM_NAMESPACE}:singularity-multikueue"
     assert accounts("multikueue.worker.enabled=true", "guard.accounts={velero,it's}") == [own, worker, "velero", "it's"]
 
 
@@ -183,7 +184,7 @@ def test_the_guard_of_pods_knows_the_platforms_images_and_volumes(tmp_path):
         given = {v["name"]: v["expression"] for v in policy["variables"]}
         assert json.loads(given["images"]) == ["a:1", "mirror/a@sha256:0", "it's:1"]
         assert json.loads(given["hostPaths"]) == {"paths": ["/a", "/b", "/c", "/d"], "readOnly": ["/a"]}
-        selector = {"matchLabels": {names.LABEL_TRAINING: names.TRAINING_ENABLED}}
+        selector = {"matchLabels": {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}}
         assert policy["matchConstraints"]["namespaceSelector"] == selector
     (rule,) = objects["ValidatingAdmissionPolicy", guards.EXEC]["spec"]["validations"]
     assert rule["expression"].startswith("true || ")
@@ -203,7 +204,7 @@ def test_a_policy_that_matches_nothing_keeps_the_api_servers_copy_of_leases_and_
 def test_sample_queues_name_the_fence():
     objects = render("sampleQueues.enabled=true")
     queue = objects["ClusterQueue", "training"]["spec"]
-    assert queue["admissionChecksStrategy"] == {"admissionChecks": [{"name": names.ADMISSION_CHECK_NAME}]}
+    assert queue["admissionChecksStrategy"] == {"admissionChecks": [{"name": job_names.ADMISSION_CHECK_NAME}]}
     (group,) = queue["resourceGroups"]
     assert [(f["name"], f["resources"][0]["nominalQuota"]) for f in group["flavors"]] == [
         ("ondemand", "1"),
@@ -236,8 +237,8 @@ def test_bad_values_are_refused_by_name(value, named):
 def test_metrics_objects_come_only_when_asked_for():
     assert not any(kind == "PodMonitor" or name == "singularity-dashboard" for kind, name in render())
     wanted = render("metrics.podMonitor.enabled=true", "metrics.dashboard.enabled=true")
-    monitor = wanted["PodMonitor", names.CONTROLLER_NAME]
-    ports = wanted["Deployment", names.CONTROLLER_NAME]["spec"]["template"]["spec"]["containers"][0]["ports"]
+    monitor = wanted["PodMonitor", job_names.CONTROLLER_NAME]
+    ports = wanted["Deployment", job_names.CONTROLLER_NAME]["spec"]["template"]["spec"]["containers"][0]["ports"]
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in {port["name"] for port in ports}
     board = json.loads(wanted["ConfigMap", "singularity-dashboard"]["data"]["singularity.json"])
     assert len(board["panels"]) >= 8
@@ -258,7 +259,7 @@ def test_adoption_is_refused_where_the_api_server_cannot_do_it():
 def test_multikueue_adds_what_manager_and_worker_need_and_nothing_unless_asked():
     assert not any("multikueue" in name for _, name in render())
     manager = render("multikueue.manager.enabled=true", "multikueue.manager.secrets={a,b}")
-    pod = manager["Deployment", names.CONTROLLER_NAME]["spec"]["template"]["spec"]
+    pod = manager["Deployment", job_names.CONTROLLER_NAME]["spec"]["template"]["spec"]
     (controller,) = pod["containers"]
     assert {"name": "SINGULARITY_MULTIKUEUE_NAMESPACE", "value": "kueue-system"} in controller["env"]
     assert {"name": "tmp", "mountPath": "/tmp"} in controller["volumeMounts"]
@@ -274,9 +275,9 @@ def test_multikueue_adds_what_manager_and_worker_need_and_nothing_unless_asked()
 
 
 def test_a_job_that_runs_in_another_cluster_is_not_held_here():
-    conditions = render()["ValidatingAdmissionPolicy", names.HOLD_LEASE]["spec"]["matchConditions"]
+    conditions = render()["ValidatingAdmissionPolicy", job_names.HOLD_LEASE]["spec"]["matchConditions"]
     (here,) = [c["expression"] for c in conditions if c["name"] == "runs-here"]
-    assert names.MULTIKUEUE_CONTROLLER in here
+    assert job_names.MULTIKUEUE_CONTROLLER in here
 
 
 VALUES = """
@@ -296,13 +297,13 @@ def filled(tmp_path):
     (tmp_path / "values.yaml").write_text(VALUES)
     served = "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
     options = (f"--values={tmp_path / 'values.yaml'}", "--kube-version=1.36.0", served)
-    done = helm("template", "singularity", str(CHART), "-n", names.SYSTEM_NAMESPACE, *options)
+    done = helm("template", "singularity", str(CHART), "-n", job_names.SYSTEM_NAMESPACE, *options)
     assert done.returncode == 0, done.stderr
     return {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(done.stdout) if d}
 
 
 def test_the_training_runtime_is_what_the_command_expects(filled):
-    platform = from_json(filled["ConfigMap", names.PLATFORM_CONFIGMAP]["data"]["platform.json"])
+    platform = from_json(filled["ConfigMap", job_names.PLATFORM_CONFIGMAP]["data"]["platform.json"])
     made = filled["ClusterTrainingRuntime", trainjob.RUNTIME]
     assert made["metadata"]["labels"].items() >= trainjob.FRAMEWORK.items()
     assert made["spec"] == trainjob.runtime(platform)["spec"]
@@ -319,4 +320,4 @@ def test_rules_of_adoption_have_the_platforms_values_and_no_parameter(filled):
     binding = filled["MutatingAdmissionPolicyBinding", "singularity-adoption"]["spec"]
     assert binding["paramRef"]["parameterNotFoundAction"] == "Allow"
     last = policy["validations"][-1]["message"]
-    assert f"PodTemplate {names.SYSTEM_NAMESPACE}/singularity-adoption" in last and "@" not in last
+    assert f"PodTemplate {job_names.SYSTEM_NAMESPACE}/singularity-adoption" in last and "@" not in last

@@ -6,6 +6,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0, at
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import GiveUp, RecordHistory, ReleaseHold, RequestReadmission, StartCheckpoint
 from kueue_integration.controller.decide import STUCK_S, decide
 from kueue_integration.controller.hold import Settings
@@ -22,7 +23,7 @@ def look(job, workload, pods=(), now=NOW):
 def running(record=None, **annotations):
     record = record or scene.record(first_step=0, first_step_at=T0 + 20)
     pods = [scene.pod(0, attempt=record.attempt), scene.pod(1, attempt=record.attempt)]
-    base = {names.ANN_HOLD: "armed", **scene.roster(*pods, attempt=record.attempt), **scene.history(record)}
+    base = {job_names.ANN_HOLD: "armed", **scene.roster(*pods, attempt=record.attempt), **scene.history(record)}
     return scene.job(suspend=False, annotations={**base, **annotations})
 
 
@@ -76,7 +77,7 @@ def test_pods_that_stopped_with_a_checkpoint_are_readmitted():
     action = look(running(record), ADMITTED, PODS).action
     assert isinstance(action, RequestReadmission)
     assert "train-a1-g1" in action.message
-    assert action.job_annotations[names.ANN_HOLD] == "released"
+    assert action.job_annotations[job_names.ANN_HOLD] == "released"
     assert scene.stored(action.job_annotations)[0].ended_by == "Deleted"
 
 
@@ -194,7 +195,7 @@ def test_pods_that_are_made_slowly_replace_nobody(first_step_at):
     first = look(job, ADMITTED, pods).action
     if first_step_at is not None:  # the pods of the first step are remembered, in one write
         assert isinstance(first, RecordHistory)
-        assert list(first.job_annotations) == [names.ANN_PODS]
+        assert list(first.job_annotations) == [job_names.ANN_PODS]
         job["metadata"]["annotations"].update(first.job_annotations)
         first = look(job, ADMITTED, pods).action
     assert first is None
@@ -205,7 +206,7 @@ def test_the_pods_of_an_attempt_are_not_remembered_while_one_is_missing():
     job = scene.job(suspend=False, annotations=scene.history(record))
     for pods in ([scene.pod(0)], [scene.pod(0), scene.pod(0, created=50)]):
         action = look(job, None, pods).action
-        assert action is None or names.ANN_PODS not in action.job_annotations
+        assert action is None or job_names.ANN_PODS not in action.job_annotations
 
 
 def test_a_workload_that_is_gone_without_a_trace_leads_to_a_checkpoint():
@@ -221,7 +222,7 @@ def test_a_workload_that_is_gone_without_a_trace_leads_to_a_checkpoint():
     assert look(held, None, PODS, now=NOW + 599).action is None
     end = look(held, None, PODS, now=NOW + 600).action
     assert isinstance(end, ReleaseHold)
-    assert end.job_annotations[names.ANN_HOLD] == "released"
+    assert end.job_annotations[job_names.ANN_HOLD] == "released"
 
 
 def test_without_workload_and_pods_the_hold_ends_at_once():
@@ -279,7 +280,7 @@ def test_a_job_that_is_not_ours_is_left_alone():
 
 
 def test_garbage_in_annotations_never_raises():
-    for name in (names.ANN_HISTORY, names.ANN_ATTEMPT, names.ANN_CHECKPOINT, names.ANN_HOLD_DEADLINE):
+    for name in (job_names.ANN_HISTORY, job_names.ANN_ATTEMPT, names.ANN_CHECKPOINT, job_names.ANN_HOLD_DEADLINE):
         for workload in (None, ADMITTED, scene.workload(evicted=("Preempted", "", 30.0))):
             look(running(**{name: "\x00{"}), workload, PODS)
 
@@ -287,17 +288,17 @@ def test_garbage_in_annotations_never_raises():
 def test_the_attempt_beyond_the_infrastructure_budget_fails_the_job():
     lost = [scene.pod(0), scene.pod(1, phase="Failed")]
     job = running()
-    job["metadata"]["annotations"][names.ANN_INFRASTRUCTURE_RETRIES] = "1"
+    job["metadata"]["annotations"][job_names.ANN_INFRASTRUCTURE_RETRIES] = "1"
     first = look(job, ADMITTED, lost).action
     assert isinstance(first, RequestReadmission)
     job["metadata"]["annotations"].update(first.job_annotations)
     again = look(job, ADMITTED, lost).action  # the controller died before it could write the check
     assert isinstance(again, RequestReadmission)
-    assert again.job_annotations.get(names.ANN_BROKEN, job["metadata"]["annotations"][names.ANN_BROKEN]) == (
-        job["metadata"]["annotations"][names.ANN_BROKEN]
+    assert again.job_annotations.get(job_names.ANN_BROKEN, job["metadata"]["annotations"][job_names.ANN_BROKEN]) == (
+        job["metadata"]["annotations"][job_names.ANN_BROKEN]
     )
     last = scene.record(2, first_step=0, first_step_at=T0 + 20)
-    job["metadata"]["annotations"].update({**scene.history(last), names.ANN_ATTEMPT: "2"})
+    job["metadata"]["annotations"].update({**scene.history(last), job_names.ANN_ATTEMPT: "2"})
     over = look(job, ADMITTED, [scene.pod(0, attempt=2), scene.pod(1, attempt=2, phase="Failed")]).action
     assert isinstance(over, GiveUp)
     assert "its budget of 1 infrastructure retries is used up" in over.message
@@ -311,7 +312,7 @@ def test_the_attempt_beyond_the_infrastructure_budget_fails_the_job():
 def test_an_attempt_that_stopped_with_a_checkpoint_uses_no_budget():
     record = scene.record(checkpoint="c", first_step=0, first_step_at=T0 + 20)
     job = running(record)
-    job["metadata"]["annotations"][names.ANN_INFRASTRUCTURE_RETRIES] = "0"
+    job["metadata"]["annotations"][job_names.ANN_INFRASTRUCTURE_RETRIES] = "0"
     action = look(job, ADMITTED, [scene.pod(0), scene.pod(1, phase="Failed")]).action
     assert isinstance(action, RequestReadmission)
-    assert names.ANN_BROKEN not in action.job_annotations
+    assert job_names.ANN_BROKEN not in action.job_annotations

@@ -11,7 +11,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0
 
-from kueue_integration.contract import attempt_phases
+from kueue_integration.contract import attempt_phases, job_names
 from kueue_integration.controller import attempt_history
 from kueue_integration.controller.errors import RefusedError
 from kueue_integration.controller.sidecar_api import reports
@@ -39,7 +39,7 @@ NOW = T0 + 50
 
 def job(record=None, **annotations):
     record = record or scene.record(evicted_at=T0 + 30, ended_by="Preempted")
-    base = {names.ANN_HOLD: "armed", names.ANN_HOLD_DEADLINE: server_time.to_text(T0 + 60)}
+    base = {job_names.ANN_HOLD: "armed", job_names.ANN_HOLD_DEADLINE: server_time.to_text(T0 + 60)}
     return scene.job(suspend=False, annotations={**base, **scene.history(record), **annotations})
 
 
@@ -111,13 +111,13 @@ def test_a_replacement_pod_of_an_attempt_that_has_ended_waits():
 
 def test_a_replacement_pod_of_an_attempt_that_was_given_up_does_not_start_ranks():
     """They could never reach a barrier, and the pod would sit out its grace period."""
-    broken = job(scene.record(ended_by="Deleted"), **{names.ANN_HOLD: names.HOLD_RELEASED})
+    broken = job(scene.record(ended_by="Deleted"), **{job_names.ANN_HOLD: job_names.HOLD_RELEASED})
     assert reports.hello(broken, [scene.pod(0, ip="10.0.0.1")], HELLO, b"s") is None
 
 
 def test_a_stale_attempt_is_refused():
     current = 2
-    other = job(scene.record(), **{names.ANN_ATTEMPT: str(current)})
+    other = job(scene.record(), **{job_names.ANN_ATTEMPT: str(current)})
     for call in (
         lambda: reports.hello(other, [], HELLO, b"s"),
         lambda: reports.progress(other, progress_of(), NOW),
@@ -138,7 +138,9 @@ def test_the_command_follows_from_the_annotations_alone():
     assert reports.command(job(), T0 + 35) == command  # a restarted controller says the same, so nothing is asked twice
 
 
-@pytest.mark.parametrize("change", [{names.ANN_HOLD: "released"}, {names.ANN_HOLD_DEADLINE: None}, {"suspend": "yes"}])
+@pytest.mark.parametrize(
+    "change", [{job_names.ANN_HOLD: "released"}, {job_names.ANN_HOLD_DEADLINE: None}, {"suspend": "yes"}]
+)
 def test_without_an_armed_hold_and_a_deadline_there_is_no_command(change):
     current = job()
     if "suspend" in change:
@@ -154,7 +156,7 @@ def test_without_an_armed_hold_and_a_deadline_there_is_no_command(change):
 def test_a_later_request_has_a_later_number():
     first, second = (
         reports.command(job(), NOW),
-        reports.command(job(**{names.ANN_HOLD_DEADLINE: server_time.to_text(T0 + 75)}), NOW),
+        reports.command(job(**{job_names.ANN_HOLD_DEADLINE: server_time.to_text(T0 + 75)}), NOW),
     )
     assert first is not None and second is not None
     assert second.seq > first.seq > 0
@@ -184,21 +186,21 @@ def test_no_step_is_not_a_completed_step():
 def test_progress_after_the_commit_does_not_move_the_last_step():
     ended = job(scene.record(checkpoint="train-a1-g1", last_step=99, first_step=0, running_at=T0 + 20))
     change = reports.progress(ended, progress_of(step=120, phase="uploading"), NOW)
-    assert names.ANN_HISTORY not in change
+    assert job_names.ANN_HISTORY not in change
 
 
 def test_how_much_is_saved_is_told_while_it_is_being_saved():
     current = job(scene.record())
     change = reports.progress(current, progress_of(phase="uploading", bytes_done=1, bytes_total=4), NOW)
-    told = json.loads(change[names.ANN_PROGRESS])
+    told = json.loads(change[job_names.ANN_PROGRESS])
     assert (told["bytes_done"], told["bytes_total"]) == (1, 4)
-    assert "bytes_total" not in json.loads(reports.progress(current, progress_of(), NOW)[names.ANN_PROGRESS])
+    assert "bytes_total" not in json.loads(reports.progress(current, progress_of(), NOW)[job_names.ANN_PROGRESS])
 
 
 def test_phase_of_another_attempt_is_not_this_ones():
-    current = job(scene.record(2), **{names.ANN_PROGRESS: '{"attempt": 1, "phase": "finished"}'})
+    current = job(scene.record(2), **{job_names.ANN_PROGRESS: '{"attempt": 1, "phase": "finished"}'})
     assert reports.last_phase(current) is None
-    assert reports.last_phase(job(**{names.ANN_PROGRESS: "["})) is None
+    assert reports.last_phase(job(**{job_names.ANN_PROGRESS: "["})) is None
 
 
 # --- commit ---------------------------------------------------------------------------------------------------------
@@ -206,7 +208,7 @@ def test_a_commit_is_one_change_of_checkpoint_hold_and_history():
     change = reports.commit(job(), commit_of(scene.checkpoint()), NOW)
     assert change is not None
     assert from_json(CheckpointRef, change[names.ANN_CHECKPOINT]) == scene.checkpoint()  # dated by our clock
-    assert change[names.ANN_HOLD] == "released"
+    assert change[job_names.ANN_HOLD] == "released"
     (record,) = scene.stored(change)
     assert (record.barrier_at, record.committed_at, record.last_step) == (T0 + 45, NOW, 99)
     assert (record.checkpoint, record.ended_by) == ("train-a1-g1", "Preempted")
@@ -233,16 +235,16 @@ def test_a_checkpoint_of_another_attempt_is_refused():
 def test_without_a_hold_a_commit_in_the_grace_period_counts_too():
     current = job()
     current["spec"]["suspend"] = True
-    del current["metadata"]["annotations"][names.ANN_HOLD]
+    del current["metadata"]["annotations"][job_names.ANN_HOLD]
     change = reports.commit(current, commit_of(scene.checkpoint()), NOW)
     assert change is not None
-    assert names.ANN_HOLD not in change
+    assert job_names.ANN_HOLD not in change
     assert names.ANN_CHECKPOINT in change
 
 
 def test_a_commit_after_the_deadline_is_taken_and_said():
     late = scene.record(evicted_at=T0 + 30, ended_by="Preempted", note="no checkpoint within 30 s: x; restarts from y")
-    change = reports.commit(job(late, **{names.ANN_HOLD: "released"}), commit_of(scene.checkpoint()), NOW)
+    change = reports.commit(job(late, **{job_names.ANN_HOLD: "released"}), commit_of(scene.checkpoint()), NOW)
     (record,) = scene.stored(change)
     assert record.note == "no checkpoint within 30 s: x; a checkpoint was taken within the pods' grace period"
 
@@ -252,14 +254,14 @@ def asking(record=None, **annotations):
     """The job runs and somebody has asked for a checkpoint; nothing is being evicted."""
     request = JobRequest("r-1", "checkpoint", T0 + 39, by="ann")
     status = RequestStatus("r-1", "checkpoint", "running", "taken up", T0 + 40, attempt=1, deadline=T0 + 160)
-    notes = {names.ANN_CHECKPOINT_REQUEST: to_json(request), names.ANN_CHECKPOINT_STATUS: to_json(status)}
+    notes = {job_names.ANN_CHECKPOINT_REQUEST: to_json(request), job_names.ANN_CHECKPOINT_STATUS: to_json(status)}
     current = job(record or scene.record(first_step=0, first_step_at=T0 + 12), **notes, **annotations)
-    del current["metadata"]["annotations"][names.ANN_HOLD_DEADLINE]
+    del current["metadata"]["annotations"][job_names.ANN_HOLD_DEADLINE]
     return current
 
 
 def answered(change) -> RequestStatus:
-    return from_json(RequestStatus, change[names.ANN_CHECKPOINT_STATUS])
+    return from_json(RequestStatus, change[job_names.ANN_CHECKPOINT_STATUS])
 
 
 def test_a_checkpoint_that_was_asked_for_is_a_command_to_go_on():
@@ -273,10 +275,10 @@ def test_a_checkpoint_that_was_asked_for_is_a_command_to_go_on():
 
 def test_an_evicted_attempt_is_asked_to_stop_and_nothing_else():
     evicted = scene.record(evicted_at=T0 + 45, ended_by="Preempted")
-    command = reports.command(asking(evicted, **{names.ANN_HOLD_DEADLINE: "x"}), NOW)
+    command = reports.command(asking(evicted, **{job_names.ANN_HOLD_DEADLINE: "x"}), NOW)
     assert command is None  # its hold is not asked for yet, or over
     current = asking(evicted)
-    current["metadata"]["annotations"][names.ANN_HOLD_DEADLINE] = server_time.to_text(T0 + 75)
+    current["metadata"]["annotations"][job_names.ANN_HOLD_DEADLINE] = server_time.to_text(T0 + 75)
     command = reports.command(current, NOW)
     assert command is not None
     assert command.then == "stop"
@@ -289,12 +291,12 @@ def test_a_checkpoint_aside_answers_its_request_and_leaves_the_record_and_the_ho
     assert change is not None
     assert set(change) == {
         names.ANN_CHECKPOINT,
-        names.ANN_CHECKPOINT_COPY,
-        names.ANN_CHECKPOINTS,
-        names.ANN_CHECKPOINT_STATUS,
+        job_names.ANN_CHECKPOINT_COPY,
+        job_names.ANN_CHECKPOINTS,
+        job_names.ANN_CHECKPOINT_STATUS,
     }
     assert from_json(CheckpointRef, change[names.ANN_CHECKPOINT]) == scene.checkpoint()
-    assert decode.messages(CheckpointRef, change[names.ANN_CHECKPOINTS]) == [scene.checkpoint()]
+    assert decode.messages(CheckpointRef, change[job_names.ANN_CHECKPOINTS]) == [scene.checkpoint()]
     done = answered(change)
     assert (done.state, done.checkpoint, done.step, done.finished_at) == ("done", "train-a1-g1", 100, NOW)
     current["metadata"]["annotations"].update(change)
@@ -308,10 +310,10 @@ def test_a_checkpoint_aside_that_has_to_end_the_attempt_after_all_releases_the_h
     current["metadata"]["annotations"].update(
         reports.commit(current, replace(commit_of(scene.checkpoint()), goes_on=True), NOW)
     )
-    current["metadata"]["annotations"][names.ANN_HOLD_DEADLINE] = server_time.to_text(T0 + 75)
+    current["metadata"]["annotations"][job_names.ANN_HOLD_DEADLINE] = server_time.to_text(T0 + 75)
     change = reports.commit(current, commit_of(scene.checkpoint()), NOW + 1)
     assert change is not None
-    assert change[names.ANN_HOLD] == "released"
+    assert change[job_names.ANN_HOLD] == "released"
     (record,) = scene.stored(change)
     assert (record.checkpoint, record.committed_at) == ("train-a1-g1", NOW + 1)
 
@@ -320,22 +322,22 @@ def test_a_checkpoint_of_an_eviction_answers_an_open_request_too():
     change = reports.commit(asking(), commit_of(scene.checkpoint()), NOW)
     assert change is not None
     assert answered(change).state == "done"
-    assert change[names.ANN_HOLD] == "released"
+    assert change[job_names.ANN_HOLD] == "released"
 
 
 def test_the_list_of_checkpoints_is_bounded():
     old = [scene.checkpoint(sequence=n) for n in range(1, attempt_history.MAX_CHECKPOINTS + 1)]
-    current = asking(**{names.ANN_CHECKPOINTS: to_json(old)})
+    current = asking(**{job_names.ANN_CHECKPOINTS: to_json(old)})
     new = scene.checkpoint(sequence=99)
     change = reports.commit(current, replace(commit_of(new), goes_on=True), NOW)
     assert change is not None
-    assert decode.messages(CheckpointRef, change[names.ANN_CHECKPOINTS]) == [*old[1:], new]
+    assert decode.messages(CheckpointRef, change[job_names.ANN_CHECKPOINTS]) == [*old[1:], new]
 
 
 def test_a_failed_checkpoint_aside_fails_its_request_and_nothing_else():
     change = reports.failure(asking(), replace(failure_of("no step boundary within 9 s."), goes_on=True), NOW)
     assert change is not None
-    assert set(change) == {names.ANN_CHECKPOINT_STATUS}
+    assert set(change) == {job_names.ANN_CHECKPOINT_STATUS}
     assert (answered(change).state, answered(change).message) == (
         "failed", "no checkpoint: no step boundary within 9 s",
     )  # fmt: skip
@@ -352,7 +354,7 @@ def failure_of(text="no step boundary within 30 s: ranks 0,1 at step 17"):
 def test_a_failure_releases_the_hold_and_says_why():
     change = reports.failure(job(), failure_of("rank 1 could not be dumped."), NOW)
     assert change is not None
-    assert change[names.ANN_HOLD] == "released"
+    assert change[job_names.ANN_HOLD] == "released"
     (record,) = scene.stored(change)
     assert record.note == "no checkpoint: rank 1 could not be dumped; restarts from the beginning"
 
@@ -365,20 +367,20 @@ def test_a_failure_at_the_deadline_says_how_long_was_waited():
 
 def test_the_first_account_of_a_missing_checkpoint_stays():
     told = scene.record(evicted_at=T0 + 30, note="no checkpoint within 30 s: told")
-    assert reports.failure(job(told, **{names.ANN_HOLD: "released"}), failure_of(), NOW) is None
+    assert reports.failure(job(told, **{job_names.ANN_HOLD: "released"}), failure_of(), NOW) is None
 
 
 def test_training_that_has_just_finished_keeps_its_hold():
-    done = job(**{names.ANN_PROGRESS: '{"attempt": 1, "step": 100, "phase": "finished", "at": 1}'})
+    done = job(**{job_names.ANN_PROGRESS: '{"attempt": 1, "step": 100, "phase": "finished", "at": 1}'})
     assert reports.failure(done, failure_of("rank 0 has finished"), NOW) is None
 
 
 def test_a_failure_nobody_asked_for_releases_nothing():
     current = job(scene.record())
-    del current["metadata"]["annotations"][names.ANN_HOLD_DEADLINE]
+    del current["metadata"]["annotations"][job_names.ANN_HOLD_DEADLINE]
     change = reports.failure(current, failure_of(), NOW)
     assert change is not None
-    assert names.ANN_HOLD not in change
+    assert job_names.ANN_HOLD not in change
 
 
 @pytest.mark.parametrize(
@@ -396,7 +398,7 @@ def test_a_failure_nobody_asked_for_releases_nothing():
     ],
 )
 def test_a_checkpoint_that_is_not_of_this_job_is_refused(field, value, text):
-    stores = {names.ANN_STORE: "file:///shared/checkpoints", names.ANN_WORLD_SIZE: "2"}
+    stores = {job_names.ANN_STORE: "file:///shared/checkpoints", job_names.ANN_WORLD_SIZE: "2"}
     foreign = dataclasses.replace(scene.checkpoint(), **{field: value})
     with pytest.raises(RefusedError, match=re.escape(text)) as caught:
         reports.commit(job(**stores), commit_of(foreign), NOW)
@@ -411,7 +413,7 @@ def test_ranks_that_have_finished_do_not_end_the_hold():
     current = job()
     change = reports.failure(current, message, NOW)
     assert change is not None
-    assert names.ANN_HOLD not in change
+    assert job_names.ANN_HOLD not in change
     (record,) = scene.stored(change)
     assert "a rank has ended already" in record.note
     assert "may end by itself" in record.note
@@ -422,9 +424,9 @@ def test_ranks_that_have_finished_do_not_end_the_hold():
 def test_the_pods_that_an_attempt_runs_with_are_remembered():
     pods = [scene.pod(0), scene.pod(1)]
     change = reports.progress(job(scene.record()), progress_of(first_step=0), NOW, pods)
-    assert {names.ANN_PODS, names.ANN_HISTORY} <= set(change)
+    assert {job_names.ANN_PODS, job_names.ANN_HISTORY} <= set(change)
     starting = progress_of(phase="starting", first_step=0)
-    assert names.ANN_PODS not in reports.progress(job(scene.record()), starting, NOW, pods)
+    assert job_names.ANN_PODS not in reports.progress(job(scene.record()), starting, NOW, pods)
 
 
 @pytest.mark.parametrize(
@@ -447,7 +449,7 @@ def test_a_checkpoint_before_the_first_step_makes_no_last_step():
 
 # --- GPUs ---------------------------------------------------------------------------------------------------------
 def _stored(change) -> AttemptRecord:
-    (record,) = decode.messages(AttemptRecord, change[names.ANN_HISTORY])
+    (record,) = decode.messages(AttemptRecord, change[job_names.ANN_HISTORY])
     return record
 
 
@@ -465,7 +467,7 @@ def test_what_the_gpus_did_stands_in_the_record_and_stays_there():
 def test_many_faults_do_not_fill_the_annotation():
     seen = Gpus(8, faults=[GpuFault("GPU-1", xid, 1) for xid in range(5000)])
     change = reports.progress(job(scene.record()), progress_of(gpus=seen), NOW)
-    assert len(change[names.ANN_HISTORY]) < 2000 and '"faults_more":4994' in change[names.ANN_HISTORY]
+    assert len(change[job_names.ANN_HISTORY]) < 2000 and '"faults_more":4994' in change[job_names.ANN_HISTORY]
 
 
 # --- phases -------------------------------------------------------------------------------------------------------
@@ -484,8 +486,8 @@ def test_phases_are_kept_beside_the_history_and_stay_there():
     first = reports.progress(job(scene.record()), progress_of(start=START), NOW)
     current, (known,) = phases_in(first)
     assert (known.attempt, known.start, known.save) == (1, replace(START, join=1.23), None)
-    assert names.ANN_PHASES not in reports.progress(current, progress_of(start=START), NOW), "written once"
-    assert names.ANN_PHASES not in reports.progress(current, progress_of(), NOW), "a new leader knows of none"
+    assert job_names.ANN_PHASES not in reports.progress(current, progress_of(start=START), NOW), "written once"
+    assert job_names.ANN_PHASES not in reports.progress(current, progress_of(), NOW), "a new leader knows of none"
     saved = reports.commit(current, replace(commit_of(scene.checkpoint()), save=SAVE), NOW)
     _, (known,) = phases_in(first, saved)
     assert (known.start, known.save) == (replace(START, join=1.23), SAVE)
@@ -493,12 +495,12 @@ def test_phases_are_kept_beside_the_history_and_stay_there():
 
 def test_a_checkpoint_after_which_the_attempt_goes_on_tells_no_phases():
     goes_on = replace(commit_of(scene.checkpoint()), save=SAVE, goes_on=True)
-    assert names.ANN_PHASES not in reports.commit(job(), goes_on, NOW)
+    assert job_names.ANN_PHASES not in reports.commit(job(), goes_on, NOW)
 
 
 @pytest.mark.parametrize("spoilt", ["", "[", "{}", '[{"attempt": 1, "more": 2}]', "[" * 100_000])
 def test_spoilt_phases_are_none_and_are_written_anew(spoilt):
-    current = job(scene.record(), **{names.ANN_PHASES: spoilt})
+    current = job(scene.record(), **{job_names.ANN_PHASES: spoilt})
     assert attempt_phases.of_job(current) == []
     change = reports.progress(current, progress_of(start=START), NOW)
     assert [known.attempt for known in phases_in(change)[1]] == [1]
@@ -510,11 +512,11 @@ def test_phases_of_many_attempts_are_bounded():
         current["metadata"]["annotations"].update(attempt_phases.told(current, number, START, SAVE))
     known = attempt_phases.of_job(current)
     assert [known[0].attempt, known[-1].attempt] == [200 - attempt_phases.MAX_KEPT, 199]
-    assert len(current["metadata"]["annotations"][names.ANN_PHASES]) < 5000
+    assert len(current["metadata"]["annotations"][job_names.ANN_PHASES]) < 5000
     assert attempt_phases.of_attempt(current, 199).save == SAVE and attempt_phases.of_attempt(current, 1).save is None
 
 
 def test_phases_without_end_are_bounded():
     longest = StartPhases(**dict.fromkeys(("join", "fetch", "unpack", "restore", "device", "meet"), 3.2e9))
     change = reports.progress(job(scene.record()), progress_of(start=longest), NOW)
-    assert len(change[names.ANN_PHASES]) < 300
+    assert len(change[job_names.ANN_PHASES]) < 300

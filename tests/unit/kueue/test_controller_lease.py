@@ -6,27 +6,27 @@ import time
 
 import pytest
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller.lease import LeaseKeeper
 from kueue_integration.errors import Conflict, Unreachable
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import LEASE
-from proxy.protocol import names
 
 EMPTY = {
     "apiVersion": "coordination.k8s.io/v1",
     "kind": "Lease",
-    "metadata": {"name": names.HOLD_LEASE, "namespace": "sys"},
+    "metadata": {"name": job_names.HOLD_LEASE, "namespace": "sys"},
 }
 
 
 def keeper(kube, identity, alive=lambda: True, duration=1, log=None):
     changes = log if log is not None else []
-    return LeaseKeeper(kube, "sys", names.HOLD_LEASE, identity, duration, 0.1, alive, changes.append)
+    return LeaseKeeper(kube, "sys", job_names.HOLD_LEASE, identity, duration, 0.1, alive, changes.append)
 
 
 def spec_of(kube):
-    return kube.get(LEASE, "sys", names.HOLD_LEASE).get("spec", {})
+    return kube.get(LEASE, "sys", job_names.HOLD_LEASE).get("spec", {})
 
 
 def test_the_charts_empty_lease_is_taken_and_renewed():
@@ -47,14 +47,16 @@ def test_the_charts_empty_lease_is_taken_and_renewed():
 def test_a_lease_that_somebody_deleted_is_made_again():
     kube, repaired = FakeKube(EMPTY), []
     one = LeaseKeeper(
-        kube, "sys", names.HOLD_LEASE, "a", 10, 0.1, lambda: True, [].append, on_repair=lambda: repaired.append(1)
+        kube, "sys", job_names.HOLD_LEASE, "a", 10, 0.1, lambda: True, [].append, on_repair=lambda: repaired.append(1)
     )
     one.tick()
-    kube.delete(LEASE, "sys", names.HOLD_LEASE)
+    kube.delete(LEASE, "sys", job_names.HOLD_LEASE)
     one.tick()
     assert one.leads
     assert spec_of(kube)["holderIdentity"] == "a"
-    assert kube.get(LEASE, "sys", names.HOLD_LEASE)["metadata"]["labels"], "else the API server keeps no times of it"
+    assert kube.get(LEASE, "sys", job_names.HOLD_LEASE)["metadata"]["labels"], (
+        "else the API server keeps no times of it"
+    )
     one.tick()
     assert repaired == [1]
 
@@ -99,7 +101,7 @@ def test_after_a_slow_answer_everything_is_looked_at_again():
 def test_clocks_of_replicas_need_not_agree():
     """A renewTime far in the past does not make a live holder look dead: what counts is that it changes."""
     kube = FakeKube(EMPTY)
-    other = kube.get(LEASE, "sys", names.HOLD_LEASE)
+    other = kube.get(LEASE, "sys", job_names.HOLD_LEASE)
     other["spec"] = {"holderIdentity": "a", "renewTime": server_time.to_micro(1000), "leaseDurationSeconds": 1}
     kube.update_lease(other)
     two = keeper(kube, "b")
@@ -168,7 +170,7 @@ def test_the_lease_is_renewed_in_the_api_servers_time_from_the_first_time_on(ahe
     kube = Stamping(EMPTY)
     kube.ahead = ahead
     server = server_time.ServerClock()
-    one = LeaseKeeper(kube, "sys", names.HOLD_LEASE, "a", 10, 0.1, lambda: True, [].append, server=server)
+    one = LeaseKeeper(kube, "sys", job_names.HOLD_LEASE, "a", 10, 0.1, lambda: True, [].append, server=server)
     one.tick()
     wanted = ahead if abs(ahead) > 2 else 0.0
     assert abs(server_time.parse(spec_of(kube)["renewTime"]) - time.time() - wanted) < 3

@@ -11,6 +11,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller import metrics as metrics_module
 from kueue_integration.controller.forever import Skips
 from kueue_integration.controller.hold import Settings
@@ -143,7 +144,7 @@ def test_what_stands_in_an_annotation_makes_no_series_and_no_crash():
     metrics = Metrics()
     meter = Meter(metrics, lambda: True)
     meter.see(scene.job(), False)
-    meter.see(scene.job(annotations={names.ANN_HISTORY: "{nonsense"}), False)
+    meter.see(scene.job(annotations={job_names.ANN_HISTORY: "{nonsense"}), False)
     assert metrics.value("singularity_attempts_total", "Other") == 0
 
 
@@ -158,7 +159,7 @@ def test_gauges_of_live_jobs_go_with_their_jobs():
     now = T0 + 110
     runs = replace(STEPS, gpus=Gpus(2, 75.5, 4, 8))
     saved = {names.ANN_CHECKPOINT: to_json(scene.checkpoint()), **scene.history(runs)}
-    held = {names.ANN_HOLD: "armed", names.ANN_HOLD_DEADLINE: scene.at(120)}
+    held = {job_names.ANN_HOLD: "armed", job_names.ANN_HOLD_DEADLINE: scene.at(120)}
     kube = FakeKube(
         scene.job(annotations={**saved, **held}, suspend=False), scene.workload(state="Ready", admitted=True)
     )

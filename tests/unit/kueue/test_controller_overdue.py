@@ -8,6 +8,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import NS, T0
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller import hold, overdue
 from kueue_integration.controller.lease import LeaseKeeper
 from kueue_integration.controller.metrics import Metrics
@@ -25,7 +26,7 @@ SETTINGS = hold.Settings(max_budget_s=30, regrow=False)
 
 def held(number=0, **annotations):
     """A Job whose owner has removed the deadline, or spoilt what you like."""
-    base = {names.ANN_HOLD: "armed", **annotations}
+    base = {job_names.ANN_HOLD: "armed", **annotations}
     return scene.job(f"train-{number}", suspend=False, annotations=base, uid=f"uid-{number:04d}")
 
 
@@ -49,9 +50,9 @@ def listing(jobs, workload_of=evicted):
     "annotations",
     [
         {},
-        {names.ANN_HOLD_DEADLINE: "2099-01-01T00:00:00Z"},
-        {names.ANN_HOLD_DEADLINE: "soon", names.ANN_BUDGET: "9" * 400},
-        {names.ANN_HISTORY: "[" * 100_000, names.ANN_CHECKPOINT: "{", names.ANN_BUDGET: "x" * 100_000},
+        {job_names.ANN_HOLD_DEADLINE: "2099-01-01T00:00:00Z"},
+        {job_names.ANN_HOLD_DEADLINE: "soon", job_names.ANN_BUDGET: "9" * 400},
+        {job_names.ANN_HISTORY: "[" * 100_000, names.ANN_CHECKPOINT: "{", job_names.ANN_BUDGET: "x" * 100_000},
     ],
 )
 def test_a_job_is_listed_when_the_platforms_maximum_has_passed_since_kueues_eviction(annotations):
@@ -65,7 +66,7 @@ def test_a_job_is_listed_when_the_platforms_maximum_has_passed_since_kueues_evic
 
 
 def test_a_budget_of_the_jobs_own_ends_it_earlier():
-    _, listed = listing([held(**{names.ANN_BUDGET: "5"})])
+    _, listed = listing([held(**{job_names.ANN_BUDGET: "5"})])
     assert listed.entries() == [f"uid-0000/{T0 + 36:.0f}"]
 
 
@@ -73,14 +74,14 @@ def test_a_budget_of_the_jobs_own_ends_it_earlier():
     "change",
     [
         {"suspend": True},
-        {"annotations": {names.ANN_HOLD: "released"}},
+        {"annotations": {job_names.ANN_HOLD: "released"}},
         {"annotations": {}},
         {"managed": False},
         {"conditions": [scene.condition("Complete", True, 31)]},
     ],
 )
 def test_a_job_that_is_not_held_is_not_listed(change):
-    job = scene.job(**{"suspend": False, "annotations": {names.ANN_HOLD: "armed"}, **change})
+    job = scene.job(**{"suspend": False, "annotations": {job_names.ANN_HOLD: "armed"}, **change})
     now, listed = listing([job])
     now.now = T0 + 1000
     assert listed.entries() == []
@@ -129,7 +130,7 @@ def test_the_lease_names_them_with_each_renewal_and_forgets_them_again():
 
     def named():
         keeper.tick()
-        return annotation(kube.get(LEASE, "sys", "hold"), names.ANN_OVERDUE)
+        return annotation(kube.get(LEASE, "sys", "hold"), job_names.ANN_OVERDUE)
 
     assert named() is None
     entries[:] = ["a/1", "b/2"]
@@ -144,7 +145,7 @@ def worker():
     started = []
 
     def start(ago, **annotations):
-        job = scene.job(suspend=False, annotations={names.ANN_HOLD: "armed", **annotations})
+        job = scene.job(suspend=False, annotations={job_names.ANN_HOLD: "armed", **annotations})
         workload = scene.workload(evicted=EVICTED, admitted=True)
         for item in workload["status"]["conditions"]:
             item["lastTransitionTime"] = server_time.to_whole(time.time() - ago)
@@ -175,22 +176,22 @@ def test_a_job_that_cannot_be_written_is_let_go_by_the_lease_and_kueue_asks_agai
 
     monkeypatch.setattr(kube, "patch", refused)
     reconciler.handle(Task("job", NS, "train"))
-    assert annotation(kube.get_job(NS, "train"), names.ANN_HOLD) == "armed"
+    assert annotation(kube.get_job(NS, "train"), job_names.ANN_HOLD) == "armed"
     (entry,) = reconciler.overdue.entries()
     uid, _, end = entry.partition("/")
     assert uid == scene.JOB_UID and int(end) <= time.time() + 1
-    assert annotation(kube.get(WORKLOAD, NS, "job-train-1"), names.ANN_OVERDUE) is not None
+    assert annotation(kube.get(WORKLOAD, NS, "job-train-1"), job_names.ANN_OVERDUE) is not None
 
 
 def test_an_end_that_comes_in_time_makes_nobody_ask_again(worker):
     kube, reconciler = worker(ago=31)
     reconciler.handle(Task("job", NS, "train"))
-    assert annotation(kube.get_job(NS, "train"), names.ANN_HOLD) == "released"
-    assert annotation(kube.get(WORKLOAD, NS, "job-train-1"), names.ANN_OVERDUE) is None
+    assert annotation(kube.get_job(NS, "train"), job_names.ANN_HOLD) == "released"
+    assert annotation(kube.get(WORKLOAD, NS, "job-train-1"), job_names.ANN_OVERDUE) is None
 
 
 def test_before_the_end_a_removed_deadline_is_written_again_and_not_moved(worker):
     kube, reconciler = worker(ago=10)
     reconciler.handle(Task("job", NS, "train"))
-    first = server_time.parse(str(annotation(kube.get_job(NS, "train"), names.ANN_HOLD_DEADLINE)))
+    first = server_time.parse(str(annotation(kube.get_job(NS, "train"), job_names.ANN_HOLD_DEADLINE)))
     assert abs(first - time.time() - 20) < 3

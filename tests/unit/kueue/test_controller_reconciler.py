@@ -9,6 +9,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import CHECK, NS
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller import expectations
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.metrics import Metrics
@@ -27,7 +28,7 @@ from kueue_integration.kube.resources import (
     WORKLOAD,
     annotation,
 )
-from proxy.protocol import decode, names
+from proxy.protocol import decode
 from proxy.protocol.messages import AttemptRecord
 
 TASK = Task("job", NS, "train")
@@ -35,7 +36,7 @@ FENCE = {
     "apiVersion": "kueue.x-k8s.io/v1beta2",
     "kind": "AdmissionCheck",
     "metadata": {"name": CHECK},
-    "spec": {"controllerName": names.ADMISSION_CHECK_CONTROLLER},
+    "spec": {"controllerName": job_names.ADMISSION_CHECK_CONTROLLER},
 }
 
 
@@ -85,16 +86,16 @@ def writes(kube):
 def test_the_fence_writes_the_job_then_the_workload_and_keeps_other_checks(world):
     other = {"name": "provisioning", "state": "Ready", "message": "m", "podSetUpdates": [{"name": "main"}]}
     kube, reconciler = world(
-        scene.job(annotations={names.ANN_HOLD: "armed"}), fresh(scene.workload(other_checks=[other]))
+        scene.job(annotations={job_names.ANN_HOLD: "armed"}), fresh(scene.workload(other_checks=[other]))
     )
     reconciler.handle(TASK)
     assert writes(kube) == [("patch", "Job"), ("patch", "Workload")]
-    assert annotation(kube.get_job(NS, "train"), names.ANN_ATTEMPT) == "1"
+    assert annotation(kube.get_job(NS, "train"), job_names.ANN_ATTEMPT) == "1"
     checks = kube.get(WORKLOAD, NS, "job-train-1")["status"]["admissionChecks"]
     assert checks[0] == other
     assert checks[1]["state"] == "Ready"
     (update,) = checks[1]["podSetUpdates"]
-    assert (update["name"], update["annotations"][names.ANN_ATTEMPT]) == ("main", "1")
+    assert (update["name"], update["annotations"][job_names.ANN_ATTEMPT]) == ("main", "1")
 
 
 def test_a_first_admission_takes_two_requests(world):
@@ -117,7 +118,7 @@ def test_a_copy_behind_our_own_write_costs_no_request(world, monkeypatch):
     kube, reconciler = world(job, fresh(scene.workload()))
     stale = copy.deepcopy(reconciler.world.workload_of(NS, "train"))
     reconciler.handle(TASK)
-    eventually(lambda: annotation(reconciler.world.jobs.get(NS, "train"), names.ANN_ATTEMPT) == "1")
+    eventually(lambda: annotation(reconciler.world.jobs.get(NS, "train"), job_names.ANN_ATTEMPT) == "1")
     monkeypatch.setattr(reconciler.world, "workload_of", lambda namespace, name: stale)
     before = len(kube.requests)
     reconciler.handle(TASK)  # the watch has shown the Job's change, not the Workload's yet
@@ -164,16 +165,16 @@ def test_an_old_copy_of_the_workload_takes_no_attempt_number(world, monkeypatch)
     monkeypatch.setattr(reconciler.world, "workload_of", lambda namespace, name: stale)
     reconciler.handle(TASK)
     assert check_of(kube)["state"] == "Pending"
-    assert annotation(kube.get_job(NS, "train"), names.ANN_ATTEMPT) == "1"
+    assert annotation(kube.get_job(NS, "train"), job_names.ANN_ATTEMPT) == "1"
     newer = server_time.to_whole(time.time() + 5)
     conditions = [{**c, "lastTransitionTime": newer} for c in stale["status"]["conditions"]]
     kube.patch(WORKLOAD, NS, "job-train-1", {"status": {"conditions": conditions}}, subresource="status")
     monkeypatch.undo()
-    eventually(lambda: annotation(reconciler.world.jobs.get(NS, "train"), names.ANN_ATTEMPT) == "1")
+    eventually(lambda: annotation(reconciler.world.jobs.get(NS, "train"), job_names.ANN_ATTEMPT) == "1")
     eventually(lambda: reconciler.world.workload_of(NS, "train")["status"]["conditions"] == conditions)
     reconciler.handle(TASK)
     assert check_of(kube)["state"] == "Ready"
-    history = decode.messages(AttemptRecord, annotation(kube.get_job(NS, "train"), names.ANN_HISTORY))
+    history = decode.messages(AttemptRecord, annotation(kube.get_job(NS, "train"), job_names.ANN_HISTORY))
     assert [(record.attempt, record.ended_by) for record in history] == [(1, None)]
 
 
@@ -184,7 +185,7 @@ def test_an_old_copy_of_the_job_starts_nothing(world, monkeypatch):
     monkeypatch.setattr(reconciler.world.jobs, "get", lambda namespace, name: stale)
     reconciler.handle(TASK)
     assert check_of(kube)["state"] == "Pending"
-    assert annotation(kube.get_job(NS, "train"), names.ANN_ATTEMPT) is None
+    assert annotation(kube.get_job(NS, "train"), job_names.ANN_ATTEMPT) is None
     monkeypatch.undo()
     eventually(lambda: annotation(reconciler.world.jobs.get(NS, "train"), "x") == "y")
     reconciler.handle(TASK)
@@ -195,13 +196,13 @@ def test_a_crash_between_the_two_patches_is_met_with_the_same_attempt(world):
     kube, reconciler = world(scene.job(), fresh(scene.workload()))
     kube.fail_next("patch", WORKLOAD, Unreachable("gone"))
     reconciler.handle(TASK)
-    assert annotation(kube.get_job(NS, "train"), names.ANN_ATTEMPT) == "1"
+    assert annotation(kube.get_job(NS, "train"), job_names.ANN_ATTEMPT) == "1"
     assert check_of(kube)["state"] == "Pending"
     assert reconciler.queue.get(5.0) is not None  # it comes back by itself
-    eventually(lambda: annotation(reconciler.world.jobs.get(NS, "train"), names.ANN_ATTEMPT) == "1")
+    eventually(lambda: annotation(reconciler.world.jobs.get(NS, "train"), job_names.ANN_ATTEMPT) == "1")
     reconciler.handle(TASK)
     assert check_of(kube)["state"] == "Ready"
-    assert annotation(kube.get_job(NS, "train"), names.ANN_ATTEMPT) == "1"
+    assert annotation(kube.get_job(NS, "train"), job_names.ANN_ATTEMPT) == "1"
 
 
 def test_a_conflict_is_decided_again_on_what_is_there_now(world):
@@ -209,7 +210,7 @@ def test_a_conflict_is_decided_again_on_what_is_there_now(world):
     kube.fail_next("patch", JOB, Conflict("somebody else wrote", 409))
     reconciler.handle(TASK)
     assert check_of(kube)["state"] == "Pending"
-    assert annotation(kube.get_job(NS, "train"), names.ANN_ATTEMPT) is None
+    assert annotation(kube.get_job(NS, "train"), job_names.ANN_ATTEMPT) is None
     reconciler.handle(TASK)
     assert check_of(kube)["state"] == "Ready"
 
@@ -280,7 +281,7 @@ def test_an_answer_to_a_job_that_has_become_managed_is_withdrawn_and_given_again
     eventually(lambda: reconciler.world.workload_of(NS, "train")["status"]["conditions"])
     reconciler.handle(TASK)
     assert check_of(kube)["state"] == "Ready"
-    assert check_of(kube)["podSetUpdates"][0]["annotations"][names.ANN_ATTEMPT] == "1"
+    assert check_of(kube)["podSetUpdates"][0]["annotations"][job_names.ANN_ATTEMPT] == "1"
 
 
 def is_ready(reconciler):
@@ -292,7 +293,7 @@ def test_what_is_not_ours_takes_little_memory(world):
     ended = [scene.condition("Finished", True, 11)]
     theirs = scene.workload("theirs", owner=None, extra_conditions=copy.deepcopy(ended))
     mine = scene.workload("mine", owner=None, extra_conditions=copy.deepcopy(ended), uid="mine")
-    mine["spec"]["podSets"][0]["template"]["metadata"] = {"labels": {names.LABEL_MANAGED: "true"}}
+    mine["spec"]["podSets"][0]["template"]["metadata"] = {"labels": {job_names.LABEL_MANAGED: "true"}}
     live = scene.workload("live", owner=None, uid="live")
     container = {"resources": {"requests": {"cpu": "2"}}, "restartPolicy": "Always"}
     whole = {
@@ -315,7 +316,7 @@ def evicted_scene(**annotations):
     record = scene.record(admitted_at=time.time() - 60)
     job = scene.job(
         suspend=False,
-        annotations={names.ANN_HOLD: "armed", names.ANN_BUDGET: "30", **scene.history(record), **annotations},
+        annotations={job_names.ANN_HOLD: "armed", job_names.ANN_BUDGET: "30", **scene.history(record), **annotations},
     )
     workload = fresh(scene.workload(evicted=("Preempted", scene.PREEMPTED, 0), admitted=True))
     preemptor = fresh(scene.workload("job-big", reserved_at=None, state=None, owner="big", uid="99-wl", job_uid="99"))
@@ -327,17 +328,17 @@ def test_an_eviction_leads_to_a_deadline_and_a_timer(world):
     before = time.time()
     reconciler.handle(TASK)
     job = kube.get_job(NS, "train")
-    assert before + 29 < server_time.parse(annotation(job, names.ANN_HOLD_DEADLINE)) < time.time() + 31
+    assert before + 29 < server_time.parse(annotation(job, job_names.ANN_HOLD_DEADLINE)) < time.time() + 31
     (record,) = scene.stored(job["metadata"]["annotations"])
     assert (record.ended_by, record.preempted_by) == ("Preempted", "job-big")
-    assert annotation(job, names.ANN_HOLD) == "armed"
+    assert annotation(job, job_names.ANN_HOLD) == "armed"
 
 
 def test_the_deadline_releases_the_hold_without_any_event(world):
-    kube, reconciler = world(*evicted_scene(**{names.ANN_BUDGET: "2"}))
+    kube, reconciler = world(*evicted_scene(**{job_names.ANN_BUDGET: "2"}))
     reconciler.handle(TASK)
     end = time.monotonic() + 10
-    while annotation(kube.get_job(NS, "train"), names.ANN_HOLD) == "armed":
+    while annotation(kube.get_job(NS, "train"), job_names.ANN_HOLD) == "armed":
         assert time.monotonic() < end, "the hold outlived its deadline"
         kube.requests.clear()
         task = reconciler.queue.get(timeout_s=0.2)
@@ -358,12 +359,12 @@ def test_nothing_leaves_the_worker(world):
         reconciler.handle(TASK)
     assert metrics.value("singularity_errors_total") == 3
     reconciler.handle(TASK)
-    assert annotation(kube.get_job(NS, "train"), names.ANN_HOLD_DEADLINE) is not None
+    assert annotation(kube.get_job(NS, "train"), job_names.ANN_HOLD_DEADLINE) is not None
 
 
 def test_readmission_sets_our_check_to_retry(world):
     record = scene.record(checkpoint="train-a1-g1", committed_at=1.0, admitted_at=time.time())
-    job = scene.job(suspend=False, annotations={names.ANN_HOLD: "released", **scene.history(record)})
+    job = scene.job(suspend=False, annotations={job_names.ANN_HOLD: "released", **scene.history(record)})
     kube, reconciler = world(job, fresh(scene.workload(state="Ready", admitted=True)), scene.pod(0), scene.pod(1))
     reconciler.handle(TASK)
     assert (check_of(kube)["state"], check_of(kube)["requeueAfterSeconds"]) == ("Retry", 1)
@@ -372,7 +373,7 @@ def test_readmission_sets_our_check_to_retry(world):
 
 def test_the_plan_moves_a_small_job_back(world):
     record = scene.record(first_step=0, first_step_at=time.time() - 60, flavor="spot", admitted_at=time.time() - 70)
-    job = scene.job(suspend=False, annotations={names.ANN_WORKERS: "4", **scene.history(record)})
+    job = scene.job(suspend=False, annotations={job_names.ANN_WORKERS: "4", **scene.history(record)})
     workload = fresh(scene.workload(state="Ready", admitted=True, flavor="spot"))
     group = {
         "coveredResources": ["cpu"],
@@ -414,7 +415,7 @@ def test_our_admission_check_is_made_active_and_others_left_alone(world):
 @pytest.mark.parametrize(
     ("name", "metric"),
     [
-        (names.HOLD_LEASE, "singularity_hold_policy_missing"),
+        (job_names.HOLD_LEASE, "singularity_hold_policy_missing"),
         *((name, "singularity_guard_policies_missing") for name in guards.POLICIES),
     ],
 )
@@ -423,7 +424,7 @@ def test_a_missing_policy_or_binding_is_counted_while_it_is_missing(world, name,
         meta = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
         return [{**meta, "kind": kind} for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")]
 
-    kube, reconciler = world(*(part for each in (names.HOLD_LEASE, *guards.POLICIES) for part in parts(each)))
+    kube, reconciler = world(*(part for each in (job_names.HOLD_LEASE, *guards.POLICIES) for part in parts(each)))
 
     def missing():
         reconciler.handle(Task("policy"))
@@ -455,7 +456,7 @@ def test_only_the_replica_that_leads_writes(world):
 
 def running_scene(**annotations):
     record = scene.record(first_step=0, first_step_at=time.time() - 30, admitted_at=time.time() - 60)
-    base = {names.ANN_HOLD: "armed", names.ANN_BUDGET: "30", **scene.history(record)}
+    base = {job_names.ANN_HOLD: "armed", job_names.ANN_BUDGET: "30", **scene.history(record)}
     return scene.job(suspend=False, annotations={**base, **annotations})
 
 
@@ -464,16 +465,16 @@ def test_a_workload_missing_in_our_copy_only_is_no_reason_to_stop(world):
     kube, reconciler = world(job, workload, scene.pod(0), scene.pod(1))
     reconciler.world.workload_of = lambda namespace, name: None
     reconciler.handle(TASK)
-    assert annotation(kube.get_job(NS, "train"), names.ANN_HOLD_DEADLINE) is None
+    assert annotation(kube.get_job(NS, "train"), job_names.ANN_HOLD_DEADLINE) is None
 
 
 def test_a_workload_that_is_really_gone_gets_its_job_a_checkpoint_and_then_the_release(world):
-    kube, reconciler = world(running_scene(**{names.ANN_BUDGET: "1"}), scene.pod(0), scene.pod(1))
+    kube, reconciler = world(running_scene(**{job_names.ANN_BUDGET: "1"}), scene.pod(0), scene.pod(1))
     reconciler.handle(TASK)
     job = kube.get_job(NS, "train")
-    assert annotation(job, names.ANN_HOLD_DEADLINE) is not None
+    assert annotation(job, job_names.ANN_HOLD_DEADLINE) is not None
     end = time.monotonic() + 10
-    while annotation(kube.get_job(NS, "train"), names.ANN_HOLD) == "armed":
+    while annotation(kube.get_job(NS, "train"), job_names.ANN_HOLD) == "armed":
         assert time.monotonic() < end, "the hold of a Job without a Workload lasts for ever"
         task = reconciler.queue.get(timeout_s=0.2)
         if task is not None:
@@ -482,7 +483,7 @@ def test_a_workload_that_is_really_gone_gets_its_job_a_checkpoint_and_then_the_r
 
 def test_a_pod_deleted_before_the_first_step_is_remembered_though_the_api_server_forgot_it(world):
     record = scene.record(admitted_at=time.time())
-    job = scene.job(suspend=False, annotations={names.ANN_HOLD: "armed", **scene.history(record)})
+    job = scene.job(suspend=False, annotations={job_names.ANN_HOLD: "armed", **scene.history(record)})
     kube, reconciler = world(job, fresh(scene.workload(state="Ready", admitted=True)), scene.pod(0), scene.pod(1))
     kube.delete(POD, NS, "train-1-a1")
     kube.put(scene.pod(1, created=13))  # the Job controller's next one, of the same name in this scene

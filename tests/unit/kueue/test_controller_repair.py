@@ -6,6 +6,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0, nobody
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller import views
 from kueue_integration.controller.actions import AnswerReady, Repair
 from kueue_integration.controller.decide import decide
@@ -19,9 +20,9 @@ GOOD = {
         scene.record(2, restored_from="train-a1-g1", held=True, first_step=100),
     ),
     names.ANN_CHECKPOINT: to_json(scene.checkpoint()),
-    names.ANN_CHECKPOINT_COPY: to_json(scene.checkpoint()),
-    names.ANN_HOLD: names.HOLD_ARMED,
-    names.ANN_STORE: "file:///shared/checkpoints",
+    job_names.ANN_CHECKPOINT_COPY: to_json(scene.checkpoint()),
+    job_names.ANN_HOLD: job_names.HOLD_ARMED,
+    job_names.ANN_STORE: "file:///shared/checkpoints",
 }
 PODS = [scene.pod(0, attempt=2), scene.pod(1, attempt=2)]
 
@@ -44,13 +45,13 @@ def test_nothing_is_put_back_where_nothing_is_missing():
 @pytest.mark.parametrize(
     ("name", "spoilt", "what"),
     [
-        (names.ANN_ATTEMPT, None, "attempt"),
-        (names.ANN_ATTEMPT, "two", "attempt"),
-        (names.ANN_ATTEMPT, "1", "attempt"),
+        (job_names.ANN_ATTEMPT, None, "attempt"),
+        (job_names.ANN_ATTEMPT, "two", "attempt"),
+        (job_names.ANN_ATTEMPT, "1", "attempt"),
         (names.ANN_CHECKPOINT, None, "checkpoint"),
         (names.ANN_CHECKPOINT, "{", "checkpoint"),
-        (names.ANN_HOLD, None, "hold"),
-        (names.ANN_HOLD, "amred", "hold"),
+        (job_names.ANN_HOLD, None, "hold"),
+        (job_names.ANN_HOLD, "amred", "hold"),
     ],
 )
 def test_one_annotation_is_put_back_as_it_was(name, spoilt, what):
@@ -63,7 +64,7 @@ def test_one_annotation_is_put_back_as_it_was(name, spoilt, what):
 
 @pytest.mark.parametrize("spoilt", [None, "[1]"])
 def test_a_lost_history_gets_a_record_of_the_attempt_that_runs(spoilt):
-    changed = without(names.ANN_HISTORY) if spoilt is None else {**GOOD, names.ANN_HISTORY: spoilt}
+    changed = without(job_names.ANN_HISTORY) if spoilt is None else {**GOOD, job_names.ANN_HISTORY: spoilt}
     action = look(changed)
     assert isinstance(action, Repair)
     (record,) = scene.stored(action.job_annotations)
@@ -73,17 +74,17 @@ def test_a_lost_history_gets_a_record_of_the_attempt_that_runs(spoilt):
 
 
 def test_with_history_and_attempt_gone_the_pods_tell():
-    changed = without(names.ANN_HISTORY, names.ANN_ATTEMPT)
+    changed = without(job_names.ANN_HISTORY, job_names.ANN_ATTEMPT)
     first = look(changed)
     assert isinstance(first, Repair)
-    assert first.job_annotations == {names.ANN_ATTEMPT: "2"}
+    assert first.job_annotations == {job_names.ANN_ATTEMPT: "2"}
     second = look({**changed, **first.job_annotations})
     assert isinstance(second, Repair)
     assert second.what == "history"
 
 
 def test_attempts_go_on_from_the_right_checkpoint_after_everything_was_put_back():
-    annotations = without(names.ANN_ATTEMPT, names.ANN_CHECKPOINT, names.ANN_HOLD)
+    annotations = without(job_names.ANN_ATTEMPT, names.ANN_CHECKPOINT, job_names.ANN_HOLD)
     for _ in range(3):
         action = look(annotations, suspend=True, workload=scene.workload(reserved_at=90), pods=[])
         assert isinstance(action, Repair)
@@ -91,29 +92,29 @@ def test_attempts_go_on_from_the_right_checkpoint_after_everything_was_put_back(
     answer = look(annotations, suspend=True, workload=scene.workload(reserved_at=90), pods=[])
     assert isinstance(answer, AnswerReady)
     assert (answer.attempt, answer.pod_annotations[names.ANN_CHECKPOINT]) == (3, "train-a1-g1")
-    assert answer.job_annotations[names.ANN_HOLD] == names.HOLD_ARMED
+    assert answer.job_annotations[job_names.ANN_HOLD] == job_names.HOLD_ARMED
 
 
 def test_an_empty_checkpoint_and_a_hold_that_is_off_are_wishes():
     assert look({**GOOD, names.ANN_CHECKPOINT: ""}) is None
-    assert look({**GOOD, names.ANN_HOLD: names.HOLD_OFF}) is None
-    assert views.hold(scene.job(annotations={names.ANN_HOLD: names.HOLD_OFF})) is None
+    assert look({**GOOD, job_names.ANN_HOLD: job_names.HOLD_OFF}) is None
+    assert views.hold(scene.job(annotations={job_names.ANN_HOLD: job_names.HOLD_OFF})) is None
 
 
 def test_a_job_that_never_had_a_hold_gets_none():
-    plain = {**without(names.ANN_HOLD), **scene.history(scene.record(2))}
+    plain = {**without(job_names.ANN_HOLD), **scene.history(scene.record(2))}
     assert look(plain) is None
 
 
 def test_a_hold_removed_to_let_kueue_through_is_not_put_back_at_that_moment():
     evicted = scene.workload(state="Ready", admitted=True, evicted=("Preempted", scene.PREEMPTED, 90))
-    assert not isinstance(look(without(names.ANN_HOLD), workload=evicted), Repair)
+    assert not isinstance(look(without(job_names.ANN_HOLD), workload=evicted), Repair)
     resting = scene.workload(state="Pending", reserved_at=None, evicted=("Preempted", scene.PREEMPTED, 90))
-    assert isinstance(look(without(names.ANN_HOLD), workload=resting, suspend=True), Repair)
+    assert isinstance(look(without(job_names.ANN_HOLD), workload=resting, suspend=True), Repair)
 
 
 def test_jobs_of_others_and_ended_ones_are_left_alone():
-    changed = without(names.ANN_ATTEMPT)
+    changed = without(job_names.ANN_ATTEMPT)
     stranger = scene.job(annotations=changed, managed=False)
     done = scene.job(annotations=changed, conditions=[scene.condition("Complete", True, 95)])
     for job in (stranger, done):

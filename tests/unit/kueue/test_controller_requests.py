@@ -8,6 +8,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller import request_status, reshape
 from kueue_integration.controller.actions import (
     AnswerReady,
@@ -34,8 +35,8 @@ AWAY = Placement([], ["node-a"], [[NodeRequirement(placement.HOSTNAME, "NotIn", 
 def job(request=None, *, state=None, taken_up_at=T0 + 90, past=None, suspend=False, pods=4, cleared=(), **more):
     """A Job of 4 ranks in `pods` pods, bounds 2..4, with a request (and the controller's answer in `state`)."""
     notes = {
-        names.ANN_WORKERS: "4", names.ANN_MIN_WORKERS: "2", names.ANN_WORLD_SIZE: "4", names.ANN_HOLD: "armed",
-        COMPLETIONS_EQUAL_PARALLELISM: "true", MIN_PARALLELISM: "2",
+        job_names.ANN_WORKERS: "4", job_names.ANN_MIN_WORKERS: "2", job_names.ANN_WORLD_SIZE: "4",
+        job_names.ANN_HOLD: "armed", COMPLETIONS_EQUAL_PARALLELISM: "true", MIN_PARALLELISM: "2",
     }  # fmt: skip
     past = past or [trained(pods=pods)]
     notes.update(scene.history(*past))
@@ -96,7 +97,7 @@ def request(op, **fields):
 
 
 RESIZE = request("resize", workers=2)
-PAUSE = {"spec": {"active": False}, "metadata": {"annotations": {names.ANN_PAUSED: "r-1"}}}
+PAUSE = {"spec": {"active": False}, "metadata": {"annotations": {job_names.ANN_PAUSED: "r-1"}}}
 REQUESTS = [RESIZE, request("migrate", placement=SPOT, flavor="spot"), request("checkpoint"), request("pause")]
 
 
@@ -115,9 +116,9 @@ def test_a_request_is_taken_up_once(asked):
 
 def test_a_resize_sets_the_bounds_that_kueue_will_be_given():
     change = action(job(RESIZE), running(), pods()).job_annotations
-    assert (change[names.ANN_WORKERS], change[names.ANN_MIN_WORKERS]) == ("2", "2")
+    assert (change[job_names.ANN_WORKERS], change[job_names.ANN_MIN_WORKERS]) == ("2", "2")
     change = action(job(request("resize", workers=4, min_workers=1)), running(), pods()).job_annotations
-    assert (change[names.ANN_WORKERS], change[names.ANN_MIN_WORKERS]) == ("4", "1")
+    assert (change[job_names.ANN_WORKERS], change[job_names.ANN_MIN_WORKERS]) == ("4", "1")
 
 
 def test_growth_says_that_it_waits_for_quota():
@@ -159,11 +160,11 @@ def test_requests_of_jobs_that_are_not_ours_are_not_looked_at():
 
 # --- resize and migrate: leave --------------------------------------------------------------------------------------
 def bounds(workers, fewest):
-    return {names.ANN_WORKERS: str(workers), names.ANN_MIN_WORKERS: str(fewest)}
+    return {job_names.ANN_WORKERS: str(workers), job_names.ANN_MIN_WORKERS: str(fewest)}
 
 
 def placed(where):
-    return {names.ANN_PLACEMENT: to_json(where)}
+    return {job_names.ANN_PLACEMENT: to_json(where)}
 
 
 @pytest.mark.parametrize(
@@ -181,9 +182,9 @@ def test_an_attempt_that_does_not_fit_any_more_leaves_once_and_comes_back_in_its
     workload = running(size)
     out = action(current, workload, own)
     assert isinstance(out, PatchWorkload)
-    assert out.body == {"spec": {"active": False}, "metadata": {"annotations": {names.ANN_RESHAPE: message}}}
+    assert out.body == {"spec": {"active": False}, "metadata": {"annotations": {job_names.ANN_RESHAPE: message}}}
     assert scene.stored(out.job_annotations)[-1].note == f"as asked for by ann: {message}"
-    assert names.ANN_HOLD not in out.job_annotations  # same hold, same barrier as for any eviction
+    assert job_names.ANN_HOLD not in out.job_annotations  # same hold, same barrier as for any eviction
     again = merge_patch(current, {"metadata": {"annotations": out.job_annotations}})
     assert action(again, workload, own) == out, "we may die between the two writes"
     assert action(again, merge_patch(workload, out.body), own) is None
@@ -214,11 +215,11 @@ def test_what_needs_no_new_shape_is_readmitted_at_once():
 @pytest.mark.parametrize(
     ("asked", "notes", "reason", "ended_by"),
     [
-        ("pause", {names.ANN_PAUSED: "r-1"}, "Deactivated", "Paused"),
+        ("pause", {job_names.ANN_PAUSED: "r-1"}, "Deactivated", "Paused"),
         ("migrate", {}, "Preempted", "Preempted"),
         ("migrate", {}, "AdmissionCheck", "AdmissionCheck"),  # of somebody else's check
         ("migrate", {}, "Deactivated", "Deactivated"),  # by an administrator
-        (None, {names.ANN_RESHAPE: "x"}, "PodsReadyTimeout", "PodsReadyTimeout"),
+        (None, {job_names.ANN_RESHAPE: "x"}, "PodsReadyTimeout", "PodsReadyTimeout"),
     ],
 )
 def test_an_eviction_is_called_what_it_is(asked, notes, reason, ended_by):
@@ -323,7 +324,7 @@ def test_an_admission_in_the_old_shape_leaves_the_queue_until_it_has_the_new_one
     out = action(stopped(), admitted())
     assert isinstance(out, PatchWorkload)
     assert out.body["spec"] == {"active": False}
-    assert out.body["metadata"] == {"annotations": {names.ANN_RESHAPE: "admitted in its old shape"}}
+    assert out.body["metadata"] == {"annotations": {job_names.ANN_RESHAPE: "admitted in its old shape"}}
     shaped = merge_patch(stopped(), {"spec": {"parallelism": 2, "completions": 2}})
     shaped["metadata"]["annotations"].pop(MIN_PARALLELISM)
     assert isinstance(action(shaped, admitted()), PatchWorkload)  # Kueue has not taken it over yet
@@ -346,17 +347,17 @@ def test_a_workload_out_of_the_queue_comes_back_in_its_new_shape():
     workload = merge_patch(workload, second.body)
     back = action(current, workload)
     assert isinstance(back, PatchWorkload)
-    assert back.body == {"spec": {"active": True}, "metadata": {"annotations": {names.ANN_RESHAPE: None}}}
+    assert back.body == {"spec": {"active": True}, "metadata": {"annotations": {job_names.ANN_RESHAPE: None}}}
     assert action(current, merge_patch(workload, back.body)) is None
 
 
 def test_a_pause_while_a_workload_is_out_of_the_queue_keeps_it_out():
     current = stopped(request("pause"), {})
-    out = merge_patch(waiting(active=False), {"metadata": {"annotations": {names.ANN_RESHAPE: "x"}}})
+    out = merge_patch(waiting(active=False), {"metadata": {"annotations": {job_names.ANN_RESHAPE: "x"}}})
     assert not isinstance(action(current, out), PatchWorkload)
     resumed = action(stopped(request("resume"), {}), out)
     assert isinstance(resumed, PatchWorkload)
-    assert resumed.body == {"spec": {"active": True}, "metadata": {"annotations": {names.ANN_RESHAPE: None}}}
+    assert resumed.body == {"spec": {"active": True}, "metadata": {"annotations": {job_names.ANN_RESHAPE: None}}}
 
 
 def test_a_partial_admission_beside_the_workload_before_it_is_sent_back_once():
@@ -399,7 +400,7 @@ def test_pause_and_resume_set_the_workloads_activity():
     assert pause.body == PAUSE
     resume = action(stopped(request("resume"), {}), merge_patch(waiting(), pause.body))
     assert isinstance(resume, PatchWorkload)
-    assert resume.body == {"spec": {"active": True}, "metadata": {"annotations": {names.ANN_PAUSED: None}}}
+    assert resume.body == {"spec": {"active": True}, "metadata": {"annotations": {job_names.ANN_PAUSED: None}}}
     assert action(stopped(request("resume"), {}), waiting()) is None  # queued: it is done when it trains
 
 
@@ -433,7 +434,7 @@ def test_who_activates_a_paused_job_by_hand_takes_it_over():
     by_hand = merge_patch(paused, {"spec": {"active": True}})
     current = job(request("pause"), state="done", suspend=True)
     forgotten = action(current, by_hand)
-    assert forgotten.body == {"metadata": {"annotations": {names.ANN_PAUSED: None}}}
+    assert forgotten.body == {"metadata": {"annotations": {job_names.ANN_PAUSED: None}}}
     assert reshape.ours(paused) and not reshape.ours(merge_patch(waiting(active=False), forgotten.body))
 
 
@@ -550,7 +551,7 @@ def test_a_checkpoint_request_never_stops_an_eviction():
 
 def test_taking_up_a_checkpoint_sets_its_deadline():
     status = from_json(
-        RequestStatus, action(job(CHECKPOINT), running(), pods()).job_annotations[names.ANN_CHECKPOINT_STATUS]
+        RequestStatus, action(job(CHECKPOINT), running(), pods()).job_annotations[job_names.ANN_CHECKPOINT_STATUS]
     )
     assert status.deadline == NOW + user_requests.DEFAULT_CHECKPOINT_S
     short = request("checkpoint", timeout_s=9.0)

@@ -8,9 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kueue_integration.contract import attempt_records
+from kueue_integration.contract import attempt_records, job_names
 from kueue_integration.jobs import loss_curve, status
-from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, Reading
 
 
@@ -50,12 +49,12 @@ def test_what_is_not_printed_or_not_a_number_adds_nothing() -> None:
 
 def test_a_spoiled_annotation_is_no_curve() -> None:
     for text in ("{", "{}", "[1, 2]", '[["a", 1]]', "null"):
-        assert loss_curve.points(job(**{names.ANN_CURVE: text})) == []
+        assert loss_curve.points(job(**{job_names.ANN_CURVE: text})) == []
 
 
 def test_what_a_new_pod_has_not_printed_yet_stays() -> None:
     note = json.dumps({"attempt": 1, "step": 5, "at": 1.0, "printed": 5, "total": 9, "loss": 2.0})
-    known = job(**{names.ANN_PROGRESS: note})
+    known = job(**{job_names.ANN_PROGRESS: note})
     assert loss_curve.printed(known, Reading(6, None, 1.5)) == {"printed": 6, "total": 9, "loss": 1.5}
     assert loss_curve.printed(job(), Reading(6, None, None)) == {"printed": 6, "total": None, "loss": None}
 

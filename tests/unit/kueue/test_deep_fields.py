@@ -7,9 +7,9 @@ import time
 
 from api_server import TENANT, ApiServer
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller.informer import Informer
 from kueue_integration.kube.resources import JOB, NAMESPACE
-from proxy.protocol import names
 
 SPACE = "deep"
 
@@ -19,7 +19,7 @@ def test_managed_fields_of_thousands_of_levels_hide_nobody(server: ApiServer) ->
     admin.create({"apiVersion": NAMESPACE.api_version, "kind": NAMESPACE.name, "metadata": {"name": SPACE}})
     pod = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "c"}]}
     for name in ("hostile", "other"):
-        meta = {"name": name, "namespace": SPACE, "labels": {names.LABEL_MANAGED: "true"}}
+        meta = {"name": name, "namespace": SPACE, "labels": {job_names.LABEL_MANAGED: "true"}}
         spec = {"suspend": True, "template": {"spec": pod}}
         admin.create({"apiVersion": JOB.api_version, "kind": JOB.name, "metadata": meta, "spec": spec})
     seen: list[str] = []

@@ -15,6 +15,7 @@ from kueue_samples import PLATFORM, job, workload
 
 from kueue_integration import cli, doctor
 from kueue_integration.cli import doctor as command
+from kueue_integration.contract import job_names
 from kueue_integration.errors import Forbidden, KubeError, Unreachable
 from kueue_integration.guard import names as guards
 from kueue_integration.guard import policy
@@ -35,15 +36,14 @@ from kueue_integration.kube.resources import (
     Kind,
 )
 from kueue_integration.spec import platform_config
-from proxy.protocol import names
 
 NOW = 1_750_000_000.0
 RENEWED = "2025-06-15T15:06:37.000000Z"
 """Three seconds before NOW."""
-SYSTEM = names.SYSTEM_NAMESPACE
+SYSTEM = job_names.SYSTEM_NAMESPACE
 KUEUE_USER = "system:serviceaccount:kueue-system:kueue-controller-manager"
 ACTIVE = {"conditions": [{"type": "Active", "status": "True", "reason": "Ready", "message": ""}]}
-TRAINING = {names.LABEL_TRAINING: names.TRAINING_ENABLED}
+TRAINING = {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}
 HOLD_YAML = Path(__file__).parents[3] / "charts" / "singularity" / "templates" / "hold.yaml"
 
 
@@ -76,7 +76,7 @@ def node(name: str, **info: str) -> dict[str, Any]:
 
 @pytest.fixture
 def kube() -> FakeKube:
-    fence = {"admissionChecks": [{"name": names.ADMISSION_CHECK_NAME}]}
+    fence = {"admissionChecks": [{"name": job_names.ADMISSION_CHECK_NAME}]}
     spec = {"admissionChecksStrategy": fence, "preemption": {"withinClusterQueue": "LowerPriority"}}
     spec["resourceGroups"] = [{"flavors": [{"name": "ondemand"}, {"name": "spot"}]}]
     pod = {"spec": {"serviceAccountName": "kueue-controller-manager"}}
@@ -88,16 +88,18 @@ def kube() -> FakeKube:
         node("one"),
         node("two"),
         manager,
-        obj(CONFIG_MAP, names.PLATFORM_CONFIGMAP, SYSTEM, data={"platform.json": platform_config.to_json(PLATFORM)}),
-        obj(DEPLOYMENT, names.CONTROLLER_NAME, SYSTEM, spec={"replicas": 1}, status={"readyReplicas": 1}),
+        obj(
+            CONFIG_MAP, job_names.PLATFORM_CONFIGMAP, SYSTEM, data={"platform.json": platform_config.to_json(PLATFORM)}
+        ),
+        obj(DEPLOYMENT, job_names.CONTROLLER_NAME, SYSTEM, spec={"replicas": 1}, status={"readyReplicas": 1}),
         obj(CLUSTER_QUEUE, "training", spec=spec, status=ACTIVE),
         obj(LOCAL_QUEUE, "training", "default", spec={"clusterQueue": "training"}, status=ACTIVE),
         obj(PRIORITY_CLASS, "low", value=10),
         obj(PRIORITY_CLASS, "high", value=1000),
     )
     renewed = {"renewTime": RENEWED, "leaseDurationSeconds": 10, "holderIdentity": "pod-1"}
-    fake.patch(LEASE, SYSTEM, names.HOLD_LEASE, {"spec": renewed})
-    fake.set_status(ADMISSION_CHECK, None, names.ADMISSION_CHECK_NAME, ACTIVE)
+    fake.patch(LEASE, SYSTEM, job_names.HOLD_LEASE, {"spec": renewed})
+    fake.set_status(ADMISSION_CHECK, None, job_names.ADMISSION_CHECK_NAME, ACTIVE)
     fake.paths = {
         "/version": {"major": "1", "minor": "36+", "gitVersion": "v1.36.3"},
         "/metrics": 'kubernetes_feature_enabled{name="SidecarContainers",stage=""} 1\n',  # type: ignore[dict-item]
@@ -147,7 +149,7 @@ def _status(kind: Kind, name: str, namespace: str | None = None, **change: Any) 
 
 def _config(**change: Any) -> Callable[[FakeKube], object]:
     text = json.dumps({**json.loads(platform_config.to_json(PLATFORM)), **change})
-    where = (CONFIG_MAP, SYSTEM, names.PLATFORM_CONFIGMAP)
+    where = (CONFIG_MAP, SYSTEM, job_names.PLATFORM_CONFIGMAP)
     return lambda kube: kube.patch(*where, {"data": {"platform.json": text}})
 
 
@@ -159,8 +161,8 @@ def _inactive(reason: str, message: str) -> dict[str, Any]:
     return {"conditions": [{"type": "Active", "status": "False", "reason": reason, "message": message}]}
 
 
-HOLD = names.HOLD_LEASE
-FENCE = names.ADMISSION_CHECK_NAME
+HOLD = job_names.HOLD_LEASE
+FENCE = job_names.ADMISSION_CHECK_NAME
 CASES: dict[str, tuple[Callable[[FakeKube], object], str, str, str, str]] = {
     # fault: (how, name of the only finding, status, part of the message, part of the fix)
     "old kubernetes": (
@@ -184,14 +186,16 @@ CASES: dict[str, tuple[Callable[[FakeKube], object], str, str, str, str]] = {
         _config(store="file:///elsewhere"), "store", "fail", "not writable", "pods.volumeMounts"
     ),
     "no replica": (
-        lambda k: k.put(obj(DEPLOYMENT, names.CONTROLLER_NAME, SYSTEM, spec={"replicas": 2}, status={})),
+        lambda k: k.put(obj(DEPLOYMENT, job_names.CONTROLLER_NAME, SYSTEM, spec={"replicas": 2}, status={})),
         "controller", "fail", "0 of 2 replicas", "logs deployment/singularity-controller",
     ),
     "scaled down": (
-        lambda k: k.put(obj(DEPLOYMENT, names.CONTROLLER_NAME, SYSTEM, spec={"replicas": 0}, status={})),
+        lambda k: k.put(obj(DEPLOYMENT, job_names.CONTROLLER_NAME, SYSTEM, spec={"replicas": 0}, status={})),
         "controller", "fail", "scaled to 0", "--replicas=1",
     ),
-    "no deployment": (_gone(DEPLOYMENT, names.CONTROLLER_NAME, SYSTEM), "controller", "fail", "no Deployment", "helm"),
+    "no deployment": (
+        _gone(DEPLOYMENT, job_names.CONTROLLER_NAME, SYSTEM), "controller", "fail", "no Deployment", "helm",
+    ),
     "lease too old": (
         _spec(LEASE, HOLD, SYSTEM, renewTime="2025-06-15T15:06:00.000000Z"),
         "lease", "fail", "not renewed for 40 s (lasts 10 s), last by pod-1", "logs deployment",
@@ -248,7 +252,7 @@ CASES: dict[str, tuple[Callable[[FakeKube], object], str, str, str, str]] = {
         "kubectl label namespace default --overwrite pod-security.kubernetes.io/enforce=privileged",
     ),
     "no guard of pods": (
-        lambda k: k.patch(NAMESPACE, None, "default", {"metadata": {"labels": {names.LABEL_TRAINING: None}}}),
+        lambda k: k.patch(NAMESPACE, None, "default", {"metadata": {"labels": {job_names.LABEL_TRAINING: None}}}),
         "pod guard", "warn", "no label singularity.dev/training=enabled",
         "kubectl label namespace default singularity.dev/training=enabled",
     ),
@@ -338,7 +342,7 @@ def test_a_cluster_without_the_chart_is_told_the_helm_command() -> None:
 
 
 def test_the_first_queue_without_the_chart_comes_with_its_installation(kube: FakeKube) -> None:
-    kube.delete(CONFIG_MAP, SYSTEM, names.PLATFORM_CONFIGMAP)
+    kube.delete(CONFIG_MAP, SYSTEM, job_names.PLATFORM_CONFIGMAP)
     kube.delete(LOCAL_QUEUE, "default", "training")
     kube.delete(CLUSTER_QUEUE, None, "training")
     fix = {check.name: check for check in findings(kube)}["queue"].fix
@@ -399,20 +403,20 @@ def at(seconds: float) -> str:
     [
         ({}, False, "ok", "hold armed, not being evicted", ""),
         ({}, True, "ok", "about to be asked", ""),
-        ({names.ANN_HOLD: "released"}, True, "ok", "about to be suspended", ""),
-        ({names.ANN_HOLD: "on"}, False, "warn", "'on' is neither", "singularity.dev/hold=armed"),
-        ({names.ANN_BUDGET: "two"}, False, "warn", "not a whole number", "checkpoint-budget-seconds=120"),
-        ({names.ANN_BUDGET: "9999"}, False, "warn", "cut to the platform's ceiling of 600", "budget.maxSeconds"),
-        ({names.ANN_HOLD_DEADLINE: at(50)}, True, "ok", "is being checkpointed, 50 s left", ""),
-        ({names.ANN_HOLD_DEADLINE: at(-20)}, True, "ok", "0 s left", ""),
-        ({names.ANN_HOLD_DEADLINE: at(-90)}, True, "fail", "passed its deadline 90 s ago", "hold=released"),
-        ({names.ANN_HOLD_DEADLINE: at(700)}, True, "fail", "budget is 600 s", "singularity.dev/hold=released"),
+        ({job_names.ANN_HOLD: "released"}, True, "ok", "about to be suspended", ""),
+        ({job_names.ANN_HOLD: "on"}, False, "warn", "'on' is neither", "singularity.dev/hold=armed"),
+        ({job_names.ANN_BUDGET: "two"}, False, "warn", "not a whole number", "checkpoint-budget-seconds=120"),
+        ({job_names.ANN_BUDGET: "9999"}, False, "warn", "cut to the platform's ceiling of 600", "budget.maxSeconds"),
+        ({job_names.ANN_HOLD_DEADLINE: at(50)}, True, "ok", "is being checkpointed, 50 s left", ""),
+        ({job_names.ANN_HOLD_DEADLINE: at(-20)}, True, "ok", "0 s left", ""),
+        ({job_names.ANN_HOLD_DEADLINE: at(-90)}, True, "fail", "passed its deadline 90 s ago", "hold=released"),
+        ({job_names.ANN_HOLD_DEADLINE: at(700)}, True, "fail", "budget is 600 s", "singularity.dev/hold=released"),
         (
-            {names.ANN_HOLD_DEADLINE: at(200), names.ANN_BUDGET: "60"},
+            {job_names.ANN_HOLD_DEADLINE: at(200), job_names.ANN_BUDGET: "60"},
             True, "fail", "budget is 60 s", "hold=released",
         ),
-        ({names.ANN_HOLD_DEADLINE: "soon"}, True, "warn", "'soon' is not a time", "hold-deadline-"),
-        ({names.ANN_HOLD_DEADLINE: at(50)}, False, "warn", "without an eviction", "hold-deadline-"),
+        ({job_names.ANN_HOLD_DEADLINE: "soon"}, True, "warn", "'soon' is not a time", "hold-deadline-"),
+        ({job_names.ANN_HOLD_DEADLINE: at(50)}, False, "warn", "without an eviction", "hold-deadline-"),
     ],
 )  # fmt: skip
 def test_holds_of_running_jobs(
@@ -426,9 +430,9 @@ def test_holds_of_running_jobs(
 
 
 def test_jobs_that_do_not_run_have_no_hold_to_check(kube: FakeKube) -> None:
-    kube.put(job(suspend=True, annotations={names.ANN_HOLD_DEADLINE: "soon"}))
+    kube.put(job(suspend=True, annotations={job_names.ANN_HOLD_DEADLINE: "soon"}))
     assert findings(kube) == []
-    kube.put(job(("Complete", "True"), annotations={names.ANN_HOLD_DEADLINE: "soon"}))
+    kube.put(job(("Complete", "True"), annotations={job_names.ANN_HOLD_DEADLINE: "soon"}))
     assert findings(kube) == []
 
 
@@ -445,7 +449,7 @@ def test_command_table_and_exit_codes(kube: FakeKube, monkeypatch: pytest.Monkey
     assert good.output.endswith("22 checks: 0 failed, 0 warnings\n")
     kube.delete(PRIORITY_CLASS, None, "high")
     assert invoke(monkeypatch, kube).exit_code == 0
-    kube.delete(CONFIG_MAP, SYSTEM, names.PLATFORM_CONFIGMAP)
+    kube.delete(CONFIG_MAP, SYSTEM, job_names.PLATFORM_CONFIGMAP)
     bad = invoke(monkeypatch, kube)
     assert bad.exit_code == 3 and "1 failed, 1 warnings" in bad.output
     lines = bad.output.splitlines()
@@ -460,14 +464,14 @@ def test_the_platform_alone_is_checked_without_any_namespace(kube: FakeKube, mon
     good = invoke(monkeypatch, kube, "--platform", "-n", "not-there")
     assert good.exit_code == 0, good.output
     assert "controller RBAC" in good.output and "not-there" not in good.output and "queue " not in good.output
-    kube.delete(LEASE, SYSTEM, names.HOLD_LEASE)
+    kube.delete(LEASE, SYSTEM, job_names.HOLD_LEASE)
     assert invoke(monkeypatch, kube, "--platform").exit_code == 3
     both = invoke(monkeypatch, kube, "--platform", "--probe")
     assert both.exit_code == 2 and "leave --platform out" in both.output
 
 
 def test_command_json(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
-    kube.delete(LEASE, SYSTEM, names.HOLD_LEASE)
+    kube.delete(LEASE, SYSTEM, job_names.HOLD_LEASE)
     shown = invoke(monkeypatch, kube, "-o", "json")
     assert shown.exit_code == 3
     found = [item for item in json.loads(shown.output) if item["status"] != "ok"]

@@ -12,9 +12,8 @@ from kueue_samples import PLATFORM, attempt, job
 
 from kueue_integration.doctor import FAIL, OK, WARN, access, gates, jobs, run_probe
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import POD
+from kueue_integration.kube.resources import KUEUE_GROUP, KUEUE_VERSION, POD
 from kueue_integration.spec import platform_config
-from proxy.protocol import names
 
 METRICS = """# TYPE kubernetes_feature_enabled gauge
 kubernetes_feature_enabled{name="SidecarContainers",stage=""} %d
@@ -113,7 +112,7 @@ def test_a_grace_period_shorter_than_the_last_checkpoint(grace: int, found: int)
 
 
 FLAVOR = {
-    "apiVersion": f"{names.KUEUE_GROUP}/{names.KUEUE_VERSION}", "kind": "ResourceFlavor", "metadata": {"name": "spot"},
+    "apiVersion": f"{KUEUE_GROUP}/{KUEUE_VERSION}", "kind": "ResourceFlavor", "metadata": {"name": "spot"},
     "spec": {"nodeLabels": {"flavor": "spot"}, "tolerations": [{"key": "spot", "operator": "Exists"}]},
 }  # fmt: skip
 CHART = {

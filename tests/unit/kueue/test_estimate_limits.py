@@ -11,6 +11,7 @@ from controller_scene import NS, T0
 from kueue_samples import PLATFORM as EXAMPLE
 from kueue_samples import cluster, spec
 
+from kueue_integration.contract import job_names
 from kueue_integration.jobs import lifecycle
 from kueue_integration.jobs.status import summarise
 from kueue_integration.kube.fake import FakeKube
@@ -30,10 +31,12 @@ def saved(asked: float | None, barrier: float, committed: float):
 
 
 def job(*attempts, name="older", budget="40", grace=90, command=("python3", "x.py")):
-    made = scene.job(name, annotations={names.ANN_BUDGET: budget, names.ANN_HOLD: "armed", **scene.history(*attempts)})
-    made["metadata"]["annotations"][names.ANN_WORLD_SIZE] = "2"
+    made = scene.job(
+        name, annotations={job_names.ANN_BUDGET: budget, job_names.ANN_HOLD: "armed", **scene.history(*attempts)}
+    )
+    made["metadata"]["annotations"][job_names.ANN_WORLD_SIZE] = "2"
     env = [{"name": names.ENV_COMMAND, "value": json.dumps(list(command))}]
-    containers = [{"name": names.CONTAINER_TRAIN, "env": env}]
+    containers = [{"name": job_names.CONTAINER_TRAIN, "env": env}]
     made["spec"]["template"] = {"spec": {"terminationGracePeriodSeconds": grace, "containers": containers}}
     return made
 
@@ -95,8 +98,8 @@ def test_submit_warns_and_goes_on(caplog):
     mine = spec(identity=None, checkpoint_budget_s=40)
     older = job(saved(0, 5, 50), command=mine.command)
     older["metadata"]["namespace"] = mine.namespace
-    older["metadata"]["labels"][names.KUEUE_QUEUE_LABEL] = mine.queue
-    older["metadata"]["annotations"][names.ANN_WORLD_SIZE] = str(mine.ranks)
+    older["metadata"]["labels"][job_names.KUEUE_QUEUE_LABEL] = mine.queue
+    older["metadata"]["annotations"][job_names.ANN_WORLD_SIZE] = str(mine.ranks)
     kube.put(older)
     with caplog.at_level(logging.WARNING):
         assert not lifecycle.submit(kube, mine, EXAMPLE).adopted

@@ -9,6 +9,7 @@ import pytest
 from controller_scene import T0
 
 from kueue_integration.cli import tables
+from kueue_integration.contract import job_names
 from kueue_integration.controller import views
 from kueue_integration.controller.actions import AnswerReady, RequestReadmission
 from kueue_integration.controller.decide import decide
@@ -47,7 +48,7 @@ def write(job, change):
 
 def job_with(*committed, attempt=3):
     """A Job in its attempt `attempt`, which was let in with the newest of these."""
-    job = scene.job(suspend=False, annotations={names.ANN_HOLD: "armed"})
+    job = scene.job(suspend=False, annotations={job_names.ANN_HOLD: "armed"})
     for ref in committed:
         write(job, scene.history(scene.record(ref.attempt)))
         write(job, reports.commit(job, CommitRequest(scene.NS, "train", ref.attempt, ref, 1.0, 9, goes_on=True), NOW))
@@ -96,7 +97,7 @@ def test_a_pod_cannot_call_a_checkpoint_unusable_by_committing_it():
 
 def test_the_list_that_cannot_be_read_does_not_stop_a_commit():
     job = job_with(FIRST)
-    job["metadata"]["annotations"][names.ANN_CHECKPOINTS] = "[[["
+    job["metadata"]["annotations"][job_names.ANN_CHECKPOINTS] = "[[["
     write(job, scene.history(scene.record(2)))
     write(job, reports.commit(job, CommitRequest(scene.NS, "train", 2, SECOND, 1.0, 9), NOW))
     assert views.checkpoints(job) == [SECOND]

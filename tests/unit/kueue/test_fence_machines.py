@@ -8,6 +8,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller import reshape
 from kueue_integration.controller.actions import AnswerReady, PatchWorkload, RequestReadmission, Reshape, Wait
 from kueue_integration.controller.decide import decide
@@ -102,7 +103,7 @@ def test_a_flavor_that_does_not_fit_is_left_for_one_that_does(nodes, words):
     action = look(current, admitted(), machines(spot=nodes, ondemand=[SKYLAKE]))
     assert isinstance(action, RequestReadmission)
     assert words in action.message and action.message.endswith("next: ondemand")
-    where = from_json(Placement, action.job_annotations[names.ANN_PLACEMENT])
+    where = from_json(Placement, action.job_annotations[job_names.ANN_PLACEMENT])
     assert where == Placement(["ondemand"], [], [[NodeRequirement("flavor", "In", ["ondemand"])]])
     (record,) = scene.stored(action.job_annotations)
     assert words in record.note
@@ -118,17 +119,17 @@ def test_a_flavor_that_does_not_fit_is_left_for_one_that_does(nodes, words):
     # An admission on the old flavor that was under way does not start: it gets the new shape out of the queue.
     again = look(current, admitted("spot"), machines(spot=nodes, ondemand=[SKYLAKE]))
     assert isinstance(again, PatchWorkload)
-    assert again.body["metadata"]["annotations"] == {names.ANN_RESHAPE: "not on spot, only on ondemand"}
+    assert again.body["metadata"]["annotations"] == {job_names.ANN_RESHAPE: "not on spot, only on ondemand"}
 
 
 def test_nodes_that_the_job_keeps_away_from_stay_avoided():
     away = Placement([], ["x"], [[NodeRequirement(placement.HOSTNAME, "NotIn", ["host-x"])]])
-    current = job(**{names.ANN_PLACEMENT: to_json(away)})
+    current = job(**{job_names.ANN_PLACEMENT: to_json(away)})
     current["spec"]["template"]["spec"]["affinity"] = placement.affinity(away)
     shape = admitted()
     shape["spec"]["podSets"][0]["template"]["spec"]["affinity"] = placement.affinity(away)
     action = look(current, shape, machines(spot=[GRAVITON], ondemand=[SKYLAKE]))
-    where = from_json(Placement, action.job_annotations[names.ANN_PLACEMENT])
+    where = from_json(Placement, action.job_annotations[job_names.ANN_PLACEMENT])
     assert (where.flavors, where.avoid_nodes) == (["ondemand"], ["x"])
     assert NodeRequirement(placement.HOSTNAME, "NotIn", ["host-x"]) in where.terms[0]
 
@@ -140,7 +141,7 @@ def test_when_no_flavor_fits_kueue_tries_again_ever_later_and_nothing_starts():
         action = look(current, admitted(retries=retries), nodes)
         assert isinstance(action, RequestReadmission)
         assert action.message.endswith("needs amd64; no flavor it may use fits")
-        assert names.ANN_PLACEMENT not in action.job_annotations
+        assert job_names.ANN_PLACEMENT not in action.job_annotations
         pauses.append(action.requeue_after_s)
         current = merge_patch(current, {"metadata": {"annotations": dict(action.job_annotations)}})
     assert pauses == [5, 10, 40, checkpoint_fit.LONGEST_PAUSE_S]
@@ -150,29 +151,29 @@ def test_when_no_flavor_fits_kueue_tries_again_ever_later_and_nothing_starts():
 
 def test_a_flavor_that_the_user_did_not_name_is_not_taken():
     only = Placement(["spot"], [], [[NodeRequirement("flavor", "In", ["spot"])]])
-    current = job(**{names.ANN_PLACEMENT: to_json(only)})
+    current = job(**{job_names.ANN_PLACEMENT: to_json(only)})
     current["spec"]["template"]["spec"]["affinity"] = placement.affinity(only)
     shape = admitted()
     shape["spec"]["podSets"][0]["template"]["spec"]["affinity"] = placement.affinity(only)
     action = look(current, shape, machines(spot=[GRAVITON], ondemand=[SKYLAKE]))
     assert isinstance(action, RequestReadmission)
-    assert "no flavor it may use fits" in action.message and names.ANN_PLACEMENT not in action.job_annotations
+    assert "no flavor it may use fits" in action.message and job_names.ANN_PLACEMENT not in action.job_annotations
 
 
 def test_an_affinity_of_the_users_own_and_flavors_without_labels_are_left_alone():
     current = job()
     current["spec"]["template"]["spec"]["affinity"] = {"nodeAffinity": {"mine": True}}
     action = look(current, admitted(), machines(spot=[GRAVITON], ondemand=[SKYLAKE]))
-    assert isinstance(action, RequestReadmission) and names.ANN_PLACEMENT not in action.job_annotations
+    assert isinstance(action, RequestReadmission) and job_names.ANN_PLACEMENT not in action.job_annotations
     plain = {"spot": FlavorMachines({}, {"a": GRAVITON}), "ondemand": FlavorMachines({}, {"b": SKYLAKE})}
     action = look(job(), admitted(), plain.get)
-    assert isinstance(action, RequestReadmission) and names.ANN_PLACEMENT not in action.job_annotations
+    assert isinstance(action, RequestReadmission) and job_names.ANN_PLACEMENT not in action.job_annotations
     assert "do not tell them apart" in action.message
 
 
 def test_a_placement_that_cannot_be_read_is_named_and_nothing_starts():
-    action = look(job(**{names.ANN_PLACEMENT: "{"}), admitted(), machines(spot=[GRAVITON], ondemand=[SKYLAKE]))
-    assert isinstance(action, Wait) and names.ANN_PLACEMENT in action.message
+    action = look(job(**{job_names.ANN_PLACEMENT: "{"}), admitted(), machines(spot=[GRAVITON], ondemand=[SKYLAKE]))
+    assert isinstance(action, Wait) and job_names.ANN_PLACEMENT in action.message
 
 
 def test_nodes_are_listed_by_the_flavors_labels_once_for_many_restores():
@@ -204,7 +205,7 @@ def kueue(kind, name, namespace=None, **spec):
 def test_the_worker_sends_the_admission_back_and_places_the_job():
     flavors = [{"name": "spot", "resources": []}, {"name": "ondemand", "resources": []}]
     current = job()
-    current["metadata"]["labels"][names.KUEUE_QUEUE_LABEL] = "q"
+    current["metadata"]["labels"][job_names.KUEUE_QUEUE_LABEL] = "q"
     objects = [
         kueue("ClusterQueue", "training", resourceGroups=[{"coveredResources": ["cpu"], "flavors": flavors}]),
         kueue("LocalQueue", "q", scene.NS, clusterQueue="training"),
@@ -224,7 +225,7 @@ def test_the_worker_sends_the_admission_back_and_places_the_job():
     (state,) = kube.get(WORKLOAD, scene.NS, "job-train-1")["status"]["admissionChecks"]
     assert (state["state"], state["requeueAfterSeconds"]) == ("Retry", reshape.SENT_BACK_S)
     assert "flavor spot: its nodes are arm64, checkpoint train-a1-g1 needs amd64; next: ondemand" in state["message"]
-    stored = annotation(kube.get(JOB, scene.NS, "train"), names.ANN_PLACEMENT)
+    stored = annotation(kube.get(JOB, scene.NS, "train"), job_names.ANN_PLACEMENT)
     assert from_json(Placement, stored).flavors == ["ondemand"]
 
 

@@ -8,6 +8,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0, at
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import AnswerReady, RequestReadmission, Wait, Withdraw
 from kueue_integration.controller.decide import decide
 from kueue_integration.controller.hold import Settings
@@ -22,18 +23,18 @@ def look(job, workload, pods=(), now=NOW):
 
 
 def test_the_first_attempt_starts_with_number_one_and_no_checkpoint():
-    job = scene.job(annotations={names.ANN_HOLD: "armed", names.ANN_WORLD_SIZE: "4"})
+    job = scene.job(annotations={job_names.ANN_HOLD: "armed", job_names.ANN_WORLD_SIZE: "4"})
     action = look(job, scene.workload()).action
     assert isinstance(action, AnswerReady)
     assert action.pod_annotations == {
-        names.ANN_ATTEMPT: "1",
+        job_names.ANN_ATTEMPT: "1",
         names.ANN_CHECKPOINT: "",
-        names.ANN_WORKERS: "2",
-        names.ANN_FLAVOR: "ondemand",
+        job_names.ANN_WORKERS: "2",
+        job_names.ANN_FLAVOR: "ondemand",
     }
-    assert action.job_annotations[names.ANN_ATTEMPT] == "1"
-    assert action.job_annotations[names.ANN_HOLD] == "armed"
-    assert action.job_annotations[names.ANN_HOLD_DEADLINE] is None
+    assert action.job_annotations[job_names.ANN_ATTEMPT] == "1"
+    assert action.job_annotations[job_names.ANN_HOLD] == "armed"
+    assert action.job_annotations[job_names.ANN_HOLD_DEADLINE] is None
     (record,) = scene.stored(action.job_annotations)
     assert (record.attempt, record.pods, record.ranks, record.flavor) == (1, 2, 4, "ondemand")
     assert (record.admitted_at, record.queued_at, record.ended_by) == (NOW, T0, None)
@@ -42,7 +43,7 @@ def test_the_first_attempt_starts_with_number_one_and_no_checkpoint():
 @pytest.mark.parametrize("url", ["http://169.254.169.254/x", "file:///shared/checkpoints/../other", "gs://other/x"])
 def test_no_attempt_starts_from_a_checkpoint_of_another_store(url):
     saved = to_json(dataclasses.replace(scene.checkpoint(), url=url))
-    notes = {names.ANN_CHECKPOINT: saved, names.ANN_STORE: "file:///shared/checkpoints"}
+    notes = {names.ANN_CHECKPOINT: saved, job_names.ANN_STORE: "file:///shared/checkpoints"}
     job = scene.job(annotations=scene.history(scene.record(checkpoint="train-a1-g1")) | notes)
     action = look(job, scene.workload()).action
     assert isinstance(action, Wait)
@@ -59,7 +60,7 @@ def test_a_job_that_is_not_managed_starts_at_once_and_untouched():
 def ours(obj):
     """`obj`, a Job or a Workload, with our label on the pods that are made from it."""
     for owner in obj["spec"].get("podSets") or [obj["spec"]]:
-        owner.setdefault("template", {})["metadata"] = {"labels": {names.LABEL_MANAGED: "true"}}
+        owner.setdefault("template", {})["metadata"] = {"labels": {job_names.LABEL_MANAGED: "true"}}
     return obj
 
 
@@ -107,8 +108,8 @@ def test_nobody_is_answered_while_evicted_is_true():
     # Quota again, elsewhere and less of it: count and flavor are those of the new reservation.
     action = look(job, scene.workload(reserved_at=33, count=1, flavor="spot")).action
     assert isinstance(action, AnswerReady)
-    assert action.pod_annotations[names.ANN_WORKERS] == "1"
-    assert action.pod_annotations[names.ANN_FLAVOR] == "spot"
+    assert action.pod_annotations[job_names.ANN_WORKERS] == "1"
+    assert action.pod_annotations[job_names.ANN_FLAVOR] == "spot"
     assert action.attempt == 2
 
 
@@ -176,11 +177,11 @@ def test_the_next_attempt_continues_from_the_committed_checkpoint():
     before, new = scene.stored(action.job_annotations)
     assert (new.attempt, new.restored_from, new.queued_at) == (2, "train-a1-g1", T0 + 23)
     assert before == ended
-    assert names.ANN_HOLD not in action.job_annotations  # this job never wanted the hold
+    assert job_names.ANN_HOLD not in action.job_annotations  # this job never wanted the hold
 
 
 def test_attempts_only_grow_even_when_the_history_was_lost():
-    action = look(scene.job(annotations={names.ANN_ATTEMPT: "7"}), scene.workload()).action
+    action = look(scene.job(annotations={job_names.ANN_ATTEMPT: "7"}), scene.workload()).action
     assert isinstance(action, AnswerReady)
     assert action.attempt == 8
 
@@ -201,8 +202,8 @@ def test_an_eviction_that_nobody_saw_is_read_from_what_kueue_kept():
     [
         (names.ANN_CHECKPOINT, "{"),
         (names.ANN_CHECKPOINT, '{"id": "x"}'),
-        (names.ANN_ATTEMPT, "two"),
-        (names.ANN_WORLD_SIZE, "-4"),
+        (job_names.ANN_ATTEMPT, "two"),
+        (job_names.ANN_WORLD_SIZE, "-4"),
     ],
 )
 def test_an_unreadable_annotation_stops_the_attempt_and_is_named(name, value):

@@ -10,9 +10,10 @@ from click.testing import CliRunner
 from kueue_samples import PLATFORM
 
 from kueue_integration.cli import main
+from kueue_integration.contract import job_names
 from kueue_integration.doctor import FAIL, OK, WARN, gpu_probe, run_gpu_probe
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import POD
+from kueue_integration.kube.resources import KUEUE_GROUP, KUEUE_VERSION, POD
 from kueue_integration.manifests.pod import LAUNCHER, LAUNCHER_CAPABILITIES
 from kueue_integration.spec import platform_config
 from proxy.launcher.device import cycle, probe
@@ -32,7 +33,7 @@ CHART = {
 
 def flavor(name: str) -> Any:
     spec = {"nodeLabels": {"flavor": name}, "tolerations": [{"key": name, "operator": "Exists"}]}
-    version = f"{names.KUEUE_GROUP}/{names.KUEUE_VERSION}"
+    version = f"{KUEUE_GROUP}/{KUEUE_VERSION}"
     return {"apiVersion": version, "kind": "ResourceFlavor", "metadata": {"name": name}, "spec": spec}
 
 
@@ -42,7 +43,7 @@ def queue(**quota: dict[str, str]) -> Any:
         {"name": name, "resources": [{"name": r, "nominalQuota": n} for r, n in resources.items()]}
         for name, resources in quota.items()
     ]
-    version = f"{names.KUEUE_GROUP}/{names.KUEUE_VERSION}"
+    version = f"{KUEUE_GROUP}/{KUEUE_VERSION}"
     spec = {"resourceGroups": [{"coveredResources": ["cpu", "nvidia.com/gpu"], "flavors": flavors}]}
     return {"apiVersion": version, "kind": "ClusterQueue", "metadata": {"name": "q"}, "spec": spec}
 
@@ -86,8 +87,8 @@ def test_flavors_with_gpus_are_those_that_a_queue_has_quota_of() -> None:
 def test_the_pod_is_that_of_a_training_job_with_one_gpu() -> None:
     made = gpu_probe.pod("default", PLATFORM, flavor("h100"), "nvidia.com/gpu", "example/torch:1", 60)["spec"]
     (container,), (installer,) = made["containers"], made["initContainers"]
-    assert (container["name"], container["image"]) == (names.CONTAINER_TRAIN, "example/torch:1")
-    assert container["command"] == [*LAUNCHER] and installer["name"] == names.CONTAINER_INSTALL
+    assert (container["name"], container["image"]) == (job_names.CONTAINER_TRAIN, "example/torch:1")
+    assert container["command"] == [*LAUNCHER] and installer["name"] == job_names.CONTAINER_INSTALL
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
     assert container["securityContext"]["capabilities"]["add"] == [*LAUNCHER_CAPABILITIES]
     assert {"name": names.ENV_PROBE, "value": names.PROBE_GPUS} in container["env"]
@@ -103,7 +104,7 @@ def with_pods(monkeypatch: pytest.MonkeyPatch, kube: FakeKube, lines: list[str],
     def and_run(obj: Any, dry_run: bool = False) -> Any:
         made.append(obj)
         done = create(obj, dry_run)
-        kube.logs["default", obj["metadata"]["name"], names.CONTAINER_TRAIN] = lines
+        kube.logs["default", obj["metadata"]["name"], job_names.CONTAINER_TRAIN] = lines
         kube.set_status(POD, "default", obj["metadata"]["name"], {"phase": phase})
         return done
 

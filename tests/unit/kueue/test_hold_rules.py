@@ -6,6 +6,7 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import RecordHistory, ReleaseHold, StartCheckpoint
 from kueue_integration.controller.decide import decide
 from kueue_integration.controller.hold import Settings
@@ -18,7 +19,7 @@ NAMES = {"99-wl": "job-big"}
 
 
 def held(**annotations: str):
-    base = {names.ANN_HOLD: "armed", names.ANN_BUDGET: "30", **scene.history(scene.record())}
+    base = {job_names.ANN_HOLD: "armed", job_names.ANN_BUDGET: "30", **scene.history(scene.record())}
     return scene.job(suspend=False, annotations={**base, **annotations})
 
 
@@ -33,8 +34,8 @@ def test_an_eviction_starts_a_checkpoint_with_a_deadline():
     action = decision.action
     assert isinstance(action, StartCheckpoint)
     assert action.deadline == T0 + 60.5 == decision.wake_at
-    assert server_time.parse(str(action.job_annotations[names.ANN_HOLD_DEADLINE])) == T0 + 60.5
-    assert names.ANN_HOLD not in action.job_annotations  # still armed
+    assert server_time.parse(str(action.job_annotations[job_names.ANN_HOLD_DEADLINE])) == T0 + 60.5
+    assert job_names.ANN_HOLD not in action.job_annotations  # still armed
     (record,) = scene.stored(action.job_annotations)
     assert (record.ended_by, record.preempted_by, record.evicted_at) == ("Preempted", "job-big", T0 + 30.5)
 
@@ -47,7 +48,7 @@ def test_the_platforms_limit_cuts_the_jobs_budget():
 
 def test_without_a_budget_of_its_own_a_job_gets_the_platforms():
     job = held()
-    del job["metadata"]["annotations"][names.ANN_BUDGET]
+    del job["metadata"]["annotations"][job_names.ANN_BUDGET]
     action = look(job, settings=Settings(max_budget_s=77)).action
     assert isinstance(action, StartCheckpoint)
     assert action.deadline == T0 + 107.5
@@ -75,7 +76,7 @@ def test_the_preemptor_is_named_by_workload_or_job_uid(known, shown):
 def test_without_all_pods_running_the_hold_ends_at_once(pods, why):
     action = look(held(), pods=pods).action
     assert isinstance(action, ReleaseHold)
-    assert action.job_annotations[names.ANN_HOLD] == "released"
+    assert action.job_annotations[job_names.ANN_HOLD] == "released"
     assert why in action.message
     (record,) = scene.stored(action.job_annotations)
     assert record.evicted_at is not None
@@ -105,7 +106,7 @@ def test_pods_of_which_one_failed_are_not_about_to_complete_the_job():
 
 def waiting(seconds: float, **annotations: str):
     record = scene.record(evicted_at=T0 + 30, ended_by="Preempted")
-    deadline = {names.ANN_HOLD_DEADLINE: server_time.to_text(T0 + seconds), **scene.history(record)}
+    deadline = {job_names.ANN_HOLD_DEADLINE: server_time.to_text(T0 + seconds), **scene.history(record)}
     return held(**{**deadline, **annotations})
 
 
@@ -118,7 +119,7 @@ def test_until_the_deadline_nothing_is_done():
 def test_at_the_deadline_the_hold_ends_and_the_history_says_why():
     action = look(waiting(60), now=T0 + 60).action
     assert isinstance(action, ReleaseHold)
-    assert (action.why, action.job_annotations[names.ANN_HOLD]) == ("deadline", "released")
+    assert (action.why, action.job_annotations[job_names.ANN_HOLD]) == ("deadline", "released")
     (record,) = scene.stored(action.job_annotations)
     expected = "no checkpoint within 30 s: no step boundary was reached; restarts from the beginning"
     assert record.note == expected
@@ -150,36 +151,36 @@ def test_a_pod_that_fails_while_others_run_leaves_it_to_the_sidecars():
     assert decision.action is None
 
 
-@pytest.mark.parametrize("name", [names.ANN_HISTORY, names.ANN_CHECKPOINT])
+@pytest.mark.parametrize("name", [job_names.ANN_HISTORY, names.ANN_CHECKPOINT])
 def test_what_cannot_be_read_never_holds_kueue_back(name):
     action = look(held(**{name: "nonsense"})).action
     assert isinstance(action, ReleaseHold)
-    assert action.job_annotations == {names.ANN_HOLD: "released"}
+    assert action.job_annotations == {job_names.ANN_HOLD: "released"}
     assert name in action.message
 
 
 @pytest.mark.parametrize("text", ["nonsense", "9" * 400, "9" * 5000, "-1", "1e9", "NaN", "٣", ""])
 def test_a_budget_that_cannot_be_read_is_the_platforms(text):
-    action = look(held(**{names.ANN_BUDGET: text}), settings=Settings(max_budget_s=40)).action
+    action = look(held(**{job_names.ANN_BUDGET: text}), settings=Settings(max_budget_s=40)).action
     assert isinstance(action, StartCheckpoint)
     assert action.deadline == T0 + 70.5
-    late = look(held(**{names.ANN_BUDGET: text}), now=T0 + 71.1, settings=Settings(max_budget_s=40)).action
+    late = look(held(**{job_names.ANN_BUDGET: text}), now=T0 + 71.1, settings=Settings(max_budget_s=40)).action
     assert isinstance(late, ReleaseHold)
 
 
 @pytest.mark.parametrize("text", ["nonsense", "", "99999-01-01T00:00:00Z", "2099-01-01T00:00:00", "T" * 200_000])
 def test_a_deadline_that_cannot_be_read_is_written_again(text):
-    action = look(held(**{names.ANN_HOLD_DEADLINE: text})).action
+    action = look(held(**{job_names.ANN_HOLD_DEADLINE: text})).action
     assert isinstance(action, StartCheckpoint)
-    assert action.job_annotations[names.ANN_HOLD_DEADLINE] == server_time.to_text(T0 + 60.5)
+    assert action.job_annotations[job_names.ANN_HOLD_DEADLINE] == server_time.to_text(T0 + 60.5)
 
 
 TAMPERED = {
     "removed": lambda now: {},
-    "ahead": lambda now: {names.ANN_HOLD_DEADLINE: server_time.to_text(now + 25)},
-    "far ahead": lambda now: {names.ANN_HOLD_DEADLINE: "2099-01-01T00:00:00Z"},
-    "spoilt": lambda now: {names.ANN_HOLD_DEADLINE: "soon"},
-    "budget": lambda now: {names.ANN_BUDGET: "9" * (2 + int(now) % 400)},
+    "ahead": lambda now: {job_names.ANN_HOLD_DEADLINE: server_time.to_text(now + 25)},
+    "far ahead": lambda now: {job_names.ANN_HOLD_DEADLINE: "2099-01-01T00:00:00Z"},
+    "spoilt": lambda now: {job_names.ANN_HOLD_DEADLINE: "soon"},
+    "budget": lambda now: {job_names.ANN_BUDGET: "9" * (2 + int(now) % 400)},
 }
 
 
@@ -211,17 +212,17 @@ def test_a_hold_whose_end_does_not_come_through_makes_kueue_ask_again():
     assert later.wake_at is not None and later.wake_at - (T0 + 64) >= 2
     much_later = look(waiting(60), now=T0 + 4000)
     assert much_later.wake_at is not None and 50 < much_later.wake_at - (T0 + 4000) <= 60
-    unreadable = look(held(**{names.ANN_HISTORY: "["}), now=T0 + 64)
+    unreadable = look(held(**{job_names.ANN_HISTORY: "["}), now=T0 + 64)
     assert isinstance(unreadable.action, ReleaseHold) and unreadable.action.nudge
 
 
 def test_no_annotation_holds_kueue_back_for_longer_than_the_budget():
     """A deadline that nobody of ours wrote, or wrote with another budget, is cut to what is allowed from now."""
-    job = held(**{names.ANN_HOLD_DEADLINE: "2099-01-01T00:00:00Z"})
+    job = held(**{job_names.ANN_HOLD_DEADLINE: "2099-01-01T00:00:00Z"})
     action = look(job).action
     assert isinstance(action, StartCheckpoint)
     assert action.deadline == T0 + 30.5 + 30
-    assert action.job_annotations[names.ANN_HOLD_DEADLINE] == server_time.to_text(T0 + 60.5)
+    assert action.job_annotations[job_names.ANN_HOLD_DEADLINE] == server_time.to_text(T0 + 60.5)
 
 
 def test_a_deleted_workload_is_an_eviction_too():
@@ -230,28 +231,28 @@ def test_a_deleted_workload_is_an_eviction_too():
     workload["metadata"]["deletionTimestamp"] = scene.at(30)
     first = look(held(), workload)
     assert isinstance(first.action, StartCheckpoint) and first.action.deadline == T0 + 60.5
-    asked = held(**{names.ANN_HOLD_DEADLINE: server_time.to_text(T0 + 60.5)})
+    asked = held(**{job_names.ANN_HOLD_DEADLINE: server_time.to_text(T0 + 60.5)})
     assert look(asked, workload, now=T0 + 40).action is None
     last = look(asked, workload, now=T0 + 61)
-    assert isinstance(last.action, ReleaseHold) and last.action.job_annotations[names.ANN_HOLD] == "released"
+    assert isinstance(last.action, ReleaseHold) and last.action.job_annotations[job_names.ANN_HOLD] == "released"
 
 
 def test_a_job_that_stopped_for_a_deleted_workload_is_left_to_kueue():
     workload = scene.workload(state="Ready", admitted=True)
     workload["metadata"]["deletionTimestamp"] = scene.at(30)
     done = scene.record(first_step=0, committed_at=T0 + 40, checkpoint="train-a1-g1")
-    job = scene.job(suspend=False, annotations={names.ANN_HOLD: "released", **scene.history(done)})
+    job = scene.job(suspend=False, annotations={job_names.ANN_HOLD: "released", **scene.history(done)})
     assert look(job, workload, now=T0 + 41).action is None
 
 
 @pytest.mark.parametrize("state", ["released", None])
 def test_without_the_hold_an_eviction_is_only_recorded(state):
-    job = held(**({names.ANN_HOLD: state} if state else {}))
+    job = held(**({job_names.ANN_HOLD: state} if state else {}))
     if state is None:
-        del job["metadata"]["annotations"][names.ANN_HOLD]
+        del job["metadata"]["annotations"][job_names.ANN_HOLD]
     action = look(job).action
     assert isinstance(action, RecordHistory)
-    assert set(action.job_annotations) == {names.ANN_HISTORY}
+    assert set(action.job_annotations) == {job_names.ANN_HISTORY}
     (record,) = scene.stored(action.job_annotations)
     assert (record.ended_by, record.preempted_by) == ("Preempted", "job-big")
 
@@ -273,9 +274,9 @@ def test_an_old_eviction_is_not_taken_for_one_of_this_attempt():
 
 def test_a_job_without_history_is_held_and_released_all_the_same():
     job = held()
-    del job["metadata"]["annotations"][names.ANN_HISTORY]
+    del job["metadata"]["annotations"][job_names.ANN_HISTORY]
     assert isinstance(look(job).action, StartCheckpoint)
-    job["metadata"]["annotations"][names.ANN_HOLD_DEADLINE] = server_time.to_text(T0 + 60)
+    job["metadata"]["annotations"][job_names.ANN_HOLD_DEADLINE] = server_time.to_text(T0 + 60)
     action = look(job, now=T0 + 61).action
     assert isinstance(action, ReleaseHold)
-    assert action.job_annotations == {names.ANN_HOLD: "released"}
+    assert action.job_annotations == {job_names.ANN_HOLD: "released"}

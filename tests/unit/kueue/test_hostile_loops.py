@@ -14,6 +14,7 @@ import garbage
 import pytest
 from controller_scene import CHECK, NS
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller.__main__ import unhealthy
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.informer import Informer
@@ -40,7 +41,7 @@ class Controller:
         self.kube, self.metrics = kube, Metrics()
         self.reconciler = Reconciler(kube, Settings(), self.metrics)
         self.keeper = LeaseKeeper(
-            kube, "sys", names.HOLD_LEASE, identity, LEASE_S, 0.1,
+            kube, "sys", job_names.HOLD_LEASE, identity, LEASE_S, 0.1,
             alive=lambda: self.reconciler.silent_for() < LEASE_S and self.reconciler.world.fresh,
             on_change=lambda leads: self.reconciler.look_again() if leads else None,
             overdue=self.reconciler.overdue.entries,
@@ -58,7 +59,7 @@ class Controller:
         self.reconciler.stop()
 
     def lease_age(self) -> float:
-        spec = self.kube.get(LEASE, "sys", names.HOLD_LEASE).get("spec") or {}
+        spec = self.kube.get(LEASE, "sys", job_names.HOLD_LEASE).get("spec") or {}
         return time.time() - server_time.parse(spec["renewTime"]) if "renewTime" in spec else 1e9
 
 
@@ -88,7 +89,7 @@ def waiting(name: str) -> list[dict[str, Any]]:
     workload = scene.workload(f"job-{name}", owner=name, job_uid=uid, uid=f"wl-{name}")
     for item in workload["status"]["conditions"]:
         item["lastTransitionTime"] = server_time.to_whole(time.time())
-    return [scene.job(name, uid=uid, annotations={names.ANN_HOLD: names.HOLD_ARMED}), workload]
+    return [scene.job(name, uid=uid, annotations={job_names.ANN_HOLD: job_names.HOLD_ARMED}), workload]
 
 
 def hostile(number: int, annotations: dict[str, str]) -> list[dict[str, Any]]:
@@ -98,12 +99,12 @@ def hostile(number: int, annotations: dict[str, str]) -> list[dict[str, Any]]:
         f"job-{name}", owner=name, job_uid=uid, uid=f"wl-{name}", state="Ready", admitted=True,
         evicted=("Preempted", scene.PREEMPTED, 20),
     )  # fmt: skip
-    job = scene.job(name, uid=uid, suspend=False, annotations={names.ANN_HOLD: names.HOLD_ARMED, **annotations})
+    job = scene.job(name, uid=uid, suspend=False, annotations={job_names.ANN_HOLD: job_names.HOLD_ARMED, **annotations})
     return [job, workload, scene.pod(0, job_name=name), scene.pod(1, job_name=name)]
 
 
 def _kube(*objects: dict[str, Any]) -> FakeKube:
-    meta = {"name": names.HOLD_LEASE, "namespace": "sys"}
+    meta = {"name": job_names.HOLD_LEASE, "namespace": "sys"}
     return FakeKube({"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": meta}, *objects)
 
 
@@ -128,9 +129,9 @@ def served(controller: Controller, name: str) -> None:
 @pytest.mark.parametrize(
     "annotations",
     [
-        {names.ANN_HISTORY: HISTORY},
-        {names.ANN_BUDGET: BUDGET},
-        {names.ANN_HISTORY: HISTORY, names.ANN_BUDGET: BUDGET},
+        {job_names.ANN_HISTORY: HISTORY},
+        {job_names.ANN_BUDGET: BUDGET},
+        {job_names.ANN_HISTORY: HISTORY, job_names.ANN_BUDGET: BUDGET},
     ],
     ids=["history", "budget", "both"],
 )
@@ -151,7 +152,8 @@ def test_one_edit_of_ones_own_job_stops_nobody(
 
 
 def test_thirty_hostile_sets_at_once(controllers: Callable[..., Controller]) -> None:
-    ours = [value for name, value in vars(names).items() if name.startswith("ANN_") and value != names.ANN_HOLD]
+    every = {**vars(names), **vars(job_names)}
+    ours = [value for name, value in every.items() if name.startswith("ANN_") and value != job_names.ANN_HOLD]
     texts = [text for text in garbage.EXTREMES if not garbage.halved(text)]
     sets = [{name: texts[(number * 7 + i) % len(texts)] for i, name in enumerate(ours)} for number in range(30)]
     kube = _kube(*(obj for number, annotations in enumerate(sets) for obj in hostile(number, annotations)))
@@ -220,7 +222,7 @@ def test_a_task_that_fails_for_days_ends_no_worker(monkeypatch: pytest.MonkeyPat
 def test_a_replica_for_which_nobody_acts_is_idle_unless_the_api_server_is_away() -> None:
     kube = _kube()
     alive = [True]
-    keeper = LeaseKeeper(kube, "sys", names.HOLD_LEASE, "a", 1, 0.1, lambda: bool(alive), lambda leads: None)
+    keeper = LeaseKeeper(kube, "sys", job_names.HOLD_LEASE, "a", 1, 0.1, lambda: bool(alive), lambda leads: None)
     keeper.tick()
     assert keeper.leads and keeper.idle_for() < 0.5
     alive.clear()  # its worker hangs: the Lease is let go, and nobody else is there
@@ -228,7 +230,7 @@ def test_a_replica_for_which_nobody_acts_is_idle_unless_the_api_server_is_away()
     kube.fail_next("get", LEASE, Unreachable("gone"))
     keeper.tick()
     assert keeper.idle_for() < 0.5, "without an API server a new process can do no more than this one"
-    other = LeaseKeeper(kube, "sys", names.HOLD_LEASE, "b", 1, 0.1, lambda: True, lambda leads: None)
+    other = LeaseKeeper(kube, "sys", job_names.HOLD_LEASE, "b", 1, 0.1, lambda: True, lambda leads: None)
     eventually(lambda: (other.tick(), other.leads)[1], 10, "the other does not take over")
     before = time.monotonic()
     while time.monotonic() < before + 2:
@@ -259,7 +261,7 @@ def test_what_follows_from_leading_cannot_cost_the_lease() -> None:
         raise RuntimeError("an object surprised us")
 
     kube = _kube()
-    keeper = LeaseKeeper(kube, "sys", names.HOLD_LEASE, "a", 1, 0.05, lambda: True, broken, overdue=lambda: [1])  # type: ignore[list-item]
+    keeper = LeaseKeeper(kube, "sys", job_names.HOLD_LEASE, "a", 1, 0.05, lambda: True, broken, overdue=lambda: [1])  # type: ignore[list-item]
     keeper.start()
     eventually(lambda: keeper.leads, 5, "it does not lead")
     time.sleep(1.2)

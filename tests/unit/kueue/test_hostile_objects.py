@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kueue_integration.cli import tables, trace_svg, trace_text
-from kueue_integration.contract import attempt_phases, attempt_records
+from kueue_integration.contract import attempt_phases, attempt_records, job_names
 from kueue_integration.contract.attempt_phases import AttemptPhases
 from kueue_integration.controller import views
 from kueue_integration.controller.cache import World
@@ -52,33 +52,35 @@ GOOD: dict[str, str] = {
     **scene.history(scene.record(1, first_step_at=T0, first_step=0, last_step=4, ended_by="Preempted"),
                     scene.record(2, first_step_at=T0 + 11, first_step=5, last_step=9)),
     **scene.roster(scene.pod(0, attempt=2), scene.pod(1, attempt=2), attempt=2),
-    names.ANN_HOLD: names.HOLD_ARMED,
-    names.ANN_HOLD_DEADLINE: scene.at(500),
-    names.ANN_BUDGET: "120",
+    job_names.ANN_HOLD: job_names.HOLD_ARMED,
+    job_names.ANN_HOLD_DEADLINE: scene.at(500),
+    job_names.ANN_BUDGET: "120",
     names.ANN_CHECKPOINT: to_json(scene.checkpoint()),
-    names.ANN_CHECKPOINT_COPY: to_json(scene.checkpoint()),
-    names.ANN_CHECKPOINTS: to_json([scene.checkpoint()]),
-    names.ANN_PROGRESS: json.dumps({"attempt": 2, "step": 9, "phase": "running", "at": T0 + 20, "printed": 9}),
-    names.ANN_CURVE: "[[1,0.5],[2,0.25]]",
-    names.ANN_WORKERS: "2",
-    names.ANN_MIN_WORKERS: "1",
-    names.ANN_WORLD_SIZE: "2",
-    names.ANN_PHASES: to_json([AttemptPhases(1, StartPhases(join=1.5), SavePhases(dump=2.0))]),
-    names.ANN_PLACEMENT: to_json(PLACEMENT),
-    names.ANN_REQUEST: to_json(JobRequest("r1", "migrate", T0, placement=PLACEMENT)),
-    names.ANN_REQUEST_STATUS: to_json(RequestStatus("r1", "migrate", "running", "m", T0, 1)),
-    names.ANN_CHECKPOINT_REQUEST: to_json(JobRequest("r2", "checkpoint", T0, timeout_s=60)),
-    names.ANN_CHECKPOINT_STATUS: to_json(RequestStatus("r2", "checkpoint", "running", "m", T0, 2, deadline=T0 + 99)),
-    names.ANN_CHECKPOINT_EVERY: "60s",
-    names.ANN_CHECKPOINT_POLICY: '{"cost_s":1.5,"failures":0}',
-    names.ANN_INFRASTRUCTURE_RETRIES: "3",
-    names.ANN_BROKEN: '{"attempt":1,"count":1}',
-    names.ANN_STORE: "file:///shared/checkpoints",
+    job_names.ANN_CHECKPOINT_COPY: to_json(scene.checkpoint()),
+    job_names.ANN_CHECKPOINTS: to_json([scene.checkpoint()]),
+    job_names.ANN_PROGRESS: json.dumps({"attempt": 2, "step": 9, "phase": "running", "at": T0 + 20, "printed": 9}),
+    job_names.ANN_CURVE: "[[1,0.5],[2,0.25]]",
+    job_names.ANN_WORKERS: "2",
+    job_names.ANN_MIN_WORKERS: "1",
+    job_names.ANN_WORLD_SIZE: "2",
+    job_names.ANN_PHASES: to_json([AttemptPhases(1, StartPhases(join=1.5), SavePhases(dump=2.0))]),
+    job_names.ANN_PLACEMENT: to_json(PLACEMENT),
+    job_names.ANN_REQUEST: to_json(JobRequest("r1", "migrate", T0, placement=PLACEMENT)),
+    job_names.ANN_REQUEST_STATUS: to_json(RequestStatus("r1", "migrate", "running", "m", T0, 1)),
+    job_names.ANN_CHECKPOINT_REQUEST: to_json(JobRequest("r2", "checkpoint", T0, timeout_s=60)),
+    job_names.ANN_CHECKPOINT_STATUS: to_json(
+        RequestStatus("r2", "checkpoint", "running", "m", T0, 2, deadline=T0 + 99)
+    ),
+    job_names.ANN_CHECKPOINT_EVERY: "60s",
+    job_names.ANN_CHECKPOINT_POLICY: '{"cost_s":1.5,"failures":0}',
+    job_names.ANN_INFRASTRUCTURE_RETRIES: "3",
+    job_names.ANN_BROKEN: '{"attempt":1,"count":1}',
+    job_names.ANN_STORE: "file:///shared/checkpoints",
     COMPLETIONS_EQUAL_PARALLELISM: "true",
     MIN_PARALLELISM: "1",
 }  # fmt: skip
 """Every annotation of a Job that anything of ours reads, each as we would write it."""
-HOSTILE = {names.ANN_HISTORY: "[" * 100_000, names.ANN_BUDGET: "9" * 400}
+HOSTILE = {job_names.ANN_HISTORY: "[" * 100_000, job_names.ANN_BUDGET: "9" * 400}
 """What brought a whole controller down once."""
 
 
@@ -156,7 +158,7 @@ def _told(job: Any, workload: Any, pods: Any) -> None:
 def test_good_annotations_are_all_read_and_every_one_is_known() -> None:
     job = scene.job(annotations=GOOD)
     assert unreadable.found(job) == {}
-    others = {names.ANN_HOLD, names.ANN_STORE, COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM}
+    others = {job_names.ANN_HOLD, job_names.ANN_STORE, COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM}
     assert set(unreadable.FORMS) == set(GOOD) - others
     spoilt = scene.job(annotations={**GOOD, **HOSTILE})
     assert set(unreadable.found(spoilt)) == set(HOSTILE)
@@ -191,7 +193,7 @@ def _answered(job: Any, workload: Any, pods: Any) -> None:
         lambda: reports.commit(job, CommitRequest(NS, "train", 2, checkpoint, 1.0, 9), NOW),
         lambda: reports.commit(job, CommitRequest(NS, "train", 2, checkpoint, 1.0, 9, goes_on=True), NOW),
         lambda: reports.failure(job, CheckpointFailure(NS, "train", 2, "why"), NOW),
-        lambda: reports.lifted(job, {names.ANN_HOLD: names.HOLD_RELEASED}, NOW),
+        lambda: reports.lifted(job, {job_names.ANN_HOLD: job_names.HOLD_RELEASED}, NOW),
     ]
     for call in calls:
         try:

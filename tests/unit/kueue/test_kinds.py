@@ -16,7 +16,7 @@ from kueue_integration.adoption.jobset import adopted_jobset
 from kueue_integration.adoption.patch import adopted
 from kueue_integration.adoption.trainjob import adopted_trainjob
 from kueue_integration.cli.tables import WIDTH
-from kueue_integration.contract import kinds
+from kueue_integration.contract import job_names, kinds
 from kueue_integration.controller import apply, reshape, views
 from kueue_integration.controller.actions import GiveUp
 from kueue_integration.controller.metrics import Metrics
@@ -51,14 +51,17 @@ def test_a_trainjob_starts_the_users_program_behind_the_launcher() -> None:
     assert (env[names.ENV_JOB], env[names.ENV_WORLD_SIZE], env[names.ENV_GRACE]) == ("mine.trainjob", "4", "90")
     assert names.ENV_WORKDIR not in env  # the runtime's
     assert made["spec"]["suspend"] is True and "numProcPerNode" not in trainer
-    assert annotation(made, names.ANN_HOLD) == names.HOLD_ARMED and annotation(made, names.ANN_WORLD_SIZE) == "4"
+    assert (
+        annotation(made, job_names.ANN_HOLD) == job_names.HOLD_ARMED
+        and annotation(made, job_names.ANN_WORLD_SIZE) == "4"
+    )
     theirs, ours = made["spec"]["runtimePatches"]
     assert theirs == trainjob()["spec"]["runtimePatches"][0] and ours["manager"] == rules_of_trainjob.MANAGER
     (patched,) = ours["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     pod = patched["template"]["spec"]["template"]
-    assert pod["metadata"]["labels"][names.LABEL_JOB] == "mine.trainjob"
+    assert pod["metadata"]["labels"][job_names.LABEL_JOB] == "mine.trainjob"
     (sidecar,) = pod["spec"]["initContainers"]
-    assert sidecar["name"] == names.CONTAINER_SIDECAR
+    assert sidecar["name"] == job_names.CONTAINER_SIDECAR
     assert {e["name"]: e["value"] for e in sidecar["env"]}[names.ENV_JOB] == "mine.trainjob"
     json.dumps(made)
 
@@ -161,10 +164,10 @@ def test_counts_of_jobs_become_counts_of_pods() -> None:
 def test_pods_know_their_job_by_labels() -> None:
     jobset_label = {kinds.JOBSET_NAME_LABEL: "mine", kinds.JOB_NAME_LABEL: "mine-workers-0"}
     for labels, key in (
-        ({kinds.JOB_NAME_LABEL: "mine", names.LABEL_JOB: "other"}, "mine"),
-        ({**jobset_label, names.LABEL_JOB: "mine.jobset"}, "mine.jobset"),
-        ({**jobset_label, names.LABEL_JOB: "mine.trainjob"}, "mine.trainjob"),
-        ({**jobset_label, names.LABEL_JOB: "other.trainjob"}, "mine.jobset"),
+        ({kinds.JOB_NAME_LABEL: "mine", job_names.LABEL_JOB: "other"}, "mine"),
+        ({**jobset_label, job_names.LABEL_JOB: "mine.jobset"}, "mine.jobset"),
+        ({**jobset_label, job_names.LABEL_JOB: "mine.trainjob"}, "mine.trainjob"),
+        ({**jobset_label, job_names.LABEL_JOB: "other.trainjob"}, "mine.jobset"),
         ({}, None),
     ):
         assert kinds.key_of_pod({"metadata": {"labels": labels}}) == key
@@ -206,12 +209,12 @@ def child(name: str) -> Object:
 @pytest.mark.parametrize("key", KEYS)
 def test_a_job_of_any_kind_is_failed_when_its_budget_is_used_up(key: str) -> None:
     kube = cluster(*every_kind(), child("mine"), child("other"))
-    told = GiveUp(annotations={names.ANN_BROKEN: "said"}, message="over")
+    told = GiveUp(annotations={job_names.ANN_BROKEN: "said"}, message="over")
     found = kinds.find(kube, "default", key)
     assert found is not None
     apply.perform(kube, told, found, None, "fence", Metrics(), 0.0)
     kind, name = kinds.kind_and_name(key)
-    assert annotation(kube.get(kind, "default", name), names.ANN_BROKEN) == "said"
+    assert annotation(kube.get(kind, "default", name), job_names.ANN_BROKEN) == "said"
     ended = {j["metadata"]["name"] for j in kube.list(kinds.JOB) if j["spec"].get("activeDeadlineSeconds") == 1}
     assert ended == {"mine" if kind is kinds.JOB else "mine-workers-0"}
     with pytest.raises(Conflict):  # decided on what is not there any more
@@ -250,7 +253,7 @@ def test_logs_come_from_the_container_that_trains(ctl: tuple[FakeKube, Any]) -> 
     kube, run = ctl
     for key, container in zip(KEYS, ("train", "train", "node"), strict=True):
         pod = f"{key.replace('.', '-')}-0"
-        meta = {"name": pod, "namespace": "default", "labels": {names.LABEL_JOB: key}, "creationTimestamp": "2026"}
+        meta = {"name": pod, "namespace": "default", "labels": {job_names.LABEL_JOB: key}, "creationTimestamp": "2026"}
         kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta})
         kube.logs["default", pod, container] = [f"[rank 0] step 1 of {key}"]
         done = run("logs", key)
@@ -294,7 +297,7 @@ def test_a_placement_steers_kueue_and_leaves_the_pods_of_other_kinds_alone() -> 
     podset = {"name": "main", "count": 2, "template": {"spec": {"containers": []}}}
     workload = {"metadata": {"name": "w", "namespace": "default"}, "spec": {"podSets": [podset]}, "status": {}}
     for made in every_kind():
-        job = kinds.as_job({**made, "metadata": {**made["metadata"], "annotations": {names.ANN_PLACEMENT: text}}})
+        job = kinds.as_job({**made, "metadata": {**made["metadata"], "annotations": {job_names.ANN_PLACEMENT: text}}})
         action = reshape.reshape(job, workload)
         assert type(action).__name__ == ("Reshape" if kinds.is_job(job) else "PatchWorkload")
 
@@ -314,4 +317,4 @@ def test_leaving_a_node_is_refused_where_affinity_cannot_be_changed() -> None:
 
 
 def test_labels_say_who_is_managed() -> None:
-    assert {label(made, names.LABEL_JOB) for made in every_kind()} == set(KEYS)
+    assert {label(made, job_names.LABEL_JOB) for made in every_kind()} == set(KEYS)

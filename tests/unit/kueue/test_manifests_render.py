@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kueue_samples import PLATFORM, spec
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import SpecError
 from kueue_integration.manifests.job_manifests import MIN_PARALLELISM, render
 from proxy.protocol import names
@@ -69,8 +70,8 @@ def test_partial_admission_only_where_it_is_wanted() -> None:
 
 
 def test_hold_is_armed_unless_switched_off() -> None:
-    assert rendered()["Job"]["metadata"]["annotations"][names.ANN_HOLD] == names.HOLD_ARMED
-    assert names.ANN_HOLD not in rendered(hold=False)["Job"]["metadata"]["annotations"]
+    assert rendered()["Job"]["metadata"]["annotations"][job_names.ANN_HOLD] == job_names.HOLD_ARMED
+    assert job_names.ANN_HOLD not in rendered(hold=False)["Job"]["metadata"]["annotations"]
 
 
 def test_values_that_look_like_references_stay_literal() -> None:
@@ -130,15 +131,15 @@ def test_what_every_job_has(workers: int, per_pod: int, hold: bool, identity: bo
     selector = objects["Service"]["spec"]["selector"]
     assert selector.items() <= template["metadata"]["labels"].items()
     assert template["spec"]["subdomain"] == objects["Service"]["metadata"]["name"]
-    injected = (names.ANN_ATTEMPT, names.ANN_CHECKPOINT, names.ANN_WORKERS, names.ANN_FLAVOR)
+    injected = (job_names.ANN_ATTEMPT, names.ANN_CHECKPOINT, job_names.ANN_WORKERS, job_names.ANN_FLAVOR)
     assert not set(injected) & set(template["metadata"]["annotations"]), "the fence could not set them any more"
-    assert names.KUEUE_QUEUE_LABEL not in template["metadata"]["labels"]
+    assert job_names.KUEUE_QUEUE_LABEL not in template["metadata"]["labels"]
 
 
 def test_periodic_checkpoints_are_an_annotation_in_one_spelling() -> None:
     def wish(value: Any) -> Any:
         job = next(o for o in render(spec(checkpoint_every=value), PLATFORM) if o["kind"] == "Job")
-        return job["metadata"]["annotations"].get(names.ANN_CHECKPOINT_EVERY)
+        return job["metadata"]["annotations"].get(job_names.ANN_CHECKPOINT_EVERY)
 
     assert [wish(v) for v in (None, "off", 300, "10m", "500 steps", "auto")] == [
         None, None, "300s", "600s", "500 steps", "auto",

@@ -14,11 +14,11 @@ from kueue_samples import attempt, job
 from kueue_integration import cli
 from kueue_integration.cli import trace as cli_trace
 from kueue_integration.cli import trace_svg, trace_text
+from kueue_integration.contract import job_names
 from kueue_integration.contract.attempt_phases import AttemptPhases
 from kueue_integration.jobs import move_trace
 from kueue_integration.jobs.move_trace import Move
 from kueue_integration.kube.fake import FakeKube
-from proxy.protocol import names
 from proxy.protocol.messages import to_json
 from proxy.protocol.phases import SavePhases, StartPhases
 
@@ -206,7 +206,7 @@ def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
         committed_at=T0 + 32, released_at=T0 + 33,
     )  # fmt: skip
     last = attempt(3, admitted_at=T0 + 40, running_at=T0 + 44, first_step_at=T0 + 45)
-    fake.put(job(history=[LEFT, again, last], annotations={names.ANN_PHASES: to_json(TOLD)}))
+    fake.put(job(history=[LEFT, again, last], annotations={job_names.ANN_PHASES: to_json(TOLD)}))
     return fake
 
 
@@ -249,13 +249,13 @@ def test_a_job_that_has_not_moved(kube: FakeKube, history: Any) -> None:
 
 
 def test_a_history_that_cannot_be_read_is_said_to_be_so(kube: FakeKube) -> None:
-    kube.put(job(annotations={names.ANN_HISTORY: "["}))
+    kube.put(job(annotations={job_names.ANN_HISTORY: "["}))
     done = run("digits")
-    assert done.exit_code == 3 and f"annotation {names.ANN_HISTORY} of job digits cannot be read" in done.output
+    assert done.exit_code == 3 and f"annotation {job_names.ANN_HISTORY} of job digits cannot be read" in done.output
 
 
 def test_phases_that_cannot_be_read_are_left_out(kube: FakeKube) -> None:
-    kube.put(job(history=[LEFT, RIGHT], annotations={names.ANN_PHASES: "["}))
+    kube.put(job(history=[LEFT, RIGHT], annotations={job_names.ANN_PHASES: "["}))
     assert move_trace.UNTOLD_SAVE in run("digits").output
 
 

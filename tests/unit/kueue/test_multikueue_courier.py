@@ -14,6 +14,7 @@ import pytest
 from controller_scene import CHECK, NS, pod
 from test_multikueue_ledger import NAME, copy, local, ran, there
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller import views
 from kueue_integration.controller.decide import decide
 from kueue_integration.controller.fit.checkpoint_fit import ARCHITECTURE, CPUID
@@ -115,7 +116,7 @@ def test_a_job_moves_with_its_checkpoint_and_never_runs_twice(land: Land):
     land.start()
     land.workers["a"].put(there(20))
     until(lambda: land.check("a").get("state") == "Ready", "cluster a is let in")
-    assert annotation(land.job(), names.ANN_ATTEMPT) == "1"
+    assert annotation(land.job(), job_names.ANN_ATTEMPT) == "1"
     land.workers["b"].put(there(21, uid="b-uid"))
     until(lambda: "a has been let in" in land.check("b")["message"], "cluster b is told to wait")
     land.dispatch("a")
@@ -136,7 +137,7 @@ def test_a_job_moves_with_its_checkpoint_and_never_runs_twice(land: Land):
     land.workers["a"].delete(JOB, NS, "train")
     until(lambda: land.check("b").get("state") == "Ready", "cluster b is let in")
     updates = land.check("b")["podSetUpdates"][0]["annotations"]
-    assert updates[names.ANN_ATTEMPT] == "2" and updates[names.ANN_CHECKPOINT] == scene.checkpoint().id
+    assert updates[job_names.ANN_ATTEMPT] == "2" and updates[names.ANN_CHECKPOINT] == scene.checkpoint().id
     first, second = views.history(land.job())
     assert (first.cluster, second.cluster, second.restored_from) == ("a", "b", scene.checkpoint().id)
 
@@ -195,12 +196,12 @@ def test_a_courier_that_dies_after_the_record_finishes_the_same_attempt(land: La
     land.start()
     until(lambda: land.check("a").get("state") == "Ready", "cluster a is let in")
     assert [r.attempt for r in views.history(land.job())] == [1]
-    assert land.check("a")["podSetUpdates"][0]["annotations"][names.ANN_ATTEMPT] == "1"
+    assert land.check("a")["podSetUpdates"][0]["annotations"][job_names.ANN_ATTEMPT] == "1"
 
 
 @pytest.mark.parametrize("kind", [JOBSET, TRAINJOB], ids=lambda kind: kind.name)
 def test_a_training_job_of_another_kind_is_told_that_it_cannot_train_here(land: Land, kind: Kind):
-    meta = {"name": "train", "namespace": NS, "labels": {names.LABEL_MANAGED: "true"}}
+    meta = {"name": "train", "namespace": NS, "labels": {job_names.LABEL_MANAGED: "true"}}
     land.manager.put({"apiVersion": kind.api_version, "kind": kind.name, "metadata": meta})
     workload = scene.workload(NAME, state=None)
     owner = {**workload["metadata"]["ownerReferences"][0], "apiVersion": kind.api_version, "kind": kind.name}
@@ -211,7 +212,7 @@ def test_a_training_job_of_another_kind_is_told_that_it_cannot_train_here(land: 
     until(lambda: f"a {kind.name} cannot train" in land.check("a").get("message", ""), "its fence says why")
     assert land.check("a")["state"] == "Pending"
     # The same of somebody else has nothing to do with us.
-    land.manager.patch(kind, NS, "train", {"metadata": {"labels": {names.LABEL_MANAGED: None}}})
+    land.manager.patch(kind, NS, "train", {"metadata": {"labels": {job_names.LABEL_MANAGED: None}}})
     land.courier.queue.add((NS, NAME))
     until(lambda: land.check("a")["state"] == "Ready", "it is let in")
 
@@ -223,7 +224,7 @@ def test_service_and_files_follow_the_job(land: Land):
     }
     land.manager.put(job)
     land.manager.put(scene.workload(NAME, state=None))
-    meta = {"namespace": NS, "labels": {names.LABEL_JOB: "train"}}
+    meta = {"namespace": NS, "labels": {job_names.LABEL_JOB: "train"}}
     spec = {"clusterIP": "None", "clusterIPs": ["None"], "selector": {"job-name": "train"}}
     land.manager.put({"apiVersion": "v1", "kind": "Service", "metadata": {**meta, "name": "train"}, "spec": spec})
     files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**meta, "name": "train-files"}, "data": {"x": "y"}}

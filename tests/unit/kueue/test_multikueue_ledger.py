@@ -10,6 +10,7 @@ import pytest
 from controller_scene import CHECK, T0, at, condition, pod
 
 from kueue_integration.cli import tables
+from kueue_integration.contract import job_names
 from kueue_integration.controller import views
 from kueue_integration.controller.fit.checkpoint_fit import ARCHITECTURE, CPUID, LONGEST_PAUSE_S, FlavorMachines
 from kueue_integration.jobs.status import summarise
@@ -24,9 +25,9 @@ NAME = "job-train-1"
 
 def local(*attempts: AttemptRecord, managed: bool = True, **fields: Any) -> dict[str, Any]:
     """The manager's Job."""
-    marks = {names.ANN_HOLD: names.HOLD_ARMED, **(scene.history(*attempts) if attempts else {})}
+    marks = {job_names.ANN_HOLD: job_names.HOLD_ARMED, **(scene.history(*attempts) if attempts else {})}
     made = scene.job(annotations={**marks, **fields.pop("annotations", {})}, managed=managed, **fields)
-    made["spec"]["managedBy"] = names.MULTIKUEUE_CONTROLLER
+    made["spec"]["managedBy"] = job_names.MULTIKUEUE_CONTROLLER
     return made
 
 
@@ -34,9 +35,9 @@ def copy(*attempts: AttemptRecord, deleted: bool = False, kept: bool = True, **f
     """The Job as a worker cluster has it."""
     marks = scene.history(*attempts) if attempts else {}
     made = scene.job(annotations={**marks, **fields.pop("annotations", {})}, suspend=fields.pop("suspend", False))
-    made["metadata"]["labels"] |= {names.MULTIKUEUE_ORIGIN_LABEL: "manager", names.KUEUE_PREBUILT: NAME}
+    made["metadata"]["labels"] |= {job_names.MULTIKUEUE_ORIGIN_LABEL: "manager", job_names.KUEUE_PREBUILT: NAME}
     if kept:
-        made["metadata"]["finalizers"] = [names.FINALIZER_RECORDS]
+        made["metadata"]["finalizers"] = [job_names.FINALIZER_RECORDS]
     if deleted:
         made["metadata"]["deletionTimestamp"] = at(60)
     return made
@@ -45,7 +46,7 @@ def copy(*attempts: AttemptRecord, deleted: bool = False, kept: bool = True, **f
 def there(reserved_at: float | None = 10, **fields: Any) -> dict[str, Any]:
     """The Workload as a worker cluster has it."""
     made = scene.workload(NAME, reserved_at=reserved_at, owner=None, uid=fields.pop("uid", scene.WL_UID), **fields)
-    made["metadata"]["labels"] = {names.MULTIKUEUE_ORIGIN_LABEL: "manager"}
+    made["metadata"]["labels"] = {job_names.MULTIKUEUE_ORIGIN_LABEL: "manager"}
     return made
 
 
@@ -68,7 +69,7 @@ def test_the_first_attempt_goes_to_the_cluster_that_has_quota_longest():
     step = decide(local(), [Site("a", workload=there(30)), Site("b", workload=there(20, flavor="spot"))])
     assert isinstance(step, Grant) and step.cluster == "b"
     assert step.answer.attempt == 1
-    assert step.answer.pod_annotations[names.ANN_FLAVOR] == "spot"
+    assert step.answer.pod_annotations[job_names.ANN_FLAVOR] == "spot"
     (written,) = views.history({"metadata": {"annotations": step.answer.job_annotations}})
     assert (written.cluster, written.attempt, written.held) == ("b", 1, True)
 
@@ -77,7 +78,7 @@ def test_the_next_attempt_carries_number_and_checkpoint_on():
     step = decide(local(ran(), annotations=SAVED), [Site("a"), Site("b", workload=there(70))])
     assert isinstance(step, Grant) and (step.cluster, step.answer.attempt) == ("b", 2)
     assert step.answer.pod_annotations[names.ANN_CHECKPOINT] == scene.checkpoint().id
-    assert step.answer.job_annotations[names.ANN_HOLD] == names.HOLD_ARMED
+    assert step.answer.job_annotations[job_names.ANN_HOLD] == job_names.HOLD_ARMED
     before, after = views.history({"metadata": {"annotations": step.answer.job_annotations}})
     assert (before.cluster, after.cluster, after.restored_from) == ("a", "b", scene.checkpoint().id)
 
@@ -174,8 +175,8 @@ def test_an_attempt_that_is_recorded_already_is_let_in_whatever_is_found_out_sin
 
 
 def test_an_unreadable_annotation_stops_the_fence_and_says_so():
-    step = decide(local(annotations={names.ANN_HISTORY: "{"}), [Site("a", workload=there())])
-    assert isinstance(step, Say) and names.ANN_HISTORY in step.message
+    step = decide(local(annotations={job_names.ANN_HISTORY: "{"}), [Site("a", workload=there())])
+    assert isinstance(step, Say) and job_names.ANN_HISTORY in step.message
 
 
 def test_a_job_that_is_not_ours_is_let_in_as_it_is():
@@ -186,11 +187,11 @@ def test_a_job_that_is_not_ours_is_let_in_as_it_is():
 # --- records ------------------------------------------------------------------------------------------------------
 def test_records_of_the_copy_come_to_the_managers_job():
     job = local(scene.record(1, cluster="a"))
-    newer = copy(scene.record(1, cluster="a", first_step=0), annotations={**SAVED, names.ANN_HOLD: "released"})
+    newer = copy(scene.record(1, cluster="a", first_step=0), annotations={**SAVED, job_names.ANN_HOLD: "released"})
     step = decide(job, [Site("a", job=newer)])
     assert isinstance(step, Record)
     assert step.change[names.ANN_CHECKPOINT] == SAVED[names.ANN_CHECKPOINT]
-    assert names.ANN_HOLD not in step.change  # the next attempt is held again
+    assert job_names.ANN_HOLD not in step.change  # the next attempt is held again
     job["metadata"]["annotations"].update(step.change)
     assert decide(job, [Site("a", job=newer)]) is None
 
@@ -205,7 +206,7 @@ def test_a_copy_made_of_an_old_reading_of_the_job_is_handed_the_attempt():
     job = local(scene.record(1, cluster="a"), annotations=SAVED)
     step = decide(job, [Site("a", job=copy())])
     assert isinstance(step, Hand) and step.cluster == "a"
-    assert step.change[names.ANN_ATTEMPT] == "1" and step.change[names.ANN_HOLD] == names.HOLD_ARMED
+    assert step.change[job_names.ANN_ATTEMPT] == "1" and step.change[job_names.ANN_HOLD] == job_names.HOLD_ARMED
     assert step.change[names.ANN_CHECKPOINT] == SAVED[names.ANN_CHECKPOINT]
 
 
@@ -229,10 +230,10 @@ def test_a_checkpoint_that_is_asked_for_here_is_taken_there_and_answered_here():
     assert step == Hand("a", user_requests.written(request))
     running["metadata"]["annotations"].update(step.change)
     assert decide(job, [Site("a", job=running)]) is None
-    answer = {names.ANN_CHECKPOINT_STATUS: '{"id":"r1","op":"checkpoint","state":"done","message":"","at":1.0}'}
+    answer = {job_names.ANN_CHECKPOINT_STATUS: '{"id":"r1","op":"checkpoint","state":"done","message":"","at":1.0}'}
     running["metadata"]["annotations"].update(answer)
     step = decide(job, [Site("a", job=running)])
-    assert isinstance(step, Record) and set(step.change) == {names.ANN_CHECKPOINT_STATUS}
+    assert isinstance(step, Record) and set(step.change) == {job_names.ANN_CHECKPOINT_STATUS}
     job["metadata"]["annotations"].update(step.change)
     # A later, periodic request of the worker's controller replaces it there: it is not asked for again.
     later = JobRequest(id="p2", op="checkpoint", at=T0, by="policy")
@@ -271,7 +272,7 @@ def test_a_copy_of_a_job_that_is_gone_goes_at_once():
     assert plan.decide(None, None, [Site("a", job=going, pods=[pod(0)])], CHECK, T0) == Drop("a")
     assert plan.decide(None, None, [Site("a", job=copy(ran()))], CHECK, T0) is None  # Kueue deletes it first
     other = copy(ran(), deleted=True)
-    other["metadata"]["labels"][names.KUEUE_PREBUILT] = "job-train-of-before"
+    other["metadata"]["labels"][job_names.KUEUE_PREBUILT] = "job-train-of-before"
     assert decide(local(), [Site("a", job=other)]) == Drop("a")
 
 

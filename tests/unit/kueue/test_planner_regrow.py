@@ -11,9 +11,9 @@ from controller_scene import T0
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller.regrow import quota
 from kueue_integration.controller.regrow.planner import Candidate, plan
-from proxy.protocol import names
 from proxy.protocol.messages import JobRequest, NodeRequirement, Placement, RequestStatus, to_json
 
 FLAVORS = (("ondemand", "1"), ("spot", "500m"))
@@ -42,7 +42,7 @@ def shrunk(*, count=2, flavor="spot", wanted=4, name="train", uid=None, priority
     """A job that runs with `count` of `wanted` workers of 250m since second 20."""
     record = scene.record(first_step=5, first_step_at=T0 + 20, flavor=flavor, pods=count)
     records = [*(history or []), record]
-    job = scene.job(name, suspend=False, annotations={names.ANN_WORKERS: str(wanted), names.ANN_HOLD: "armed"})
+    job = scene.job(name, suspend=False, annotations={job_names.ANN_WORKERS: str(wanted), job_names.ANN_HOLD: "armed"})
     workload = scene.workload(
         f"job-{name}", state="Ready", admitted=True, count=count, flavor=flavor, cpu=f"{250 * count}m", owner=name,
         uid=uid or f"uid-{name}", priority=priority, created=created,
@@ -71,7 +71,7 @@ def test_free_quota_on_the_first_flavor_brings_a_small_job_back():
     assert result.action.message == "quota is free again: 2 -> 4 workers on ondemand"
     record = scene.stored(result.action.job_annotations)[-1]
     assert record.note == result.action.message
-    assert names.ANN_HOLD not in result.action.job_annotations  # same hold, same barrier as for any eviction
+    assert job_names.ANN_HOLD not in result.action.job_annotations  # same hold, same barrier as for any eviction
 
 
 def test_a_full_job_on_a_later_flavor_moves_to_the_earlier_one():
@@ -215,7 +215,7 @@ def test_several_resource_groups_all_have_to_fit():
 def asking(candidate, op="resize", **notes):
     request = JobRequest("r", op, T0)
     status = RequestStatus("r", op, "running", "", T0 + 90, 1)
-    own = {names.ANN_REQUEST: to_json(request), names.ANN_REQUEST_STATUS: to_json(status)}
+    own = {job_names.ANN_REQUEST: to_json(request), job_names.ANN_REQUEST_STATUS: to_json(status)}
     candidate.job["metadata"]["annotations"].update({**own, **notes})
     return candidate
 
@@ -235,10 +235,10 @@ def test_regrowth_stays_within_new_bounds():
 def test_regrowth_never_leaves_the_place_that_a_user_has_named():
     spot = Placement(["spot"], [], [[NodeRequirement("flavor", "In", ["spot"])]])
     pinned = shrunk(wanted=2)
-    pinned.job["metadata"]["annotations"][names.ANN_PLACEMENT] = to_json(spot)
+    pinned.job["metadata"]["annotations"][job_names.ANN_PLACEMENT] = to_json(spot)
     assert look([pinned]).action is None  # though ondemand comes first in the queue and is free
     bigger = shrunk(wanted=4)
-    bigger.job["metadata"]["annotations"][names.ANN_PLACEMENT] = to_json(spot)
+    bigger.job["metadata"]["annotations"][job_names.ANN_PLACEMENT] = to_json(spot)
     of = queue(flavors=(("ondemand", "1"), ("spot", "1")))
     result = look([bigger], of=of)
     assert result.action is not None

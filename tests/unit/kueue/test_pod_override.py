@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from kueue_samples import PLATFORM, spec
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import SpecError
 from kueue_integration.manifests.job_manifests import render
 from kueue_integration.spec.train_spec import from_mapping, validate
@@ -65,7 +66,7 @@ def test_what_the_platform_does_not_name_is_merged_in() -> None:
         assert pod["spec"][field] == OVERRIDE["spec"][field]  # type: ignore[index]
     assert pod["spec"]["restartPolicy"] == "Never"
     assert [*before["spec"]["volumes"], OVERRIDE["spec"]["volumes"][0]] == pod["spec"]["volumes"]  # type: ignore[index]
-    assert [c["name"] for c in pod["spec"]["containers"]] == [names.CONTAINER_TRAIN]
+    assert [c["name"] for c in pod["spec"]["containers"]] == [job_names.CONTAINER_TRAIN]
     assert [c["name"] for c in pod["spec"]["initContainers"]] == ["install-agent", "device-proxy", "fetch"]
     train, was = container(pod, "train"), container(before, "train")
     assert train["command"] == was["command"] and train["securityContext"] == was["securityContext"]
@@ -200,6 +201,6 @@ def test_structures_may_come_as_the_json_text_of_a_template() -> None:
 
 def test_budget_and_exit_codes_are_in_the_job() -> None:
     *_, job = render(spec(workers=4, infrastructure_retries=3, resume_on_exit_codes=[75, 9]), PLATFORM)
-    assert job["metadata"]["annotations"][names.ANN_INFRASTRUCTURE_RETRIES] == "3"
+    assert job["metadata"]["annotations"][job_names.ANN_INFRASTRUCTURE_RETRIES] == "3"
     assert job["spec"]["backoffLimit"] == 12
     assert job["spec"]["podFailurePolicy"]["rules"][-1]["onExitCodes"]["values"] == [9, 75, 137]

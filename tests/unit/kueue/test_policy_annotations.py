@@ -8,6 +8,7 @@ import pytest
 from api_server import ADMIN, CONTROLLER, JOB_CONTROLLER, KUEUE, MULTIKUEUE, TEAM, TENANT, Policies
 from kueue_samples import PLATFORM, spec
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
 from kueue_integration.guard import ownership, policy
 from kueue_integration.guard.ownership import CONTROLLER as CONTROLLERS
@@ -27,7 +28,7 @@ def said(call) -> str:
 
 
 def test_every_annotation_belongs_to_somebody_and_says_what_to_do_instead():
-    known = {value for name, value in vars(names).items() if name.startswith("ANN_")}
+    known = {value for name, value in {**vars(names), **vars(job_names)}.items() if name.startswith("ANN_")}
     assert {entry.name for entry in TABLE} == known and len(TABLE) == len(known)
     for entry in ownership.reserved(CONTROLLERS, CREATION):
         assert entry.instead, entry.name
@@ -68,19 +69,24 @@ def test_a_tenant_writes_what_is_a_tenants(policies: Policies, entry: Annotation
 @pytest.mark.parametrize("user", [TENANT, ADMIN, KUEUE, JOB_CONTROLLER])
 def test_only_the_controllers_accounts_write_them(policies: Policies, user: str) -> None:
     job = policies.job("accounts")
-    assert policy.OURS in said(lambda: policies.annotate(job, user, {names.ANN_HISTORY: "[]"}))
+    assert policy.OURS in said(lambda: policies.annotate(job, user, {job_names.ANN_HISTORY: "[]"}))
 
 
 def test_the_account_of_a_multikueue_manager_may_bring_a_job_with_its_records(policies: Policies) -> None:
-    records = {names.ANN_HISTORY: "[]", names.ANN_ATTEMPT: "3", names.ANN_CHECKPOINT: "{}", names.ANN_HOLD: "armed"}
+    records = {
+        job_names.ANN_HISTORY: "[]",
+        job_names.ANN_ATTEMPT: "3",
+        names.ANN_CHECKPOINT: "{}",
+        job_names.ANN_HOLD: "armed",
+    }
     policies.create("copy", records, MULTIKUEUE)
 
 
 @pytest.mark.parametrize("text", ["", "on", "Armed", "armed "])
 def test_a_hold_is_one_of_its_words(policies: Policies, text: str) -> None:
     job = policies.job("words")
-    refused = said(lambda: policies.annotate(job, TENANT, {names.ANN_HOLD: text}))
-    assert f"annotation {names.ANN_HOLD} must be one of armed, released, off" in refused
+    refused = said(lambda: policies.annotate(job, TENANT, {job_names.ANN_HOLD: text}))
+    assert f"annotation {job_names.ANN_HOLD} must be one of armed, released, off" in refused
 
 
 def test_what_does_not_touch_them_goes_through(policies: Policies) -> None:
@@ -105,7 +111,7 @@ def test_what_does_not_touch_them_goes_through(policies: Policies) -> None:
 
 def test_the_status_subresource_is_no_way_around(policies: Policies) -> None:
     job = policies.job("status")
-    body = {"metadata": {"annotations": {names.ANN_HISTORY: "[]"}}}
+    body = {"metadata": {"annotations": {job_names.ANN_HISTORY: "[]"}}}
     tenant = policies.server.kube(TENANT)
     assert policy.OURS in said(lambda: tenant.patch(JOB, TEAM, job["metadata"]["name"], body, subresource="status"))
 
@@ -117,20 +123,24 @@ def test_other_kinds_are_held_to_the_same(policies: Policies, kind: Kind) -> Non
         manifest = {"apiVersion": kind.api_version, "kind": kind.name, "metadata": meta}
         return policies.server.kube(TENANT).create(manifest)
 
-    made("plain", **{names.ANN_HOLD: "armed", names.ANN_WORKERS: "2"})
+    made("plain", **{job_names.ANN_HOLD: "armed", job_names.ANN_WORKERS: "2"})
     for entry in ownership.reserved(CONTROLLERS):
         assert policy.OURS in said(lambda entry=entry: made("bad", **{entry.name: "1"})), entry.name
-    body = {"metadata": {"annotations": {names.ANN_WORKERS: "3"}}}
+    body = {"metadata": {"annotations": {job_names.ANN_WORKERS: "3"}}}
     assert policy.OURS in said(lambda: policies.server.kube(TENANT).patch(kind, TEAM, "plain", body))
 
 
 def test_labels_that_name_a_job_stay(policies: Policies) -> None:
     job = policies.job("labels")
-    policies.server.kube(CONTROLLER).patch(JOB, TEAM, "labels", {"metadata": {"labels": {names.LABEL_JOB: "labels"}}})
+    policies.server.kube(CONTROLLER).patch(
+        JOB, TEAM, "labels", {"metadata": {"labels": {job_names.LABEL_JOB: "labels"}}}
+    )
     for name, value in itertools.product(ownership.LABELS, ("other", None)):
         body = {"metadata": {"labels": {name: value}}}
         refused = said(lambda body=body: policies.server.kube(TENANT).patch(JOB, TEAM, "labels", body))
-        absent = value is None and name == names.LABEL_IDENTITY
+        absent = value is None and name == job_names.LABEL_IDENTITY
         assert absent or f"label {name} stays" in refused
-    policies.server.kube(TENANT).patch(JOB, TEAM, "labels", {"metadata": {"labels": {names.LABEL_MANAGED: "false"}}})
+    policies.server.kube(TENANT).patch(
+        JOB, TEAM, "labels", {"metadata": {"labels": {job_names.LABEL_MANAGED: "false"}}}
+    )
     assert job

@@ -7,9 +7,9 @@ import time
 import pytest
 from api_server import ADMIN, CONTROLLER, TEAM, TENANT, Policies
 
+from kueue_integration.contract import job_names
 from kueue_integration.kube import server_time
 from kueue_integration.kube.resources import JOB
-from proxy.protocol import names
 
 SENTENCE = "a checkpoint is being taken"
 NO_STAMPS = {"metadata": {"managedFields": [{}]}}
@@ -22,11 +22,11 @@ def test_only_kueue_is_held_back_and_only_while_the_hold_is_armed(policies: Poli
     for user in (ADMIN, CONTROLLER, TENANT):
         assert policies.suspend(job, user) == ""
     for text in ("released", "off", "", "nonsense"):
-        assert policies.suspend(policies.job("armed", **{names.ANN_HOLD: text})) == "", text
+        assert policies.suspend(policies.job("armed", **{job_names.ANN_HOLD: text})) == "", text
 
 
 def test_a_controller_that_is_silent_holds_nothing(policies: Policies) -> None:
-    job = policies.job("silent", **{names.ANN_HOLD_DEADLINE: FOREVER})
+    job = policies.job("silent", **{job_names.ANN_HOLD_DEADLINE: FOREVER})
     assert policies.suspend(job)
     policies.renew(ago=60)
     policies.eventually(lambda: policies.suspend(job) == "", "the Lease has ended")
@@ -34,12 +34,12 @@ def test_a_controller_that_is_silent_holds_nothing(policies: Policies) -> None:
 
 @pytest.mark.parametrize("deadline", ["2020-01-01T00:00:00Z", "soon", ""])
 def test_a_deadline_that_has_passed_or_cannot_be_read_holds_nothing(policies: Policies, deadline: str) -> None:
-    assert policies.suspend(policies.job("late", **{names.ANN_HOLD_DEADLINE: deadline})) == ""
+    assert policies.suspend(policies.job("late", **{job_names.ANN_HOLD_DEADLINE: deadline})) == ""
 
 
 def test_the_controller_lets_a_job_go_without_a_write_on_it(policies: Policies) -> None:
     """Whatever its owner writes: nobody but the controller writes the Lease."""
-    job = policies.job("overdue", **{names.ANN_HOLD_DEADLINE: FOREVER})
+    job = policies.job("overdue", **{job_names.ANN_HOLD_DEADLINE: FOREVER})
     other = policies.job("other")
     now = int(time.time())
     policies.renew(overdue=f"{'0' * 36}/{now} {job['metadata']['uid']}/{now + 3600}")
@@ -60,7 +60,7 @@ def test_a_lease_full_of_jobs_is_still_read(policies: Policies) -> None:
 
 def test_a_job_whose_times_were_removed_is_not_held(policies: Policies) -> None:
     """The policy has no other clock: with a dead controller such a Job would be held for ever."""
-    job = policies.job("stampless", **{names.ANN_HOLD_DEADLINE: FOREVER})
+    job = policies.job("stampless", **{job_names.ANN_HOLD_DEADLINE: FOREVER})
     bare = policies.server.kube(TENANT).patch(JOB, TEAM, "stampless", NO_STAMPS)
     assert "managedFields" not in bare["metadata"], "the API server keeps none for such an object"
     policies.renew(ago=3600)
@@ -70,7 +70,7 @@ def test_a_job_whose_times_were_removed_is_not_held(policies: Policies) -> None:
 
 
 def test_forged_times_only_end_a_hold(policies: Policies) -> None:
-    job = policies.job("forged", **{names.ANN_HOLD_DEADLINE: server_time.to_whole(4_000_000_000)})
+    job = policies.job("forged", **{job_names.ANN_HOLD_DEADLINE: server_time.to_whole(4_000_000_000)})
     field = {"manager": "x", "operation": "Update", "apiVersion": "batch/v1", "fieldsType": "FieldsV1", "fieldsV1": {}}
     stamps = [{**field, "time": "2001-01-01T00:00:00Z"}]
     policies.server.kube(TENANT).patch(JOB, TEAM, "forged", {"metadata": {"managedFields": stamps}})

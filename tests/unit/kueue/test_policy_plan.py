@@ -12,7 +12,7 @@ from controller_scene import T0
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kueue_integration.contract import attempt_records
+from kueue_integration.contract import attempt_records, job_names
 from kueue_integration.controller.actions import AskCheckpoint, RecordHistory
 from kueue_integration.controller.decide import decide
 from kueue_integration.controller.hold import Settings
@@ -119,11 +119,11 @@ def job(
 ):
     """A Job that trains since FIRST. `answer`: (state, taken up at, finished at) of the last checkpoint request."""
     past = past or [scene.record(1, first_step=0, first_step_at=FIRST)]
-    notes = {names.ANN_WORLD_SIZE: "2", names.ANN_HOLD: "armed", **scene.history(*past)}
+    notes = {job_names.ANN_WORLD_SIZE: "2", job_names.ANN_HOLD: "armed", **scene.history(*past)}
     if wish is not None:
-        notes[names.ANN_CHECKPOINT_EVERY] = wish
+        notes[job_names.ANN_CHECKPOINT_EVERY] = wish
     if progress is not None:
-        notes[names.ANN_PROGRESS] = json.dumps(
+        notes[job_names.ANN_PROGRESS] = json.dumps(
             {
                 "attempt": progress[0],
                 "step": progress[1],
@@ -132,15 +132,15 @@ def job(
             }
         )
     if saved:
-        notes[names.ANN_CHECKPOINTS] = to_json(list(saved))
+        notes[job_names.ANN_CHECKPOINTS] = to_json(list(saved))
         notes[names.ANN_CHECKPOINT] = to_json(saved[-1])
     if cost is not None or failures:
-        notes[names.ANN_CHECKPOINT_POLICY] = to_json(periodic_checkpoints.Memory(cost, failures))
+        notes[job_names.ANN_CHECKPOINT_POLICY] = to_json(periodic_checkpoints.Memory(cost, failures))
     if answer is not None:
         state, taken, finished = answer
-        notes[names.ANN_CHECKPOINT_REQUEST] = to_json(JobRequest("p-1", "checkpoint", taken, "policy"))
+        notes[job_names.ANN_CHECKPOINT_REQUEST] = to_json(JobRequest("p-1", "checkpoint", taken, "policy"))
         status = RequestStatus("p-1", "checkpoint", state, "", taken, past[-1].attempt, finished, deadline=taken + 300)
-        notes[names.ANN_CHECKPOINT_STATUS] = to_json(status)
+        notes[job_names.ANN_CHECKPOINT_STATUS] = to_json(status)
     notes.update(more.pop("annotations", {}))
     return scene.job(annotations=notes, suspend=suspend, **more)
 
@@ -203,8 +203,8 @@ def test_a_request_that_an_eviction_overtook_is_no_failure():
     ]
     moved = job(past=over, progress=(2, 90))
     moved["metadata"]["annotations"] |= {
-        names.ANN_CHECKPOINT_REQUEST: to_json(JobRequest("p-1", "checkpoint", T0 + 60, "policy")),
-        names.ANN_CHECKPOINT_STATUS: to_json(RequestStatus("p-1", "checkpoint", "failed", "", T0 + 60, 1, T0 + 70)),
+        job_names.ANN_CHECKPOINT_REQUEST: to_json(JobRequest("p-1", "checkpoint", T0 + 60, "policy")),
+        job_names.ANN_CHECKPOINT_STATUS: to_json(RequestStatus("p-1", "checkpoint", "failed", "", T0 + 60, 1, T0 + 70)),
     }
     assert periodic_checkpoints.memory(moved).failures == 0
     assert periodic_checkpoints.plan(moved).at == T0 + 150  # an interval after the new attempt's own first step
@@ -230,7 +230,7 @@ def free(wish="60s", ranks=2, **more):
     past = [scene.record(1, first_step=0, running_at=FIRST, ranks=ranks)]
     made = job(wish, past=past, progress=None, **more)
     note = {"attempt": 1, "step": 0, "at": FIRST, "phase": "running", "free": True}
-    made["metadata"]["annotations"][names.ANN_PROGRESS] = json.dumps(note)
+    made["metadata"]["annotations"][job_names.ANN_PROGRESS] = json.dumps(note)
     return made
 
 
@@ -271,14 +271,14 @@ def test_more_patience_after_failures_and_with_a_known_cost():
 
 
 CHANGE = {
-    op: {names.ANN_REQUEST: to_json(JobRequest("r-1", op, T0, "ann", workers=2))}
+    op: {job_names.ANN_REQUEST: to_json(JobRequest("r-1", op, T0, "ann", workers=2))}
     for op in ("pause", "resize", "resume")
 }
 
 
 def answered(op, state):
     status = RequestStatus("r-1", op, state, "", T0, 1, None if state == "running" else T0 + 1)
-    return {**CHANGE[op], names.ANN_REQUEST_STATUS: to_json(status)}
+    return {**CHANGE[op], job_names.ANN_REQUEST_STATUS: to_json(status)}
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from api_server import ADMIN, CONTROLLER, TEAM, TENANT, TRAINS, Policies
 from kueue_samples import PLATFORM
 from pod_variants import BAD, GOOD, Make, other, ours
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
 from kueue_integration.guard import names as guards
 from kueue_integration.guard import policy
 from kueue_integration.kube.resources import POD, Object
-from proxy.protocol import names
 
 
 def said(call) -> str:
@@ -65,7 +65,7 @@ def test_elsewhere_nobody_is_stopped(policies: Policies, make: Make, sentence: s
 def test_a_pod_that_runs_cannot_become_another(policies: Policies) -> None:
     tenant = policies.server.kube(TENANT)
     tenant.create(pod(ours(PLATFORM), "runs"))
-    image = {"spec": {"initContainers": [{"name": names.CONTAINER_INSTALL, "image": "example/mine:1"}]}}
+    image = {"spec": {"initContainers": [{"name": job_names.CONTAINER_INSTALL, "image": "example/mine:1"}]}}
     strategic = {"content_type": "application/strategic-merge-patch+json", "body": image}
     refused = said(lambda: tenant._json("PATCH", POD.path(TRAINS, "runs"), **strategic))
     assert "init container install-agent: the name is the platform's" in refused

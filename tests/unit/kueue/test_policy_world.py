@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from eviction_world import TASK, TICK_S, Replica, World
 
+from kueue_integration.contract import job_names
 from kueue_integration.controller import views
 from kueue_integration.kube.resources import JOB, POD, WORKLOAD
 from kueue_integration.requests import periodic_checkpoints, user_requests
-from proxy.protocol import names
 
 SLACK_S = 3.0
 """A wish reaches the pods within some ticks."""
@@ -47,7 +47,7 @@ def world_of(monkeypatch, wish, report_s=10.0) -> World:
     world = World(monkeypatch)
     world.replicas = [Sleeper(world, "replica-0")]
     world.report_s = report_s
-    annotate(world, {names.ANN_CHECKPOINT_EVERY: wish})
+    annotate(world, {job_names.ANN_CHECKPOINT_EVERY: wish})
     world.run(lambda: world.training is not None and world.training.told)
     return world
 

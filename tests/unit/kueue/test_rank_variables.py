@@ -16,15 +16,15 @@ from kueue_integration.adoption.jobset import adopted_jobset
 from kueue_integration.adoption.patch import adopted
 from kueue_integration.adoption.trainjob import adopted_trainjob
 from kueue_integration.cli import common, submit
+from kueue_integration.contract import job_names
 from kueue_integration.spec import platform_config
-from proxy.protocol import names
 
-WORLD = f"metadata.annotations.{names.ANN_WORLD_SIZE.replace('.', '~')}"
+WORLD = f"metadata.annotations.{job_names.ANN_WORLD_SIZE.replace('.', '~')}"
 PLAIN, TORCHRUN = ("python3", "train.py"), ("torchrun", "train.py")
 CHART = {
     "apiVersion": "v1",
     "kind": "ConfigMap",
-    "metadata": {"name": names.PLATFORM_CONFIGMAP, "namespace": names.SYSTEM_NAMESPACE},
+    "metadata": {"name": job_names.PLATFORM_CONFIGMAP, "namespace": job_names.SYSTEM_NAMESPACE},
     "data": {"platform.json": platform_config.to_json(PLATFORM)},
 }
 

@@ -9,11 +9,11 @@ import pytest
 from kueue_samples import attempt, job, saved, workload
 
 from kueue_integration.cli import tables
+from kueue_integration.contract import job_names
 from kueue_integration.errors import Forbidden, JobNotFoundError, Unreachable
 from kueue_integration.jobs.status import describe, follow, steps_lost, summarise, timings, to_json
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
-from proxy.protocol import names
 from proxy.protocol.messages import GpuFault, Gpus, JobRequest, RequestStatus
 from proxy.protocol.messages import to_json as message_json
 
@@ -30,7 +30,7 @@ SECOND = attempt(
 
 
 def running() -> dict[str, Any]:
-    progress = {names.ANN_PROGRESS: json.dumps({"attempt": 2, "step": 100, "phase": "running", "at": 1.0})}
+    progress = {job_names.ANN_PROGRESS: json.dumps({"attempt": 2, "step": 100, "phase": "running", "at": 1.0})}
     return job(history=[FIRST, SECOND], checkpoint=saved(), annotations=progress, ready=2)
 
 
@@ -58,12 +58,12 @@ def test_a_job_in_its_second_attempt() -> None:
 
 def test_how_much_of_a_checkpoint_is_saved_is_told_while_it_is_being_saved() -> None:
     note = {"attempt": 2, "step": 100, "phase": "uploading", "at": 1.0, "bytes_done": 1 << 20, "bytes_total": 4 << 20}
-    now = job(history=[FIRST, SECOND], annotations={names.ANN_PROGRESS: json.dumps(note)}, active=2)
+    now = job(history=[FIRST, SECOND], annotations={job_names.ANN_PROGRESS: json.dumps(note)}, active=2)
     evicted = workload(RESERVED, ("Evicted", "True", "Preempted", ""))
     found = summarise(now, evicted, [])
     assert (found.phase, found.saving) == ("Checkpointing", {"bytes_done": 1 << 20, "bytes_total": 4 << 20})
     assert "1 of 4 MiB are saved" in found.message and "1 of 4 MiB are saved" in tables.detail(found)
-    over = job(suspend=True, history=[FIRST, SECOND], annotations={names.ANN_PROGRESS: json.dumps(note)})
+    over = job(suspend=True, history=[FIRST, SECOND], annotations={job_names.ANN_PROGRESS: json.dumps(note)})
     assert summarise(over, workload(("QuotaReserved", "False", "Pending", "")), []).saving == {}
 
 
@@ -173,11 +173,11 @@ def test_checkpoints_on_the_side_and_requests_are_shown() -> None:
         history=[attempt(1)],
         checkpoint=aside[-1],
         annotations={
-            names.ANN_CHECKPOINTS: message_json(aside),
-            names.ANN_CHECKPOINT_REQUEST: message_json(request),
-            names.ANN_CHECKPOINT_STATUS: message_json(answer),
-            names.ANN_REQUEST: message_json(JobRequest("r-2", "pause", 1.0)),
-            names.ANN_REQUEST_STATUS: message_json(stale),
+            job_names.ANN_CHECKPOINTS: message_json(aside),
+            job_names.ANN_CHECKPOINT_REQUEST: message_json(request),
+            job_names.ANN_CHECKPOINT_STATUS: message_json(answer),
+            job_names.ANN_REQUEST: message_json(JobRequest("r-2", "pause", 1.0)),
+            job_names.ANN_REQUEST_STATUS: message_json(stale),
         },
     )
     status = summarise(its_job, None, [])
@@ -207,7 +207,7 @@ def test_the_next_periodic_checkpoint_is_shown() -> None:
     trains = attempt(1, first_step=0, first_step_at=120.0)
 
     def shown(wish: str, end: Any = None) -> Any:
-        its_job = job(*([end] if end else []), history=[trains], annotations={names.ANN_CHECKPOINT_EVERY: wish})
+        its_job = job(*([end] if end else []), history=[trains], annotations={job_names.ANN_CHECKPOINT_EVERY: wish})
         return summarise(its_job, workload(RESERVED, ADMITTED), [])
 
     timed = shown("600s")
@@ -217,7 +217,7 @@ def test_the_next_periodic_checkpoint_is_shown() -> None:
     assert "every 500 steps; next at step 500" in tables.detail(shown("500 steps"))
     assert "a program without steps needs a time" not in tables.detail(shown("500 steps"))
     free = {"attempt": 1, "step": 0, "at": 120.0, "phase": "running", "free": True}
-    notes = {names.ANN_CHECKPOINT_EVERY: "500 steps", names.ANN_PROGRESS: json.dumps(free)}
+    notes = {job_names.ANN_CHECKPOINT_EVERY: "500 steps", job_names.ANN_PROGRESS: json.dumps(free)}
     stepless = job(history=[attempt(1, first_step=0, running_at=120.0)], annotations=notes)
     told = tables.detail(summarise(stepless, workload(RESERVED, ADMITTED), []), wide=True)
     assert "no step was counted yet: a program without steps needs a time instead" in told

@@ -7,6 +7,7 @@ import json
 import kueue_samples as samples
 import pytest
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import (
     Conflict,
     Forbidden,
@@ -17,14 +18,13 @@ from kueue_integration.errors import (
     Unreachable,
 )
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import CLUSTER_QUEUE, JOB, NODE, annotation
+from kueue_integration.kube.resources import CLUSTER_QUEUE, JOB, KUEUE_GROUP, KUEUE_VERSION, NODE, annotation
 from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
 from kueue_integration.requests import placement, user_requests, verbs
 from kueue_integration.requests.placement import HOSTNAME
-from proxy.protocol import names
 from proxy.protocol.messages import JobRequest, NodeRequirement, Placement, RequestStatus, from_json, to_json
 
-KUEUE = f"{names.KUEUE_GROUP}/{names.KUEUE_VERSION}"
+KUEUE = f"{KUEUE_GROUP}/{KUEUE_VERSION}"
 NOW = 1_800_000_000.0
 
 
@@ -161,7 +161,7 @@ def moved(kube, **where) -> Placement:
     found = written(kube).placement
     assert found is not None
     # As the controller takes it up, so that the next migration builds on it.
-    kube.patch(JOB, "default", "digits", {"metadata": {"annotations": {names.ANN_PLACEMENT: to_json(found)}}})
+    kube.patch(JOB, "default", "digits", {"metadata": {"annotations": {job_names.ANN_PLACEMENT: to_json(found)}}})
     return found
 
 
@@ -344,6 +344,6 @@ def test_waiting_in_vain_says_whose_turn_it_is():
 
 @pytest.mark.parametrize("text", ["{", '{"id": "x"}', json.dumps({"id": "x", "op": "explode", "at": 1})])
 def test_an_unreadable_request_is_no_request(text):
-    job = running(annotations={names.ANN_REQUEST: text})
+    job = running(annotations={job_names.ANN_REQUEST: text})
     assert user_requests.asked(job, user_requests.CHANGE) is None
     assert VERBS["pause"](cluster(job)).state == "asked"

@@ -22,6 +22,7 @@ from mesh_world import TOKEN, FakeController, eventually, free_port
 from pod_failure_policy import action
 from pod_harness import Pod
 
+from kueue_integration.contract import job_names
 from kueue_integration.manifests.job_manifests import failure_rules
 from proxy.launcher import tools
 from proxy.protocol import exit_codes, names
@@ -30,7 +31,7 @@ from proxy.sidecar.config import ENV_ROOT
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
 WAIT_S = 90.0
-LAUNCHER = Path(names.LAUNCHER).parent
+LAUNCHER = Path(job_names.LAUNCHER).parent
 CRIU = str(LAUNCHER / "criu").encode()
 """In the command line of a CRIU, also while it is held."""
 LOADER = f"""#!{LAUNCHER}/busybox sh

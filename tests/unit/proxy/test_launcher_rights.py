@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kueue_integration.contract import job_names
 from proxy.launcher import tools
 from proxy.launcher.errors import LauncherError, RestoreError
 from proxy.launcher.paths import ENV_ROOT
@@ -179,7 +180,7 @@ def test_a_restored_process_in_another_namespace_is_refused(
 # --- tools ------------------------------------------------------------------------------------------------------------
 def test_the_script_starts_the_launcher_as_the_launcher_starts_its_own() -> None:
     """Two places that have to agree: a shell's and Python's."""
-    folder = Path(names.LAUNCHER).parent
+    folder = Path(job_names.LAUNCHER).parent
     text = (REPOSITORY / "images/start").read_text()
     assert text.startswith(f"#!{folder}/busybox sh\n") and f"launcher={folder}\n" in text
     assert f"environment={names.RUN_DIR}/environment\n" in text

@@ -1,0 +1,118 @@
+"""Labels, annotations, finalizers, objects and containers: names on which the parts outside `proxy` have to agree.
+
+Controller, `singularityctl`, provider, chart and tests write and read them, code in `proxy` none. A name that code in
+`proxy` uses too is in `proxy.protocol.names`, such as `ANN_CHECKPOINT`. What a request to Kueue's API takes is in
+`kube.resources`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from proxy.protocol import names
+
+# --- labels on the Job and its pods -------------------------------------------------------------------------------
+LABEL_MANAGED: Final = f"{names.DOMAIN}/managed"
+"""`"true"` on every Job that the hold and the fence apply to, and on its pods."""
+LABEL_JOB: Final = f"{names.DOMAIN}/job"
+"""Name of the Job, on its pods, Service and ConfigMap."""
+LABEL_TRAINING: Final = f"{names.DOMAIN}/training"
+"""`enabled` on a namespace puts the guard of pods in force there."""
+TRAINING_ENABLED: Final = "enabled"
+LABEL_IDENTITY: Final = f"{names.DOMAIN}/identity"
+"""Hash of whoever owns the Job (for Airflow: dag, run, task, map index, clear generation); search before create."""
+
+# --- annotations on the Job ---------------------------------------------------------------------------------------
+ANN_HOLD: Final = f"{names.DOMAIN}/hold"
+"""`armed`: Kueue's suspend is denied until released; `released`; `off` or absent: plain Kueue behaviour.
+
+A job that was held before and loses the annotation is held again: whoever means it writes `off`.
+"""
+HOLD_ARMED: Final = "armed"
+HOLD_RELEASED: Final = "released"
+HOLD_OFF: Final = "off"
+ANN_HOLD_DEADLINE: Final = f"{names.DOMAIN}/hold-deadline"
+"""RFC 3339 UTC time, written when the eviction is seen; the policy stops denying after it."""
+ANN_BUDGET: Final = f"{names.DOMAIN}/checkpoint-budget-seconds"
+ANN_ATTEMPT: Final = f"{names.DOMAIN}/attempt"
+"""Current attempt number, 1 at the first admission; only grows. Also a pod annotation."""
+ANN_CHECKPOINT_COPY: Final = f"{names.DOMAIN}/checkpoint-copy"
+"""What ANN_CHECKPOINT is put back from when somebody removes it. To start from the beginning, set that one to ""."""
+ANN_HISTORY: Final = f"{names.DOMAIN}/history"
+"""JSON list of `AttemptRecord`, oldest first, bounded."""
+ANN_PHASES: Final = f"{names.DOMAIN}/phases"
+"""JSON list: seconds of each phase of the last attempts' starts and checkpoints, oldest first, bounded."""
+ANN_PROGRESS: Final = f"{names.DOMAIN}/progress"
+"""JSON `{"attempt", "step", "at"}`, rewritten at most every few seconds."""
+ANN_RESHAPE: Final = f"{names.DOMAIN}/reshape"
+"""On a Workload that our controller has taken out of the queue to give it another shape: what was wrong."""
+ANN_PAUSED: Final = f"{names.DOMAIN}/paused"
+"""On a Workload that `pause` has deactivated: the request's id. What somebody else has deactivated is theirs."""
+ANN_CURVE: Final = f"{names.DOMAIN}/loss-curve"
+"""JSON list of `[step, loss]` as rank 0 printed them, thinned out to a bounded number over the whole job."""
+ANN_PODS: Final = f"{names.DOMAIN}/pods"
+"""JSON `{"attempt", "uids"}`: the pods (first 8 characters of their UIDs) that the attempt took its first step with."""
+ANN_WORKERS: Final = f"{names.DOMAIN}/workers"
+"""On the Job: workers wanted. On pods: workers admitted for this attempt."""
+ANN_MIN_WORKERS: Final = f"{names.DOMAIN}/min-workers"
+ANN_WORLD_SIZE: Final = f"{names.DOMAIN}/world-size"
+ANN_CHECKPOINTS: Final = f"{names.DOMAIN}/checkpoints"
+"""JSON list of `CheckpointRef`, oldest first, bounded: what was committed, with what was found to be unusable since."""
+ANN_PLACEMENT: Final = f"{names.DOMAIN}/placement"
+"""JSON `Placement`: where the job may run, when a migration said so; absent: anywhere in its queue."""
+ANN_REQUEST: Final = f"{names.DOMAIN}/request"
+"""JSON `JobRequest`: resize, migrate, pause or resume, the last one that a user asked for. A later one replaces it."""
+ANN_REQUEST_STATUS: Final = f"{names.DOMAIN}/request-status"
+"""JSON `RequestStatus`: the controller's answer to ANN_REQUEST."""
+ANN_CHECKPOINT_REQUEST: Final = f"{names.DOMAIN}/checkpoint-request"
+"""JSON `JobRequest` with op checkpoint: it changes nothing about the job, so it has a place of its own."""
+ANN_CHECKPOINT_STATUS: Final = f"{names.DOMAIN}/checkpoint-request-status"
+"""JSON `RequestStatus`: the controller's answer to ANN_CHECKPOINT_REQUEST."""
+ANN_CHECKPOINT_EVERY: Final = f"{names.DOMAIN}/checkpoint-every"
+"""`300s`, `10m`, `500 steps` or `auto`: checkpoints after which the job trains on; absent or `off`: none by itself."""
+ANN_CHECKPOINT_POLICY: Final = f"{names.DOMAIN}/checkpoint-policy"
+"""JSON: what the controller has to remember between two of them (`Memory` of periodic_checkpoints)."""
+ANN_INFRASTRUCTURE_RETRIES: Final = f"{names.DOMAIN}/infrastructure-retries"
+"""How many attempts may be lost to the infrastructure; absent: no limit."""
+ANN_BROKEN: Final = f"{names.DOMAIN}/broken-attempts"
+"""JSON `{"attempt", "count"}`: the last attempt that was lost to the infrastructure, and how many were."""
+ANN_FLAVOR: Final = f"{names.DOMAIN}/flavor"
+"""Pod annotation: the ResourceFlavor of this attempt."""
+ANN_STORE: Final = f"{names.DOMAIN}/store"
+FINALIZER_RECORDS: Final = f"{names.DOMAIN}/records"
+"""On a Job that MultiKueue has copied into this cluster: it stays until the manager has what is written on it."""
+
+# --- Kueue --------------------------------------------------------------------------------------------------------
+KUEUE_QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+KUEUE_PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
+KUEUE_PREBUILT: Final = "kueue.x-k8s.io/prebuilt-workload-name"
+"""Label, or annotation where the name is too long, of a Job whose Workload was there first: MultiKueue's copies."""
+MULTIKUEUE_CONTROLLER: Final = "kueue.x-k8s.io/multikueue"
+"""`spec.managedBy` of a Job that runs in another cluster."""
+MULTIKUEUE_ORIGIN_LABEL: Final = "kueue.x-k8s.io/multikueue-origin"
+"""On what MultiKueue has copied into this cluster."""
+ADMISSION_CHECK_CONTROLLER: Final = f"{names.DOMAIN}/fence"
+"""`spec.controllerName` of our AdmissionCheck objects; the object itself is named by the chart (default below)."""
+ADMISSION_CHECK_NAME: Final = "singularity-fence"
+
+# --- the platform's own objects (Helm chart) ----------------------------------------------------------------------
+SYSTEM_NAMESPACE: Final = "singularity-system"
+PLATFORM_CONFIGMAP: Final = "singularity-platform"
+"""Readable by every authenticated user; key `platform.json` holds the `PlatformConfig`."""
+CONTROLLER_NAME: Final = "singularity-controller"
+HOLD_LEASE: Final = "singularity-hold"
+ANN_OVERDUE: Final = f"{names.DOMAIN}/overdue"
+"""On the Lease: `UID/SECONDS`, a space between two: Jobs whose suspend the policy lets through from that Unix time on,
+whatever stands on them. On a Workload: when the controller last made Kueue ask again."""
+
+# --- environment of the sidecar and the launcher ------------------------------------------------------------------
+ENV_FLAVOR: Final = "SINGULARITY_FLAVOR"
+
+# --- paths in the pod ---------------------------------------------------------------------------------------------
+LAUNCHER: Final = f"{names.AGENT_DIR}/launcher/start"
+"""The command of the training container, with the user's behind it or in ENV_COMMAND."""
+TOKEN_DIR: Final = f"{names.ROOT}/token"
+
+CONTAINER_TRAIN: Final = "train"
+CONTAINER_SIDECAR: Final = "device-proxy"
+CONTAINER_INSTALL: Final = "install-agent"
