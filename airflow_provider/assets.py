@@ -31,10 +31,10 @@ class SingularityCheckpointTrigger(BaseEventTrigger):  # type: ignore[misc]
     """For AssetWatcher: an event for each new checkpoint of the Jobs of a training task.
 
     The event's payload is `{"dag_id", "run_id", "task_id", "map_index", "job": {"namespace", "name", "uid"},
-    "checkpoint": {"id", "attempt", "step", "committed_at", ...}}`. What was told is kept in the asset's state store: a
-    triggerer that was away catches up with what the Job still names (its last checkpoints), and nothing is told twice
-    but an event that was told in the very moment in which it died. Checkpoints from before the asset was first watched
-    are not told. Shares the watch of the deferred training tasks; an API server that is away only delays.
+    "checkpoint": {"id", "attempt", "step", "committed_at", ...}}`. The asset's state store keeps what was told, so a
+    triggerer that was away catches up with what the Job still names (its last checkpoints). Nothing is told twice,
+    except an event that was told in the very moment in which the triggerer died. Checkpoints from before the asset was
+    first watched are not told. Shares the watch of the deferred training tasks; an API server that is away only delays.
 
     :param dag_id: Dag of the training task, None for any
     :param task_id: the training task, None for any

@@ -1,7 +1,7 @@
 """From an Airflow `kubernetes` connection to the cluster: a blocking facade for workers, an async one for triggers.
 
-Both read the connection through the cncf.kubernetes hooks, so every way that provider knows to name a cluster works:
-in-cluster, kube_config, kube_config_path, exec credentials, or no connection at all and $KUBECONFIG.
+Both read the connection through the cncf.kubernetes hooks, so every way in which that provider can name a cluster
+works. These are in-cluster, kube_config, kube_config_path, exec credentials, or no connection at all and $KUBECONFIG.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Whose Job is it, and is it still the one this task instance wants? Pure functions.
 
 A task instance owns its Jobs by a label that all its tries share. Each Job carries, as an annotation, the *generation*
-it stands for: a new generation starts when a user clears the task or when a retry follows a real failure, never because
-a worker or a triggerer died. The cluster is asked first; Airflow's own record is a second source for what the cluster
-has already forgotten.
+it stands for. A new generation starts when a user clears the task or when a retry follows a real failure. It never
+starts because a worker or a triggerer died. The cluster is asked first; Airflow's own record is a second source for
+what the cluster has already forgotten.
 
 Several Airflows may use one namespace and have Dags, runs and tasks of the same names. Each has an id, the Variable
 DEPLOYMENT, which Airflow makes when it starts (`plugin.deployment`) and which lasts as long as its database. It is part

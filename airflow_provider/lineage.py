@@ -21,9 +21,9 @@ MAX_BYTES = 60_000
 
 
 def document(status: JobStatus, preemption_alert: int | None = None) -> dict[str, Any]:
-    """`status` as JSON-able data with its `goodput` and `preemptions` (`preemption_alert` there: whether they are more
-    than the number given here, False without one), the oldest attempts left out if it would be too long
-    (`attempts_omitted` says how many)."""
+    """`status` as JSON-able data with its `goodput` and `preemptions`. `preemption_alert` there: whether there are more
+    preemptions than the number given here, False without a number. If the data would be too long, the oldest attempts
+    are left out (`attempts_omitted` says how many)."""
     found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(status)))
     found["goodput"] = goodput(found, time.time())
     found["preemptions"] = preemptions(status)

@@ -1,14 +1,14 @@
 """OpenLineage: one child run per attempt under the task's run, checkpoints as datasets. Needs the openlineage provider.
 
-A training step is one Airflow task and several executions: each admission by Kueue is a run of job
-`<dag>.<task>.attempt`, START when it was admitted, COMPLETE, FAIL or ABORT (evicted) when it ended, whose parent is the
-task's run. Its run facet `singularity_attempt` says where it ran, who preempted it and which steps it did. A checkpoint
-is a version (facet `version`) of one dataset per job: the output of the attempt that it ended, the input of the next.
-The task's own COMPLETE or FAIL carries the sum in `singularity_training`. Its outlets, the final model for example, are
-outputs of its COMPLETE: Airflow itself looks at inlets and outlets only of operators that name no dataset.
+A training step is one Airflow task and several executions. Each admission by Kueue is a run of job
+`<dag>.<task>.attempt`, and its parent is the task's run. It has START when it was admitted, and COMPLETE, FAIL or ABORT
+(evicted) when it ended. Its run facet `singularity_attempt` says where it ran, who preempted it and which steps it did.
+A checkpoint is a version (facet `version`) of one dataset per job: the output of the attempt that it ended, the input
+of the next. The task's own COMPLETE or FAIL carries the sum in `singularity_training`. Its outlets, the final model for
+example, are outputs of its COMPLETE: Airflow itself looks at inlets and outlets only of operators that name no dataset.
 
-Attempts are sent when the task ends, with the times at which they happened: nothing is sent while a task is deferred,
-as for every deferrable operator. Run ids are made of the Job's uid and the attempt's number: sent twice, they are the
+Attempts are sent when the task ends, with the times at which they happened. As for every deferrable operator, nothing
+is sent while a task is deferred. Run ids are made of the Job's uid and the attempt's number: sent twice, they are the
 same run. The events follow https://openlineage.io/spec/2-0-2/OpenLineage.json; those of our facets are in
 `openlineage_facets.json`. Nothing here is imported unless OpenLineage is installed and switched on.
 """
@@ -214,8 +214,8 @@ def checkpoint_datasets(lineage: Mapping[str, Any]) -> list[OutputDataset]:
 
 
 def asset_datasets(assets: Iterable[Any]) -> list[Any]:
-    """What Airflow's own conversion makes of `assets` (inlets or outlets), and those Assets that it has none for: by
-    their URI, or, when they have only a name, by that in the namespace of Airflow's jobs."""
+    """The datasets of `assets` (inlets or outlets), by Airflow's own conversion. An Asset that it cannot convert is
+    named by its URI. If it has only a name: by that name in the namespace of Airflow's jobs."""
     from airflow.providers.openlineage.extractors.manager import ExtractorManager
 
     found = []

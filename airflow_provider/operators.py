@@ -42,10 +42,10 @@ REMOVE_WAIT_S = 60.0
 class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[misc]
     """Train on Kueue-managed Kubernetes; preemption, migration and resizing do not end the task nor cost a retry.
 
-    The task submits one Indexed Job and defers; a worker slot is held only for the seconds of submitting and ending.
-    A worker, scheduler or triggerer that dies never makes a second Job: the next try adopts the one that is there. A
-    clear, or a retry after a failure of the training itself, starts a new one; a clear, mark failed or mark success
-    deletes the one that runs.
+    The task submits one Indexed Job and defers; a worker slot is held only for the seconds of submitting and ending. A
+    worker, scheduler or triggerer that dies never makes a second Job: the next try adopts the one that is there. A
+    clear, or a retry after a failure of the training itself, starts a new Job. A clear, mark failed or mark success
+    deletes the running Job.
 
     Results are the XComs `job` (`{"namespace", "name", "uid"}`) and `lineage` (attempts, checkpoints, timings; kept
     current while the task is deferred). The event of every asset in `outlets` gets `extra["training"]`: job, steps,
@@ -54,8 +54,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param queue_name: Kueue LocalQueue in `namespace` (templated). Airflow's own `queue` stays the worker's queue
     :param command: argv of the program, one process per rank (templated). Several ranks have torchrun's variables; one
         rank only as `["torchrun", "train.py"]`, else it gets what a plain shell gives
-    :param script: instead of `command`: path of a Python file, relative to the DAG file, that is shipped with the job
-        and run as `python3 <script> <script_args>`, as a `command` is (templated)
+    :param script: instead of `command`: path of a Python file, relative to the DAG file (templated). The file is
+        shipped with the job and run as `python3 <script> <script_args>`, as a `command` is
     :param script_args: arguments of `script` (templated)
     :param name: readable beginning of the Job's name, default the task id; a hash of the task instance is appended
         (templated)
@@ -78,8 +78,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param hold: cooperative preemption; False: plain Kueue, the checkpoint has to fit the grace period
     :param volumes, volume_mounts: added to the pods, as in a Pod manifest (templated)
     :param pod_override: a Pod (`V1Pod` or plain data) merged into the training pods: service account, affinity,
-        tolerations, environment from secrets, init containers, ...; the training container is `train` or `base`. What
-        a checkpoint depends on is refused by field (templated)
+        tolerations, environment from secrets, init containers, ... The training container is `train` or `base`. What a
+        checkpoint depends on is refused by field (templated)
     :param labels, annotations: added to Job and pods (templated)
     :param kubernetes_conn_id: Airflow connection of type `kubernetes`; tasks of one Dag may use several clusters
         (templated)
@@ -94,7 +94,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param logging_interval: seconds between two looks at it
     :param log_max_lines: most lines of it in the task log; the end says how to read the rest
     :param deletion_policy: whether the ended Job is deleted: `never`, `on_success`, `always`
-    :param preemption_alert: preemptions are unlimited and use no retry; more than this many are a warning in the task
+    :param preemption_alert: preemptions are unlimited and use no retry. More than this many are a warning in the task
         log and `preemption_alert: true` in `lineage`; default: never
     :param api_outage_tolerance: how long an unreachable Kubernetes API is ridden out without using a retry
     """
@@ -326,8 +326,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         return claim, None
 
     def _kept(self, store: Any, now: Try, record: Claim | None) -> dict[str, Any] | None:
-        """The event that ended the current Job in a try whose worker was lost afterwards, unless a retry is to train
-        again, as after a failure, or a user wants it to, by a clear."""
+        """The event that ended the current Job in a try whose worker was lost afterwards. Not if a retry is to train
+        again, as after a failure, or if a user wants that, by a clear."""
         if record is None or record.uid is None or now.cleared_since(record.made_by):
             return None
         event = outcome(store, record.uid)
@@ -384,16 +384,16 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
 
     # --- kill -----------------------------------------------------------------------------------------------------
     def on_kill(self) -> None:
-        """SIGTERM. It may come from a user or from a worker that is being drained, and this runs inside a signal
-        handler, where Airflow cannot be asked: note it; `execute`, which goes on after this, asks. Also called when
-        `execution_timeout` ends `execute`."""
+        """SIGTERM. It may come from a user or from a worker that is being drained. A signal handler cannot ask Airflow
+        which, so this only notes it; `execute`, which goes on after this, asks. Also called when `execution_timeout`
+        ends `execute`."""
         self._kill_requested = True
 
     def _end_if_unwanted(self, kube: Kube, ti: Any, claim: Claim) -> None:
         """Delete the Job and raise KilledError if a user has ended or cleared the task while it was submitted.
 
-        Airflow tells a worker of that with its next heartbeat, seconds later, and does not accept the deferral that
-        comes before: nobody would be left to delete the Job.
+        Airflow tells a worker of that with its next heartbeat, seconds later. It does not accept a deferral before
+        that, because nobody would be left to delete the Job.
         """
         try:
             state = compat.task_state(ti)

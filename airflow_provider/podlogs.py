@@ -1,9 +1,9 @@
 """Rank 0's output in the task log while the task is deferred, attempt after attempt.
 
 Polled, not streamed: a triggerer with a thousand running jobs would need as many open connections. A poll is one short
-request on the client that the shared watch has anyway, a few at a time and a few per second, so that with more than
-fifty running jobs each is looked at less often than its `logging_interval` says; ranks that stand still for a
-checkpoint, and the end of the job, are polled for at once, so that the last lines of a pod are read before it goes.
+request on the client that the shared watch has anyway. There are a few at a time and a few per second. So with more
+than fifty running jobs, each is polled less often than its `logging_interval` says. Ranks that stand still for a
+checkpoint, and jobs that end, are polled at once. So the last lines of a pod are read before it goes.
 """
 
 from __future__ import annotations

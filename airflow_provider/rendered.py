@@ -18,8 +18,8 @@ _BORING = ("securityContext", "imagePullPolicy")
 def text(objects: Sequence[Object]) -> str:
     """YAML of `objects` as they were sent to the cluster, without what is the same for every job.
 
-    Airflow cuts rendered fields at `[core] max_templated_field_length` (4096 characters): what the Dag says comes
-    first, texts of files are told by their size, our own containers by name.
+    Airflow cuts rendered fields at `[core] max_templated_field_length` (4096 characters). So what the Dag says comes
+    first; files are shown by their size, and our own containers by name.
     """
     return "---\n".join(yaml.safe_dump(_short(obj), sort_keys=False, width=200) for obj in reversed(objects))
 

@@ -1,7 +1,7 @@
 """A Python function as a training script: the file that the ranks run, and its return value on the way back. Pure.
 
-Arguments travel as JSON in a file beside the script. The return value of rank 0 comes back in its output, as lines
-that begin with MARKER: the only way out of a pod that needs neither credentials nor a volume. Lines are short, so that
+Arguments travel as JSON in a file beside the script. The return value of rank 0 comes back in its output, as lines that
+begin with MARKER. It is the only way out of a pod that needs neither credentials nor a volume. Lines are short, so that
 no log reader cuts them, and carry their number, so that a missing one is noticed.
 """
 

@@ -250,7 +250,7 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
         """Delete the Job if, and only if, a user has decided about the task.
 
         Airflow 3.3 also calls this when a triggerer that hung for a while finds its triggers handed to another one. And
-        it cancels a trigger again every second until it has ended, in the middle of this: what has to be done is a task
+        it cancels a trigger again every second until it has ended, in the middle of this method. So the work is a task
         of its own.
         """
         if self._fired:

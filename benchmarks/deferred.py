@@ -3,9 +3,9 @@
     python -m benchmarks.deferred DAG_ID RUN_ID FILE     in the environment of an Airflow
     python -m benchmarks.deferred DAG_ID RUN_ID          deletes the run with its tasks, whatever its state
 
-FILE is a JSON list with `[classpath, kwargs]` of the trigger of each map index. Submitting and deferring
-a thousand tasks takes a scheduler and its workers on two cores the better part of an hour; the triggerer cannot tell
-the difference: it finds the same rows in the database.
+FILE is a JSON list with `[classpath, kwargs]` of the trigger of each map index. A scheduler and its workers on two
+cores need most of an hour to submit and defer a thousand tasks. The triggerer cannot tell the difference: it finds the
+same rows in the database.
 """
 
 from __future__ import annotations

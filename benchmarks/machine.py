@@ -76,8 +76,8 @@ class WithoutRequest:
 def write_cost(folder: Path) -> tuple[float, float]:
     """CPU seconds per GB of writing a new file, and of writing the same file again, which is in memory then.
 
-    Where they differ much it is not the file system: a virtual machine's memory is given to it at the first touch, and
-    what was freed is taken back. All that fills new memory pays this: `cp`, CRIU's dump, its restore.
+    Where they differ much, the file system is not the cause. The host gives a virtual machine its memory at the first
+    touch, and takes freed memory back. All that fills new memory pays this: `cp`, CRIU's dump, its restore.
     """
     path, piece = folder / "probe", os.urandom(_PIECE)
     costs = []

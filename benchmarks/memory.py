@@ -1,9 +1,9 @@
 """What an upload takes: memory (`sidecar_rss_mb`) and processor time (`put_cpu_s_per_gb`, `known_cpu_s_per_gb`).
 
 A process with all that a sidecar has loaded uploads images that neither compress nor repeat, so that every byte goes
-through: to a folder, and to a server of Google Cloud Storage's protocol that takes 10 MB/s on each connection. A slow
-store must slow the reading down instead of filling memory. The same images once more are known content. A kernel may
-charge much for any new file: the same bytes written by nobody in particular tell how much.
+through. One upload goes to a folder. Another goes to a server of Google Cloud Storage's protocol that takes 10 MB/s on
+each connection. A slow store must slow the reading down instead of filling memory. The same images once more are known
+content. A kernel may charge much for any new file: the same bytes written by nobody in particular tell how much.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Jobs of real launchers, agents and CRIU in containers without a cluster; the benchmark is their coordinator.
 
-The barrier runs by the product's own ratchet over the product's barrier pages; the mesh between sidecars of several
-pods, which adds a round trip or two on the pod network, is not part of these figures.
+The barrier runs by the product's own ratchet over the product's barrier pages. These figures leave out the mesh between
+sidecars of several pods, which adds a round trip or two on the pod network.
 """
 
 from __future__ import annotations

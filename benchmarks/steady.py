@@ -41,8 +41,9 @@ class Overhead:
 
 
 def overhead(made: Prepared, ranks: int, rounds: int) -> Overhead:
-    """The agent is taken out of the running ranks and put back: two processes of the same script, both without us,
-    differ by more than what is looked for. In PROCESSES parts, as one process's memory layout may favour a side."""
+    """The agent is taken out of the running ranks and put back. Two processes of the same script, both without us,
+    differ by more than the effect to be measured. In PROCESSES parts, as one process's memory layout may favour a
+    side."""
     found: list[tuple[Block, ...]] = []
     for _ in range(PROCESSES):
         with World(made, ranks, agent=True) as world:

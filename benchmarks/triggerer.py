@@ -1,7 +1,7 @@
 """A thousand deferred training tasks in one triggerer of a real Airflow, their Jobs on fake nodes.
 
 API server, Kueue, controller, scheduler, triggerer and workers are real; see `benchmarks.deferred` for how the tasks
-come to be deferred. The same Jobs are then waited for by the trigger of Airflow's own operator, and by nobody: what
+come to be deferred. Then the trigger of Airflow's own operator waits for the same Jobs, and then nobody does. What
 Airflow itself takes for a thousand triggers is in every figure.
 """
 

@@ -1,6 +1,6 @@
 """What the example Dags share: handwritten digits to train on, and how good a trained network is. No Dag in here.
 
-Where things are: every node of the cluster mounts one shared directory at POD_SHARED; on the machine that runs Airflow
+Where things are: every node of the cluster mounts one shared directory at POD_SHARED. On the machine that runs Airflow,
 it is SINGULARITY_SHARED_DIR (environment) or the Airflow Variable `singularity_shared_dir`.
 """
 

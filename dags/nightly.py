@@ -1,9 +1,10 @@
 """A nightly fine-tune on spot machines that belong to somebody else by day.
 
 Both Dags use one ClusterQueue (`queues/nightly.yaml`: `kubectl apply -f` it once). `nightly_finetune` starts in the
-evening with low priority, goes on from the weights of the night before and saves a checkpoint every ten minutes: a spot
-machine may vanish without a word. When `day_owner` arrives in the morning it takes the machines at once: the fine-tune
-is checkpointed and waits. Nothing fails, no retry is used; when the owner has done, it goes on at its very next step.
+evening with low priority and goes on from the weights of the night before. It saves a checkpoint every ten minutes,
+because a spot machine may vanish without warning. When `day_owner` arrives in the morning, it takes the machines at
+once: the fine-tune is checkpointed and waits. Nothing fails, no retry is used; when the owner has done, it goes on at
+its very next step.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `digits_train` makes the asset `digits-model`: its event tells in `extra["training"]` how the model was made (steps,
 preemptions, last checkpoint). `digits_register` starts when that asset is updated: it evaluates the model that the
-event names and registers it, with how it was made, if it is good enough; that makes the asset `digits-release`.
+event names. If the model is good enough, it registers it with how it was made; that makes the asset `digits-release`.
 """
 
 from __future__ import annotations

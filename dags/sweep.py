@@ -1,7 +1,7 @@
 """A sweep: one training job per learning rate, each preemptible, the best one wins.
 
-The training is a Python function in the DAG file: it is shipped as source, runs once per rank, and what rank 0 returns
-is the task's XCom. Kueue decides how many of the jobs run at a time. A job whose loss falls no more stops early.
+The training is a Python function in the DAG file. It is shipped as source and runs once per rank; the return value of
+rank 0 is the task's XCom. Kueue decides how many of the jobs run at a time. A job whose loss falls no more stops early.
 """
 
 from __future__ import annotations

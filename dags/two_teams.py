@@ -1,9 +1,9 @@
 """Two teams share a cohort: who has nothing to do lends its quota, who comes back gets it back at once.
 
 Both ClusterQueues (`queues/two-teams.yaml`: `kubectl apply -f` it once) own half of the machines. `team_a_training`
-wants all of them and may have them while team B is idle. When `team_b_training` starts, Kueue reclaims team B's half:
-team A's job is checkpointed, goes on in one pod with both ranks in it, and grows back when team B has done. No step is
-lost.
+wants all of them and may have them while team B is idle. When `team_b_training` starts, Kueue reclaims team B's half.
+Team A's job is checkpointed, goes on in one pod with both ranks in it, and grows back when team B has finished. No step
+is lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The fake driver for ranks that are real processes: what a GPU's driver does to them is kept in a file of the rank.
 
-The file lies in the rank's own folder, which travels with its image: as with a real driver, a restored process is in
-the state in which it was dumped. What the real driver does to threads and memory of a process has no counterpart.
+The file lies in the rank's own folder, which travels with its image. So, as with a real driver, a restored process is
+in the state in which it was dumped. What the real driver does to threads and memory of a process has no counterpart.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A real Kubernetes with Kueue on one Linux machine, without Docker: etcd, API server, controller manager, scheduler,
-kube-proxy, CoreDNS, Kueue, and one containerd and kubelet per node, as plain processes.
+"""A real Kubernetes with Kueue on one Linux machine, without Docker. Etcd, API server, controller manager, scheduler,
+kube-proxy, CoreDNS, Kueue, and one containerd and kubelet per node run as plain processes.
 
 `images` makes what a cluster runs, `namespaces` is where its processes live, `control_plane` and `nodes` say what they
 are, `addons` what is installed afterwards. `start` puts them in order; `cluster` is what commands and tests call;

@@ -1,7 +1,7 @@
 """What a cluster of a given name and index is made of: paths, addresses, ports, nodes. Pure.
 
-Every cluster has namespaces of its own (see `sandbox`), so its ports are the usual ones and cannot be taken; what
-clusters share is the host's address space, and the index keeps them apart there.
+Every cluster has namespaces of its own (see `sandbox`), so its ports are the usual ones and cannot be taken. Clusters
+share the host's address space; the index keeps them apart there.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class Prepared:
 def prepare(progress: Progress, test_servers: bool = True) -> Prepared:
     """Build and download what is not in the cache.
 
-    :param test_servers: also what only tests and benchmarks need (a server of the gs protocol: a minute); else it may
-        not be where the answer says
+    :param test_servers: also what only tests and benchmarks need (a server of the gs protocol: a minute). Without it,
+        that server may be missing where the answer says
     :raises LocalClusterError: not root, no Go, no space, a build or download failed
     """
     host.check_root()

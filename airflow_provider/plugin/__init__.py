@@ -1,4 +1,4 @@
-"""Airflow plugin: the tab `Training` on task instances and Dags, the page of all training runs, and their API; and the
+"""Airflow plugin: the tab `Training` on task instances and Dags, the page of all training runs, and their API. Also the
 listener that looks for Jobs whose task has ended without them (`listener`, `orphans`; in the scheduler too).
 
 The UI lives in the api-server only. What it shows comes from XComs and the task state store, live values and every

@@ -71,8 +71,8 @@ class Clusters:
 
 
 def find(kube: Kube, key: TaskKey, claim: Mapping[str, Any]) -> Any:
-    """The Job of `claim`. What it says itself about its owner is checked, not only what Airflow has stored about it:
-    whoever may write the task's state must not be able to point a button at somebody else's Job."""
+    """The Job of `claim`. The Job's own record of its owner is checked, not only what Airflow has stored about it.
+    Otherwise, whoever may write the task's state could point a button at somebody else's Job."""
     job = kube.find(JOB, claim["namespace"], claim["name"])
     if job is None or job["metadata"]["uid"] != claim["uid"]:
         raise NotTheJobError(f"Job {claim['namespace']}/{claim['name']} does not exist any more")

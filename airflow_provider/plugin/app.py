@@ -94,8 +94,8 @@ def _action(name: str) -> list[Any]:
 
 @app.get(TI + "/context", dependencies=[READ])
 def context(key: Key, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
-    """What Airflow knows: whether the user may act, which job there is and what it has been through, as the task's
-    XCom `lineage` says, and the jobs that earlier tries had. `kept` is None before the first XCom, and for one that
+    """What Airflow knows: whether the user may act, and the jobs that earlier tries had. Also which job there is and
+    what has happened to it, as the task's XCom `lineage` says. `kept` is None before the first XCom, and for one that
     cannot be read, of which `why` says more."""
     details = DagDetails(id=key.dag_id, team_name=DagModel.get_team_name(key.dag_id))
     can_act = get_auth_manager().is_authorized_dag(

@@ -1,8 +1,8 @@
 """Which connection the api-server and the scheduler use for a task, and what such a connection may not make them do.
 
 A task can write what Airflow's state store says of it. So a connection id from there is used only when the Dag's file
-names it for this very task: that is in the serialised Dag, which no task can write. A server that all users share runs
-no program that a kubeconfig names; workers and triggerers do.
+names it for this very task. The serialised Dag has that name, and no task can write it. A server that all users share
+runs no program that a kubeconfig names; workers and triggerers do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A task that has ended for good leaves no Job that runs on with nobody waiting for it.
 
-Operator and trigger delete what they are there to delete. This is for when they are not: the worker was killed with no
-retry left, or the triggerer was away when a user marked the task.
+Operator and trigger delete their Jobs while they run. This module is for the time when neither runs. The worker was
+killed with no retry left, or the triggerer was away when a user marked the task.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ TRIES = 30
 def delete_orphans(dag_id: str, run_id: str) -> int:
     """Delete the unfinished Jobs of the run's tasks that have ended; how many. Raises what the cluster's hook raises.
 
-    Safe beside a user who clears the task at this moment: the Jobs were listed before the state was asked for, and a
-    cleared task never takes up a Job from before.
+    A user may safely clear the task at this moment. The Jobs were listed before the state was asked for, and a cleared
+    task never takes up a Job from before.
     """
     with create_session() as session:
         claims = data.claims(session, dag_id, run_id)

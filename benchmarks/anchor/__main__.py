@@ -1,7 +1,7 @@
 """Airflow's own KubernetesStartKueueJobOperator and ours in the same scenarios, on a real Airflow and a real cluster.
 
-Starts a cluster and an Airflow of its own, plays every scenario with all contenders at the same time (each with a
-queue, a namespace and a user of its own), prints the table, writes build/anchor/anchor.{json,md}, takes all down again.
+Starts a cluster and an Airflow of its own. Plays every scenario with all contenders at the same time (each with a
+queue, a namespace and a user of its own). Prints the table, writes build/anchor/anchor.{json,md}, takes all down again.
 With --only, rows of an earlier run of the same versions stay in these files; each says when it was played.
 
 examples:

@@ -42,14 +42,15 @@ class Contender:
 @dataclass(frozen=True)
 class Scenario:
     """:param asks: what the reader wants to know
-    :param event: what happens to the task: `preempt` (a job of high priority takes the flavor it runs on), `kill` (its
-        worker process, by SIGKILL, right after it has created the Job), `clear` or `fail` (a user does it in the UI),
-        `fail-run` (a user marks the whole Dag run as failed when all its tasks are deferred, or nothing moves any more)
+    :param event: what happens to the task. `preempt`: a job of high priority takes the flavor on which the task runs.
+        `kill`: its worker process gets SIGKILL right after it has created the Job. `clear`, `fail`: a user does it in
+        the UI. `fail-run`: a user marks the whole Dag run as failed when all its tasks are deferred, or nothing moves
+        any more
     :param at_step: step of the training at which that happens; `fail-run` has none
     :param full_s: the queue has no room at first, and for so long after the task has created its Job; inf: to the end
     :param retries: of the task
     :param patient: the operator gets its `patience`: without it the scenario would end before it begins
-    :param blind: theirs does not look for a pod (a subclass): with more waiting tasks than worker slots its patience
+    :param blind: theirs does not look for a pod (a subclass). With more waiting tasks than worker slots, its patience
         does not get them deferred either
     :param tasks: of the Dag, each with a Job of its own
     :param chains: the tasks follow each other, whatever becomes of them, in so many chains; 0: nobody waits

@@ -39,7 +39,7 @@ def collective_cost(calls):
 
 class Switch:
     """Takes the agent out of the running script (the hook at step boundaries, the backend around the stock one) and
-    puts it back: the same process, memory and data on both sides."""
+    puts it back. So both sides have the same process, memory and data."""
 
     def __init__(self):
         from torch.optim import optimizer as module

@@ -2,8 +2,8 @@
 
     python3 train_paced.py --output FOLDER --steps 60 --pace 0.5
 
-Prints `step N/TOTAL loss X` after every step (N from 1) and appends `unix-seconds N` to FOLDER/steps.log: two runs into
-one folder, and steps that are made twice, can be told from it. With `--made-by WHO` it first prints `training of WHO`.
+Prints `step N/TOTAL loss X` after every step (N from 1) and appends `unix-seconds N` to FOLDER/steps.log. That file
+shows two runs into one folder, and steps that are made twice. With `--made-by WHO` it first prints `training of WHO`.
 """
 
 from __future__ import annotations

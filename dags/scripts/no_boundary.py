@@ -2,8 +2,8 @@
 
 Prints one line per second of work; a run that is left alone ends by itself. It belongs to no process group, so it can
 be stopped anywhere. With --native, which is for several ranks, it joins its group and then stays in one call of native
-code: there is no point at which such ranks could be stopped together, a checkpoint that is asked for cannot be had, and
-the deadline has to end the attempt.
+code. There is no point at which such ranks could be stopped together. So a requested checkpoint fails, and the deadline
+has to end the attempt.
 
     python3 no_boundary.py --seconds 60
     torchrun --nproc-per-node 2 no_boundary.py --seconds 60 --native

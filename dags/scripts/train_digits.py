@@ -6,9 +6,9 @@ An ordinary training script: it knows nothing about checkpoints, queues or preem
     python3 train_digits.py --data digits.npz --output out --steps 900                       (one process)
 
 Reads an .npz with `x_train` (float32, n x 8 x 8, values 0..1) and `y_train` (int64, n). Writes to --output:
-`loss-rank<r>.log` (one line `step loss` per step, the loss as a hexadecimal float, so that two runs can be compared
-bit by bit) and `weights.npz` and `weights.pt` from rank 0. Equal arguments and an equal number of ranks give equal
-bytes.
+`loss-rank<r>.log`, and `weights.npz` and `weights.pt` from rank 0. The log has one line `step loss` per step, the loss
+as a hexadecimal float, so that two runs can be compared bit by bit. Equal arguments and an equal number of ranks give
+equal bytes.
 """
 
 from __future__ import annotations

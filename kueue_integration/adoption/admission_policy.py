@@ -1,12 +1,13 @@
 """`python -m ...admission_policy` writes the chart's adoption objects, from `patch` and `eligibility`.
 
-Our parts travel as a PodTemplate, which the chart fills with the platform's values and which is the mutating policy's
-parameter; what differs between Jobs is computed in CEL. A Job that breaks a rule is left alone by the mutating policy
-and refused, with the rule's sentence, by the validating one.
+Our parts travel as a PodTemplate, which is the mutating policy's parameter. The chart fills it with the platform's
+values; what differs between Jobs is computed in CEL. The mutating policy leaves a Job that breaks a rule alone, and the
+validating policy refuses it with the rule's sentence.
 
 Only labelled Jobs that lack our parts are ever refused. The API server asks a binding's parameter before it looks at
-match conditions, so a binding that denies without its parameter would also refuse Jobs that need no adoption: the
-mutating one does nothing then, and the validating one, which has no parameter, says why the Job was not adopted.
+match conditions. So a binding that denies without its parameter would also refuse Jobs that need no adoption. Therefore
+the mutating policy does nothing without its parameter. The validating policy, which has no parameter, says why the Job
+was not adopted.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _NUMBER = re.compile(r"[0-9]{1,6}")
 class Rule:
     """`bad` finds the offending values (none: the rule holds); `cel` is true when the rule holds.
 
-    `cel` may use `object` and the marks of the platform's values (`@...@`), which the chart fills in; it does not fail
+    `cel` may use `object` and the marks of the platform's values (`@...@`), which the chart fills in. It does not fail
     on any Job that the API server takes.
     """
 

@@ -1,7 +1,7 @@
 """Adopt a Job that exists already. A Job's pod template cannot be changed, so it is made anew under its name.
 
-Only a Job that has never started is touched. What it was is kept in a ConfigMap from before the delete until after the
-create: after a crash at any line the same call finishes the work.
+Only a Job that has never started is touched. A ConfigMap keeps the old Job from before the delete until after the
+create. So after a crash at any line, the same call finishes the work.
 """
 
 from __future__ import annotations

@@ -41,9 +41,9 @@ def adopt(
 ) -> None:
     """Give a plain Job the parts of a managed one and create it: `-f FILE`, or NAME for one that waits in its queue.
 
-    The Job must be Indexed, with completions equal to parallelism, one container with its `command`, and
-    restartPolicy Never. A Job that is in the cluster already cannot be changed: with --recreate one that has never
-    started is made anew under its name (it goes to the end of its queue).
+    The Job must be Indexed, with completions equal to parallelism, one container with its `command`, and restartPolicy
+    Never. A Job that is in the cluster already cannot be changed. With --recreate, a Job that has never started is
+    created again under its name (it goes to the end of its queue).
 
     \b
     Examples:

@@ -40,8 +40,8 @@ def checkpoints() -> None:
       singularityctl checkpoints verify digits digits-a1-g1
       singularityctl checkpoints gc digits --keep 2 --yes
 
-    A store that this machine reaches is read from here; file:// is a path of the nodes and is read by a short-lived
-    pod in the job's namespace.
+    A store that this machine reaches is read from here. A file:// URL is a path of the nodes: a short-lived pod in the
+    job's namespace reads it.
     """
 
 

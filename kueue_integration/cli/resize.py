@@ -17,7 +17,7 @@ def resize(kube: Kube, namespace: str, name: str, workers: int, min_workers: int
     """Change the number of pods of a job. Its ranks stay the same, several per pod when there are fewer.
 
     A smaller job gives its quota back at once, after a checkpoint. A bigger one goes on as it is until the quota is
-    free; with --min-workers above its present size it leaves and queues for that many.
+    free. With --min-workers above its present size, it leaves and queues for that many.
 
     \b
     Examples:

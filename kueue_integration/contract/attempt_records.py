@@ -78,8 +78,8 @@ def noted_progress(job: Mapping[str, Any] | None) -> ProgressNote | Unreadable |
 def trains_since(job: Mapping[str, Any], record: AttemptRecord) -> float | None:
     """Unix seconds since which the newest attempt `record` of `job` trains, None before that.
 
-    That is its first step. A program that may make none counts as training once it has run for STEPLESS_S, which may
-    lie in the future; where one rank is all, nobody can be in the midst of a meeting, and it counts at once.
+    That is its first step. A program that may make no step counts as training once it has run for STEPLESS_S, which may
+    lie in the future. A single rank meets nobody, so it counts at once.
     """
     seen = progress(job)
     if record.first_step_at is not None or seen is None or seen.attempt != record.attempt or not seen.free:

@@ -1,10 +1,10 @@
 """The kinds that a training job can be (Job, JobSet, TrainJob), and how the rest of this package sees them: as Jobs.
 
-A managed JobSet has one replicated job of one replica: its pods are those of one Indexed Job, which the JobSet
+A managed JobSet has one replicated job of one replica. So its pods are those of one Indexed Job, which the JobSet
 controller makes, suspends and resumes. A managed TrainJob has one such JobSet, of its own name. Hold, attempts and
-checkpoint are annotations of the JobSet or TrainJob. Wherever a job is called by its name (pods' environment,
-messages, store, command line), these are called `NAME.jobset` and `NAME.trainjob`: a Job beside them may have their
-name, and the name of a managed Job has no dot.
+checkpoint are annotations of the JobSet or TrainJob. Wherever a job is called by its name (pods' environment, messages,
+store, command line), these are called `NAME.jobset` and `NAME.trainjob`. A Job beside them may have their name, and the
+name of a managed Job has no dot.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ _CROWD = 1000
 class OwnWrites:
     """Versions that were replaced a moment ago, by UID. Thread-safe.
 
-    Kubernetes' own controllers call this an expectation (`controller_utils.go`, `ControllerExpectations`). Without it
-    each answer of the fence is followed by three reads that find nothing to do, as the watch shows the Job's change
-    before the Workload's.
+    Kubernetes' own controllers call this an expectation (`controller_utils.go`, `ControllerExpectations`). Without it,
+    three reads that find nothing to do follow each answer of the fence: the watch shows the Job's change before the
+    Workload's.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -21,8 +21,8 @@ UNMANAGED = AnswerReady(message="not a managed Job: nothing to wait for")
 def asks(workload: Object, check_name: str) -> bool:
     """Whether the Workload waits for our answer.
 
-    Not while Evicted is True: Kueue resets the check to Pending while the *old* admission still stands in the status,
-    and an answer then would hand the old worker count and flavor to the next attempt.
+    Not while Evicted is True. Kueue resets the check to Pending while the *old* admission still stands in the status.
+    An answer at that moment would give the old worker count and flavor to the next attempt.
     """
     state = views.check(workload, check_name)
     return (
@@ -38,10 +38,10 @@ def asks(workload: Object, check_name: str) -> bool:
 def asks_ahead(workload: Object, check_name: str) -> bool:
     """Whether the Workload, none of ours, waits in its queue with our check Pending: it may be told Ready already.
 
-    Kueue writes the check when the Workload is queued, and its scheduler admits in the very write that reserves quota
-    if every check is Ready by then (v0.19.2: prepareWorkload, SyncAdmittedCondition). So what is not fenced takes no
-    quota for the time of a round trip. An eviction makes the check Pending again, and then this is True again.
-    Not for pods of ours, whoever owns the Workload now: their answer names an attempt and where it has quota.
+    Kueue writes the check when the Workload is queued. If every check is Ready by then, its scheduler admits in the
+    same write that reserves quota (v0.19.2: prepareWorkload, SyncAdmittedCondition). So a Workload that is not fenced
+    holds no quota during a round trip. An eviction makes the check Pending again, and then this is True again. Never
+    True for our pods, whoever owns the Workload now: their answer names an attempt and where it has quota.
     """
     state = views.check(workload, check_name)
     return (
@@ -92,8 +92,8 @@ def decide(job: Object, workload: Object, pods: Sequence[Object], preemptor: str
 def _stuck(pods: Sequence[Object], now: float) -> tuple[str, float | None]:
     """Words for the first pod that should have ended long ago, and when to look again if there is none yet.
 
-    Only its node could tell that nothing of it runs any more, so only a person, or whoever removes lost nodes, may say
-    so in the node's place.
+    Only its node could tell that nothing of it runs any more. So only a person, or a program that removes lost nodes,
+    may say so in the node's place.
     """
     due = []
     for pod in sorted(pods, key=lambda p: str(p["metadata"]["name"])):

@@ -1,8 +1,8 @@
 """What the history of Jobs tells Prometheus: durations, attempts, lost steps and errors of GPUs, each once; and gauges
 of live Jobs.
 
-At most once, never twice: what stands in a Job when this replica sees it first was counted by whoever wrote it, so a
-restarted controller, a second replica or a repeated event adds nothing. Only the replica that leads counts.
+At most once, never twice. What stands in a Job when this replica first sees it was counted by the replica that wrote
+it. So a restarted controller, a second replica or a repeated event adds nothing. Only the replica that leads counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Holds that have lasted as long as they may, for the Lease: the policy lets the suspend of these Jobs through.
 
-They stand there a little ahead, with the end of each, so that no hold waits for the Lease to be renewed. This is the
-way out that needs no write on a Job: its owner may fill its annotations up, or write them anew faster than we do, and
-somebody else's webhook may refuse ours. Nobody but us writes the Lease.
+They stand there a little ahead, with the end of each, so that no hold waits for the Lease to be renewed. This way out
+needs no write on a Job. The Job's owner may fill its annotations up, or rewrite them faster than we do, and somebody
+else's webhook may refuse our writes. Nobody but us writes the Lease.
 """
 
 from __future__ import annotations

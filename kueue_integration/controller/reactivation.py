@@ -4,7 +4,7 @@ Read and seen in Kueue 0.19.2 (workload_controller.go):
 
 - Kueue queues a reactivated Workload again only when `Requeued` has the reason `Deactivated`, a user's doing. After
   `DeactivatedDueTo...` (a rejected check, the execution time, the requeuing limit) it would stay out for ever.
-- While a hold lasts, the Workload is still admitted and its execution time still exceeded, so Kueue sets
+- While a hold lasts, the Workload is still admitted and its execution time still exceeded. So Kueue sets
   `DeactivationTarget` a second time and never takes it back: every reactivation would be undone at once.
 - The time of the last attempt is added after Kueue has cleared the sum: the next admission would be over at once.
 """

@@ -272,8 +272,8 @@ class Reconciler:
         # has failed is counted before the Job says what that means.
         answers = isinstance(first.action, AnswerReady) and bool(first.action.job_annotations)
         if answers and views.never_started(job):
-            # Most admissions are first ones. There are no pods to list, and the versions of our copies guard the rest:
-            # an answer that fails half-way is given again under the same number.
+            # Most admissions are first ones. There are no pods to list, and the versions of our copies guard the rest.
+            # An answer that fails half-way is given again under the same number.
             self._perform(first.action, job, workload)
             return
         pods = [*self._kube.list_pods(namespace, selector(kinds.pod_labels(name))), *lost]

@@ -1,11 +1,11 @@
 """Kueue's levers for what users ask: the shape of a suspended Job, the Workload's activity, a readmission. Pure.
 
-Shape = number of workers, fewest workers, placement. It stands in the Job's annotations and is given to Kueue while
-the Job is suspended and its Workload has no quota: only then does Kueue take a change over without starting anew. So an
-attempt that has to change its shape leaves by deactivation (`spec.active: false`): one eviction, held like any other;
-the Workload gets its shape out of the queue, and comes back. Retry would not do: Kueue looks again in the same moment
-in which it takes the quota away, with or without a delay, and admits the old shape. An admission in an old shape all
-the same (the request came while it waited) is sent out of the queue at the fence.
+Shape = number of workers, fewest workers, placement. It stands in the Job's annotations. Kueue gets it while the Job is
+suspended and its Workload has no quota. Only then can Kueue take over a change without a new start. So an attempt that
+has to change its shape leaves by deactivation (`spec.active: false`), one eviction that is held like any other. The
+Workload gets its shape outside the queue, and comes back. Retry would not do: Kueue looks again in the same moment in
+which it takes the quota away, with or without a delay, and admits the old shape. If an admission still has an old shape
+(the request came while it waited), the fence sends it out of the queue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How many attempts a job may lose to the infrastructure, and how many it has lost. Pure.
 
-A preemption is Kueue's decision and never counts. What counts is an attempt that broke off without a checkpoint of its
-own: a pod or a node that was lost, a kill by the kernel, an exit code that the job says to go on after.
+A preemption is Kueue's decision and never counts. An attempt counts if it broke off without a checkpoint of its own.
+Causes are a lost pod or node, a kill by the kernel, or an exit code after which the job wants to go on.
 """
 
 from __future__ import annotations

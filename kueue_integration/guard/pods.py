@@ -1,7 +1,7 @@
 """What pods may be in namespaces that train, as CEL. The rules are the same for a pod and for the template of a Job.
 
 Training needs a namespace without Pod Security: the launcher has capabilities that are as good as root on the node. So
-everything else there is kept to less, and the launcher's place is kept for our launcher: its program comes from the
+everything else there gets fewer rights, and only our launcher may take the launcher's place. Its program comes from the
 volume that our installer fills, and nobody else writes that volume.
 
 Variables: `spec` (the pod spec), `images` (that our own containers may have), `hostPaths` (`paths` of the chart's

@@ -1,5 +1,5 @@
-"""The Kubernetes API: resources as plain dictionaries, a blocking client and one for event loops with the same errors,
-a fake for unit tests, times and quantities.
+"""The Kubernetes API: resources as plain dictionaries, a fake for unit tests, times and quantities. A blocking client
+and a client for event loops raise the same errors.
 
 Nothing here knows what a training job is.
 """

@@ -1,7 +1,7 @@
 """`ApiKube`: the facade `Kube` over a real API server, and `connect`, which makes one.
 
-The kubernetes client is used for what is hard (kubeconfig, exec credentials, token rotation, TLS); its generated
-models are not, as they drop fields that they do not know.
+The kubernetes client does the hard parts (kubeconfig, exec credentials, token rotation, TLS). Its generated models are
+not used, because they drop fields that they do not know.
 """
 
 from __future__ import annotations

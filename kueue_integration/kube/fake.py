@@ -2,8 +2,8 @@
 does by `put` and `set_status`.
 
 It keeps the rules that code gets wrong: uids, growing resourceVersions, compare-and-set, uid preconditions, the status
-subresource, label selectors, watches with history, 410 after `compact`, deletion of what an owner owned. The contract
-tests run the same cases against a real API server.
+subresource, label selectors. Also watches with history, 410 after `compact`, and deletion of what an owner owned. The
+contract tests run the same cases against a real API server.
 """
 
 from __future__ import annotations

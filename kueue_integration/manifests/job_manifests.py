@@ -1,7 +1,7 @@
 """`render`: a TrainSpec as Kubernetes objects. Pure: no I/O, no clock, no randomness.
 
 One headless Service, one Indexed Job, and a ConfigMap when files are shipped. Kueue suspends, admits, shrinks and moves
-the Job; the fence puts attempt, checkpoint, workers and flavor on its pods as annotations, which reach the containers
+the Job. The fence puts attempt, checkpoint, workers and flavor on its pods as annotations, which reach the containers
 through the Downward API.
 """
 

@@ -2,8 +2,8 @@
 
 Kueue copies the manager's Job into one worker cluster and deletes the copy when the job leaves it. The controller of
 the worker does there what it does for every job, and writes what it knows on the copy. This package runs in the
-manager's controller: it brings those records to the manager's Job, from where Kueue copies them into the next cluster,
-numbers the attempts, and lets one attempt at a time through the fences of the workers. See docs/multikueue.md.
+manager's controller. It brings those records to the manager's Job, from where Kueue copies them into the next cluster.
+It numbers the attempts, and lets one attempt at a time through the fences of the workers. See docs/multikueue.md.
 
 `plan` decides and is pure; `clusters` are the connections; `reconciler` acts.
 """

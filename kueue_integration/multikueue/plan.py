@@ -1,8 +1,8 @@
 """One look at one job in all clusters: which single step, if any, is due now? Pure.
 
-The manager's Job is the record: its attempt number is the only one, and the record of an attempt that is about to start
-is written there (compare-and-set) before any worker cluster hears of it. A second attempt starts only when nothing is
-left of the first: no copy of the Job and no pod that could write, in any cluster where one has ever run.
+The manager's Job is the record: its attempt number is the only one. The record of an attempt that is about to start is
+written there (compare-and-set) before any worker cluster hears of it. A second attempt starts only when nothing is left
+of the first. That means no copy of the Job and no pod that could write, in any cluster where the job has ever run.
 """
 
 from __future__ import annotations
@@ -235,8 +235,8 @@ def _let_go(mine: Sequence[Site]) -> Step | None:
         if site.job is None or not site.reachable or not _held_back(site.job):
             continue
         writers = [pod for pod in site.pods if views.can_write(pod)]
-        # The Job controller leaves the pods of a Job that is being deleted to the garbage collector, and that one
-        # waits for the Job to be gone.
+        # The Job controller leaves the pods of a Job that is being deleted to the garbage collector. The collector
+        # waits until the Job is gone.
         alive = [str(p["metadata"]["name"]) for p in writers if not p["metadata"].get("deletionTimestamp")]
         if alive:
             return End(site.cluster, sorted(alive))

@@ -1,8 +1,8 @@
 """Periodic checkpoints: when is the next one of this job due? Pure; the controller asks, `status` shows.
 
-Everything is told by the Job's own annotations. `plan` needs no clock: it names a moment. Two
-things must survive the next request, which replaces the answer to the last one: what a checkpoint costs and how many in
-a row have failed. They stand in an annotation that is written with the request.
+Everything is told by the Job's own annotations. `plan` needs no clock: it names a moment. The next request replaces the
+answer to the last one. Two facts must survive it: the cost of a checkpoint and how many in a row have failed. They
+stand in an annotation that is written with the request.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def optimum(cost_s: float, mtbf_s: float) -> float:
 
     sqrt(2 * cost * MTBF): J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9),
     1974; with the correction for costs that are not small of J. T. Daly, "A higher order estimate of the optimum
-    checkpoint interval for restart dumps", FGCS 22(3), 2006. For a cost of twice the MTBF and more it stays at 8/9 of
-    the MTBF (Daly: the MTBF itself), so that it is continuous and grows with both.
+    checkpoint interval for restart dumps", FGCS 22(3), 2006. For a cost of twice the MTBF and more, it stays at 8/9 of
+    the MTBF (Daly: the MTBF itself). So it is continuous and grows with both.
     """
     x = min(1.0, math.sqrt(cost_s / (2 * mtbf_s)))
     return 2 * mtbf_s * x * (1 - x * 2 / 3 + x * x / 9)

@@ -1,7 +1,7 @@
 """The verbs: resize, migrate, checkpoint, pause and resume a training job that is there already.
 
-Each writes a request on the Job and returns at once; the controller carries it out with Kueue's levers and says how it
-went (`look`, `wait`). A request that cannot be carried out is refused before anything is written. The same request
+Each writes a request on the Job and returns at once. The controller carries it out by Kueue's own means and reports how
+it went (`look`, `wait`). A request that cannot be carried out is refused before anything is written. The same request
 again joins the one that is under way; another one replaces it, because the last word of a user counts.
 """
 

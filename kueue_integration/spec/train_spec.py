@@ -29,8 +29,8 @@ class TrainSpec:
 
     :param name: name of the Job, a DNS label of at most 52 characters (pod names get an index and a suffix)
     :param queue: Kueue LocalQueue in `namespace`
-    :param command: argv of the user's program: one process per rank. torchrun's variables are set if it starts with
-        torchrun, or if there are several ranks
+    :param command: argv of the user's program: one process per rank. The variables of torchrun are set if it starts
+        with torchrun, or if there are several ranks
     :param workers: pods wanted
     :param min_workers: fewest pods the job accepts (partial admission); None: `workers`
     :param world_size: ranks, constant over the life of the job; None: `workers`. A multiple of `workers`
@@ -49,9 +49,9 @@ class TrainSpec:
         when the job is stopped or somebody asks
     :param hold: cooperative preemption; False: plain Kueue, checkpoint within the grace period
     :param pod_override: a Pod as plain data, merged into the training pods; see `kueue_integration.spec.pod_override`
-    :param infrastructure_retries: attempts that may be lost to the infrastructure (a node or pod that is gone, a kill
-        by the kernel) or to `resume_on_exit_codes`; one more fails the job. None: pods and nodes may be lost without
-        limit, but only 6 pods killed
+    :param infrastructure_retries: attempts that may be lost to the infrastructure (a lost node or pod, a kill by the
+        kernel) or to `resume_on_exit_codes`. One more fails the job. None: pods and nodes may be lost without limit,
+        but only 6 pods killed
     :param resume_on_exit_codes: exit codes of the program after which the job goes on from its last checkpoint
     :param identity: owner's identity (label value); submit adopts a live Job with the same one
     """

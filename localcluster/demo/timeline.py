@@ -92,7 +92,7 @@ def steps(record: StoryRecord) -> list[tuple[float, int]]:
     ordered: list[tuple[float, int]] = []
     for at, step in sorted((sampled | exact).items()):
         reached = ordered[-1][1] if ordered else 0
-        # Progress is reported every few seconds: a sample that shows nothing new, or less than an exact point before
+        # Progress is reported every few seconds. A sample that shows nothing new, or less than an exact point before
         # it, says nothing about when steps were done.
         if at in exact or step > reached:
             ordered.append((at - record.started_at, max(step, reached)))

@@ -1,5 +1,5 @@
-"""What a cluster runs, made once and kept in the cache: programs from their Go modules, a root file system, and
-container images in the OCI layout.
+"""The software of a cluster, made once and kept in the cache. It is programs from their Go modules, a root file system,
+and container images in the OCI layout.
 
 Nothing here starts a process of a cluster, or knows one.
 """

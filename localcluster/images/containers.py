@@ -1,7 +1,7 @@
 """Our container images, built by buildah from the checkout's Dockerfiles, without a daemon.
 
 Results are OCI images in one layout folder of the cache, which shares layers between versions. An image is built again
-when a file that goes into it has changed, and buildah then repeats only the steps from the first changed file on.
+when a file that goes into it has changed. Then buildah repeats only the steps from the first changed file on.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ class ImageStore:
 def write_archive(image: Image, target: IO[bytes], present: Collection[str] = ()) -> None:
     """Write an OCI archive of `image`, without the blobs in `present`, to `target`, which need not be seekable.
 
-    containerd's import takes blobs that its content store has from there, so a changed top layer need not drag the
-    hundreds of megabytes below it along.
+    containerd's import takes blobs from its content store if they are there. So a changed top layer does not need the
+    hundreds of megabytes below it.
     """
     descriptor = {
         "mediaType": MANIFEST_TYPE,

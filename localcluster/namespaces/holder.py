@@ -1,10 +1,10 @@
 """First process of a cluster's namespaces: everything of the cluster lives in them, and ends when this process ends.
 
-Started as a program by `sandbox`: `python holder.py NAME ROOT KEEP...`. It makes PID, mount and network namespaces,
-puts a /run, /var/log and /var/lib of its own over the host's (kubelet, containerd and CNI have paths there that no
-flag changes) and a writable layer over /etc (Kueue reads /etc/kueue), binds ROOT and each KEEP back in, writes its
-host PID to ROOT/run/holder and sleeps. Orphans of the cluster become its children; SIGCHLD is ignored, so the kernel
-reaps them.
+Started as a program by `sandbox`: `python holder.py NAME ROOT KEEP...`. It makes PID, mount and network namespaces. It
+puts its own /run, /var/log and /var/lib over the host's (kubelet, containerd and CNI have paths there that no flag
+changes). It puts a writable layer over /etc (Kueue reads /etc/kueue), and binds ROOT and each KEEP back in. Then it
+writes its host PID to ROOT/run/holder and sleeps. Orphans of the cluster become its children; SIGCHLD is ignored, so
+the kernel reaps them.
 """
 
 from __future__ import annotations

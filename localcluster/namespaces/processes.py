@@ -12,8 +12,8 @@ from ..shell import wait_until, without_proxies
 from .procfs import ProcessId, identify, same
 from .sandbox import Sandbox
 
-# The part records its own number (inside the sandbox) before it becomes the program, so that no moment exists in
-# which it runs unrecorded. exec keeps PID and start time.
+# The part records its own PID (inside the sandbox) before it becomes the program, so it never runs unrecorded. `exec`
+# keeps PID and start time.
 LAUNCH = 'file=$1; shift; echo $$ > "$file.tmp" && mv "$file.tmp" "$file" && exec "$@"'
 
 

@@ -1,7 +1,7 @@
 """The namespaces that a cluster lives in: PID, mount and network, held open by one process (`holder`).
 
-Ending that process ends every process of the cluster and, with them, every mount, network interface, nftables table
-and pod; what is left for the host is one veth end, control groups and the cluster's folder.
+Ending that process ends every process of the cluster and, with them, every mount, network interface, nftables table and
+pod. The host keeps one veth end, control groups and the cluster's folder.
 """
 
 from __future__ import annotations

@@ -64,9 +64,9 @@ oom_score = 0
 
 
 def cni_conflist(config: ClusterConfig) -> str:
-    """Pods hang on routed links of their own (ptp), no bridge: traffic between any two pods passes the sandbox's
-    routing and with it kube-proxy's rules, so that Services work without the br_netfilter module. All nodes share
-    the network namespace and the address pool.
+    """Pods have routed links of their own (ptp), no bridge. So traffic between any two pods passes the sandbox's
+    routing and kube-proxy's rules, and Services work without the br_netfilter module. All nodes share the network
+    namespace and the address pool.
     """
     plugin = {
         "type": "ptp",

@@ -13,7 +13,8 @@
 `guard`          where errors of the agent itself end
 `fork`           forked children give up the communication sockets they inherit
 
-Runs in the pod as `_singularity.agent`, in the user's process: standard library and the user's own torch only, no
-threads (but where ranks share a device), nothing at import time beyond definitions. A failure to install switches the
-agent off and says so on stderr; a later one fails checkpoints (`guard`); neither breaks the user's program.
+Runs in the pod as `_singularity.agent`, in the user's process. So it uses the standard library and the user's own torch
+only, and has no threads (except where ranks share a device). Its import does nothing beyond definitions. A failure to
+install switches the agent off and says so on stderr. A later failure fails checkpoints (`guard`). Neither breaks the
+user's program.
 """

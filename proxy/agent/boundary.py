@@ -3,8 +3,8 @@
 Steady state, per optimizer step: one 8-byte store and one 8-byte load on a shared memory page. No system call, no
 collective, no lock. The protocol of the page is `protocol.page`, the coordinator's side is `protocol.ratchet`.
 
-Where that does not answer a stop in time (no optimizer, ranks whose steps are not in step, a long evaluation), the
-rank also stops at collectives, and at any line of the script when the launcher nudges it: `protocol.cut`.
+That may not answer a stop in time: no optimizer, ranks that are not at the same step, a long evaluation. Then the rank
+also stops at collectives, and at any line of the script when the launcher nudges it: `protocol.cut`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POLL_S = 0.001
 """How often a rank that waits at a boundary looks at the page."""
 
 PATIENCE_S = 3.0
-"""So long after a stop was asked for, step boundaries alone may answer it: nothing is in flight at them, and GPUs and
+"""For this time after a stop request, only step boundaries may answer it. Nothing is in flight at them, and GPUs and
 processes hold least there. Longer where a step takes long (`STEPS` of them), shorter where none has been seen."""
 STEPS = 3.0
 LONGEST_PATIENCE_S = 20.0
@@ -53,7 +53,7 @@ class Boundary:
 
     :param rank_dir: `RUN_DIR/rank-<r>`; the page lies beside it
     :param rank: global rank
-    :param freeze: called with (self, generation) when every rank of the world waits at this boundary; returns when
+    :param freeze: called with (self, generation) when every rank of the world waits at this boundary. It returns when
         the rank goes on, possibly in another pod
     """
 
@@ -167,8 +167,8 @@ class Boundary:
         return asked
 
     def _may_stop(self) -> bool:
-        """A rank that cannot be saved takes no part in a stop that it has not agreed to: it may have lost what it
-        would need to meet the others again."""
+        """A rank that cannot be saved takes no part in a stop to which it has not agreed. It may have lost what it
+        needs to meet the others again."""
         words = self._words
         request = words[_REQUEST] if words is not None else 0
         if self.done < request <= self.refused:
@@ -260,8 +260,8 @@ class Boundary:
         while True:
             request = words[page.W_REQUEST]
             acquired = words[page.W_ACQUIRED]
-            # Whoever waited when the barrier was acquired freezes, even if it was cancelled a moment later: the other
-            # ranks may be frozen already, and all must rebuild communication together.
+            # A rank that waited when the barrier was acquired freezes, even if the barrier was cancelled a moment
+            # later. Other ranks may be frozen already, and all must rebuild communication together.
             if 0 < waits_for <= acquired:
                 self._stop(acquired)
                 return

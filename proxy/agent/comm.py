@@ -363,8 +363,8 @@ def _place(options: Any, name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _wrap_debug(module: Any, swap_backend: Any) -> None:
-    """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checking wrapper, with a gloo group of its own, around each backend: it has
-    to go into ours, so that it is dropped and made again with it."""
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a checking wrapper, with a gloo group of its own, around each backend. The
+    wrapper has to go into our backend, so that both are dropped and made again together."""
     stock = module._create_process_group_wrapper
     ours = store.OURS
 

@@ -1,9 +1,9 @@
 """A group in which several ranks share a device: a local part, one rank per device across devices, a local part.
 
-All-reduce, all-gather, reduce-scatter and broadcast (and what is made of them) go that way: the first rank of each
-device is its leader, leaders have a stock backend among themselves, ranks of one device meet in a gloo group through
-host memory (CUDA IPC would keep the driver from checkpointing them). The rest, rarer and not about bandwidth, goes
-through one gloo group of all ranks, staged through host memory on both sides.
+All-reduce, all-gather, reduce-scatter and broadcast (and what is made of them) go that way. The first rank of each
+device is its leader, and leaders have a stock backend among themselves. Ranks of one device meet in a gloo group
+through host memory (CUDA IPC would keep the driver from checkpointing them). The rest, rarer and not about bandwidth,
+goes through one gloo group of all ranks, staged through host memory on both sides.
 
 Order of a sum: neighbours first, ((0+1)+(2+3)) among the ranks of one device, then the stock backend across devices.
 It depends on nothing but which ranks share; docs/shared-devices.md says what that promises.

@@ -1,7 +1,8 @@
 """Forked children (DataLoader workers, say) inherit the communication sockets of the rank; they must let go of them.
 
-Only descriptors that belong to communication are touched: sockets and event polls that appeared while a backend or a
-store was made, and sockets that such a listener accepted later. A socket the script opened itself stays its own.
+Only descriptors that belong to communication are touched. These are sockets and event polls that appeared while a
+backend or a store was made, and sockets that such a listener accepted later. A socket the script opened itself stays
+its own.
 """
 
 from __future__ import annotations

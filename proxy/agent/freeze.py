@@ -11,8 +11,9 @@ Files, all written atomically, all in RUN_DIR/rank-<r>; each names the `generati
 The other ranks drop their communication at the same time, so this one has to drop its own and meet them anew, whatever
 goes wrong. An error on the way down makes the rank say that it cannot be saved; the launcher then tells all ranks to go
 on. An error while communication is rebuilt cannot be passed over: the script would compute without the others, or wait
-for ever. What may not have begun is tried again; after that the process ends at once, as one that has lost a peer: the
-attempt is lost, and the job goes on from its last checkpoint. The script cannot catch that.
+for ever. Steps that may not have begun on the other ranks are tried again. After that the process ends at once, like a
+process that has lost a peer. The attempt is lost, and the job goes on from its last checkpoint. The script cannot catch
+that.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.01
 LET_END_S = 5.0
-"""So long do operations that are under way have to end after the word to go on. It comes early where another rank has
-refused the stop, and an operation that the ranks have agreed on may not even have left its thread then."""
+"""Operations that are under way have this time to end after the command to go on. The command comes early where another
+rank has refused the stop. An operation that the ranks have agreed on may not even have left its thread then."""
 TRIES = 3
 """So often is communication rebuilt, if no error of torch's ends it before."""
 END_CODE = 1
@@ -138,8 +139,9 @@ _DOWN = {
 
 
 def give_back() -> None:
-    """What the C library's allocator holds and nobody uses goes back to the system instead of into the checkpoint: the
-    remains of activations, which differ from replica to replica. Takes milliseconds; glibc only."""
+    """Memory that the C library's allocator holds and nobody uses goes back to the system instead of into the
+    checkpoint. It is the remains of activations, which differ from replica to replica. Takes milliseconds; glibc
+    only."""
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes  # some builds of Python have none
 

@@ -1,9 +1,9 @@
 """Which operations of the script may begin, and how many are under way: communication is dropped when none is.
 
-A rank may have several threads with operations: the one that trains, and others, as that of a checkpoint that the
-script writes beside the training (`torch.distributed.checkpoint.async_save`). Every operation comes through `enter`,
-which counts it, and `leave`. While no stop is asked for, that is all. While one is, the thread that trains looks for a
-place to stop at (`boundary`), and the others wait here, or go on, as `protocol.cut` says.
+A rank may have several threads with operations: the training thread, and others. An example is the thread of a
+checkpoint that the script writes beside the training (`torch.distributed.checkpoint.async_save`). Every operation comes
+through `enter`, which counts it, and `leave`. While no stop is requested, that is all. During a stop request, the
+training thread looks for a place to stop at (`boundary`). The others wait here or go on, as `protocol.cut` says.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The one place where errors of ours end: whatever goes wrong in the agent fails checkpoints, never the script.
 
-Every function of the agent that the script, torch or the interpreter calls catches what goes wrong in it, gives it to
+The script, torch and the interpreter call functions of the agent. Every such function catches its errors, gives them to
 `took`, and does for the script what would have happened without us. `took` tells the launcher, through the barrier page
-and a file, that the rank cannot be saved and why (`Boundary.refuse`): for the stop that is asked for, or, where none
-is, from now on, as the agent may have lost count of what it has seen. The launcher fails the checkpoint at once.
+and a file, that the rank cannot be saved and why (`Boundary.refuse`). This holds for the requested stop. Without a
+request it holds from now on, because the agent may have lost count of what it has seen. The launcher fails the
+checkpoint at once.
 
 Errors of the script's own operations do not come here. They surface where the script waits for the operation. An error
 after communication was dropped cannot be passed over: see `freeze`.

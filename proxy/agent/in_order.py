@@ -1,8 +1,8 @@
 """Operations of one group, carried out in the order of their issue by a thread of their own.
 
-What a collective between ranks of one device consists of (a local part, a part across devices, a local part again) has
-to be one asynchronous operation to the script: DDP issues it in the middle of a backward pass and waits at its end.
-One thread per group keeps the order in which all of its ranks issue; groups do not wait for each other.
+A collective between ranks of one device has a local part, a part across devices, and a local part again. To the script,
+all this has to be one asynchronous operation: DDP issues it in the middle of a backward pass and waits at its end. One
+thread per group keeps the order in which all of its ranks issue; groups do not wait for each other.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ def broke(error: Exception, doing: str) -> None:
 
 
 def stranger(rank: int, world_size: int) -> str:
-    """Why a process that is about to meet others as `rank` of `world_size` (-1: as the environment says) is none of the
-    job's ranks, but one that such a rank has started. "" if it is one.
+    """Why a process that is about to meet others as `rank` of `world_size` (-1: as the environment says) is no rank of
+    the job. It is a process that such a rank has started. "" if it is a rank of the job.
 
     In a job of several ranks only: where there is one, whatever it starts is saved with it.
     """

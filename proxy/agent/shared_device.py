@@ -1,8 +1,8 @@
 """Which ranks of a group share a device, and what such a group gets in place of its stock backend.
 
 NCCL refuses a communicator with two ranks on one GPU. Such ranks come about when a job goes on with fewer devices than
-ranks. Each rank tells the others of its group, through the group's store, which device it is on, whenever the group's
-backend is made; where all are different, the backend is the stock one and nothing is added to any operation.
+ranks. Whenever a group's backend is made, each rank tells the others of the group, through the group's store, which
+device it is on. If all devices are different, the group has the stock backend and nothing is added to any operation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The rendezvous store below the stock PrefixStores: its TCPStore can be dropped and made again, with all it holds.
 
-Rank 0 serves the store. What the script has put there is part of the program: rank 0 reads it when every rank has
-stopped, keeps it in its own memory, and so in its image, and fills the next server with it before another rank looks.
+Rank 0 serves the store. The script's entries in the store are part of the program. Rank 0 reads them when every rank
+has stopped, and keeps them in its own memory, and so in its image. It fills the next server with them before another
+rank looks.
 """
 
 from __future__ import annotations

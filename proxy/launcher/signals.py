@@ -16,8 +16,8 @@ PASSED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def pass_on(number: int, slots: Iterable[Slot]) -> list[int]:
-    """To the first process of each rank, unless it has no handler: a program that is pid 1 itself is not ended by a
-    signal that it does not know, and should not be here. Returns the ranks that got it."""
+    """To the first process of each rank, unless it has no handler. A program that is pid 1 itself does not end by a
+    signal that it does not handle, and should not end here. Returns the ranks that got it."""
     got = []
     for slot in slots:
         with contextlib.suppress(OSError):  # it has ended

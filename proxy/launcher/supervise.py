@@ -270,8 +270,8 @@ class Supervisor:
         return memory.sentence()
 
     def _wait_for_the_world(self) -> None:
-        """A pod that has ended with 0 is never made anew; should the ranks of another pod have to start again, they
-        would wait for these for ever. So no pod ends well before all do."""
+        """A pod that has ended with 0 is never created again. If the ranks of another pod had to start again, they
+        would wait for this pod's ranks for ever. So no pod ends with 0 before all can."""
         if self._told_finished is None:
             say("all ranks of this pod have ended well; waiting for those of the other pods")
         if self._told_finished is None or time.monotonic() - self._told_finished >= FINISHED_AGAIN_S:

@@ -1,14 +1,15 @@
 """Where may the ranks of a program stop that does not come to step boundaries in step? The rule, as a pure function.
 
-A *place* is where a rank could be stopped: a step boundary, the entry of a collective or of a send or receive, or any
-line of the script while it is in none of these. At each place a rank publishes what it has issued so far:
+A *place* is where a rank could be stopped. It is a step boundary, the entry of a collective or of a send or receive, or
+any line of the script outside of these. At each place a rank publishes what it has issued so far:
 
     channel -> how many operations on it, and which ranks take part
 
-A process group is a channel of its members (each collective counts one, its creation the first); the messages from one
+A process group is a channel of its members (each collective counts one, its creation the first). The messages from one
 rank to another in a group are a channel of these two. A set of places, one per rank, is a *consistent cut* if every
-channel has the same count at all its ranks: all that was issued can end, and nothing crosses the cut. Consistent cuts
-form a lattice, so "whoever is behind goes on to the next place" ends at the first one that everybody can still reach.
+channel has the same count at all its ranks. Then all issued operations can end, and nothing crosses the cut. Consistent
+cuts form a lattice, so "whoever is behind goes on to the next place" ends at the first one that everybody can still
+reach.
 
     pass      somebody has issued what we have not, and may wait for us in it; or somebody has not been heard of since
               the stop was asked for, and may sit in anything: on to the next place
@@ -20,9 +21,9 @@ leads: it waits at the rank's place and judges. Any other one waits before its n
 does, and goes on if the rank is behind there (`may_pass`). The leading thread leaves to such threads what they will do
 (`others_will`), but not for ever: they may wait for it.
 
-No deadlock: whoever sits inside an operation has published it, or has published nothing yet; its partners go on in both
-cases until they are in the operation, too. What is published only grows; the leader's ratchet (`protocol.ratchet`)
-has the last word on "acquired", so a rank that said it is blocked takes that back only with the leader's knowledge.
+No deadlock: a rank inside an operation has published it, or has published nothing yet. In both cases its partners go on
+until they are in the operation, too. Published counts only grow. The leader's ratchet (`protocol.ratchet`) decides on
+"acquired", so a rank that reported itself blocked takes that back only with the leader's knowledge.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The exit codes of a training container: what happened, what that means for its Job, what its user reads. One table.
 
-Made from it: the pod failure policy (`failure_rules` of `kueue_integration`), what launcher and sidecar end with,
-what `status` says, and the section "Exit codes" of docs/faults.md (`python -m proxy.protocol.exit_codes` writes it).
+It is the source of the pod failure policy (`failure_rules` of `kueue_integration`). Launcher and sidecar end with its
+codes, and `status` explains them. The section "Exit codes" of docs/faults.md comes from it, too (`python -m
+proxy.protocol.exit_codes` writes it).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Messages between launcher, sidecar and controller: frozen dataclasses with a strict JSON form.
 
-Every message is one JSON object. `decode` refuses unknown and missing fields and wrong types by name, so that two
-versions that do not understand each other say so instead of guessing.
+Every message is one JSON object. `decode` refuses unknown and missing fields and wrong types by name. So two versions
+that do not understand each other say so instead of guessing.
 
 Launcher -> sidecar (HTTP over the unix socket RUN_DIR/launcher/sidecar.sock; the launcher is the client)
 
@@ -103,8 +103,9 @@ class Preemptor:
 
 
 Readmission = Literal["request", "regrow", "machines", "evicted", "broken"]
-"""Why the controller asks Kueue for another admission: a user's change, free quota for what the job wants, nodes that
-cannot continue the checkpoint, an eviction by the manager of MultiKueue, or an attempt that cannot go on."""
+"""Why the controller asks Kueue for another admission. It is a user's change, free quota for what the job wants, or
+nodes that cannot continue the checkpoint. Or it is an eviction by the manager of MultiKueue, or an attempt that cannot
+go on."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Environment variables, paths and ports: every name that the proxy and another part have to agree on.
 
-What only the parts outside `proxy` write and read (labels and annotations of Jobs and Workloads, Kueue's own, the
-platform's objects, containers of the pod) is in `kueue_integration.contract.job_names`. `proxy` imports nothing of it.
+Names that only the parts outside `proxy` use are in `kueue_integration.contract.job_names`, and `proxy` imports none of
+them. They are labels and annotations of Jobs and Workloads, Kueue's own names, the platform's objects, and containers
+of the pod.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ OLDEST_DISTRIBUTED: Final = (2, 14)
 ENV_RANK_DIR: Final = "SINGULARITY_RANK_DIR"
 """`RUN_DIR/rank-<r>`; its presence switches the injected agent on."""
 ENV_ALONE: Final = "SINGULARITY_ALONE"
-"""`1` where the job has one rank and no devices: whatever processes it starts live in its slot and are saved with it,
-connections and all. The agent counts steps and leaves communication alone."""
+"""`1` where the job has one rank and no devices. All processes that the rank starts live in its slot and are saved with
+it, including connections. The agent counts steps and leaves communication alone."""
 ENV_DEVICE: Final = "SINGULARITY_DEVICE"
 """Name of the device that a rank is on, instead of its GPU's UUID: ranks with one name share a device, also without
 any GPU. For all ranks of a job or for none."""

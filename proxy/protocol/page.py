@@ -5,8 +5,8 @@ All words are native-endian signed 64-bit. Word index = byte offset / 8.
     header   0 MAGIC   1 VERSION   2 WORLD   3 REQUEST   4 STOP_AT   5 ACQUIRED   6,7 reserved
     rank r   8 + 8*r:  +0 COUNT   +1 BLOCKED   +2 STATE   +3 PID   +4 REFUSED   +5..7 reserved
 
-Writers: the sidecar owns the header; rank r owns its own eight words (one cache line: no false sharing), except that
-the sidecar clears them when it creates the page. Every rank of the *world* has a slot in every pod's page; the sidecar
+Writers: the sidecar owns the header. Rank r owns its eight words (one cache line: no false sharing), except that the
+sidecar clears them when it creates the page. Every rank of the *world* has a slot in every pod's page. The sidecar
 copies the words of ranks that live in other pods only as far as the coordinator needs them.
 
 REQUEST   generation of the stop that is asked for, 0 when none. Generations only grow over the whole life of a job

@@ -6,12 +6,12 @@
 
 No atomic announcement and no lockstep is assumed; views may be old. stop_at only grows.
 
-No deadlock: a rank blocked at counter c has issued every collective of its first c steps, and its bound is the highest
+No deadlock. A rank blocked at counter c has issued every collective of its first c steps, and its bound is the highest
 stop_at it has seen. A rank that is not blocked at counter c may have passed that boundary before the request reached
-its page, and be inside step c + 1, whose collectives need everybody: so everybody must be allowed up to c + 1, even if
-c is stop_at already. (The rule `stop_at = max(counters)` lacks exactly this and deadlocks across pods, where a request
-reaches one page later than another; the model check in the tests shows both.) A rank seen in the instant between
-counting and blocking costs one more step, nothing else.
+its page. Then it is inside step c + 1, whose collectives need every rank. So every rank must be allowed up to c + 1,
+even if c is stop_at already. (The rule `stop_at = max(counters)` lacks exactly this. It deadlocks across pods, where a
+request reaches one page later than another. The model check in the tests shows both.) A rank seen in the instant
+between counting and blocking costs one more step, nothing else.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class Controller:
     async def hello(self, deadline: float, restarted: bool = False) -> HelloReply:
         """Announce this pod; waits until the leader is known.
 
-        Raises StaleAttemptError, ControllerError; for a sidecar that was `restarted` beside running ranks also
-        StaleAttemptError when its attempt has ended with a checkpoint: nobody waits for these ranks any more.
+        Raises StaleAttemptError, ControllerError. A sidecar that was `restarted` beside running ranks gets
+        StaleAttemptError also when its attempt has ended with a checkpoint. Nobody waits for these ranks any more.
         """
         c = self._config
         hello = Hello(namespace=c.namespace, job=c.job, attempt=c.attempt, index=c.index, pod=c.pod, pod_ip=c.pod_ip)

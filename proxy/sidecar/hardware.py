@@ -28,8 +28,8 @@ _EXTENSIONS = {
     "amx_int8": "AMXINT8",
     "amx_bf16": "AMXBF16",
 }
-"""Flag of /proc/cpuinfo -> name by node feature discovery: those for which libraries choose other code at their start,
-and that it labels unless told not to."""
+"""Flag of /proc/cpuinfo -> name by node feature discovery. Libraries choose other code for these flags at their start,
+and node feature discovery labels them by default."""
 
 
 def _flags(cpuinfo: str) -> set[str]:

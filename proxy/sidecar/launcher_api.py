@@ -42,8 +42,8 @@ class LauncherApi:
         self._commands: list[tuple[LauncherCommand, float]] = []
         """With when each was sent, by the monotonic clock."""
         self._more = asyncio.Condition()
-        # Milliseconds since the node's start, for all containers of the pod the same and never less: a restarted
-        # sidecar goes on above the numbers its predecessor gave to the same launcher.
+        # Milliseconds since the node's start: the same for all containers of the pod, and never less. So a restarted
+        # sidecar goes on above the numbers that its predecessor gave to the same launcher.
         self._seq = int(time.monotonic() * 1000)
         self._runner: web.AppRunner | None = None
 

@@ -335,7 +335,7 @@ class Pod:
             self._page.acquire(generation, stop_at)
 
     async def _go_on(self, stop: Stop) -> None:
-        """Ranks of other pods may be frozen: even if this pod missed the barrier's end, its ranks have to freeze and
+        """Ranks of other pods may be frozen. Even if this pod missed the barrier's end, its ranks have to freeze and
         rebuild communication together with them."""
         generation = self._resumed = stop.generation
         if not stop.anywhere and self._page.acquired < generation:

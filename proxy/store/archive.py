@@ -1,7 +1,7 @@
 """A checkpoint as one tar archive: `manifest.json`, then `recipes/<name>` and `packs/<name>` as in the store.
 
-An archive comes from anywhere: names, sizes, kinds and digests are checked against the manifest, nothing is unpacked
-to a path that the archive chose, and the checkpoint exists only when everything was there.
+An archive may come from anywhere. Names, sizes, kinds and digests are checked against the manifest, and nothing is
+unpacked to a path that the archive chose. The checkpoint exists only when everything was there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The few file operations the store needs, on top of fsspec: atomic durable write, read, list, delete.
 
 Object stores make a PUT visible as a whole. On `file://` the same comes from a temporary name, fsync and a rename;
-readers never see half an object. What may pass (a server that answers 503, a connection that breaks) is tried again
-for `patience_s`, also what has no answer for long: connections die without a word. Every failure is a StoreError that
-names the URL. Counters say how often something was tried again.
+readers never see half an object. An operation is tried again for `patience_s` if its failure may be temporary (a server
+that answers 503, a connection that breaks). So is an operation that has no answer for long: connections die without
+notice. Every failure is a StoreError that names the URL. Counters say how often operations were tried again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fsspec.implementations.local import LocalFileSystem
 from ..errors import StoreAwayError, StoreError
 
 # Read where gcsfs is imported, with the first gs:// URL. Its support for zonal buckets asks Google's control API over
-# gRPC before every operation; where that may not be asked (a permission that few roles have, a server that is not
-# Google's) each costs seconds more. The store needs none of it.
+# gRPC before every operation. Without that permission, which few roles have, or with a server that is not Google's,
+# each operation costs seconds more. The store needs none of it.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 T = TypeVar("T")

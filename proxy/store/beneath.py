@@ -1,8 +1,8 @@
 """Reading what others have put into a folder, and nothing else: no link is followed, no pipe or device is opened.
 
-Ranks can write where their images lie. A symbolic link there could lead to a secret that only the sidecar may read, a
-pipe would keep it waiting. So a file is found from a folder that they cannot replace, one name after the other, and it
-is looked at before it is opened.
+Ranks can write where their images lie. A symbolic link there could lead to a secret that only the sidecar may read; a
+pipe would keep the sidecar waiting. So the path is walked one name after the other, from a folder that ranks cannot
+replace. The file's kind is checked before it is opened.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The manifests of a store: list, newest valid, pins, retention, garbage collection.
 
-Safe by order: a manifest goes before its packs, and packs go only when no manifest of the job names them and no upload
-can come to name them (see `locks`).
+Safe by order: a manifest is deleted before its packs. A pack is deleted only when no manifest of the job names it and
+no upload can come to name it (see `locks`).
 """
 
 from __future__ import annotations

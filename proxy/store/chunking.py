@@ -1,8 +1,9 @@
 """Where files are cut into grains, the units of deduplication: pure functions, no I/O.
 
-Cut by content, on a lattice of 64 bytes. 4 KiB pages of a process image would do for what does not move, but the same
-parameter lies at different offsets within its page in different replicas: the allocator hands out multiples of 64
-bytes, and the history of each heap differs. Boundaries that depend on content alone find it at any such offset.
+Cut by content, on a lattice of 64 bytes. For data that does not move, 4 KiB pages of a process image would be enough.
+But in different replicas, the same parameter lies at different offsets within its page. The allocator hands out
+multiples of 64 bytes, and the history of each heap differs. Boundaries that depend on content alone find it at any such
+offset.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Storing images while they are still being dumped, so that less is left to do when the dump has ended.
 
-Nothing that is found here counts by itself. Packs of content are stored, as those of an upload that was broken off
-are: nobody refers to them yet. When the images are complete `Upload.put` reads everything again and takes over what was
-found of a segment only if its bytes still have the same sha256. So it does not matter whether the writer of the images
-ever touches what it has written (CRIU appends to pages-*.img and does not): what changes costs time, never a byte.
+Nothing that is found here counts by itself. Packs of content are stored, as those of an upload that was broken off are:
+nobody refers to them yet. When the images are complete, `Upload.put` reads everything again. It takes over the early
+result of a segment only if the bytes still have the same sha256. So the writer of the images may change what it has
+written (CRIU appends to pages-*.img and does not). A change costs time, never a byte.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The recipe: how the files of one rank are put together from packs. Pure functions, no I/O.
 
-Little-endian 32-bit words. Per file, in the manifest's order: number of runs, then per run four words: pack (1 = the
-first of the rank's packs, 0 = zeros), first grain, number of grains, bytes.
+Little-endian 32-bit words. Per file, in the manifest's order: the number of runs, then four words per run. The words
+are: pack (1 = the first of the rank's packs, 0 = zeros), first chunk, number of chunks, bytes.
 """
 
 from __future__ import annotations

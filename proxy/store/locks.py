@@ -10,8 +10,8 @@ No object is deleted that somebody needs. Three rules see to that, and none of t
 - An upload announces itself, then reads the marks, then lists the packs. It relies on no object that a mark names.
   A collection writes its mark, then lists the uploads. It deletes nothing while a pod's upload runs, and nothing of an
   import that runs. At least one of the two sees the other.
-- An announcement is removed by its exact name, by its owner or by who knows that the upload has ended: who has written
-  the manifest, or the leader of a later attempt. A mark stays until nothing that it names is left.
+- An announcement is removed by its exact name, by its owner or by a process that knows that the upload has ended. That
+  is the writer of the manifest, or the leader of a later attempt. A mark stays until nothing that it names is left.
 """
 
 from __future__ import annotations

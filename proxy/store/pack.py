@@ -5,8 +5,8 @@
            per grain: key (16 bytes), length
     data   the blocks; a grain lies in one block
 
-The digest vouches for the head, the head for every block: a part of a pack can be read and verified alone, and nothing
-that was not verified reaches the decompressor.
+The digest verifies the head, and the head verifies every block. So a part of a pack can be read and verified alone, and
+nothing unverified reaches the decompressor.
 """
 
 from __future__ import annotations

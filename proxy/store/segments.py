@@ -56,8 +56,8 @@ def read(opened: int, path: Path, seen: Sequence[Segment], check: Callable[[], N
 
     :param opened: its descriptor, which is closed in the end
     :param path: what it is called
-    :param seen: what somebody has found at its beginning before. It is taken over as far as the bytes are the same,
-        which costs a digest of them, two thirds of what cutting and naming cost.
+    :param seen: an earlier result for its beginning. It is taken over as far as the bytes are the same. The check costs
+        a digest of them, two thirds of the cost of cutting and naming.
     :param check: called before every read
     :raises StoreError: it cannot be read
     """

@@ -27,8 +27,8 @@ from .images import File, open_listed, require_unchanged
 from .progress import Count
 
 WEAK: Final = 0.125
-"""A pack of an earlier checkpoint of which a rank would use less than this part is not used: it can be deleted with
-that checkpoint, instead of being kept for ever by a few grains."""
+"""If a rank would use less than this part of an earlier checkpoint's pack, it does not use the pack. The pack can then
+be deleted with that checkpoint, instead of being kept for ever by a few chunks."""
 STRETCH_BITS: Final = 5
 """One grain in 2**STRETCH_BITS begins a stretch, the unit in which replicas divide the work."""
 _SLOT_MASK: Final = (1 << SLOT_BITS) - 1

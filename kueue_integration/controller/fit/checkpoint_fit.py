@@ -1,7 +1,7 @@
 """Can the nodes of the flavor that Kueue chose run what the checkpoint was taken on? If not: another flavor. Pure.
 
-Only what is certain counts: a node without a label, a flavor without nodes (it may be scaled to none) and a checkpoint
-that does not say what it needs are let through, and the sidecar looks at the machine itself before it restores.
+Only a proven misfit counts. Unknown cases pass: a node without a label, a flavor without nodes (it may be scaled to
+none), a checkpoint without its needs. The sidecar examines the machine itself before it restores.
 """
 
 from __future__ import annotations

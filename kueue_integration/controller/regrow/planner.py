@@ -1,8 +1,8 @@
 """Regrowth: is there quota for more workers, or on an earlier flavor, for a Job that was shrunk or moved? Pure.
 
-Kueue never moves an admitted Workload to a better place. Asking it to evict and admit again costs a checkpoint and a
-restart, so the planner only does so when the better admission is certain as far as quotas tell, nobody else waits for
-that quota, and moving has not just been tried in vain.
+Kueue never moves an admitted Workload to a better place. A request to evict and admit again costs a checkpoint and a
+restart. So the planner makes it only when, as far as quotas tell, the better admission is certain. Also nobody else may
+wait for that quota, and no move may have failed just before.
 """
 
 from __future__ import annotations

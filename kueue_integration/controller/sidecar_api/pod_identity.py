@@ -71,8 +71,8 @@ def _controlled(job: Object, pod: Object) -> bool:
     """Whether the Job controls the pod and the Job controller manages it.
 
     Labels and a plain owner reference are not enough: whoever makes a pod chooses them. The reference must be the
-    controlling one, and the Job controller's own marks must name this Job by its UID: a pod that has all of them is
-    one that the Job controller counts, or removes as one too many.
+    controlling one, and the Job controller's own marks must name this Job by its UID. The Job controller counts a pod
+    that has all of these, or removes it as surplus.
     """
     uid = job["metadata"]["uid"]
     owners = _controllers(pod)

@@ -1,7 +1,7 @@
 """What a message of a training pod does to its Job: pure functions from (Job, message) to annotations.
 
-The API server decides between two writers: every change is written with the Job's resourceVersion as precondition and
-computed again from the newer Job when that fails.
+The API server decides between two writers. Every change is written with the Job's resourceVersion as precondition. If
+that fails, the change is computed again from the newer Job.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _given(job: Object, record: AttemptRecord | None) -> CheckpointRef | None:
 def command(job: Object, now: float) -> Command | None:
     """What the leader is asked to do now. Derived from the annotations: a new controller goes on where the old one was.
 
-    An eviction is numbered by its deadline, a checkpoint that was asked for by when it was taken up, both in
-    milliseconds: the number identifies the command over restarts, and a later command has a higher one.
+    The number of an eviction is its deadline; the number of a requested checkpoint is the time when it was taken up,
+    both in milliseconds. It identifies the command across restarts, and a later command has a higher number.
     """
     if views.suspended(job):
         return None

@@ -1,8 +1,8 @@
 """Whose bearer token is it? What the token itself says is looked at first, then the API server is asked: TokenReview.
 
 A review costs a thread and a request, and anybody who reaches the port can cause one. So tokens that cannot be meant
-for us cost none, refusals are remembered, and reviews have threads of their own: the pods' calls never wait for them.
-Everything here runs in the event loop, but the review itself.
+for us cost no review, and refusals are remembered. Reviews have their own threads: the pods' calls never wait for them.
+Everything here except the review itself runs in the event loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Device memory of one process in files of its rank's image: what the driver calls custom storage.
 
-The driver maps the memory of the process on our side and we copy it, so that it does not pass through the process's own
-memory and CRIU's images. Source: CUDA driver API 13.4, CUDA Checkpointing, CUcheckpointCustomStorageInfo.
+The driver maps the device memory of the process on our side and we copy it. So it does not pass through the process's
+own memory and CRIU's images. Source: CUDA driver API 13.4, CUDA Checkpointing, CUcheckpointCustomStorageInfo.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A rank's log file, copied line by line to the container's stdout with a prefix; what was copied is given back.
 
-The rank writes to a file, not to a pipe: CRIU can restore that alone. So that its log does not fill the node's disk, no
-more than `LogRate` allows is passed on, and the blocks of what was read are given back to the file system: the
-file keeps its size, which the writer's position and CRIU depend on.
+The rank writes to a file, not to a pipe: CRIU can restore a file alone. Two rules keep its log from filling the node's
+disk. No more than `LogRate` allows is passed on, and blocks that were read are given back to the file system. The file
+keeps its size, on which the writer's position and CRIU depend.
 """
 
 from __future__ import annotations

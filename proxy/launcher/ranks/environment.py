@@ -108,7 +108,7 @@ def distributed(plan: Plan, torchrun: bool) -> bool:
     """Do the ranks get torchrun's variables? If torchrun starts them, or if the job has several.
 
     A plain command of one rank gets what a shell would give it: scripts take RANK for "I am one of several". The number
-    of ranks stays as submitted whatever becomes of the number of pods, so a job that can be resized has several, and
+    of ranks stays as submitted, whatever the number of pods becomes. So a job that can be resized has several ranks and
     has the variables, also while it runs in one pod.
     """
     return torchrun or plan.world_size > 1

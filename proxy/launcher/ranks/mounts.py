@@ -1,7 +1,7 @@
 """What the launcher mounts: so that its own folder stays its own, and what each slot sees of the container.
 
-A fresh procfs has none of the masks that container runtimes put on /proc: /proc/sys/kernel/core_pattern would be
-writable by a uid-0 rank, which is a way out of the container. The lists are containerd's (and runc's) defaults.
+A fresh procfs has none of the masks that container runtimes put on /proc. A uid-0 rank could write
+/proc/sys/kernel/core_pattern, which is a way out of the container. The lists are containerd's (and runc's) defaults.
 
 Named semaphores (Python's multiprocessing, start methods spawn and forkserver) are files in /dev/shm that a rank keeps
 mapped; they travel with its image. Ranks that meet in one pod later must not find each other's.

@@ -1,7 +1,7 @@
 """What a rank may do: the capabilities that it keeps, whom it becomes, and the proof that a restored one has no more.
 
-A root rank keeps what `apt` and `pip` in a script need: to own, read and write any file of the container, to become
-another user, to end processes, to listen on ports below 1024. It has no raw sockets, makes no devices, and gives no
+A root rank keeps what `apt` and `pip` in a script need. It may own, read and write any file of the container, become
+another user, end processes, and listen on ports below 1024. It has no raw sockets, makes no devices, and gives no
 capability to a file. A rank of another user keeps nothing.
 """
 

@@ -37,8 +37,8 @@ REFUSED: Final = {
 }  # fmt: skip
 """These fail with EPERM."""
 ABSENT: Final = {"clone3": 435, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
-"""These fail with ENOSYS, and whoever calls them has another way: a filter cannot see which namespaces clone3 is asked
-for, and no image could hold the rings of io_uring."""
+"""These fail with ENOSYS, and their callers have another way. A filter cannot see the namespaces in a call of clone3,
+and no image could hold the rings of io_uring."""
 NAMESPACES: Final = 0x7E020080
 """All of CLONE_NEW..., which clone and unshare are not given (CLONE_NEWTIME, 0x80, is a signal's number for clone)."""
 CLONE, UNSHARE, CLONE_NEWTIME = 56, 272, 0x80

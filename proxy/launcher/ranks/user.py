@@ -1,7 +1,7 @@
 """The user that a rank runs as: the one its job's owner asks for. The container itself is root, for CRIU.
 
-What a container runtime would do for that user is done here: primary group and further ones, HOME, and the ownership of
-what the platform has made for the rank. Nothing of the job's owner changes hands.
+This module does what a container runtime would do for that user. It sets the primary group and further groups, HOME,
+and the owner of the files that the platform has made for the rank. Files of the job's owner keep their owner.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def ids(pids: Sequence[int], proc: Path = process_scan.PROC) -> dict[int, tuple[
 def several(pids: Sequence[int], proc: Path = process_scan.PROC) -> str:
     """Which processes of one rank run as different users, or as two at once; "" if all are one user's.
 
-    The kernel lets nobody without CAP_SYS_RESOURCE, which launchers do not have, ask for the limits of a process whose
-    ids are not all the asking one's real ones (prlimit(2)), and CRIU has one real uid.
+    CRIU asks for the limits of each process (prlimit(2)). Without CAP_SYS_RESOURCE, which launchers do not have, the
+    kernel allows that only if all ids of the process are the caller's real ids. CRIU has one real uid.
     """
     found = ids(pids, proc)
     users: dict[tuple[int, ...], int] = {}

@@ -1,7 +1,7 @@
 """Connections to servers outside the job, cut in CRIU's image of a rank: another pod has another address.
 
-A restored TCP connection of this kind is closed in both directions: a read meets its end, a write EPIPE, and whoever
-holds it connects anew, as after any server's restart. A UDP socket keeps its peer and gets an address of the new pod.
+A restored TCP connection of this kind is closed in both directions: a read finds the end, a write fails with EPIPE. Its
+holder connects again, as after any server's restart. A UDP socket keeps its peer and gets an address of the new pod.
 CRIU could close either all TCP connections (`--tcp-close`) or none. The image is a list of protobuf messages
 (`images/fdinfo.proto` and `sk-inet.proto` of CRIU 4.2), of which only what is changed is understood here.
 """

@@ -51,9 +51,9 @@ class Criu:
     def ready_for(self, real: tuple[int, int]) -> None:
         """Raises DumpError if processes with these real uid and gid cannot be dumped.
 
-        prlimit(2) on a process of another user needs CAP_SYS_RESOURCE, which machines in the cloud do not all have to
-        give; but the kernel compares with the caller's *real* ids alone. So CRIU gets those of the processes, and stays
-        root in effect. It cannot ask what the kernel can do then.
+        prlimit(2) on a process of another user needs CAP_SYS_RESOURCE, which not all machines in the cloud can give.
+        But the kernel compares with the caller's *real* ids alone. So CRIU gets the real ids of the processes, and its
+        effective ids stay root. CRIU cannot check the kernel's features then.
         """
         if any(real):
             try:

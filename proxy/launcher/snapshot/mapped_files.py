@@ -1,8 +1,9 @@
 """Files that a rank has mapped from its image (program, libraries): the next pod must have the same ones.
 
-CRIU maps them again by path, and what it finds there becomes the rank's code. It refuses a file that is missing, has
-another size or another build ID, in its own words and when much is restored already, and looks no further. Here it is
-said before anything is touched. Not compared: what travels with the rank, and what it maps to write and share.
+CRIU maps them again by path, and the file that it finds there becomes the rank's code. It refuses a file that is
+missing, has another size or another build ID, and compares nothing else. It does so in its own words, and when much is
+restored already. This module says it before anything is touched. It does not compare files that travel with the rank,
+and files that the rank maps to write and share.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A process that takes the memory pages of one rank from CRIU and writes its memory images (`page_images`).
 
-It is a process of its own: the ranks of a pod are dumped at once, each with as much of a core as it can get. It runs
-outside the rank's slot, so CRIU never sees it. CRIU reaches it over a unix socket in the folder of its logs.
+It is a process of its own. The ranks of a pod are dumped at the same time, each with as much of a core as it can get.
+It runs outside the rank's slot, so CRIU never sees it. CRIU reaches it over a unix socket in the folder of its logs.
 """
 
 from __future__ import annotations

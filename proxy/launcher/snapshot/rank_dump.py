@@ -310,8 +310,8 @@ def resume(
 ) -> list[str]:
     """Ranks frozen for `generation` or stopped anywhere, dumped or not, go on. Others are not disturbed.
 
-    A sidecar that was started anew says this again, maybe when a rank has frozen for the next stop already: what that
-    rank has said stays.
+    A restarted sidecar repeats this call, maybe when a rank has frozen for the next stop already. The messages of that
+    rank stay.
 
     Returns what went wrong: a rank that does not get its device back goes on, and its next device call fails.
     """

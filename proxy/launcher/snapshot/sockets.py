@@ -195,8 +195,9 @@ def _show(address: Address) -> str:
 def revive(pids: Sequence[int], leading_out: bool = False) -> None:
     """Connections that CRIU has frozen work again: it leaves them so when it leaves the processes stopped.
 
-    :param leading_out: only those that a move cuts. Who ends with them then says so to the other end; those within a
-        rank must end in silence, lest their ports are kept by the kernel (TIME_WAIT) when they are restored here
+    :param leading_out: only those that a move cuts. A process that ends with them then tells the other end. Connections
+        within a rank must end in silence: otherwise the kernel would keep their ports (TIME_WAIT) when they are
+        restored here
     """
     libc = ctypes.CDLL(None, use_errno=True)
     travels, cut = _parted(pids)

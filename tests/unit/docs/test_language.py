@@ -1,8 +1,15 @@
-"""Running text of the documentation has short sentences: many readers read it in their second language."""
+"""Running text of the documentation has short sentences: many readers read it in their second language.
+
+So have the comments and docstrings of the code.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +19,13 @@ ROOT = Path(__file__).parents[3]
 LONGEST = 25
 """Words."""
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PACKAGES = ("airflow_provider", "kueue_integration", "proxy", "localcluster", "gpukit", "benchmarks", "dags")
+MODULES = sorted(module for package in PACKAGES for module in (ROOT / package).rglob("*.py"))
+SENTENCE_END = re.compile(r'(?<=[.!?:;])\s+(?=[A-Z0-9`"*(\[])')
+ITEM = re.compile(r"[-*] |\d+\. |:\w+[^:]*:")
+"""An item of a list, or ``:param x:``: its further lines are indented."""
+NEW_PARAGRAPH = re.compile(rf"\s*$|{ITEM.pattern}|Raises |\S+(?: \S+){{0,2}}  +\S")
+"""Also a row of a table: a name, two spaces, its description."""
 
 
 def sentences(page: str) -> Iterator[str]:
@@ -20,7 +34,48 @@ def sentences(page: str) -> Iterator[str]:
     text = re.sub(r"^[|#].*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     for paragraph in re.split(r"\n\s*\n|\n(?=[-*] |\d+\. )", text):
-        yield from re.split(r'(?<=[.!?:;])\s+(?=[A-Z`"*(\[])', " ".join(paragraph.split()))
+        yield from SENTENCE_END.split(" ".join(paragraph.split()))
+
+
+def texts(source: str) -> Iterator[tuple[int, str]]:
+    """Yield each docstring and each block of neighbouring comment lines, with the number of its first line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, inspect.cleandoc(node.value.value)
+    block: list[str] = []
+    last = first = (0, 0)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        if token.start != (last[0] + 1, last[1]):
+            yield first[0], "\n".join(block)
+            block, first = [], token.start
+        block.append(token.string.removeprefix("#").removeprefix(" "))
+        last = token.start
+    yield first[0], "\n".join(block)
+
+
+def paragraphs(first: int, text: str) -> Iterator[tuple[int, str]]:
+    """Yield each paragraph with its line. Lines indented below no list item and no parameter are tables or commands."""
+    begin, paragraph = first, ""
+    for number, line in enumerate(text.splitlines(), first):
+        indented = line.startswith("  ")
+        if indented and not ITEM.match(paragraph):
+            continue
+        if NEW_PARAGRAPH.match(line):
+            yield begin, paragraph
+            begin, paragraph = number, ""
+        begin = begin if paragraph else number
+        paragraph = f"{paragraph} {line.strip()}".lstrip()
+    yield begin, paragraph
+
+
+def sentences_of_code(source: str) -> Iterator[tuple[int, str]]:
+    """Yield each sentence of comments and docstrings with the number of the line where its paragraph begins."""
+    for first, text in texts(source):
+        for line, paragraph in paragraphs(first, text):
+            prose = re.sub(r"(`+)[^`]+\1", "`code`", paragraph)
+            yield from ((line, sentence) for sentence in SENTENCE_END.split(prose) if sentence)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -29,9 +84,47 @@ def test_no_sentence_is_long(page: Path) -> None:
     assert long == []
 
 
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
+def test_no_sentence_of_the_code_is_long(module: Path) -> None:
+    long = [
+        f"{module.relative_to(ROOT)}:{line}: {len(sentence.split())} words: {sentence}"
+        for line, sentence in sentences_of_code(module.read_text())
+        if len(sentence.split()) > LONGEST
+    ]
+    assert not long, f"at most {LONGEST} words a sentence:\n" + "\n".join(long)
+
+
 def test_what_is_a_sentence() -> None:
     page = "# A title\n\nOne. Two: `three` is [here](x.md).\n\n| a | b. |\n\n```sh\nmake it.\n```\n- Item.\n- Two.\n"
     assert [s for s in sentences(page) if s] == ["One.", "Two:", "`three` is here.", "- Item.", "- Two."]
+
+
+def test_what_is_a_sentence_of_the_code() -> None:
+    source = '''"""Of a module. 40 `bytes or more` count.
+
+    table  skipped
+:param x: begins
+    a paragraph
+:raises Error: another
+"""
+
+a = "no docstring"  # Alone.
+# A block
+# of two lines.
+
+if a:
+    # Another.
+    a = ""
+'''
+    assert list(sentences_of_code(source)) == [
+        (1, "Of a module."),
+        (1, "40 `code` count."),
+        (4, ":param x: begins a paragraph"),
+        (6, ":raises Error: another"),
+        (9, "Alone."),
+        (10, "A block of two lines."),
+        (14, "Another."),
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
