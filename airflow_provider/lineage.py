@@ -37,7 +37,8 @@ def document(status: JobStatus, preemption_alert: int | None = None) -> dict[str
 
 
 def preemptions(status: JobStatus) -> int:
-    """How often Kueue preempted this Job: as its Workload counts, or the attempts do when that was made anew."""
+    """How often Kueue preempted this Job: by the count of its Workload, or of the attempts if the Workload was created
+    again."""
     told = sum(1 for record in status.attempts if record.ended_by == "Preempted")
     return max(told, status.kueue_evictions.get("Preempted", 0))
 

@@ -1,4 +1,5 @@
-"""An NCCL world of one rank whose communicators are dropped and made anew under the script: in place, and in a move."""
+"""An NCCL world of one rank whose communicators are dropped and made again under the script: in place, and in a
+move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adopt a Job that exists already. A Job's pod template cannot be changed, so it is made anew under its name.
+"""Adopt a Job that exists already. A Job's pod template cannot be changed, so the Job is created again under its name.
 
 Only a Job that has never started is touched. A ConfigMap keeps the old Job from before the delete until after the
 create. So after a crash at any line, the same call finishes the work.

@@ -13,20 +13,20 @@ from proxy.protocol import names
 
 # --- labels on the Job and its pods -------------------------------------------------------------------------------
 LABEL_MANAGED: Final = f"{names.DOMAIN}/managed"
-"""`"true"` on every Job that the hold and the fence apply to, and on its pods."""
+"""`"true"` on every Job to which the hold and the fence apply, and on its pods."""
 LABEL_JOB: Final = f"{names.DOMAIN}/job"
 """Name of the Job, on its pods, Service and ConfigMap."""
 LABEL_TRAINING: Final = f"{names.DOMAIN}/training"
 """`enabled` on a namespace puts the guard of pods in force there."""
 TRAINING_ENABLED: Final = "enabled"
 LABEL_IDENTITY: Final = f"{names.DOMAIN}/identity"
-"""Hash of whoever owns the Job (for Airflow: dag, run, task, map index, clear generation); search before create."""
+"""Hash of the Job's owner (for Airflow: dag, run, task, map index, clear generation); search before create."""
 
 # --- annotations on the Job ---------------------------------------------------------------------------------------
 ANN_HOLD: Final = f"{names.DOMAIN}/hold"
 """`armed`: Kueue's suspend is denied until released; `released`; `off` or absent: plain Kueue behaviour.
 
-A job that was held before and loses the annotation is held again: whoever means it writes `off`.
+A job that was held before and loses the annotation is held again: to switch the hold off, write `off`.
 """
 HOLD_ARMED: Final = "armed"
 HOLD_RELEASED: Final = "released"
@@ -37,7 +37,7 @@ ANN_BUDGET: Final = f"{names.DOMAIN}/checkpoint-budget-seconds"
 ANN_ATTEMPT: Final = f"{names.DOMAIN}/attempt"
 """Current attempt number, 1 at the first admission; only grows. Also a pod annotation."""
 ANN_CHECKPOINT_COPY: Final = f"{names.DOMAIN}/checkpoint-copy"
-"""What ANN_CHECKPOINT is put back from when somebody removes it. To start from the beginning, set that one to ""."""
+"""The copy from which a removed ANN_CHECKPOINT is restored. To start from the beginning, set ANN_CHECKPOINT to ""."""
 ANN_HISTORY: Final = f"{names.DOMAIN}/history"
 """JSON list of `AttemptRecord`, oldest first, bounded."""
 ANN_PHASES: Final = f"{names.DOMAIN}/phases"
@@ -47,7 +47,8 @@ ANN_PROGRESS: Final = f"{names.DOMAIN}/progress"
 ANN_RESHAPE: Final = f"{names.DOMAIN}/reshape"
 """On a Workload that our controller has taken out of the queue to give it another shape: what was wrong."""
 ANN_PAUSED: Final = f"{names.DOMAIN}/paused"
-"""On a Workload that `pause` has deactivated: the request's id. What somebody else has deactivated is theirs."""
+"""On a Workload that `pause` has deactivated: the request's id. Without it, somebody else has deactivated the
+Workload."""
 ANN_CURVE: Final = f"{names.DOMAIN}/loss-curve"
 """JSON list of `[step, loss]` as rank 0 printed them, thinned out to a bounded number over the whole job."""
 ANN_PODS: Final = f"{names.DOMAIN}/pods"
@@ -57,7 +58,8 @@ ANN_WORKERS: Final = f"{names.DOMAIN}/workers"
 ANN_MIN_WORKERS: Final = f"{names.DOMAIN}/min-workers"
 ANN_WORLD_SIZE: Final = f"{names.DOMAIN}/world-size"
 ANN_CHECKPOINTS: Final = f"{names.DOMAIN}/checkpoints"
-"""JSON list of `CheckpointRef`, oldest first, bounded: what was committed, with what was found to be unusable since."""
+"""JSON list of `CheckpointRef`, oldest first, bounded: the committed checkpoints, with those marked that were found to
+be unusable since."""
 ANN_PLACEMENT: Final = f"{names.DOMAIN}/placement"
 """JSON `Placement`: where the job may run, when a migration said so; absent: anywhere in its queue."""
 ANN_REQUEST: Final = f"{names.DOMAIN}/request"

@@ -28,11 +28,11 @@ log = logging.getLogger("controller")
 STUCK_S = 60.0
 """A worker that is silent for longer makes the liveness probe fail."""
 IDLE_S = 60.0
-"""So does a replica for which nobody acts for longer, though the API server answers: a new process starts afresh."""
+"""So does a longer time without any acting replica although the API server answers: a new process may help."""
 
 
 def unhealthy(silent_s: float, listed: bool, idle_s: float) -> str:
-    """What is wrong so that only a new process can help, "" if nothing is.
+    """The problem that only a new process can solve, "" if there is none.
 
     `listed`: every kind has been listed once. Before that the readiness probe says what is missing.
     """
@@ -58,7 +58,7 @@ async def serve(settings: config.Config) -> None:
         if leads:
             reconciler.look_again()
 
-    # Leading without seeing the objects would hold preemptions back and do nothing about it.
+    # A leader that does not see the objects would hold preemptions back and do nothing about them.
     keeper = LeaseKeeper(
         kube,
         settings.namespace,

@@ -1,8 +1,8 @@
 """What the core can decide to do, as data. The reconciler carries it out, at most one action per look at a Job.
 
-`job_annotations` are written first, in one patch with the Job's resourceVersion as precondition (None deletes);
-what concerns the Workload follows, with the Workload's resourceVersion. After a crash between the two the same decision
-is made again.
+`job_annotations` are written first, in one patch with the Job's resourceVersion as precondition (None deletes). The
+change of the Workload follows, with the Workload's resourceVersion. After a crash between the two the same decision is
+made again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ReleaseHold(Action):
     why: str = ""
     message: str = ""
     nudge: bool = False
-    """Whether Kueue has to be made to ask again, by a change of the Workload: an earlier end did not come through."""
+    """Whether a change of the Workload has to make Kueue ask again: an earlier end of the hold had no effect."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class KeepRecords(Action):
 
 @dataclass(frozen=True)
 class Repair(Action):
-    """Put back what somebody deleted or spoilt by hand. `what` is one of the words counted in the metrics."""
+    """Restore what somebody deleted or damaged by hand. `what` is a label value of the metrics."""
 
     what: str = ""
     message: str = ""

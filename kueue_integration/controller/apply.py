@@ -59,7 +59,7 @@ def _patch(kube: Kube, kind: Kind, obj: Object, body: Mapping[str, Any], subreso
 def perform(
     kube: Kube, action: Action, job: Object, workload: Object | None, check_name: str, metrics: Metrics, now: float
 ) -> list[tuple[Object, Object]]:
-    """What was decided on and what it has become, of each object written.
+    """Each written object as it was at the decision, and as it is now.
 
     Raises Conflict when the objects have changed since the decision: decide again. Raises KubeError.
     """
@@ -95,7 +95,7 @@ def perform(
 
 
 def _nudge(kube: Kube, workload: Object, now: float) -> Object:
-    """Make Kueue ask again now: between two tries of its own may be as much time as since its first one."""
+    """Make Kueue ask again now: its own next try may take as long again as the time since its first try."""
     meta = workload["metadata"]
     log.warning("the hold is over and the Job still runs: Kueue is made to ask again", extra={"workload": meta["name"]})
     body = {"metadata": {"annotations": {job_names.ANN_OVERDUE: server_time.to_text(now)}}}
@@ -147,7 +147,7 @@ def _tell(action: Action, job: Object, metrics: Metrics) -> None:
     fields: dict[str, object] = {"job": f"{meta['namespace']}/{meta['name']}"}
     if isinstance(action, AnswerReady):
         metrics.add("singularity_fence_answers_total")
-        # Of others' Workloads there may be thousands.
+        # There may be thousands of Workloads of others.
         level = logging.INFO if action.attempt else logging.DEBUG
         log.log(level, "fence: %s", action.message, extra={**fields, **dict(action.pod_annotations)})
     elif isinstance(action, (Wait, Withdraw)):

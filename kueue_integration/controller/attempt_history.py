@@ -19,15 +19,15 @@ MAX_CHECKPOINTS = 20
 MAX_NOTE = 400
 MAX_SKIPPED = 3
 MAX_WHY = 240
-"""Letters of why a checkpoint cannot be restored."""
+"""Most characters of the reason why a checkpoint cannot be restored."""
 NO_CHECKPOINT = "no checkpoint"
-"""Every account of an attempt that ended without one starts with this."""
+"""Every note about an attempt that ended without a checkpoint starts with this."""
 OUT_OF_MEMORY = "OutOfMemory"
 BROKEN = frozenset(("Deleted", OUT_OF_MEMORY))
 """`ended_by` of attempts that broke off without Kueue's doing."""
 PAUSED = "Paused"
 REGROWN = "Regrown"
-"""`ended_by` of attempts that gave way to a larger or better placed one, without anybody asking."""
+"""`ended_by` of attempts that gave way to a larger or better placed attempt, without a user's request."""
 ASKED_FOR = {"migrate": "Migrated", "resize": "Resized"}
 """`ended_by` of attempts that a user's request has ended, whatever Kueue calls the eviction."""
 MAY_END = "the job may end by itself until its checkpoint budget is used up"
@@ -41,7 +41,7 @@ def stored(history: History) -> dict[str, str | None]:
 
 
 def listed(checkpoints: Sequence[CheckpointRef]) -> str:
-    """The annotation's value for what was committed, oldest first, cut to the newest."""
+    """The annotation's value for the committed checkpoints, oldest first, cut to the newest."""
     return to_json(list(checkpoints[-MAX_CHECKPOINTS:]))
 
 
@@ -51,13 +51,13 @@ def found_unusable(ref: CheckpointRef, told: Mapping[str, str]) -> CheckpointRef
 
 
 def usable_before(checkpoints: Sequence[CheckpointRef], damaged: CheckpointRef) -> CheckpointRef | None:
-    """The newest one before `damaged` that nobody has found unusable."""
+    """The newest checkpoint before `damaged` that nobody has found unusable."""
     left = [ref for ref in checkpoints if not ref.unusable and ref.generation < damaged.generation]
     return max(left, key=lambda ref: ref.generation, default=None)
 
 
 def skipped(checkpoints: Sequence[CheckpointRef], start: CheckpointRef | None) -> list[Skipped]:
-    """What an attempt that starts from `start` passes over, newest first, the first few."""
+    """The checkpoints that an attempt from `start` skips, newest first, the first few."""
     after = -1 if start is None else start.generation
     newer = [ref for ref in checkpoints if ref.unusable and ref.generation > after]
     newer.sort(key=lambda ref: ref.generation, reverse=True)
@@ -102,7 +102,7 @@ def evicted(record: AttemptRecord, job: Object, workload: Object, preemptor: str
 
 
 def _asked_for(record: AttemptRecord, job: Object, workload: Object, reason: str) -> str:
-    """Kueue's `reason`, or the word for what somebody has asked for and Kueue's eviction only carries out."""
+    """Kueue's `reason`, or the word for a user's request that Kueue's eviction only carries out."""
     if reason == "Deactivated" and annotation(workload, job_names.ANN_PAUSED) is not None:
         return PAUSED
     found = user_requests.running(job, user_requests.CHANGE)
@@ -116,7 +116,7 @@ def _asked_for(record: AttemptRecord, job: Object, workload: Object, reason: str
 def observe(
     record: AttemptRecord, job: Object, workload: Object | None, preemptor: str | None, now: float
 ) -> AttemptRecord:
-    """`record` of the current attempt with everything that the objects now say about its end."""
+    """`record` of the current attempt with everything that the objects now show about its end."""
     if record.finished_at is None:
         done = views.finished(job)
         if done is not None:
@@ -159,7 +159,8 @@ def readmitted(record: AttemptRecord, cause: Readmission, note: str) -> AttemptR
 
 
 def noted(record: AttemptRecord, note: str) -> AttemptRecord:
-    """`record` with `note` added once, unless it tells of a missing checkpoint: the first account is the best."""
+    """`record` with `note` added once, unless it already explains a missing checkpoint: the first explanation is the
+    best."""
     if record.note and (NO_CHECKPOINT in record.note or note in record.note):
         return record
     return replace(record, note=cut(f"{record.note}. {note}" if record.note else note))
@@ -180,12 +181,13 @@ def explained(record: AttemptRecord, ends: Sequence[str]) -> AttemptRecord:
 
 
 def closed(record: AttemptRecord, workload: Object, preemptor: str | None, now: float) -> AttemptRecord:
-    """`record` of an attempt whose successor is about to start, whatever was missed of its end.
+    """`record` of an attempt whose successor is about to start, even if its end was not observed.
 
     Kueue keeps the text of an eviction in the condition's message when it turns the condition False.
     """
     if record.evicted_at is not None and record.released_at is None:
-        # We saw the eviction, so release and new reservation were one moment. Else it is not known, and not made up.
+        # We saw the eviction, so release and new reservation were at the same moment. Otherwise the time is unknown,
+        # and stays empty.
         record = replace(record, released_at=server_time.observed(condition(workload, "QuotaReserved"), now))
     if record.ended_by is not None:
         return record

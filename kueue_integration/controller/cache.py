@@ -1,4 +1,4 @@
-"""The controller's copies of the cluster's objects, with the questions that are asked of them."""
+"""The controller's copies of the cluster's objects, with queries on them."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def _pod_index(pod: Object) -> Iterable[Hashable]:
 
 
 def job_of(pod: Object) -> str | None:
-    """What the pod's job is called. Labels only: `identity` asks who really owns the pod."""
+    """The name of the pod's job. Labels only: `identity` checks who really owns the pod."""
     return kinds.key_of_pod(pod)
 
 
 class World:
-    """Jobs and Pods: the managed ones only. Everything read here may be a moment old.
+    """Of Jobs and Pods: the managed ones only. Everything read here may be slightly out of date.
 
-    `skips` hears of objects that cannot be looked at.
+    `skips` is called with objects that cannot be read.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class World:
 
     @property
     def fresh(self) -> bool:
-        """Whether every kind has been listed, and none has been without word from the API server for long."""
+        """Whether every kind has been listed, and the API server has recently answered for each."""
         return self.synced and all(informer.silent_for() < SILENT_S for informer in self._informers)
 
     @property
@@ -183,7 +183,7 @@ class World:
         self._on_pod(pod, deleted)
 
     def _job_changed(self, job: Object, deleted: bool) -> None:
-        # Of a suspended Job every pod goes, and the next attempt has other pods.
+        # All pods of a suspended Job go away, and the next attempt has other pods.
         if deleted or _resting(kinds.as_job(job)):
             with self._lost_lock:
                 self._lost.pop((str(job["metadata"]["namespace"]), kinds.job_key(job)), None)

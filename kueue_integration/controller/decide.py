@@ -50,11 +50,11 @@ def decide(
     machines_of: checkpoint_fit.MachinesOf = checkpoint_fit.unknown,
     seen_at: float | None = None,
 ) -> Decision:
-    """`pods` are all pods of the Job, whatever their attempt, those included that were seen to go away (phase Failed).
+    """`pods` are all pods of the Job, whatever their attempt, including pods that were seen to go away (phase Failed).
 
     `seen_at`: when Kueue was first seen to want the Job suspended, Unix seconds; None: now.
 
-    `workload` None: the API server has none. Never raises for what a user can write into objects.
+    `workload` None: the API server has none. Never raises because of text that a user can write into objects.
     """
     preemptor = _preemptor(workload, name_of)
     ours = views.managed(job) and not job["metadata"].get("deletionTimestamp")
@@ -72,7 +72,7 @@ def decide(
     answer = _take_up(job, workload, flavors_of, now)
     if answer is not None:
         return Decision(answer)
-    # An attempt of a copied Workload is the manager's to number, and to let in.
+    # The manager numbers the attempts of a copied Workload, and lets them in.
     if workload is not None and not views.copied(workload) and fence.asks(workload, settings.check_name):
         sent_back = _before_start(job, workload, settings.check_name)
         if sent_back:
@@ -123,7 +123,7 @@ def _take_up(
 
 
 def _before_start(job: Object, workload: Object, check_name: str) -> Action | None:
-    """A request that makes this admission useless, be it never so new."""
+    """A request that makes this admission useless, however new the admission is."""
     try:
         ours = views.managed(job) and views.suspended(job)
         return reshape.at_fence(job, workload, check_name) if ours else None
@@ -152,7 +152,8 @@ def _bookkeeping(
 
 
 def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Settings, now: float) -> Decision:
-    """A training attempt lives and dies as a whole. When Kueue has not ended it but pods are gone, ask Kueue to."""
+    """A training attempt runs and ends as a whole. If pods are gone and Kueue has not ended the attempt, ask Kueue to
+    end it."""
     state = views.check(workload, settings.check_name)
     history = views.history(job)
     record = attempt_history.last(history)
@@ -180,13 +181,14 @@ def _broken(job: Object, workload: Object, pods: Sequence[Object], settings: Set
 
 
 def _damaged(job: Object, record: AttemptRecord) -> str | None:
-    """A pod has found that it cannot restore what the attempt was given: then none of its pods need go on."""
+    """A pod has found that it cannot restore the attempt's checkpoint: then no pod of the attempt needs to go on."""
     given = next((ref for ref in views.checkpoints(job) if ref.id == record.restored_from and ref.unusable), None)
     return None if given is None else f"checkpoint {given.id} cannot be restored: {given.unusable}"
 
 
 def _periodic(job: Object, workload: Object, settings: Settings, now: float) -> tuple[Action | None, float | None]:
-    """A checkpoint that is due by the job's own policy, or when to look again: only while Kueue leaves it alone."""
+    """A checkpoint that is due by the job's own policy, or when to look again. Only while Kueue does not evict the
+    job."""
     state = views.check(workload, settings.check_name)
     stays = is_true(workload, "Admitted") and state is not None and state.get("state") == "Ready"
     if (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import SingularityError
 
 MAX_SENTENCE = 1000
-"""Letters of an answer: it may quote what a user has written."""
+"""Most characters of an answer: it may quote a user's text."""
 
 
 class BadAnnotationError(SingularityError):

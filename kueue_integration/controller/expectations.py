@@ -1,4 +1,4 @@
-"""Whether a local copy is behind what this controller itself has written: then there is nothing to decide on it yet."""
+"""Whether a local copy is older than this controller's own last write: then no decision can be based on it yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from ..kube.resources import Object, version_of
 
 STALE_S = 5.0
-"""A watch that takes longer than this to show a write is not waited for: decisions are made on fresh reads then."""
+"""If a watch needs longer than this to show a write, nobody waits for it: decisions then use fresh reads."""
 _CROWD = 1000
 
 
@@ -27,7 +27,7 @@ class OwnWrites:
         self._replaced: dict[str, tuple[str, float]] = {}
 
     def note(self, written: Iterable[tuple[Object, Object]]) -> None:
-        """`(before, after)` of each write. One that changed nothing has no event that could be waited for."""
+        """`(before, after)` of each write. A write that changed nothing has no event to wait for."""
         now = self._clock()
         with self._lock:
             for before, after in written:
@@ -37,7 +37,7 @@ class OwnWrites:
                 self._replaced = {uid: found for uid, found in self._replaced.items() if found[1] > now}
 
     def behind(self, *copies: Object | None) -> float:
-        """Seconds for which to wait for the watch, at most, as one of `copies` is a version that was replaced; or 0."""
+        """Longest time to wait for the watch, in seconds, because one of `copies` is a replaced version; or 0."""
         now = self._clock()
         with self._lock:
             return max((self._left(copy, now) for copy in copies if copy is not None), default=0.0)

@@ -14,7 +14,7 @@ from .actions import Action, AnswerReady, Decision, RequestReadmission, Wait, Wi
 from .errors import BadAnnotationError
 
 STUCK_S = 30.0
-"""A pod that is there so long after its grace period is on a node that does not answer."""
+"""A pod that still exists this long after its grace period is on a node that does not answer."""
 UNMANAGED = AnswerReady(message="not a managed Job: nothing to wait for")
 
 
@@ -36,7 +36,8 @@ def asks(workload: Object, check_name: str) -> bool:
 
 
 def asks_ahead(workload: Object, check_name: str) -> bool:
-    """Whether the Workload, none of ours, waits in its queue with our check Pending: it may be told Ready already.
+    """Whether the Workload, none of ours, waits in its queue with our check Pending: the fence may set it to Ready in
+    advance.
 
     Kueue writes the check when the Workload is queued. If every check is Ready by then, its scheduler admits in the
     same write that reserves quota (v0.19.2: prepareWorkload, SyncAdmittedCondition). So a Workload that is not fenced
@@ -56,7 +57,8 @@ def asks_ahead(workload: Object, check_name: str) -> bool:
 
 
 def withdrawal(job: Object, workload: Object, check_name: str) -> Action | None:
-    """For a Job that became ours after its Workload had been told Ready as none of ours; None: nothing to take back."""
+    """For a Job that became managed after its Workload's check had been set to Ready; None: there is nothing to take
+    back."""
     state = views.check(workload, check_name)
     if state is None or state.get("state") != "Ready" or state.get("podSetUpdates") or views.copied(workload):
         return None
@@ -65,13 +67,13 @@ def withdrawal(job: Object, workload: Object, check_name: str) -> Action | None:
     if views.reservation(workload) is None:
         return Withdraw(message="managed since: answered when it has quota")
     if views.our_template(job) and not annotation(job, job_names.ANN_HISTORY) and is_true(workload, "Admitted"):
-        # Kueue's scheduler reserved at the same moment and wrote the check as it had known it.
+        # Kueue's scheduler reserved quota at the same moment and wrote the check with its old value.
         return RequestReadmission(message="admitted before it was managed: its pods have no attempt number")
     return None
 
 
 def decide(job: Object, workload: Object, pods: Sequence[Object], preemptor: str | None, now: float) -> Decision:
-    """The Workload has quota and waits for us: answer, or say what for we wait."""
+    """The Workload has quota and waits for us: answer, or say what we wait for."""
     if not views.managed(job):
         return Decision(UNMANAGED)
     if not views.suspended(job):
@@ -137,7 +139,7 @@ def answer(
     else:
         number = max(views.attempt(job), before.attempt if before else 0) + 1
         if before is not None and _untouched(before) and views.never_started(job):
-            # Our copy of the Workload was old: that answer did not get through, and its number starts nothing else.
+            # Our copy of the Workload was old: that answer had no effect, and its number starts no other attempt.
             number, history = before.attempt, history[:-1]
             before = attempt_history.last(history)
         if before is not None:

@@ -1,7 +1,7 @@
-"""Loops that no error ends, and objects whose trouble stays theirs.
+"""Loops that no error ends, and objects whose errors do not affect other objects.
 
-Whoever may edit one object decides what our code meets in it. One object that surprises us is skipped, counted and
-named; a loop that is surprised goes on after a pause. Both rules are kept here, so that no thread needs its own.
+A user who may edit an object decides what our code reads in it. An object that causes an error is skipped, counted and
+named; a loop with an error goes on after a pause. Both rules are implemented here, so that no thread needs its own.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 NAMED = 10_000
-"""So many objects are remembered as named; then all of them may be named again."""
+"""This many objects are remembered as named; after that, all of them may be named again."""
 
 
 def backoff_s(failures: int) -> float:
-    """Seconds before what has failed so many times in a row is tried again."""
+    """Seconds before the next try, after this many failures in a row."""
     return min(PAUSE_S * 2.0 ** min(failures - 1, 20), LONGEST_PAUSE_S)
 
 
@@ -52,7 +52,7 @@ class Skips:
 
     @contextmanager
     def over(self, where: str, name: str) -> Iterator[None]:
-        """What raises inside is skipped."""
+        """An error inside is counted, and the object is skipped."""
         try:
             yield
         except Exception as error:

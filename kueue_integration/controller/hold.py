@@ -1,9 +1,9 @@
 """The hold: between Kueue's decision to evict and the suspend of the Job. Pure.
 
-H1: it ends at a deadline. It is counted from Kueue's own word on the Workload; what stands on the Job, which its owner
-may write, can only end it earlier. H2: releasing is always possible, also where we cannot write on the Job: `overdue`
-goes into the Lease, which the policy reads. H3: without pods that could save anything it ends at once, unless they have
-all ended well: then the Job is about to be complete.
+H1: it ends at a deadline, counted from Kueue's own condition on the Workload. Annotations of the Job, which its owner
+may write, can only end it earlier. H2: a release is always possible, also where we cannot write on the Job: `overdue`
+goes into the Lease, which the policy reads. H3: without pods that could save anything it ends at once, unless all pods
+have ended well: then the Job is about to be complete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .actions import Decision, ReleaseHold, StartCheckpoint
 from .errors import BadAnnotationError
 
 SKEW_S = 2.0
-"""Clocks of replicas may differ so much; a deadline that is further away than the budget allows is not one of ours."""
+"""Clocks of replicas may differ so much; a deadline that is further away than the budget allows is not ours."""
 LOOK_AGAIN_S = 2.5
 """After a hold was ended: Kueue has asked again by then, or something is in its way; the Lease was renewed."""
 LONGEST_LOOK_S = 60.0
@@ -66,7 +66,7 @@ def decide(
     obstacle = _obstacle(job, pods, started=deadline is not None)
     if obstacle:
         return _let_go(history, record, "no-pods", f"{attempt_history.NO_CHECKPOINT}: {obstacle}; {restart}", now, ends)
-    # One that nobody of ours has written, or that was written for another budget, does not count.
+    # A deadline does not count if we have not written it, or if it was written for another budget.
     ours = deadline is not None and deadline <= ends + SKEW_S
     end = min(deadline, ends) if ours and deadline is not None else ends
     if now >= end:
@@ -89,7 +89,7 @@ def due(job: Object, workload: Object | None, seen_at: float, settings: Settings
 
 
 def _deadline(job: Object) -> float | None:
-    """As the Job shows it; None: there is none, or none that can be read."""
+    """The deadline on the Job; None: there is none, or it cannot be read."""
     try:
         return views.hold_deadline(job)
     except BadAnnotationError:
@@ -99,14 +99,14 @@ def _deadline(job: Object) -> float | None:
 def _let_go(
     history: attempt_history.History, record: AttemptRecord | None, why: str, note: str, now: float, ends: float
 ) -> Decision:
-    """End the hold, and look again: as long as the Job runs, something has kept Kueue or us from it."""
+    """End the hold, and look again: while the Job still runs, the end has not taken effect."""
     late = now - ends
     released = _release(history, record, why, note, nudge=late >= LOOK_AGAIN_S)
     return Decision(released, wake_at=now + min(max(LOOK_AGAIN_S, late / 2), LONGEST_LOOK_S))
 
 
 def _obstacle(job: Object, pods: Sequence[Object], started: bool) -> str:
-    """Why no checkpoint can be had, "" if one can, or if none is needed any more."""
+    """Why no checkpoint is possible, "" if one is possible, or if none is needed any more."""
     expected = views.parallelism(job)
     if sum(views.phase(p) == "Succeeded" for p in pods) >= expected:
         # Training is over; until the Job controller has counted its pods, letting go would look like another attempt.

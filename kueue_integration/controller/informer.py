@@ -21,7 +21,7 @@ WATCH_S = 45.0
 BACKOFF_MIN_S = 0.5
 BACKOFF_MAX_S = 10.0
 ABSENT_S = 10.0
-"""Between two questions for a kind that is not served."""
+"""Seconds between two requests for a kind that is not served."""
 _Key = tuple[str, str]
 
 
@@ -32,9 +32,9 @@ def _told(kind: str, name: str, error: Exception) -> None:
 class Informer:
     """`on_change(object, deleted)` runs in the informer's thread, after the copy has changed.
 
-    `keep`: what of an object is worth its memory. `index`: the values under which `indexed` finds it.
-    `optional`: a cluster that does not serve the kind has no objects of it; it may begin to at any time.
-    `skip(kind, name, error)` hears of an object that one of these functions cannot take: the others go on.
+    `keep`: returns the parts of an object that are kept in memory. `index`: the values under which `indexed` finds it.
+    `optional`: a cluster that does not serve the kind has no objects of it; it may begin to at any time. `skip(kind,
+    name, error)` hears of an object that one of these functions cannot take: the others go on.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Informer:
         return found
 
     def _tell(self, obj: Object, deleted: bool) -> None:
-        """What one object does to who listens must not end the thread: everything after it would go unseen."""
+        """An error of a listener about one object must not end the thread: all later events would be missed."""
         try:
             self._on_change(obj, deleted)
         except Exception as error:

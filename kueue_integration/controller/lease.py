@@ -1,8 +1,8 @@
-"""The Lease: who of the replicas acts, and the clock of the hold policy.
+"""The Lease: which replica acts, and the clock of the hold policy.
 
-The policy lets every suspend through when the Lease is older than its duration. It is renewed only while the worker
-is alive, so a controller that hangs voids the holds just as a dead one does. With each renewal go the Jobs whose hold
-is over, or about to be, whatever stands on them.
+The policy lets every suspend through when the Lease is older than its duration. It is renewed only while the worker is
+alive, so a controller that hangs voids the holds just as a dead one does. Each renewal also writes the Jobs whose hold
+is over, or about to be, whatever their annotations say.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 class LeaseKeeper:
     """`alive()` says whether the worker has shown life lately; `on_change(leads)` runs in the keeper's thread, and
-    `on_repair()` when the Lease had to be made again. `overdue()` gives the Jobs that the policy lets go."""
+    `on_repair()` when the Lease had to be created again. `overdue()` gives the Jobs that the policy lets go."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class LeaseKeeper:
         self._leads = False
 
     def idle_for(self) -> float:
-        """Seconds since all was well last: this replica led, another one did, or nobody could, as the API server gave
-        no answer. A thread that hangs is idle, too."""
+        """Seconds since the last good state: this replica led, another replica led, or the API server gave no answer,
+        so that none could lead. A thread that hangs counts as idle, too."""
         return time.monotonic() - self._well
 
     def _run(self) -> None:
@@ -123,11 +123,11 @@ class LeaseKeeper:
         return holder not in ("", self._identity) and time.monotonic() - self._seen_at <= self._lasts_s
 
     def _lease(self) -> Object:
-        """The Lease; made again if somebody has deleted it, for without it nothing is held."""
+        """The Lease. If somebody has deleted it, it is created again: without it nothing is held."""
         try:
             return self._kube.get_lease(self._namespace, self._name)
         except NotFound:
-            # An object that is created without any field gets no managedFields, then or later, which are our clock.
+            # An object that is created without any field gets no managedFields, then or later. They are our clock.
             labels = {"app.kubernetes.io/name": "singularity"}
             meta = {"namespace": self._namespace, "name": self._name, "labels": labels}
             made = self._kube.create_lease({"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": meta})

@@ -1,5 +1,5 @@
-"""What the history of Jobs tells Prometheus: durations, attempts, lost steps and errors of GPUs, each once; and gauges
-of live Jobs.
+"""Metrics from the history of Jobs for Prometheus: durations, attempts, lost steps and errors of GPUs, each counted
+once. Also gauges of live Jobs.
 
 At most once, never twice. What stands in a Job when this replica first sees it was counted by the replica that wrote
 it. So a restarted controller, a second replica or a repeated event adds nothing. Only the replica that leads counts.
@@ -38,10 +38,11 @@ _REASONS = frozenset(
      "DeactivatedDueToMaximumExecutionTimeExceeded", "Evicted", "Finished", "Failed", "Deleted",
      "OutOfMemory", "Migrated", "Resized", "Paused", "Regrown")
 )  # fmt: skip
-"""Values of the label `reason`; anything else is `Other`: what stands in an annotation must not make series."""
+"""Values of the label `reason`; anything else is `Other`: text in an annotation must not create series."""
 
 _ROUNDING_S = 1.0
-"""Kubernetes cuts times to whole seconds; an end further before its start is of something else (an earlier commit)."""
+"""Kubernetes cuts times to whole seconds; an end that is further before its start belongs to another event (an earlier
+commit)."""
 
 _XIDS = range(1, 200)
 """Numbers that NVIDIA has given away and a few more; anything else is `other`."""
@@ -135,7 +136,7 @@ class Meter:
 
 
 def _news(told: Mapping[Key, Fact], known: Mapping[Key, float]) -> dict[Key, Fact]:
-    """What was not counted yet: all of what is new, and by how much errors have grown."""
+    """The amounts not counted yet: all new entries, and the growth of errors."""
     found = {}
     for key, fact in told.items():
         if key not in known:

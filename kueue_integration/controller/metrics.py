@@ -1,6 +1,7 @@
 """The controller's numbers for Prometheus: their names, help texts, labels and buckets. docs/metrics.md lists them.
 
-What moves a counter or a histogram is said where it happens, or in `measure` for what the history of a Job tells.
+The code of each event documents what changes a counter or a histogram; `measure` does so for metrics from the history
+of a Job.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Metrics:
         self._histograms[name].labels(label).observe(seconds)
 
     def compute(self, gauges: Callable[[], Iterable[tuple[str, Series]]]) -> None:
-        """Ask `gauges` for all series of some gauges at every scrape: those that are not there any more go."""
+        """Ask `gauges` for all series of some gauges at every scrape: series that no longer exist disappear."""
         self._compute = gauges
 
     def value(self, name: str, label: str = "") -> float:

@@ -1,8 +1,8 @@
 """Holds that have lasted as long as they may, for the Lease: the policy lets the suspend of these Jobs through.
 
-They stand there a little ahead, with the end of each, so that no hold waits for the Lease to be renewed. This way out
-needs no write on a Job. The Job's owner may fill its annotations up, or rewrite them faster than we do, and somebody
-else's webhook may refuse our writes. Nobody but us writes the Lease.
+They are listed there a little ahead, with the end of each hold, so that no hold waits for the next renewal of the
+Lease. This way out needs no write on a Job. The Job's owner may fill its annotations up, or rewrite them faster than we
+do, and somebody else's webhook may refuse our writes. Nobody but us writes the Lease.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Overdue:
             return self._seen.setdefault(uid, self._now())
 
     def entries(self) -> list[str]:
-        """`UID/SECONDS` of the Jobs whose hold is over or about to be. What one is like never matters to the others."""
+        """`UID/SECONDS` of the Jobs whose hold is over or about to be. The content of one Job never affects the
+        others."""
         now, known = self._now(), set()
         found: list[tuple[bool, float, str]] = []
         for job in self._jobs():
@@ -61,13 +62,13 @@ class Overdue:
                 log.exception("Job %s cannot be judged: its suspend is let through", uid)
                 workload, ends = None, now
             if ends is not None and now + AHEAD_S >= ends:
-                # Last those that Kueue itself says nothing of: anybody can make a lot of Jobs that it does not know.
+                # Jobs that Kueue does not know come last: anybody can create many of them.
                 found.append((workload is None, ends, uid))
         with self._lock:
             self._seen = {uid: at for uid, at in self._seen.items() if uid in known}
         if len(found) > MOST:
             log.error("%d holds end now or are over and not let go; the Lease takes %d", len(found), MOST)
-        # Whole seconds, as the API server's own times, which the policy compares them with.
+        # Whole seconds, like the API server's own times, with which the policy compares them.
         return [f"{uid}/{math.ceil(ends)}" for _, ends, uid in sorted(found)[:MOST]]
 
 

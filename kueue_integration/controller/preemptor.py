@@ -1,4 +1,4 @@
-"""Who preempted a job, in names: recorded while the preemptor is still there to be asked. Pure."""
+"""The names of a job's preemptor: recorded while the preemptor still exists. Pure."""
 
 from __future__ import annotations
 

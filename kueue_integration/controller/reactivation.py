@@ -1,4 +1,4 @@
-"""What stock Kueue leaves undone when it has deactivated a Workload itself, so that `spec.active: true` works. Pure.
+"""The steps that stock Kueue omits after its own deactivation of a Workload, so that `spec.active: true` works. Pure.
 
 Read and seen in Kueue 0.19.2 (workload_controller.go):
 

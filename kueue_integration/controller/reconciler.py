@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 RESYNC_S = 30.0
 WORKERS = 8
-"""They mostly wait for the API server. A Job is never in two hands at once."""
+"""Workers mostly wait for the API server. Two workers never handle the same Job at once."""
 PLAN_DELAY_S = 0.3
 """Quota changes come in bursts; one plan for a burst."""
 PLAN_SHARE = 0.1
@@ -146,7 +146,7 @@ class Reconciler:
             self._tell_unreadable(job, f"{namespace}/{name}")
 
     def _tell_unreadable(self, job: Object, name: str) -> None:
-        """Each annotation that says nothing is counted and named once: the job goes on without it."""
+        """Each unreadable annotation is counted and named once: the job goes on without it."""
         for key, why in unreadable.found(job).items():
             if self._skips.is_new("annotation", f"{job['metadata'].get('uid')}/{key}"):
                 self._metrics.add("singularity_unreadable_total", "annotation")
@@ -314,12 +314,13 @@ class Reconciler:
         return state is not None and state.get("message") == action.message
 
     def _asks(self, workload: Object) -> bool:
-        """Whether the Workload, if it is none of a managed Job, needs an answer: now that it has quota, or ahead."""
+        """Whether a Workload that belongs to no managed Job needs an answer: now because it has quota, or in
+        advance."""
         name = self._settings.check_name
         return fence.asks(workload, name) or fence.asks_ahead(workload, name)
 
     def _ownerless(self, task: Task) -> None:
-        """A Workload of something that is no Job waits at our fence because its queue names our check."""
+        """A Workload whose owner is no Job waits at our fence because its queue names our check."""
         workload = self.world.workloads.get(task.namespace, task.name)  # its version guards the answer
         if workload is None or views.owner_job(workload) or not self._asks(workload):
             return
@@ -369,7 +370,7 @@ class Reconciler:
     def _planned(
         self, queue: str, queues: quota.Queues, candidates: Sequence[planner.Candidate], now: float
     ) -> planner.Plan:
-        """The plan of a queue. Where one object spoils it, that of the others."""
+        """The plan of a queue. If one object causes an error, the plan for the other objects."""
         min_run_s = self._settings.regrow_min_run_s
         try:
             return planner.plan(queues, candidates, now, min_run_s)
@@ -392,7 +393,7 @@ class Reconciler:
 
     # --- the AdmissionCheck object ----------------------------------------------------------------------------------
     def _check(self) -> None:
-        """Kueue keeps a ClusterQueue inactive until its checks say that somebody answers them."""
+        """Kueue keeps a ClusterQueue inactive until its checks show that a controller answers them."""
         check = self._kube.find(ADMISSION_CHECK, None, self._settings.check_name)
         if check is None:
             log.warning("no AdmissionCheck %s: the chart is not completely installed", self._settings.check_name)
@@ -434,6 +435,6 @@ class Reconciler:
             log.error("no %s: tenants can write what is the platform's; upgrade the chart", ", ".join(unguarded))
 
     def _missing(self, policy: str) -> str:
-        """What is not there of a policy and its binding, for people; "" if both are."""
+        """Which of a policy and its binding is missing, for people; "" if both exist."""
         parts = (ADMISSION_POLICY, ADMISSION_POLICY_BINDING)
         return " and ".join(f"{kind.name} {policy}" for kind in parts if self._kube.find(kind, None, policy) is None)

@@ -1,7 +1,8 @@
-"""What somebody deleted or spoilt by hand in a Job's annotations, put back from what else is known. Pure.
+"""Repair of a Job's annotations that somebody deleted or damaged by hand, from other sources. Pure.
 
-The attempt number stands in the history and in the pods too, the checkpoint in a copy. An empty checkpoint annotation
-is a wish (start from the beginning), a missing one an accident; likewise `off` and a missing hold.
+The history and the pods have the attempt number, too; a copy has the checkpoint. An empty checkpoint annotation is a
+user's wish (start from the beginning), a missing annotation is an accident. The same holds for `off` and a missing
+hold.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .errors import BadAnnotationError
 
 
 def due(job: Object, workload: Object | None, pods: Sequence[Object]) -> Repair | None:
-    """The first thing to put back, None if nothing is missing, or it cannot be known."""
+    """The first repair, None if nothing is missing, or the value is unknown."""
     return _attempt(job, pods) or _history(job, workload) or _checkpoint(job) or _hold(job, workload)
 
 

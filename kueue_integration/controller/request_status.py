@@ -1,4 +1,4 @@
-"""Requests of users: taken up, refused, and seen to be done. Pure; `reshape` does what they ask for."""
+"""The status of users' requests: taken up, refused, or done. Pure; `reshape` carries them out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import attempt_history, reshape, views
 from .actions import AnswerRequest
 
 SILENCE_S = 15.0
-"""So long after its deadline a checkpoint is given up for the pods, should they say nothing."""
+"""Seconds after its deadline at which we abandon a checkpoint if the pods report nothing."""
 FlavorsOf = Callable[[Object], "Sequence[str] | None"]
 """Flavors of a Job's queue, None when they are not known."""
 
@@ -38,7 +38,7 @@ def take_up(job: Object, workload: Object | None, flavors_of: FlavorsOf, now: fl
 
 
 def _barred(request: JobRequest, workload: Object | None) -> str:
-    """Why a request is not for the job's owner to make, "" if it is."""
+    """Why the job's owner may not make a request, "" if the owner may."""
     if request.op != "resume" or workload is None or reshape.active(workload) or reshape.ours(workload):
         return ""
     name = workload["metadata"]["name"]

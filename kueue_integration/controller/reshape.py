@@ -1,4 +1,5 @@
-"""Kueue's levers for what users ask: the shape of a suspended Job, the Workload's activity, a readmission. Pure.
+"""How users' requests are carried out through Kueue: the shape of a suspended Job, the Workload's activity, a
+readmission. Pure.
 
 Shape = number of workers, fewest workers, placement. It stands in the Job's annotations. Kueue gets it while the Job is
 suspended and its Workload has no quota. Only then can Kueue take over a change without a new start. So an attempt that
@@ -112,8 +113,8 @@ def reshaping(workload: Object) -> bool:
 def ours(workload: Object) -> bool:
     """Whether `resume` may activate the inactive Workload: `pause`, a reshape or Kueue itself has deactivated it.
 
-    What an administrator has deactivated stays so. Kueue's own deactivations are told by its condition `Requeued`,
-    which changes as soon as somebody has activated the Workload again.
+    A Workload that an administrator has deactivated stays inactive. The condition `Requeued` marks Kueue's own
+    deactivations; it changes as soon as somebody activates the Workload again.
     """
     if reshaping(workload) or annotation(workload, job_names.ANN_PAUSED) is not None:
         return True
@@ -139,7 +140,7 @@ def _in_new_shape(job: Object, workload: Object) -> bool:
 
 
 def _stale(job: Object, workload: Object) -> bool:
-    """Whether Job or Workload do not have the shape yet that was asked for."""
+    """Whether the Job or the Workload does not have the requested shape yet."""
     return bool(_job_change(job)) or _stale_podset(job, workload)
 
 
@@ -183,14 +184,14 @@ def _beside_its_former(job: Object, workload: Object, check_name: str) -> str:
 
 
 def _stale_podset(job: Object, workload: Object) -> bool:
-    """Whether Kueue still plans with the shape of before."""
+    """Whether Kueue still plans with the old shape."""
     podset = _podset(workload)
     if podset is None:
         return False
     tied = annotation(job, COMPLETIONS_EQUAL_PARALLELISM) == "true"
     if tied and annotation(job, job_names.ANN_WORKERS) is not None and podset.get("count") != views.workers_wanted(job):
         return True
-    # Without a minCount the Workload asks for all or nothing: that Kueue cannot admit partially is not ours to fix.
+    # Without a minCount the Workload asks for all or nothing: we cannot make Kueue admit it partially.
     least = podset.get("minCount")
     bounded = tied and least is not None and annotation(job, job_names.ANN_MIN_WORKERS) is not None
     if bounded and least != views.fewest_workers(job):

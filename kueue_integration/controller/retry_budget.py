@@ -16,7 +16,7 @@ from ..contract import attempt_records, job_names
 from ..kube.resources import Object
 
 END: Mapping[str, Any] = {"activeDeadlineSeconds": 1}
-"""What makes Kubernetes fail a Job that runs: the one way to it that anybody who may patch Jobs has."""
+"""The change that makes Kubernetes fail a running Job: the only way for a client that may patch Jobs."""
 
 
 def counted(job: Object, record: AttemptRecord) -> tuple[int, dict[str, str | None]]:

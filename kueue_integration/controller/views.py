@@ -104,7 +104,7 @@ def asked_at(workload: Object | None, seen_at: float) -> float:
 
 
 def held(job: Object, workload: Object | None) -> bool:
-    """Whether Kueue's suspend of the Job is denied now, as far as the Job itself says: our policy knows more."""
+    """Whether Kueue's suspend of the Job is denied now, as far as the Job itself shows: our policy knows more."""
     waits = workload is None or leaves(workload)
     return waits and hold(job) == job_names.HOLD_ARMED and managed(job) and not suspended(job) and not failing(job)
 
@@ -162,7 +162,7 @@ def world_size(job: Object, default: int) -> int:
 
 
 def budget(job: Object, maximum: float) -> float:
-    """Seconds that Kueue may be held back for a checkpoint: what the job says, if it can be read, but not more than
+    """Seconds that Kueue may be held back for a checkpoint: the value of the job, if it can be read, but not more than
     `maximum`."""
     found = jobs.budget(job)
     return float(maximum if found is None or isinstance(found, Unreadable) else min(found, maximum))
@@ -182,7 +182,7 @@ def of_store(job: Object, ref: CheckpointRef) -> bool:
 def checkpoints(job: Object) -> list[CheckpointRef]:
     """The newest that were committed, oldest first; empty if they cannot be read.
 
-    Then there is nothing to fall back to, but a new one can be committed all the same.
+    Then there is no older checkpoint to return to, but a new one can still be committed.
     """
     return jobs.checkpoints(job)
 
@@ -216,8 +216,8 @@ def phase(pod: Object) -> str:
 def end_of(pod: Object) -> str:
     """How the first of the pod's containers that was not asked to end has ended, for people; "" if there is none.
 
-    The launcher leaves its words in the container's termination message. Where the kernel kills the whole container
-    (cgroup v2) nobody of it is left to say anything, and the node does.
+    The launcher leaves its message in the container's termination message. If the kernel kills the whole container
+    (cgroup v2), no process is left to do so, and the node reports the end.
     """
     for status in (pod.get("status") or {}).get("containerStatuses") or ():
         ended = (status.get("state") or {}).get("terminated") or {}
@@ -346,7 +346,7 @@ def admission(workload: Object) -> Admission | None:
 
 
 def owner_job(workload: Object) -> str | None:
-    """What the job of the Workload is called (`kinds.job_key`), None when its owner is something else."""
+    """The name of the Workload's job (`kinds.job_key`), None if its owner is of another kind."""
     for owner in workload["metadata"].get("ownerReferences") or ():
         if (owner.get("kind"), str(owner.get("apiVersion", "")).partition("/")[0]) in _OWNERS:
             return kinds.owner_key(str(owner["kind"]), str(owner["name"]))

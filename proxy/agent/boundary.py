@@ -31,9 +31,9 @@ STEPS = 3.0
 LONGEST_PATIENCE_S = 20.0
 NO_STEPS_S = 0.5
 FREEZES = 4
-"""So often is a stop begun again that an error between its steps has ended, before the process is."""
+"""How often a stop begins again after an error between its steps, before the process ends."""
 OTHERS_S = 1.0
-"""So long is waited for other threads of this rank, which have to issue what other ranks have issued."""
+"""How long to wait for other threads of this rank that have to issue the operations that other ranks have issued."""
 _WINDOW = 16
 """Steps over which their duration is measured; a power of two."""
 
@@ -225,7 +225,8 @@ class Boundary:
         elif words is not None:
             words[self._at + page.R_BLOCKED] = 0
         if not self.frozen_for:
-            # Not before: other threads of the script would issue what the others, which have frozen, never answer.
+            # Not before: other threads of the script would issue operations that the other ranks, which have frozen,
+            # never answer.
             gate.standing = gate.blocked = False
         failed: Exception | None = None
         for _ in range(FREEZES):
@@ -268,7 +269,7 @@ class Boundary:
             late = request > self.done and self._late(request)
             if request <= self.done or late or self.count < words[page.W_STOP_AT]:
                 words[self._at + page.R_BLOCKED] = 0
-                # Blocked is only taken back with the leader's knowledge, which then lets us go one step further.
+                # BLOCKED is only cleared with the leader's knowledge. The leader then lets us go one step further.
                 if late and (not waits_for or self._leave(words, waits_for)):
                     self._compare(words)
                 return
@@ -417,7 +418,7 @@ class Boundary:
             talk.publish(self.count, False)
 
     def _others_will(self, behind_on: Collection[str]) -> bool:
-        """Will other threads of this rank catch up by themselves? For some time we wait for that."""
+        """Will other threads of this rank catch up by themselves? We wait some time for that."""
         alive = {name for name in behind_on if gate.lives(gate.owners.get(name, 0))}
         if not cut.others_will(behind_on, alive):
             return False
@@ -436,8 +437,8 @@ class Boundary:
         request, at = self._asked, self._at
         self._block(words, request)
         while True:
-            # Ranks whose steps are not in step have one number from here on. BLOCKED is set first: a leader that saw
-            # the higher count alone would move the bound beyond it.
+            # Ranks with different step counts have the same number from here on. BLOCKED is set first: a leader that
+            # saw the higher count alone would move the bound beyond it.
             self.count = self._agreed = max(self.count, talk.highest(), words[page.W_STOP_AT])
             words[at] = self.count
             cancelled = words[_REQUEST] != request  # first: who cancels a stop writes it last

@@ -155,7 +155,7 @@ def make_backend_class(base: Any, swap_work: Any, source_work: Any) -> Any:
                 gate.leave()
 
         def recv_anysource(self, tensors: Any, tag: int) -> Any:
-            # From whom is known when it has ended: belongs between two stops, and to no channel.
+            # The sender is known only when the receive has ended. So it belongs between two stops, and to no channel.
             gate.enter("", place=False)
             try:
                 started = self.inner.recv_anysource(tensors, tag)

@@ -1,6 +1,6 @@
-"""The rank's side of `protocol.cut`: what it has issued, said to the other ranks through the job's own store.
+"""The rank's side of `protocol.cut`: it publishes its issued operations to the other ranks through the job's own store.
 
-Nothing here runs before a stop was asked for and the step boundaries alone did not answer it.
+Nothing here runs until the step boundaries alone have failed to answer a stop request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Talk:
 
     @property
     def said(self) -> bool:
-        """Have the others heard of us? From then on they must hear of every operation."""
+        """Have we published anything? From then on we must publish every operation."""
         return self._rank in self._entries
 
     def publish(self, count: int, waiting: bool) -> None:
@@ -49,7 +49,7 @@ class Talk:
                     self._store.set(self._key(self._rank), entry.to_json())
 
     def read(self) -> dict[int, cut.Entry]:
-        """The newest entries. A store that has gone brings no news: rank 0 has frozen, and with it its server."""
+        """The newest entries. A closed store has no new entries: rank 0 has frozen, and with it its server."""
         if self._store is not None:
             with contextlib.suppress(RuntimeError):
                 for rank in range(self._world):

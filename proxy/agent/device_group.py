@@ -167,7 +167,8 @@ class DeviceGroup(HostGroup):
         return staging.put(tensor, reduction.finish(total))
 
     def _local_total(self, flat: Any, reduction: Reduction) -> Any:
-        """On the leader what the ranks of this device have together, else room for the result; may be `flat`."""
+        """On the leader the combined data of the ranks of this device, on the others memory for the result; may be
+        `flat`."""
         own = reduction.prepare(flat)
         if self._local is None:
             return own

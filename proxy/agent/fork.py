@@ -1,4 +1,4 @@
-"""Forked children (DataLoader workers, say) inherit the communication sockets of the rank; they must let go of them.
+"""Forked children (for example DataLoader workers) inherit the communication sockets of the rank; they must close them.
 
 Only descriptors that belong to communication are touched. These are sockets and event polls that appeared while a
 backend or a store was made, and sockets that such a listener accepted later. A socket the script opened itself stays

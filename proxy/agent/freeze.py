@@ -41,18 +41,18 @@ LET_END_S = 5.0
 """Operations that are under way have this time to end after the command to go on. The command comes early where another
 rank has refused the stop. An operation that the ranks have agreed on may not even have left its thread then."""
 TRIES = 3
-"""So often is communication rebuilt, if no error of torch's ends it before."""
+"""Number of tries to rebuild communication, unless an error of torch ends them before."""
 END_CODE = 1
 """Of a process that cannot go on with the others; with the file `names.LOST_PEER_FILE` the launcher knows why."""
 _moves: dict[str, str] = {}
 """UUID of a GPU that torch saw first -> of the one in whose place it is by now."""
 _devices: list[str] = []
 _seconds = 0.0
-"""So long the last meeting with the other ranks took."""
+"""Duration of the last meeting with the other ranks."""
 
 
 def freeze(boundary: Boundary, generation: int) -> None:
-    """Give up everything that ties the rank to this pod, wait for the word to go on, take it all up again.
+    """Release everything that ties the rank to this pod, wait for the order to go on, and set it all up again.
 
     Raises nothing but what an error between its steps raises; to be called again then.
     """
@@ -80,7 +80,7 @@ def _quiet(boundary: Boundary) -> None:
 
 
 def _finish(boundary: Boundary) -> None:
-    """What was issued ends, for a consistent cut has been agreed on; other threads leave what they are in."""
+    """Issued operations end, because a consistent cut has been agreed on. Other threads leave their operations."""
     error: Exception | None = None
     ordered: float | None = None
     while True:
@@ -179,7 +179,7 @@ def adopt_address() -> None:
 
 
 def _name(address: str, port: int) -> None:
-    """Where the ranks meet, for a script that was told at its start: a plain command of one rank was not."""
+    """Set where the ranks meet, if the script got such variables at its start: a plain command of one rank did not."""
     if "MASTER_ADDR" in os.environ:
         os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
 
@@ -198,7 +198,7 @@ def _order(boundary: Boundary) -> dict[str, Any] | None:
 def _wait(boundary: Boundary) -> None:
     """Poll by path, no descriptor held: the process may wake up in another pod. No deadline: the launcher owns it.
 
-    Nothing can go wrong here that waiting does not mend.
+    More waiting repairs every error here.
     """
     told = False
     while not boundary.order:
@@ -214,7 +214,7 @@ def _wait(boundary: Boundary) -> None:
 
 
 def _meet(boundary: Boundary, generation: int) -> None:
-    """Take up communication again. Does not return where that cannot be had."""
+    """Set up communication again. Does not return if that is impossible."""
     error = _tried(lambda: _rebuild(boundary, generation), torch_is_final=True)
     if error is not None:
         end(boundary, error)

@@ -1,4 +1,4 @@
-"""Which operations of the script may begin, and how many are under way: communication is dropped when none is.
+"""Which operations of the script may begin, and how many are under way: communication is dropped when there are none.
 
 A rank may have several threads with operations: the training thread, and others. An example is the thread of a
 checkpoint that the script writes beside the training (`torch.distributed.checkpoint.async_save`). Every operation comes
@@ -25,7 +25,7 @@ store_closed = 0
 standing = False
 """The leading thread is at a place where the rank can stop."""
 blocked = False
-"""... and has said so: other threads must not write to the store, of which rank 0 may be taking a copy."""
+"""... and has published that: other threads must not write to the store, because rank 0 may be copying it."""
 sided = False
 """A thread that does not lead has issued an operation since the last stop: step boundaries do not say enough."""
 lead = 0
@@ -46,7 +46,7 @@ _rank: Any = None
 
 
 def watch(rank: Any) -> None:
-    """`rank`, a `Boundary` or None, is who is asked to stop."""
+    """`rank`, a `Boundary` or None, gets the stop requests."""
     global _rank, lead
     _rank, lead = rank, identity()
 
@@ -157,7 +157,7 @@ def leave(closes: bool = False) -> None:
 
 
 def begin() -> None:
-    """Something that holds on to communication, and that a stop waits for, begins."""
+    """Begin an action that uses communication, and for which a stop has to wait."""
     global _inside
     with lock:
         _inside += 1

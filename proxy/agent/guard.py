@@ -1,4 +1,4 @@
-"""The one place where errors of ours end: whatever goes wrong in the agent fails checkpoints, never the script.
+"""The one place where the agent's own errors end: they fail checkpoints, never the script.
 
 The script, torch and the interpreter call functions of the agent. Every such function catches its errors, gives them to
 `took`, and does for the script what would have happened without us. `took` tells the launcher, through the barrier page
@@ -31,7 +31,7 @@ _rank: Any = None
 
 
 def watch(rank: Any) -> None:
-    """`rank`, a `Boundary` or None, is whom an error concerns from now on."""
+    """`rank`, a `Boundary` or None, is the rank that an error concerns from now on."""
     global _rank
     _rank = rank
 

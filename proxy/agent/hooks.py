@@ -73,7 +73,7 @@ def _call_after(spec: ModuleSpec, name: str, installer: Installer) -> None:
 
 
 def _too_old() -> bool:
-    """Whether torch is one that we must not take hold of. Said once; the script runs as it would without us."""
+    """Whether we must not patch this version of torch. It is reported once; the script runs as it would without us."""
     global _told
     from ..protocol import names
 

@@ -1,6 +1,6 @@
 """A group whose operations go through host memory and gloo, whatever device the tensors are on.
 
-Half of `device_group`: what is rare and not about bandwidth.
+One half of `device_group`: the rare operations, which do not depend on bandwidth.
 """
 
 from __future__ import annotations

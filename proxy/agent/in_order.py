@@ -32,7 +32,7 @@ class Issued(torch._C._distributed_c10d.Work):  # type: ignore[misc]
         self._ended = threading.Event()
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Block until the result is there, and let the caller's stream see it. Raises what went wrong.
+        """Block until the result is there, and let the caller's stream see it. Raises the operation's error.
 
         :param timeout: zero or less, torch's way to say none: until the group's own timeout ends the operation
         """

@@ -1,7 +1,7 @@
 """Did this rank end because another one was gone?
 
 A pod that is killed takes the connections of all other ranks with it, and their scripts end with an error that is not
-theirs. The rank leaves a word for its launcher, so that the Job is not failed for it: whoever was lost is what counts.
+theirs. The rank leaves a note for its launcher, so that the Job does not fail because of it: only the lost pod counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_lost_peer(error: BaseException | None) -> bool:
 
 
 def note(rank_dir: Path) -> None:
-    """At the end of the process: leave the word if an error that nobody caught says so. Never raises."""
+    """At the end of the process: leave the note if an uncaught error shows a lost peer. Never raises."""
     # Set by the interpreter before it prints the traceback, whoever has replaced sys.excepthook.
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if is_lost_peer(error):

@@ -1,8 +1,8 @@
 """Which process is a rank of the job: it claims the barrier page on its first sign of training, or stands aside.
 
 A slot runs the user's command, and whatever that starts: shells, loader workers, a launcher of the script's own. The
-first process that takes a step, or meets other ranks, is the rank. What cannot be one trains on, without checkpoints,
-and says so.
+first process that takes a step, or meets other ranks, is the rank. A process that cannot be a rank trains on without
+checkpoints, and reports that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from . import gate, guard, lost
 from .boundary import NEVER, Boundary, NoRank
 
 _UNSAFE = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous")
-"""A nudge that meets a frame of these modules, or of ours, comes again: a group or an operation may be half made."""
+"""A nudge that interrupts a frame of these modules, or of ours, is repeated: a group or an operation may be half
+made."""
 _OURS = __name__.rpartition(".")[0] + "."
 
 _boundary: Boundary | None = None
@@ -68,7 +69,8 @@ def claim() -> Boundary | None:
 
 
 def give_up(why: str) -> None:
-    """The agent is not whole in this process, which may be a rank: it must not stop like one. Never raises."""
+    """The agent is incomplete in this process, which may be a rank. So the process must not stop as a rank does. Never
+    raises."""
     global _off, _step
     try:
         if _boundary is None:
@@ -136,7 +138,7 @@ def _listen() -> None:
 
 
 def _nudged(number: int, frame: FrameType | None) -> None:
-    """A stop is asked for and step boundaries are not coming: is this line a place to stop at?"""
+    """There is a stop request, and no step boundary comes: is this line a place to stop at?"""
     boundary = _boundary
     try:
         if boundary is None or not boundary.asked():

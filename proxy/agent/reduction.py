@@ -1,4 +1,4 @@
-"""What torch calls ReduceOp, taken apart: before, among the ranks of a device, across devices, after."""
+"""torch's ReduceOp in four parts: before, among the ranks of a device, across devices, after."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Reduction:
         return parts[0]
 
     def across(self, options: Any) -> Any:
-        """`options` for the ranks that speak for their devices."""
+        """`options` for the leaders of their devices."""
         options.reduceOp = self._kind
         return options
 

@@ -35,7 +35,7 @@ def _back(target: Any, data: Any) -> None:
 
 
 def _room(tensor: Any) -> Any:
-    """Host bytes for what `tensor` is to hold: its own, if it lies there in one piece."""
+    """Host bytes for the future content of `tensor`: its own memory, if that is contiguous and in host memory."""
     if not tensor.is_cuda and tensor.is_contiguous():
         return to_bytes(tensor)
     return torch.empty(nbytes(tensor), dtype=torch.uint8)
@@ -60,7 +60,8 @@ def broadcast(group: Any, flat: Any, root: int) -> None:
 
 
 def collect(group: Any, own: Any) -> list[Any]:
-    """On the first rank of the group what every rank has given, in order and on its device; nothing elsewhere."""
+    """On the first rank of the group: the tensors of all ranks, in order and on its device. Nothing on the other
+    ranks."""
     data = to_bytes(own)
     first = group.rank() == 0
     found = [torch.empty_like(data) for _ in range(group.size())] if first else []
@@ -69,7 +70,7 @@ def collect(group: Any, own: Any) -> list[Any]:
 
 
 def deal(group: Any, rows: Any, first: bool) -> Any:
-    """Each rank's own row of what the first rank of the group has. `rows`: at least as many as ranks."""
+    """Each rank's own row of the data of the first rank of the group. `rows`: at least as many as ranks."""
     mine = torch.empty_like(rows[0], device="cpu")
     given = [list(rows[: group.size()].cpu())] if first else []
     data = [[to_bytes(row) for row in given[0]]] if first else []
@@ -109,7 +110,7 @@ def _all_back(targets: Sequence[Tensors], found: Sequence[Tensors]) -> list[Any]
 
 
 class _Message(_c10d.Work):  # type: ignore[misc]
-    """Handle that keeps the host memory of a message until it is through."""
+    """Handle that keeps the host memory of a message until its transfer is complete."""
 
     def __init__(self, data: Tensors, work: Any) -> None:
         super().__init__()

@@ -10,5 +10,5 @@ output/      what ranks print: copied, limited, read for progress
 device/      what ranks hold on GPUs
 
 Runs in the pod as `_singularity.launcher`. It knows nothing of the barrier, the store, the controller or Kubernetes:
-the sidecar tells it what to do (`protocol.messages`: Plan, LauncherCommand), it tells the sidecar what happened.
+the sidecar sends it commands (`protocol.messages`: Plan, LauncherCommand), and it reports events to the sidecar.
 """

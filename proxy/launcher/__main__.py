@@ -1,6 +1,6 @@
 """Pid 1 of the training container: `AGENT_DIR/launcher/start [COMMAND...]`, which executes this with our own Python.
 
-Without COMMAND the command stands in the environment. A Job that was adopted keeps its own argv, behind ours.
+Without COMMAND, the environment has the command. An adopted Job keeps its own argv, after ours.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 
 if __name__ == "__main__":
-    # The name service would load libraries that the container's /etc/nsswitch.conf names: nothing here asks it.
+    # Nothing here uses the name service: it would load libraries that the container's /etc/nsswitch.conf names.
     sys.modules["pwd"] = sys.modules["grp"] = None  # type: ignore[assignment]
 
 from ..protocol import exit_codes, names

@@ -18,7 +18,7 @@ from ..protocol import exit_codes
 class LauncherError(Exception):
     """Base class. The message is a sentence for the person who reads the pod's log.
 
-    :param exit_code: the launcher's, if it is another one than that of the class; see `protocol.exit_codes`
+    :param exit_code: the launcher's, if it differs from the code of the class; see `protocol.exit_codes`
     """
 
     exit_code = exit_codes.PROTOCOL
@@ -36,11 +36,12 @@ class CommandError(LauncherError):
 
 
 class SidecarError(LauncherError):
-    """The sidecar says something impossible, or refuses to give a plan: then the exit code is the one that it names."""
+    """The sidecar sent an invalid message, or refused to give a plan: then the exit code is the code that the refusal
+    names."""
 
 
 class SidecarAwayError(SidecarError):
-    """The sidecar cannot be reached: it was killed too often, say."""
+    """The sidecar cannot be reached: for example, it was killed too often."""
 
     exit_code = exit_codes.LOST
 

@@ -10,11 +10,11 @@ CGROUP: Final = Path("/sys/fs/cgroup")
 TERMINATION_LOG: Final = Path("/dev/termination-log")
 """What is written here is `message` of the container's end in the pod's status."""
 _NO_LIMIT: Final = 1 << 62
-"""cgroup v1 has no word for "no limit", only a very large number."""
+"""cgroup v1 has no value for "no limit", only a very large number."""
 
 
 def oom_kills(cgroup: Path = CGROUP) -> int:
-    """How often the kernel has killed in our memory cgroup, 0 where it does not tell."""
+    """How often the kernel has killed a process in our memory cgroup, 0 if the kernel does not report it."""
     for path in (cgroup / "memory.events", cgroup / "memory/memory.oom_control"):
         with contextlib.suppress(OSError):
             for line in path.read_text().splitlines():
@@ -24,7 +24,7 @@ def oom_kills(cgroup: Path = CGROUP) -> int:
 
 
 def limit(cgroup: Path = CGROUP) -> int | None:
-    """The container's memory limit in bytes; None: it has none, or nobody tells."""
+    """The container's memory limit in bytes; None: it has none, or it is unknown."""
     for path in (cgroup / "memory.max", cgroup / "memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             value = int(path.read_text())

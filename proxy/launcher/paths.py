@@ -52,7 +52,7 @@ class Paths:
         return self.run / f"rank-{rank}"
 
     def work(self, rank: int) -> Path:
-        """Travels with the rank: cwd, TMPDIR, log."""
+        """Directory that travels with the rank: cwd, TMPDIR, log."""
         return self._below(names.WORK_DIR) / f"rank-{rank}"
 
     def log(self, rank: int) -> Path:

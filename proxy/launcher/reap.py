@@ -1,4 +1,5 @@
-"""Child processes of pid 1: our own are waited for by whoever started them, orphans of others are collected here."""
+"""Child processes of pid 1: the code that started a child of ours waits for it; this module collects orphans of
+others."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def spawn(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
 
 def forget(process: subprocess.Popen[bytes]) -> None:
-    """`process` has been waited for; its PID may be somebody else's from now on."""
+    """`process` has been waited for; from now on its PID may belong to another process."""
     with _lock:
         _own.discard(process.pid)
 

@@ -1,6 +1,6 @@
 """A rank whose agent has failed says that it cannot be saved, and why: the checkpoint fails at once, nobody waits.
 
-The word that counts stands in the barrier page; the reason is in a file.
+The flag is in the barrier page; the reason is in a file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _reason(path: Path) -> str:
 
 
 class Refusals:
-    """`due` is called by the launcher's loop: what ranks say while a stop is asked for goes to the sidecar.
+    """The launcher's loop calls `due`: refusals of ranks during a stop request go to the sidecar.
 
     :param put: takes the event, once for each stop
     """

@@ -1,4 +1,4 @@
-"""Signals that the container's pid 1 is sent. What asks the pod to end is the launcher's, the rest the program's."""
+"""Signals to the container's pid 1. The launcher handles a request to end the pod; the program gets the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .ranks import process_scan
 from .ranks.slot import Slot
 
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-"""The kubelet's, and what an image may have it send instead (STOPSIGNAL). The ranks are saved and do not hear of it."""
+"""The kubelet's signal, and the signals that an image may choose instead (STOPSIGNAL). The ranks are saved and do not
+get it."""
 PASSED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 

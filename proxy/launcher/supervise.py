@@ -36,7 +36,7 @@ TICK_S = 0.05
 OUTBOX_S = 10.0
 REPEAT_S = 1.0
 FINISHED_AGAIN_S = 5.0
-"""A sidecar that was started anew does not know that the ranks here have ended."""
+"""A restarted sidecar does not know that the ranks here have ended."""
 
 
 def say(message: str) -> None:
@@ -76,7 +76,7 @@ class Supervisor:
         self._told_finished: float | None = None
         self.term_at: float | None = None
         self._passing: list[int] = []
-        """Signals for the ranks, which came meanwhile."""
+        """Signals for the ranks that arrived meanwhile."""
         self._term_told = False
         self._failed_at: float | None = None
         self._noted = False
@@ -128,7 +128,7 @@ class Supervisor:
         return code
 
     def _tell_gpus(self, gpus: Gpus) -> None:
-        """From the thread that watches them. What is lost here the next one says again."""
+        """Called from the thread that watches the GPUs. The next report repeats the content of a lost one."""
         if self.outbox.idle:
             self.outbox.put(LauncherEvent("gpus", gpus=gpus))
 
@@ -320,18 +320,20 @@ class Supervisor:
         if command.op == "dump":
             self._ask_for(command)
         elif command.op == "resume":
-            # Cancelled because another pod failed, say. CRIU stops the ranks once more when it ends: only then resume.
+            # For example, the dump was cancelled because another pod failed. CRIU stops the ranks once more when it
+            # ends: only then resume.
             self._postponed.append(command)
             self._resume_postponed()
         elif command.op == "finish":
-            # Nothing but ranks that have all ended well can be finished: else the loop ends by itself, with their code.
+            # Only a pod whose ranks have all ended well can be finished: otherwise the loop ends by itself, with their
+            # code.
             if self._told_finished is not None:
                 self.ended = 0
         else:
             self.ended = command.exit_code or exit_codes.STOPPED
 
     def _ask_for(self, command: LauncherCommand) -> None:
-        """A sidecar that was started anew asks again: two dumps of one rank would spoil each other."""
+        """A restarted sidecar asks again: two dumps of one rank at the same time would disturb each other."""
         generation = command.generation
         if generation not in self._asked:
             self._asked[generation] = None

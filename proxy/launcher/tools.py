@@ -1,4 +1,4 @@
-"""What runs with the launcher's capabilities, and where it comes from: the agent's volume, and nowhere else.
+"""The programs that run with the launcher's capabilities. They come from the agent's volume, and from nowhere else.
 
 A rank is root on the container's file system, and a checkpoint brings files of its own. So nothing that runs with
 capabilities is found by a name there: neither a program, nor a library, a module, a setting or a plugin. The volume is
@@ -41,7 +41,7 @@ class Tools:
                 raise LauncherError(f"{self.folder / name} is not there; has the agent been installed?")
 
     def criu(self, *words: str) -> list[str]:
-        """argv of CRIU, without what would have it run or load something of the container's."""
+        """argv of CRIU, with options that keep it from running or loading files of the container."""
         return [*self._loaded("criu"), *words, "--no-default-config", "--libdir", str(self.folder / "empty")]
 
     def python(self, module: str, *words: str) -> list[str]:
@@ -55,13 +55,13 @@ class Tools:
         return [str(self.folder / LOADER), *library_path, "--argv0", path, path]
 
     def environment(self) -> dict[str, str]:
-        """All that a process with capabilities gets to see of an environment."""
+        """The whole environment of a process with capabilities."""
         return {"PATH": str(self.folder / "empty"), "LC_ALL": "C", "HOME": "/"}
 
     def features(self) -> bytes:
-        """What CRIU finds out about the kernel, which it would look for in the container's /run otherwise. Asked once.
+        """CRIU's record of the kernel's features, which it would otherwise read from the container's /run. Probed once.
 
-        :raises LauncherError: it did not tell
+        :raises LauncherError: CRIU gave no result
         """
         with self._lock:
             if not self._answer:

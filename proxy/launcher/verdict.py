@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from ..protocol import exit_codes
 
 FAIL_GRACE_S = 5.0
-"""After one rank has failed, the others get SIGTERM so much later, and SIGKILL the same time after that."""
+"""Seconds from the first failure of a rank to SIGTERM for the others, and from there to SIGKILL."""
 TERM_MARGIN_S = 2.0
-"""The launcher ends so long before the kubelet would kill it."""
+"""The launcher ends this long before the kubelet would kill it."""
 
 
 def exit_code(
@@ -18,7 +18,7 @@ def exit_code(
     """None while a rank lives; else the first failure's code, in the order of `codes`, or 0.
 
     :param lost: ranks that failed because a rank of another pod was gone. If nothing worse happened here, the pod ends
-        as if on request: what became of the other one decides about the Job.
+        as if on request: the result of the lost pod decides about the Job.
     :param stopped: ranks that were stopped here after the first failure
     """
     if len(codes) < ranks:

@@ -1,4 +1,4 @@
-"""What the parts of the project say to each other: names, messages, the barrier page, the checkpoint manifest.
+"""The protocols between the parts of the project: names, messages, the barrier page, the checkpoint manifest.
 
 Standard library only, importable everywhere (Airflow worker, controller, sidecar, the user's interpreter). No I/O
 lives here, and nothing here may import another package of this project.

@@ -1,4 +1,4 @@
-"""Where may the ranks of a program stop that does not come to step boundaries in step? The rule, as a pure function.
+"""Where the ranks of a program may stop if they do not reach step boundaries together: the rule, as a pure function.
 
 A *place* is where a rank could be stopped. It is a step boundary, the entry of a collective or of a send or receive, or
 any line of the script outside of these. At each place a rank publishes what it has issued so far:
@@ -16,9 +16,9 @@ reach.
     wait      we are not behind, but somebody else is, or has gone on
     settled   everybody waits, and nobody is behind: this is the cut
 
-Several threads of a rank may have operations (a checkpoint that is written beside the training). The thread that trains
-leads: it waits at the rank's place and judges. Any other one waits before its next operation while the leading thread
-does, and goes on if the rank is behind there (`may_pass`). The leading thread leaves to such threads what they will do
+Several threads of a rank may have operations (a checkpoint that is written beside the training). The training thread
+leads: it waits at the rank's place and judges. While it waits, any other thread waits before its next operation, and
+goes on if the rank is behind there (`may_pass`). The leading thread lets such threads do their own operations
 (`others_will`), but not for ever: they may wait for it.
 
 No deadlock: a rank inside an operation has published it, or has published nothing yet. In both cases its partners go on
@@ -44,7 +44,8 @@ class Entry:
     epoch: int
     """How often it has destroyed all its process groups; names of channels may come again after that."""
     waiting: bool
-    """At a place, with exactly this issued; if not, it has gone on, and the operation it is in counts as issued."""
+    """True: the rank is at a place and has issued exactly this. False: it has gone on, and its present operation counts
+    as issued."""
     count: int
     """Its step boundaries."""
     channels: Channels
@@ -93,12 +94,13 @@ def may_pass(channel: str, behind_on: Collection[str], own: Collection[str]) -> 
 
 
 def others_will(behind_on: Collection[str], owned: Collection[str]) -> bool:
-    """Is all that the rank is behind on the business of threads that do not lead, and live?"""
+    """Is the rank behind only on channels of living threads that do not lead?"""
     return bool(behind_on) and all(name in owned for name in behind_on)
 
 
 def judge(rank: int, entries: Mapping[int, Entry], world: int) -> Literal["pass", "wait", "settled"]:
-    """What `rank` does, who waits at a place and has published that. `entries`: the newest of each rank heard of."""
+    """What `rank` does, which waits at a place and has published that. `entries`: the newest entry of each known
+    rank."""
     mine = entries[rank]
     if len(entries) < world or any(behind(rank, mine, other) for other in entries.values()):
         return "pass"

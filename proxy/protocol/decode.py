@@ -1,8 +1,8 @@
-"""Text that somebody else wrote -> a typed value, or `Unreadable` with the reason. Nothing here raises.
+"""Untrusted text -> a typed value, or `Unreadable` with the reason. Nothing here raises.
 
-Annotations, labels, messages, manifests and XComs can be written by people who mean harm, or by a broken program. Each
-of them is read with these functions and with nothing else. Size and depth are bounded before the parser sees the text.
-Every number is finite and in a range, every string can be encoded, and no key of an object comes twice.
+An attacker or a broken program can write annotations, labels, messages, manifests and XComs. Each of them is read with
+these functions only. Size and depth are bounded before the parser sees the text. Every number is finite and in a range,
+every string can be encoded, and no key of an object comes twice.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 T = TypeVar("T")
 
 MAX_BYTES: Final = 256 * 1024
-"""Of one text: the API server allows no more for all annotations of an object together."""
+"""Limit of one text: the API server allows no more for all annotations of an object together."""
 MAX_DEPTH: Final = 32
 """Of brackets within brackets. Our own messages have six."""
 MAX_SERVED: Final = 200
 """The same for what an API server sends: a pod template has twenty."""
 MAX_WHOLE: Final = 2**53 - 1
-"""Every JSON parser has such whole numbers exactly."""
+"""Every JSON parser reads whole numbers up to this limit exactly."""
 MAX_NUMBER: Final = 1e15
 """Of a float without a range of its own: times a thousand, it is still a whole number of a sane size."""
 MAX_TIME: Final = 32_503_680_000.0
@@ -65,10 +65,10 @@ class Spelled:
 UnixTime = Annotated[float, Within(0, MAX_TIME)]
 """Unix seconds."""
 Seconds = Annotated[float, Within(0, MAX_SECONDS)]
-"""A duration. What machines tell each other are durations: their clocks differ."""
+"""A duration. Machines send each other durations, because their clocks differ."""
 Count = Annotated[int, Within(0, MAX_WHOLE)]
 AnyFloat = Annotated[float, Within(-1e300, 1e300)]
-"""What a user's program has computed."""
+"""A number that a user's program has computed."""
 
 
 class _WrongError(ValueError):
@@ -114,7 +114,7 @@ def moment(text: object) -> float | Unreadable:
 def json_value(text: object, most_bytes: int = MAX_BYTES, halves: bool = False) -> Any:
     """Any JSON value, or Unreadable. Numbers are within MAX_WHOLE and 1e300.
 
-    `halves` allows strings with lone surrogates: Python has names of files in them that are no UTF-8.
+    `halves` allows strings with lone surrogates: Python uses them for file names that are no UTF-8.
     """
     try:
         return _parsed(text, most_bytes, halves)
@@ -153,8 +153,9 @@ def typed(cls: type[T], data: object, where: str = "") -> T | Unreadable:
 def served(data: bytes) -> Any:
     """What an API server has sent. Values nested deeper than MAX_SERVED are None. Raises ValueError: no JSON.
 
-    It stores `metadata.managedFields` of thousands of levels for whoever may patch one object, and each list of all
-    objects has them. The parser cannot take that, so what is too deep is cut out: everybody else's objects are read.
+    A user who may patch one object can make it store `metadata.managedFields` of thousands of levels, and each list of
+    all objects has them. The parser cannot handle that. So values that are too deep are cut out, and all other objects
+    can still be read.
     """
     try:
         return json.loads(data)
@@ -209,7 +210,7 @@ def _parsed(text: object, most_bytes: int, halves: bool) -> Any:
         raise
     except (ValueError, RecursionError, MemoryError) as error:
         raise _WrongError(f"not valid JSON: {_cut(str(error), 200)}") from None
-    # A pair of halves is a character, one half alone is nothing that can be written.
+    # A pair of surrogates is a character; a lone surrogate cannot be encoded.
     if not halves and _HALF.search(text) is not None:
         try:
             json.dumps(value, ensure_ascii=False).encode()

@@ -1,4 +1,4 @@
-"""The exit codes of a training container: what happened, what that means for its Job, what its user reads. One table.
+"""The exit codes of a training container: the cause, the result for the Job, and the text for the user. One table.
 
 It is the source of the pod failure policy (`failure_rules` of `kueue_integration`). Launcher and sidecar end with its
 codes, and `status` explains them. The section "Exit codes" of docs/faults.md comes from it, too (`python -m
@@ -37,7 +37,7 @@ class Row:
     action: Action
     then: Then
     reads: str
-    """What is read where the container left no words of its own; "": nothing, the cause is somewhere else."""
+    """The text if the container left no message of its own; "": none, the cause is in another place."""
     ours: bool = True
     """The launcher ends with it by its own decision. A program may end with it too."""
 
@@ -90,7 +90,7 @@ _BY_CODE: Final = {row.code: row for row in TABLE}
 IGNORED: Final = tuple(sorted(row.code for row in TABLE if row.action == "Ignore" and row.code is not None))
 COUNTED: Final = tuple(sorted(row.code for row in TABLE if row.action == "Count" and row.code is not None))
 RESERVED: Final = frozenset(row.code for row in TABLE if row.ours and row.code not in (None, FINISHED, COMMAND))
-"""Codes that mean something of the platform's: a job cannot ask for something else to be done after them."""
+"""Codes with a meaning for the platform: a job cannot choose another reaction to them."""
 
 
 def of(code: int) -> Row:

@@ -13,7 +13,7 @@ MAX_FAULTS: Final = 6
 
 
 def merged(parts: Iterable[Gpus | None]) -> Gpus | None:
-    """Of all pods; None if none has told. Faults add up, the mean counts each GPU once."""
+    """Of all pods; None if none has reported. Faults add up, the mean counts each GPU once."""
     told = [part for part in parts if part is not None]
     if not told:
         return None

@@ -1,4 +1,4 @@
-"""The checkpoint manifest: the one object whose existence makes a checkpoint exist. Written last, read strictly.
+"""The checkpoint manifest: a checkpoint exists if and only if its manifest exists. Written last, read strictly.
 
     STORE/jobs/<namespace>/<job>/<checkpoint id>.json      this manifest
     STORE/jobs/<namespace>/<job>/packs/<sha256>-<upload>   content of image files, see `proxy.store.pack`
@@ -115,7 +115,7 @@ def loads(text: str | bytes) -> Manifest:
     if not is_id(m.id):
         raise MessageError(f"Manifest.id: {m.id!r} is not a checkpoint id")
     found = sorted(r.rank for r in m.ranks)
-    # Its length first: a world size that is nonsense must not become a list of that length.
+    # Check the length first: an absurd world size must not become a list of that length.
     if not found or len(found) != m.world_size or found != list(range(m.world_size)):
         raise MessageError(f"Manifest.ranks: has {found[:20]}, wants 0..{m.world_size - 1} once each")
     for rank in m.ranks:

@@ -72,11 +72,11 @@ class CheckpointRef:
     created_at: UnixTime
     """Unix seconds."""
     sha256: str
-    """Of the manifest's bytes. Whoever restores compares, before a field of the manifest is used."""
+    """Digest of the manifest's bytes. A restore compares it before it uses any field of the manifest."""
     needs: Needs | None = None
     """None: not known."""
     unusable: str = ""
-    """Why it cannot be restored, as a pod has found out. The controller writes it down, nobody else."""
+    """Why it cannot be restored, as reported by a pod. Only the controller writes this field."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Preemptor:
-    """Who took a job's quota, as it was then: it may be gone when somebody asks."""
+    """The workload that took a job's quota, recorded at that time: it may be gone later."""
 
     workload: str
     namespace: str = ""
@@ -110,7 +110,7 @@ go on."""
 
 @dataclass(frozen=True)
 class GpuFault:
-    """What a GPU's driver has reported as an Xid, so many times."""
+    """An Xid that a GPU's driver has reported, and how many times."""
 
     gpu: Annotated[str, Spelled(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,60}", "the UUID of a GPU")]
     xid: Annotated[int, Within(0, 100_000)]
@@ -151,7 +151,8 @@ class AttemptRecord:
     admitted_at: UnixTime
     queued_at: UnixTime | None = None
     running_at: UnixTime | None = None
-    """All of its programs run: they were started, or restored and have met. By the controller's clock."""
+    """Time from which all of its programs run: they were started, or were restored and have met. By the controller's
+    clock."""
     first_step: int | None = None
     """Number of the first step this attempt runs (steps are numbered from 0)."""
     first_step_at: UnixTime | None = None
@@ -175,15 +176,15 @@ class AttemptRecord:
     skipped: list[Skipped] = field(default_factory=list)
     """Newer checkpoints than that one, which cannot be restored; newest first, the first few."""
     note: str | None = None
-    """What a user should read about how it ended, if anything is unusual."""
+    """A sentence for the user about its end, if anything is unusual."""
     held: bool = False
     """Its hold was armed at the start."""
     readmitted_for: Readmission | None = None
-    """Why the controller has asked Kueue to admit the job anew, None if it has not."""
+    """Why the controller has asked Kueue to admit the job again, None if it has not."""
     cluster: str | None = None
     """The worker cluster that it ran in, as MultiKueue calls it; None: the cluster of the Job itself."""
     gpus: Gpus | None = None
-    """None: it has no GPUs, or nobody has told of them."""
+    """None: it has no GPUs, or no pod has reported them."""
 
     @property
     def runs_since(self) -> float | None:
@@ -218,15 +219,15 @@ class Placement:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What somebody asks of a job that is there already. Unused fields are None."""
+    """A user's request about an existing job. Unused fields are None."""
 
     id: str
     """Unique: the same request twice is carried out once."""
     op: RequestOp
     at: UnixTime
-    """Unix seconds, by the clock of whoever asks; only shown."""
+    """Unix seconds, by the requester's clock; only shown."""
     by: str = ""
-    """Who asks, for people."""
+    """The requester, for people."""
     workers: int | None = None
     min_workers: int | None = None
     placement: Placement | None = None
@@ -235,7 +236,7 @@ class JobRequest:
     node: str | None = None
     """migrate: the node that was named."""
     timeout_s: float | None = None
-    """checkpoint: give it up when it is not committed so many seconds after the controller took notice."""
+    """checkpoint: abandon it if it is not committed this many seconds after the controller has seen it."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +309,7 @@ class LauncherCommand:
 
 @dataclass(frozen=True)
 class Reading:
-    """What rank 0's output says about its progress, in the script's own counting; None for what it does not say."""
+    """Progress as read from rank 0's output, in the script's own counting; None for missing values."""
 
     step: Count | None = None
     total: int | None = None
@@ -318,10 +319,10 @@ class Reading:
 @dataclass(frozen=True)
 class LauncherEvent:
     """`started`/`restored`: all ranks of the pod run. `dumped`: images of all ranks lie in IMAGE_DIR/<checkpoint_id>.
-    `dump_failed`/`restore_failed`: `message` says why. `exited`: `rank` ended by itself with `code`.
-    `finished`: every rank of the pod has ended with 0, and the launcher waits for `finish`; said again until it comes.
-    `terminating`: SIGTERM came, `grace_s` seconds are left. `reading`: rank 0 has printed something new. `gpus`: what
-    the pod's GPUs have done since the launcher's start; said again and again."""
+    `dump_failed`/`restore_failed`: `message` says why. `exited`: `rank` ended by itself with `code`. `finished`: every
+    rank of the pod has ended with 0, and the launcher waits for `finish`; repeated until it comes. `terminating`:
+    SIGTERM came, `grace_s` seconds are left. `reading`: rank 0 has printed something new. `gpus`: the statistics of the
+    pod's GPUs since the launcher's start; sent repeatedly."""
 
     kind: Literal[
         "started", "restored", "dumped", "dump_failed", "restore_failed", "exited", "finished", "terminating",
@@ -355,12 +356,12 @@ class Hello:
 @dataclass(frozen=True)
 class HelloReply:
     peer_key: str
-    """Signs what the sidecars of this attempt say to each other."""
+    """The key that signs the messages between the sidecars of this attempt."""
     leader_ip: str
     checkpoint: CheckpointRef | None = None
     """What to restore; None for a fresh start."""
     committed: list[CheckpointRef] = field(default_factory=list)
-    """All that were committed, as far as is known, newest first: what comes into question when that one is damaged."""
+    """All known committed checkpoints, newest first: the candidates if `checkpoint` is damaged."""
     finished: bool = False
     """Every rank of the job has ended well: nothing is left to do. The other fields are empty then."""
 
@@ -374,7 +375,7 @@ class Command:
     op: Literal["checkpoint"]
     reason: str
     remaining_s: Seconds
-    """Seconds that are left for it, from when the leader gets this."""
+    """Seconds left for it, counted from the moment when the leader gets this."""
     then: Literal["stop", "continue"] = "stop"
 
 
@@ -400,7 +401,7 @@ class Progress:
     bytes_total: Count | None = None
     """While `uploading`: how much of the images of all pods the store has, and how much there is."""
     gpus: Gpus | None = None
-    """Of all pods that have told of theirs."""
+    """Of all pods that have reported theirs."""
     start: StartPhases | None = None
     """How all programs of this attempt came to run."""
 
@@ -420,7 +421,7 @@ class CommitRequest:
 
 @dataclass(frozen=True)
 class CheckpointFailure:
-    """A checkpoint was asked for and cannot be had. `step` is the highest counter seen."""
+    """A requested checkpoint is not possible. `step` is the highest counter seen."""
 
     namespace: str
     job: str
@@ -428,14 +429,14 @@ class CheckpointFailure:
     message: str
     step: Count = 0
     goes_on: bool = False
-    """The checkpoint was asked for while the job goes on, and so the job does."""
+    """The request was for a checkpoint after which the job goes on, and the job does go on."""
     finishing: bool = False
     """Some ranks have ended by themselves: a part of the world cannot be saved, but the job may be about to end."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """What the store has of a checkpoint is not what was committed."""
+    """The store's copy of a checkpoint differs from the committed checkpoint."""
 
     id: str
     problem: str
@@ -455,7 +456,7 @@ class DamageReport:
 # --- launcher -> `singularityctl doctor` --------------------------------------------------------------------------
 @dataclass(frozen=True)
 class GpuProbe:
-    """What a launcher has found that was asked for it (`names.ENV_PROBE`): a line of its pod's log."""
+    """The findings of a launcher that runs as a probe (`names.ENV_PROBE`): a line of its pod's log."""
 
     gpus: list[str] = field(default_factory=list)
     """Their names."""
@@ -464,7 +465,7 @@ class GpuProbe:
     problems: list[str] = field(default_factory=list)
     """Sentences: what will not work there."""
     size: Count = 0
-    """Bytes of a process that were taken off the GPU and put back, 0 if that was not done:"""
+    """Bytes of a process that were moved off the GPU and back, 0 if that was not done:"""
     checkpoint_s: float = 0.0
     restore_s: float = 0.0
     wrong: Count = 0

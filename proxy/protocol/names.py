@@ -42,10 +42,10 @@ ENV_RUN_AS: Final = "SINGULARITY_RUN_AS"
 """`uid:gid:group,group`, with `:strict` (of supplementalGroupsPolicy) behind it or without: whom the ranks run as, from
 the pod's securityContext. An empty uid is root's, an empty gid the one that the image's passwd says."""
 ENV_PROBE: Final = "SINGULARITY_PROBE"
-"""The launcher looks at its pod instead of training; only PROBE_GPUS is known."""
+"""The launcher examines its pod instead of training; only PROBE_GPUS is known."""
 PROBE_GPUS: Final = "gpus"
 ENV_LOG_RATE: Final = "SINGULARITY_LOG_RATE"
-"""Bytes per second of each rank's output that are shown; what is above is counted. 0: all of it."""
+"""Bytes per second of each rank's output that are shown; the rest is only counted. 0: all output is shown."""
 
 OLDEST_TORCH: Final = (2, 9)
 """For jobs of one rank without a GPU, which are saved as they stand."""

@@ -1,4 +1,5 @@
-"""`python -m proxy.sidecar`: configuration from the environment, SIGTERM ends it in order, errors end it with 1."""
+"""`python -m proxy.sidecar`: configuration from the environment; an orderly end after SIGTERM, exit code 1 after an
+error."""
 
 from __future__ import annotations
 

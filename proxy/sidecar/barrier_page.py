@@ -29,7 +29,7 @@ class BarrierPage:
                 self.adopted = _is_ours(fd, world_size)
                 if not self.adopted:
                     os.ftruncate(fd, 0)
-                    # Room for all of it now: a rank that writes into a hole of a full volume would be killed for it.
+                    # Allocate all of it now: the kernel would kill a rank that writes into a hole of a full volume.
                     os.posix_fallocate(fd, 0, page.PAGE_SIZE)
                 self._map = mmap.mmap(fd, page.PAGE_SIZE)
             finally:
@@ -67,12 +67,12 @@ class BarrierPage:
         self._words[page.W_ACQUIRED] = generation
 
     def pass_over(self, generation: int) -> None:
-        """Ranks are stopped anywhere for `generation`: nobody has to wait, but its number is taken."""
+        """Ranks are stopped anywhere for `generation`: no rank has to wait, but the number is used up."""
         self.withdraw()
         self._words[page.W_ACQUIRED] = generation
 
     def withdraw(self) -> None:
-        """No stop is asked for any more."""
+        """Withdraw the stop request."""
         self._words[page.W_REQUEST] = 0
 
     def view(self, rank: int) -> RankView:

@@ -18,7 +18,7 @@ ENV_ROOT: Final = "SINGULARITY_ROOT"
 
 @dataclass(frozen=True)
 class Config:
-    """What this sidecar is and whom it talks to. `mesh_port` is the leader's port."""
+    """The identity of this sidecar and the addresses of its peers. `mesh_port` is the leader's port."""
 
     namespace: str
     job: str
@@ -51,12 +51,13 @@ class Config:
 
     @property
     def plan_file(self) -> Path:
-        """The plan that the launcher was given: a restarted sidecar gives no other one."""
+        """The plan that the launcher got: a restarted sidecar gives the same plan again."""
         return self.run_dir / "plan.json"
 
     @property
     def started_file(self) -> Path:
-        """Exists once the launcher has said that the ranks run: they show on the page only when they import torch."""
+        """Exists once the launcher has reported that the ranks run: they appear on the page only when they import
+        torch."""
         return self.run_dir / "started"
 
     @property

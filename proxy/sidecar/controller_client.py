@@ -1,4 +1,5 @@
-"""The controller's API as seen by a sidecar: HTTPS, bearer token read anew for every request, retries to a deadline."""
+"""The controller's API as seen by a sidecar: HTTPS, bearer token read again for every request, retries until a
+deadline."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ POLL_S: Final = 30.0
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 5.0
 _FATAL: Final = frozenset({400, 404, 405, 413})
-"""Asking again cannot help. 401 and 403 can pass: tokens rotate, the controller's view of pods lags."""
+"""A retry cannot help. 401 and 403 can be temporary: tokens rotate, and the controller's view of pods lags."""
 log = logging.getLogger(__name__)
 
 
@@ -109,15 +110,15 @@ class Controller:
         await self._retry("POST", "/v1/commit", deadline, body)
 
     async def failure(self, failure: CheckpointFailure, deadline: float) -> None:
-        """Say that a checkpoint cannot be had. Raises StaleAttemptError, ControllerError at the deadline."""
+        """Report that a checkpoint is not possible. Raises StaleAttemptError, ControllerError at the deadline."""
         await self._retry("POST", "/v1/failure", deadline, lambda: to_json(failure))
 
     async def damage(self, report: DamageReport, deadline: float) -> None:
-        """Say that a checkpoint cannot be restored. Raises StaleAttemptError, ControllerError at the deadline."""
+        """Report that a checkpoint cannot be restored. Raises StaleAttemptError, ControllerError at the deadline."""
         await self._retry("POST", "/v1/damage", deadline, lambda: to_json(report))
 
     async def _retry(self, method: str, path: str, deadline: float, body: Callable[[], str]) -> tuple[int, bytes]:
-        """`deadline`: of the monotonic clock. `body` is asked for each try."""
+        """`deadline`: of the monotonic clock. `body` is called for each try."""
         pause = FIRST_PAUSE_S
         while True:
             left = deadline - time.monotonic()

@@ -1,4 +1,5 @@
-"""What this machine is, for the manifest, and whether a checkpoint fits it: pure but for reading /proc/cpuinfo."""
+"""The facts of this machine for the manifest, and whether a checkpoint fits it. Pure, except for reading
+/proc/cpuinfo."""
 
 from __future__ import annotations
 

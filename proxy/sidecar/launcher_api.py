@@ -40,7 +40,7 @@ class LauncherApi:
         self.asked = False
         """The launcher runs, and wants a plan."""
         self._commands: list[tuple[LauncherCommand, float]] = []
-        """With when each was sent, by the monotonic clock."""
+        """Each with its time of sending, by the monotonic clock."""
         self._more = asyncio.Condition()
         # Milliseconds since the node's start: the same for all containers of the pod, and never less. So a restarted
         # sidecar goes on above the numbers that its predecessor gave to the same launcher.
@@ -75,7 +75,7 @@ class LauncherApi:
             self._plan.set_exception(error)
 
     async def refused(self) -> None:
-        """Wait until the launcher was told of a refusal."""
+        """Wait until the launcher has received a refusal."""
         await self._told.wait()
 
     async def send(self, command: LauncherCommand) -> None:
@@ -106,7 +106,7 @@ class LauncherApi:
         def next_one() -> LauncherCommand | None:
             return next((_now(*item) for item in self._commands if item[0].seq > after), None)
 
-        # What the launcher has had it never asks for again.
+        # The launcher never asks again for a command that it has received.
         self._commands = [item for item in self._commands if item[0].seq > after]
         async with self._more:
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
@@ -126,7 +126,7 @@ class LauncherApi:
 
 
 def _now(command: LauncherCommand, sent: float) -> LauncherCommand:
-    """As it is given to the launcher now, which may be long after it was sent."""
+    """The command as the launcher gets it now, which may be long after it was sent."""
     if command.remaining_s is None:
         return command
     return replace(command, remaining_s=max(0.0, command.remaining_s - (time.monotonic() - sent)))

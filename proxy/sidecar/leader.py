@@ -29,7 +29,7 @@ from .state_machine import Failure, Heard, State
 TICK_S: Final = 0.1
 """Longest time between two looks at the deadline while a checkpoint runs."""
 TELL_S: Final = 60.0
-"""How long the leader tries to tell the controller of a failure."""
+"""How long the leader tries to report a failure to the controller."""
 log = logging.getLogger(__name__)
 
 
@@ -60,15 +60,15 @@ class Leader:
         self._images: dict[int, tuple[int, list[RankImage], int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._seen: dict[int, int] = {}
-        """Version of the directive that each follower was given last."""
+        """Version of the last directive sent to each follower."""
         self._taken: dict[int, int] = {}
-        """... and that it has said to have."""
+        """... and of the directive that the follower has confirmed."""
         self._finished_at = 0.0
 
     def continue_after(self, generation: int, acquired: bool) -> None:
         """This sidecar was restarted beside ranks that know `generation`: number the next stop above it.
 
-        `acquired`: they may be frozen for it, and what became of its checkpoint is not known: all have to go on.
+        `acquired`: they may be frozen for it, and the result of its checkpoint is unknown. So all have to go on.
         """
         if generation // page.GENERATIONS_PER_ATTEMPT == self._config.attempt:
             sequence = generation % page.GENERATIONS_PER_ATTEMPT
@@ -76,7 +76,7 @@ class Leader:
 
     # --- what comes in --------------------------------------------------------------------------------------------
     async def exchange(self, report: PodReport, seen: int, hold: float) -> Directive:
-        """Take in a pod's report and answer what it has to do; waits up to `hold` seconds for something new."""
+        """Process a pod's report and answer with its directive. Waits up to `hold` seconds for something new."""
         self._seen[report.index] = self._taken[report.index] = seen
         self._take(report)
         if seen == self.directive.version and self.state.phase != "barrier":
@@ -86,7 +86,7 @@ class Leader:
         return self._said()
 
     def _said(self) -> Directive:
-        """The directive as it is said now."""
+        """The directive as it is sent now."""
         left = self.state.trigger.deadline - time.monotonic() if self.state.trigger else 0.0
         return replace(self.directive, remaining_s=max(0.0, left))
 
@@ -119,7 +119,7 @@ class Leader:
             step = max((v.count for v in state_machine.world(state, self.heard)), default=0)
             log.info("phase %s -> %s, generation %d, step %d", self.state.phase, state.phase, state.generation, step)
         if state.phase == "save" and self.state.phase != "save":
-            # Before any other pod hears of it: should this sidecar be started anew, all ranks that froze must go on.
+            # Before any other pod gets the directive: if this sidecar is restarted, all ranks that froze must go on.
             self._pod.reached(state.generation, state.stop_at, state.anywhere)
         if state.phase == "finished" and not self._finished_at:
             self._finished_at = time.monotonic()
@@ -151,7 +151,8 @@ class Leader:
                 await _first_of(limit, pod.changed, self._turned)
 
     def _may_finish(self) -> bool:
-        """The leader's pod ends last: one that has not heard the last word would take its leader for lost."""
+        """The leader's pod ends last: a pod that has not received the last directive would believe that its leader is
+        lost."""
         return self._all_have(self._taken) or time.monotonic() - self._finished_at > state_machine.GONE_S
 
     def _all_have(self, versions: dict[int, int]) -> bool:
@@ -192,7 +193,7 @@ class Leader:
             goes_on = self.state.goes_on
             await self._controller.commit(self._request(state, ref, goes_on), deadline)
             if goes_on and not self.state.goes_on and self.state.trigger is not None:
-                # Told to end meanwhile: the controller takes the attempt for one that goes on, and its hold waits.
+                # SIGTERM came meanwhile: the controller believes that the attempt goes on, and its hold waits.
                 goes_on, deadline = False, self.state.trigger.deadline
                 await self._controller.commit(self._request(state, ref, goes_on), deadline)
         except StaleAttemptError as error:
@@ -216,7 +217,8 @@ class Leader:
                 self._spawn(self.retain())
 
     async def _write(self, manifest: Manifest, limit_s: float) -> str:
-        """The manifest; its digest. Or TimeoutError; then none appears later, when nobody would commit it."""
+        """Write the manifest; its digest. After a TimeoutError no manifest appears later, when nobody would commit
+        it."""
         late = threading.Event()
         try:
             return await asyncio.wait_for(asyncio.to_thread(self._store.write_manifest, manifest, late.is_set), limit_s)
@@ -224,7 +226,7 @@ class Leader:
             late.set()
 
     async def retain(self, ended: Sequence[str] = ()) -> None:
-        """Delete old checkpoints, and what none needs any more. A failure is only logged.
+        """Delete old checkpoints, and content that no checkpoint needs any more. A failure is only logged.
 
         :param ended: announcements of uploads that cannot be committed any more
         """
@@ -233,7 +235,7 @@ class Leader:
         def work() -> None:
             self._store.withdraw_uploads(namespace, job, ended)
             listed = self._store.list_checkpoints(namespace, job)
-            # Looked at after the list: what is listed and being committed is known here.
+            # Read after the list: so a checkpoint that is listed while its commit runs is known here.
             gone = superseded(listed, [*self._committed], self.state.checkpoint_id)
             self._store.drop(namespace, job, gone)
             done = self._store.collect_garbage(namespace, job)
@@ -312,7 +314,7 @@ class Leader:
 
     # --- the end ----------------------------------------------------------------------------------------------------
     def settled(self) -> bool:
-        """Nothing is under way, and every other pod has heard the last word or has ended."""
+        """No checkpoint is under way, and every other pod has received the last directive or has ended."""
         if self.state.active or self._tasks:
             return False
         if self.state.phase == "stopped":
@@ -324,7 +326,7 @@ class Leader:
         )
 
     def deadline(self) -> float:
-        """Until when a checkpoint under way may take, by the monotonic clock; 0 if none is."""
+        """Deadline of the checkpoint under way, by the monotonic clock; 0 if there is none."""
         return self.state.trigger.deadline if self.state.trigger else 0.0
 
 

@@ -28,7 +28,7 @@ PACE_S: Final = 0.004
 TRY_S: Final = 5.0
 LONGEST_PAUSE_S: Final = 0.2
 TRIES: Final = 3
-"""Of one exchange: the first one teaches a follower the leader's session."""
+"""Tries of one exchange: from the first try, a follower learns the leader's session."""
 LARGEST_REPORT: Final = 256 << 20
 """Bytes. A report with images lists every file and pack, about 20 bytes per MiB of image."""
 Exchange = Callable[[PodReport, int, float], Awaitable[Directive]]
@@ -65,7 +65,7 @@ class MeshServer:
             body = await request.read()
             known = signed.whole(request.headers, body)
         if not known:
-            # This answer is not signed: whoever asks has not shown that it has the key.
+            # This answer is not signed: the client has not proved that it has the key.
             return web.json_response({"error": "wrong signature: not a pod of this attempt"}, status=401)
         status, text = await self._answer(request, body)
         mac = signed.answer_mac(self._key, request.headers[signed.MAC], status, text.encode())
@@ -93,8 +93,8 @@ def _error(text: str) -> tuple[int, str]:
 
 
 class Follower:
-    """A follower's end: keeps exchanging until cancelled. An unreachable leader is retried for ever: only the Job
-    controller may decide that this pod is of no use any more."""
+    """A follower's end: keeps exchanging until cancelled. It retries an unreachable leader for ever: only the Job
+    controller may decide that this pod is not needed any more."""
 
     def __init__(self, pod: Pod, leader: str, port: int, peer_key: str) -> None:
         self._pod = pod
@@ -116,7 +116,8 @@ class Follower:
                         since = time.monotonic()
                     lost = True
                     await self._pod.abandoned(time.monotonic() - since)
-                    # After the last word the leader may end first: a pod that is asked to end later has heard it.
+                    # After the last directive the leader may end first: a pod that is asked to end later has already
+                    # received it.
                     if self._pod.directive.op in ("stop", "exit", "finish"):
                         await self._pod.apply(self._pod.directive)
                     await asyncio.sleep(pause)

@@ -1,8 +1,8 @@
-"""What sidecars of one attempt say to each other: a follower posts its PodReport, the leader answers a Directive.
+"""Messages between the sidecars of one attempt: a follower posts its PodReport, the leader answers with a Directive.
 
     POST /v1/exchange?seen=VERSION&hold=SECONDS   PodReport -> Directive      (leader's MESH_PORT, signed: see `signed`)
 
-Both are states, not events: losing or repeating one changes nothing. The leader holds the answer while the follower
+Both are states, not events: a lost or repeated message changes nothing. The leader holds the answer while the follower
 has seen the current directive already, at most `hold` seconds.
 """
 
@@ -44,17 +44,17 @@ class PodReport:
     done: bool = False
     """Every rank of this pod has ended with 0; its launcher waits for the ranks of the other pods."""
     broken: str = ""
-    """A rank of this pod has ended otherwise: which, and how."""
+    """A rank of this pod has ended in another way: which rank, and how."""
     terminating_in_s: Seconds | None = None
     """Seconds within which a checkpoint must be committed, because this pod was asked to end."""
     dumped: int = 0
     uploaded: int = 0
     """Generation whose images of this pod's ranks are in the store."""
     bytes_stored: int = 0
-    """New bytes that the upload for `uploaded` wrote."""
+    """Bytes that the upload for `uploaded` had to write."""
     bytes_done: int = 0
     bytes_total: int = 0
-    """How much of its images the store has, and how much there is; 0 of 0 before the upload begins."""
+    """Bytes of its images that the store has, and bytes in all; 0 of 0 before the upload begins."""
     failed: int = 0
     message: str = ""
     """Why `failed` failed."""
@@ -70,7 +70,7 @@ class PodReport:
 
 @dataclass(frozen=True)
 class Stop:
-    """A stop whose barrier was reached and which is over: all ranks freeze for it and go on."""
+    """A stop that is over and whose barrier was reached: all ranks freeze for it and go on."""
 
     generation: int
     stop_at: int = 0
@@ -82,9 +82,9 @@ class Stop:
 class Directive:
     """What all pods have to do now.
 
-    `run`: no stop is asked for; ranks frozen for `generation` (if `acquired`) go on. `barrier`: stop at `stop_at`.
-    `save`: the barrier is acquired, dump and upload. `stop`: committed, end when asked to. `exit`: end now.
-    `finish`: every rank of the world has ended with 0, all pods end as complete.
+    `run`: there is no stop request; ranks frozen for `generation` (if `acquired`) go on. `barrier`: stop at `stop_at`.
+    `save`: the barrier is acquired; dump and upload. `stop`: the checkpoint is committed; end when asked to. `exit`:
+    end now. `finish`: every rank of the world has ended with 0, all pods end as complete.
     """
 
     op: Op
@@ -95,16 +95,16 @@ class Directive:
     """`save`: the launchers stop the ranks wherever they are."""
     checkpoint_id: AnyId = ""
     remaining_s: Seconds = 0.0
-    """Of the checkpoint under way, from when this is said. Not counted as something new."""
+    """Of the checkpoint under way, counted from the time of sending. A change of it does not count as new."""
     ahead: bool = False
     """`save`: upload while the ranks are being dumped. Not where they go on after the dump: it would take processor
     time from what they wait for."""
     addresses: list[str] = field(default_factory=list)
     """`save`: of all pods."""
     over: Stop | None = None
-    """`run`, `barrier`: the newest one. A pod that has not heard of its end, or not even of its barrier, catches up."""
+    """`run`, `barrier`: the newest such stop. A pod that has missed its end, or even its barrier, catches up."""
     unsaved: list[int] = field(default_factory=list)
-    """Indices of pods that were asked to end and whose last checkpoint failed: nothing to wait for."""
+    """Indices of pods that were asked to end and whose last checkpoint failed: they have nothing to wait for."""
     broken: str = ""
     """Why this world cannot end well any more: pods that wait for its end leave, without counting as complete."""
     version: int = 0

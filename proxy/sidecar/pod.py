@@ -28,9 +28,10 @@ from .peers import Directive, PodReport, RankWords, Stop
 from .pod_phases import PodPhases
 
 MARGIN_S: Final = 4.0
-"""Of a pod's grace period, kept back for ending in order after the commit: the launcher gives up 2 s before its end."""
+"""Part of a pod's grace period that is reserved for an orderly end after the commit: the launcher gives up 2 s before
+its end."""
 ALONE_S: Final = 15.0
-"""A pod that was asked to end waits for its leader for so long: without one there is no checkpoint."""
+"""How long a pod that was asked to end waits for its leader: without a leader there is no checkpoint."""
 WATCH_S: Final = 0.02
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def beside_ranks(config: Config, barrier: BarrierPage) -> bool:
 
 
 def resume_port(generation: int) -> int:
-    """MASTER_PORT of ranks that go on in place after stop `generation`: never the one in use before (TIME_WAIT)."""
+    """MASTER_PORT of ranks that go on in place after stop `generation`: never the port in use before (TIME_WAIT)."""
     return names.MASTER_PORT + 1 + (generation % page.GENERATIONS_PER_ATTEMPT - 1) % 999
 
 
@@ -76,7 +77,7 @@ class Pod:
         self._heard = asyncio.Event()
         self.directive = Directive(op="run")
         self.reading: Reading | None = None
-        """What rank 0 printed last, in the pod that has it."""
+        """The last progress that rank 0 printed, in the pod of rank 0."""
         self._gpus: Gpus | None = None
         self.started = beside_ranks(config, barrier)
         """The launcher has started or restored the ranks; true at once beside ranks of a sidecar that is gone."""
@@ -137,13 +138,14 @@ class Pod:
         )
 
     def delivered(self, report: PodReport) -> None:
-        """The leader has `report`: its images need not be sent again."""
+        """The leader has received `report`: its images need not be sent again."""
         if report.images is self._images:
             self._images = None
         self._heard.set()
 
     async def saved(self) -> None:
-        """Until an upload under way has ended, or nobody waits for it any more. From here on none begins ahead."""
+        """Wait until an upload under way has ended, or nobody needs it any more. From here on no early upload
+        begins."""
         self._winding_up = True
         if not self._images_whole.is_set():
             self._cancel.set()  # the launcher is gone: what it was dumping will never be whole
@@ -151,7 +153,7 @@ class Pod:
             await asyncio.sleep(WATCH_S)
 
     async def flush(self, limit_s: float) -> None:
-        """Get the newest report to the leader, if that takes no more than `limit_s` seconds."""
+        """Send the newest report to the leader, if that takes no more than `limit_s` seconds."""
         self._heard.clear()
         self.changed.set()
         with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
@@ -213,7 +215,7 @@ class Pod:
         self.changed.set()
 
     def _take_gpus(self, now: Gpus | None) -> None:
-        """It goes along with the next report, unless something is wrong: ranks that lost a GPU make no steps."""
+        """The next report contains it. An error is reported at once: ranks that lost a GPU make no steps."""
         events = gpus.events(now)
         if events > gpus.events(self._gpus) and now is not None:
             log.warning("%d Xids of the driver so far, the first ones %s", events, now.faults)
@@ -328,7 +330,7 @@ class Pod:
             self._begin_upload(directive)
 
     def reached(self, generation: int, stop_at: int, anywhere: bool) -> None:
-        """Write down that the barrier is reached: ranks freeze, and a sidecar that is started anew knows it."""
+        """Publish that the barrier is reached: ranks freeze, and a restarted sidecar knows it."""
         if anywhere:
             self._page.pass_over(generation)
         else:
@@ -369,14 +371,15 @@ class Pod:
             log.warning("old checkpoints stay in the store until the next attempt: %s", error)
 
     async def abandoned(self, seconds: float) -> None:
-        """The leader cannot be reached for so long: who was asked to end does soon, who waits for the others later."""
+        """The leader has been unreachable for this long. A pod that was asked to end ends soon; a pod that waits for
+        the others ends later."""
         if self._terminating_at is not None and seconds >= ALONE_S:
             await self._exit()
         elif self._done and seconds >= state_machine.GONE_S:
             await self._leave(f"the leader cannot be reached for {state_machine.GONE_S:.0f} s")
 
     async def _leave(self, why: str) -> None:
-        """Of ranks that have ended well, but not of a world that can: their index has to be run again."""
+        """These ranks have ended well, but the world cannot end well any more. So their index has to run again."""
         if not self._exit_sent:
             log.warning("the ranks here have ended well, but not all of their world can: %s", why)
         await self._exit()
@@ -393,14 +396,15 @@ class Pod:
             await self._send(command)
 
     def _withdraw_when_frozen(self, views: list[RankView]) -> None:
-        """REQUEST may go once nobody needs it to freeze any more: frozen, gone on already, or ended."""
+        """REQUEST may be cleared once no rank needs it to freeze any more: each is frozen, has gone on already, or has
+        ended."""
         if self._page.request and self._page.request == self._page.acquired:
             stop_at = self.directive.stop_at
             if all(v.state in (page.STATE_FROZEN, page.STATE_FINISHED) or v.count > stop_at for v in views):
                 self._page.withdraw()
 
     def _tidy(self, checkpoint: str) -> None:
-        """Images that nobody needs any more take the pod's disk."""
+        """Delete images that nobody needs any more: they fill the pod's disk."""
         if checkpoint:
             folder = self._config.image_dir / checkpoint
             asyncio.get_running_loop().run_in_executor(None, lambda: shutil.rmtree(folder, ignore_errors=True))

@@ -20,7 +20,7 @@ class PodPhases:
         self._fetch: float | None = None
         self._dumped = 0.0
         self.start: StartPhases | None = None
-        """Of this attempt; None before its ranks run, and where the sidecar before this one gave the plan."""
+        """Of this attempt; None before its ranks run, and if a previous sidecar of this pod gave the plan."""
         self.save: SavePhases | None = None
         """Of the last checkpoint, once it is uploaded."""
         self._told: SavePhases | None = None

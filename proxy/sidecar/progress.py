@@ -1,4 +1,4 @@
-"""What the controller hears of a running attempt: a pure summary, and the loop that sends it."""
+"""Progress reports of a running attempt to the controller: a pure summary, and the loop that sends it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def summary(
 
 
 def _facts(progress: Progress | None) -> Progress | None:
-    """Without what changes by itself."""
+    """Without the fields that change by themselves."""
     if progress is None:
         return None
     first = None if progress.first_step_ago_s is None else 0.0
@@ -74,7 +74,7 @@ def _facts(progress: Progress | None) -> Progress | None:
 
 
 def _uploaded(reports: list[PodReport]) -> tuple[int | None, int | None]:
-    """Bytes that the store has and bytes in all, once every pod knows how much it has."""
+    """Bytes that the store has and bytes in all, once every pod knows the size of its images."""
     if not all(r.bytes_total for r in reports):
         return None, None
     return sum(r.bytes_done for r in reports), sum(r.bytes_total for r in reports)
@@ -127,8 +127,8 @@ class Reporter:
                 return
 
     async def flush(self, force: bool = False) -> None:
-        """Send what is due (with `force`: whatever is new). Raises StaleAttemptError; an unreachable controller is
-        only logged: the next report says the same and more."""
+        """Send a report if it is due (with `force`: if anything is new). Raises StaleAttemptError. An unreachable
+        controller is only logged: the next report contains the same facts and more."""
         leader = self._leader
         at, reading = time.monotonic(), self._pod.reading
         now = summary(self._config, leader.state, leader.heard, self._first_step, self._restoring, reading, at)
@@ -148,7 +148,7 @@ class Reporter:
             self._reachable = False
             self._last_at = time.monotonic()
             self._pause = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, self._pause * 2))
-            # Jitter: the jobs of a cluster must not meet a controller that comes back in step.
+            # Jitter: the jobs of a cluster must not all reach a controller at the same moment when it comes back.
             self._not_before = self._last_at + self._pause * random.uniform(0.5, 1.0)  # noqa: S311 - nothing secret
             return
         self._last, self._last_at, self._reachable = now, time.monotonic(), True

@@ -58,7 +58,8 @@ async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef) -> Pl
 async def damage(
     config: Config, ref: CheckpointRef, error: DamageError, reply: HelloReply
 ) -> tuple[DamageReport, str]:
-    """What the controller has to know, and in words what comes next. Of older checkpoints only the manifests are read.
+    """The report for the controller, and a sentence about what comes next. Of older checkpoints only the manifests are
+    read.
 
     The controller chooses in the same way, so that all pods of the next attempt restore the same one.
     """
@@ -79,7 +80,7 @@ async def damage(
 
 
 def _check_url(config: Config, ref: CheckpointRef) -> None:
-    """The reference is an annotation. It must not lead this sidecar to a place that is not its job's store."""
+    """The reference is an annotation. It must not lead this sidecar to any place outside its job's store."""
     if ref.url.rstrip("/") != config.store.rstrip("/"):
         raise RestoreRefusedError(
             f"annotation {names.ANN_CHECKPOINT}, field url = {ref.url!r}: the job's store is {config.store!r}, and "

@@ -15,9 +15,9 @@ KEEP: Final = 3
 def superseded(listed: Sequence[Listing], committed: Sequence[CheckpointRef], under_way: str) -> list[str]:
     """Ids of what can go.
 
-    Never one of the newest that were committed: should the last one turn out to be damaged, those are restored. As long
-    as fewer than KEEP of those are known, the highest numbers among the others make up for them. A damaged one goes
-    when as many newer ones are there: until then somebody may have a copy to put back.
+    Never one of the newest committed checkpoints: if the last one is damaged, an older one of them is restored. While
+    fewer than KEEP of them are known, the other checkpoints with the highest numbers take their place. A damaged
+    checkpoint is deleted when KEEP newer ones exist: until then somebody may put a copy back.
 
     :param listed: what the store has of the job
     :param committed: what the job knows, newest first

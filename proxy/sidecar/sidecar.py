@@ -35,14 +35,15 @@ from .pod_phases import PodPhases
 from .progress import Reporter
 
 HELLO_S: Final = 300.0
-"""How long the controller may be unreachable, or know no leader, before its launcher is told that there is no plan."""
+"""How long the controller may be unreachable, or know no leader, before the launcher is told that there is no plan."""
 AGAIN_S: Final = 1.0
 """Pause before the next try at what was away for as long as was waited, while no launcher waits for a plan."""
 END_S: Final = 4.0
-"""After SIGTERM with no checkpoint under way: for the last counters, and for followers to hear the last word."""
+"""After SIGTERM with no checkpoint under way: time for the last counters, and for followers to receive the last
+directive."""
 FLUSH_S: Final = 1.0
 TELL_S: Final = 60.0
-"""How long a sidecar tries to tell the controller of a damaged checkpoint."""
+"""How long a sidecar tries to report a damaged checkpoint to the controller."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -51,8 +52,9 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     """Serve until `stop` is set (SIGTERM).
 
     Raises ConfigError, StoreError, StaleAttemptError or ControllerError when this pod cannot take part at all, after
-    the launcher has heard so. A checkpoint that cannot be restored is not raised: the launcher gets the sentence as the
-    answer to its question. As long as the launcher does not ask (its image is being pulled), what passes is waited for.
+    the launcher has received the reason. A checkpoint that cannot be restored raises nothing: the launcher gets the
+    sentence as the answer to its question. While the launcher does not ask yet (its image is being pulled), this waits
+    for temporary failures to end.
     """
     barrier = BarrierPage(config.run_dir, config.world_size)
     try:
@@ -116,15 +118,15 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
 async def _join(
     config: Config, api: LauncherApi, store: Store, controller: Controller, restarted: bool
 ) -> tuple[HelloReply, list[str]]:
-    """Once store and controller are there: the controller's answer, and for the leader uploads that have ended.
+    """Wait for store and controller. Returns the controller's answer, and for the leader the uploads that have ended.
 
-    Raises ProxyError: for good, or because the launcher waits for an answer.
+    Raises ProxyError: the failure is permanent, or the launcher waits for an answer.
     """
     while True:
         try:
             await asyncio.to_thread(store.probe)
-            # Before the controller says that this attempt is the current one: these are of earlier attempts, which
-            # cannot commit any more. Those that come later are of this attempt, or of a later one.
+            # Read before the controller confirms that this attempt is the current one. So these uploads are of earlier
+            # attempts, which cannot commit any more. Uploads that come later are of this attempt, or of a later one.
             ended = await asyncio.to_thread(store.uploads, config.namespace, config.job) if config.leader else []
             return await controller.hello(time.monotonic() + HELLO_S, restarted), ended
         except ProxyError as error:
@@ -135,12 +137,13 @@ async def _join(
 
 
 def _nonce(config: Config, reply: HelloReply) -> str:
-    """What no other Job, attempt or pod has, also of the same name, and a sidecar restarted in this pod has, too."""
+    """A value that is unique to this Job, attempt and pod, even among those of the same name. A sidecar restarted in
+    this pod has the same value."""
     return hmac.new(reply.peer_key.encode(), f"ids of {config.pod}".encode(), "sha256").hexdigest()[:8]
 
 
 async def _dismiss(api: LauncherApi, error: StaleAttemptError, stop: asyncio.Event) -> None:
-    """These ranks are not needed any more: their launcher need not wait until its grace period is over."""
+    """These ranks are not needed any more, so their launcher need not wait until its grace period is over."""
     log.warning("%s: the ranks of this pod end", error)
     await api.send(LauncherCommand(seq=0, op="exit", exit_code=exit_codes.STOPPED))
     await stop.wait()
@@ -157,7 +160,7 @@ async def _complete(config: Config, api: LauncherApi, beside: bool, stop: asynci
 
 
 def _given_plan(config: Config) -> Plan | None:
-    """The plan that a sidecar before this one has given; images that are being restored must not be fetched anew."""
+    """The plan that a sidecar before this one has given; images that are being restored must not be fetched again."""
     try:
         plan = from_json(Plan, config.plan_file.read_text())
     except (OSError, MessageError):
@@ -209,10 +212,10 @@ async def _plan(config: Config, api: LauncherApi, controller: Controller, reply:
 async def _passed_over(
     config: Config, controller: Controller, reply: HelloReply, ref: CheckpointRef, error: DamageError
 ) -> DamageError:
-    """Tell the controller of a damaged checkpoint; the words for the launcher.
+    """Report a damaged checkpoint to the controller. Returns the sentence for the launcher.
 
-    This pod restores no other one: pods that see no damage restore this one. The attempt ends, and the next one is let
-    in with an older checkpoint for all of its pods.
+    This pod restores no other checkpoint: pods that see no damage restore the damaged one. The attempt ends, and the
+    next one is let in with an older checkpoint for all of its pods.
     """
     report, after = await restore.damage(config, ref, error, reply)
     for found in report.damaged:

@@ -1,12 +1,12 @@
 """Messages between sidecars that prove who wrote them and that they are new, over plain HTTP. The key never travels.
 
 A follower signs target, digest of the body, the leader's session, a number and a random nonce: HMAC-SHA256 (RFC 2104)
-with the peer key. The leader takes each number of a follower once, and growing: a request that somebody recorded is
+with the peer key. The leader accepts only growing numbers of a follower, each number once: a recorded request is
 refused. A session lasts as long as the leader's process, so requests to a former leader are refused as well. The leader
 signs its answer together with the signature of the request: an answer fits one request only.
 
-A follower that does not know the session, or whose number is too small, gets 409 with both, signed. What the messages
-say is no secret of another job's: whoever reads the wire reads step counters and names of packs.
+A follower that does not know the session, or whose number is too small, gets 409 with both, signed. The messages
+contain no secrets of other jobs: a reader of the network sees step counters and names of packs.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def authentic(key: str, headers: Mapping[str, str], target: str) -> bool:
 
 
 def whole(headers: Mapping[str, str], body: bytes) -> bool:
-    """Whether `body` is the one that was signed."""
+    """Whether `body` is the signed body."""
     return headers.get(DIGEST, "") == hashlib.sha256(body).hexdigest()
 
 
@@ -114,7 +114,8 @@ class Numbers:
         self._last: dict[int, int] = {}
 
     def take(self, index: int, headers: Mapping[str, str]) -> Current | None:
-        """None: the authentic request of follower `index` is new. Otherwise what it has to use instead."""
+        """None: the authentic request of follower `index` is new. Otherwise the session and number that it has to use
+        instead."""
         number = decode.whole(headers.get(NUMBER, ""))
         last = self._last.get(index, 0)
         if headers.get(SESSION) != self.session or isinstance(number, Unreadable) or number <= last:

@@ -22,18 +22,19 @@ from . import wording
 from .peers import Directive, Op, PodReport, Stop
 
 SILENCE_S: Final = 15.0
-"""A pod that was heard before and says nothing for so long while a checkpoint runs is taken for dead."""
+"""A pod that has reported before and is silent for so long during a checkpoint counts as dead."""
 
 GONE_S: Final = 60.0
-"""A pod that was heard before and says nothing for so long is lost to those that wait for the end of all ranks. The
-kubelet starts a sidecar that died anew within half of that."""
+"""A pod that has reported before and is silent for so long counts as lost for pods that wait for the end of all ranks.
+The kubelet restarts a sidecar that died within half of that time."""
 
 Phase = Literal["run", "barrier", "save", "commit", "stopped", "finished"]
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """Why, until when, and what comes after. Times are of the leader's monotonic clock, here and below."""
+    """The reason for a checkpoint, its deadline, and what follows it. Times are of the leader's monotonic clock, here
+    and below."""
 
     reason: str
     started_at: float
@@ -91,7 +92,7 @@ class State:
 
     @property
     def over(self) -> Stop | None:
-        """While none is under way: the newest stop whose barrier was reached."""
+        """While no checkpoint is under way: the newest stop whose barrier was reached."""
         if not self.acquired:
             return self.before
         return Stop(self.generation, self.stop_at, self.anywhere, self.checkpoint_id)
@@ -109,12 +110,12 @@ class State:
 
 @dataclass(frozen=True)
 class Failure:
-    """For the controller: this checkpoint cannot be had. `goes_on`: nothing was to end with it."""
+    """For the controller: this checkpoint is not possible. `goes_on`: the attempt was to go on after it."""
 
     message: str
     goes_on: bool = False
     finishing: bool = False
-    """Because ranks have ended by themselves."""
+    """The reason is that ranks have ended by themselves."""
 
 
 def directive(state: State) -> Directive:
@@ -142,7 +143,8 @@ def directive(state: State) -> Directive:
 
 
 def request(state: State, trigger: Trigger) -> State:
-    """A checkpoint is wanted. One that runs already is joined: `stop` wins with its deadline, else the earlier one."""
+    """A checkpoint is requested. The request joins a running checkpoint: `stop` wins with its deadline, otherwise the
+    earlier deadline wins."""
     if state.phase in ("stopped", "finished"):
         return state
     if state.trigger is None:
@@ -159,7 +161,8 @@ def request(state: State, trigger: Trigger) -> State:
             asked=frozenset(),
         )
     old = state.trigger
-    # A checkpoint on the side may be given up soon; the one that an eviction waits for has time of its own.
+    # A checkpoint after which training goes on may have an early deadline. A checkpoint for which an eviction waits has
+    # its own deadline.
     ending = [t for t in (old, trigger) if t.then == "stop" or t.terminating] or [old, trigger]
     joined = replace(
         old,
@@ -171,7 +174,7 @@ def request(state: State, trigger: Trigger) -> State:
 
 
 def observe(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | None]:
-    """Take in what the pods say. At most one failure at a time; phase `commit` is the shell's to end."""
+    """Process the reports of the pods. At most one failure at a time; only the shell ends phase `commit`."""
     state = _terminating(state, heard, now)
     if state.phase == "barrier":
         return _barrier(state, heard, now)
@@ -205,7 +208,7 @@ def cancelled(state: State, message: str, finishing: bool = False) -> tuple[Stat
 
 
 def world(state: State, heard: Mapping[int, Heard]) -> list[RankView]:
-    """The view of every rank, in order; a rank not heard of is absent."""
+    """The view of every rank, in order; a rank without a report is absent."""
     views = [RankView(count=0, blocked=0, state=page.STATE_ABSENT)] * state.world_size
     for item in heard.values():
         for words in item.report.ranks:

@@ -1,7 +1,7 @@
 """What people ask a store about a job's checkpoints, as plain JSON data: list, show, verify, delete old ones.
 
-One implementation for two places: in the process of whoever asks, or as `python -m proxy.store` in a pod that reaches
-a store which nobody else does.
+One implementation for two places: in the caller's own process, or as `python -m proxy.store` in a pod that alone
+reaches the store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def ls(store: Store, namespace: str, job: str) -> list[Json]:
 
 
 def show(store: Store, namespace: str, job: str, checkpoint: str, sha256: str | None = None) -> Json:
-    """The manifest without its packs: sizes per rank, requirements. Raises StoreError, also for another digest."""
+    """The manifest without its packs: sizes per rank, requirements. Raises StoreError, also if the digest differs."""
     manifest, found = store.read_digest(namespace, job, checkpoint, sha256)
     ranks = [{"rank": r.rank, "files": len(r.files), "bytes": sum(f.size for f in r.files)} for r in manifest.ranks]
     return {
@@ -43,7 +43,7 @@ def verify(
 ) -> Json:
     """Read back every byte that the checkpoint names. `problems` is empty when all of it is as it was written.
 
-    :param sha256: of the manifest that was committed; another one is a problem
+    :param sha256: digest of the committed manifest; a different digest is a problem
     :raises StoreError: the manifest itself is not there or not valid
     """
     try:
@@ -71,7 +71,7 @@ def export(
 ) -> Json:
     """Write a checkpoint to the archive `file`, which appears when it is complete. Raises StoreError.
 
-    :param sha256: of the manifest that was committed; no other one is exported
+    :param sha256: digest of the committed manifest; a manifest with a different digest is not exported
     """
     manifest = store.read_manifest(namespace, job, checkpoint, sha256)
     target = Path(file)
@@ -88,7 +88,7 @@ def export(
 
 
 def take(store: Store, namespace: str, job: str, file: str, progress: Progress) -> Json:
-    """Take in the archive `file`; "" for namespace and job: those it came from. Raises StoreError."""
+    """Import the archive `file`; "" for namespace and job: those from which it was exported. Raises StoreError."""
     try:
         with Path(file).open("rb") as opened:
             manifest = store.import_(opened, namespace, job, progress)
@@ -100,10 +100,11 @@ def take(store: Store, namespace: str, job: str, file: str, progress: Progress) 
 def gc(
     store: Store, namespace: str, job: str, keep: int, live: Iterable[str], delete: bool, ended: bool = False
 ) -> Json:
-    """Drop all but the newest `keep` checkpoints of a job, never one of `live` or a pinned one, then what none needs.
+    """Drop all but the newest `keep` checkpoints of a job, but never one of `live` or a pinned one. Then delete the
+    content that no checkpoint needs.
 
-    Without `delete` only tells what would go. `uploads`: those under way, because of which no content was deleted.
-    `ended`: see `Store.end_all_uploads`. Raises StoreError.
+    Without `delete`, it only reports what would be deleted. `uploads`: uploads that are under way, because of which no
+    content was deleted. `ended`: see `Store.end_all_uploads`. Raises StoreError.
     """
     if keep < 1:
         raise StoreError(f"keep = {keep}: at least one checkpoint has to stay")

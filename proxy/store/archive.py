@@ -95,7 +95,8 @@ def _manifest(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> Manifest:
 
 
 def _renamed(manifest: Manifest, upload: str) -> Manifest:
-    """The same with objects that this upload writes. Those of the archive's names may just be deleted here."""
+    """The same with objects that this upload writes. A collection may be deleting objects here that have the archive's
+    names."""
 
     def new(stored: Stored) -> Stored:
         return replace(stored, name=mf.object_name(mf.content_of(stored.name), upload))

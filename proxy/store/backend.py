@@ -57,18 +57,18 @@ _LASTING_TYPES: Final = (
 _LASTING_NAMES: Final = frozenset(
     ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError")
 )
-"""Types of botocore's, which is imported with the first s3:// URL only."""
+"""Types from botocore, which is imported only with the first s3:// URL."""
 
 
 class Backend:
     """File operations below one URL. Paths are relative, with `/`. All methods may be called from any thread.
 
-    :param patience_s: seconds during which an operation that fails for a reason that may pass is tried again
+    :param patience_s: seconds during which an operation with a temporary failure is tried again
     :param cancelled: once true, nothing is tried again
     """
 
     ends = math.inf
-    """Of this process's monotonic clock: nothing is begun after it, and no request over the network takes longer."""
+    """Time of this process's monotonic clock: no operation begins after it, and every network request ends by then."""
 
     def __init__(self, url: str, patience_s: float = PATIENCE_S, cancelled: Callable[[], bool] = lambda: False) -> None:
         if not url:
@@ -77,7 +77,8 @@ class Backend:
             )
         scheme, found, _ = url.partition("://")
         if not found or scheme not in SCHEMES or "::" in url:
-            # fsspec would also take http://, a chain of file systems (a::b), and any that a library brings along.
+            # fsspec would also accept http://, a chain of file systems (a::b), and any file system that a library
+            # registers.
             raise StoreError(f"store URL = {url!r}: not of a kind that is supported; give {SUPPORTED}")
         self.url = url
         self.patience_s = patience_s
@@ -94,7 +95,7 @@ class Backend:
         self.local = isinstance(self.fs, LocalFileSystem)
 
     def until(self, cancelled: Callable[[], bool] = lambda: False, ends: float = math.inf) -> Backend:
-        """The same with a count of its own, another word for "cancelled", and an end (see `ends`)."""
+        """The same backend with its own count, its own `cancelled`, and an end (see `ends`)."""
         made = copy.copy(self)
         made.retries, made.cancelled, made.ends = 0, cancelled, ends
         return made
@@ -106,12 +107,13 @@ class Backend:
     def write(self, relative: str, data: bytes | memoryview, late: bool = True, new: bool = False) -> None:
         """Write a whole file; it appears at once or not at all, and then survives a crash. Raises StoreError.
 
-        :param late: it may appear after it was cancelled. If not: only if an object store had been sent all of it.
-        :param new: never in place of another content, which is a StoreError; the same content is none
+        :param late: it may appear after the cancellation. Otherwise it does so only if an object store had already
+            received all of it.
+        :param new: never replace different content, which is a StoreError; equal content is no error
         """
 
         if not self.local:
-            # A copy: a request that was given up may still read it, when the caller has put something else there.
+            # A copy: an abandoned request may still read the buffer after the caller has put other data there.
             data = bytes(data)
 
         def check() -> None:
@@ -186,9 +188,10 @@ class Backend:
         self._guard(f"delete {relative}", remove)
 
     def _call(self, name: str, limit: float, *args: Any, **options: Any) -> Any:
-        """A method of the file system. Over the network: given up after `limit` seconds, or when it is cancelled.
+        """Call a method of the file system. Over the network, the call is abandoned after `limit` seconds, or when it
+        is cancelled.
 
-        The client libraries try again themselves for half a minute, and wait for an answer for five.
+        The client libraries try again by themselves for half a minute, and wait for an answer for five minutes.
         """
         if not isinstance(self.fs, AsyncFileSystem):
             return getattr(self.fs, name)(*args, **options)
@@ -250,18 +253,18 @@ def _has_no_first_byte(error: Exception) -> bool:
 
 
 def _is_there(error: Exception) -> bool:
-    """Whether a file could not be created because there is one: each client library has its own words."""
+    """Whether a file could not be created because it exists already: each client library reports this differently."""
     code = str(getattr(error, "code", getattr(error, "status", "")))
     return isinstance(error, FileExistsError) or code == "412" or "PreconditionFailed" in f"{type(error)} {error}"
 
 
 def _no_condition(error: Exception) -> bool:
-    """Whether an object store says that it does not know "create if it is not there"."""
+    """Whether an object store reports that it has no conditional create ("create if it is not there")."""
     return isinstance(error, NotImplementedError) or "NotImplemented" in f"{type(error)} {error}"
 
 
 def _write_local(path: Path, data: bytes | memoryview, check: Callable[[], None], new: bool) -> None:
-    """`check` raises when the file shall not appear any more. `new`: raises FileExistsError if there is one."""
+    """`check` raises when the file must not appear any more. `new`: raises FileExistsError if the file exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}{TEMPORARY}{uuid.uuid4().hex}")
     try:

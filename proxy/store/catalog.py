@@ -41,7 +41,7 @@ class Collected:
     """Bytes."""
     running: list[str]
     unfinished: bool = False
-    """Its time was up; the next collection goes on."""
+    """Its time limit was reached; the next collection goes on."""
 
 
 def jobs(store: Store) -> list[tuple[str, str]]:
@@ -93,7 +93,7 @@ def latest_valid(store: Store, namespace: str, job: str) -> tuple[Manifest | Non
 
 
 def missing(manifest: Manifest, files: dict[str, tuple[int, float]]) -> str:
-    """What of a checkpoint is not among `files` of its job's folder; "" if nothing."""
+    """Which object of a checkpoint is missing among `files` of its job's folder; "" if none is."""
     folder = layout.job_folder(manifest.namespace, manifest.job)
     problems: list[str] = []
     wanted = objects(manifest)
@@ -177,13 +177,14 @@ def collect_garbage(store: Store, namespace: str, job: str) -> Collected:
         if running.pods:
             locks.withdraw(store.backend, folder, mark)
             return Collected(0, 0, running.pods)
-        # A manifest is written before its upload is withdrawn: of the uploads that were not seen running, all are here.
+        # A manifest is written before its upload's announcement is removed. So the manifests of all uploads that were
+        # not seen running are here.
         needed |= _needed(store, namespace, job, store.backend.find(folder), manifests)
     except BaseException:
         with contextlib.suppress(StoreError):
             locks.withdraw(store.backend, folder, mark)
         raise
-    # From here on the mark stays if anything goes wrong: a delete without an answer may still be carried out.
+    # From here on the mark stays after any error: a delete without an answer may still be carried out.
     backend = store.backend.until(ends=ends)
     for name, size in garbage.items():
         if name in needed or any(upload in name for upload in running.imports):
@@ -232,7 +233,7 @@ def _ids(files: dict[str, tuple[int, float]], folder: str) -> list[str]:
 
 
 def _forget_damage(store: Store, folder: str, files: dict[str, tuple[int, float]]) -> None:
-    """Of packs that are gone. A pack that is there stays known as damaged: an upload may be about to look."""
+    """Of packs that are deleted. A pack that still exists stays marked as damaged: an upload may be about to check."""
     for path in files:
         start, _, name = path.rpartition("/")
         if start == f"{folder}/damaged" and f"{folder}/packs/{name}" not in files:

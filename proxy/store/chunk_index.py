@@ -1,4 +1,4 @@
-"""What a job's part of the store holds already: grain -> place in a pack."""
+"""What a job's part of the store holds already: chunk -> place in a pack."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .backend import Backend
 
 SLOT_BITS: Final = 16
 REFRESH_SHARE: Final = 0.1
-"""Of an upload's time, at most this part goes into looking for packs of other pods."""
+"""The part of an upload's time that the search for packs of other pods may take."""
 log = logging.getLogger(__name__)
 
 
 class Known:
-    """Index of all packs of a job. About 130 bytes of memory per grain (6 KiB of content on average).
+    """Index of all packs of a job. About 130 bytes of memory per chunk (6 KiB of content on average).
 
     :param doomed: what a collection may be deleting (`packs/<name>`): taken as if it were gone
 
@@ -30,19 +30,19 @@ class Known:
         self._backend = backend
         self._folder = folder
         self._pool = pool
-        # What a restore could not use may have a head that is whole: nothing else here would notice.
+        # A pack that a restore could not use may have an intact head. Nothing else here would notice the damage.
         damaged = {path.rsplit("/", 1)[1] for path in backend.find(f"{folder}/damaged")}
         self._seen = damaged | {name.removeprefix("packs/") for name in doomed}
         self.packs: list[Stored | None] = []
         self.grains: list[int] = []
-        """Number of grains of each pack."""
+        """Number of chunks of each pack."""
         self.places: dict[bytes, int] = {}
         self._looked = 0.0
         self._cost = 0.0
         self.refresh()
 
     def refresh(self) -> None:
-        """Take in packs that came since the last look. Raises StoreError."""
+        """Add packs that were stored since the last refresh. Raises StoreError."""
         began = time.monotonic()
         new = [
             (path.rsplit("/", 1)[1], size)
@@ -58,12 +58,12 @@ class Known:
         self._cost = self._looked - began
 
     def refresh_if_cheap(self) -> None:
-        """`refresh`, unless the last one was a moment ago, measured by what it cost."""
+        """`refresh`, unless the last refresh was recent in relation to its cost."""
         if time.monotonic() - self._looked >= self._cost / REFRESH_SHARE:
             self.refresh()
 
     def add(self, keys: list[bytes]) -> int:
-        """A pack of these grains; its number."""
+        """A pack of these chunks; its number."""
         number = len(self.packs)
         self.packs.append(None)
         self.grains.append(len(keys))

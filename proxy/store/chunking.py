@@ -1,4 +1,4 @@
-"""Where files are cut into grains, the units of deduplication: pure functions, no I/O.
+"""Where files are cut into chunks, the units of deduplication: pure functions, no I/O.
 
 Cut by content, on a lattice of 64 bytes. For data that does not move, 4 KiB pages of a process image would be enough.
 But in different replicas, the same parameter lies at different offsets within its page. The allocator hands out
@@ -17,9 +17,9 @@ LATTICE: Final = 64
 """Bytes; torch aligns CPU tensors to this."""
 SMALLEST: Final = 2048
 LARGEST: Final = 16384
-"""Bytes. The last grain of a file may be smaller."""
+"""Bytes. The last chunk of a file may be smaller."""
 BITS: Final = 6
-"""One lattice line in 2**BITS begins a grain: 6 KiB on average."""
+"""One lattice line in 2**BITS begins a chunk: 6 KiB on average."""
 KEY_SIZE: Final = 16
 Bytes = bytes | bytearray | memoryview
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -28,10 +28,10 @@ _ZEROS: Final = bytes(LARGEST)
 
 
 def ends(data: Bytes, final: bool) -> list[int]:
-    """Offsets at which the grains of `data` end, ascending.
+    """Offsets at which the chunks of `data` end, ascending.
 
-    :param data: begins where a grain begins
-    :param final: the file ends here. Otherwise the rest after the last end belongs to a grain that is not complete.
+    :param data: begins where a chunk begins
+    :param final: the file ends here. Otherwise the rest after the last end belongs to a chunk that is not complete.
     """
     lines = len(data) // LATTICE
     words = np.frombuffer(data, dtype="<u8", count=lines * LATTICE // 8).reshape(lines, LATTICE // 8)
@@ -57,7 +57,7 @@ def ends(data: Bytes, final: bool) -> list[int]:
 
 
 def key_of(grain: Bytes) -> bytes:
-    """Identity of a grain within one job's part of the store: the first 16 bytes of its sha256."""
+    """Identity of a chunk within one job's part of the store: the first 16 bytes of its sha256."""
     return hashlib.sha256(grain).digest()[:KEY_SIZE]
 
 

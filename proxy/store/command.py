@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
             print(json.dumps({"error": str(error)}))
         print(error, file=sys.stderr)
         return 1
-    # An export to standard output leaves no room for words there.
+    # An export uses standard output for its data, so texts cannot go there.
     out = sys.stderr if args.command == "export" and args.file == "-" else sys.stdout
     print(json.dumps(document) if args.json else "\n".join(lines), file=out)
     return status

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class _Piece(NamedTuple):
-    """A run of grains and where it goes."""
+    """A run of chunks and where it goes."""
 
     file: int
     """Index into `_Plan.files`."""
@@ -74,7 +74,7 @@ class _Plan:
 def twice(look: Callable[[], T]) -> T:
     """`look`, again after a moment if what it found is damaged: a wire or a cache may have done that.
 
-    A checkpoint that is called damaged is given up, and the work since the one before with it.
+    A checkpoint that is reported as damaged is abandoned, together with the work since the checkpoint before it.
     """
     try:
         return look()
@@ -160,7 +160,7 @@ def fetch(
         try:
             count.add(place() if damage else twice(place))
         except CorruptChunkError as error:
-            # The other packs are looked at all the same: each one that is damaged has to be known to later uploads.
+            # The other packs are checked all the same: later uploads have to know every damaged pack.
             damage.append(error)
             with contextlib.suppress(StoreError):
                 backend.write(layout.damage_path(folder, stored.name), b"")

@@ -1,7 +1,8 @@
-"""A pack that is being filled. It is built where its content lies, and its memory serves pack after pack.
+"""A pack that is being filled. It is built in place, in the memory of its content, and that memory is reused for pack
+after pack.
 
-Memory that is new to a process costs more processor time than a digest of it. So the content has one place, from the
-file to the store. Stored blocks are never longer than their content: they move to the front.
+The first use of new memory costs more processor time than a digest of it. So the content stays in one place on its way
+from the file to the store. Stored blocks are never longer than their content, so they move to the front.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _BEGIN: Final = pack.HEAD_SIZE
 class Draft:
     """Room for one pack. One thread at a time.
 
-    `full` says when it has to be built: no more than one grain (`LARGEST`) goes over the edge.
+    `full` says when it has to be built: no more than one chunk (`LARGEST`) goes over the edge.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class Draft:
         return self.size >= pack.CONTENT_SIZE or len(self.keys) == pack.MOST_GRAINS
 
     def add(self, keys: Sequence[bytes], lengths: Sequence[int]) -> memoryview:
-        """Where the caller puts the content of the next grains, before anything else is called."""
+        """Where the caller puts the content of the next chunks, before anything else is called."""
         self.keys += keys
         self._lengths.extend(lengths)
         begin = _BEGIN + self.size

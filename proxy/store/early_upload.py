@@ -64,7 +64,7 @@ class Ahead:
             for path in self._paths():
                 if not growing():
                     break
-                # What is no file of its own is left to `put`, which names it.
+                # Entries that are no regular file of their own are left to `put`, which names them.
                 with contextlib.suppress(FileNotFoundError):
                     moved |= self._advance(path)
             if not moved:
@@ -105,7 +105,8 @@ class Ahead:
         return True
 
     def _take(self, file: _Growing, key: bytes, grain: memoryview) -> None:
-        """Into the pack that is being filled. What is another pod's turn is left to `put`: it may be there by then."""
+        """Put them into the pack that is being filled. Content that another pod should store first is left to `put`: it
+        may be in the store by then."""
         file.group = self._upload.turn(key, file.group)
         if file.group != self._upload.part[0] or key in self._taken or self._upload.has(key):
             return

@@ -1,4 +1,4 @@
-"""The files of ranks' images: listed once, and the very same ever after."""
+"""The files of ranks' images: listed once, and then checked to be the same files at every read."""
 
 from __future__ import annotations
 

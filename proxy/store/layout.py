@@ -22,7 +22,8 @@ def job_folder(namespace: str, job: str) -> str:
 
 
 def object_path(folder: str, kind: Kind, name: str) -> str:
-    """Where a pack or a recipe lies below a job's folder. Raises StoreError for what is no `manifest.object_name`."""
+    """Where a pack or a recipe lies below a job's folder. Raises StoreError for a name that is no
+    `manifest.object_name`."""
     return f"{folder}/{kind}/{_object(name)}"
 
 

@@ -43,7 +43,7 @@ def encode(files: Sequence[Sequence[Run]]) -> bytes:
 
 
 def join(places: Iterable[int], sizes: Iterable[int]) -> list[tuple[int, int, int]]:
-    """Of grains in file order, runs: (place of the first, number of grains, bytes).
+    """Of chunks in file order, runs: (place of the first, number of chunks, bytes).
 
     :param places: neighbours in a pack have places that follow each other; `NOWHERE` is zeros
     """

@@ -4,12 +4,13 @@
     locks/upload-import-<upload>                       an import, which relies on nothing that was there before it
     locks/gc-<collection>                              a mark: the objects that a collection is about to delete
 
-No object is deleted that somebody needs. Three rules see to that, and none of them needs a clock:
+No object that somebody needs is deleted. Three rules ensure that, and none of them needs a clock:
 
-- A name is given once. That of an object ends in its upload's. A delete that arrives late meets nothing of value.
-- An upload announces itself, then reads the marks, then lists the packs. It relies on no object that a mark names.
-  A collection writes its mark, then lists the uploads. It deletes nothing while a pod's upload runs, and nothing of an
-  import that runs. At least one of the two sees the other.
+- A name is used once. The name of an object ends in the name of its upload. So a delete that arrives late removes
+  nothing of value.
+- An upload announces itself, then reads the marks, then lists the packs. It relies on no object that a mark names. A
+  collection writes its mark, then lists the uploads. It deletes nothing while a pod's upload runs, and no objects of a
+  running import. At least one of the two sees the other.
 - An announcement is removed by its exact name, by its owner or by a process that knows that the upload has ended. That
   is the writer of the manifest, or the leader of a later attempt. A mark stays until nothing that it names is left.
 """
@@ -24,14 +25,14 @@ from typing import Final
 from .backend import TEMPORARY, Backend
 
 COLLECTION_S: Final = 30.0
-"""A collection sends no delete after this time; what is left is left to the next one."""
+"""A collection sends no delete after this time; the next collection deletes the rest."""
 _POD = "upload-pod-"
 _IMPORT = "upload-import-"
 _MARK = "gc-"
 
 
 def draw() -> str:
-    """A name that nobody else has drawn or will draw: of an upload, or of a collection."""
+    """A unique random name of an upload, or of a collection."""
     return uuid.uuid4().hex[:16]
 
 
@@ -46,7 +47,7 @@ def import_upload(upload: str) -> str:
 
 
 def announce(backend: Backend, folder: str, name: str) -> frozenset[str]:
-    """Announce an upload: from here on nothing is deleted that is in the store and that no mark names.
+    """Announce an upload. From here on, no object in the store is deleted unless a mark names it.
 
     Returns what marks name: `packs/<name>` and `recipes/<name>`. Raises StoreError.
     """
@@ -81,7 +82,8 @@ class Running:
 
 
 def mark(backend: Backend, folder: str, objects: Iterable[str]) -> tuple[str, Running]:
-    """Say what is about to be deleted (`packs/<name>`, ...). Returns the mark's name, and what runs. Raises StoreError.
+    """Write a mark: what is about to be deleted (`packs/<name>`, ...). Returns the mark's name, and the running
+    uploads. Raises StoreError.
 
     If a pod's upload runs, nothing may be deleted.
     """
@@ -112,6 +114,6 @@ def _names(backend: Backend, folder: str) -> list[str]:
 
 
 def _among(paths: Iterable[str], folder: str) -> list[str]:
-    """Announcements and marks, but for those that are still being written."""
+    """Announcements and marks, except those that are still being written."""
     names = (path.removeprefix(f"{folder}/locks/") for path in paths if path.startswith(f"{folder}/locks/"))
     return [name for name in names if TEMPORARY not in name]

@@ -6,5 +6,6 @@ import numpy as np
 
 
 def room(size: int) -> memoryview:
-    """So many bytes of no known content. They take memory only once they are written: `bytearray` writes zeros."""
+    """A buffer of this many bytes with undefined content. It takes memory only once it is written; `bytearray` would
+    write zeros at once."""
     return np.empty(size, dtype=np.uint8).data

@@ -1,9 +1,9 @@
-"""The pack: some thousand grains in one object, known by the sha256 of its head. Pure functions, no I/O.
+"""The pack: some thousand chunks in one object, known by the sha256 of its head. Pure functions, no I/O.
 
-    head   magic, number of grains, number of blocks
+    head   magic, number of chunks, number of blocks
            per block: bytes stored, bytes of content, codec, sha256 of the stored bytes
-           per grain: key (16 bytes), length
-    data   the blocks; a grain lies in one block
+           per chunk: key (16 bytes), length
+    data   the blocks; a chunk lies in one block
 
 The digest verifies the head, and the head verifies every block. So a part of a pack can be read and verified alone, and
 nothing unverified reaches the decompressor.
@@ -44,7 +44,7 @@ RAW, ZSTD = 0, 1
 
 
 class PackError(ValueError):
-    """The bytes are not the pack that was asked for. The message ends a sentence that begins with the pack's name."""
+    """The bytes are not the requested pack. The message ends a sentence that begins with the pack's name."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Head:
-    """`starts[i]` is where grain i begins in the content; one more entry for its end."""
+    """`starts[i]` is where chunk i begins in the content; one more entry for its end."""
 
     keys: list[bytes]
     starts: list[int]
@@ -70,14 +70,14 @@ class Head:
     """Bytes of the whole pack."""
 
     def span(self, first: int, count: int) -> tuple[int, int]:
-        """Where `count` grains from number `first` lie in the content. Raises PackError."""
+        """Where `count` chunks from number `first` lie in the content. Raises PackError."""
         if first < 0 or count < 1 or first + count > len(self.keys):
             raise PackError(f"has no grains {first} to {first + count - 1}, only {len(self.keys)}")
         return self.starts[first], self.starts[first + count]
 
 
 def block_lengths(lengths: Iterable[int]) -> list[int]:
-    """Bytes of content of each block, of grains of these lengths."""
+    """Bytes of content of each block, of chunks of these lengths."""
     found: list[int] = []
     size = 0
     for length in lengths:

@@ -1,4 +1,4 @@
-"""How far a transfer is: counted by many threads, told to one listener, in order."""
+"""How far a transfer is: many threads count, and one listener hears the counts in order."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Progress = Callable[[int, int], None]
 
 
 def ignore(done: int, total: int) -> None:
-    """For those who do not want to know."""
+    """A listener that ignores progress."""
 
 
 class Count:
-    """Adds up and tells."""
+    """Adds up bytes and calls the listener."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
@@ -24,13 +24,13 @@ class Count:
         progress(0, total)
 
     def expect(self, total: int) -> None:
-        """So many bytes it is in all, it has turned out."""
+        """Set the total, which became known only now, in bytes."""
         with self._lock:
             self._total = total
             self._progress(self._done, total)
 
     def add(self, size: int) -> None:
-        """So many bytes more are done."""
+        """Add to the bytes that are done."""
         with self._lock:
             self._done += size
             self._progress(self._done, self._total)

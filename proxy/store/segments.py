@@ -1,4 +1,4 @@
-"""Files in segments: some thousand grains that follow each other, read at once."""
+"""Files in segments: some thousand chunks that follow each other, read at once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from . import chunking, memory
 READ_SIZE: Final = 4 << 20
 """Bytes."""
 ROOM: Final = READ_SIZE + chunking.LARGEST
-"""Bytes: a read, and before it the begin of a grain that the read before did not end."""
+"""Bytes: one read, and before it the beginning of a chunk that the previous read did not complete."""
 
 
 @dataclass(frozen=True)
 class Grains:
-    """Grains that follow each other. In columns, because a loop over pairs costs more than cutting."""
+    """Chunks that follow each other. In columns, because a loop over pairs costs more than cutting."""
 
     keys: list[bytes] = field(default_factory=list)
     """b"" for zeros."""
@@ -32,7 +32,7 @@ class Grains:
 
 @dataclass(frozen=True)
 class Segment:
-    """The grains of `size` bytes with this sha256."""
+    """The chunks of `size` bytes with this sha256."""
 
     size: int
     sha256: bytes
@@ -40,28 +40,28 @@ class Segment:
 
 
 def keyed(data: memoryview, ends: Sequence[int]) -> Grains:
-    """The grains of `data` that end there, named by content."""
+    """The chunks of `data` that end there, named by content."""
     keys: list[bytes] = []
     begin = 0
     for end in ends:
         grain = data[begin:end]
-        # The first byte tells nearly every grain that is not zeros, without a call.
+        # The first byte rules out nearly every chunk that is not all zeros, without a call.
         keys.append(chunking.key_of(grain) if grain[0] or not chunking.is_zero(grain) else b"")
         begin = end
     return Grains(keys, array("H", map(sub, ends, [0, *ends])))
 
 
 def read(opened: int, path: Path, seen: Sequence[Segment], check: Callable[[], None]) -> Iterator[Grains]:
-    """All grains of a file.
+    """All chunks of a file.
 
     :param opened: its descriptor, which is closed in the end
-    :param path: what it is called
+    :param path: its name for error messages
     :param seen: an earlier result for its beginning. It is taken over as far as the bytes are the same. The check costs
         a digest of them, two thirds of the cost of cutting and naming.
     :param check: called before every read
     :raises StoreError: it cannot be read
     """
-    # One buffer for the whole file: memory that is new to the process costs more than what is done with it.
+    # One buffer for the whole file: the first use of new memory costs more than the work on it.
     room = memory.room(ROOM)
     try:
         with open(opened, "rb", buffering=0) as source:
@@ -78,7 +78,7 @@ def read(opened: int, path: Path, seen: Sequence[Segment], check: Callable[[], N
 
 
 def _cut(source: FileIO, room: memoryview, check: Callable[[], None]) -> Iterator[Grains]:
-    """The grains of the rest of a file. Raises OSError."""
+    """The chunks of the rest of a file. Raises OSError."""
     rest = 0
     while True:
         check()

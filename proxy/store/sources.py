@@ -1,6 +1,6 @@
-"""Where the content of grains can be read: at which byte of a rank's files, taken in a row.
+"""Where the content of chunks can be read: at which byte of a rank's files, counted over all files in order.
 
-In one number with the length, because there is one for each grain. The work on columns is left to numpy and `map`: a
+In one number with the length, because there is one for each chunk. The work on columns is left to numpy and `map`: a
 loop in Python costs several times as much.
 """
 
@@ -27,9 +27,10 @@ Sources = dict[bytes, int]
 
 
 def add(sources: Sources, grains: Grains, begin: int) -> int:
-    """Note where these lie, the first of them at `begin`; of equal ones the first counts. Where the last one ends.
+    """Note where these chunks lie, the first at `begin`; of equal chunks the first counts. Returns where the last chunk
+    ends.
 
-    The key of zeros gets in, too.
+    The key of zeros is added, too.
     """
     sizes = np.array(grains.sizes, dtype=np.int64)
     ends = sizes.cumsum() + begin
@@ -39,17 +40,17 @@ def add(sources: Sources, grains: Grains, begin: int) -> int:
 
 
 def length(sources: Sources, key: bytes) -> int:
-    """Bytes of a grain."""
+    """Bytes of a chunk."""
     return sources[key] & _SIZE_MASK
 
 
 def total(sources: Sources, keys: Iterable[bytes]) -> int:
-    """Bytes of all these grains."""
+    """Bytes of all these chunks."""
     return sum(sources[key] & _SIZE_MASK for key in keys)
 
 
 def fill(draft: Draft, keys: Sequence[bytes], sources: Sources, files: Sequence[File], beneath: Beneath) -> None:
-    """Read the content of every key; what lies side by side is read at once. Raises StoreError."""
+    """Read the content of every key; neighbours are read together. Raises StoreError."""
     edges = list(accumulate((file.size for file in files), initial=0))
     opened, source, done = -1, -1, 0
     try:
@@ -72,7 +73,7 @@ def fill(draft: Draft, keys: Sequence[bytes], sources: Sources, files: Sequence[
 
 
 def _stretches(keys: Iterable[bytes], sources: Sources, edges: frozenset[int]) -> Iterator[tuple[int, list[int]]]:
-    """Of grains that follow each other within a file: where the first lies, and their lengths."""
+    """Of chunks that follow each other within a file: where the first lies, and their lengths."""
     begin = end = -1
     lengths: list[int] = []
     for key in keys:

@@ -27,8 +27,8 @@ PROBE_S: Final = 10.0
 
 @dataclass(frozen=True)
 class PutResult:
-    """`bytes`: all bytes of the files; `bytes_ahead`: of these, what was handed to the writers while the files still
-    grew; `bytes_stored`: bytes that this call had to write."""
+    """`bytes`: all bytes of the files. `bytes_ahead`: of these, the bytes that the writers got while the files still
+    grew. `bytes_stored`: bytes that this call had to write."""
 
     images: list[RankImage]
     bytes: int
@@ -77,13 +77,13 @@ class Store:
         """Store every file below each rank's folder; what the job's folder holds already is not written again.
 
         When it returns, everything is durable. It stays safe from garbage collection until `write_manifest` is called
-        for the checkpoint, or `end_uploads`. An upload that was broken off is gone on with by calling this again.
+        for the checkpoint, or `end_uploads`. Another call continues an upload that was broken off.
 
         :param below: a folder above all of `folders` that nobody else can replace; no link below it is followed.
-            Default: the innermost one above them, or the only one itself
+            Default: the innermost folder above them, or the folder itself if there is only one
         :param part: (i, n): this is pod i of n that upload at the same time
         :param progress: counts bytes of the images: those that the store has
-        :param growing: true as long as the folders are still being filled: meanwhile what is there is stored (`ahead`)
+        :param growing: true while the folders are still being filled; what they contain is stored meanwhile (`ahead`)
         :raises StoreError: not a directory, a file that is neither regular nor a directory, a failed write, or
             `cancelled()` turned true
         """
@@ -128,12 +128,13 @@ class Store:
     def write_manifest(self, manifest: Manifest, cancelled: Callable[[], bool] = _never) -> str:
         """Write the manifest, atomically: from here on the checkpoint exists. Raises StoreError.
 
-        Returns the sha256 of the bytes written. Who commits the checkpoint names it, and `read_manifest` compares.
+        Returns the sha256 of the bytes written. The commit of the checkpoint names this digest, and `read_manifest`
+        compares it.
 
-        A manifest with this id that is there already stays, and is an error unless it is this very one.
-        The uploads that pods have announced for it count as ended.
+        An existing manifest with this id stays, and is an error unless it is identical. The uploads that pods have
+        announced for it count as ended.
 
-        :param cancelled: once true, no manifest appears any more, but for one that the store had already been sent
+        :param cancelled: once true, no manifest appears any more, except one that the store had already received
         """
         text = mf.dumps(manifest)
         mf.loads(text)  # never write what no reader would accept
@@ -151,11 +152,12 @@ class Store:
         return hashlib.sha256(data).hexdigest()
 
     def uploads(self, namespace: str, job: str) -> list[str]:
-        """The pods' uploads that have not said that they ended, each with a name for ever. Raises StoreError."""
+        """The pods' uploads that have not announced their end. Each has a name that is never used again. Raises
+        StoreError."""
         return locks.pod_uploads(self.backend, layout.job_folder(namespace, job))
 
     def end_all_uploads(self, namespace: str, job: str) -> None:
-        """No pod of the job runs, in any cluster, and no import: what never said that it ended has ended.
+        """To be called when no pod of the job runs, in any cluster, and no import: every announced upload has ended.
 
         Raises StoreError.
         """
@@ -167,7 +169,8 @@ class Store:
             locks.withdraw(self.backend, layout.job_folder(namespace, job), name)
 
     def end_uploads(self, namespace: str, job: str, checkpoint_id: str, part: int) -> None:
-        """What this part has uploaded for the checkpoint so far is committed, or never will be. Raises StoreError."""
+        """Everything that this part has uploaded for the checkpoint so far is committed, or never will be. Raises
+        StoreError."""
         folder = layout.job_folder(namespace, job)
         self.withdraw_uploads(
             namespace, job, locks.pod_uploads(self.backend, folder, layout.checked_id(checkpoint_id), part)
@@ -190,8 +193,8 @@ class Store:
     def read_manifest(self, namespace: str, job: str, checkpoint_id: str, sha256: str | None = None) -> Manifest:
         """Read and check a manifest.
 
-        :param sha256: the digest that was committed: no byte of other content is parsed. None: only the manifest itself
-            says that it is whole, which anybody who writes to the store can make it say.
+        :param sha256: the committed digest: content with another digest is not parsed. None: only the digest inside the
+            manifest is checked, which anybody who can write to the store can forge.
         :raises CheckpointNotFoundError: there is none
         :raises DamageError: its bytes do not have this digest, also when they are read a second time
         :raises StoreError: it is not valid, or the store fails
@@ -201,7 +204,7 @@ class Store:
     def read_digest(
         self, namespace: str, job: str, checkpoint_id: str, sha256: str | None = None
     ) -> tuple[Manifest, str]:
-        """A manifest as `read_manifest` gives it, and the sha256 of its bytes. Raises as that does."""
+        """A manifest as `read_manifest` returns it, and the sha256 of its bytes. Raises the same errors."""
         path = layout.manifest_path(namespace, job, checkpoint_id)
 
         def read() -> bytes:
@@ -259,7 +262,8 @@ class Store:
         return catalog.list_checkpoints(self, namespace, job)
 
     def latest_valid(self, namespace: str, job: str) -> tuple[Manifest | None, list[catalog.Listing]]:
-        """The newest manifest whose objects all exist, and those passed over, each with the reason."""
+        """The newest manifest whose objects all exist, and the newer manifests that were skipped, each with the
+        reason."""
         return catalog.latest_valid(self, namespace, job)
 
     def pin(self, namespace: str, job: str, checkpoint_id: str, pinned: bool = True) -> None:
@@ -293,5 +297,5 @@ class Store:
         return archive.write(self, manifest, target, progress)
 
     def import_(self, source: BinaryIO, namespace: str = "", job: str = "", progress: Progress = ignore) -> Manifest:
-        """Take in an archive of `export`, verified, under its own job or another. Raises StoreError."""
+        """Import and verify an archive of `export`, under its own job or another. Raises StoreError."""
         return archive.read(self, source, namespace, job, progress)

@@ -1,4 +1,4 @@
-"""One pod's upload: files -> grains -> packs, with bounded memory.
+"""One pod's upload: files -> chunks -> packs, with bounded memory.
 
 The caller's thread reads, cuts and hashes; `threads` others compress, write and sync. At most `threads + 1` packs are
 in memory: the caller waits for a free draft (back-pressure), so a slow store slows the reading down.
@@ -30,14 +30,14 @@ WEAK: Final = 0.125
 """If a rank would use less than this part of an earlier checkpoint's pack, it does not use the pack. The pack can then
 be deleted with that checkpoint, instead of being kept for ever by a few chunks."""
 STRETCH_BITS: Final = 5
-"""One grain in 2**STRETCH_BITS begins a stretch, the unit in which replicas divide the work."""
+"""One chunk in 2**STRETCH_BITS begins a stretch, the unit in which replicas divide the work."""
 _SLOT_MASK: Final = (1 << SLOT_BITS) - 1
 
 
 class Upload:
-    """:param name: of this upload, drawn for it: the names of all that it writes end in it
+    """:param name: unique name of this upload: the names of all objects that it writes end in it
     :param beneath: where the files are
-    :param doomed: objects that nobody may rely on any more (`locks.announce`)
+    :param doomed: objects that no upload may rely on any more (`locks.announce`)
     :param part: (i, n): this is upload i of n that run at the same time. Each begins with another part of what is
     new and looks for what the others have stored meanwhile, so that equal content is stored once.
     :param count: of the bytes of the images that the store has
@@ -75,7 +75,7 @@ class Upload:
         self.stored = 0
         """Bytes written to the store."""
         self.seen: dict[Path, list[segments.Segment]] = {}
-        """What files began with while they were written (`ahead`)."""
+        """The beginnings of files, as found while the files were written (`ahead`)."""
 
     def put(self, rank: int, files: list[File]) -> None:
         """Read one rank's files and hand what is new to the writers. Raises StoreError."""
@@ -110,7 +110,7 @@ class Upload:
 
     # --- finding out what is new ------------------------------------------------------------------------------------
     def _scan(self, files: list[File]) -> tuple[list[segments.Grains], sources.Sources]:
-        """Per file its grains, and where each key's content can be read."""
+        """Per file its chunks, and where each key's content can be read."""
         layouts: list[segments.Grains] = []
         where: sources.Sources = {}
         base = 0
@@ -165,7 +165,7 @@ class Upload:
                 yield batch
 
     def turn(self, key: bytes, now: int) -> int:
-        """Which of the uploads stores this grain first, after one of upload `now`."""
+        """Which of the uploads stores this chunk first, after one of upload `now`."""
         return key[1] % self.part[1] if key[0] >> (8 - STRETCH_BITS) == 0 else now
 
     def has(self, key: bytes) -> bool:

@@ -1,1 +1,1 @@
-"""Whether the nodes of a flavor can run what a checkpoint was taken on; the nodes are asked only before a restore."""
+"""Whether the nodes of a flavor can continue a checkpoint. The nodes are read only before a restore."""

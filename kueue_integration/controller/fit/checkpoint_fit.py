@@ -1,4 +1,4 @@
-"""Can the nodes of the flavor that Kueue chose run what the checkpoint was taken on? If not: another flavor. Pure.
+"""Can the nodes of the flavor that Kueue chose continue the checkpoint? If not: another flavor. Pure.
 
 Only a proven misfit counts. Unknown cases pass: a node without a label, a flavor without nodes (it may be scaled to
 none), a checkpoint without its needs. The sidecar examines the machine itself before it restores.
@@ -20,7 +20,7 @@ from ..actions import RequestReadmission
 from ..request_status import FlavorsOf
 
 NOTE = "does not fit the checkpoint"
-"""Every message and note of an admission that is sent back for its machines starts with this."""
+"""Every message and note about an admission that is sent back because of its machines starts with this."""
 ARCHITECTURE = "kubernetes.io/arch"
 CPUID = "feature.node.kubernetes.io/cpu-cpuid."
 LONGEST_PAUSE_S = 300
@@ -71,10 +71,10 @@ def _lacks(needs: Needs, node: Labels) -> list[str]:
 def sent_back(
     job: Object, workload: Object, check_name: str, flavors_of: FlavorsOf, machines_of: MachinesOf
 ) -> RequestReadmission | None:
-    """What to do about an admission on machines that cannot continue the Job's checkpoint, None for a good one.
+    """The action for an admission on machines that cannot continue the Job's checkpoint, None for a good admission.
 
-    If another flavor of the queue will do, the Job is given such a placement: Kueue would choose the same flavor again.
-    Else Kueue tries again and again, at growing intervals: a node may be added. Raises BadAnnotationError.
+    If another flavor of the queue fits, the Job gets such a placement: Kueue would choose the same flavor again.
+    Otherwise Kueue tries again at growing intervals, because a node may be added. Raises BadAnnotationError.
     """
     checkpoint, given = views.checkpoint(job), views.admission(workload)
     if checkpoint is None or checkpoint.needs is None or given is None:
@@ -117,7 +117,7 @@ def pause_s(workload: Object, check_name: str) -> int:
 
 
 def _common(flavors: Sequence[str], machines_of: MachinesOf) -> list[Labels]:
-    """Nodes that are of every one of `flavors`; none when nothing is known of one."""
+    """Nodes that belong to all of `flavors`; none if a flavor is unknown."""
     found = [machines_of(flavor) for flavor in flavors]
     known = [machines.nodes for machines in found if machines is not None]
     if not known or len(known) < len(found):
@@ -135,7 +135,7 @@ def _others(
 
 
 def _placement(job: Object, others: Sequence[str], flavors_of: FlavorsOf, machines_of: MachinesOf) -> Placement | None:
-    """The Job's placement, narrowed to `others`; None when that cannot be, or would not steer Kueue."""
+    """The Job's placement, narrowed to `others`; None if that is impossible, or would not change Kueue's choice."""
     template = job["spec"].get("template")
     before = reshape.where(job)
     own = ((template or {}).get("spec") or {}).get("affinity")

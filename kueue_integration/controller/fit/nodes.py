@@ -1,4 +1,4 @@
-"""What the machines behind a ResourceFlavor are: asked of the API server only before a restore, kept for a while."""
+"""The machines of a ResourceFlavor: read from the API server only before a restore, and cached for a while."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .checkpoint_fit import FlavorMachines
 log = logging.getLogger(__name__)
 
 KEPT_S = 20.0
-"""Many restores come at once. So long a new node of a flavor may be overlooked."""
+"""Many restores come at once. A new node of a flavor may stay unseen for this time."""
 
 
 class Machines:

@@ -58,7 +58,7 @@ def plan(queues: quota.Queues, candidates: Sequence[Candidate], now: float, min_
             continue
         if any(_competes(w, candidate, queues.queue, free) for w in queues.pending):
             continue
-        # A user who asks for more does not wait for the useful minimum; moves in vain make everybody wait.
+        # A user who asks for more does not wait for the useful minimum. But after moves in vain, users wait, too.
         patience = _patience(candidate.history, 0.0 if asked_to_grow(candidate) else min_run_s)
         due = since + patience
         if now < due:
@@ -92,7 +92,7 @@ def _rank(candidate: Candidate) -> tuple[int, float, str]:
 
 
 def _runs(candidate: Candidate, record: AttemptRecord) -> bool:
-    """All pods run and train: what is paid for a move is then known, and a start is never interrupted by us."""
+    """All pods run and train: then the cost of a move is known, and we never interrupt a start."""
     running = [p for p in views.of_attempt(candidate.pods, record.attempt) if views.phase(p) == "Running"]
     alive = all(not p["metadata"].get("deletionTimestamp") for p in running)
     return record.ended_by is None and alive and len(running) == record.pods
@@ -147,8 +147,8 @@ def _goal(queue: Object, free: quota.Amounts, candidate: Candidate) -> str | Non
 def _competes(pending: Object, candidate: Candidate, queue: Object, free: quota.Amounts) -> bool:
     """Whether a waiting Workload would take the quota that the candidate gives up or hopes for.
 
-    One that could never fit does not count: it would keep everybody small for ever. One of lower priority counts only
-    when it fits into what is free during the move.
+    A Workload that could never fit does not count: it would keep all jobs small for ever. A Workload of lower priority
+    counts only if it fits into the quota that is free during the move.
     """
     wanted = quota.requests(pending)
     if not quota.fits(wanted, queue, quota.nominal(queue)):

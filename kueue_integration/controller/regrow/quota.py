@@ -16,7 +16,8 @@ NONE = Fraction(0)
 
 @dataclass(frozen=True)
 class Queues:
-    """The quota world around one ClusterQueue: the queue itself, its cohort's queues, and what holds quota in them."""
+    """The quota around one ClusterQueue: the queue itself, its cohort's queues, and the Workloads that hold quota in
+    them."""
 
     queue: Object
     cohort: Sequence[Object]
@@ -65,7 +66,7 @@ def usage(workload: Object) -> Amounts:
 
 
 def reported(queue: Object) -> Amounts:
-    """What Kueue itself says is reserved; it may know of a Workload that we have not seen yet."""
+    """The reservations that Kueue itself reports; it may know a Workload that we have not seen yet."""
     status = queue.get("status") or {}
     return {
         (str(flavor["name"]), str(resource["name"])): quantities.parse(resource.get("total", 0))
@@ -75,7 +76,8 @@ def reported(queue: Object) -> Amounts:
 
 
 def free(queues: Queues) -> Amounts:
-    """Free nominal quota of the queue, cut to what its cohort has left. Borrowed quota is never planned with."""
+    """Free nominal quota of the queue, limited by the free quota of its cohort. The planner never counts on borrowed
+    quota."""
     name = queues.queue["metadata"]["name"]
     in_queue: Amounts = {}
     in_cohort: Amounts = {}

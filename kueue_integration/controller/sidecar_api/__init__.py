@@ -1,4 +1,4 @@
-"""The HTTPS API of the sidecars: who speaks (tokens, pod identity), and what a report does to its Job.
+"""The HTTPS API of the sidecars: authentication (tokens, pod identity), and the effect of a report on its Job.
 
 Nothing here decides about a Job beyond its own report.
 """

@@ -1,6 +1,7 @@
 """The HTTPS API of the sidecars (paths and messages: proxy.protocol.messages), and the plain port of the probes.
 
-Every replica answers: all it needs stands in the Job. Calls of the Kubernetes API block, so they run in threads.
+Every replica answers: the Job has all the data that it needs. Calls of the Kubernetes API block, so they run in
+threads.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ LONG_POLL_S = 20.0
 PROGRESS_EVERY_S = 2.0
 WRITE_TRIES = 8
 MAX_BODY = 64 * 1024
-"""Bytes: ten times what a pod has to say. Reading it takes time from everybody's calls."""
+"""Bytes: ten times the largest message of a pod. Reading a body takes time from all other calls."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -141,7 +142,7 @@ class Api:
         return job
 
     async def _speaker(self, request: web.Request) -> tokens.Speaker:
-        """Who makes the request: asked before its body is read, and before anything about any Job is said.
+        """Who makes the request: checked before its body is read, and before any fact about a Job is sent.
 
         Raises RefusedError, KubeError.
         """
@@ -151,7 +152,7 @@ class Api:
         return await self._tokens.speaker(token, request.remote or "")
 
     async def _allowed(self, speaker: tokens.Speaker, namespace: str, name: str, attempt: int, leader: bool) -> Object:
-        """The Job that a pod may speak for. Raises RefusedError, KubeError."""
+        """The Job for which a pod may report. Raises RefusedError, KubeError."""
         if speaker.namespace != namespace:
             raise pod_identity.not_of(speaker, namespace, name)
 

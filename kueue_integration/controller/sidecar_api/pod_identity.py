@@ -33,7 +33,7 @@ class Identities:
         raise not_of(speaker, namespace, key)
 
     def _own(self, pods: Sequence[Object], speaker: Speaker, job: Object) -> Object | None:
-        """The speaker's pod if the Job owns it. Labels are not enough: whoever makes a pod chooses them."""
+        """The speaker's pod if the Job owns it. Labels are not enough: a pod's creator chooses them."""
         for pod in pods:
             meta = pod["metadata"]
             if (meta["name"], meta["uid"]) == (speaker.pod, speaker.uid) and self._owns(job, pod):
@@ -70,7 +70,7 @@ def not_of(speaker: Speaker, namespace: str, key: str) -> RefusedError:
 def _controlled(job: Object, pod: Object) -> bool:
     """Whether the Job controls the pod and the Job controller manages it.
 
-    Labels and a plain owner reference are not enough: whoever makes a pod chooses them. The reference must be the
+    Labels and a plain owner reference are not enough: a pod's creator chooses them. The reference must be the
     controlling one, and the Job controller's own marks must name this Job by its UID. The Job controller counts a pod
     that has all of these, or removes it as surplus.
     """

@@ -1,4 +1,4 @@
-"""What a message of a training pod does to its Job: pure functions from (Job, message) to annotations.
+"""The effect of a training pod's message on its Job: pure functions from (Job, message) to annotations.
 
 The API server decides between two writers. Every change is written with the Job's resourceVersion as precondition. If
 that fails, the change is computed again from the newer Job.
@@ -40,7 +40,8 @@ from ..errors import RefusedError
 NOT_RUNNING = ("starting", "restoring")
 """Phases of an attempt in which not all of its programs run yet."""
 SAME_S = 2.0
-"""Two reports of how long ago something was mean the same moment if it comes out so near: they travel for a while."""
+"""Two reports of an event's age mean the same event if the computed times differ by no more than this: reports have a
+delay."""
 MAX_NEEDS = 32
 """Features that a checkpoint may need, and letters of a name: it is kept in annotations of limited size."""
 
@@ -94,9 +95,10 @@ def hello(job: Object, pods: Sequence[Object], message: Hello, secret: bytes) ->
 
 
 def _given(job: Object, record: AttemptRecord | None) -> CheckpointRef | None:
-    """What the attempt was let in with: all of its pods restore the same checkpoint, or none gets through.
+    """The checkpoint with which the attempt was let in: all of its pods restore the same checkpoint, or the attempt
+    does not start.
 
-    What stands on the Job is what the next attempt starts from: it is an older one as soon as a pod has found damage.
+    The annotation of the Job names the checkpoint of the next attempt: an older one as soon as a pod has found damage.
     """
     now = views.checkpoint(job)
     if record is None or record.restored_from is None or (now is not None and now.id == record.restored_from):
@@ -105,7 +107,8 @@ def _given(job: Object, record: AttemptRecord | None) -> CheckpointRef | None:
 
 
 def command(job: Object, now: float) -> Command | None:
-    """What the leader is asked to do now. Derived from the annotations: a new controller goes on where the old one was.
+    """The present command for the leader. It is derived from the annotations, so a new controller goes on where the old
+    controller stopped.
 
     The number of an eviction is its deadline; the number of a requested checkpoint is the time when it was taken up,
     both in milliseconds. It identifies the command across restarts, and a later command has a higher number.
@@ -200,7 +203,7 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
         return None
     if known is not None and known.id != new.id and new.generation <= known.generation:
         raise RefusedError(409, f"generation {new.generation} is not newer than the committed {known.generation}")
-    # Dated by our clock: the pods' differ, and when the next one is due is counted from it.
+    # Dated by our clock: the pods' clocks differ, and the time of the next checkpoint is counted from it.
     again = known is not None and known.id == new.id
     new = replace(new, unusable="", created_at=known.created_at if known is not None and again else now)
     text = to_json(new)
@@ -208,7 +211,7 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
     asked = user_requests.running(job, user_requests.CHECKPOINT)
     if asked is not None and asked[1].attempt == message.attempt:
         change.update(user_requests.stored(user_requests.checkpointed(asked[1], new, now)))
-    # An empty annotation is a wish, or the end of a list of damaged ones: what was before is not gone back to.
+    # An empty annotation is a user's wish, or the end of a list of damaged checkpoints: never return to older ones.
     before = [] if annotation(job, names.ANN_CHECKPOINT) == "" else views.checkpoints(job)
     change[job_names.ANN_CHECKPOINTS] = attempt_history.listed([*(ref for ref in before if ref.id != new.id), new])
     if message.goes_on:
@@ -269,7 +272,7 @@ def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations 
         return change or None  # training has ended: the hold lasts until the Job is complete, or its deadline
     history, record = _current(job, message.attempt)
     if asked and message.finishing:
-        # Suspending it now would repeat everything since its last checkpoint, so near to the end.
+        # To suspend it now, so near to its end, would repeat all work since its last checkpoint.
         note = f"{message.message.rstrip('. ')}; {attempt_history.MAY_END}"
         if record is not None and note not in (record.note or ""):
             change.update(

@@ -1,4 +1,5 @@
-"""Whose bearer token is it? What the token itself says is looked at first, then the API server is asked: TokenReview.
+"""Whose bearer token is it? The claims of the token itself are checked first, then the API server is asked:
+TokenReview.
 
 A review costs a thread and a request, and anybody who reaches the port can cause one. So tokens that cannot be meant
 for us cost no review, and refusals are remembered. Reviews have their own threads: the pods' calls never wait for them.
@@ -31,7 +32,7 @@ CACHE_MAX = 10_000
 LONGEST = 8192
 """Bytes of a token: ten times what the API server makes."""
 SKEW_S = 60.0
-"""So long after its expiry a token is still shown to the API server, whose clock counts."""
+"""Seconds after its expiry for which a token is still sent to the API server, whose clock decides."""
 REVIEWERS = 4
 WAITING = 64
 """Reviews at a time, waiting ones included."""
@@ -52,7 +53,8 @@ class Speaker:
 class Reviews:
     """A reviewed token is believed for a minute: pods report once a second.
 
-    `now`: the API server's time, Unix seconds. `refused(cause)` hears of each refusal, in one of a few words.
+    `now`: the API server's time, Unix seconds. `refused(cause)` is called for each refusal; there are only a few
+    causes.
     """
 
     def __init__(
@@ -84,7 +86,8 @@ class Reviews:
             raise self._no("form", why)
         running = self._running.get(digest)
         if running is None:
-            # Who was heard before is heard again, however many others at this address (a NAT, say) are refused.
+            # A token that was accepted before is reviewed again, however many others at this address (for example a
+            # NAT) are refused.
             if len(self._running) >= WAITING or (found is None and self._allowance(address, moment) < 1.0):
                 raise self._no("limit", "too many unknown tokens: ask again", 429)
             self._charge(address, 1.0)
@@ -132,7 +135,7 @@ class Reviews:
 
 
 def unverified(token: str, now: float) -> str:
-    """Why a token cannot be one of ours, by what it says itself; "" if it may be: nothing of it is proven yet."""
+    """Why a token cannot be ours, by its own claims; "" if it may be: the claims are not proven yet."""
     if len(token) > LONGEST or token.count(".") != 2:
         return "the bearer token is not a service account token"
     payload = token.split(".")[1]

@@ -25,11 +25,11 @@ MIN_LOCK_MS = 1000
 
 @dataclass(frozen=True)
 class DeviceRecord:
-    """What a restore must know. `pids` as the processes see themselves in their slot."""
+    """The facts that a restore needs. `pids` as the processes see themselves in their slot."""
 
     pids: list[int]
     devices: list[Device]
-    """All that the dumping pod saw, in CUDA's order."""
+    """All GPUs that the dumping pod saw, in CUDA's order."""
     used: list[str] = field(default_factory=list)
     """UUIDs that the rank has state on."""
     copied: bool = False
@@ -41,7 +41,7 @@ class Backend(Protocol):
 
     name: str
     problem: str
-    """Why devices that are there cannot be used; "": nothing."""
+    """Why the devices of this pod cannot be used; "" if they can."""
 
     def users(self, pids: Sequence[int]) -> list[int]:
         """Those that have state on a device."""
@@ -51,12 +51,12 @@ class Backend(Protocol):
 
         :param deadline: of the monotonic clock
         :param images: rank -> folder, which need not exist
-        Raises DumpError; whatever was suspended goes on then.
+        Raises DumpError; suspended processes go on then.
         """
 
     def record(self, pids: Sequence[int], used: Sequence[str] | None) -> DeviceRecord | None:
-        """What to keep of one suspended rank; None: it has no state on a device. `used`: UUIDs, as its agent told;
-        None: it has not been asked, all that the pod has count."""
+        """What to keep of one suspended rank; None: it has no state on a device. `used`: UUIDs that its agent reported;
+        None: there was no report, so all GPUs of the pod count."""
 
     def resume(self, pids: Sequence[int]) -> None:
         """Undo `suspend` in place; nothing happens to processes that are not suspended. Raises DumpError."""
@@ -145,7 +145,8 @@ class Cuda:
         if not owners:
             return
         try:
-            # All are locked before the first is copied: one that waits for another's device would never get there.
+            # All are locked before the first is copied: a process that waits for another's device could never be locked
+            # later.
             self._each(owners, "lock", lambda pid: self._driver.lock(pid, self._patience(deadline)))
             self._suspended |= owners.keys()
             if self._copy:
@@ -188,7 +189,7 @@ class Cuda:
             raise DumpError("; ".join(problems))
 
     def _go_on(self, pid: int) -> str:
-        """Whatever state it is in, towards RUNNING; what went wrong, "" if nothing did."""
+        """Bring a process to RUNNING from any state. Returns the problem, "" if there was none."""
         copies = self._copies.pop(pid, None)
         try:
             if self._driver.state(pid) is State.CHECKPOINTED:
@@ -266,7 +267,7 @@ def read(folder: Path) -> DeviceRecord | None:
 
 
 def find(env: Mapping[str, str]) -> Backend:
-    """What this container has: CUDA where there is a device, and a driver with the checkpoint API.
+    """The backend of this container: CUDA if there is a device, and a driver with the checkpoint API.
 
     Raises CommandError for a variable that cannot be used.
     """

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..errors import CommandError
 
 ENV_COPIES = "SINGULARITY_DEVICE_COPIES"
-"""`own`: device memory is copied as here, where the driver can; `driver` (default): the driver copies it."""
+"""`own`: this module copies device memory, where the driver supports it; `driver` (default): the driver copies it."""
 
 
 class PerDevice(ctypes.Structure):
@@ -42,7 +42,7 @@ class Copies:
         self._folder, self._pid = folder, pid
         self._maps: dict[str, mmap.mmap] = {}
         self.complete = False
-        """All that was to be copied has been."""
+        """The copy is complete."""
         self.problem = ""
         """Why the copies are in memory and not in the image, where they do not outlive us."""
 
@@ -50,8 +50,8 @@ class Copies:
         return self._folder / f"device-{self._pid}-{uuid}.bin"
 
     def room(self, uuid: str, size: int) -> mmap.mmap:
-        """Memory of ours for `size` > 0 bytes. Once the driver has mapped a process's memory there is no way back, so
-        that a full disk is a problem, and not an error."""
+        """Memory of ours for `size` > 0 bytes. Once the driver has mapped a process's memory there is no way back. So a
+        full disk is noted in `problem` and raises no error."""
         path = self._path(uuid)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ class Copies:
         return made
 
     def content(self, uuid: str, size: int) -> mmap.mmap:
-        """What was copied from that GPU. Raises ValueError where it is not what is wanted."""
+        """The data that was copied from that GPU. Raises ValueError if it is not the expected data."""
         found = self._maps.get(uuid)
         if found is None:
             try:
@@ -81,7 +81,7 @@ class Copies:
 
 
 def address(memory: mmap.mmap) -> int:
-    """Where `memory` lies; it must be kept until the address is used no more."""
+    """The address of `memory`, which must be kept while the address is in use."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 

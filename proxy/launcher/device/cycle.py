@@ -19,7 +19,7 @@ from .python import OURS, Python
 GB = 1e9
 LOCK_MS = 60_000
 HOST_FACTOR = 1.3
-"""The driver copies into host memory: so much must be free there for each byte."""
+"""The driver copies into host memory: this many bytes must be free there for each byte."""
 HOLDER = '''
 """Holds bytes on the GPU and says whether each of them is what it was. argv: bytes, seed."""
 import sys, torch
@@ -72,7 +72,7 @@ def measure(
 ) -> Took:
     """Once there and back. Raises DriverError.
 
-    :param copies: called for each way: None for those of the driver
+    :param copies: called for each direction: None if the driver copies
     :param between: called while the process has nothing on its device
     """
     lock = _seconds(lambda: driver.lock(pid, LOCK_MS))
@@ -101,7 +101,7 @@ class Holder:
         self.size = int(self._answer())
 
     def wrong(self) -> int:
-        """How many words are not what they were. Raises RuntimeError when it has died."""
+        """How many words have changed. Raises RuntimeError if the process has died."""
         assert self._process.stdin is not None
         self._process.stdin.write("look\n")
         self._process.stdin.flush()

@@ -70,8 +70,8 @@ class Driver(Protocol):
         """Copy its device memory into its own memory, or into `copies`, and give the devices up. It must be LOCKED."""
 
     def restore(self, pid: int, pairs: Mapping[str, str], copies: Copies | None = None) -> None:
-        """Take devices again and copy back, from where it was copied to; old UUID -> new UUID, none: the same. It is
-        LOCKED afterwards."""
+        """Take devices again and copy the memory back from its copy. Old UUID -> new UUID; none: the same GPUs. The
+        process is LOCKED afterwards."""
 
     def unlock(self, pid: int) -> None:
         """Let its calls through again."""
@@ -84,7 +84,7 @@ class Uuid(ctypes.Structure):
 
 
 class LockArgs(ctypes.Structure):
-    """CUcheckpointLockArgs. All that is reserved is zero."""
+    """CUcheckpointLockArgs. All reserved fields are zero."""
 
     _fields_ = [("timeoutMs", ctypes.c_uint), ("reserved0", ctypes.c_uint), ("reserved1", ctypes.c_uint64 * 7)]
 
@@ -96,7 +96,7 @@ class GpuPair(ctypes.Structure):
 
 
 class CheckpointArgs(ctypes.Structure):
-    """CUcheckpointCheckpointArgs; before CUDA 13.4 all of it was reserved."""
+    """CUcheckpointCheckpointArgs; before CUDA 13.4 all fields were reserved."""
 
     _fields_ = [("customStorageInfo_out", ctypes.c_void_p), ("reserved", ctypes.c_char * 56)]
 
@@ -204,7 +204,7 @@ class CudaDriver:
     def _lent(
         self, name: str, pid: int, arguments: CheckpointArgs | RestoreArgs, copy: Callable[[str, own.PerDevice], None]
     ) -> None:
-        """A call after which memory of the process is mapped on our side, its copies, and the word that they are done.
+        """A call that maps memory of the process on our side, then the copies, then the notice that they are complete.
 
         :param copy: called with UUID and memory for each GPU
         """
@@ -230,7 +230,7 @@ class CudaDriver:
 
     @contextlib.contextmanager
     def _contexts(self) -> Iterator[dict[int, ctypes.c_void_p]]:
-        """Primary contexts of all GPUs, by number, which the driver needs for as long; each takes GPU memory."""
+        """Primary contexts of all GPUs, by number. The driver needs them during that time; each takes GPU memory."""
         found: dict[int, ctypes.c_void_p] = {}
         devices = self._numbers()
         try:

@@ -1,4 +1,4 @@
-"""What this machine has for checkpoints of processes with GPUs, and in sentences what will not work on it.
+"""Facts of this machine for checkpoints of processes with GPUs, and sentences about what will not work on it.
 
 Standard library only; torch is asked in a process of its own, which may fail without harm.
 """
@@ -29,7 +29,7 @@ CAPABILITIES = {
 """What CRIU needs, by number."""
 FEATURES = ("pagemap_scan", "mem_dirty_track", "timens")
 TOOLS = ("unshare", "mount")
-"""What puts a launcher into a container of its own, where no container runtime does."""
+"""Programs that put a launcher into its own container, where no container runtime does."""
 LIBRARY = "libcuda.so.1"
 _ASK_TORCH = """
 import json, torch
@@ -65,7 +65,7 @@ class Facts:
 def gather(
     criu: Sequence[str], python: Python = OURS, library: str | None = LIBRARY, tools: Sequence[str] = TOOLS
 ) -> Facts:
-    """Look at this machine; takes seconds. Never raises for what it finds.
+    """Examine this machine; takes seconds. Never raises because of a finding.
 
     :param criu: argv prefix that runs CRIU
     :param library: what to open for the driver's library; None: it is not here

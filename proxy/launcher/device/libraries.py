@@ -1,7 +1,7 @@
-"""Where the driver's libraries are: what the container runtime has mounted, and never a file of the image's own.
+"""Where the driver's libraries are: only files that the container runtime has mounted, never a file of the image.
 
 They run with the launcher's capabilities. A rank is root on the container's file system, and may put a library of any
-name there; what is mounted read-only it cannot change. NVIDIA's runtime mounts each library by itself, GKE one folder.
+name there. It cannot change read-only mounts. NVIDIA's runtime mounts each library by itself, GKE one folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ anywhere = False
 
 
 def find(name: str, mountinfo: Path | None = None) -> str | None:
-    """What to open for the library `name` (libcuda.so.1); None: it is not here, or not mounted read-only."""
+    """The path of the library `name` (libcuda.so.1); None: it is not here, or not mounted read-only."""
     if anywhere:
         return name
     stem = name.removesuffix(".1")
@@ -35,7 +35,7 @@ def find(name: str, mountinfo: Path | None = None) -> str | None:
 
 
 def _read_only(mountinfo: Path) -> list[Path]:
-    """The mount points whose topmost mount is read-only, but the root."""
+    """The mount points whose topmost mount is read-only, except the root."""
     try:
         lines = mountinfo.read_text().splitlines()
     except OSError:

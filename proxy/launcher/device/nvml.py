@@ -61,7 +61,8 @@ def mounted() -> ModuleType | None:
 
 
 def read(nvml: Any) -> list[Health]:
-    """All GPUs that `nvml` sees; none: no driver, or no permission. Never raises: health is told, not needed."""
+    """All GPUs that `nvml` sees; none: no driver, or no permission. Never raises: health is only reported, nothing
+    depends on it."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:

@@ -1,4 +1,4 @@
-"""What the GPUs of this pod do while its ranks train: how busy they are, their memory, ECC errors and Xids, from NVML.
+"""The state of this pod's GPUs while its ranks train: utilisation, memory, ECC errors and Xids, from NVML.
 
 The launcher watches, for its container is the one that has the GPUs; the sidecar's has none. A thread of its own waits
 for NVML, whose calls may hang on a GPU that is broken: the launcher's loop never waits for it.
@@ -18,7 +18,7 @@ from . import nvml as health
 from .nvml import Health
 
 EVERY_S = 5.0
-"""Between two looks. Xids and ECC errors that the driver reports are told at once."""
+"""Seconds between two samples. Xids and ECC errors that the driver reports are sent at once."""
 NO_EVENTS_S = 1.0
 
 
@@ -137,7 +137,7 @@ class Session:
 
 
 def watch(nvml: Any, tell: Callable[[Gpus], None], ended: threading.Event, every_s: float = EVERY_S) -> None:
-    """Until `ended`, tell what all looks and events come to: after each look, and at once after an Xid.
+    """Until `ended`, report the sum of all samples and events: after each sample, and at once after an Xid.
 
     Returns at once where NVML has no driver or no GPU.
     """

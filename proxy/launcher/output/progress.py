@@ -1,7 +1,7 @@
 """What rank 0's own output says about its progress: step, total, loss. Pure, for any script that prints them.
 
-Understood are `loss 0.31`, `loss: 0.31`, `loss=3.1e-1`, `'loss': 0.31` (Hugging Face), `step 120/900`, `iter: 120`,
-`global_step=120` and the bars of tqdm (`120/900 [00:10<...`). What a script prints otherwise is not guessed at.
+It understands `loss 0.31`, `loss: 0.31`, `loss=3.1e-1`, `'loss': 0.31` (Hugging Face), `step 120/900`, `iter: 120`,
+`global_step=120` and the bars of tqdm (`120/900 [00:10<...`). It does not guess at other output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BAR = re.compile(rb"(\d+)/(\d+) \[\d+:\d\d")
 
 
 def _count(digits: bytes, before: int | None) -> int | None:
-    """A number of steps; one that no message can have (`decode.MAX_WHOLE`) is none."""
+    """A number of steps; a number too large for a message (`decode.MAX_WHOLE`) is ignored."""
     found = whole(digits.decode())
     return before if isinstance(found, Unreadable) else found
 

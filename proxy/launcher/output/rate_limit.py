@@ -1,7 +1,7 @@
 """How much of a rank's output is passed on: a token bucket that says what it dropped. Pure but for the clock.
 
-A rank that prints 100 MB/s must not fill the node's disk. Dropping goes on for at least a second, so that what is left
-are runs of whole lines that can be read.
+A rank that prints 100 MB/s must not fill the node's disk. Once it drops lines, it does so for at least a second, so
+that the remaining output has readable runs of whole lines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import CommandError
 BYTES_PER_S: Final = 256 << 10
 """About 2500 lines a second, for as long as the rank likes."""
 BURST_S: Final = 16
-"""So many seconds' worth may come at once."""
+"""Output of this many seconds may come at once."""
 
 
 class LogRate:
@@ -40,7 +40,7 @@ class LogRate:
         return True
 
     def drop(self, lines: int, size: int) -> None:
-        """So much was not passed on."""
+        """Count bytes that were not passed on."""
         if not self.dropping:
             self._room = min(self._room, 0.0)  # a second must pass before the next line
         self._lines += lines

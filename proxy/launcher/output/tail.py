@@ -1,4 +1,5 @@
-"""A rank's log file, copied line by line to the container's stdout with a prefix; what was copied is given back.
+"""A rank's log file, copied line by line to the container's stdout with a prefix. Copied blocks are given back to the
+file system.
 
 The rank writes to a file, not to a pipe: CRIU can restore a file alone. Two rules keep its log from filling the node's
 disk. No more than `LogRate` allows is passed on, and blocks that were read are given back to the file system. The file
@@ -21,7 +22,7 @@ CHUNK: Final = 1 << 20
 MOST: Final = 64 << 20
 """Bytes read at a time: a rank that prints faster than that in one turn of the launcher's loop has a faster disk."""
 LAST: Final = 64 << 10
-"""Of what a rank printed last, so many bytes are always passed on: an error stands there, or the result."""
+"""The last bytes that a rank printed, this many, are always passed on: they have an error, or the result."""
 GIVE_BACK: Final = 1 << 20
 _PUNCH_HOLE_KEEP_SIZE: Final = 3
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
@@ -122,7 +123,7 @@ class Tail:
             self._see(line)
 
     def _give_back(self) -> None:
-        """A file system that cannot keeps the blocks: no reason to stop."""
+        """A file system without this call keeps the blocks; that is no reason to stop."""
         size = (self.position - self._given_back) // GIVE_BACK * GIVE_BACK
         if size:
             try:

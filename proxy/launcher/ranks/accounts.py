@@ -20,7 +20,7 @@ class Account:
 
 
 def by_uid(uid: int, etc: Path | None = None) -> Account | None:
-    """What the image's passwd says of a user; None: nothing."""
+    """The entry of a user in the image's passwd; None: there is none."""
     for name, _, number, gid, _, home, *_ in _entries((etc or ETC) / "passwd", 6):
         if number.isdecimal() and gid.isdecimal() and int(number) == uid:
             return Account(name, uid, int(gid), home or "/")

@@ -1,4 +1,4 @@
-"""What a rank says in a file of its control directory, which it may write as it likes."""
+"""Reading the messages of a rank from files of its control directory, whose content the rank controls."""
 
 from __future__ import annotations
 

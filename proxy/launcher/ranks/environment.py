@@ -66,10 +66,10 @@ def check_command(argv: Sequence[str]) -> None:
 def environment(
     base: Mapping[str, str], plan: Plan, rank: int, paths: Paths, devices: bool = False, torchrun: bool = False
 ) -> dict[str, str]:
-    """What the rank is started with: what the agent needs, torchrun's variables where `distributed` says so, and the
-    rest of `base` as it is.
+    """The environment of a new rank: the agent's variables, torchrun's variables if `distributed`, and the rest of
+    `base` unchanged.
 
-    :param devices: the pod has some: their library keeps sockets of its own, which only the agent can close
+    :param devices: the pod has devices: their library keeps sockets of its own, which only the agent can close
     :param torchrun: the command starts it
     """
     env = dict(base)
@@ -88,7 +88,7 @@ def environment(
     )
     alone = plan.world_size == 1 and not devices
     if alone:
-        # Whatever meets in this slot meets on addresses that are there in every pod.
+        # Processes that meet within this slot use addresses that exist in every pod.
         env.update({names.ENV_ALONE: "1", "GLOO_SOCKET_IFNAME": "lo"})
     if distributed(plan, torchrun):
         env.update(
@@ -119,7 +119,7 @@ def rendezvous(address: str, port: int) -> dict[str, str]:
 
 
 def pod_values(base: Mapping[str, str]) -> dict[str, str]:
-    """What a restored rank must know anew: a process keeps the environment of the pod it was started in."""
+    """New values for a restored rank: a process keeps the environment of the pod in which it was started."""
     kept = {names.ENV_RANK_DIR, names.ENV_COMMAND, names.ENV_ALONE}
     return {k: v for k, v in base.items() if k.startswith("SINGULARITY_") and k not in kept}
 

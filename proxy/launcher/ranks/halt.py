@@ -1,4 +1,4 @@
-"""Everything in a slot stands still, or goes on: SIGSTOP and SIGCONT, which a restored process keeps as it had them."""
+"""Stop all processes of a slot, or let them go on: SIGSTOP and SIGCONT. A restored process keeps its stopped state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from . import process_scan
 
 POLL_S = 0.005
 TRY_S = 0.5
-"""A process that waits for a child which is stopped before its exec (vfork) cannot stop: let all go on, try again."""
+"""A process cannot stop while it waits for a child that was stopped before its exec (vfork). So let all go on, and try
+again."""
 
 
 def stop(init: int, deadline: float) -> list[int]:
@@ -26,7 +27,8 @@ def stop(init: int, deadline: float) -> list[int]:
         told: set[int] = set()
         while True:
             pids = process_scan.processes(init)
-            # Once each: a second one would stay pending, and stop the process again in the midst of CRIU's work in it.
+            # One signal for each process: a second signal would stay pending, and stop the process again during CRIU's
+            # work in it.
             _kill([pid for pid in pids if pid not in told], signal.SIGSTOP)
             told.update(pids)
             moving = [pid for pid in pids if not _stands(pid)]

@@ -1,4 +1,4 @@
-"""Calls of the C library that Python has no function for."""
+"""Calls of the C library for which Python has no function."""
 
 from __future__ import annotations
 

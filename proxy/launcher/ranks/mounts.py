@@ -1,4 +1,4 @@
-"""What the launcher mounts: so that its own folder stays its own, and what each slot sees of the container.
+"""The launcher's mounts: they protect its own folder, and define the view that each slot has of the container.
 
 A fresh procfs has none of the masks that container runtimes put on /proc. A uid-0 rank could write
 /proc/sys/kernel/core_pattern, which is a way out of the container. The lists are containerd's (and runc's) defaults.
@@ -41,13 +41,14 @@ def private(target: str) -> None:
 def pin(target: Path) -> None:
     """Make `target` a mount of itself, with all that is mounted below. Raises OSError.
 
-    Whoever is root on a file system can rename any folder, and put another in its place, but the ones that are mounts.
+    A process that is root on a file system can rename any folder and put another in its place, unless the folder is a
+    mount.
     """
     _mount(str(target), target, _BIND | _REC)
 
 
 def read_only(target: Path) -> None:
-    """A mount that nobody writes through any more. Raises OSError."""
+    """Make a mount read-only. Raises OSError."""
     _mount("none", target, _BIND | _REMOUNT | _RDONLY | _NOSUID | _NODEV)
 
 
@@ -57,7 +58,8 @@ def tmpfs(target: Path, options: str) -> None:
 
 
 def keep_ours(root: Path, agent: Path) -> None:
-    """Before any rank runs: nobody else moves our folder or writes to what runs with our capabilities. Raises OSError.
+    """Before any rank runs: protect our folder against moves, and the programs that run with our capabilities against
+    writes. Raises OSError.
 
     :param root: all of ours lies below it
     :param agent: what the agent image has installed
@@ -70,7 +72,7 @@ def keep_ours(root: Path, agent: Path) -> None:
 def conceal(folder: Path, features: bytes, run: Path = Path("/run")) -> None:
     """In a slot: an empty folder instead of `folder`, and `features` where CRIU looks for it. Raises OSError.
 
-    :param features: what CRIU knows about the kernel; empty: it has to find out again
+    :param features: CRIU's record of the kernel's features; empty: CRIU has to probe again
     """
     tmpfs(folder, "mode=755,size=64k")
     if features and not run.is_symlink():

@@ -1,6 +1,7 @@
-"""Ranks that a stop is asked of, and that do not come to a boundary by themselves, are nudged by a signal.
+"""During a stop request, a signal nudges ranks that do not come to a boundary by themselves.
 
-SIGURG does nothing in a process that has no handler for it; the agent's looks whether the rank can stop where it is.
+SIGURG does nothing in a process that has no handler for it. The agent's handler checks whether the rank can stop where
+it is.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Nudge:
             _signal(slots[rank], pid)
 
     def waited_for(self, ranks: list[int]) -> dict[int, int]:
-        """PID, as it sees itself, of each of `ranks` that a stop is asked of and that has not reached it."""
+        """PID, as it sees itself, of each of `ranks` that has not reached the requested stop."""
         try:
             with (
                 self._path.open("rb") as file,

@@ -1,4 +1,4 @@
-"""What a rank may do: the capabilities that it keeps, whom it becomes, and the proof that a restored one has no more.
+"""The rights of a rank: its capabilities, its user, and the check that a restored rank has no more rights.
 
 A root rank keeps what `apt` and `pip` in a script need. It may own, read and write any file of the container, become
 another user, end processes, and listen on ports below 1024. It has no raw sockets, makes no devices, and gives no
@@ -36,7 +36,8 @@ NAMESPACES: Final = ("mnt", "pid", "net", "ipc", "uts", "user", "cgroup")
 
 
 def drop(whom: Sequence[int], last: Path = Path("/proc/sys/kernel/cap_last_cap")) -> None:
-    """Of this process, which executes a program next: no capability but KEPT, in no set. Raises OSError.
+    """Reduce the rights of this process, which executes a program next: no capability except KEPT, in any set. Raises
+    OSError.
 
     :param whom: uid, gid, further groups; empty: stay who we are
     """
@@ -65,10 +66,11 @@ def _status(task: Path) -> list[str]:
 
 
 def check(rank: int, proc: Path) -> None:
-    """Restored processes stand still: none has more than a rank may have, whatever its image says.
+    """While restored processes stand still: check that none has more rights than a rank may have, whatever its image
+    says.
 
-    CRIU's own processes end by themselves, some a moment after CRIU has: what still has too much a while later was
-    restored. It stands still meanwhile.
+    CRIU's own processes end by themselves, some a moment after CRIU has: a process that still has too many rights after
+    that time was restored. It stands still meanwhile.
 
     :param proc: /proc of the slot, whose init has PID 1 there. It shows processes of namespaces below, too
     :raises RestoreError: names the process and what it has
@@ -84,7 +86,7 @@ def check(rank: int, proc: Path) -> None:
 
 
 def _problem(proc: Path) -> str:
-    """The first process that has more than a rank may have, and what; "" if none has."""
+    """The first process that has more rights than a rank may have, and which; "" if there is none."""
     ours = _namespaces(proc / "1")
     for pid in sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdigit()):
         for task in _tasks(proc / str(pid)) if pid != 1 else ():
@@ -107,7 +109,7 @@ def _tasks(process: Path) -> list[Path]:
 
 
 def excess(status: Mapping[str, str]) -> str:
-    """What a task has beyond a rank's rights, "" if nothing. `status`: its /proc/PID/status."""
+    """The rights of a task beyond those of a rank, "" if there are none. `status`: its /proc/PID/status."""
     more = {name: int(status[name], 16) & ~MASK for name in _SETS if int(status[name], 16) & ~MASK}
     if more:
         return "has capabilities " + ", ".join(f"{name} {value:x}" for name, value in more.items())

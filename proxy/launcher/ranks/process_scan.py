@@ -1,4 +1,4 @@
-"""What /proc says about the processes of a slot: may they be dumped, and what do they write to?"""
+"""Facts from /proc about the processes of a slot: whether they may be dumped, and which files they write."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _sum(pids: Sequence[int], file: str, fields: tuple[str, ...], proc: Path) ->
 
 
 def projected_files(pids: Sequence[int], proc: Path = PROC) -> list[str]:
-    """A sentence for each open file of a projected volume: its path has a time in it, and is another in a new pod."""
+    """A sentence for each open file of a projected volume: its path contains a time, and differs in a new pod."""
     return [
         f"{name(pid, proc)} holds {target} open (descriptor {descriptor})"
         for pid in pids

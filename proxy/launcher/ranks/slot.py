@@ -40,7 +40,7 @@ class Ended:
 class Slot:
     """Raises SlotError from every method that talks to the slot's init, when it does not answer.
 
-    No slot is made after the first rank of a pod has started: it could take part in the making of the others.
+    No slot is made after the first rank of a pod has started: that rank could interfere while the others are made.
     """
 
     def __init__(self, rank: int, paths: Paths, tools: Tools) -> None:
@@ -85,10 +85,11 @@ class Slot:
     def run(
         self, argv: Sequence[str], timeout_s: float, real: tuple[int, int] = (0, 0), connect: str = ""
     ) -> Ended | None:
-        """Run one of our tools in the slot, which stays meanwhile whatever ends in it. None: it has not ended in time.
+        """Run one of our tools in the slot. The slot stays meanwhile, whatever process ends in it. None: the tool has
+        not ended in time.
 
         :param real: its real uid and gid; in effect it is root
-        :param connect: unix socket, as `seen` from the slot, that its descriptor TOOL_SOCKET is connected to
+        :param connect: unix socket, as `seen` from the slot, to which the tool's descriptor TOOL_SOCKET is connected
         """
         order = {"tool": list(argv), "env": self._tools.environment(), "real": list(real), "connect": connect}
         pid = self._ask(order)["tool"]
@@ -119,7 +120,8 @@ class Slot:
         return Path(f"/proc/{self.init}/root/proc")
 
     def seen(self, path: Path) -> str:
-        """Where a tool in the slot finds a path in the folder of images, which nobody else there sees."""
+        """The path by which a tool in the slot finds a path in the folder of images. No other process there sees that
+        folder."""
         return f"{self._images}/{path.relative_to(self._hidden)}"
 
     def poll(self) -> int | None:
@@ -187,7 +189,7 @@ class Slot:
 
 
 def _features(tools: Tools) -> bytes:
-    """Without it ranks train, too: what goes wrong with CRIU is a matter of the checkpoint."""
+    """Ranks train without it, too: a problem with CRIU concerns only checkpoints."""
     try:
         return tools.features()
     except LauncherError:

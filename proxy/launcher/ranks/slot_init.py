@@ -101,7 +101,7 @@ class Init:
         return pid
 
     def reap(self) -> int | None:
-        """Collect what ended. The rank's exit code (128 + signal) once it has ended and no tool runs."""
+        """Collect ended processes. Returns the rank's exit code (128 + signal) once it has ended and no tool runs."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -131,7 +131,7 @@ def _last_words(descriptor: int) -> str:
 
 
 def _child(become: Any) -> None:
-    """In a forked child: `become` something else by executing it, or end."""
+    """In a forked child: `become` executes another program; otherwise the child ends."""
     try:
         become()
     except BaseException:

@@ -1,7 +1,7 @@
 """`torchrun [options] script.py ...`: the launcher takes torchrun's place, and starts the script once per rank.
 
-So each rank has a slot of its own, can be saved at a step boundary and may move by itself. What torchrun does besides
-starting processes, Kueue and the controller do here: rendezvous, restarts, membership.
+So each rank has a slot of its own, can be saved at a step boundary and may move by itself. Kueue and the controller do
+the other work of torchrun here: rendezvous, restarts, membership.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def unwrapped(argv: Sequence[str], world_size: int) -> list[str]:
 def environment(argv: Sequence[str], rank: int, world_size: int, base: Mapping[str, str]) -> dict[str, str]:
     """What torchrun sets besides `environment.environment`; nothing if `argv` does not start it.
 
-    As with the rest, a rank keeps what it was started with, wherever it moves.
+    As with the other variables, a rank keeps the values of its start, wherever it moves.
     """
     found = _options(argv)
     if found is None:
@@ -92,7 +92,7 @@ def _options(argv: Sequence[str]) -> tuple[str, Sequence[str]] | None:
 
 
 def _interpreter(torchrun: str) -> str:
-    """What the first line of the program `torchrun` says: the Python that has torch."""
+    """The interpreter in the first line of the program `torchrun`: the Python that has torch."""
     path = shutil.which(torchrun)
     if path is not None:
         with Path(path).open("rb") as file:

@@ -70,7 +70,7 @@ def wanted(env: Mapping[str, str]) -> User | None:
 
 
 def give(paths: Paths, rank: int, uid: int, gid: int) -> None:
-    """Hand over what the platform has made for a rank, and let it write the barrier page.
+    """Give a rank's user the files that the platform has made for the rank, and let it write the barrier page.
 
     The folders stay root's, so that no name in them that root reads and writes can become a link to something else.
     """
@@ -109,7 +109,7 @@ def ids(pids: Sequence[int], proc: Path = process_scan.PROC) -> dict[int, tuple[
 
 
 def several(pids: Sequence[int], proc: Path = process_scan.PROC) -> str:
-    """Which processes of one rank run as different users, or as two at once; "" if all are one user's.
+    """Which processes of one rank run as different users, or as two users at once; "" if all run as the same user.
 
     CRIU asks for the limits of each process (prlimit(2)). Without CAP_SYS_RESOURCE, which launchers do not have, the
     kernel allows that only if all ids of the process are the caller's real ids. CRIU has one real uid.

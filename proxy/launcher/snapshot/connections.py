@@ -34,8 +34,8 @@ LeadsOut = Callable[[Socket, set[tuple[Address, Address]]], bool]
 def sever(images: Path, leads_out: LeadsOut) -> None:
     """Cut the connections of the dumped rank that lead out.
 
-    :param leads_out: told a connected socket, and the (local, remote) of all TCP sockets of the rank
-    :raises DumpError: the image is not what CRIU 4 writes
+    :param leads_out: called with a connected socket, and the (local, remote) of all TCP sockets of the rank
+    :raises DumpError: the image is not as CRIU 4 writes it
     """
     path = images / FILES
     try:

@@ -1,7 +1,7 @@
 """Files that the job made or changed in the container's own file system, which a new pod does not have.
 
-What has changed since the launcher started is told by the time of the last status change, which no program can set
-back. Mounted volumes are not part of it, nor are files of the image that were deleted: in a new pod they are back.
+The time of the last status change, which no program can set back, shows what has changed since the launcher started.
+Mounted volumes are not included. Deleted files of the image are not recorded either: they exist again in a new pod.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ def unpack(
 ) -> None:
     """Bring the files of ranks that may come from several pods into this one's file system.
 
-    Of a file that two of them have with different contents the lower rank's stays.
+    If two ranks have a file with different contents, the file of the lower rank stays.
 
     :param written: paths that each rank held open for writing
-    Raises RestoreError: something is not as it was packed, lies in a volume here, or two ranks were writing it.
+    Raises RestoreError: a file is not as it was packed, lies in a volume here, or two ranks were writing it.
     """
     first: dict[str, int] = {}
     points = tuple(mounted)

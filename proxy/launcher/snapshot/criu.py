@@ -16,8 +16,8 @@ from ..tools import Tools
 
 # Said by healthy runs in a container, too.
 _HARMLESS = re.compile(r"tun:|rlimit")
-# Connections stay inside the slot (`sockets`): while both ends stand still, nothing has to be locked out.
-# Errors and warnings: at a higher level a line for each page is written, which took a third of a restore's time.
+# Connections stay inside the slot (`sockets`): while both ends stand still, no network lock is needed. The log has
+# errors and warnings only: a higher level writes a line for each page, which took a third of a restore's time.
 _COMMON = ("-v2", "--tcp-established", "--network-lock", "skip")
 LARGEST_GHOST = 0xFFFFF000
 """CRIU keeps the limit in 32 bits."""
@@ -25,7 +25,7 @@ DUMP_LOG = "dump.log"
 RESTORE_LOG = "restore.log"
 WAS_KILLED = "was killed (SIGKILL)"
 LATE_S = 20.0
-"""How long a CRIU whose time is over may still take: to kill it in the middle of a dump would leave ranks broken."""
+"""How long CRIU may still run after its time limit: a kill in the middle of a dump would leave broken ranks."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Criu:
     tools: Tools
 
     def dump(self, slot: Slot, images: Path, work: Path, ghosts: int = 512 << 20, *, served: bool = False) -> list[str]:
-        """Dump and leave everything stopped: it can go on if the checkpoint comes to nothing, and cannot run ahead.
+        """Dump and leave everything stopped. So the ranks can go on if the checkpoint fails, and cannot run ahead.
 
         :param ghosts: bytes that a file may have which is deleted and still in use
         :param served: pages go to the page server at the tool's socket

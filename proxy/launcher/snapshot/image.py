@@ -51,13 +51,13 @@ class RankRecord:
     """Bytes of stdout.log that were shown by the pod that dumped."""
     written: list[WrittenFile] = field(default_factory=list)
     held: bool = False
-    """Was stopped where it was, and goes on without being told."""
+    """The rank was stopped where it was, and goes on without a command."""
     state: int = 0
     """Of the barrier page (page.STATE_...), for a rank that was held."""
     occupied: list[str] = field(default_factory=list)
     """Addresses and connections that its sockets take up (`sockets.occupied`)."""
     pod: str = ""
-    """Host name of the pod that dumped: its ranks have shared one network already."""
+    """Host name of the pod that dumped: ranks of that pod have shared one network already."""
     mapped: list[MappedFile] = field(default_factory=list)
     """What the next pod must have, unchanged."""
     cut: list[str] = field(default_factory=list)
@@ -83,7 +83,7 @@ def read_record(folder: Path) -> RankRecord:
 
 
 def pack(folder: Path, archive: Path, without: str = "") -> None:
-    """Everything in `folder` but the file `without`, as a tar. Sockets are left out: CRIU binds them again."""
+    """Everything in `folder` except the file `without`, as a tar. Sockets are left out: CRIU binds them again."""
 
     def wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
         return None if entry.name == f"./{without}" else entry
@@ -160,7 +160,8 @@ def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None
 def differing(record: RankRecord) -> list[str]:
     """Which files outside the work directory have another size than at the dump, in sentences. None is changed.
 
-    What came to a file since the dump may be the rank's own or another job's: nothing tells which, so nothing is cut.
+    Data added to a file since the dump may come from the rank or from another job. Nothing shows which, so nothing is
+    cut.
     Raises RestoreError for a file that is not there: CRIU could not reopen it.
     """
     done = []

@@ -1,4 +1,4 @@
-"""Memory images of a dump, written in CRIU's place: what a process has in common with its base is left out.
+"""Memory images of a dump, written in CRIU's place, without the pages that a process has in common with its base.
 
 A loader worker is a copy of the rank that forked it, and nearly all of its pages are still its parent's. CRIU writes
 each process whole. Here a page is left out where the base, a relative, has the same bytes at the same address. Bytes
@@ -135,7 +135,8 @@ class PageImage:
 
 
 class Comparison:
-    """Compares content with what lies in a file. Its buffer is made once: fresh ones would cost more than the rest."""
+    """Compares content with the content of a file. Its buffer is made once: fresh buffers would cost more than the
+    comparison."""
 
     def __init__(self) -> None:
         self._theirs = memoryview(bytearray(BLOCK))

@@ -50,7 +50,7 @@ class PageServer:
             )  # fmt: skip
 
     def end(self, failed: bool) -> str:
-        """CRIU has ended, or has `failed`. Returns what went wrong here, "" for nothing."""
+        """To be called when CRIU has ended, or has `failed`. Returns the problem of this server, "" for none."""
         try:
             code = self._process.wait(0.2 if failed else ENDS_S)
         except subprocess.TimeoutExpired:
@@ -65,9 +65,10 @@ class PageServer:
 
 
 def bases(pids: Sequence[int], proc: Path = process_scan.PROC) -> dict[int, list[int]]:
-    """For each process its eldest sibling, then its parent, if they have had one memory once. PIDs as they see them.
+    """For each process its eldest sibling, then its parent, if they once shared memory by a fork. PIDs as the processes
+    see them.
 
-    What a process has not executed anew has its code and its stack where its relatives have them. Siblings come first:
+    A process without a new exec has its code and its stack at the same addresses as its relatives. Siblings come first:
     workers of a fork server have imported the same modules, each for itself, and the server has not.
     :param pids: as we see them
     """

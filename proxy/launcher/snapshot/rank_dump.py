@@ -26,7 +26,7 @@ from . import connections, container_layer, criu, image, mapped_files, page_serv
 
 POLL_S = 0.01
 SETTLE_S = 5.0
-"""A rank that is stopped anywhere may hold a connection that it closes soon: so long is waited for such a moment."""
+"""A rank that is stopped anywhere may hold a connection that it closes soon: the dump waits this long for that."""
 AGAIN_S = 0.2
 Slots = Mapping[int, Slot]
 
@@ -47,7 +47,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Files:
-    """:param since: Unix seconds; what the job changed in the container's file system is what changed after it
+    """:param since: Unix seconds; later changes in the container's file system count as changes by the job
     :param limit: bytes of files that may travel with a rank
     """
 
@@ -150,7 +150,7 @@ def _changed(slots: Slots, paths: Paths, files: Files) -> list[Path]:
 
 
 def _pack_layer(changed: list[Path], archives: list[Path]) -> None:
-    """One archive: whichever pod a rank moves to, it finds the files of the pod it comes from."""
+    """One archive for all ranks: in any new pod, a rank finds the files of its old pod."""
     container_layer.pack(changed, archives[0])
     for other in archives[1:]:
         os.link(archives[0], other)
@@ -179,7 +179,7 @@ def _real_ids(slot: Slot) -> tuple[int, int]:
 
 
 def _refusal(slots: Slots, job: Collection[str]) -> str:
-    """What could be dumped but not restored; "" if nothing."""
+    """What could be dumped but not restored; "" if there is nothing of this kind."""
     pids = {rank: process_scan.processes(slot.init) for rank, slot in slots.items()}
     refused = [f"rank {rank}: {text}" for rank, group in pids.items() for text in sockets.refused(group, job)]
     if refused:
@@ -313,7 +313,7 @@ def resume(
     A restarted sidecar repeats this call, maybe when a rank has frozen for the next stop already. The messages of that
     rank stay.
 
-    Returns what went wrong: a rank that does not get its device back goes on, and its next device call fails.
+    Returns what went wrong: a rank without its device goes on, and its next device call fails.
     """
     problems = []
     for rank, slot in slots.items():

@@ -85,7 +85,7 @@ def check_addresses(records: Sequence[image.RankRecord], in_use: Sequence[str]) 
 
 
 def log_positions(plan: Plan, paths: Paths) -> dict[int, int]:
-    """Where each rank's log goes on: what stands before was shown by earlier pods."""
+    """Where each rank's log goes on: earlier pods have shown the lines before."""
     return {rank: image.read_record(paths.image(plan.checkpoint_id, rank)).log_size for rank in plan.ranks}
 
 

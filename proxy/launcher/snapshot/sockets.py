@@ -2,9 +2,9 @@
 
 Both ends of a connection that stays inside a slot are dumped together, and an address that every machine has is there
 again: CRIU restores them, with what was on the way. A connection to a server outside the job is cut (`connections`):
-programs know that servers restart, and connect anew. One to another rank is not: the other end would not know what
-happened, and most programs end over it. With such a connection, or a listener at an address of
-this pod, a rank is not dumped.
+programs know that servers restart, and connect again. A connection to another rank is not cut: the other end would not
+know what happened, and most programs end because of it. With such a connection, or a listener at an address of this
+pod, a rank is not dumped.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _show(address: Address) -> str:
 
 
 def revive(pids: Sequence[int], leading_out: bool = False) -> None:
-    """Connections that CRIU has frozen work again: it leaves them so when it leaves the processes stopped.
+    """Make connections work again that CRIU has frozen: it leaves them frozen when it leaves the processes stopped.
 
     :param leading_out: only those that a move cuts. A process that ends with them then tells the other end. Connections
         within a rank must end in silence: otherwise the kernel would keep their ports (TIME_WAIT) when they are
