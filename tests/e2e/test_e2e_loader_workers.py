@@ -16,7 +16,7 @@ from localcluster.demo.stage import Stage
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 SCRIPT = Path(__file__).parent / "scripts" / "train_loader.py"
 NAMESPACE = "loaders"
-PHASES = {"barrier", "freeze", "dump", "commit", "release", "pods", "fetch", "restore", "meet", "first step"}
+PHASES = {"barrier", "freeze", "dump", "release", "pods", "fetch", "restore", "first step"}
 
 
 @pytest.fixture
