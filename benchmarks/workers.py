@@ -6,10 +6,8 @@ to pod. Memory is what all of its processes hold, with shared pages counted once
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from localcluster.prepare import Prepared, prepare
 
@@ -68,7 +66,7 @@ def moves(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
     with Job(made, ["train_wide.py", str(WIDTH), str(WORKERS)], ranks=RANKS) as job:
         job.start(1)
         job.wait_step(WARM)
-        before = memory_mb(job)
+        before = job.pods[0].ranks_mib() * 1.048576
         for number in range(2 if options.quick else 10):
             job.stop()
             at = max(job.counts())
@@ -77,26 +75,11 @@ def moves(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
             job.restored()
             took = time.monotonic() - began
             job.wait_step(at + WARM)
-            runs.append({"mb": memory_mb(job), "restore_s": round(took, 3)})
+            runs.append({"mb": job.pods[0].ranks_mib() * 1.048576, "restore_s": round(took, 3)})
             say(f"move {number + 1}: {runs[-1]} (before the first {before:.0f} MB)")
     after = runs[-1]["mb"]
     text = f"{after:.0f} MB after {len(runs)} moves, {before:.0f} MB before; a rank with {WORKERS} workers"
     return {"restore_rss_x": Measured(after / before, runs, text)}
-
-
-def memory_mb(job: Job) -> float:
-    """Of all processes of the job's pod but its launcher and what that has started (`Pss`)."""
-    namespace = Path(f"/proc/{job.pods[0].launcher_pid()}/ns/uts").readlink()
-    total = 0
-    for entry in Path("/proc").iterdir():
-        try:
-            mine = entry.name.isdigit() and (entry / "ns/uts").readlink() == namespace
-            if mine and b"train_wide" in (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes():
-                found = re.search(r"^Pss:\s+(\d+) kB", (entry / "smaps_rollup").read_text(), re.MULTILINE)
-                total += int(found[1]) if found else 0
-        except OSError:
-            continue
-    return total / 1000
 
 
 GROUP = Group(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cluster, registry
-from .addons.chart import CHART, DEPLOYMENT, NAMESPACE, RELEASE, TIMEOUT, Chart
+from .addons.chart import CHART, DEPLOYMENT, NAMESPACE, RELEASE, Chart
 from .cache import Progress
 from .cluster import Cluster
 from .config import ClusterConfig, cache_dir
@@ -175,8 +175,7 @@ def _upgrade(config: ClusterConfig, binaries: Binaries, more: Mapping[str, Any],
     chart = Chart(config, binaries, kubectl, Path("/nonexistent"))
     chart.helm("upgrade", RELEASE, str(CHART), "--values", str(path))
     kubectl("rollout", "restart", f"deployment/{DEPLOYMENT}", "-n", NAMESPACE)
-    wait = ("rollout", "status", f"deployment/{DEPLOYMENT}", "-n", NAMESPACE, f"--timeout={TIMEOUT}s")
-    kubectl(*wait, timeout=TIMEOUT + 10)
+    chart.await_controller()
 
 
 def _kubeconfig(config: ClusterConfig, kubectl: Kubectl) -> dict[str, Any]:

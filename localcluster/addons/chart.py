@@ -49,7 +49,7 @@ class Chart:
         given = [f"--set={name.replace('__', '.')}={str(value).lower()}" for name, value in values.items()]
         self._forget_interrupted()
         self.helm("upgrade", RELEASE, str(CHART), "--reuse-values", *given)
-        self._await_controller()
+        self.await_controller()
 
     def install(self, images: Mapping[str, Image], clock: Clock) -> bool:
         """Install or upgrade the release and wait for the controller. False when nothing had changed.
@@ -62,7 +62,7 @@ class Chart:
         marker = self.config.root / "chart-applied"
         key = digest([text, tree_digest(CHART, [CHART])])
         if marker.exists() and marker.read_text() == key:
-            self._await_controller()
+            self.await_controller()
             return False
         path = self.config.root / "values.json"
         path.write_text(text)
@@ -73,7 +73,7 @@ class Chart:
         self.kubectl(
             "label", "namespace", "default", f"{job_names.LABEL_TRAINING}={job_names.TRAINING_ENABLED}", "--overwrite"
         )
-        self._await_controller()
+        self.await_controller()
         marker.write_text(key)
         return True
 
@@ -83,7 +83,7 @@ class Chart:
         selector = f"owner=helm,name={RELEASE},status in ({states})"
         self.kubectl("delete", "secrets", "-n", NAMESPACE, "-l", selector)
 
-    def _await_controller(self) -> None:
+    def await_controller(self) -> None:
         """Until the controller leads and Kueue may ask it: a replica is ready before it holds the Lease."""
         for what in (
             ("rollout", "status", f"deployment/{DEPLOYMENT}"),

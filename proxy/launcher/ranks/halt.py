@@ -65,6 +65,6 @@ def _stands(pid: int) -> bool:
 
 def _state(stat: Path) -> str:
     try:
-        return stat.read_text().rsplit(")", 1)[1].split()[0]
+        return process_scan.stat_words(stat)[0]
     except (FileNotFoundError, ProcessLookupError):
         return "X"

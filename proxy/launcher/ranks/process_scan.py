@@ -29,7 +29,15 @@ def processes(init: int, proc: Path = PROC) -> list[int]:
 
 
 def _alive(entry: Path) -> bool:
-    return (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    return stat_words(entry / "stat")[0] not in "ZX"
+
+
+def stat_words(path: Path) -> list[str]:
+    """The words of a process's or thread's `stat` behind its name, which may contain anything: state, parent, ...
+
+    Raises OSError: it has ended.
+    """
+    return path.read_text().rsplit(")", 1)[1].split()
 
 
 def open_files(pid: int, proc: Path = PROC) -> Iterator[tuple[int, str]]:

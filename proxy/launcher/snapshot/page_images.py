@@ -86,13 +86,9 @@ class PageImage:
                 self._size += size
             at += size
 
-    def pagemap(self) -> bytes:
-        """The pagemap image."""
-        head = protobuf.encode([Field(HEAD_PAGES_ID, VARINT, self.pages_id)])
-        return protobuf.image(BEGIN, [head, *map(_message, self._entries)])
-
     def write_pagemap(self) -> None:
-        (self._folder / self.name).write_bytes(self.pagemap())
+        head = protobuf.encode([Field(HEAD_PAGES_ID, VARINT, self.pages_id)])
+        (self._folder / self.name).write_bytes(protobuf.image(BEGIN, [head, *map(_message, self._entries)]))
 
     def _compared(self, address: int, content: memoryview) -> Iterator[tuple[bool, int]]:
         """Runs of (the base has the same, bytes) that make up the content."""

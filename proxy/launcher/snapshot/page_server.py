@@ -77,7 +77,7 @@ def bases(pids: Sequence[int], proc: Path = process_scan.PROC) -> dict[int, list
     origin: dict[int, tuple[int, str, str]] = {}
     for number, pid in people:
         with contextlib.suppress(OSError):
-            words = (proc / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
+            words = process_scan.stat_words(proc / str(pid) / "stat")
             origin[number] = inner.get(int(words[1]), 0), words[23], words[25]
     eldest: dict[tuple[int, str, str], int] = {}
     found = {}
@@ -115,10 +115,9 @@ def receive(peer: socket.socket, folder: Path, bases: Bases) -> None:
 
 
 def _opened(what: Opened, folder: Path, bases: Bases, images: Sequence[page_images.PageImage]) -> page_images.PageImage:
-    base = None
-    if what.kind == PROCESS:
-        processes = {image.number: image for image in images if image.kind == PROCESS}
-        base = next((processes[pid] for pid in bases.get(what.number, ()) if pid in processes), None)
+    processes = {image.number: image for image in images if image.kind == PROCESS}
+    wanted = bases.get(what.number, ()) if what.kind == PROCESS else ()
+    base = next((processes[pid] for pid in wanted if pid in processes), None)
     return page_images.PageImage(folder, what.kind, what.number, page_images.FIRST_ID + len(images), base)
 
 

@@ -6,8 +6,10 @@ mount namespace, volumes are mounts. Pods share the network of the host, as cont
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -152,6 +154,27 @@ class Pod:
             assert time.monotonic() < deadline, "the container has no process"
             time.sleep(0.01)
         return int(children[0])
+
+    def processes(self) -> list[Path]:
+        """`/proc/PID`, as this process sees them, of all processes of the pod."""
+        namespace = Path(f"/proc/{self.launcher_pid()}/ns/uts").readlink()
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):  # ended meanwhile
+                if entry.name.isdigit() and (entry / "ns/uts").readlink() == namespace:
+                    found.append(entry)
+        return found
+
+    def ranks_mib(self) -> float:
+        """Memory of all processes in slots, shared pages counted once (`Pss`)."""
+        outside = Path(f"/proc/{self.launcher_pid()}/ns/pid").readlink()
+        total = 0
+        for entry in self.processes():
+            with contextlib.suppress(OSError):
+                if (entry / "ns/pid").readlink() != outside:
+                    found = re.search(r"^Pss:\s+(\d+) kB", (entry / "smaps_rollup").read_text(), re.MULTILINE)
+                    total += int(found[1]) if found else 0
+        return total / 1024
 
     def terminate(self) -> None:
         """What the kubelet does first when the pod is deleted."""

@@ -68,12 +68,20 @@ async def test_a_controller_that_is_away_while_the_image_is_pulled(folder: Path,
     await world.end()
 
 
-async def test_a_store_that_is_away_while_the_image_is_pulled(
+async def without_store(
     folder: Path, controller: FakeController, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> tuple[Faulty, World]:
+    """Sidecars that have tried to reach their store more than once each, in vain."""
     faulty = failing_probe(monkeypatch, StoreAwayError("store gs://b: cannot write probe-1: 503"))
     world = sidecars_alone(folder, controller)
     await eventually("more than one try of each", lambda: faulty.calls > 6)
+    return faulty, world
+
+
+async def test_a_store_that_is_away_while_the_image_is_pulled(
+    folder: Path, controller: FakeController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty, world = await without_store(folder, controller, monkeypatch)
     faulty.away = False
     await world.launch().stepped(3)
     await world.end()
@@ -82,9 +90,7 @@ async def test_a_store_that_is_away_while_the_image_is_pulled(
 async def test_a_store_that_stays_away_is_said_to_the_launcher_that_asks(
     folder: Path, controller: FakeController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faulty = failing_probe(monkeypatch, StoreAwayError("store gs://b: cannot write probe-1: 503"))
-    world = sidecars_alone(folder, controller)
-    await eventually("more than one try of each", lambda: faulty.calls > 6)
+    _, world = await without_store(folder, controller, monkeypatch)
     world.launch()
     await eventually("the answers", lambda: all(launcher.refusal for launcher in world.launchers))
     assert [launcher.refused_with for launcher in world.launchers] == [exit_codes.LOST] * 2

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import signal
 import socket
 import struct
@@ -314,28 +313,13 @@ def counts(pod: Pod) -> list[int]:
     return [int(path.read_text() or 0) if path.exists() else 0 for path in paths]
 
 
-def resident_mib(pod: Pod) -> float:
-    """Memory of all processes of the program, shared pages counted once."""
-    namespace = Path(f"/proc/{pod.launcher_pid()}/ns/uts").readlink()
-    total = 0
-    for entry in Path("/proc").iterdir():
-        try:
-            mine = entry.name.isdigit() and (entry / "ns/uts").readlink() == namespace
-            if mine and b"family.py" in (entry / "cmdline").read_bytes():
-                found = re.search(r"^Pss:\s+(\d+) kB", (entry / "smaps_rollup").read_text(), re.MULTILINE)
-                total += int(found[1]) if found else 0
-        except OSError:
-            continue
-    return total / 1024
-
-
 @pytest.mark.criu
 @pytest.mark.timeout(300)
 def test_a_family_moves_with_its_sharing(run: Callable[..., Pod]) -> None:
     """Three moves: as much memory as at first, one copy of what is shared in each image, and the bits."""
     pod = run("pod-1", fresh())
     until(lambda: min(counts(pod)) > 3, "all work", pod)
-    first = resident_mib(pod)
+    first = pod.ranks_mib()
     assert 48 < first < 130, "the family shares its memory at first"
     for generation in (2, 3, 4):
         assert dump_anywhere(pod, generation).kind == "dumped", pod.log()
@@ -350,7 +334,7 @@ def test_a_family_moves_with_its_sharing(run: Callable[..., Pod]) -> None:
         pod = run(f"pod-{generation}", again(generation), pod)
         pod.wait_event("restored")
         until(lambda: all(now > before for now, before in zip(counts(pod), at, strict=True)), "all go on", pod)  # noqa: B023
-        assert resident_mib(pod) < 1.1 * first + 5
+        assert pod.ranks_mib() < 1.1 * first + 5
     (pod.work(0) / "cwd/end").touch()
     assert pod.wait() == 0, pod.log()
     sums = {(pod.work(0) / f"cwd/{name}.sum").read_text() for name in [*NAMES, "large"]}
@@ -401,11 +385,9 @@ def test_a_page_server_that_dies_fails_the_dump_and_nothing_else(run: Callable[.
 
 def servers(pod: Pod) -> list[int]:
     """Other pods may be on this machine, of other tests."""
-    namespace = Path(f"/proc/{pod.launcher_pid()}/ns/uts").readlink()
     found = []
-    for entry in Path("/proc").iterdir():
+    for entry in pod.processes():
         with contextlib.suppress(OSError):
-            mine = entry.name.isdigit() and (entry / "ns/uts").readlink() == namespace
-            if mine and b"snapshot.page_server" in (entry / "cmdline").read_bytes():
+            if b"snapshot.page_server" in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
     return found
