@@ -15,7 +15,7 @@ from aiohttp import web
 from ..errors import SingularityError
 from ..kube import server_time
 from ..kube.client import connect
-from ..multikueue.reconciler import Courier
+from ..multikueue.reconciler import MultiKueueReconciler
 from . import config, logs
 from .lease import LeaseKeeper
 from .metrics import Metrics
@@ -74,9 +74,9 @@ async def serve(settings: config.Config) -> None:
     )
     reconciler.leads = lambda: keeper.leads
 
-    courier = None
+    multikueue = None
     if settings.multikueue_namespace:
-        courier = Courier(
+        multikueue = MultiKueueReconciler(
             kube,
             settings.multikueue_namespace,
             settings.settings.check_name,
@@ -105,8 +105,8 @@ async def serve(settings: config.Config) -> None:
     reconciler.start()
     await web.TCPSite(runners[0], port=settings.api_port, ssl_context=tls).start()
     keeper.start()  # it takes nothing over before all objects are known
-    if courier is not None:
-        courier.start()
+    if multikueue is not None:
+        multikueue.start()
     log.info("serving", extra={"api_port": settings.api_port, "identity": settings.identity})
 
     stop = asyncio.Event()
@@ -115,8 +115,8 @@ async def serve(settings: config.Config) -> None:
     await stop.wait()
     log.info("stopping")
     await asyncio.to_thread(keeper.stop)
-    if courier is not None:
-        await asyncio.to_thread(courier.stop)
+    if multikueue is not None:
+        await asyncio.to_thread(multikueue.stop)
     await asyncio.to_thread(reconciler.stop)
     for runner in runners:
         await runner.cleanup()

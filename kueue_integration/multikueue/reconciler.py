@@ -35,7 +35,7 @@ _Key = tuple[str, str]
 """Namespace and name of a Workload."""
 
 
-class Courier:
+class MultiKueueReconciler:
     """`kube` is the manager's API server, `namespace` that of its Kueue. `now`: the server's time, Unix seconds."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Courier:
         self._stop = threading.Event()
         self._failures: dict[_Key, int] = {}
         self._provided: dict[_Key, str] = {}
-        self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="multikueue", daemon=True)
 
     # --- life -----------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -94,7 +94,7 @@ class Courier:
 
     # --- loop -----------------------------------------------------------------------------------------------------
     def _run(self) -> None:
-        forever(self._stop, self._turn, "courier", lambda: self._metrics.add("singularity_errors_total"))
+        forever(self._stop, self._turn, "multikueue", lambda: self._metrics.add("singularity_errors_total"))
 
     def _turn(self) -> None:
         key = self.queue.get(timeout_s=0.5)
@@ -119,7 +119,7 @@ class Courier:
         for worker in self.fleet.workers():
             found |= {_key(w) for w in worker.workloads.all()}
             for job in worker.jobs.all():
-                with self._skips.over("courier", _name(job)):
+                with self._skips.over("multikueue", _name(job)):
                     found.add((str(job["metadata"]["namespace"]), plan.prebuilt(job)))
         return found
 
@@ -137,9 +137,9 @@ class Courier:
             count = self._failures[key] = self._failures.get(key, 0) + 1
             delay = backoff_s(count)
             if isinstance(error, KubeError):
-                log.warning("courier %s/%s: %s; again in %.1f s", *key, error, delay)
+                log.warning("multikueue %s/%s: %s; again in %.1f s", *key, error, delay)
             else:
-                self._skips.note("courier", "/".join(key), error)
+                self._skips.note("multikueue", "/".join(key), error)
             self.queue.add(key, delay)
 
     # --- one job --------------------------------------------------------------------------------------------------

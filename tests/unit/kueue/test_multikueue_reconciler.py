@@ -1,4 +1,4 @@
-"""The courier between a manager and two worker clusters, all fakes: a job moves, is cut off, killed on the way."""
+"""The reconciler between a manager and two worker clusters, all fakes: a job moves, is cut off, killed on the way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import controller_scene as scene
 import pytest
 from controller_scene import CHECK, NS, pod
-from test_multikueue_ledger import NAME, copy, local, ran, there
+from test_multikueue_plan import NAME, copy, local, ran, there
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller import views
@@ -38,7 +38,7 @@ from kueue_integration.kube.resources import (
     annotation,
 )
 from kueue_integration.multikueue import companions
-from kueue_integration.multikueue.reconciler import Courier
+from kueue_integration.multikueue.reconciler import MultiKueueReconciler
 from proxy.protocol import names
 from proxy.protocol.messages import Needs, to_json
 
@@ -71,18 +71,18 @@ class Land:
     def __init__(self) -> None:
         self.manager = FakeKube(*map(declared, CLUSTERS), *map(secret, CLUSTERS))
         self.workers = {name: FakeKube() for name in CLUSTERS}
-        self.courier = self.new()
+        self.reconciler = self.new()
 
-    def new(self) -> Courier:
+    def new(self) -> MultiKueueReconciler:
         def connector(config: Any) -> FakeKube:
             return self.workers[config["server"]]
 
-        return Courier(self.manager, "kueue-system", CHECK, Metrics(), lambda: True, connector=connector)
+        return MultiKueueReconciler(self.manager, "kueue-system", CHECK, Metrics(), lambda: True, connector=connector)
 
     def start(self) -> None:
-        self.courier.start()
-        until(lambda: len(self.courier.fleet.workers()) == 2, "two clusters are connected to")
-        until(lambda: all(w.fresh for w in self.courier.fleet.workers()), "the clusters are listed")
+        self.reconciler.start()
+        until(lambda: len(self.reconciler.fleet.workers()) == 2, "two clusters are connected to")
+        until(lambda: all(w.fresh for w in self.reconciler.fleet.workers()), "the clusters are listed")
 
     def job(self) -> Object:
         return self.manager.get(JOB, NS, "train")
@@ -107,7 +107,7 @@ class Land:
 def land() -> Iterator[Land]:
     made = Land()
     yield made
-    made.courier.stop()
+    made.reconciler.stop()
 
 
 def test_a_job_moves_with_its_checkpoint_and_never_runs_twice(land: Land):
@@ -188,7 +188,7 @@ def test_a_checkpoint_is_not_sent_to_machines_that_cannot_run_it(land: Land):
     assert [r.cluster for r in views.history(land.job())] == ["b", "b"]
 
 
-def test_a_courier_that_dies_after_the_record_finishes_the_same_attempt(land: Land):
+def test_a_reconciler_that_dies_after_the_record_finishes_the_same_attempt(land: Land):
     land.manager.put(local())
     land.manager.put(scene.workload(NAME, state=None))
     land.workers["a"].put(there(20))
@@ -213,7 +213,7 @@ def test_a_training_job_of_another_kind_is_told_that_it_cannot_train_here(land: 
     assert land.check("a")["state"] == "Pending"
     # The same of somebody else has nothing to do with us.
     land.manager.patch(kind, NS, "train", {"metadata": {"labels": {job_names.LABEL_MANAGED: None}}})
-    land.courier.queue.add((NS, NAME))
+    land.reconciler.queue.add((NS, NAME))
     until(lambda: land.check("a")["state"] == "Ready", "it is let in")
 
 
