@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -116,26 +116,33 @@ def test_api_server_down_for_a_minute_then_hanging(rows: Rows, faults: Faults) -
             rows.say(f"--> the API server is killed for 60 s: {', '.join(steps)}; etcd forgets its history (410 Gone)")
             for job in (asked, admitted):
                 job.slow(False)
-    ended = {job.name: job.until_ended(1) for job in jobs.values()}
+    ended = {step: job.until_ended(1) for step, job in jobs.items()}
     rows.say(f"down at {down_at}: {ended}")
-    for job in (asked, saving, committed, released):
-        assert ended[job.name].checkpoint is not None, ended[job.name]
-        rows.activate(job.name, True)
+    _go_on_while_it_hangs(rows, faults, jobs, ended)
+    again = {step: jobs[step].look().attempts[1] for step in ("released", "admitted")}
+    _at(down_at, ended["asked"], "evicted_at", "barrier_at")
+    _at(down_at, ended["saving"], "barrier_at", "committed_at")
+    _at(down_at, ended["committed"], "committed_at", "released_at")
+    assert _seconds(ended["released"], "released_at") <= down_at < _seconds(again["released"], "admitted_at")
+    _at(down_at, again["admitted"], "admitted_at", "first_step_at")
+    assert (faults.count["API server down"], faults.count["history forgotten"]) == (2, 1)
+    assert faults.count["suspend refused"] == 1
+    for job in jobs.values():
+        rows.remove(job.name)
+
+
+def _go_on_while_it_hangs(
+    rows: Rows, faults: Faults, jobs: Mapping[str, Training], ended: Mapping[str, AttemptRecord]
+) -> None:
+    """All but the one that is admitted already are let in by an API server that hangs. Every job ends exactly."""
+    for step in ("asked", "saving", "committed", "released"):
+        assert ended[step].checkpoint is not None, ended[step]
+        rows.activate(jobs[step].name, True)
     with faults.api_server_down(LEASE_S + 2, hang=True):
         rows.say("--> the API server hangs while the next attempts are being admitted")
     for job in jobs.values():
         job.until_attempt(2)
         job.assert_exact(job.finish())
-    _at(down_at, ended[asked.name], "evicted_at", "barrier_at")
-    _at(down_at, ended[saving.name], "barrier_at", "committed_at")
-    _at(down_at, ended[committed.name], "committed_at", "released_at")
-    again = {job.name: job.look().attempts[1] for job in (released, admitted)}
-    assert _seconds(ended[released.name], "released_at") <= down_at < _seconds(again[released.name], "admitted_at")
-    _at(down_at, again[admitted.name], "admitted_at", "first_step_at")
-    assert (faults.count["API server down"], faults.count["history forgotten"]) == (2, 1)
-    assert faults.count["suspend refused"] == 1
-    for job in jobs.values():
-        rows.remove(job.name)
 
 
 def _at(moment: float, record: AttemptRecord, done: str, not_yet: str) -> None:

@@ -33,58 +33,72 @@ def test_tab_shows_the_job_and_its_buttons_work(
         page.goto(url)
         phase(page, "Running")
         wait_for(lambda: describe(stage.kube, NAMESPACE, job).step >= 20, "20 steps of training", 300)
-
-        page.get_by_test_id("training-checkpoint").click()
-        expect(page.get_by_test_id("training-success")).to_be_visible(timeout=SLOW_MS)
-        expect(page.get_by_test_id("training-checkpoints").locator("tbody tr")).to_have_count(1, timeout=SLOW_MS)
+        save(page, run, job)
         say("ui: checkpoint made, training goes on")
-        told = run.api.xcom(run.dag_id, run.run_id, "train", "lineage")  # while the task is deferred
-        assert (told["name"], len(told["attempts"])) == (job, 1)
-        assert run.task_state() == "deferred"
         expect(page.get_by_test_id("training-loss")).to_be_visible(timeout=SLOW_MS)
-
-        page.get_by_test_id("training-resize").click()
-        page.get_by_test_id("training-dialog").locator("input").fill("1")
-        page.get_by_test_id("training-send").click()
+        ask(page, "resize", "1")
         expect(page.get_by_test_id("training-attempts").locator("tbody tr")).to_have_count(2, timeout=2 * SLOW_MS)
         phase(page, "Running")
         say("ui: resized to one pod")
-
-        page.get_by_test_id("training-migrate").click()
-        page.get_by_test_id("training-dialog").locator("input").fill("spot")
-        page.get_by_test_id("training-send").click()
+        ask(page, "migrate", "spot")
         newest = page.get_by_test_id("training-attempts").locator("tbody tr").first
         expect(newest).to_contain_text("spot", timeout=2 * SLOW_MS)
         phase(page, "Running")
         say("ui: migrated to spot")
-
         page.get_by_test_id("training-pause").click()
         phase(page, "Suspended")
         page.get_by_test_id("training-resume").click()
         phase(page, "Running")
         say("ui: paused and resumed")
-        picture(page, "tab-light.png")
-
-        page.evaluate("localStorage.setItem('theme', 'dark')")
-        page.reload()
-        expect(page.get_by_test_id("training-timeline")).to_be_visible(timeout=SLOW_MS)
-        picture(page, "tab-dark.png")
-
+        in_both_themes(page)
         assert run.until_run_ends() == "success"
         phase(page, "Succeeded")
         expect(page.get_by_test_id("training-lost")).to_have_text("0")
         expect(page.get_by_test_id("training-pause")).to_have_count(0)
-
-        page.goto(f"{stage.airflow.url}/dags/{run.dag_id}/plugin/training_runs")
-        expect(page.get_by_test_id("training-runs-table").locator("tbody tr")).to_have_count(1, timeout=SLOW_MS)
-
-        page.goto(f"{stage.airflow.url}/plugin/training_all")
-        expect(page.get_by_test_id("training-runs")).to_be_visible(timeout=SLOW_MS)
-        picture(page, "runs-dark.png")
-        page.get_by_label("filter").fill(run.dag_id)
-        page.get_by_test_id("training-runs-table").get_by_role("link", name="train").first.click()
-        expect(page.get_by_test_id("training-tab")).to_be_visible(timeout=SLOW_MS)
+        walk_the_lists(page, stage, run)
         assert errors == []
+    airflow_kept_it(stage, run, job, url)
+
+
+def save(page: Page, run: Run, job: str) -> None:
+    """The button makes a checkpoint; the lineage has the job while its task is deferred."""
+    page.get_by_test_id("training-checkpoint").click()
+    expect(page.get_by_test_id("training-success")).to_be_visible(timeout=SLOW_MS)
+    expect(page.get_by_test_id("training-checkpoints").locator("tbody tr")).to_have_count(1, timeout=SLOW_MS)
+    lineage = run.api.xcom(run.dag_id, run.run_id, "train", "lineage")
+    assert (lineage["name"], len(lineage["attempts"])) == (job, 1)
+    assert run.task_state() == "deferred"
+
+
+def ask(page: Page, verb: str, value: str) -> None:
+    """A verb whose dialog asks for a value."""
+    page.get_by_test_id(f"training-{verb}").click()
+    page.get_by_test_id("training-dialog").locator("input").fill(value)
+    page.get_by_test_id("training-send").click()
+
+
+def in_both_themes(page: Page) -> None:
+    picture(page, "tab-light.png")
+    page.evaluate("localStorage.setItem('theme', 'dark')")
+    page.reload()
+    expect(page.get_by_test_id("training-timeline")).to_be_visible(timeout=SLOW_MS)
+    picture(page, "tab-dark.png")
+
+
+def walk_the_lists(page: Page, stage: Stage, run: Run) -> None:
+    """From the runs of the Dag to all runs, and from there back to the tab."""
+    page.goto(f"{stage.airflow.url}/dags/{run.dag_id}/plugin/training_runs")
+    expect(page.get_by_test_id("training-runs-table").locator("tbody tr")).to_have_count(1, timeout=SLOW_MS)
+    page.goto(f"{stage.airflow.url}/plugin/training_all")
+    expect(page.get_by_test_id("training-runs")).to_be_visible(timeout=SLOW_MS)
+    picture(page, "runs-dark.png")
+    page.get_by_label("filter").fill(run.dag_id)
+    page.get_by_test_id("training-runs-table").get_by_role("link", name="train").first.click()
+    expect(page.get_by_test_id("training-tab")).to_be_visible(timeout=SLOW_MS)
+
+
+def airflow_kept_it(stage: Stage, run: Run, job: str, url: str) -> None:
+    """The audit log has the verbs; the task has its manifest, its link, and what its sensor has seen."""
     audit = stage.airflow.api.call("GET", f"eventLogs?dag_id={run.dag_id}&run_id={run.run_id}&limit=100")["event_logs"]
     verbs = ("checkpoint", "resize", "migrate", "pause", "resume")
     assert {f"training_{verb}" for verb in verbs} <= {e["event"] for e in audit}
@@ -93,9 +107,9 @@ def test_tab_shows_the_job_and_its_buttons_work(
     assert stage.airflow.api.call("GET", f"{task}/links")["extra_links"]["Training"] == url
     # The sensor beside it has seen one of the checkpoints while the training went on.
     saved = run.api.xcom(run.dag_id, run.run_id, "saved", "return_value")
-    told = run.api.xcom(run.dag_id, run.run_id, "train", "lineage")
+    lineage = run.api.xcom(run.dag_id, run.run_id, "train", "lineage")
     assert saved["step"] >= 20
-    assert saved["id"] in [checkpoint["id"] for checkpoint in told["checkpoints"]]
+    assert saved["id"] in [checkpoint["id"] for checkpoint in lineage["checkpoints"]]
 
 
 def test_tab_of_another_task_says_that_it_is_empty(

@@ -6,14 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pod_processes
 import pytest
 from rows import TIMEOUT_S, Rows, Training
 
 from kueue_integration.errors import RequestRefusedError
+from kueue_integration.jobs.status import JobStatus
 from kueue_integration.kube.resources import Object
 from kueue_integration.requests import verbs
 from localcluster.demo.stage import Stage
@@ -58,14 +60,8 @@ def kill_launcher(pod: Object) -> None:
     os.kill(int(found[0].name), signal.SIGKILL)
 
 
-def test_one_job_through_all_verbs(rows: Rows) -> None:
-    rows.queue("q", {"ondemand": "100m", "spot": "100m"})
-    job = rows.train("verbs", "q", workers=2, min_workers=1, world_size=2)
-    job.until_steps(5)
-    refused = ctl(rows, "migrate", "verbs", "--flavor", "gold")
-    assert (refused.returncode, "has: ondemand, spot" in refused.stderr) == (2, True)
-
-    # Saved while it goes on: same pods, same containers, same attempt.
+def saved_while_it_goes_on(rows: Rows, job: Training) -> Mapping[str, Any]:
+    """Same pods, same containers, same attempt; returns the checkpoint."""
     before = {p["metadata"]["uid"] for p in job.pods()}
     verb(rows, "checkpoint", "verbs")
     status = job.look()
@@ -75,6 +71,26 @@ def test_one_job_through_all_verbs(rows: Rows) -> None:
     assert {p["metadata"]["uid"] for p in job.pods()} == before
     restarts = [c["restartCount"] for p in job.pods() for c in p["status"]["containerStatuses"]]
     assert (status.attempt, set(restarts)) == (1, {0})
+    return saved
+
+
+def the_records_say_so(job: Training, last: JobStatus) -> None:
+    # Run again, to the same bits: what came between checkpoint and kill (a little more than was reported).
+    assert job.repeated() >= last.steps_lost > 0
+    ended = [a.ended_by for a in last.attempts]
+    assert ended == ["Deleted", "Resized", "Migrated", "Paused", "Resized", "Finished"]
+    for one, two in zip(last.attempts[1:], last.attempts[2:], strict=False):
+        assert (two.restored_from, two.first_step) == (one.checkpoint, (one.last_step or 0) + 1)
+
+
+def test_one_job_through_all_verbs(rows: Rows) -> None:
+    rows.queue("q", {"ondemand": "100m", "spot": "100m"})
+    job = rows.train("verbs", "q", workers=2, min_workers=1, world_size=2)
+    job.until_steps(5)
+    refused = ctl(rows, "migrate", "verbs", "--flavor", "gold")
+    assert (refused.returncode, "has: ondemand, spot" in refused.stderr) == (2, True)
+
+    saved = saved_while_it_goes_on(rows, job)
 
     # A pod dies without a word: the next attempt starts from that very checkpoint.
     kill_launcher(job.pods()[0])
@@ -105,9 +121,4 @@ def test_one_job_through_all_verbs(rows: Rows) -> None:
     refused = ctl(rows, "resize", "verbs", "--workers", "1")
     assert (refused.returncode, "the job has finished" in refused.stderr) == (2, True)
 
-    # Run again, to the same bits: what came between checkpoint and kill (a little more than was reported).
-    assert job.repeated() >= last.steps_lost > 0
-    ended = [a.ended_by for a in last.attempts]
-    assert ended == ["Deleted", "Resized", "Migrated", "Paused", "Resized", "Finished"]
-    for one, two in zip(last.attempts[1:], last.attempts[2:], strict=False):
-        assert (two.restored_from, two.first_step) == (one.checkpoint, (one.last_step or 0) + 1)
+    the_records_say_so(job, last)

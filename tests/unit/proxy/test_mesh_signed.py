@@ -89,17 +89,9 @@ async def test_mesh_lets_only_this_attempts_followers_in(short: Path) -> None:
     await server.close()
 
 
-async def test_the_key_never_travels_and_what_was_recorded_is_of_no_use(short: Path) -> None:
-    """A rank with a raw socket reads the wire: it finds no key, and cannot repeat or change what it has seen."""
-    seen: list[PodReport] = []
-
-    async def exchange(report: PodReport, _: int, __: float) -> Directive:
-        seen.append(report)
-        return Directive("run", version=len(seen))
-
-    wire: list[bytes] = []
-    server, port, tapped = MeshServer("a secret key", 2, exchange), free_port(), free_port()
-    await server.start(port, "127.0.0.1")
+async def tapped_by(wire: list[bytes], port: int) -> tuple[asyncio.Server, int]:
+    """A proxy before `port` that writes down what passes, and its own port."""
+    tapped = free_port()
 
     async def tap(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream, downstream = await asyncio.open_connection("127.0.0.1", port)
@@ -112,7 +104,31 @@ async def test_the_key_never_travels_and_what_was_recorded_is_of_no_use(short: P
 
         await asyncio.gather(pump(reader, downstream), pump(upstream, writer))
 
-    between = await asyncio.start_server(tap, "127.0.0.1", tapped)
+    return await asyncio.start_server(tap, "127.0.0.1", tapped), tapped
+
+
+async def status_line(port: int, request: bytes) -> bytes:
+    """How the server at `port` answers these bytes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    try:
+        return await reader.readline()
+    finally:
+        writer.close()
+
+
+async def test_the_key_never_travels_and_what_was_recorded_is_of_no_use(short: Path) -> None:
+    """A rank with a raw socket reads the wire: it finds no key, and cannot repeat or change what it has seen."""
+    seen: list[PodReport] = []
+
+    async def exchange(report: PodReport, _: int, __: float) -> Directive:
+        seen.append(report)
+        return Directive("run", version=len(seen))
+
+    wire: list[bytes] = []
+    server, port = MeshServer("a secret key", 2, exchange), free_port()
+    await server.start(port, "127.0.0.1")
+    between, tapped = await tapped_by(wire, port)
     config = from_env({**ENV, ENV_ROOT: str(short)})
     barrier = BarrierPage(config.run_dir, config.world_size)
     pod = Pod(config, barrier, Store(f"file://{short}/store"), never_sent, "127.0.0.1", 0)
@@ -126,20 +142,14 @@ async def test_the_key_never_travels_and_what_was_recorded_is_of_no_use(short: P
     assert len(recorded) == 4, "the first request teaches the session"
     for request in recorded:
         changed = request.replace(b"seen=0", b"seen=9")
-        for data, status in ((request, b" 409 "), (changed, b" 401 ")):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(data)
-            assert status in await reader.readline()
-            writer.close()
+        assert b" 409 " in await status_line(port, request)
+        assert b" 401 " in await status_line(port, changed)
     assert len(seen) == 3, "nothing of what was repeated reached the leader"
     again = MeshServer("a secret key", 2, exchange)
     await server.close()
     await again.start(port, "127.0.0.1")
     for request in recorded:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(request)
-        assert b" 409 " in await reader.readline()
-        writer.close()
+        assert b" 409 " in await status_line(port, request)
     assert len(seen) == 3, "a leader that was started again takes nothing that was meant for the one before"
     async with aiohttp.ClientSession() as session:
         direct = Follower(pod, "127.0.0.1", port, "a secret key")
