@@ -309,6 +309,8 @@ def test_a_program_that_starts_others_is_told_once_and_goes_on(monkeypatch: pyte
                 for pid in halt.stop(shell.pid, time.time() + 60):
                     status = Path(f"/proc/{pid}/status").read_text()
                     assert re.search(r"^State:\s[TZ]", status, re.M), status
+                    if "State:\tZ" in status:
+                        continue  # it ended when its stop came: nothing takes the signal any more
                     pending = re.search(r"^ShdPnd:\s(\w+)", status, re.M)
                     # A second one would come in the midst of CRIU's work in the process.
                     assert pending is not None and not int(pending[1], 16) & 1 << signal.SIGSTOP - 1, status
