@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from ..kube.resources import Object
 from . import hold, views
+from .snapshot import Job, Workload
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +42,14 @@ class Overdue:
         """When Kueue was first seen to want the Job suspended, Unix seconds; None: it does not, or is not held."""
         uid = _uid(job)
         with self._lock:
-            if not views.held(job, workload):
+            if not _held(job, workload):
                 self._seen.pop(uid, None)
                 return None
             return self._seen.setdefault(uid, self._now())
+
+    def _ends(self, job: Object, workload: Object | None, seen_at: float) -> float:
+        seen = None if workload is None else Workload.parse(workload)
+        return hold.due(Job.parse(job), seen, seen_at, self._settings)
 
     def entries(self) -> list[str]:
         """`UID/SECONDS` of the Jobs whose hold is over or about to be. The content of one Job never affects the
@@ -57,7 +62,7 @@ class Overdue:
             try:
                 workload = self._workload_of(job)
                 seen = self.seen_at(job, workload)
-                ends = None if seen is None else hold.due(job, workload, seen, self._settings)
+                ends = None if seen is None else self._ends(job, workload, seen)
             except Exception:
                 log.exception("Job %s cannot be judged: its suspend is let through", uid)
                 workload, ends = None, now
@@ -70,6 +75,14 @@ class Overdue:
             log.error("%d holds end now or are over and not let go; the Lease takes %d", len(found), MOST)
         # Whole seconds, like the API server's own times, with which the policy compares them.
         return [f"{uid}/{math.ceil(ends)}" for _, ends, uid in sorted(found)[:MOST]]
+
+
+def _held(job: Object, workload: Object | None) -> bool:
+    """Whether Kueue's suspend of the Job is denied now, as far as the Job itself shows: our policy knows more."""
+    if workload is not None and not views.leaves(workload):
+        return False
+    seen = Job.parse(job)
+    return seen.armed and seen.managed and not seen.suspended and not seen.failing
 
 
 def _uid(job: Object) -> str:
