@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from proxy.protocol import decode
 from proxy.protocol.messages import to_json
 
 from ...contract import attempt_records, job_names
@@ -29,7 +30,6 @@ class Pod:
     """A process of it may still be alive. A node that is silent leaves its pods in this state on purpose."""
     attempt_word: str | None
     """The number of its attempt as it stands there: the fence has written it."""
-    attempt: int | None
     index: int | None
     node: str | None
     deleting: bool
@@ -49,13 +49,18 @@ class Pod:
             phase=views.phase(raw),
             can_write=views.can_write(raw),
             attempt_word=annotation(raw, job_names.ANN_ATTEMPT),
-            attempt=readable(whole(raw, job_names.ANN_ATTEMPT, most=attempt_records.MAX_COUNT), None),
             index=readable(whole(raw, INDEX_ANNOTATION), None),
             node=(raw.get("spec") or {}).get("nodeName"),
             deleting=bool(meta.get("deletionTimestamp")),
             counted=TRACKING_FINALIZER not in (meta.get("finalizers") or ()),
             end=views.end_of(raw),
         )
+
+    @property
+    def attempt(self) -> int | None:
+        """The number of its attempt, None if it says none."""
+        word = self.attempt_word
+        return None if word is None else readable(decode.whole(word, most=attempt_records.MAX_COUNT), None)
 
     @property
     def created(self) -> float:
