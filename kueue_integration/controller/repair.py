@@ -16,7 +16,7 @@ from ..contract import job_names
 from ..kube import server_time
 from . import attempt_history
 from .actions import Repair
-from .snapshot import Job, Pod, Snapshot, UnreadableAnnotation, Workload, readable_or, required
+from .snapshot import Job, Pod, Snapshot, UnreadableAnnotation, Workload, readable_or
 
 
 def due(snapshot: Snapshot) -> Repair | None:
@@ -54,13 +54,16 @@ def _history(job: Job, workload: Workload | None) -> Repair | None:
             if found is None
             else None
         )
+    ranks = job.ranks(default=given.count)
+    if isinstance(ranks, UnreadableAnnotation):
+        return None
     before = checkpoint if checkpoint is not None and checkpoint.attempt < number else None
     record = AttemptRecord(
         attempt=number,
         reservation=workload.reservation or "",
         flavor=given.flavor,
         pods=given.count,
-        ranks=required(job.ranks(default=given.count)),
+        ranks=ranks,
         admitted_at=server_time.transition(workload.condition("QuotaReserved")) or workload.created,
         restored_from=before.id if before else None,
         first_step=before.step if before else 0,

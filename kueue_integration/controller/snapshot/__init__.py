@@ -80,8 +80,9 @@ class Snapshot:
         around: Surroundings | None = None,
     ) -> Snapshot:
         """Never raises because of text that a user can write into objects."""
-        bare = cls(Job.parse(job), None, tuple(map(Pod.parse, pods)), seen_at, around or Surroundings())
-        return bare.with_workload(workload)
+        around = around or Surroundings()
+        seen = None if workload is None else Workload.parse(workload)
+        return cls(Job.parse(job), seen, tuple(map(Pod.parse, pods)), seen_at, around, _preemption(seen, around))
 
     def with_job(self, job: Object) -> Snapshot:
         """The same look after the Job was read again."""

@@ -118,3 +118,10 @@ def test_jobs_of_others_and_ended_ones_are_left_alone():
     for job in (stranger, done):
         action = scene.decide(job, scene.workload(state="Ready", admitted=True), PODS, T0 + 100).action
         assert not isinstance(action, Repair)
+
+
+def test_a_history_is_not_made_up_without_a_readable_world_size():
+    """It used to end every look at the job with an error."""
+    torn = {job_names.ANN_HISTORY: "{", job_names.ANN_WORLD_SIZE: "x"}
+    job = scene.job(suspend=False, annotations={job_names.ANN_ATTEMPT: "1", **torn})
+    assert scene.decide(job, scene.workload(state="Ready", admitted=True), PODS, T0 + 100).action is None
