@@ -1,8 +1,8 @@
 """The controller: holds Kueue's preemption for a checkpoint, fences attempts, moves jobs back when quota is free.
 
-The pure core decides and never touches the network. `snapshot` parses what one look sees, `decide` makes one action of
-it with `hold`, `fence` and their like, `attempt_history` writes the history, `actions` say what guards them. `regrow`
-knows what may grow again, `fit` which nodes can go on.
+The pure core decides and never touches the network. `snapshot` parses what one look sees. `decide` makes one action of
+it, with the help of `hold`, `fence` and their like. `actions` says what guards each, `attempt_history` writes the
+history. `regrow` knows what may grow again, `fit` which nodes can go on.
 
 Around it: `informer`, `cache`, `work_queue`, `reconciler` (events and workers), `look` (look, decide, read again,
 apply), `apply` (writes), `lease` (who acts), `sidecar_api`, `__main__`.

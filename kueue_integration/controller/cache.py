@@ -188,11 +188,6 @@ class World:
                 self._lost.pop((str(job["metadata"]["namespace"]), kinds.job_key(job)), None)
         self._on_job(job, deleted)
 
-    def name_of(self, uid: str) -> str | None:
-        """Name of the Workload with this UID, or of the one of the Job with this UID."""
-        found = self.preemptor(uid)
-        return found.workload if found else None
-
     def preemptor(self, uid: str) -> Preemptor | None:
         """Who the Workload with this UID is, or the one of the Job with this UID."""
         found = self.workloads.indexed(uid)

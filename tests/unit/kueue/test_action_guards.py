@@ -7,7 +7,7 @@ from typing import Any
 import controller_scene as scene
 import pytest
 from controller_scene import CHECK, NS
-from jobs import a_job
+from job_builder import a_job
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller import actions, apply, fence, look

@@ -5,6 +5,7 @@ from __future__ import annotations
 import controller_scene as scene
 import pytest
 from controller_scene import T0, at
+from job_builder import a_job
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import GiveUp, RecordHistory, ReleaseHold, RequestReadmission, StartCheckpoint
@@ -31,7 +32,7 @@ PODS = [scene.pod(0), scene.pod(1)]
 
 
 def test_a_job_that_runs_well_is_left_alone():
-    assert look(running(), ADMITTED, PODS).action is None
+    assert a_job().running().look().action is None
 
 
 def test_the_release_of_quota_is_recorded_with_kueues_second():

@@ -12,7 +12,7 @@ from typing import Any
 
 import controller_scene as scene
 import pytest
-from jobs import NOW, AJob, a_job
+from job_builder import NOW, AJob, a_job
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import (

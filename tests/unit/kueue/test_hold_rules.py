@@ -5,6 +5,7 @@ from __future__ import annotations
 import controller_scene as scene
 import pytest
 from controller_scene import T0
+from job_builder import a_job
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import RecordHistory, ReleaseHold, StartCheckpoint
@@ -46,9 +47,8 @@ def test_the_platforms_limit_cuts_the_jobs_budget():
 
 
 def test_without_a_budget_of_its_own_a_job_gets_the_platforms():
-    job = held()
-    del job["metadata"]["annotations"][job_names.ANN_BUDGET]
-    action = look(job, settings=Settings(max_budget_s=77)).action
+    job = a_job().running().preempted()
+    action = job.look(now=T0 + 30.5, settings=Settings(max_budget_s=77)).action
     assert isinstance(action, StartCheckpoint)
     assert action.deadline == T0 + 107.5
 
