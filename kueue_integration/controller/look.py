@@ -56,7 +56,7 @@ class Looks:
         seen = Snapshot.parse(job, workload, [*self._world.pods_of(namespace, name), *lost], around=self._around)
         fresh = NOTHING
         while True:
-            seen = self._timed(seen)
+            seen = replace(seen, seen_at=self._overdue.seen_at(seen.job, seen.workload))
             decision = decide(seen, self._settings, self._now())
             action = decision.action
             needed = NOTHING if action is None else action.guard.reads
@@ -112,10 +112,6 @@ class Looks:
         elif workload is None and _is_held(Job.parse(job)):
             workload = self._kube.get_workload_for_job(job)  # our copy may be behind; what follows may end the attempt
         return job, workload
-
-    def _timed(self, seen: Snapshot) -> Snapshot:
-        workload = None if seen.workload is None else seen.workload.raw
-        return replace(seen, seen_at=self._overdue.seen_at(seen.job.raw, workload))
 
     def _refreshed(self, seen: Snapshot, namespace: str, name: str, parts: Guard) -> Snapshot | None:
         """`seen` with `parts` of it read from the API server; None if the Job is gone.

@@ -38,18 +38,24 @@ class Overdue:
         self._lock = threading.Lock()
         self._seen: dict[str, float] = {}
 
-    def seen_at(self, job: Object, workload: Object | None) -> float | None:
+    def seen_at(self, job: Job, workload: Workload | None) -> float | None:
         """When Kueue was first seen to want the Job suspended, Unix seconds; None: it does not, or is not held."""
-        uid = _uid(job)
+        uid = _uid(job.raw)
         with self._lock:
             if not _held(job, workload):
                 self._seen.pop(uid, None)
                 return None
             return self._seen.setdefault(uid, self._now())
 
-    def _ends(self, job: Object, workload: Object | None, seen_at: float) -> float:
-        seen = None if workload is None else Workload.parse(workload)
-        return hold.due(Job.parse(job), seen, seen_at, self._settings)
+    def _ends(self, job: Object, workload: Object | None) -> float | None:
+        """When the hold of the Job ends, Unix seconds; None: there is no hold to end."""
+        if workload is not None and not views.leaves(workload):  # so it is with nearly all: nothing has to be parsed
+            with self._lock:
+                self._seen.pop(_uid(job), None)
+            return None
+        seen = Job.parse(job), None if workload is None else Workload.parse(workload)
+        at = self.seen_at(*seen)
+        return None if at is None else hold.due(*seen, at, self._settings)
 
     def entries(self) -> list[str]:
         """`UID/SECONDS` of the Jobs whose hold is over or about to be. The content of one Job never affects the
@@ -61,8 +67,7 @@ class Overdue:
             known.add(uid)
             try:
                 workload = self._workload_of(job)
-                seen = self.seen_at(job, workload)
-                ends = None if seen is None else self._ends(job, workload, seen)
+                ends = self._ends(job, workload)
             except Exception:
                 log.exception("Job %s cannot be judged: its suspend is let through", uid)
                 workload, ends = None, now
@@ -77,12 +82,10 @@ class Overdue:
         return [f"{uid}/{math.ceil(ends)}" for _, ends, uid in sorted(found)[:MOST]]
 
 
-def _held(job: Object, workload: Object | None) -> bool:
+def _held(job: Job, workload: Workload | None) -> bool:
     """Whether Kueue's suspend of the Job is denied now, as far as the Job itself shows: our policy knows more."""
-    if workload is not None and not views.leaves(workload):
-        return False
-    seen = Job.parse(job)
-    return seen.armed and seen.managed and not seen.suspended and not seen.failing
+    waits = workload is None or workload.leaves
+    return waits and job.armed and job.managed and not job.suspended and not job.failing
 
 
 def _uid(job: Object) -> str:
