@@ -23,6 +23,9 @@ RULES = ("first", "mean")
 class Buffers:
     """The buffers of the models of one worker.
 
+    Whether one was written is seen by its value: kernels of BatchNorm write without telling autograd. Constant buffers,
+    such as masks, are then neither sent nor averaged.
+
     :param rule: one of RULES
     """
 
@@ -32,47 +35,45 @@ class Buffers:
         self._mean = [rule == "mean" and buffer.is_floating_point() for buffer in self.all]
         self.averaged = [buffer for buffer, mean in zip(self.all, self._mean, strict=True) if mean]
         self._before: list[Any] = []
-        self._version: list[int] = []
-        self._first: dict[int, Any] = {}
-        self._flags: list[float] = []
+        self._first: list[Any] | None = None
+        self._flags: Any = None
 
     def begin(self) -> None:
         """Before the first virtual rank of a step."""
         self._before = [buffer.detach().clone() for buffer in self.all]
-        self._version = [buffer._version for buffer in self.all]
-        self._first = {}
-        self._flags = [0.0] * len(self.all)
+        self._first = self._flags = None
 
     def forward_done(self, virtual_rank: int) -> None:
         """After the forward pass of each virtual rank, before `rewind`."""
-        for place in self._written():
-            if self._mean[place]:
-                self._flags[place] = 1.0
-            elif virtual_rank == 0:
-                self._flags[place] = 1.0
-                self._first[place] = self.all[place].detach().clone()
+        if not self.all:
+            return
+        written = torch.stack([
+            (buffer != before).any().to(self.all[0].device) if mean or virtual_rank == 0 else self._never()
+            for buffer, before, mean in zip(self.all, self._before, self._mean, strict=True)
+        ])
+        self._flags = written if self._flags is None else self._flags | written
+        if virtual_rank == 0:
+            self._first = [buffer.detach().clone() for buffer in self.all]
 
-    def flags(self) -> list[float]:
-        """For each of `all`, whether its new value counts. A sum over the workers above 0 means yes."""
-        return self._flags
+    def _never(self) -> Any:
+        return torch.zeros((), dtype=torch.bool, device=self.all[0].device)
 
-    def _written(self) -> list[int]:
-        return [place for place, buffer in enumerate(self.all) if buffer._version != self._version[place]]
+    def flags(self, device: Any) -> Any:
+        """For each of `all` 1.0 if its new value counts, else 0.0. A sum over the workers above 0 means yes."""
+        return torch.zeros(0, device=device) if self._flags is None else self._flags.to(device, torch.float32)
 
     def rewind(self) -> None:
         """Before the next virtual rank: what the last one wrote is undone."""
-        with torch.no_grad():
-            for place in self._written():
-                self.all[place].copy_(self._before[place])
-                self._version[place] = self.all[place]._version
+        if self.all:
+            with torch.no_grad():
+                torch._foreach_copy_(self.all, self._before)
 
     def end(self, flags: Sequence[float], sums: Sequence[Any], virtual_ranks: int) -> None:
-        """After the reduction. Collective.
+        """After the reduction, and after `rewind`. Collective.
 
         :param flags: sums of those of all workers
         :param sums: of `averaged` over all virtual ranks
         """
-        self.rewind()
         means = iter(sums)
         with torch.no_grad():
             for place, (buffer, flag) in enumerate(zip(self.all, flags, strict=True)):
@@ -81,8 +82,8 @@ class Buffers:
                     if flag:
                         buffer.copy_(mean / virtual_ranks)
                 elif flag:
-                    value = self._first.get(place, self._before[place])
+                    value = (self._before if self._first is None else self._first)[place]
                     if world()[1] > 1:
                         dist.broadcast(value, 0)  # It has virtual rank 0.
                     buffer.copy_(value)
-        self._before, self._first = [], {}
+        self._before, self._first = [], None

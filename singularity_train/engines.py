@@ -107,8 +107,8 @@ class VirtualRanks:
                 gradients.push(rank + 1 - size, size, taken)
             flags = None
             if last:
-                asked = [*map(float, (*wishes, *used)), *self._buffers.flags()]
-                flags = torch.tensor(asked, dtype=torch.float32, device=device)
+                asked = torch.tensor([*map(float, (*wishes, *used))], dtype=torch.float32, device=device)
+                flags = torch.cat([asked, self._buffers.flags(device)])
             side.push(rank, 1, [figures(loss, weight, device), flags, *averaged])
         return self._finish(gradients, side, len(wishes))
 
