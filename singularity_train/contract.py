@@ -1,7 +1,7 @@
 """What must be the same in all attempts of a job for its losses to have the same bits, and what tells that they do.
 
-The words of the job decide which numbers are added: another value is an error. The machine decides how a kernel adds:
-another one lets the training go on, exactly where it was, but `exact` is false from then on, with the reason.
+The words of the job decide which numbers are added: another value is an error. The machine decides how a kernel adds.
+Another one lets the training go on, exactly where it was. But `exact` is false from then on, with the reason.
 """
 
 from __future__ import annotations

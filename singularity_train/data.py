@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 import torch.utils.data as tud
 
 from . import rng
@@ -170,7 +171,7 @@ class Keyed(tud.Dataset):  # type: ignore[misc]
 
     def __getitem__(self, place: tuple[int, int]) -> Any:
         epoch, index = place
-        rng.seed(self._seed, "sample", epoch, index)
+        rng.seed(self._seed, "sample", epoch, index, devices=torch.cuda.is_initialized())
         return self._dataset[index]
 
 

@@ -1,7 +1,7 @@
 """One step's gradients: by virtual ranks, or by the framework's own all-reduce.
 
-Both read the batches of this worker, call the script's function on each, leave the gradients of the whole global
-batch in `.grad`, and bring the workers' wishes together on the way.
+Both read the batches of this worker and call the script's function on each. They leave the gradients of the whole
+global batch in `.grad`, and bring the workers' wishes together on the way.
 """
 
 from __future__ import annotations

@@ -253,6 +253,8 @@ class Job:
         self._promise(meta, threads, require_exact)
         self._parts.prepare(meta)
         self._source.start(self._engine.share, self._total())
+        # First to see whether it fits, so that nothing is loaded into a training that cannot go on.
+        self._source.restore(meta["position"], {})
         loaded = self._tree()
         self._checkpoints.load(saved, loaded)
         self._parts.apply(loaded)

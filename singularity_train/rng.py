@@ -21,11 +21,17 @@ def key(*parts: int | str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def seed(*parts: int | str) -> None:
-    """Seed every global generator of this process."""
+def seed(*parts: int | str, devices: bool = True) -> None:
+    """Seed the global generators of this process.
+
+    :param devices: also those of GPUs, which takes longer than the others together
+    """
     value = key(*parts)
     random.seed(value)
-    torch.manual_seed(value)
+    if devices:
+        torch.manual_seed(value)
+    else:
+        torch.default_generator.manual_seed(value)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(value % 2**32)

@@ -75,7 +75,9 @@ class Nursery:
         usable = rootfs and torch and os.geteuid() == 0
         return cls(folder, programs, rootfs if usable else None, torch)
 
-    def ask(self, world: int, program: str, env: dict[str, str] | None = None, **arguments: Any) -> list[dict[str, Any]]:
+    def ask(
+        self, world: int, program: str, env: dict[str, str] | None = None, **arguments: Any
+    ) -> list[dict[str, Any]]:
         """For each rank `returned`, or `raised`, `message` and `trace`; and `code`."""
         assert self._process.stdin is not None and self._process.stdout is not None
         line = json.dumps({"world": world, "program": program, "arguments": arguments, "env": env or {}})
@@ -118,6 +120,8 @@ def rank_main(number: int, world: int, port: int, program: str, arguments: dict[
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    # From Python 3.14 on a loader's worker would import torch, for seconds.
+    torch.multiprocessing.set_start_method("fork", force=True)
     os.environ.update(RANK=str(number), WORLD_SIZE=str(world), LOCAL_RANK=str(number), GLOO_SOCKET_IFNAME="lo")
     code = 0
     try:

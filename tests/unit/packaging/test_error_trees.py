@@ -15,6 +15,7 @@ TREES = {
     "proxy/errors.py": "ProxyError",
     "proxy/launcher/errors.py": "LauncherError",
     "localcluster/errors.py": "LocalClusterError",
+    "singularity_train/errors.py": "TrainError",
 }
 """Module -> its root."""
 

@@ -6,7 +6,6 @@ import hashlib
 import os
 import random
 import signal
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,7 +33,9 @@ class Transformer(nn.Module):
 def model_of(kind: str) -> nn.Module:
     torch.manual_seed(1)
     if kind == "mlp":
-        return nn.Sequential(nn.Linear(16, 48), nn.ReLU(), nn.Dropout(0.1), nn.Linear(48, 48), nn.GELU(), nn.Linear(48, 4))
+        return nn.Sequential(
+            nn.Linear(16, 48), nn.ReLU(), nn.Dropout(0.1), nn.Linear(48, 48), nn.GELU(), nn.Linear(48, 4)
+        )
     if kind == "transformer":
         return Transformer()
     return nn.Sequential(
@@ -191,5 +192,153 @@ def trajectories(rank: int, world: int, kinds: list[str], **arguments: Any) -> d
     found = {}
     for kind in kinds:
         made = train(rank, world, kind, **arguments)
-        found[kind] = [hashlib.sha256(repr(made["losses"]).encode()).hexdigest()[:16], made["state"], made["losses"][-1]]
+        losses = hashlib.sha256(repr(made["losses"]).encode()).hexdigest()[:16]
+        found[kind] = [losses, made["state"], made["losses"][-1]]
     return found
+
+
+class Parts(nn.Module):
+    """Parameters that not every batch uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.once, self.never = nn.Linear(16, 4), nn.Linear(16, 4), nn.Linear(16, 4)
+        self.frozen = nn.Linear(16, 4).requires_grad_(False)
+
+
+def partly_used(rank: int, world: int) -> dict[str, Any]:
+    torch.manual_seed(1)
+    model = Parts()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = singularity_train.attach(
+        model=model, optimizer=optimizer, data=Samples("mlp"), batch_size=2, virtual_ranks=8, shuffle=False, steps=1
+    )
+
+    def compute(batch: Any) -> torch.Tensor:
+        out = model.always(batch[1]) + model.frozen(batch[1])
+        if batch[0][0] == 10:  # Virtual rank 5 of the first step.
+            out = out + model.once(batch[1])
+        return F.cross_entropy(out, batch[2])
+
+    for step in job:
+        step.backward(compute)
+    bits = {name: digest(each.grad) if each.grad is not None else None for name, each in model.named_parameters()}
+    return {**{name: bits[f"{name}.weight"] for name in ("once", "never", "frozen")}, "always": bits["always.weight"]}
+
+
+def weighted(rank: int, world: int) -> dict[str, Any]:
+    """Every sample counts as often as its number says; against one batch of all of them."""
+    torch.manual_seed(1)
+    model, data = nn.Linear(16, 4), Samples("mlp")
+    data.inputs = data.inputs.round(decimals=1)
+    job = singularity_train.attach(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data=data, batch_size=2, virtual_ranks=8,
+        shuffle=False, steps=1,
+    )  # fmt: skip
+    read = []
+
+    def compute(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        read.append(batch)
+        weight = batch[0] % 5
+        return (F.cross_entropy(model(batch[1]), batch[2], reduction="none") * weight).sum(), weight.sum()
+
+    for step in job:
+        loss = step.backward(compute)
+    bits = digest(model.weight.grad, model.bias.grad, loss)
+    if world > 1:
+        return {"bits": bits}
+    every = [torch.cat([batch[place] for batch in read]) for place in range(3)]
+    weight = every[0] % 5
+    whole = (F.cross_entropy(model(every[1]), every[2], reduction="none") * weight).sum() / weight.sum()
+    expected = torch.autograd.grad(whole, model.weight)[0]
+    difference = max((expected - model.weight.grad).abs().max().item(), abs(whole.item() - loss.item()))
+    return {"bits": bits, "difference": difference}
+
+
+def plain_sum(rank: int, world: int) -> str:
+    """Eight micro-batches, added as `.grad` and all_reduce add them."""
+    model, data = model_of("mlp"), Samples("mlp")
+    for virtual_rank in range(rank * 8 // world, (rank + 1) * 8 // world):
+        torch.manual_seed(virtual_rank)
+        batch = torch.utils.data.default_collate([data[2 * virtual_rank + each] for each in range(2)])
+        F.cross_entropy(model(data.inputs[2 * virtual_rank : 2 * virtual_rank + 2]), batch[2]).backward()
+    gradients = [each.grad for each in model.parameters()]
+    for gradient in gradients:
+        if world > 1:
+            torch.distributed.all_reduce(gradient)
+    return digest(gradients)
+
+
+def killed(rank: int, world: int, directory: str, at: int, save_every: int) -> None:
+    model = model_of("mlp")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
+    job = singularity_train.attach(
+        model=model, optimizer=optimizer, scheduler=scheduler, data=Samples("mlp"), batch_size=2, virtual_ranks=8,
+        seed=3, steps=10, directory=directory, save_every=save_every,
+    )  # fmt: skip
+    for step in job:
+        step.backward(lambda batch: loss_of(model, batch))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        scheduler.step()
+        if step.number == at:
+            assert job._pending is not None
+            job._pending.result(60)  # It is committed; what comes now is lost.
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def framework(rank: int, world: int, framework: str, steps: int, directory: str) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    model = model_of("mlp")
+    if framework == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        mesh = torch.distributed.init_device_mesh("cpu", (world,))
+        torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    job = singularity_train.attach(
+        model=model, optimizer=optimizer, data=Samples("mlp"), batch_size=2, seed=3, steps=steps, directory=directory
+    )
+
+    def whole() -> str:
+        if not optimizer.state:
+            return "new"
+        state = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        parts = [digest(state[0], state[1]["state"]) if state[0] else ""]
+        torch.distributed.broadcast_object_list(parts, 0)
+        return parts[0]
+
+    loaded, began, losses, seen = whole(), job.step, [], []
+
+    def compute(batch: Any) -> torch.Tensor:
+        seen.append(batch[0].tolist())
+        return loss_of(model, batch)
+
+    for step in job:
+        losses.append(step.backward(compute).item())
+        optimizer.step()
+    return {
+        "began": began, "exact": job.exact, "losses": losses, "seen": seen, "loaded": loaded, "state": whole(),
+    }  # fmt: skip
+
+
+def asked(rank: int, world: int, directory: str) -> list[int]:
+    """Rank 1 asks in step 1, before the agreement of step 2: saved when 3 steps are done."""
+    model = model_of("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = singularity_train.attach(
+        model=model, optimizer=optimizer, data=Samples("mlp"), batch_size=2, virtual_ranks=8, directory=directory
+    )
+    for step in job:
+        step.backward(lambda batch: loss_of(model, batch))
+        optimizer.step()
+        if step.number == 1 and rank == 1:
+            job.save()
+        if step.number == 4:
+            break
+    job.close()
+    saved = job._checkpoints.latest()
+    return [saved.step, job._saved_step]
