@@ -39,8 +39,13 @@ def joined(attempts: list[list[Any]]) -> tuple[list[str], list[list[int]], str]:
     return losses, seen, attempts[-1][0]["state"]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("data", ["map", "loader", "stream"])
+@pytest.mark.parametrize(
+    ("data", "workers"),
+    [
+        ("map", 2), ("loader", 0), ("stream", 2), pytest.param("map", 0, marks=pytest.mark.full),
+        pytest.param("loader", 2, marks=pytest.mark.full), pytest.param("stream", 0, marks=pytest.mark.full),
+    ],
+)  # fmt: skip
 def test_no_step_and_no_sample_is_lost(nursery: Nursery, state_dir: Path, data: str, workers: int) -> None:
     arguments: dict[str, Any] = {"stream": "stream"} if data == "stream" else {"loader": data == "loader"}
     reference = joined([nursery.run(1, "job_programs:train", kind="mlp", steps=STEPS, **arguments)])
@@ -56,7 +61,7 @@ def test_a_stream_that_cannot_say_where_it_is_is_read_again(nursery: Nursery, st
     assert joined(play(nursery, state_dir, [(3, 2), (2, None)], steps=8, stream="forgetful")) == reference
 
 
-@pytest.mark.parametrize("kind", ["transformer", "conv"])
+@pytest.mark.parametrize("kind", [pytest.param("transformer", marks=pytest.mark.full), "conv"])
 def test_a_run_that_is_moved_twice_is_the_run_of_one_worker(nursery: Nursery, state_dir: Path, kind: str) -> None:
     reference = joined([nursery.run(1, "job_programs:train", kind=kind, steps=12)])
     attempts = play(nursery, state_dir, [(4, 2), (3, 6), (2, None)], kind=kind, steps=12)
