@@ -15,6 +15,7 @@ TREES = {
     "proxy/errors.py": "ProxyError",
     "proxy/launcher/errors.py": "LauncherError",
     "localcluster/errors.py": "LocalClusterError",
+    "singularity_train/storage/errors.py": "StateStorageError",
 }
 """Module -> its root."""
 

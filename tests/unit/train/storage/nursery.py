@@ -39,9 +39,9 @@ def rank(number: int, world: int, port: int, program: str, arguments: dict[str, 
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
             dist.init_process_group("gloo", rank=number, world_size=world)
         found = {"returned": pkgutil.resolve_name(program)(number, world, **arguments)}
-    except Exception as error:
+    except BaseException as error:  # CheckpointException is no Exception
         code, found = 1, {"raised": type(error).__name__, "message": str(error), "trace": traceback.format_exc()}
-    answer.write_text(json.dumps(found))
+    answer.write_text(json.dumps(found, default=repr))
     os._exit(code)
 
 
