@@ -1,7 +1,7 @@
 """A committed checkpoint in the formats of others, so that nobody is locked in.
 
-safetensors is written here and not by its package: a length, a JSON header and the bytes are all that the format is
-(https://github.com/huggingface/safetensors#format), and a tensor at a time is in memory.
+safetensors is written here and not by its package. The format is a length, a JSON header and the bytes
+(https://github.com/huggingface/safetensors#format). So only one tensor at a time is in memory.
 """
 
 from __future__ import annotations
