@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +137,7 @@ class Checkpoints:
         manifest = self._folder.manifest(checkpoint)
         return Saved(manifest.id, manifest.step, manifest.meta, self._folder.path(checkpoint))
 
-    def load(self, saved: Saved, state: Mapping[str, Any], *, optional: Collection[str] = ()) -> int:
+    def load(self, saved: Saved, state: MutableMapping[str, Any], *, optional: Collection[str] = ()) -> int:
         """Fill `state` in place, on all ranks; how many bytes this rank read.
 
         A first key that `state` lacks is not loaded. After an error, part of `state` may be filled.
@@ -147,9 +147,10 @@ class Checkpoints:
         """
         self.wait()
         planner, reader = LoadPlanner(allow_partial_load=True), BlobReader(self.root, saved.id)
+        filled = dict(state)
         asked: Any
         try:
-            planner.set_up_planner(dict(state), reader.read_metadata(), self._ranks.leads)
+            planner.set_up_planner(filled, reader.read_metadata(), self._ranks.leads)
             match.compare(planner.state_dict, reader.manifest, optional)
             asked = (saved.id, set(planner.state_dict))
         except Exception as error:
@@ -165,6 +166,7 @@ class Checkpoints:
         read: Exception | None = None
         try:
             reader.read_data(planner.finish_plan(planner.create_local_plan()), planner)
+            state.update(filled)
         except Exception as error:
             read = error
         self._ranks.agree(read, lambda given: None)

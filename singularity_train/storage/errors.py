@@ -1,14 +1,14 @@
 """What can go wrong with stored state. Each message names field, value and fix.
 
     StateStorageError
-        ArgumentError       a call was wrong; nothing was written or read
-        UnsavableError      an object or a tensor of the state cannot be stored
-        MismatchError       the state asked for is not the state that was saved
-        FormatError         a checkpoint of another program, engine or version
-        DamagedError        stored bytes are missing or not those that were written
-        WriteError          the folder cannot be written
-            NoSpaceError    it is full
-        LostRankError       a rank went away, or came too late
+        ArgumentError
+        UnsavableError
+        MismatchError
+        FormatError
+        DamagedError
+        WriteError
+            NoSpaceError
+        LostRankError
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ class StateStorageError(Exception):
 
 
 class ArgumentError(StateStorageError, ValueError):
-    pass
+    """A call was wrong; nothing was written or read."""
 
 
 class UnsavableError(StateStorageError):
-    pass
+    """An object or a tensor of the state cannot be stored."""
 
 
 class MismatchError(StateStorageError):
-    pass
+    """The state asked for is not the state that was saved."""
 
 
 class FormatError(StateStorageError):
-    pass
+    """A checkpoint of another program, engine or version."""
 
 
 class DamagedError(StateStorageError):
-    pass
+    """Stored bytes are missing, or are not those that were written."""
 
 
 class WriteError(StateStorageError):
-    pass
+    """The folder cannot be written."""
 
 
 class NoSpaceError(WriteError):
-    pass
+    """The folder is full."""
 
 
 class LostRankError(StateStorageError):
-    pass
+    """A rank went away, or came too late."""
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -16,6 +16,7 @@ TREES = {
     "proxy/launcher/errors.py": "LauncherError",
     "localcluster/errors.py": "LocalClusterError",
     "singularity_train/errors.py": "TrainError",
+    "singularity_train/storage/errors.py": "StateStorageError",
 }
 """Module -> its root."""
 

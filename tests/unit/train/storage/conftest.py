@@ -79,7 +79,7 @@ def run(shared: Path) -> Iterator[Run]:
             return found if raises else [each["returned"] for each in found]
 
         yield make
-        nursery.stdin.close()
+        nursery.kill()  # it has no more ranks, and nothing of its own
         nursery.wait(30)
 
 

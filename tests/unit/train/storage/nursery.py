@@ -1,14 +1,14 @@
 """Ranks at the price of one import of torch: this process has it, and forks the ranks of each run.
 
-Runs as a script where torch is. Each line on stdin is a run: `{"world": 4, "program": "name", "arguments": {...}}`.
-The line that comes back has what each rank returned, what it raised, and its exit code. Programs are functions of
-`state_programs.py`.
+Runs as a script where torch is. Each line on stdin is a run: `{"world": 4, "program": "module.name", "arguments": {}}`.
+The line that comes back has what each rank returned, what it raised, and its exit code. Programs are functions.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import socket
 import sys
 import time
@@ -28,7 +28,6 @@ def free_port() -> int:
 
 
 def rank(number: int, world: int, port: int, program: str, arguments: dict[str, Any], answer: Path) -> None:
-    import state_programs  # type: ignore[import-not-found]
     import torch
     import torch.distributed as dist
 
@@ -39,10 +38,10 @@ def rank(number: int, world: int, port: int, program: str, arguments: dict[str, 
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(number), WORLD_SIZE=str(world))
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
             dist.init_process_group("gloo", rank=number, world_size=world)
-        found = {"returned": getattr(state_programs, program)(number, world, **arguments)}
-    except Exception as error:
+        found = {"returned": pkgutil.resolve_name(program)(number, world, **arguments)}
+    except BaseException as error:  # CheckpointException is no Exception
         code, found = 1, {"raised": type(error).__name__, "message": str(error), "trace": traceback.format_exc()}
-    answer.write_text(json.dumps(found))
+    answer.write_text(json.dumps(found, default=repr))
     os._exit(code)
 
 
