@@ -104,7 +104,7 @@ class Parts:
         names = {parameter: place for place, parameter in self.parameters().items()}
         return {
             "parameters": {name: list(each.shape) for name, each in self.parameters().items()},
-            "extra": {name: sorted(tensors(name, each.state_dict())) for name, each in self.extra.items()},
+            "extra": sorted(self.extra),
             "optimizers": {
                 name: {
                     "class": type(optimizer).__name__,
@@ -157,7 +157,7 @@ class Parts:
                         f"{'' if what == 'class' else ' parameters'}. Give the same optimizer over the same parameters "
                         "in the same order, or another folder to begin anew."
                     )
-        changed(saved["extra"].keys(), described["extra"].keys(), "scheduler, scaler or extra")
+        changed(saved["extra"], described["extra"], "scheduler, scaler or extra")
 
     def prepare(self, saved: Mapping[str, Any]) -> None:
         """Give the optimizers the tensors that the checkpoint has, for `tree` to be loaded into."""
@@ -176,7 +176,11 @@ class Parts:
             for place, numbers in rest["numbers"].items():
                 optimizer.state[parameters[place]].update(numbers)
             for group, options in zip(optimizer.param_groups, rest["groups"], strict=True):
-                group.update(options)
+                for key, value in options.items():
+                    if isinstance(group.get(key), torch.Tensor):
+                        group[key].copy_(value)  # On its device; a compiled step holds it.
+                    else:
+                        group[key] = value
         for name, module in self.models.items():
             if any(isinstance(value, bytes) for value in loaded["models"][name].values()):
                 module.load_state_dict(untensors(loaded["models"][name]))

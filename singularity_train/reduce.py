@@ -3,8 +3,8 @@
 The values of a virtual rank are a list of tensors. Locally they are added tensor by tensor, without a copy. On the
 wire they are one vector per dtype and device. An all-to-all brings each worker one slice of the nodes of all. The
 worker finishes the tree for its slice, and an all-gather brings the slices together. Addition works element by
-element, so the slices change no bits. A worker sends ``(nodes + 1) (k - 1) / k`` times the vector, which is a ring's share where
-k is a power of two.
+element, so the slices change no bits. A worker sends ``(nodes + 1) (k - 1) / k`` times the vector, which is a ring's
+share where k is a power of two.
 """
 
 from __future__ import annotations

@@ -138,9 +138,9 @@ def train(
     """A plain loop with the usual company.
 
     :param stop: the step in whose body one rank gets SIGTERM
-    :param precision: "scaler" or "bf16"
+    :param precision: "scaler"; "bf16" by autocast; "half": the parameters are bf16
     """
-    model = model_of(kind)
+    model = model_of(kind).to(torch.bfloat16 if precision == "half" else torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5) if precision == "scaler" else None
@@ -160,7 +160,7 @@ def train(
     def compute(batch: Any) -> torch.Tensor:
         seen[-1].extend(batch[0].tolist())
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            return loss_of(model, batch)
+            return loss_of(model, [batch[0], batch[1].to(model[0].weight.dtype), batch[2]] if kind == "mlp" else batch)
 
     losses = []
     for step in job:

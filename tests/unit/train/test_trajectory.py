@@ -37,7 +37,7 @@ def test_a_hundred_steps(nursery: Nursery) -> None:
     same(nursery, [2, 3, 4, 8], steps=100)
 
 
-@pytest.mark.parametrize("precision", ["scaler", "bf16"])
+@pytest.mark.parametrize("precision", ["scaler", "bf16", "half"])
 def test_mixed_precision(nursery: Nursery, precision: str) -> None:
     same(nursery, [3], kinds=["mlp"], precision=precision)
 
