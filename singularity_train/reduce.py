@@ -60,16 +60,20 @@ class Layout:
     def pack(self, values: Values, parts: int) -> dict[tuple[Any, Any], Any]:
         """One vector per dtype and device, whose length is a multiple of `parts`.
 
-        What is absent becomes -0.0, the one number that changes no other when it is added.
+        What is absent becomes -0.0, the one number that changes no other when it is added. What lies between the
+        tensors is never read.
         """
         vectors = {
-            (dtype, device): torch.full((-(-length // parts) * parts,), -0.0, dtype=dtype, device=device)
+            (dtype, device): torch.empty(-(-length // parts) * parts, dtype=dtype, device=device)
             for (dtype, device), length in self.lengths.items()
         }
         views = self.unpack(vectors)
         present = [(view, value) for view, value in zip(views, values, strict=True) if value is not None]
         if present:
             torch._foreach_copy_([view for view, _ in present], [value for _, value in present])
+        for view, value in zip(views, values, strict=True):
+            if value is None:
+                view.fill_(-0.0)
         return vectors
 
     def unpack(self, vectors: dict[tuple[Any, Any], Any]) -> list[Any]:
@@ -86,31 +90,48 @@ def total(counter: tree.Counter[Values], layout: Layout, virtual_ranks: int) -> 
 
     :param counter: has been given the virtual ranks of this worker
     """
-    workers = world()[1]
+    rank, workers = world()
     if workers == 1:
         return counter.total()
     packed = [layout.pack(values, workers) for _, _, values in counter.nodes]
-    covers = [len(list(tree.cover(share))) for share in tree.shares(virtual_ranks, workers)]
-    starts = [node for share in tree.shares(virtual_ranks, workers) for node in tree.cover(share)]
-    sums = {kind: _exchange([vectors[kind] for vectors in packed], starts, covers, workers) for kind in layout.lengths}
+    covers = [list(tree.cover(share)) for share in tree.shares(virtual_ranks, workers)]
+    sums = {kind: _finish([vectors[kind] for vectors in packed], covers, rank) for kind in layout.lengths}
     return list(layout.unpack(sums))
 
 
-def _exchange(mine: Sequence[Any], nodes: Sequence[tuple[int, int]], covers: Sequence[int], workers: int) -> Any:
-    """:param mine: the vectors of this worker's nodes, each with a slice for each worker
-    :param nodes: those of all workers, from left to right
-    :param covers: how many of them each worker has
+def _finish(mine: Sequence[Any], covers: Sequence[Sequence[tuple[int, int]]], rank: int) -> Any:
+    """The sum of the nodes of all workers.
+
+    :param mine: the vectors of this worker's nodes, each with a slice for each worker
+    :param covers: the nodes of each worker
     """
+    workers = len(covers)
     part = mine[0].numel() // workers
-    if len(mine) == 1:
-        sent = mine[0]
-    else:
-        sent = torch.stack(list(mine)).view(len(mine), workers, part).transpose(0, 1).reshape(-1)
-    got = sent.new_empty(len(nodes) * part)
-    dist.all_to_all_single(got, sent, [count * part for count in covers], [len(mine) * part] * workers)
+    slices = [[vector[worker * part : (worker + 1) * part] for vector in mine] for worker in range(workers)]
+    sent = [each[0] if len(each) == 1 else torch.cat(each) for each in slices]
+    got = [mine[0].new_empty(len(cover) * part) for cover in covers]
+    got[rank] = sent[rank]
+    _swap(sent, got, rank)
     counter: tree.Counter[Any] = tree.Counter(lambda left, right: left.add_(right))
-    for (start, size), piece in zip(nodes, got.split(part), strict=True):
-        counter.push(start, size, piece)
-    whole = sent.new_empty(workers * part)
-    dist.all_gather_into_tensor(whole, counter.total())
+    for cover, pieces in zip(covers, got, strict=True):
+        for (start, size), piece in zip(cover, pieces.split(part), strict=True):
+            counter.push(start, size, piece)
+    whole = mine[0].new_empty(workers * part)
+    parts = list(whole.split(part))
+    parts[rank].copy_(counter.total())
+    _swap([parts[rank]] * workers, parts, rank)
     return whole
+
+
+def _swap(sent: Sequence[Any], got: Sequence[Any], rank: int) -> None:
+    """Send one tensor to each other worker, and receive one from each.
+
+    With gloo this takes half the time of its all-gather, and with the two of them the time of its all-reduce.
+    """
+    operations = []
+    for distance in range(1, len(sent)):
+        to, source = (rank + distance) % len(sent), (rank - distance) % len(sent)
+        operations.append(dist.P2POp(dist.isend, sent[to], to))
+        operations.append(dist.P2POp(dist.irecv, got[source], source))
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
