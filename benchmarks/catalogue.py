@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import checkpoint, compare, hook, memory, moves, preemption, scale, steady, triggerer, ui, workers
+from . import (
+    checkpoint,
+    compare,
+    hook,
+    memory,
+    moves,
+    preemption,
+    scale,
+    state_storage,
+    steady,
+    triggerer,
+    ui,
+    virtual_ranks,
+    workers,
+)
 from .model import Group, Spec
 
 GROUPS: Sequence[Group] = (
@@ -15,6 +29,8 @@ GROUPS: Sequence[Group] = (
     workers.GROUP,
     compare.GROUP,
     memory.GROUP,
+    virtual_ranks.GROUP,
+    state_storage.GROUP,
     preemption.GROUP,
     scale.ADMISSION,
     scale.EVICTION,

@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[3]
 LONGEST = 25
 """Words."""
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-PACKAGES = ("airflow_provider", "kueue_integration", "proxy", "localcluster", "gpukit", "benchmarks", "dags")
+PACKAGES = (
+    "airflow_provider", "kueue_integration", "proxy", "singularity_train", "localcluster", "gpukit", "benchmarks",
+    "dags",
+)  # fmt: skip
 MODULES = sorted(module for package in PACKAGES for module in (ROOT / package).rglob("*.py"))
 SENTENCE_END = re.compile(r'(?<=[.!?:;])\s+(?=[A-Z0-9`"*(\[])')
 ITEM = re.compile(r"[-*] |\d+\. |:\w+[^:]*:")

@@ -15,6 +15,8 @@ TREES = {
     "proxy/errors.py": "ProxyError",
     "proxy/launcher/errors.py": "LauncherError",
     "localcluster/errors.py": "LocalClusterError",
+    "singularity_train/errors.py": "TrainError",
+    "singularity_train/storage/errors.py": "StateStorageError",
 }
 """Module -> its root."""
 

@@ -15,9 +15,13 @@ LOCK = (ROOT / "requirements.lock").read_text()
 PINNED = re.compile(r"(?m)^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)")
 
 
+THE_USERS_OWN = "train"
+"""Extra with torch alone: which build is right depends on the user's devices."""
+
+
 def wanted() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"].values()
+    extras = [needs for extra, needs in project["optional-dependencies"].items() if extra != THE_USERS_OWN]
     return [Requirement(text) for text in [*project["dependencies"], *(text for extra in extras for text in extra)]]
 
 

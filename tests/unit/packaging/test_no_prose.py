@@ -50,7 +50,9 @@ def compared(tree: ast.AST) -> Iterator[str]:
                 yield from prose(argument)
 
 
-@pytest.mark.parametrize("package", ["kueue_integration", "proxy", "airflow_provider", "localcluster", "gpukit"])
+@pytest.mark.parametrize(
+    "package", ["kueue_integration", "proxy", "airflow_provider", "singularity_train", "localcluster", "gpukit"]
+)
 def test_nothing_is_compared_with_prose(package: str) -> None:
     found = {
         (str(path.relative_to(ROOT)), text)

@@ -61,7 +61,7 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_has_the_packages_and_the_examples_and_no_local_cluster(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert top == {"airflow_provider", "kueue_integration", "proxy"}
+    assert top == {"airflow_provider", "kueue_integration", "proxy", "singularity_train"}
     for example in (ROOT / "dags").rglob("*.py"):
         assert f"airflow_provider/example_dags/{example.relative_to(ROOT / 'dags')}" in names
     assert not [name for name in names if "__pycache__" in name]

@@ -1,0 +1,103 @@
+"""What must be the same in all attempts of a job for its losses to have the same bits, and what tells that they do.
+
+The words of the job decide which numbers are added: another value is an error. The machine decides how a kernel adds.
+Another one lets the training go on, exactly where it was. But `exact` is false from then on, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from .errors import ContractError
+
+ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
+"""Each changes the bits of common models on the same processor."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """What the script says.
+
+    :param virtual_ranks: None: the framework's own all-reduce
+    :param batch_size: samples of one micro-batch
+    :param buffers: rule for buffers
+    """
+
+    virtual_ranks: int | None
+    batch_size: int
+    seed: int
+    shuffle: bool
+    buffers: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a rank runs on.
+
+    :param threads: of torch within one operation
+    :param isa: processor architecture and the instructions that torch uses
+    :param device: model of the GPU, or "cpu"
+    """
+
+    torch: str
+    threads: int
+    isa: str
+    device: str
+
+
+def machine(device: Any) -> Machine:
+    """This rank's, with its present number of threads."""
+    limits = [f"{name}={os.environ[name]}" for name in ISA_VARIABLES if name in os.environ]
+    isa = " ".join([platform.machine(), torch.backends.cpu.get_cpu_capability(), *limits])
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return Machine(str(torch.__version__), torch.get_num_threads(), isa, name)
+
+
+def to_json(words: Words, mine: Machine) -> dict[str, Any]:
+    return {"words": asdict(words), "machine": asdict(mine)}
+
+
+def compare(saved: Mapping[str, Any], words: Words) -> None:
+    """Compare with the words that a checkpoint was made under.
+
+    The micro-batch and the seed decide with virtual ranks only; without them the framework may cut the data anew.
+
+    :raises ContractError: names the first that differs, and what it was
+    """
+    strict = words.virtual_ranks is not None or saved["words"]["virtual_ranks"] is not None
+    for name, value in asdict(words).items():
+        before = saved["words"].get(name)
+        if before != value and (strict or name in ("seed", "shuffle")):
+            raise ContractError(
+                f"{name} = {value!r}: the checkpoint was made with {before!r}, and another value changes what is "
+                f"trained. Give {name}={before!r}, or another folder to begin anew."
+            )
+
+
+def differences(saved: Mapping[str, Any], mine: Machine, whose: str) -> list[str]:
+    """Sentences: in what this machine differs from `whose`."""
+    return [
+        f"{name} is {value!r} here and {saved.get(name)!r} {whose}"
+        for name, value in asdict(mine).items()
+        if saved.get(name) != value
+    ]
+
+
+def inexact(words: Words, mine: Machine, others: Sequence[Machine]) -> list[str]:
+    """Sentences: why the bits cannot be promised in this attempt, apart from what came before."""
+    if words.virtual_ranks is None:
+        return ["virtual_ranks is None: the framework adds gradients in an order that depends on the workers"]
+    reasons = []
+    if mine.device not in ("cpu",) and not torch.are_deterministic_algorithms_enabled():
+        reasons.append("kernels of the GPU may add in any order: call torch.use_deterministic_algorithms(True)")
+    for rank, other in enumerate(others):
+        found = differences(asdict(other), mine, f"on rank {rank}")
+        if found:
+            return reasons + found
+    return reasons

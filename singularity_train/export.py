@@ -1,0 +1,68 @@
+"""Export a checkpoint of the state engine to a format of others.
+
+examples:
+  python -m singularity_train.export state --list
+  python -m singularity_train.export state --format safetensors --only model --output model.safetensors
+  python -m singularity_train.export state --format torch --output state.pt
+  python -m singularity_train.export state --format dcp --checkpoint 00000007-step-1200-5c1d2e3f --output dcp
+
+The files of `torch` are read by torch.load, the folder of `dcp` by torch.distributed.checkpoint.load.
+
+exit codes: 0 exported, 1 the checkpoint cannot be read or written, 2 wrong arguments
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .storage import ArgumentError, Checkpoints, StateStorageError
+from .storage.export import WRITERS, export
+from .storage.folder import Folder
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m singularity_train.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("root", type=Path, metavar="FOLDER", help="the folder of the checkpoints")
+    parser.add_argument("--list", action="store_true", help="list its checkpoints and export nothing")
+    parser.add_argument("--format", choices=list(WRITERS))
+    parser.add_argument("--output", type=Path, metavar="PATH", help="a new file, or a new folder for dcp")
+    parser.add_argument("--checkpoint", metavar="ID", help="default: the newest")
+    parser.add_argument("--only", metavar="KEY", help="what is below this key of the state, such as model")
+    arguments = parser.parse_args(argv)
+    if not arguments.list and (arguments.format is None or arguments.output is None):
+        parser.error("--format and --output are needed (or --list)")
+    return arguments
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parse(argv)
+    try:
+        if arguments.list:
+            checkpoints = Checkpoints(arguments.root)
+            for each in map(checkpoints.get, Folder(arguments.root).ids()):
+                print(f"{each.id}  step {each.step}")
+            return 0
+        done = export(
+            arguments.root, arguments.output, arguments.format, checkpoint=arguments.checkpoint, only=arguments.only
+        )
+    except ArgumentError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except StateStorageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"checkpoint {done.checkpoint} (step {done.step}): {done.tensors} tensors in {arguments.output}")
+    if done.left_out:
+        print(f"left out, as {arguments.format} has tensors only: {', '.join(done.left_out)}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

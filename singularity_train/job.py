@@ -1,0 +1,314 @@
+"""The job as a script sees it: iterate, ask, report, save."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import contract, reduce, rng
+from .data import Source
+from .engines import Compute, Framework, VirtualRanks
+from .errors import ContractError, StateError, UsageError
+from .host import Host
+from .parts import Parts, pack, unpack
+
+FORMAT = 1
+"""Of the parts and their description; the storage has a format of its own."""
+SAVE_S = 1800.0
+"""Longest wait for a checkpoint that is being written."""
+STOP, SAVE = range(2)
+log = logging.getLogger("singularity_train")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a job is.
+
+    :param step: how many steps are done, over all attempts
+    :param steps: how many it is to do; None: the script or `epochs` says when it is over
+    :param epoch: of the next step; None with streams
+    :param loss: of the last step, weighted mean over the global batch; None before the first
+    :param exact: whether the losses so far are those of any other number of workers, bit for bit
+    """
+
+    step: int
+    steps: int | None
+    epoch: int | None
+    loss: float | None
+    world_size: int
+    virtual_ranks: int | None
+    exact: bool
+    stop_requested: bool
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Step:
+    """One step of the loop.
+
+    number  counts from 0, over all attempts
+    epoch   that its batches are of; None with streams
+    """
+
+    def __init__(self, job: Job, number: int, epoch: int | None) -> None:
+        self._job, self.number, self.epoch, self.done = job, number, epoch, False
+
+    def backward(self, compute: Compute) -> torch.Tensor:
+        """Compute the gradients of the global batch into `.grad`, as the mean over its samples. Collective.
+
+        Gradients that are there are dropped: `zero_grad()` does no harm and is not needed. An attached scaler scales
+        each loss; the returned one is not scaled.
+
+        :param compute: called with each batch of this worker; returns its mean loss, or (sum of losses, weight)
+        :returns: the loss over the global batch, a number on the CPU without a graph, the same on all ranks
+        :raises UsageError: called twice in a step, or the function returned no loss
+        """
+        if self.done or self is not self._job._open:
+            raise UsageError(f"step.backward: step {self.number} has had its backward. Call it once in each step.")
+        loss = self._job._backward(self, compute)
+        self.done = True
+        return torch.tensor(loss)
+
+
+def gathered(value: Any) -> list[Any]:
+    """One value from each rank. Collective."""
+    workers = reduce.world()[1]
+    if workers == 1:
+        return [value]
+    values: list[Any] = [None] * workers
+    dist.all_gather_object(values, value)
+    return values
+
+
+class Job:
+    """Made by `attach`. Iterate over it once; it can be used as a context manager."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        source: Source,
+        engine: VirtualRanks | Framework,
+        words: contract.Words,
+        host: Host,
+        checkpoints: Any,
+        limits: tuple[int | None, int | None, int | None],
+    ) -> None:
+        self._parts, self._source, self._engine, self._words = parts, source, engine, words
+        self._host, self._checkpoints = host, checkpoints
+        self.steps, self.epochs, self._save_every = limits
+        self.rank, self.world_size = reduce.world()
+        self.step = 0
+        """Steps that are done, over all attempts."""
+        self.restored: str | None = None
+        """Id of the checkpoint that this attempt goes on from."""
+        self.stop_requested = False
+        """Whether any rank was asked to stop; the ranks learn it in the same step."""
+        self.inexact: list[str] = []
+        """Sentences: why the losses may differ in their last bits from those of another number of workers."""
+        self._metrics: dict[str, float] = {}
+        self._loss: float | None = None
+        self._open: Step | None = None
+        self._wants_save = self._saving = self._closed = False
+        self._pending: Future[str] | None = None
+        self._saved_step = -1
+
+    # --- what a script asks ---------------------------------------------------------------------------------------
+    @property
+    def exact(self) -> bool:
+        return not self.inexact
+
+    @property
+    def epoch(self) -> int | None:
+        """Of the next step."""
+        return self._source.epoch
+
+    @property
+    def finished(self) -> bool:
+        """Whether all `steps` or `epochs` are done; False where a stop ended the loop, or nothing limits it."""
+        if self.steps is not None and self.step >= self.steps:
+            return True
+        return self.epochs is not None and self._source.epoch is not None and self._source.epoch >= self.epochs
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(
+            self.step, self.steps, self.epoch, self._loss, self.world_size, self._words.virtual_ranks,
+            self.exact, self.stop_requested, dict(self._metrics),
+        )  # fmt: skip
+
+    def report(self, **metrics: float) -> None:
+        """Numbers that are shown with the progress from now on, such as `accuracy=0.9`."""
+        self._metrics.update({name: float(value) for name, value in metrics.items()})
+
+    def save(self) -> None:
+        """Ask for a checkpoint.
+
+        Within the loop one rank is enough. The ranks agree in the next `step.backward`, and save when its step is
+        over, while the training goes on. Outside the loop all ranks have to call it, and it is written at once.
+        Without a folder it does nothing.
+        """
+        if self._open is not None:
+            self._wants_save = True
+        else:
+            self._write()
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+    def __iter__(self) -> Iterator[Step]:
+        if self._closed:
+            raise UsageError("job: it is closed. Attach again to go on from its last checkpoint.")
+        if self._open is not None:
+            raise UsageError("job: a loop over it is running. Iterate over it in one place.")
+        self._source.start(self._engine.share, self._total())
+        try:
+            while not (self.finished or self.stop_requested):
+                rng.seed(self._words.seed, "body", self.step)
+                step = self._open = Step(self, self.step, self._source.epoch)
+                yield step
+                if not step.done:
+                    raise UsageError(f"step {step.number}: its body ended without step.backward. Call it in each step.")
+                self._open = None
+                self._boundary()
+            self._write()
+        finally:
+            self._open = None
+            self._source.close()
+
+    def _total(self) -> int:
+        return self._words.virtual_ranks or self.world_size
+
+    def _backward(self, step: Step, compute: Compute) -> float:
+        wishes = [False, False]
+        wishes[STOP] = self._host.stop_requested()
+        wishes[SAVE] = self._host.save_requested() or self._wants_save
+        self._wants_save = False
+        outcome = self._engine.backward(compute, step.number, self._source, wishes)
+        # What the body draws is the same on all ranks, however many virtual ranks they have.
+        rng.seed(self._words.seed, "after", step.number)
+        self._source.advance()
+        self.step = step.number + 1
+        self._loss = outcome.loss
+        self.stop_requested, self._saving = outcome.asked[STOP], outcome.asked[SAVE]
+        return outcome.loss
+
+    def _boundary(self) -> None:
+        """Between two steps: the update is made, the position is that of the next step."""
+        self._host.report(asdict(self.progress))
+        due = self._save_every is not None and self.step % self._save_every == 0
+        if self._checkpoints is None or self.stop_requested or not (due or self._saving):
+            return
+        self._settle()
+        self._pending = self._checkpoints.save_async(*self._state(), step=self.step)
+        self._saved_step = self.step
+
+    def _write(self) -> None:
+        """Save now, unless this step is saved. Collective."""
+        self._settle()
+        if self._checkpoints is not None and self._saved_step != self.step:
+            checkpoint = self._checkpoints.save(*self._state(), step=self.step)
+            self._saved_step = self.step
+            self._host.saved(checkpoint, self.step)
+
+    def _settle(self) -> None:
+        """Wait for the checkpoint that is being written.
+
+        :raises Exception: what made it fail; the one before is whole
+        """
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._host.saved(pending.result(SAVE_S), self._saved_step)
+
+    # --- state ----------------------------------------------------------------------------------------------------
+    def _tree(self) -> dict[str, Any]:
+        states = {str(rank): pack("data", state) for rank, state in self._source.states().items()}
+        return {**self._parts.tree(), **({"streams": states} if states else {})}
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        meta = {
+            "format": FORMAT, "position": self._source.position(), "inexact": self.inexact, **self._parts.describe(),
+            **contract.to_json(self._words, contract.machine(self._device())),
+        }  # fmt: skip
+        return self._tree(), meta
+
+    def _restore(self, threads: int | None, require_exact: bool) -> None:
+        """Go on from the last checkpoint, if there is one. Collective."""
+        saved = None if self._checkpoints is None else self._checkpoints.latest()
+        if saved is None:
+            self._promise(None, threads, require_exact)
+            self._engine.agree()
+            return
+        meta = dict(saved.meta)
+        if meta.get("format") != FORMAT:
+            raise StateError(
+                f"checkpoint {saved.id}: format = {meta.get('format')!r}, and this version reads {FORMAT}. "
+                "Use the version that wrote it, or another folder to begin anew."
+            )
+        contract.compare(meta, self._words)
+        self._parts.compare(meta)
+        self._promise(meta, threads, require_exact)
+        self._parts.prepare(meta)
+        self._source.start(self._engine.share, self._total())
+        # First to see whether it fits, so that nothing is loaded into a training that cannot go on.
+        self._source.restore(meta["position"], {})
+        loaded = self._tree()
+        self._checkpoints.load(saved, loaded)
+        self._parts.apply(loaded)
+        streams = {int(rank): unpack(state) for rank, state in loaded.get("streams", {}).items()}
+        self._source.restore(meta["position"], streams)
+        self.step = self._saved_step = saved.step
+        self.restored = saved.id
+        log.info("goes on from step %d, checkpoint %s", saved.step, saved.id)
+
+    def _promise(self, meta: Mapping[str, Any] | None, threads: int | None, require_exact: bool) -> None:
+        """Set what decides about bits and can be set; say what else differs. Collective.
+
+        :raises ContractError: something differs, and `require_exact`
+        """
+        if self._words.virtual_ranks is not None:
+            before = None if meta is None else int(meta["machine"]["threads"])
+            torch.set_num_threads(threads or before or gathered(torch.get_num_threads())[0])
+        mine = contract.machine(self._device())
+        reasons = contract.inexact(self._words, mine, gathered(mine))
+        if meta is not None:
+            reasons = [*meta["inexact"], *reasons]
+            if self._words.virtual_ranks is not None:
+                reasons += contract.differences(meta["machine"], mine, "in the checkpoint")
+        self.inexact = list(dict.fromkeys(reasons))
+        if self.inexact and require_exact:
+            raise ContractError(f"require_exact: the bits cannot be promised. {'; '.join(self.inexact)}")
+        if self.inexact and self._words.virtual_ranks is not None and self.rank == 0:
+            log.warning("exact: false. %s", "; ".join(self.inexact))
+
+    def _device(self) -> Any:
+        return next(iter(self._parts.parameters().values())).device
+
+    # --- the end --------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Wait for what is being written, and let go of folder and signals. The training's objects stay as they are.
+
+        :raises Exception: what made the last checkpoint fail
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._source.close()
+        self._host.close()
+        self._settle()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+            return
+        # The exception of the script is the one to be seen.
+        try:
+            self.close()
+        except Exception:
+            log.exception("the last checkpoint failed")

@@ -1,0 +1,234 @@
+"""The parts of a training that a checkpoint holds, as a tree of tensors and bytes; nothing is keyed by a worker.
+
+Tensors are those of the training itself, so that loading writes into them, whatever their sharding is. What is no
+tensor becomes bytes without code in them.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .errors import ModelChangedError, OptimizerChangedError, StateError
+
+MAIN = "main"
+"""Name of a sole model, optimizer or scheduler."""
+SHOWN = 5
+"""Names in a message."""
+
+
+def named(given: Any) -> dict[str, Any]:
+    """A mapping as it is; anything else as the sole one; None as none."""
+    if given is None:
+        return {}
+    return dict(given) if isinstance(given, Mapping) else {MAIN: given}
+
+
+def bare(model: Any) -> Any:
+    """The module within DistributedDataParallel and `torch.compile`, whose names do not depend on them."""
+    while True:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model
+
+
+def pack(where: str, value: Any) -> bytes:
+    """:raises StateError: a value that only comes back with code"""
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        torch.load(io.BytesIO(file.getbuffer()), map_location="cpu", weights_only=True)
+    except Exception as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise StateError(
+            f"{where}: its state cannot be saved without code ({why}). "
+            "Let state_dict() return plain values and tensors."
+        ) from error
+    return file.getvalue()
+
+
+def unpack(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+@dataclass
+class Parts:
+    """:param models: by name, not wrapped
+    :param extra: by name; each has `state_dict` and `load_state_dict`, as scheduler and scaler have
+    """
+
+    models: dict[str, Any]
+    optimizers: dict[str, Any]
+    extra: dict[str, Any]
+
+    def parameters(self) -> dict[str, Any]:
+        """By a name that tells the model where there are several."""
+        return {
+            self._name(model, name): parameter
+            for model, module in self.models.items()
+            for name, parameter in module.named_parameters()
+        }
+
+    def _name(self, model: str, name: str) -> str:
+        return name if len(self.models) == 1 else f"{model}.{name}"
+
+    def tree(self) -> dict[str, Any]:
+        """What is saved now, or is loaded into."""
+        optimizers = {name: self._optimizer(name, optimizer) for name, optimizer in self.optimizers.items()}
+        return {
+            "models": {name: tensors(f"model {name}", module.state_dict()) for name, module in self.models.items()},
+            "optimizers": optimizers,
+            "extra": {name: tensors(f"extra {name}", each.state_dict()) for name, each in self.extra.items()},
+        }
+
+    def _optimizer(self, name: str, optimizer: Any) -> dict[str, Any]:
+        names = {parameter: place for place, parameter in self.parameters().items()}
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        numbers: dict[str, dict[str, Any]] = {}
+        found: dict[str, dict[str, Any]] = {}
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                kept = found if isinstance(value, torch.Tensor) else numbers
+                kept.setdefault(names[parameter], {})[key] = value
+        return {"tensors": found, "rest": pack(f"optimizer {name}", {"groups": groups, "numbers": numbers})}
+
+    def describe(self) -> dict[str, Any]:
+        """What `compare` and `prepare` need, as JSON."""
+        names = {parameter: place for place, parameter in self.parameters().items()}
+        return {
+            "parameters": {name: list(each.shape) for name, each in self.parameters().items()},
+            "extra": sorted(self.extra),
+            "optimizers": {
+                name: {
+                    "class": type(optimizer).__name__,
+                    "groups": [[names[each] for each in group["params"]] for group in optimizer.param_groups],
+                    "state": {
+                        names[parameter]: {
+                            key: [
+                                str(value.dtype).removeprefix("torch."),
+                                list(value.shape),
+                                value.device.type == "cpu",
+                            ]
+                            for key, value in state.items()
+                            if isinstance(value, torch.Tensor)
+                        }
+                        for parameter, state in optimizer.state.items()
+                    },
+                }
+                for name, optimizer in self.optimizers.items()
+            },
+        }
+
+    def compare(self, saved: Mapping[str, Any]) -> None:
+        """Whether a checkpoint that `describe` described can be loaded.
+
+        :raises ModelChangedError: other parameters; they are named
+        :raises OptimizerChangedError: another optimizer, other groups, other extra state
+        """
+        before, now = saved["parameters"], {name: list(each.shape) for name, each in self.parameters().items()}
+        reshaped = [
+            f"{name} {before[name]} -> {now[name]}" for name in before if now.get(name, before[name]) != before[name]
+        ]
+        found = {"missing here": before.keys() - now, "new here": now.keys() - before, "reshaped": reshaped}
+        if any(found.values()):
+            told = "; ".join(f"{what}: {shown(names)}" for what, names in found.items() if names)
+            raise ModelChangedError(
+                f"model: its parameters are not those of the checkpoint. {told}. "
+                "Give the same model, or another folder to begin anew."
+            )
+        described = self.describe()
+        changed(saved["optimizers"].keys(), described["optimizers"].keys(), "optimizer")
+        for name, past in saved["optimizers"].items():
+            present = described["optimizers"][name]
+            for what in ("class", "groups"):
+                if past[what] != present[what]:
+                    was, is_ = (
+                        each[what] if what == "class" else list(map(len, each[what])) for each in (past, present)
+                    )
+                    raise OptimizerChangedError(
+                        f"optimizer {name}: its {what} is {is_}, and the checkpoint has {was}"
+                        f"{'' if what == 'class' else ' parameters'}. Give the same optimizer over the same parameters "
+                        "in the same order, or another folder to begin anew."
+                    )
+        changed(saved["extra"], described["extra"], "scheduler, scaler or extra")
+
+    def prepare(self, saved: Mapping[str, Any]) -> None:
+        """Give the optimizers the tensors that the checkpoint has, for `tree` to be loaded into."""
+        parameters = self.parameters()
+        for name, optimizer in self.optimizers.items():
+            for place, state in saved["optimizers"][name]["state"].items():
+                optimizer.state[parameters[place]] = {
+                    key: room(parameters[place], *spec) for key, spec in state.items()
+                }
+
+    def apply(self, loaded: Mapping[str, Any]) -> None:
+        """Take over what is no tensor of the training. The tensors of a tree of ours are loaded already."""
+        parameters = self.parameters()
+        for name, optimizer in self.optimizers.items():
+            rest = unpack(loaded["optimizers"][name]["rest"])
+            for place, numbers in rest["numbers"].items():
+                optimizer.state[parameters[place]].update(numbers)
+            for group, options in zip(optimizer.param_groups, rest["groups"], strict=True):
+                for key, value in options.items():
+                    if isinstance(group.get(key), torch.Tensor):
+                        group[key].copy_(value)  # On its device; a compiled step holds it.
+                    else:
+                        group[key] = value
+        for name, module in self.models.items():
+            if any(isinstance(value, bytes) for value in loaded["models"][name].values()):
+                module.load_state_dict(untensors(loaded["models"][name]))
+        for name, each in self.extra.items():
+            each.load_state_dict(untensors(loaded["extra"][name]))
+
+
+def room(parameter: Any, dtype: str, shape: list[int], on_cpu: bool) -> Any:
+    """Zeros for one value of an optimizer's state; sharded as the parameter is if it has its shape."""
+    kind = getattr(torch, dtype)
+    if shape == list(parameter.shape) and not (on_cpu and parameter.device.type != "cpu"):
+        return torch.zeros_like(parameter.detach(), dtype=kind)
+    return torch.zeros(shape, dtype=kind, device="cpu" if on_cpu else parameter.device)
+
+
+ALL = "*"
+"""The one key of a state dictionary that is packed whole."""
+
+
+def tensors(where: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dictionary whose tensors stay tensors if it is flat; one with other values in it is packed, by key."""
+    if any(isinstance(value, torch.Tensor) for value in state.values()):
+        return {
+            key: value if isinstance(value, torch.Tensor) else pack(f"{where}, {key}", value)
+            for key, value in state.items()
+        }
+    return {ALL: pack(where, dict(state))}
+
+
+def untensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    if state.keys() == {ALL}:
+        return dict(unpack(state[ALL]))
+    return {key: unpack(value) if isinstance(value, bytes) else value for key, value in state.items()}
+
+
+def shown(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = len(ordered) - SHOWN
+    return ", ".join(ordered[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def changed(before: Iterable[str], now: Iterable[str], what: str) -> None:
+    """:raises OptimizerChangedError: the names differ"""
+    missing, new = set(before) - set(now), set(now) - set(before)
+    if missing or new:
+        told = "; ".join(
+            f"{word}: {shown(names)}" for word, names in (("missing here", missing), ("new here", new)) if names
+        )
+        raise OptimizerChangedError(
+            f"{what}: attached are not those of the checkpoint. {told}. Attach the same, or use another folder."
+        )

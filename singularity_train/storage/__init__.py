@@ -1,0 +1,21 @@
+"""The state of a training job on disk: content-addressed, checked, committed by a manifest, for any number of ranks."""
+
+from .checkpoints import Checkpoints, Figures, Saved
+from .errors import (
+    ArgumentError,
+    DamagedError,
+    FormatError,
+    LostRankError,
+    MismatchError,
+    NoSpaceError,
+    StateStorageError,
+    UnsavableError,
+    WriteError,
+)
+from .reader import BlobReader
+from .writer import BlobWriter
+
+__all__ = [
+    "ArgumentError", "BlobReader", "BlobWriter", "Checkpoints", "DamagedError", "Figures", "FormatError",
+    "LostRankError", "MismatchError", "NoSpaceError", "Saved", "StateStorageError", "UnsavableError", "WriteError",
+]  # fmt: skip
