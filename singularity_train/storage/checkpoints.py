@@ -212,7 +212,7 @@ class Checkpoints:
                 planner.stage(planner.finish_plan(self._plan.own), self._stage)
             except Exception as error:
                 failed = error
-        writer = BlobWriter(self.root, step, meta, self._ranks.size)
+        writer = BlobWriter(self.root, step, meta, self._ranks.size, self._folder)
         self.figures = Figures(time.perf_counter() - began, 0)
         return _Begun(planner, self._plan, writer, failed)
 

@@ -72,6 +72,7 @@ def test_damage_is_found_wherever_it_is(run: Run, root: Path) -> None:
         assert found[name][0] == "FormatError" and words in found[name][1], found[name]
     assert found["older"] is True
     assert found["newest"] == ["", ""]
+    assert found["mended"] == ["", ""]  # another process does not build on a blob that it has not checked
     assert found["half"][0] == 4
     assert found["folders"][-1] == found["half"][1] > "00000100-"  # a number is never used again
     assert len(found["folders"]) == 2
@@ -102,6 +103,13 @@ def test_a_rank_reads_what_it_needs(
         else:
             assert each["got"] <= each["own"] + 2 * saved[0] * BLOCK
             assert loaded[1] is None or each["got"] < 0.75 * rows * columns * 4
+
+
+def test_the_code_of_the_documentation_reads_it(run: Run, root: Path) -> None:
+    page = (Path(__file__).parents[4] / "docs/state-checkpoints.md").read_text()
+    code = page.rpartition("```python\n")[2].partition("```")[0]
+    assert code.startswith("import json")
+    run(3, "content_programs.as_documented", root=str(root), code=code)
 
 
 def test_torchs_own_save_and_load_take_our_writer_and_reader(run: Run, root: Path) -> None:
