@@ -152,6 +152,7 @@ class Checkpoints:
         try:
             planner.set_up_planner(filled, reader.read_metadata(), self._ranks.leads)
             match.compare(planner.state_dict, reader.manifest, optional)
+            reader.read_data(planner.finish_plan(planner.create_local_plan()), planner)
             asked = (saved.id, set(planner.state_dict))
         except Exception as error:
             asked = error
@@ -163,13 +164,7 @@ class Checkpoints:
             match.nothing_more(set().union(*(names for _, names in given)), reader.manifest, optional)
 
         self._ranks.agree(asked, same)
-        read: Exception | None = None
-        try:
-            reader.read_data(planner.finish_plan(planner.create_local_plan()), planner)
-            state.update(filled)
-        except Exception as error:
-            read = error
-        self._ranks.agree(read, lambda given: None)
+        state.update(filled)
         return reader.bytes_read
 
     def wait(self) -> None:
