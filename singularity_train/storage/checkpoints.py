@@ -132,6 +132,10 @@ class Checkpoints:
         ids = self._folder.ids()
         return self.get(ids[-1]) if ids else None
 
+    def ids(self) -> list[str]:
+        """Of the committed checkpoints, the oldest first. Not collective."""
+        return self._folder.ids()
+
     def get(self, checkpoint: str) -> Saved:
         """:raises DamagedError, FormatError: there is no such checkpoint, or it cannot be used"""
         manifest = self._folder.manifest(checkpoint)

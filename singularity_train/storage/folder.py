@@ -134,6 +134,7 @@ class Folder:
         _write(path, memoryview(to_bytes(manifest)))
         _sync_folder(path.parent)
         _sync_folder(self.checkpoints)
+        _sync_folder(self.root)
         return path
 
     def manifest(self, checkpoint: str) -> Manifest:
