@@ -23,7 +23,7 @@ from .world import PROGRAMS, free_port
 ROOT = Path(__file__).resolve().parents[1]
 RANKS = 4
 WIDTH = 1024
-TURNS = 11
+TURNS = 9
 LIMIT_S = 600
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from .storage import ArgumentError, Checkpoints, StateStorageError
 from .storage.export import WRITERS, export
-from .storage.folder import Folder
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -46,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if arguments.list:
             checkpoints = Checkpoints(arguments.root)
-            for each in map(checkpoints.get, Folder(arguments.root).ids()):
+            for each in map(checkpoints.get, checkpoints.ids()):
                 print(f"{each.id}  step {each.step}")
             return 0
         done = export(

@@ -132,6 +132,10 @@ class Checkpoints:
         ids = self._folder.ids()
         return self.get(ids[-1]) if ids else None
 
+    def ids(self) -> list[str]:
+        """Of the committed checkpoints, the oldest first. Not collective."""
+        return self._folder.ids()
+
     def get(self, checkpoint: str) -> Saved:
         """:raises DamagedError, FormatError: there is no such checkpoint, or it cannot be used"""
         manifest = self._folder.manifest(checkpoint)
@@ -152,6 +156,7 @@ class Checkpoints:
         try:
             planner.set_up_planner(filled, reader.read_metadata(), self._ranks.leads)
             match.compare(planner.state_dict, reader.manifest, optional)
+            reader.read_data(planner.finish_plan(planner.create_local_plan()), planner)
             asked = (saved.id, set(planner.state_dict))
         except Exception as error:
             asked = error
@@ -163,13 +168,7 @@ class Checkpoints:
             match.nothing_more(set().union(*(names for _, names in given)), reader.manifest, optional)
 
         self._ranks.agree(asked, same)
-        read: Exception | None = None
-        try:
-            reader.read_data(planner.finish_plan(planner.create_local_plan()), planner)
-            state.update(filled)
-        except Exception as error:
-            read = error
-        self._ranks.agree(read, lambda given: None)
+        state.update(filled)
         return reader.bytes_read
 
     def wait(self) -> None:
@@ -212,7 +211,7 @@ class Checkpoints:
                 planner.stage(planner.finish_plan(self._plan.own), self._stage)
             except Exception as error:
                 failed = error
-        writer = BlobWriter(self.root, step, meta, self._ranks.size)
+        writer = BlobWriter(self.root, step, meta, self._ranks.size, self._folder)
         self.figures = Figures(time.perf_counter() - began, 0)
         return _Begun(planner, self._plan, writer, failed)
 

@@ -28,6 +28,8 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.blobs, self.checkpoints = root / "blobs", root / "checkpoints"
+        self.known: set[str] = set()
+        """Blobs that this process has written or read whole since it began; the last save's at least."""
 
     def make(self) -> None:
         """:raises FormatError: a folder of torch.distributed.checkpoint; :raises WriteError: it cannot be made"""
@@ -45,15 +47,16 @@ class Folder:
     def put(self, data: memoryview) -> tuple[Blob, int]:
         """The blob of `data`, and how many bytes had to be written for it: 0 where it is there already.
 
+        One that another process has written is read once: nothing is built on a damaged blob.
+
         :raises WriteError: the folder cannot be written, or is full
         """
         blob = describe(data)
-        path = self.blobs / blob.name
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_size == blob.bytes:
-                return blob, 0
-        _write(path, data)
-        return blob, blob.bytes
+        there = self.has(blob) and (blob.name in self.known or self._intact(blob))
+        if not there:
+            _write(self.blobs / blob.name, data)
+        self.known.add(blob.name)
+        return blob, 0 if there else blob.bytes
 
     def sync_blobs(self) -> None:
         """Make the names of blobs durable."""
@@ -91,6 +94,15 @@ class Folder:
             raise DamagedError(f"{path}: the blob cannot be read: {error}; load another checkpoint") from error
         return got
 
+    def _intact(self, blob: Blob) -> bool:
+        buffer = memoryview(bytearray(min(BLOCK, blob.bytes)))
+        try:
+            for start in range(0, blob.bytes, BLOCK):
+                self.read_into(blob, start, buffer[: blob.bytes - start])
+        except DamagedError:
+            return False
+        return True
+
     def has(self, blob: Blob) -> bool:
         with contextlib.suppress(OSError):
             return (self.blobs / blob.name).stat().st_size == blob.bytes
@@ -122,6 +134,7 @@ class Folder:
         _write(path, memoryview(to_bytes(manifest)))
         _sync_folder(path.parent)
         _sync_folder(self.checkpoints)
+        _sync_folder(self.root)
         return path
 
     def manifest(self, checkpoint: str) -> Manifest:

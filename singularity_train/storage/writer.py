@@ -58,10 +58,18 @@ class BlobWriter(StorageWriter):  # type: ignore[misc]
 
     :param root: of the checkpoints
     :param meta: JSON; that of rank 0 is stored
+    :param folder: the same root, as the save before has left it
     """
 
-    def __init__(self, root: str | os.PathLike[str], step: int, meta: Mapping[str, Any], world_size: int = 1) -> None:
-        self.folder = Folder(Path(root))
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        step: int,
+        meta: Mapping[str, Any],
+        world_size: int = 1,
+        folder: Folder | None = None,
+    ) -> None:
+        self.folder = folder or Folder(Path(root))
         self.written = 0
         """Bytes that this rank had to write."""
         self.id = ""
@@ -86,8 +94,10 @@ class BlobWriter(StorageWriter):  # type: ignore[misc]
         with ThreadPoolExecutor(THREADS) as pool:
             parts = list(pool.map(lambda items: self._write(items, planner), groups(plan.items)))
         self.folder.sync_blobs()
+        results = [result for part in parts for result in part]
+        self.folder.known = {r.storage_data.blob.name for r in results if r.storage_data.blob is not None}
         done: Future[list[WriteResult]] = Future()
-        done.set_result([result for part in parts for result in part])
+        done.set_result(results)
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:

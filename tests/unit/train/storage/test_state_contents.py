@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from state_ranks import Run
 
 pytestmark = [pytest.mark.criu]  # root and the torch environment
 
@@ -13,7 +13,7 @@ BLOCK = 1 << 20
 
 
 def one(run: Run, program: str, root: Path) -> dict:
-    return run(1, f"content_programs.{program}", root=str(root))[0]
+    return run(1, f"state_content_programs.{program}", root=str(root))[0]
 
 
 def test_a_state_that_is_not_what_was_saved_is_named(run: Run, root: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_state_that_is_not_what_was_saved_is_named(run: Run, root: Path) -> No
 
 
 def test_the_error_of_one_rank_reaches_all(run: Run, root: Path) -> None:
-    answers = run(2, "content_programs.mismatch_of_one_rank", root=str(root))
+    answers = run(2, "state_content_programs.mismatch_of_one_rank", root=str(root))
     assert answers[0] == answers[1]
     (load, unsavable, differs, steps) = answers[0]
     assert load[0] == "MismatchError" and load[1].startswith("rank 1: ") and "state['w'] has size [3]" in load[1]
@@ -72,6 +72,7 @@ def test_damage_is_found_wherever_it_is(run: Run, root: Path) -> None:
         assert found[name][0] == "FormatError" and words in found[name][1], found[name]
     assert found["older"] is True
     assert found["newest"] == ["", ""]
+    assert found["mended"] == ["", ""]  # another process does not build on a blob that it has not checked
     assert found["half"][0] == 4
     assert found["folders"][-1] == found["half"][1] > "00000100-"  # a number is never used again
     assert len(found["folders"]) == 2
@@ -94,14 +95,21 @@ def test_a_rank_reads_what_it_needs(
 ) -> None:
     rows, columns = 1000, 4096  # 16 MB
     size = {"rows": rows, "columns": columns}
-    written = run(saved[0], "content_programs.save_placed", root=str(root), placement=saved[1], **size)
+    written = run(saved[0], "state_content_programs.save_placed", root=str(root), placement=saved[1], **size)
     assert sum(written) == rows * columns * 4
-    for each in run(loaded[0], "content_programs.load_placed", root=str(root), placement=loaded[1], **size):
+    for each in run(loaded[0], "state_content_programs.load_placed", root=str(root), placement=loaded[1], **size):
         if 1 in (saved[1], loaded[1]):  # the other columns lie in the same blocks
             assert each["got"] <= rows * columns * 4
         else:
             assert each["got"] <= each["own"] + 2 * saved[0] * BLOCK
             assert loaded[1] is None or each["got"] < 0.75 * rows * columns * 4
+
+
+def test_the_code_of_the_documentation_reads_it(run: Run, root: Path) -> None:
+    page = (Path(__file__).parents[4] / "docs/state-checkpoints.md").read_text()
+    code = page.rpartition("```python\n")[2].partition("```")[0]
+    assert code.startswith("import json")
+    run(3, "state_content_programs.as_documented", root=str(root), code=code)
 
 
 def test_torchs_own_save_and_load_take_our_writer_and_reader(run: Run, root: Path) -> None:

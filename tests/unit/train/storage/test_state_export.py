@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from state_ranks import Run
 
 from localcluster.config import cache_dir
 from localcluster.images.rootfs import beside_torch
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.criu]  # root and the torch environment
 def test_each_format_is_read_by_its_own_program(run: Run, root: Path, shared: Path) -> None:
     site = shared / "site"
     shutil.copytree(beside_torch(cache_dir(), ["safetensors==0.8.0"], print), site, dirs_exist_ok=True)
-    found = run(1, "export_programs.exports", root=str(root), site=str(site))[0]
+    found = run(1, "state_export_programs.exports", root=str(root), site=str(site))[0]
     assert found["list"][0] == 0 and found["list"][1].count("  step ") == 2
     assert found["help"][0] == 0 and "examples:" in found["help"][1]
     for name in ("torch", "dcp", "safetensors", "left out"):

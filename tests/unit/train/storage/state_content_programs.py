@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import copy
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -123,14 +125,19 @@ def damage(rank: int, world: int, root: str) -> dict[str, Any]:
     checkpoints.load(older, filled)
     found["older"] = bool((filled["big"] == 0).all()) and torch.equal(filled["small"], state["small"])
     # A blob that was cut short is not taken for the content that it has the name of.
-    _, path = max((each.stat().st_size, each) for each in (Path(root) / "blobs").iterdir())
-    path.write_bytes(path.read_bytes()[:-1])
+    path = Path(root) / "blobs" / json.loads(whole)["tensors"]["big"]["pieces"][0]["blob"]
+    os.truncate(path, 1000)
     checkpoints.save(state, {}, step=3)
     checkpoints.save(state, {}, step=4)
     newest = checkpoints.latest()
     assert newest is not None
     found["newest"] = said(lambda: checkpoints.load(newest, dict(state)))
-    saved.path.with_name("manifest.json").unlink(missing_ok=True)
+    path.write_bytes(_flip(path.read_bytes(), 9))
+    another = Checkpoints(root)
+    another.save(state, {}, step=4)
+    mended = another.latest()
+    assert mended is not None
+    found["mended"] = said(lambda: another.load(mended, dict(state)))
     half = Path(root) / "checkpoints" / "00000099-step-9-half"
     half.mkdir()
     (half / "manifest.json.1234.tmp").write_text("{")
@@ -153,7 +160,8 @@ def _spoiled(checkpoints: Checkpoints, state: dict[str, Any], path: Path, data: 
     def load() -> None:
         newest = checkpoints.latest()
         assert newest is not None
-        checkpoints.load(newest, dict(state))
+        # A load that fails may have filled a part of what it was given.
+        checkpoints.load(newest, copy.deepcopy(state))
 
     answer = said(load)
     path.write_bytes(whole)
@@ -221,6 +229,30 @@ def load_placed(rank: int, world: int, root: str, placement: int | None, rows: i
     assert torch.equal(state["t"].to_local(), wanted.to_local())
     dist.barrier()
     return {"got": got, "own": wanted.to_local().numel() * 4}
+
+
+def as_documented(rank: int, world: int, root: str, code: str) -> str:
+    """The function of the documentation, on tensors in pieces and in shared blobs; what the manifest has for a blob."""
+    import hashlib
+
+    names: dict[str, Any] = {}
+    exec(code, names)
+    state = {"big": placed(world, 0, 301, 400), "small": torch.arange(7), "flag": torch.tensor(True)}
+    checkpoint = Checkpoints(root, timeout_s=30).save(state, {}, step=0)
+    whole = torch.arange(301 * 400, dtype=torch.int32).reshape(301, 400)
+    assert torch.equal(names["tensor"](root, checkpoint, "big"), whole)
+    assert torch.equal(names["tensor"](root, checkpoint, "small"), torch.arange(7))
+    assert torch.equal(names["tensor"](root, checkpoint, "flag"), torch.tensor(True))
+    text = (Path(root) / "checkpoints" / checkpoint / "manifest.json").read_bytes()
+    manifest = json.loads(text)
+    body = text[: text.rindex(b', "digest"')]
+    assert manifest["digest"] == hashlib.sha256(body).hexdigest()
+    for name, blob in manifest["blobs"].items():
+        data = (Path(root) / "blobs" / name).read_bytes()
+        blocks = [hashlib.sha256(data[at : at + 1048576]) for at in range(0, len(data), 1048576)]
+        assert [each.hexdigest() for each in blocks] == blob["blocks"]
+        assert hashlib.sha256(b"".join(each.digest() for each in blocks)).hexdigest() == name
+    return checkpoint
 
 
 def with_torchs_own_calls(rank: int, world: int, root: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from state_ranks import Run
 
 pytestmark = [pytest.mark.criu]  # root and the torch environment
 
