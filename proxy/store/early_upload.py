@@ -2,14 +2,13 @@
 
 Nothing that is found here counts by itself. Packs of content are stored, as those of an upload that was broken off are:
 nobody refers to them yet. When the images are complete, `Upload.put` reads everything again. It takes over the early
-result of a segment only if the bytes still have the same sha256. So the writer of the images may change what it has
-written (CRIU appends to pages-*.img and does not). A change costs time, never a byte.
+result of a segment only if the bytes still have the same fingerprint. So the writer of the images may change what it
+has written (CRIU appends to pages-*.img and does not). A change costs time, never a byte.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import stat
 import time
@@ -21,6 +20,7 @@ from typing import Final
 from ..errors import StoreError
 from . import chunking, memory, segments
 from .draft import Draft
+from .fingerprint import Fingerprint
 from .upload import Upload
 
 PATTERN: Final = "pages-*.img"
@@ -40,7 +40,7 @@ class _Growing:
 
 
 class Ahead:
-    """Follows growing files, for one upload whose `put` comes later. Memory: one segment.
+    """Follows growing files, for one upload whose `put` comes later. Memory: three segments.
 
     :param folders: of the ranks; they need not be there yet
     """
@@ -50,6 +50,7 @@ class Ahead:
         self._folders = list(folders)
         self._files: dict[Path, _Growing] = {}
         self._room = memory.room(segments.READ_SIZE)
+        self._fingerprint = Fingerprint(segments.READ_SIZE)
         self._draft: Draft | None = None
         self._taken: set[bytes] = set()
         """Keys of what the draft holds."""
@@ -72,6 +73,7 @@ class Ahead:
         if self._draft:
             self._upload.give_back(self._draft)
         self._upload.seen = {path: file.seen for path, file in self._files.items()}
+        self._upload.fingerprint = self._fingerprint
 
     def _paths(self) -> list[Path]:
         """Of regular files with one name."""
@@ -94,7 +96,7 @@ class Ahead:
             return False
         ends = chunking.ends(data, final=False)
         data = data[: ends[-1]]
-        segment = segments.Segment(len(data), hashlib.sha256(data).digest(), segments.keyed(data, ends))
+        segment = segments.Segment(len(data), self._fingerprint.of(data), segments.keyed(data, ends))
         at = 0
         for key, size in zip(segment.grains.keys, segment.grains.sizes, strict=True):
             if key:

@@ -44,7 +44,7 @@ class Store:
     """A checkpoint store. Thread-safe. Everything belongs to one job's folder; jobs share nothing.
 
     Memory while it moves data: at most `threads + 1` packs of 8 MiB, each twice where a network takes it. Also 4 MiB of
-    a file, and 4 MiB more while images grow. Also about 2 % of the size of the largest rank's image, and about 2 % of
+    a file, and 12 MiB more while images grow. Also about 2 % of the size of the largest rank's image, and about 2 % of
     what the job has in the store already.
 
     :param url: any fsspec URL, for example `file:///mnt/checkpoints`

@@ -23,6 +23,7 @@ from .backend import Backend
 from .beneath import Beneath
 from .chunk_index import SLOT_BITS, Known
 from .draft import Draft
+from .fingerprint import Fingerprint
 from .images import File, open_listed, require_unchanged
 from .progress import Count
 
@@ -76,6 +77,8 @@ class Upload:
         """Bytes written to the store."""
         self.seen: dict[Path, list[segments.Segment]] = {}
         """The beginnings of files, as found while the files were written (`ahead`)."""
+        self.fingerprint: Fingerprint | None = None
+        """That of `seen`."""
 
     def put(self, rank: int, files: list[File]) -> None:
         """Read one rank's files and hand what is new to the writers. Raises StoreError."""
@@ -118,7 +121,8 @@ class Upload:
             found = segments.Grains()
             end = base
             source = open_listed(self.beneath, file)
-            for grains in segments.read(source, file.path, self.seen.pop(file.path, ()), self.check):
+            seen = self.seen.pop(file.path, ())
+            for grains in segments.read(source, file.path, seen, self.fingerprint, self.check):
                 found.keys.extend(grains.keys)
                 found.sizes.extend(grains.sizes)
                 end = sources.add(where, grains, end)
