@@ -114,6 +114,13 @@ class AnswerRequest(Action):
 
 
 @dataclass(frozen=True)
+class BeginFrom(Action):
+    """A new Job begins with a checkpoint of another one. `message` is for the log."""
+
+    message: str = ""
+
+
+@dataclass(frozen=True)
 class AskCheckpoint(Action):
     """A periodic checkpoint is due: make the request that a user could have made. `message` is for the log."""
 

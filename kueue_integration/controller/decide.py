@@ -10,7 +10,7 @@ from proxy.protocol.messages import AttemptRecord
 from ..contract import job_names
 from ..kube.resources import Object, is_true
 from ..requests import periodic_checkpoints
-from . import attempt_history, fence, hold, reactivation, repair, request_status, reshape, retry_budget, views
+from . import attempt_history, fence, hold, reactivation, repair, request_status, reshape, retry_budget, rewind, views
 from .actions import (
     Action,
     AnswerReady,
@@ -64,6 +64,9 @@ def decide(
     # A Workload that is gone without a trace (its finalizer was removed by hand): Kueue suspends such a Job as well.
     leaves = workload is None or views.leaves(workload)
     if ours and running and leaves and views.hold(job) == job_names.HOLD_ARMED:
+        back = _take_up(job, workload, flavors_of, now) if request_status.rewinds(job) else None
+        if back is not None:
+            return Decision(back)  # what the hold would save is not wanted
         return hold.decide(job, workload, pods, preemptor, now, settings, seen_at)
     if ours and not views.finished(job):
         missing = repair.due(job, workload, pods)
@@ -95,6 +98,9 @@ def decide(
         changed = _bookkeeping(job, workload, pods, preemptor, now)
         if changed is not None:
             return Decision(changed)
+        given_up = rewind.leave(job, workload, settings.check_name) if workload and running and not leaves else None
+        if given_up is not None:
+            return Decision(given_up)
         idle = workload is not None and not running and not views.copied(workload)
         revived = reactivation.due(workload, now) if workload is not None and idle else None
         if revived is not None:

@@ -9,7 +9,7 @@ from proxy.protocol.messages import AttemptRecord, CheckpointRef, Skipped
 
 from ..contract import job_names
 from ..kube.resources import Object, annotation, is_true
-from . import attempt_history, views
+from . import attempt_history, origins, views
 from .actions import Action, AnswerReady, Decision, RequestReadmission, Wait, Withdraw
 from .errors import BadAnnotationError
 
@@ -127,6 +127,7 @@ def answer(
     given, reservation = views.admission(workload), views.reservation(workload)
     assert given is not None and reservation is not None  # `asks` saw them
     history, checkpoint = views.history(job), views.checkpoint(job)
+    origins.require_known(job)
     if checkpoint is not None and not views.of_store(job, checkpoint):
         store = annotation(job, job_names.ANN_STORE)
         problem = f"its url is not the Job's store {store!r} (annotation {job_names.ANN_STORE})"
@@ -182,7 +183,8 @@ def _start(checkpoint: CheckpointRef | None, skipped: Sequence[Skipped]) -> str:
 
 def _untouched(record: AttemptRecord) -> bool:
     """Conditions have whole seconds: a second reservation in the same second must not pass for the first."""
-    return record.evicted_at is None and record.first_step is None and record.committed_at is None
+    ended = record.evicted_at is not None or record.ended_by is not None
+    return not ended and record.first_step is None and record.committed_at is None
 
 
 def _queued_at(workload: Object, before: AttemptRecord | None) -> float | None:

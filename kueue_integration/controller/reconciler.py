@@ -23,12 +23,13 @@ from ..kube.resources import (
     condition,
     selector,
 )
-from . import apply, fence, preemptor, views
+from . import apply, fence, origins, preemptor, views
 from .actions import (
     Action,
     AnswerReady,
     AnswerRequest,
     AskCheckpoint,
+    BeginFrom,
     Decision,
     KeepRecords,
     RecordHistory,
@@ -252,6 +253,10 @@ class Reconciler:
         if behind:
             self.queue.add(task, behind)  # the event of our own write comes before that
             return
+        begins = origins.due(job, lambda key: self.world.job(namespace, key) or kinds.find(self._kube, namespace, key))
+        if begins is not None:
+            self._begin(begins, job, workload)
+            return
         lost = self.world.lost_of(namespace, name)
         first = self._decide(job, workload, [*self.world.pods_of(namespace, name), *lost])
         if first.wake_at is not None:
@@ -298,6 +303,12 @@ class Reconciler:
     def _perform(self, action: Action, job: Object, workload: Object | None) -> None:
         check_name, metrics = self._settings.check_name, self._metrics
         self._own.note(apply.perform(self._kube, action, job, workload, check_name, metrics, self._now()))
+
+    def _begin(self, begins: BeginFrom | Wait, job: Object, workload: Object | None) -> None:
+        """Nothing else is decided about a Job before it is known what it begins with."""
+        asks = workload is not None and fence.asks(workload, self._settings.check_name)
+        if isinstance(begins, BeginFrom) or (asks and not self._said(workload, begins)):
+            self._perform(begins, job, workload)
 
     def _decide(self, job: Object, workload: Object | None, pods: Sequence[Object]) -> Decision:
         now, world = self._now(), self.world

@@ -9,6 +9,8 @@ from ..errors import StoreError
 from ..protocol import manifest
 
 JOBS: Final = "jobs"
+HOLD_REWIND: Final = "-rewind"
+"""Holder of the checkpoint that its own job is about to go back to. No job can be called so."""
 Kind = Literal["packs", "recipes"]
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
@@ -40,6 +42,16 @@ def manifest_path(namespace: str, job: str, checkpoint_id: str) -> str:
 def pin_path(namespace: str, job: str, checkpoint_id: str) -> str:
     """The empty file that keeps a checkpoint from being pruned. Raises StoreError for a bad name."""
     return f"{job_folder(namespace, job)}/pins/{checked_id(checkpoint_id)}"
+
+
+def hold_path(namespace: str, job: str, checkpoint_id: str, holder: str) -> str:
+    """The empty file that keeps a checkpoint for `holder`: a job that was forked from it, or HOLD_REWIND.
+
+    Raises StoreError for a bad name. An id has no dot, so no pin is called like a hold.
+    """
+    if holder != HOLD_REWIND:
+        job_folder(namespace, holder)
+    return f"{pin_path(namespace, job, checkpoint_id)}.{holder}"
 
 
 def _object(name: str) -> str:

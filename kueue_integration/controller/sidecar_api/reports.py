@@ -28,7 +28,7 @@ from proxy.protocol.messages import (
     to_json,
 )
 
-from ...contract import attempt_phases, job_names
+from ...contract import attempt_phases, branches, job_names
 from ...contract.attempt_records import progress as shown_progress
 from ...jobs import loss_curve
 from ...kube.resources import Object, annotation
@@ -53,6 +53,9 @@ def require_current(job: Object, attempt: int) -> None:
     current = views.attempt(job)
     if attempt != current:
         raise RefusedError(409, f"attempt {attempt} is not current, the job is at {current}; nothing was written")
+    back = branches.given_up(job, attempt)
+    if back is not None:
+        raise RefusedError(409, f"attempt {attempt} was given up: {branches.sentence(back)}; nothing was written")
 
 
 def peer_key(secret: bytes, job_uid: str, attempt: int) -> str:
@@ -90,8 +93,10 @@ def hello(job: Object, pods: Sequence[Object], message: Hello, secret: bytes) ->
     if not leader_ip:
         return None
     key = peer_key(secret, str(job["metadata"]["uid"]), message.attempt)
-    committed = sorted(views.checkpoints(job), key=lambda ref: ref.generation, reverse=True)
-    return HelloReply(key, str(leader_ip), _given(job, record), committed)
+    # Of the branch that the job is on: nothing goes on from another one by itself.
+    branch = {ref.id for ref in branches.line(job)}
+    committed = [ref for ref in branches.known(job)[::-1] if ref.id in branch or ref.unusable]
+    return HelloReply(key, str(leader_ip), _given(job, record), committed, origin=branches.origin(job))
 
 
 def _given(job: Object, record: AttemptRecord | None) -> CheckpointRef | None:
@@ -314,7 +319,7 @@ def damage(job: Object, message: DamageReport) -> Annotations | None:
     marked = [
         attempt_history.found_unusable(ref, told) for ref in sorted([*past, given], key=lambda ref: ref.generation)
     ]
-    before = attempt_history.usable_before(marked, given)
+    before = attempt_history.usable_before(branches.branch_of(given, marked, views.history(job)), given)
     text = "" if before is None else to_json(before)
     listed = attempt_history.listed(marked)
     return {names.ANN_CHECKPOINT: text, job_names.ANN_CHECKPOINT_COPY: text, job_names.ANN_CHECKPOINTS: listed}
