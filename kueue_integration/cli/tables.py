@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, Gpus
 
 from ..jobs import gpu_words
@@ -71,17 +72,26 @@ def attempts_table(attempts: Sequence[AttemptRecord], wide: bool = False) -> str
 
 def checkpoints_table(entries: Sequence[Mapping[str, Any]]) -> str:
     """One line per checkpoint of the store, as `proxy.store.admin.ls` lists them, with `in_use` added."""
-    head = ["CHECKPOINT", "ATTEMPT", "STEP", "RANKS", "SIZE", "MADE", "IN USE", "PROBLEM"]
+    head = ["CHECKPOINT", "ATTEMPT", "STEP", "RANKS", "SIZE", "MADE", "IN USE", "NOTE"]
     rows = [
         (
             e["id"], e.get("attempt"), e.get("step"), e.get("world_size"),
             f"{e['bytes'] / 1e6:.1f} MB" if "bytes" in e else None,
             date(e["created_at"]) if "created_at" in e else None,
-            "yes" if e["in_use"] else "no", e["problem"],
+            "yes" if e["in_use"] else "no", "; ".join(_notes(e)),
         )
         for e in entries
     ]  # fmt: skip
     return table(head, rows)
+
+
+def _notes(entry: Mapping[str, Any]) -> list[str]:
+    """What is special about a checkpoint of the store."""
+    holders = ["its own rewind" if name == names.HOLD_REWIND else name for name in entry.get("held_by") or ()]
+    notes = [str(entry["problem"])] if entry["problem"] else []
+    notes += ["side branch"] if entry.get("side_branch") else []
+    notes += [f"held by {', '.join(holders)}"] if holders else []
+    return notes + (["pinned"] if entry.get("pinned") and not holders else [])
 
 
 def place(where: JobStatus | AttemptRecord) -> str:

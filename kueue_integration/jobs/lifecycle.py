@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,29 @@ def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> Submitted:
                 _drop(kube, found)
             raise
     return Submitted(meta["namespace"], meta["name"], meta["uid"], adopted is not None)
+
+
+def create(
+    kube: Kube, job: Mapping[str, Any], children: Sequence[Mapping[str, Any]], dry_run: bool = False
+) -> Object:
+    """Create a Job with what belongs to it, or nothing. Raises SpecError, ConflictError, KubeError.
+
+    `dry_run`: only what the API server would say.
+    """
+    try:
+        made = _create(kube, job, dry_run)
+    except AlreadyExists:
+        meta = job["metadata"]
+        raise ConflictError(f"Job {meta['name']!r} in namespace {meta['namespace']!r} exists already") from None
+    if dry_run:
+        return made
+    try:
+        for child in children:
+            _ensure_child(kube, child, made)
+    except BaseException:
+        _drop(kube, made)
+        raise
+    return made
 
 
 def too_short(kube: Kube, spec: TrainSpec, platform: PlatformConfig, adopted: Object | None = None) -> list[str]:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ..errors import ControllerError, ProxyError, StaleAttemptError
-from ..protocol import page, phases
+from ..protocol import names, page, phases
 from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import CheckpointFailure, CheckpointRef, Command, CommitRequest, Origin
-from ..store import Store, layout
+from ..store import Store
 from . import hardware, restore, state_machine
 from .config import Config
 from .controller_client import Controller
@@ -255,7 +255,7 @@ class Leader:
         origin = self._origin
         own = restore.maker(self._config, origin, start) == job
         if start and own and any(ref.attempt == self._config.attempt for ref in self._committed):
-            self._store.release(namespace, job, start, layout.HOLD_REWIND)
+            self._store.release(namespace, job, start, names.HOLD_REWIND)
         if origin is not None and not needs(self._committed, origin.checkpoint):
             self._store.release(namespace, origin.job, origin.checkpoint, job)
 

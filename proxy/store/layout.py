@@ -6,11 +6,9 @@ import re
 from typing import Final, Literal
 
 from ..errors import StoreError
-from ..protocol import manifest
+from ..protocol import manifest, names
 
 JOBS: Final = "jobs"
-HOLD_REWIND: Final = "-rewind"
-"""Holder of the checkpoint that its own job is about to go back to. No job can be called so."""
 Kind = Literal["packs", "recipes"]
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
@@ -45,11 +43,12 @@ def pin_path(namespace: str, job: str, checkpoint_id: str) -> str:
 
 
 def hold_path(namespace: str, job: str, checkpoint_id: str, holder: str) -> str:
-    """The empty file that keeps a checkpoint for `holder`: a job that was forked from it, or HOLD_REWIND.
+    """The empty file that keeps a checkpoint for `holder`: a job that was forked from it, or
+    `names.HOLD_REWIND`.
 
     Raises StoreError for a bad name. An id has no dot, so no pin is called like a hold.
     """
-    if holder != HOLD_REWIND:
+    if holder != names.HOLD_REWIND:
         job_folder(namespace, holder)
     return f"{pin_path(namespace, job, checkpoint_id)}.{holder}"
 
