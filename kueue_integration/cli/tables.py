@@ -10,6 +10,7 @@ from typing import Any
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, Gpus
 
+from ..contract import branches
 from ..jobs import gpu_words
 from ..jobs.phase import preempted_by
 from ..jobs.status import JobStatus, newest_usable
@@ -129,8 +130,15 @@ def detail(status: JobStatus, wide: bool = False) -> str:
         f"             {status.message}",
         f"Queue:       {status.queue}" + (f", priority {status.priority_class}" if status.priority_class else ""),
         f"Size:        {size}, {status.world_size} ranks; hold {status.hold}",
-        f"Steps:       {status.step} done, {status.steps_lost} lost",
+        f"Steps:       {status.step} done, {status.steps_lost} lost"
+        + (f", {status.steps_given_up} given up by a rewind" if status.steps_given_up else ""),
     ]
+    if status.origin is not None:
+        lines.append(f"Forked:      from checkpoint {status.origin.checkpoint} of job {status.origin.job}")
+    lines += [f"Branch:      attempt {r.attempt} was {branches.sentence(r)}" for r in status.rewinds]
+    aside = [f"{e['id']} (step {e['step']})" for e in status.checkpoints if e.get("side_branch")]
+    if aside:
+        lines.append(f"Set aside:   {', '.join(aside)}")
     if status.evictions:
         counts = ", ".join(f"{reason} {count}" for reason, count in sorted(status.evictions.items()))
         lines.append(f"Evictions:   {counts}")

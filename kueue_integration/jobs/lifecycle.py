@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.protocol import decode, names
+from proxy.protocol.messages import Origin, to_json
 
 from ..contract import attempt_records, job_names, kinds
 from ..errors import AlreadyExists, ConflictError, Invalid, JobNotFoundError, KubeError, NotFound, SpecError
@@ -44,12 +45,16 @@ def validate_only(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> None
             _create(kube, obj, dry_run=True)
 
 
-def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> Submitted:
+def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig, start: Origin | None = None) -> Submitted:
     """Create the Job of `spec` with its Service and files, or adopt the one with the same identity.
+
+    A new one begins with the checkpoint `start` of another job, which the caller has held (`time_travel.hold`).
 
     Raises SpecError (nothing was created), PlatformError, ConflictError (the name belongs to somebody else), KubeError.
     """
     *children, job = render(spec, platform)
+    if start is not None:
+        job["metadata"]["annotations"][job_names.ANN_START_FROM] = to_json(start)
     preflight.cluster(kube, spec)
     adopted = _existing(kube, spec)
     if adopted is None:
