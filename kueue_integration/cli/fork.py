@@ -29,9 +29,9 @@ def fork(
 ) -> None:
     """Create a second job that goes on from a checkpoint of job NAME, which is left alone.
 
-    The new job has the pods, the size and the store of NAME. It continues the saved processes: command and environment
-    are those of NAME, but for SINGULARITY_JOB, which tells a program that it goes on in another job. It writes into a
-    folder of its own.
+    The new job has the pods, the size and the store of NAME, and a folder of its own there. It continues the saved
+    processes, so command and environment are those of NAME. Only SINGULARITY_JOB tells a program that it goes on in
+    another job.
 
     \b
     Examples:

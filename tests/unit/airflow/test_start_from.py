@@ -107,7 +107,8 @@ def test_an_earlier_run_of_this_task(kube: FakeKube) -> None:
     for index, key in enumerate(({"task_id": "other"}, {"dag_id": "other"})):
         twin = {**kube.get_job(NAMESPACE, name)}
         changed = {**claim, "key": {**claim["key"], **key, "run_id": "later"}}
-        meta = {**twin["metadata"], "name": f"x{index}", "uid": f"x{index}", "labels": {job_names.LABEL_MANAGED: "true"}}
+        labels = {job_names.LABEL_MANAGED: "true"}
+        meta = {**twin["metadata"], "name": f"x{index}", "uid": f"x{index}", "labels": labels}
         meta["annotations"] = {**meta["annotations"], ANN_TASK: json.dumps(changed)}
         meta["creationTimestamp"] = "2099-01-01T00:00:00Z"
         kube.put({**twin, "metadata": meta})

@@ -142,8 +142,10 @@ def test_a_request_without_a_checkpoint_is_read_by_an_older_controller() -> None
 @pytest.mark.parametrize(
     ("spoil", "checkpoint", "words"),
     [
-        (lambda store, root: None, "digits-a9-g9", "is no committed checkpoint that job digits knows; it has digits-a1-g1 (step 100), "),
-        (lambda store, root: store.drop(NS, "digits", ["digits-a1-g1"]), "digits-a1-g1", "no checkpoint 'digits-a1-g1'"),
+        (lambda store, root: None, "digits-a9-g9",
+         "is no committed checkpoint that job digits knows; it has digits-a1-g1 (step 100), "),
+        (lambda store, root: store.drop(NS, "digits", ["digits-a1-g1"]), "digits-a1-g1",
+         "no checkpoint 'digits-a1-g1'"),
         (lambda store, root: [p.unlink() for p in (root / "packs").iterdir()], "digits-a1-g1", "is missing"),
         (lambda store, root: (root / "digits-a1-g1.json").write_bytes((root / "digits-a1-g2.json").read_bytes()),
          "digits-a1-g1", "is not the manifest that was committed"),
