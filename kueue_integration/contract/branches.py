@@ -43,9 +43,8 @@ def rewinds(job: Mapping[str, Any] | None) -> list[Rewind]:
     return readable(annotation_values.messages(job, job_names.ANN_REWINDS, Rewind), [])
 
 
-def given_up(job: Mapping[str, Any] | None, attempt: int) -> Rewind | None:
-    """The rewind that has given up `attempt`, which may still run; None if there is none."""
-    found = rewinds(job)
+def given_up(found: Sequence[Rewind], attempt: int) -> Rewind | None:
+    """The one of a job's rewinds that has given up `attempt`, which may still run; None if there is none."""
     return found[-1] if found and found[-1].attempt == attempt else None
 
 

@@ -3,12 +3,15 @@
 `job_annotations` are written first, in one patch with the Job's resourceVersion as precondition (None deletes). The
 change of the Workload follows, with the Workload's resourceVersion. After a crash between the two the same decision is
 made again.
+
+Each action declares its `guard`: what keeps it from acting on a state that is over. Our copies of objects may be old.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Flag, auto
 from typing import Any
 
 from proxy.protocol.messages import Readmission, RequestStatus
@@ -16,9 +19,31 @@ from proxy.protocol.messages import Readmission, RequestStatus
 Annotations = Mapping[str, "str | None"]
 
 
+class Guard(Flag):
+    """What an action depends on. The reconciler reads again what is to be fresh, and decides again on it."""
+
+    JOB_VERSION = auto()
+    """It writes the Job, with the version that was decided on."""
+    WORKLOAD_VERSION = auto()
+    """It writes the Workload, with the version that was decided on."""
+    FRESH_PODS = auto()
+    FRESH_WORKLOAD = auto()
+    FRESH_JOB = auto()
+    FRESH_READS = FRESH_PODS | FRESH_WORKLOAD | FRESH_JOB
+
+    @property
+    def reads(self) -> Guard:
+        """What has to be fresh."""
+        return self & Guard.FRESH_READS
+
+
+BOTH = Guard.JOB_VERSION | Guard.WORKLOAD_VERSION
+
+
 @dataclass(frozen=True)
 class Action:
     job_annotations: Annotations = field(default_factory=dict)
+    guard: Guard = field(default=BOTH | Guard.FRESH_READS, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)
@@ -35,6 +60,7 @@ class Wait(Action):
     """Fence: not yet. `message` is shown on the Workload's check."""
 
     message: str = ""
+    guard: Guard = field(default=Guard.WORKLOAD_VERSION | Guard.FRESH_READS, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)
@@ -42,6 +68,7 @@ class Withdraw(Action):
     """Fence: an answer that was given before the Job was managed is taken back: our check is Pending again."""
 
     message: str = ""
+    guard: Guard = field(default=Guard.WORKLOAD_VERSION | Guard.FRESH_READS, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)
@@ -52,6 +79,7 @@ class StartCheckpoint(Action):
     """Unix seconds."""
     reason: str = ""
     preemptor: str | None = None
+    guard: Guard = field(default=Guard.JOB_VERSION, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)
@@ -62,16 +90,21 @@ class ReleaseHold(Action):
     message: str = ""
     nudge: bool = False
     """Whether a change of the Workload has to make Kueue ask again: an earlier end of the hold had no effect."""
+    guard: Guard = field(default=Guard.JOB_VERSION | Guard.FRESH_READS, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)
 class RecordHistory(Action):
     """Nothing but the history changes."""
 
+    guard: Guard = field(default=Guard.JOB_VERSION, kw_only=True, repr=False)
+
 
 @dataclass(frozen=True)
 class KeepRecords(Action):
     """Put our finalizer on a Job that MultiKueue has copied here: it may be deleted at any moment."""
+
+    guard: Guard = field(default=Guard.JOB_VERSION, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)
@@ -80,6 +113,7 @@ class Repair(Action):
 
     what: str = ""
     message: str = ""
+    guard: Guard = field(default=Guard.JOB_VERSION, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)
@@ -97,6 +131,7 @@ class GiveUp(Action):
 
     annotations: Annotations = field(default_factory=dict)
     message: str = ""
+    guard: Guard = field(default=Guard.JOB_VERSION | Guard.FRESH_READS, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)
@@ -104,6 +139,7 @@ class Revive(Action):
     """Complete Kueue's own deactivation or reactivation of the Workload. `status`: a merge patch of its status."""
 
     status: Mapping[str, Any] = field(default_factory=dict)
+    guard: Guard = field(default=Guard.WORKLOAD_VERSION | Guard.FRESH_READS, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)
@@ -111,12 +147,14 @@ class AnswerRequest(Action):
     """A user's request is taken up, refused, done or failed, as `status` says."""
 
     status: RequestStatus | None = None
+    guard: Guard = field(default=Guard.JOB_VERSION, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)
 class BeginFrom(Action):
     """A new Job begins with a checkpoint of another one. `message` is for the log."""
 
+    guard: Guard = field(default=Guard.JOB_VERSION, kw_only=True, repr=False)
     message: str = ""
 
 
@@ -125,6 +163,7 @@ class AskCheckpoint(Action):
     """A periodic checkpoint is due: make the request that a user could have made. `message` is for the log."""
 
     message: str = ""
+    guard: Guard = field(default=Guard.JOB_VERSION, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)
@@ -132,6 +171,7 @@ class Reshape(Action):
     """Give the suspended Job another size or placement: a merge patch."""
 
     body: Mapping[str, Any] = field(default_factory=dict)
+    guard: Guard = field(default=Guard.JOB_VERSION | Guard.FRESH_READS, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ..errors import Conflict, KubeError
 from ..kube import server_time
 from ..kube.client import Kube
 from ..kube.resources import JOB, WORKLOAD, Kind, Object, kind_of, selector
-from . import retry_budget, views
+from . import retry_budget
 from .actions import (
     Action,
     Annotations,
@@ -32,6 +32,7 @@ from .actions import (
     Withdraw,
 )
 from .metrics import Metrics
+from .snapshot import Job, required
 
 log = logging.getLogger(__name__)
 
@@ -188,5 +189,4 @@ def _tell(action: Action, job: Object, metrics: Metrics) -> None:
     elif isinstance(action, KeepRecords):
         log.info("copied here by MultiKueue: its records are kept until the manager has them", extra=fields)
     else:
-        record = views.history(job)[-1]
-        log.debug("history of attempt %d updated", record.attempt, extra=fields)
+        log.debug("history of attempt %d updated", required(Job.parse(job).history)[-1].attempt, extra=fields)

@@ -9,9 +9,8 @@ from proxy.protocol.messages import AttemptRecord, CheckpointRef, Readmission, S
 
 from ..contract import job_names
 from ..kube import server_time
-from ..kube.resources import Object, annotation, condition, is_true
-from ..requests import user_requests
 from . import views
+from .snapshot import Job, Pod, Preemption, Workload, roster_text
 
 MAX_RECORDS = 50
 """The history is an annotation: it has to stay far below the 256 KiB that an object's annotations may have."""
@@ -37,9 +36,19 @@ MAY_END = "the job may end by itself until its checkpoint budget is used up"
 History = Sequence[AttemptRecord]
 
 
-def stored(history: History) -> dict[str, str | None]:
-    """The annotation that stores `history`, cut to the newest records."""
-    return {job_names.ANN_HISTORY: to_json(list(history[-MAX_RECORDS:]))}
+def stored(history: History, by: Preemption | None = None) -> dict[str, str | None]:
+    """The annotation that stores `history`, cut to the newest records.
+
+    Records of evictions by `by` get its names: the preemptor still exists, and may not when somebody asks.
+    """
+    kept = [_named(record, by) for record in history[-MAX_RECORDS:]]
+    return {job_names.ANN_HISTORY: to_json(kept)}
+
+
+def _named(record: AttemptRecord, by: Preemption | None) -> AttemptRecord:
+    if by is None or by.who is None or record.preemptor is not None or record.preempted_by != by.who.workload:
+        return record
+    return replace(record, preemptor=by.who)
 
 
 def listed(checkpoints: Sequence[CheckpointRef]) -> str:
@@ -86,15 +95,15 @@ def restart_point(checkpoint: CheckpointRef | None) -> str:
     return f"restarts from checkpoint {checkpoint.id} (step {checkpoint.step})"
 
 
-def _since(record: AttemptRecord, workload: Object, name: str) -> bool:
+def _since(record: AttemptRecord, workload: Workload, name: str) -> bool:
     """Whether condition `name` changed after the record's admission: it is about this attempt, not an earlier one."""
-    changed = server_time.transition(condition(workload, name))
+    changed = server_time.transition(workload.conditions.get(name))
     return changed is not None and changed >= int(record.admitted_at)
 
 
-def evicted(record: AttemptRecord, job: Object, workload: Object, preemptor: str | None, now: float) -> AttemptRecord:
+def evicted(record: AttemptRecord, job: Job, workload: Workload, preemptor: str | None, now: float) -> AttemptRecord:
     """`record` with the eviction that stands in the Workload's conditions."""
-    found = condition(workload, "Evicted") or {}
+    found = workload.condition("Evicted")
     return replace(
         record,
         evicted_at=server_time.observed(found, now),
@@ -103,24 +112,24 @@ def evicted(record: AttemptRecord, job: Object, workload: Object, preemptor: str
     )
 
 
-def _asked_for(record: AttemptRecord, job: Object, workload: Object, reason: str) -> str:
+def _asked_for(record: AttemptRecord, job: Job, workload: Workload, reason: str) -> str:
     """Kueue's `reason`, or the word for a user's request that Kueue's eviction only carries out."""
-    if reason == "Deactivated" and annotation(workload, job_names.ANN_PAUSED) is not None:
+    if reason == "Deactivated" and workload.paused:
         return PAUSED
-    found = user_requests.running(job, user_requests.CHANGE)
+    found = job.changing
     by_check = reason == "AdmissionCheck" and record.readmitted_for in ("request", "regrow")
-    by_levers = reason == "Deactivated" and annotation(workload, job_names.ANN_RESHAPE) is not None
+    by_levers = reason == "Deactivated" and workload.reshape_reason is not None
     if found is not None and (by_check or by_levers):
         return ASKED_FOR.get(found[0].op, reason)
     return REGROWN if by_check and record.readmitted_for == "regrow" else reason
 
 
 def observe(
-    record: AttemptRecord, job: Object, workload: Object | None, preemptor: str | None, now: float
+    record: AttemptRecord, job: Job, workload: Workload | None, preemptor: str | None, now: float
 ) -> AttemptRecord:
     """`record` of the current attempt with everything that the objects now show about its end."""
     if record.finished_at is None:
-        done = views.finished(job)
+        done = job.end
         if done is not None:
             ended = "Finished" if done.get("type") == "Complete" else "Failed"
             note = record.note
@@ -130,11 +139,11 @@ def observe(
     if workload is None:
         return record
     open_end = record.evicted_at is None and record.finished_at is None
-    if open_end and is_true(workload, "Evicted") and _since(record, workload, "Evicted"):
+    if open_end and workload.is_true("Evicted") and _since(record, workload, "Evicted"):
         record = evicted(record, job, workload, preemptor, now)
     if record.released_at is None:
-        reserved = condition(workload, "QuotaReserved")
-        if reserved is not None and reserved.get("status") == "False" and _since(record, workload, "QuotaReserved"):
+        reserved = workload.condition("QuotaReserved")
+        if reserved.get("status") == "False" and _since(record, workload, "QuotaReserved"):
             record = replace(record, released_at=server_time.observed(reserved, now))
     return record
 
@@ -147,11 +156,11 @@ def orphaned(record: AttemptRecord, now: float) -> AttemptRecord:
     return noted(left, "its Workload was deleted: Kueue suspends the Job and makes a new one")
 
 
-def roster(job: Object, record: AttemptRecord, pods: Sequence[Object]) -> dict[str, str | None]:
+def roster(job: Job, record: AttemptRecord, pods: Sequence[Pod]) -> dict[str, str | None]:
     """Annotation with the pods that the attempt trains with, {} if it is there, or cannot be told yet."""
-    if record.runs_since is None or views.roster(job, record.attempt) is not None:
+    if record.runs_since is None or job.roster_of(record.attempt) is not None:
         return {}
-    text = views.roster_of(pods, record.attempt, record.pods)
+    text = roster_text(pods, record.attempt, record.pods)
     return {} if text is None else {job_names.ANN_PODS: text}
 
 
@@ -169,7 +178,7 @@ def noted(record: AttemptRecord, note: str) -> AttemptRecord:
 
 
 def explained(record: AttemptRecord, ends: Sequence[str]) -> AttemptRecord:
-    """`record` of an attempt that broke off or failed, with what its pods say (`views.ends_of`).
+    """`record` of an attempt that broke off or failed, with what its pods say (`snapshot.ends_of`).
 
     A kill for memory counts whenever it is seen: pods of other ranks, which end by it, may have been seen first.
     """
@@ -182,7 +191,7 @@ def explained(record: AttemptRecord, ends: Sequence[str]) -> AttemptRecord:
     return told if failed else replace(told, ended_by=OUT_OF_MEMORY)
 
 
-def closed(record: AttemptRecord, workload: Object, preemptor: str | None, now: float) -> AttemptRecord:
+def closed(record: AttemptRecord, workload: Workload, preemptor: str | None, now: float) -> AttemptRecord:
     """`record` of an attempt whose successor is about to start, even if its end was not observed.
 
     Kueue keeps the text of an eviction in the condition's message when it turns the condition False.
@@ -190,10 +199,10 @@ def closed(record: AttemptRecord, workload: Object, preemptor: str | None, now: 
     if record.evicted_at is not None and record.released_at is None:
         # We saw the eviction, so release and new reservation were at the same moment. Otherwise the time is unknown,
         # and stays empty.
-        record = replace(record, released_at=server_time.observed(condition(workload, "QuotaReserved"), now))
+        record = replace(record, released_at=server_time.observed(workload.conditions.get("QuotaReserved"), now))
     if record.ended_by is not None:
         return record
-    message = str((condition(workload, "Evicted") or {}).get("message", ""))
+    message = str(workload.condition("Evicted").get("message", ""))
     if "Preempted to accommodate" in message and _since(record, workload, "Evicted"):
         return replace(record, ended_by="Preempted", preempted_by=preemptor)
     return noted(replace(record, ended_by="Evicted"), message or "how this attempt ended was not seen")

@@ -20,17 +20,16 @@ from ..kube.resources import (
     TRAINJOB,
     WORKLOAD,
     Object,
-    annotation,
     is_true,
     label,
 )
 from ..requests import placement
-from . import preemptor, reshape, views
-from .errors import BadAnnotationError
+from . import preemptor, views
 from .forever import Skips
 from .informer import WATCH_S, Informer
 from .metrics import Metrics
 from .regrow import planner, quota
+from .snapshot import Job, Pod, UnreadableAnnotation, Workload
 
 Changed = Callable[[Object, bool], None]
 SILENT_S = WATCH_S + 30.0
@@ -172,13 +171,13 @@ class World:
             return list(self._lost.get((namespace, job), ()))
 
     def _pod_changed(self, pod: Object, deleted: bool) -> None:
-        key, own = _pod_owner(pod), annotation(pod, job_names.ANN_ATTEMPT)
+        key, own = _pod_owner(pod), Pod.parse(pod).attempt_word
         job = self.job(key[0], key[1] or "")
         if deleted and views.phase(pod) != "Succeeded" and job is not None and not _resting(job):
             status = {**(pod.get("status") or {}), "phase": "Failed"}  # how it ended is told by what else it says
             ghost = {**pod, "metadata": {**pod["metadata"], "finalizers": []}, "status": status}
             with self._lost_lock:
-                same = [old for old in self._lost.get(key, ()) if annotation(old, job_names.ANN_ATTEMPT) == own]
+                same = [old for old in self._lost.get(key, ()) if Pod.parse(old).attempt_word == own]
                 self._lost[key] = [*same, ghost]
         self._on_pod(pod, deleted)
 
@@ -188,11 +187,6 @@ class World:
             with self._lost_lock:
                 self._lost.pop((str(job["metadata"]["namespace"]), kinds.job_key(job)), None)
         self._on_job(job, deleted)
-
-    def name_of(self, uid: str) -> str | None:
-        """Name of the Workload with this UID, or of the one of the Job with this UID."""
-        found = self.preemptor(uid)
-        return found.workload if found else None
 
     def preemptor(self, uid: str) -> Preemptor | None:
         """Who the Workload with this UID is, or the one of the Job with this UID."""
@@ -219,13 +213,11 @@ class World:
             return None
         if views.delegated(job) or views.copied(job):
             return None  # its size is the same in every cluster, and where it runs is the manager's to say
-        try:
-            history = views.history(job)
-            views.workers_wanted(job)
-            reshape.where(job)
-        except BadAnnotationError:
+        seen = Job.parse(job)
+        if any(isinstance(part, UnreadableAnnotation) for part in (seen.history, seen.workers_wanted, seen.placement)):
             return None
-        return planner.Candidate(job, workload, self.pods_of(namespace, name), history)
+        pods = [Pod.parse(pod) for pod in self.pods_of(namespace, name)]
+        return planner.Candidate(seen, Workload.parse(workload), pods)
 
     def flavors_of(self, job: Object) -> Sequence[str] | None:
         """Flavors of the Job's queue, None while the queue is not known."""

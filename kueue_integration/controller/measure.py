@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 
 from proxy.protocol.messages import AttemptRecord, Gpus
 
-from ..contract import attempt_records, job_names, kinds
+from ..contract import attempt_records, kinds
 from ..jobs.phase import classify
 from ..kube.resources import Object
-from . import attempt_history, views
+from . import attempt_history
 from .cache import World
-from .errors import BadAnnotationError
 from .forever import Skips
 from .metrics import Metrics, Series
+from .snapshot import Job, readable_or
 
 _DURATIONS = (
     ("singularity_eviction_to_barrier_seconds", "evicted_at", "barrier_at"),
@@ -181,9 +181,7 @@ def _running_gpus(job: Object) -> Gpus | None:
 
 
 def _held(job: Object, now: float) -> bool:
-    try:
-        deadline = views.hold_deadline(job)
-    except BadAnnotationError:
-        return False
-    armed = views.hold(job) == job_names.HOLD_ARMED and not views.suspended(job)
-    return armed and deadline is not None and now < deadline
+    seen = Job.parse(job)
+    deadline = readable_or(seen.hold_deadline, None)
+    held = seen.armed and not seen.suspended
+    return held and deadline is not None and now < deadline

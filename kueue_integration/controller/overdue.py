@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from ..kube.resources import Object
 from . import hold, views
+from .snapshot import Job, Workload
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +38,24 @@ class Overdue:
         self._lock = threading.Lock()
         self._seen: dict[str, float] = {}
 
-    def seen_at(self, job: Object, workload: Object | None) -> float | None:
+    def seen_at(self, job: Job, workload: Workload | None) -> float | None:
         """When Kueue was first seen to want the Job suspended, Unix seconds; None: it does not, or is not held."""
-        uid = _uid(job)
+        uid = _uid(job.raw)
         with self._lock:
-            if not views.held(job, workload):
+            if not _held(job, workload):
                 self._seen.pop(uid, None)
                 return None
             return self._seen.setdefault(uid, self._now())
+
+    def _ends(self, job: Object, workload: Object | None) -> float | None:
+        """When the hold of the Job ends, Unix seconds; None: there is no hold to end."""
+        if workload is not None and not views.leaves(workload):  # so it is with nearly all: nothing has to be parsed
+            with self._lock:
+                self._seen.pop(_uid(job), None)
+            return None
+        seen = Job.parse(job), None if workload is None else Workload.parse(workload)
+        at = self.seen_at(*seen)
+        return None if at is None else hold.due(*seen, at, self._settings)
 
     def entries(self) -> list[str]:
         """`UID/SECONDS` of the Jobs whose hold is over or about to be. The content of one Job never affects the
@@ -56,8 +67,7 @@ class Overdue:
             known.add(uid)
             try:
                 workload = self._workload_of(job)
-                seen = self.seen_at(job, workload)
-                ends = None if seen is None else hold.due(job, workload, seen, self._settings)
+                ends = self._ends(job, workload)
             except Exception:
                 log.exception("Job %s cannot be judged: its suspend is let through", uid)
                 workload, ends = None, now
@@ -70,6 +80,12 @@ class Overdue:
             log.error("%d holds end now or are over and not let go; the Lease takes %d", len(found), MOST)
         # Whole seconds, like the API server's own times, with which the policy compares them.
         return [f"{uid}/{math.ceil(ends)}" for _, ends, uid in sorted(found)[:MOST]]
+
+
+def _held(job: Job, workload: Workload | None) -> bool:
+    """Whether Kueue's suspend of the Job is denied now, as far as the Job itself shows: our policy knows more."""
+    waits = workload is None or workload.leaves
+    return waits and job.armed and job.managed and not job.suspended and not job.failing
 
 
 def _uid(job: Object) -> str:

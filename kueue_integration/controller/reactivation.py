@@ -15,26 +15,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..kube import server_time
-from ..kube.resources import Object, condition, is_true
-from . import views
+from .snapshot import Workload
 
 BY_KUEUE = "DeactivatedDueTo"
 REASON = "Reactivated"
 """As Kueue itself says it after a user's deactivation."""
 
 
-def due(workload: Object, now: float) -> Mapping[str, Any] | None:
+def due(workload: Workload, now: float) -> Mapping[str, Any] | None:
     """Merge patch of the Workload's status that is due, None if none is."""
-    evicted = condition(workload, "Evicted") or {}
-    ended = is_true(workload, "Evicted") and str(evicted.get("reason", "")).startswith(BY_KUEUE)
-    if not ended or views.reservation(workload) is not None or is_true(workload, "Finished"):
+    evicted = workload.condition("Evicted")
+    ended = workload.is_true("Evicted") and str(evicted.get("reason", "")).startswith(BY_KUEUE)
+    if not ended or workload.reservation is not None or workload.is_true("Finished"):
         return None
-    conditions = [dict(item) for item in workload["status"]["conditions"]]
-    if not (workload.get("spec") or {}).get("active", True):
+    conditions = [dict(item) for item in workload.raw["status"]["conditions"]]
+    if not workload.active:
         kept = [item for item in conditions if item["type"] != "DeactivationTarget"]
         return {"conditions": kept} if len(kept) < len(conditions) else None
-    requeued = condition(workload, "Requeued") or {}
-    if is_true(workload, "DeactivationTarget") or requeued.get("status") != "False":
+    requeued = workload.condition("Requeued")
+    if workload.is_true("DeactivationTarget") or requeued.get("status") != "False":
         return None
     new = {
         **requeued,

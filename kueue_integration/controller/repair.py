@@ -10,30 +10,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proxy.protocol import names
-from proxy.protocol.decode import Unreadable
-from proxy.protocol.messages import AttemptRecord, CheckpointRef
+from proxy.protocol.messages import AttemptRecord
 
-from ..contract import annotation_values, job_names
-from ..contract.attempt_records import MAX_COUNT
+from ..contract import job_names
 from ..kube import server_time
-from ..kube.resources import Object, annotation
-from . import attempt_history, views
+from . import attempt_history
 from .actions import Repair
-from .errors import BadAnnotationError
+from .snapshot import Job, Pod, Snapshot, UnreadableAnnotation, Workload, readable_or
 
 
-def due(job: Object, workload: Object | None, pods: Sequence[Object]) -> Repair | None:
+def due(snapshot: Snapshot) -> Repair | None:
     """The first repair, None if nothing is missing, or the value is unknown."""
-    return _attempt(job, pods) or _history(job, workload) or _checkpoint(job) or _hold(job, workload)
+    job, workload = snapshot.job, snapshot.workload
+    return _attempt(job, snapshot.pods) or _history(job, workload) or _checkpoint(job) or _hold(job, workload)
 
 
-def _attempt(job: Object, pods: Sequence[Object]) -> Repair | None:
-    text, record = annotation(job, job_names.ANN_ATTEMPT), attempt_history.last(_readable_history(job) or ())
-    shown = _number(job)
+def _attempt(job: Job, pods: Sequence[Pod]) -> Repair | None:
+    text, record = job.text(job_names.ANN_ATTEMPT), job.last
+    shown = readable_or(job.attempt_shown, None)
     if record is not None:
         true = max(record.attempt, shown or 0)
-    elif shown is None and not views.suspended(job):  # without a history only pods can tell
-        true = max((_number(pod) or 0 for pod in pods), default=0)
+    elif shown is None and not job.suspended:  # without a history only pods can tell
+        true = max((pod.attempt or 0 for pod in pods), default=0)
     else:
         return None
     if not true or shown == true:
@@ -41,76 +39,53 @@ def _attempt(job: Object, pods: Sequence[Object]) -> Repair | None:
     return Repair({job_names.ANN_ATTEMPT: str(true)}, what="attempt", message=f"attempt {true} instead of {text!r}")
 
 
-def _number(owner: Object) -> int | None:
-    return annotation_values.readable(annotation_values.whole(owner, job_names.ANN_ATTEMPT, most=MAX_COUNT), None)
-
-
-def _history(job: Object, workload: Object | None) -> Repair | None:
+def _history(job: Job, workload: Workload | None) -> Repair | None:
     """A record of the attempt that runs; of earlier ones nothing is known any more."""
-    found = _readable_history(job)
-    try:
-        number = views.attempt(job)
-        checkpoint = views.checkpoint(job)
-    except BadAnnotationError:
+    found, number, checkpoint = readable_or(job.history, None), job.attempt, job.checkpoint
+    if isinstance(number, UnreadableAnnotation) or isinstance(checkpoint, UnreadableAnnotation):
         return None
     if found or (found is not None and not number):
         return None
-    given = views.admission(workload) if workload is not None else None
-    if given is None or views.suspended(job) or workload is None:
+    given = workload.admission if workload is not None else None
+    if given is None or job.suspended or workload is None:
         # Nothing runs: the next answer of the fence starts a new list, but an unreadable one would stop it.
         return (
             Repair({job_names.ANN_HISTORY: None}, what="history", message="an unreadable one")
             if found is None
             else None
         )
+    ranks = job.ranks(default=given.count)
+    if isinstance(ranks, UnreadableAnnotation):
+        return None
     before = checkpoint if checkpoint is not None and checkpoint.attempt < number else None
     record = AttemptRecord(
         attempt=number,
-        reservation=views.reservation(workload) or "",
+        reservation=workload.reservation or "",
         flavor=given.flavor,
         pods=given.count,
-        ranks=views.world_size(job, default=given.count),
-        admitted_at=server_time.transition(_quota(workload)) or views.created(workload),
+        ranks=ranks,
+        admitted_at=server_time.transition(workload.condition("QuotaReserved")) or workload.created,
         restored_from=before.id if before else None,
         first_step=before.step if before else 0,
-        held=views.hold(job) is not None,
+        held=job.hold is not None,
         note="earlier records were lost: the history annotation was removed or spoilt",
     )
     return Repair(attempt_history.stored([record]), what="history", message=f"a record of attempt {number}")
 
 
-def _quota(workload: Object) -> Object:
-    conditions = (workload.get("status") or {}).get("conditions") or ()
-    return next((c for c in conditions if c.get("type") == "QuotaReserved"), {})
-
-
-def _checkpoint(job: Object) -> Repair | None:
-    text = annotation(job, names.ANN_CHECKPOINT)
-    try:
-        if text == "" or views.checkpoint(job) is not None:
-            return None
-    except BadAnnotationError:
-        pass
-    ref = annotation_values.message(job, job_names.ANN_CHECKPOINT_COPY, CheckpointRef)
-    if ref is None or isinstance(ref, Unreadable):
+def _checkpoint(job: Job) -> Repair | None:
+    ref = readable_or(job.checkpoint_copy, None)
+    if job.starts_over or readable_or(job.checkpoint, None) is not None or ref is None:
         return None
-    change: dict[str, str | None] = {names.ANN_CHECKPOINT: annotation(job, job_names.ANN_CHECKPOINT_COPY)}
+    text = job.text(names.ANN_CHECKPOINT)
+    change: dict[str, str | None] = {names.ANN_CHECKPOINT: job.text(job_names.ANN_CHECKPOINT_COPY)}
     return Repair(change, what="checkpoint", message=f"{ref.id} (step {ref.step}) instead of {text!r}")
 
 
-def _hold(job: Object, workload: Object | None) -> Repair | None:
-    record = attempt_history.last(_readable_history(job) or ())
-    text = annotation(job, job_names.ANN_HOLD)
+def _hold(job: Job, workload: Workload | None) -> Repair | None:
+    record, text = job.last, job.hold_word
     if record is None or not record.held or text in (job_names.HOLD_ARMED, job_names.HOLD_RELEASED, job_names.HOLD_OFF):
         return None
-    if not views.suspended(job) and workload is not None and views.leaves(workload):
+    if not job.suspended and workload is not None and workload.leaves:
         return None  # Kueue's suspend goes through at this moment; the next attempt is held again
     return Repair({job_names.ANN_HOLD: job_names.HOLD_ARMED}, what="hold", message=f"armed instead of {text!r}")
-
-
-def _readable_history(job: Object) -> list[AttemptRecord] | None:
-    """None if the annotation cannot be read."""
-    try:
-        return views.history(job)
-    except BadAnnotationError:
-        return None

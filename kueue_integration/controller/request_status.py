@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus, to_json
 
 from ..contract import branches, job_names
-from ..kube.resources import Object, is_true
 from ..requests import user_requests
-from . import attempt_history, reshape, rewind, views
+from . import attempt_history, reshape, rewind
 from .actions import AnswerRequest
+from .snapshot import Job, Pod, Snapshot, Workload, required
 
 SILENCE_S = 15.0
 """Seconds after its deadline at which we abandon a checkpoint if the pods report nothing."""
-FlavorsOf = Callable[[Object], "Sequence[str] | None"]
-"""Flavors of a Job's queue, None when they are not known."""
 
 
-def take_up(job: Object, workload: Object | None, flavors_of: FlavorsOf, now: float) -> AnswerRequest | None:
+def take_up(snapshot: Snapshot, now: float) -> AnswerRequest | None:
     """The answer to a request that has none yet. Raises BadAnnotationError."""
+    job, workload = snapshot.job, snapshot.workload
     for slot in user_requests.SLOTS:
-        request = user_requests.asked(job, slot)
-        if request is None or user_requests.answer(job, slot) is not None:
+        request, answered = job.exchange(slot).request, job.exchange(slot).answer
+        if request is None or answered is not None:
             continue
-        status = RequestStatus(request.id, request.op, "running", "", now, views.attempt(job))
-        problem = user_requests.problem(job, request, flavors_of(job) if request.op == "migrate" else None)
+        status = RequestStatus(request.id, request.op, "running", "", now, required(job.attempt))
+        flavors = snapshot.around.flavors_of(job.raw) if request.op == "migrate" else None
+        problem = user_requests.problem(job.raw, request, flavors)
         if problem is not None:
             field, value, text = problem
             return _answer(user_requests.ended(status, "failed", f"{field} = {value!r}: {text}", now))
@@ -37,27 +37,28 @@ def take_up(job: Object, workload: Object | None, flavors_of: FlavorsOf, now: fl
     return None
 
 
-def rewinds(job: Object) -> bool:
+def rewinds(job: Job) -> bool:
     """Whether a rewind waits to be taken up: the one request that does not wait until an eviction is over."""
-    request = user_requests.asked(job, user_requests.CHANGE)
-    return request is not None and request.op == "rewind" and user_requests.answer(job, user_requests.CHANGE) is None
+    request = job.change.request
+    return request is not None and request.op == "rewind" and job.change.answer is None
 
 
-def _barred(request: JobRequest, workload: Object | None) -> str:
+def _barred(request: JobRequest, workload: Workload | None) -> str:
     """Why the job's owner may not make a request, "" if the owner may."""
-    if request.op != "resume" or workload is None or reshape.active(workload) or reshape.ours(workload):
+    if request.op != "resume" or workload is None or workload.active or reshape.ours(workload):
         return ""
-    name = workload["metadata"]["name"]
+    name = workload.name
     return f"not paused by `pause`: somebody has set spec.active of Workload {name} to false, and has to set it to true"
 
 
-def _accept(job: Object, workload: Object | None, request: JobRequest, status: RequestStatus) -> AnswerRequest:
+def _accept(job: Job, workload: Workload | None, request: JobRequest, status: RequestStatus) -> AnswerRequest:
     change: dict[str, str | None] = {}
-    given = views.admission(workload) if workload is not None else None
+    given = workload.admission if workload is not None else None
     message = "taken up"
     if request.op == "resize":
         assert request.workers is not None  # `problem` has seen to it
-        fewest = min(views.fewest_workers(job) if request.min_workers is None else request.min_workers, request.workers)
+        least = required(job.fewest_workers) if request.min_workers is None else request.min_workers
+        fewest = min(least, request.workers)
         change = {job_names.ANN_WORKERS: str(request.workers), job_names.ANN_MIN_WORKERS: str(fewest)}
         if given is not None and fewest <= given.count < request.workers:
             message = f"grows to {request.workers} workers as soon as their quota is free; has {given.count} now"
@@ -70,7 +71,7 @@ def _accept(job: Object, workload: Object | None, request: JobRequest, status: R
         change = {job_names.ANN_PLACEMENT: to_json(where)}
         message = f"moves {reshape.goal(where)}"
     elif request.op == "rewind":
-        ref = user_requests.committed(job, request.checkpoint)[0]
+        ref = user_requests.committed(job.raw, request.checkpoint)[0]
         assert ref is not None  # `problem` has seen to it
         change, made = rewind.taken_up(job, request, ref, status.at)
         status, message = replace(status, checkpoint=ref.id, step=ref.step), branches.sentence(made)
@@ -89,18 +90,17 @@ def _answer(status: RequestStatus, change: dict[str, str | None] | None = None) 
     return AnswerRequest({**user_requests.stored(status), **(change or {})}, status=status)
 
 
-def follow(
-    job: Object, workload: Object | None, pods: Sequence[Object], check_name: str, now: float
-) -> tuple[AnswerRequest | None, float | None]:
+def follow(snapshot: Snapshot, check_name: str, now: float) -> tuple[AnswerRequest | None, float | None]:
     """The final word on a request, if it is due, and when to look again. Raises BadAnnotationError."""
-    record = attempt_history.last(views.history(job))
+    job, workload = snapshot.job, snapshot.workload
+    record = attempt_history.last(required(job.history))
     wake: float | None = None
     for slot in user_requests.SLOTS:
-        found = user_requests.running(job, slot)
+        found = job.exchange(slot).running
         if found is None:
             continue
         request, status = found
-        end = views.finished(job)
+        end = job.end
         if end is not None and not (request.op == "checkpoint" and record is not None and record.finished_at is None):
             complete = end.get("type") == "Complete"
             if record is not None and _was_changed(job, record, request):
@@ -120,18 +120,18 @@ def follow(
         barred = _barred(request, workload)
         if barred:
             return _answer(user_requests.ended(status, "failed", barred, now)), None
-        done = _done(job, workload, pods, record, request, status, check_name)
+        done = _done(job, workload, snapshot.pods, record, request, status, check_name)
         if done:
             return _answer(user_requests.ended(status, "done", done, now)), None
     return None, wake
 
 
 def _no_checkpoint(
-    job: Object, workload: Object | None, record: AttemptRecord | None, status: RequestStatus, now: float
+    job: Job, workload: Workload | None, record: AttemptRecord | None, status: RequestStatus, now: float
 ) -> str:
     if record is None or record.attempt != status.attempt:
         return f"attempt {status.attempt} ended before"
-    if views.suspended(job) and (workload is None or views.reservation(workload) is None):
+    if job.suspended and (workload is None or workload.reservation is None):
         return f"attempt {status.attempt} ended before ({record.ended_by or 'Evicted'})"
     if status.deadline is not None and now >= status.deadline + SILENCE_S:
         return f"the pods gave no answer within {now - status.at:.0f} s"
@@ -139,22 +139,22 @@ def _no_checkpoint(
 
 
 def _done(
-    job: Object,
-    workload: Object | None,
-    pods: Sequence[Object],
+    job: Job,
+    workload: Workload | None,
+    pods: Sequence[Pod],
     record: AttemptRecord | None,
     request: JobRequest,
     status: RequestStatus,
     check_name: str,
 ) -> str:
     """What a user reads when the request has been carried out, "" while it has not."""
-    if workload is None or workload["metadata"].get("deletionTimestamp"):
+    if workload is None or workload.deleting:
         return ""
-    active, given = reshape.active(workload), views.admission(workload)
+    active, given = workload.active, workload.admission
     if request.op == "pause":
-        if active or given is not None or not views.suspended(job):
+        if active or given is not None or not job.suspended:
             return ""
-        return f"paused; {attempt_history.restart_point(views.checkpoint(job))} when it is resumed"
+        return f"paused; {attempt_history.restart_point(required(job.checkpoint))} when it is resumed"
     if not active:
         if reshape.reshaping(workload):
             return ""
@@ -169,13 +169,13 @@ def _done(
             return ""  # the one that is given up
         goes_on = f"attempt {record.attempt} goes on from checkpoint {record.restored_from} with step"
         return f"{goes_on} {record.first_step if record.first_step is not None else status.step}"
-    wanted = views.workers_wanted(job)
+    wanted = required(job.workers_wanted)
     if request.op == "resize" and given.count != wanted and record.attempt <= status.attempt:
         return ""  # still the size of before
     return f"attempt {record.attempt} runs with {given.count} workers on {given.flavor}"
 
 
-def _was_changed(job: Object, record: AttemptRecord, request: JobRequest) -> bool:
+def _was_changed(job: Job, record: AttemptRecord, request: JobRequest) -> bool:
     """Whether `record`, the last attempt of a job that has ended, ran as `request` asked for."""
     if record.runs_since is None:
         return False
@@ -183,10 +183,9 @@ def _was_changed(job: Object, record: AttemptRecord, request: JobRequest) -> boo
         return record.pods == request.workers
     if request.op == "rewind":
         return record.restored_from == request.checkpoint
-    return request.op == "migrate" and bool(where := reshape.where(job).flavors) and record.flavor in where
+    return request.op == "migrate" and bool(where := required(job.placement).flavors) and record.flavor in where
 
 
-def _trains(workload: Object, record: AttemptRecord, check_name: str) -> bool:
-    state = views.check(workload, check_name)
-    leaves = is_true(workload, "Evicted") or state is None or state.get("state") != "Ready"
-    return not leaves and is_true(workload, "Admitted") and record.runs_since is not None and not record.ended_by
+def _trains(workload: Workload, record: AttemptRecord, check_name: str) -> bool:
+    leaves = workload.is_true("Evicted") or workload.state_of(check_name) != "Ready"
+    return not leaves and workload.is_true("Admitted") and record.runs_since is not None and not record.ended_by

@@ -13,26 +13,21 @@ from typing import Any
 from proxy.protocol.messages import AttemptRecord
 
 from ..contract import attempt_records, job_names
-from ..kube.resources import Object
+from .snapshot import Job
 
 END: Mapping[str, Any] = {"activeDeadlineSeconds": 1}
 """The change that makes Kubernetes fail a running Job: the only way for a client that may patch Jobs."""
 
 
-def counted(job: Object, record: AttemptRecord) -> tuple[int, dict[str, str | None]]:
+def counted(job: Job, record: AttemptRecord) -> tuple[int, dict[str, str | None]]:
     """Attempts lost with `record`, and the annotation that says so; counting the same attempt twice changes nothing."""
-    count = attempt_records.broken(job)
-    if record.checkpoint is not None or _last(job) == record.attempt:
+    count = 0 if job.lost is None else job.lost.count
+    if record.checkpoint is not None or (job.lost is not None and job.lost.attempt == record.attempt):
         return count, {}
     return count + 1, {job_names.ANN_BROKEN: json.dumps({"attempt": record.attempt, "count": count + 1})}
 
 
-def used_up(job: Object, count: int) -> str | None:
+def used_up(job: Job, count: int) -> str | None:
     """The sentence that ends the job, None while the budget lasts."""
-    limit = attempt_records.infrastructure_retries(job)
+    limit = job.infrastructure_retries
     return None if limit is None or count <= limit else attempt_records.used_up(limit)
-
-
-def _last(job: Object) -> int | None:
-    found = attempt_records.lost(job)
-    return None if found is None else found.attempt

@@ -14,21 +14,21 @@ from proxy.protocol.messages import CheckpointRef, JobRequest, to_json
 
 from ..contract import branches, job_names
 from ..contract.branches import Rewind
-from ..kube.resources import Object, is_true
-from . import attempt_history, views
+from . import attempt_history
 from .actions import RequestReadmission
+from .snapshot import Job, Workload, required
 
 
-def taken_up(job: Object, request: JobRequest, ref: CheckpointRef, now: float) -> tuple[dict[str, str | None], Rewind]:
+def taken_up(job: Job, request: JobRequest, ref: CheckpointRef, now: float) -> tuple[dict[str, str | None], Rewind]:
     """What makes the next attempt start from `ref`, and the present one end. Raises BadAnnotationError."""
-    attempt, history = views.attempt(job), views.history(job)
+    history = required(job.history)
     record = attempt_history.last(history)
-    steps = max(0, branches.reached(job) - ref.step)
-    made = Rewind(attempt, ref.id, ref.step, steps, request.by, round(now, 3))
+    steps = max(0, branches.reached(job.raw) - ref.step)
+    made = Rewind(required(job.attempt), ref.id, ref.step, steps, request.by, round(now, 3))
     text = to_json(ref)
     change: dict[str, str | None] = {names.ANN_CHECKPOINT: text, job_names.ANN_CHECKPOINT_COPY: text}
-    change.update(branches.rewound(job, made))
-    if views.hold(job) is not None:
+    change.update(branches.rewound(job.raw, made))
+    if job.hold is not None:
         change[job_names.ANN_HOLD] = job_names.HOLD_RELEASED
     if record is not None and record.ended_by is None and record.checkpoint is None:
         given_up = replace(record, ended_by=attempt_history.REWOUND)
@@ -36,14 +36,13 @@ def taken_up(job: Object, request: JobRequest, ref: CheckpointRef, now: float) -
     return change, made
 
 
-def leave(job: Object, workload: Object, check_name: str) -> RequestReadmission | None:
+def leave(job: Job, workload: Workload, check_name: str) -> RequestReadmission | None:
     """Ask Kueue to end a running attempt that was given up; None for any other. Raises BadAnnotationError."""
-    found = branches.given_up(job, views.attempt(job))
-    state = views.check(workload, check_name)
-    if found is None or state is None or state.get("state") != "Ready" or not is_true(workload, "Admitted"):
+    found = branches.given_up(job.rewinds, required(job.attempt))
+    if found is None or workload.state_of(check_name) != "Ready" or not workload.is_true("Admitted"):
         return None
     message = branches.sentence(found)
-    history = views.history(job)
+    history = required(job.history)
     record = attempt_history.last(history)
     if record is None or record.readmitted_for == "request":
         return RequestReadmission(message=message, cause="request")

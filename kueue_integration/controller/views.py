@@ -1,27 +1,22 @@
-"""What the controller reads from Jobs, Workloads and Pods. Pure; raises BadAnnotationError instead of guessing."""
+"""Questions about one Job, Workload or pod that its labels, spec and status answer. Pure.
+
+`snapshot` asks them once per look; whoever holds a raw object, such as an informer, asks what it needs. No annotation
+is read here.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from proxy.protocol import exit_codes, names
-from proxy.protocol.decode import Unreadable
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
+from proxy.protocol import exit_codes
 
-from ..contract import annotation_values, job_names, kinds
-from ..contract import attempt_records as jobs
+from ..contract import job_names, kinds
 from ..kube import server_time
-from ..kube.resources import Object, annotation, condition, is_true, label
-from .errors import BadAnnotationError
+from ..kube.resources import Object, condition, is_true, label
 
-T = TypeVar("T")
-CONTROLLER_UID_LABEL = "batch.kubernetes.io/controller-uid"
-INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
-TRACKING_FINALIZER = "batch.kubernetes.io/job-tracking"
-"""On a pod until the Job controller has counted it."""
 _OWNERS = {(kind.name, kind.group) for kind in kinds.KINDS}
 _TERMINAL = ("Succeeded", "Failed")
 NO_MEMORY = "out of memory"
@@ -49,11 +44,6 @@ def kept(job: Object) -> bool:
     return job_names.FINALIZER_RECORDS in (job["metadata"].get("finalizers") or ())
 
 
-def going(job: Object) -> bool:
-    """Whether the Job is being deleted and nothing more can be written on it."""
-    return bool(job["metadata"].get("deletionTimestamp")) and not kept(job)
-
-
 def suspended(job: Object) -> bool:
     return bool((job.get("spec") or {}).get("suspend"))
 
@@ -78,67 +68,9 @@ def failing(job: Object) -> bool:
     return any(is_true(job, name) for name in ("FailureTarget", "SuccessCriteriaMet", "Complete", "Failed"))
 
 
-def hold(job: Object) -> str | None:
-    """None: plain Kueue behaviour."""
-    text = annotation(job, job_names.ANN_HOLD)
-    return None if text == job_names.HOLD_OFF else text
-
-
 def leaves(workload: Object) -> bool:
     """Whether Kueue is about to suspend the Job: for a deleted Workload too, which keeps its quota until then."""
     return is_true(workload, "Evicted") or "deletionTimestamp" in workload["metadata"]
-
-
-def asked_at(workload: Object | None, seen_at: float) -> float:
-    """Since when Kueue has wanted to suspend the Job, Unix seconds: by the Workload alone, which tenants cannot write.
-
-    `seen_at` is when it was first seen: all that is known of a Workload that is gone without a trace.
-    """
-    times = [condition(workload, "Evicted")] if is_true(workload, "Evicted") else []
-    deleted = ((workload or {}).get("metadata") or {}).get("deletionTimestamp")
-    times += [{"lastTransitionTime": deleted}] if deleted else []
-    try:
-        return min((server_time.observed(item, seen_at) for item in times), default=seen_at)
-    except (ValueError, OverflowError):  # the schema allows times that are none for us
-        return seen_at
-
-
-def held(job: Object, workload: Object | None) -> bool:
-    """Whether Kueue's suspend of the Job is denied now, as far as the Job itself shows: our policy knows more."""
-    waits = workload is None or leaves(workload)
-    return waits and hold(job) == job_names.HOLD_ARMED and managed(job) and not suspended(job) and not failing(job)
-
-
-def hold_deadline(job: Object) -> float | None:
-    """Unix seconds. Raises BadAnnotationError."""
-    return _readable(job, job_names.ANN_HOLD_DEADLINE, annotation_values.moment(job, job_names.ANN_HOLD_DEADLINE))
-
-
-def _count(job: Object, name: str, default: int) -> int:
-    found = _readable(job, name, annotation_values.whole(job, name, most=jobs.MAX_COUNT))
-    return default if found is None else found
-
-
-def _readable(job: Object, name: str, found: T | Unreadable) -> T:
-    """Raises BadAnnotationError for what cannot be read."""
-    if isinstance(found, Unreadable):
-        raise BadAnnotationError(name, annotation(job, name) or "", found.why)
-    return found
-
-
-def attempt(job: Object) -> int:
-    """Current attempt, 0 before the first admission. Raises BadAnnotationError.
-
-    The history knows it too: no pod is called stale because somebody removed the annotation. Numbers only grow.
-    """
-    try:
-        known = history(job)[-1].attempt
-    except (BadAnnotationError, IndexError):
-        return _count(job, job_names.ANN_ATTEMPT, 0)
-    try:
-        return max(known, _count(job, job_names.ANN_ATTEMPT, 0))
-    except BadAnnotationError:
-        return known
 
 
 def parallelism(job: Object) -> int:
@@ -146,67 +78,10 @@ def parallelism(job: Object) -> int:
     return int((job.get("spec") or {}).get("parallelism", 1))
 
 
-def workers_wanted(job: Object) -> int:
-    """Raises BadAnnotationError."""
-    return _count(job, job_names.ANN_WORKERS, parallelism(job))
-
-
-def fewest_workers(job: Object) -> int:
-    """Raises BadAnnotationError."""
-    return _count(job, job_names.ANN_MIN_WORKERS, workers_wanted(job))
-
-
-def world_size(job: Object, default: int) -> int:
-    """Raises BadAnnotationError."""
-    return _count(job, job_names.ANN_WORLD_SIZE, default)
-
-
-def budget(job: Object, maximum: float) -> float:
-    """Seconds that Kueue may be held back for a checkpoint: the value of the job, if it can be read, but not more than
-    `maximum`."""
-    found = jobs.budget(job)
-    return float(maximum if found is None or isinstance(found, Unreadable) else min(found, maximum))
-
-
-def checkpoint(job: Object) -> CheckpointRef | None:
-    """The committed checkpoint. Raises BadAnnotationError."""
-    return _readable(job, names.ANN_CHECKPOINT, annotation_values.message(job, names.ANN_CHECKPOINT, CheckpointRef))
-
-
-def of_store(job: Object, ref: CheckpointRef) -> bool:
-    """Whether the checkpoint is in the Job's own store: pods read nowhere else, whatever the annotation names."""
-    store = annotation(job, job_names.ANN_STORE)
-    return store is None or ref.url.rstrip("/") == store.rstrip("/")
-
-
-def checkpoints(job: Object) -> list[CheckpointRef]:
-    """The newest that were committed, oldest first; empty if they cannot be read.
-
-    Then there is no older checkpoint to return to, but a new one can still be committed.
-    """
-    return jobs.checkpoints(job)
-
-
-def history(job: Object) -> list[AttemptRecord]:
-    """Oldest first. Raises BadAnnotationError."""
-    return _readable(job, job_names.ANN_HISTORY, annotation_values.messages(job, job_names.ANN_HISTORY, AttemptRecord))
-
-
 # --- Pods ---------------------------------------------------------------------------------------------------------
 def can_write(pod: Object) -> bool:
     """Whether a process of the pod may still be alive. A node that is silent leaves its pods here on purpose."""
     return (pod.get("status") or {}).get("phase") not in _TERMINAL
-
-
-def ranks_ended(job: Object, pods: Iterable[Object]) -> bool:
-    """Whether every rank of the Job has ended with 0: before that no pod ends with 0, whatever its attempt.
-
-    Kubernetes never makes the pod of a complete index again, so those that are left cannot train any more. A pod that
-    is as old as the Job, or older, may be one of a Job of this name that was deleted.
-    """
-    if (job.get("status") or {}).get("succeeded"):
-        return True
-    return any(phase(pod) == "Succeeded" and created(pod) > created(job) for pod in pods)
 
 
 def phase(pod: Object) -> str:
@@ -233,15 +108,6 @@ def end_of(pod: Object) -> str:
     return ""
 
 
-def ends_of(pods: Iterable[Object]) -> list[str]:
-    """How those of the pods have ended that were not asked to, one killed for memory first."""
-    return sorted(filter(None, map(end_of, pods)), key=lambda text: NO_MEMORY not in text)
-
-
-def pod_index(pod: Object) -> int | None:
-    return annotation_values.readable(annotation_values.whole(pod, INDEX_ANNOTATION), None)
-
-
 def gone_at(pod: Object) -> float | None:
     """Unix seconds at which the kubelet kills a pod that is being deleted. None: it is not, or it has ended."""
     text = pod["metadata"].get("deletionTimestamp")
@@ -250,30 +116,6 @@ def gone_at(pod: Object) -> float | None:
 
 def created(obj: Object) -> float:
     return server_time.parse(str(obj["metadata"]["creationTimestamp"]))
-
-
-def of_attempt(pods: Iterable[Object], number: int) -> list[Object]:
-    return [p for p in pods if annotation(p, job_names.ANN_ATTEMPT) == str(number)]
-
-
-def roster(job: Object, number: int) -> frozenset[str] | None:
-    """UIDs (their first characters) of the pods that attempt `number` took its first step with; None: not known."""
-    found = annotation_values.message(job, job_names.ANN_PODS, jobs.Roster)
-    if found is None or isinstance(found, Unreadable) or found.attempt != number:
-        return None
-    return frozenset(found.uids) or None
-
-
-def roster_of(pods: Iterable[Object], number: int, count: int) -> str | None:
-    """The annotation for `roster`, None unless each of the `count` indexes of the attempt has exactly one pod."""
-    own = [pod for pod in of_attempt(pods, number) if phase(pod) != "Failed"]
-    if len(own) != count or len({pod_index(pod) for pod in own}) != count:
-        return None
-    return to_json(jobs.Roster(number, [short_uid(pod) for pod in own]))
-
-
-def short_uid(pod: Object) -> str:
-    return str(pod["metadata"]["uid"])[:8]
 
 
 def our_template(owner: Object) -> bool:
@@ -303,11 +145,6 @@ def reservation(workload: Object) -> str | None:
         return None
     reserved = condition(workload, "QuotaReserved") or {}
     return f"{workload['metadata']['uid']}/{reserved.get('lastTransitionTime', '')}"
-
-
-def reserved_at(workload: Object) -> float:
-    """Unix seconds of the quota reservation (whole ones), 0 without one."""
-    return server_time.transition(condition(workload, "QuotaReserved")) or 0.0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, RequestStatus
@@ -18,8 +19,9 @@ from ..controller import attempt_history, fence, views
 from ..controller.actions import Annotations, AnswerReady, RequestReadmission
 from ..controller.errors import BadAnnotationError
 from ..controller.fit import checkpoint_fit
-from ..controller.fit.checkpoint_fit import MachinesOf
-from ..kube.resources import Object, annotation, is_true, label
+from ..controller.fit.machines import MachinesOf, unknown
+from ..controller.snapshot import Job, Pod, Preemption, Workload, required
+from ..kube.resources import Object, annotation, label
 from ..requests import user_requests
 
 RECORDS = (
@@ -57,8 +59,23 @@ class Site:
     workload: Object | None = None
     pods: Sequence[Object] = ()
     """All pods of the job's name, of whatever attempt."""
-    machines_of: MachinesOf = checkpoint_fit.unknown
+    machines_of: MachinesOf = unknown
     """Its nodes, by flavor."""
+
+    @cached_property
+    def copy(self) -> Job | None:
+        """`job`, parsed once."""
+        return None if self.job is None else Job.parse(self.job)
+
+    @cached_property
+    def admitted(self) -> Workload | None:
+        """`workload`, parsed once."""
+        return None if self.workload is None else Workload.parse(self.workload)
+
+    @cached_property
+    def writers(self) -> Sequence[Pod]:
+        """Its pods of which a process may still be alive."""
+        return [seen for seen in map(Pod.parse, self.pods) if seen.can_write]
 
 
 # --- steps ----------------------------------------------------------------------------------------------------------
@@ -135,13 +152,14 @@ def decide(
         return step
     if label(job, job_names.LABEL_MANAGED) != "true":
         return plain(workload, sites, check_name)
+    here = Job.parse(job)
     try:
         return (
-            _carried(job, mine)
-            or _finish(job, now)
-            or _refuse(job, now)
+            _carried(here, mine)
+            or _finish(here, now)
+            or _refuse(here, now)
             or _let_go(mine)
-            or _grant(job, workload, sites, check_name, now)
+            or _grant(here, Workload.parse(workload), sites, check_name, now)
         )
     except BadAnnotationError as error:
         return _say(_waiting(sites, check_name), str(error), check_name)
@@ -153,66 +171,62 @@ def prebuilt(job: Object) -> str:
 
 
 # --- records up, requests down --------------------------------------------------------------------------------------
-def _carried(job: Object, mine: Sequence[Site]) -> Step | None:
-    number, last = views.attempt(job), attempt_history.last(views.history(job))
+def _carried(job: Job, mine: Sequence[Site]) -> Step | None:
+    number, last = required(job.attempt), attempt_history.last(required(job.history))
     for site in mine:
-        copy = site.job
+        copy = site.copy
         assert copy is not None
-        theirs = views.attempt(copy)
+        theirs = required(copy.attempt)
         if theirs >= number:
             change = _up(job, copy, last)
             if change:
                 return Record(change)
-        elif last is not None and last.cluster == site.cluster and not copy["metadata"].get("deletionTimestamp"):
+        elif last is not None and last.cluster == site.cluster and not copy.deleting:
             # Kueue made the copy of a Job that it had read before the attempt was written on it.
-            down = {name: annotation(job, name) for name in RECORDS}
-            return Hand(site.cluster, {**down, job_names.ANN_HOLD: annotation(job, job_names.ANN_HOLD)})
+            down = {name: job.text(name) for name in RECORDS}
+            return Hand(site.cluster, {**down, job_names.ANN_HOLD: job.hold_word})
         asked = _asked(job, copy)
-        if asked and not copy["metadata"].get("deletionTimestamp"):
+        if asked and not copy.deleting:
             return Hand(site.cluster, asked)
     return None
 
 
-def _up(job: Object, copy: Object, last: AttemptRecord | None) -> dict[str, str | None]:
+def _up(job: Job, copy: Job, last: AttemptRecord | None) -> dict[str, str | None]:
     """Records of the copy that the manager's Job does not have yet. An absent one takes nothing away."""
-    wanted = {name: value for name in RECORDS if (value := annotation(copy, name)) is not None}
-    theirs = attempt_history.last(views.history(copy))
+    wanted = {name: value for name in RECORDS if (value := copy.text(name)) is not None}
+    theirs = attempt_history.last(required(copy.history))
     if last is not None and last.finished_at is not None and (theirs is None or theirs.finished_at is None):
         wanted.pop(job_names.ANN_HISTORY, None)  # we have seen its end, the worker's controller not yet
-    request = user_requests.asked(job, user_requests.CHECKPOINT)
-    answer = user_requests.answer(copy, user_requests.CHECKPOINT)
+    request, answer = job.checkpoint_request.request, copy.checkpoint_request.answer
     if request is not None and answer is not None and answer.id == request.id:
         wanted.update({k: v for k, v in user_requests.stored(answer).items() if v is not None})
-    return {name: value for name, value in wanted.items() if annotation(job, name) != value}
+    return {name: value for name, value in wanted.items() if job.text(name) != value}
 
 
-def _asked(job: Object, copy: Object) -> dict[str, str | None]:
+def _asked(job: Job, copy: Job) -> dict[str, str | None]:
     """A checkpoint that somebody asked for here, and that the copy has not been asked for."""
-    request, there = (
-        user_requests.asked(job, user_requests.CHECKPOINT),
-        user_requests.asked(copy, user_requests.CHECKPOINT),
-    )
-    if request is None or user_requests.answer(job, user_requests.CHECKPOINT) is not None:
+    request, there = job.checkpoint_request.request, copy.checkpoint_request.request
+    if request is None or job.checkpoint_request.answer is not None:
         return {}
     return {} if there is not None and there.id == request.id else user_requests.written(request)
 
 
-def _finish(job: Object, now: float) -> Step | None:
+def _finish(job: Job, now: float) -> Step | None:
     """The end of the last attempt, told by the status that Kueue brings to the manager's Job."""
-    history = views.history(job)
+    history = required(job.history)
     last = attempt_history.last(history)
-    if last is None or last.finished_at is not None or views.finished(job) is None:
+    if last is None or last.finished_at is not None or job.end is None:
         return None
     return Record(
         attempt_history.stored(attempt_history.with_last(history, attempt_history.observe(last, job, None, None, now)))
     )
 
 
-def _refuse(job: Object, now: float) -> Step | None:
-    request = user_requests.asked(job, user_requests.CHANGE)
-    if request is None or user_requests.answer(job, user_requests.CHANGE) is not None:
+def _refuse(job: Job, now: float) -> Step | None:
+    request = job.change.request
+    if request is None or job.change.answer is not None:
         return None
-    said = RequestStatus(id=request.id, op=request.op, state="failed", message="", at=now, attempt=views.attempt(job))
+    said = RequestStatus(request.id, request.op, state="failed", message="", at=now, attempt=required(job.attempt))
     return Record(user_requests.stored(user_requests.ended(said, "failed", UNSUPPORTED, now)))
 
 
@@ -234,13 +248,12 @@ def _let_go(mine: Sequence[Site]) -> Step | None:
     for site in mine:
         if site.job is None or not site.reachable or not _held_back(site.job):
             continue
-        writers = [pod for pod in site.pods if views.can_write(pod)]
         # The Job controller leaves the pods of a Job that is being deleted to the garbage collector. The collector
         # waits until the Job is gone.
-        alive = [str(p["metadata"]["name"]) for p in writers if not p["metadata"].get("deletionTimestamp")]
+        alive = [pod.name for pod in site.writers if not pod.deleting]
         if alive:
             return End(site.cluster, sorted(alive))
-        if not writers:
+        if not site.writers:
             return Drop(site.cluster)
     return None
 
@@ -248,8 +261,8 @@ def _let_go(mine: Sequence[Site]) -> Step | None:
 # --- the fence ------------------------------------------------------------------------------------------------------
 def _waiting(sites: Sequence[Site], check_name: str) -> list[Site]:
     """Clusters in which the Workload has quota and waits for our answer; who has it longest comes first."""
-    found = [s for s in sites if s.reachable and s.workload is not None and fence.asks(s.workload, check_name)]
-    return sorted(found, key=lambda s: (views.reserved_at(s.workload or {}), s.cluster))
+    found = [s for s in sites if s.reachable and s.admitted is not None and fence.asks(s.admitted, check_name)]
+    return sorted(found, key=lambda s: (s.admitted.reserved_at if s.admitted is not None else 0.0, s.cluster))
 
 
 def plain(workload: Object, sites: Sequence[Site], check_name: str) -> Step | None:
@@ -264,41 +277,42 @@ def only_jobs(kind: str, sites: Sequence[Site], check_name: str) -> Step | None:
     return _say(_waiting(sites, check_name), f"a {kind} cannot train through MultiKueue: make it a Job", check_name)
 
 
-def _grant(job: Object, workload: Object, sites: Sequence[Site], check_name: str, now: float) -> Step | None:
-    if (
-        views.reservation(workload) is None
-        or views.finished(job) is not None
-        or job["metadata"].get("deletionTimestamp")
-    ):
+def _grant(job: Job, workload: Workload, sites: Sequence[Site], check_name: str, now: float) -> Step | None:
+    if workload.reservation is None or job.end is not None or job.deleting:
         return None
     waiting = _waiting(sites, check_name)
     if not waiting:
         return None
-    if is_true(workload, "Evicted"):
+    if workload.is_true("Evicted"):
         return Back(waiting[0].cluster, RequestReadmission(message=LEAVES, requeue_after_s=PAUSE_S, cause="evicted"))
-    history = views.history(job)
+    history = required(job.history)
     last = attempt_history.last(history)
     # We died between the Job's patch and the Workload's: the attempt is that cluster's already.
-    begun = [s for s in waiting if last is not None and views.reservation(s.workload or {}) == last.reservation]
+    here = "" if last is None else last.reservation
+    begun = [s for s in waiting if s.admitted is not None and s.admitted.reservation == here]
     problems = {} if begun else _unfit(job, waiting)
     chosen = (begun or [site for site in waiting if site.cluster not in problems] or waiting)[0]
     obstacle = _obstacle(history, sites, check_name)
     if obstacle:
         return _say([chosen], obstacle, check_name)
-    assert chosen.workload is not None
+    assert chosen.admitted is not None
     if chosen.cluster in problems:
         text = f"{checkpoint_fit.NOTE}: cluster {chosen.cluster}, {problems[chosen.cluster]}"
         note = checkpoint_fit.noted(job, text)
-        pause = checkpoint_fit.pause_s(chosen.workload, check_name)
+        pause = checkpoint_fit.pause_s(chosen.admitted, check_name)
         if note:
             return Record(note)
         return Back(chosen.cluster, RequestReadmission(message=text, requeue_after_s=pause, cause="machines"))
-    return Grant(chosen.cluster, fence.answer(job, chosen.workload, None, now, chosen.cluster))
+    return Grant(chosen.cluster, fence.answer(job, chosen.admitted, Preemption(), now, chosen.cluster))
 
 
-def _unfit(job: Object, waiting: Sequence[Site]) -> dict[str, str]:
+def _unfit(job: Job, waiting: Sequence[Site]) -> dict[str, str]:
     """By cluster: why its machines cannot continue the job's checkpoint. A restore there would only fail."""
-    found = {site.cluster: checkpoint_fit.unfit(job, site.workload or {}, site.machines_of) for site in waiting}
+    found = {
+        site.cluster: checkpoint_fit.unfit(job, site.admitted, site.machines_of)
+        for site in waiting
+        if site.admitted is not None
+    }
     return {cluster: problem for cluster, problem in found.items() if problem}
 
 
@@ -314,24 +328,23 @@ def _obstacle(history: Sequence[AttemptRecord], sites: Sequence[Site], check_nam
     for site in sites:
         if site.job is not None:
             return f"waiting for the Job of an earlier attempt to leave cluster {site.cluster}"
-        writers = sorted(str(pod["metadata"]["name"]) for pod in site.pods if views.can_write(pod))
+        writers = sorted(pod.name for pod in site.writers)
         if writers:
             more = f" and {len(writers) - 4} more" if len(writers) > 4 else ""
             return f"waiting for pods in cluster {site.cluster} to end: {', '.join(writers[:4])}{more}"
-        if site.workload is not None and _let_in(site.workload, check_name):
+        if site.admitted is not None and _let_in(site.admitted, check_name):
             return f"cluster {site.cluster} has been let in: Kueue is about to start the job there"
     return ""
 
 
-def _let_in(workload: Object, check_name: str) -> bool:
-    state = views.check(workload, check_name)
-    ready = state is not None and state.get("state") == "Ready"
-    return ready and views.reservation(workload) is not None and not views.leaves(workload)
+def _let_in(workload: Workload, check_name: str) -> bool:
+    ready = workload.state_of(check_name) == "Ready"
+    return ready and workload.reservation is not None and not workload.leaves
 
 
 def _say(waiting: Sequence[Site], message: str, check_name: str) -> Step | None:
     for site in waiting:
-        state = views.check(site.workload or {}, check_name)
+        state = None if site.admitted is None else site.admitted.checks.get(check_name)
         if state is not None and state.get("message") != message:
             return Say(site.cluster, message)
     return None

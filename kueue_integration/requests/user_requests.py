@@ -48,6 +48,27 @@ def slot_of(op: RequestOp) -> Slot:
     return CHECKPOINT if op == "checkpoint" else CHANGE
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """What one slot holds: a request, and the controller's answer to that very request."""
+
+    request: JobRequest | None = None
+    answer: RequestStatus | None = None
+
+    @property
+    def running(self) -> tuple[JobRequest, RequestStatus] | None:
+        """Both while the controller carries the request out."""
+        request, status = self.request, self.answer
+        return (request, status) if request is not None and status is not None and status.state == "running" else None
+
+
+def exchange(job: Mapping[str, Any] | None, slot: Slot) -> Exchange:
+    """What stands in `slot`."""
+    request = asked(job, slot)
+    found = readable(annotation_values.message(job, slot.status, RequestStatus), None)
+    return Exchange(request, found if found is not None and request is not None and found.id == request.id else None)
+
+
 def asked(job: Mapping[str, Any] | None, slot: Slot) -> JobRequest | None:
     """The request in `slot`, None without one or when it cannot be read."""
     found = readable(annotation_values.message(job, slot.request, JobRequest), None)
@@ -56,15 +77,12 @@ def asked(job: Mapping[str, Any] | None, slot: Slot) -> JobRequest | None:
 
 def answer(job: Mapping[str, Any] | None, slot: Slot) -> RequestStatus | None:
     """The controller's answer to the request in `slot`; None while there is none to that very request."""
-    request = asked(job, slot)
-    found = readable(annotation_values.message(job, slot.status, RequestStatus), None)
-    return found if found is not None and request is not None and found.id == request.id else None
+    return exchange(job, slot).answer
 
 
 def running(job: Mapping[str, Any] | None, slot: Slot) -> tuple[JobRequest, RequestStatus] | None:
     """The request in `slot` while the controller carries it out."""
-    request, status = asked(job, slot), answer(job, slot)
-    return (request, status) if request is not None and status is not None and status.state == "running" else None
+    return exchange(job, slot).running
 
 
 def written(request: JobRequest) -> dict[str, str | None]:

@@ -6,43 +6,23 @@ none), a checkpoint without its needs. The sidecar examines the machine itself b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from proxy.protocol.messages import CheckpointRef, Needs, NodeRequirement, Placement, to_json
 
 from ...contract import job_names
 from ...errors import SpecError
-from ...kube.resources import Object
 from ...requests import placement
-from .. import attempt_history, reshape, views
+from .. import attempt_history, reshape
 from ..actions import RequestReadmission
-from ..request_status import FlavorsOf
+from ..snapshot import Job, Preemption, Snapshot, Surroundings, Workload, required
+from .machines import Labels, MachinesOf
 
 NOTE = "does not fit the checkpoint"
 """Every message and note about an admission that is sent back because of its machines starts with this."""
 ARCHITECTURE = "kubernetes.io/arch"
 CPUID = "feature.node.kubernetes.io/cpu-cpuid."
 LONGEST_PAUSE_S = 300
-
-Labels = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class FlavorMachines:
-    """A ResourceFlavor's nodeLabels, and the labels of the nodes that have them."""
-
-    labels: Labels
-    nodes: Mapping[str, Labels]
-    """Node name -> labels."""
-
-
-MachinesOf = Callable[[str], "FlavorMachines | None"]
-"""By flavor; None: not known."""
-
-
-def unknown(flavor: str) -> FlavorMachines | None:
-    return None
 
 
 def missing(checkpoint: CheckpointRef, nodes: Sequence[Labels]) -> str:
@@ -68,40 +48,39 @@ def _lacks(needs: Needs, node: Labels) -> list[str]:
     return [name for name in needs.cpu if node.get(CPUID + name) != "true"]
 
 
-def sent_back(
-    job: Object, workload: Object, check_name: str, flavors_of: FlavorsOf, machines_of: MachinesOf
-) -> RequestReadmission | None:
+def sent_back(snapshot: Snapshot, workload: Workload, check_name: str) -> RequestReadmission | None:
     """The action for an admission on machines that cannot continue the Job's checkpoint, None for a good admission.
 
     If another flavor of the queue fits, the Job gets such a placement: Kueue would choose the same flavor again.
     Otherwise Kueue tries again at growing intervals, because a node may be added. Raises BadAnnotationError.
     """
-    checkpoint, given = views.checkpoint(job), views.admission(workload)
+    job, around, by = snapshot.job, snapshot.around, snapshot.preemption
+    checkpoint, given = required(job.checkpoint), workload.admission
     if checkpoint is None or checkpoint.needs is None or given is None:
         return None
     chosen = sorted(set(given.flavors.values()))
-    problem = unfit(job, workload, machines_of)
+    problem = unfit(job, workload, around.machines_of)
     if not problem:
         return None
     message = f"{NOTE}: {problem}"
-    others = _others(job, chosen, checkpoint, flavors_of, machines_of)
-    new = _placement(job, others, flavors_of, machines_of) if len(chosen) == 1 else None
+    others = _others(job, chosen, checkpoint, around)
+    new = _placement(job, others, around) if len(chosen) == 1 else None
     if new is not None:
         text = f"{message}; next: {' or '.join(new.flavors)}"
-        change = {**noted(job, text), job_names.ANN_PLACEMENT: to_json(new)}
+        change = {**noted(job, text, by), job_names.ANN_PLACEMENT: to_json(new)}
         return RequestReadmission(change, message=text, requeue_after_s=reshape.SENT_BACK_S, cause="machines")
     advice = "the nodeLabels of its flavors do not tell them apart" if others else "no flavor it may use fits"
     text = f"{message}; {advice}"
     pause = pause_s(workload, check_name)
-    return RequestReadmission(noted(job, text), message=text, requeue_after_s=pause, cause="machines")
+    return RequestReadmission(noted(job, text, by), message=text, requeue_after_s=pause, cause="machines")
 
 
-def unfit(job: Object, workload: Object, machines_of: MachinesOf) -> str:
+def unfit(job: Job, workload: Workload, machines_of: MachinesOf) -> str:
     """Why the machines of the Workload's admission cannot continue the Job's checkpoint, "" if they can, or may.
 
     Raises BadAnnotationError.
     """
-    checkpoint, given = views.checkpoint(job), views.admission(workload)
+    checkpoint, given = required(job.checkpoint), workload.admission
     if checkpoint is None or checkpoint.needs is None or given is None:
         return ""
     chosen = sorted(set(given.flavors.values()))
@@ -109,9 +88,9 @@ def unfit(job: Object, workload: Object, machines_of: MachinesOf) -> str:
     return f"flavor {' with '.join(chosen)}: {problem}" if problem else ""
 
 
-def pause_s(workload: Object, check_name: str) -> int:
+def pause_s(workload: Workload, check_name: str) -> int:
     """How long an admission that was sent back waits: longer each time."""
-    retries = int((views.check(workload, check_name) or {}).get("retryCount") or 0)
+    retries = int(workload.checks.get(check_name, {}).get("retryCount") or 0)
     pause: int = min(reshape.SENT_BACK_S * 2 ** min(retries, 10), LONGEST_PAUSE_S)
     return pause
 
@@ -125,23 +104,21 @@ def _common(flavors: Sequence[str], machines_of: MachinesOf) -> list[Labels]:
     return [labels for name, labels in known[0].items() if all(name in nodes for nodes in known[1:])]
 
 
-def _others(
-    job: Object, chosen: Sequence[str], checkpoint: CheckpointRef, flavors_of: FlavorsOf, machines_of: MachinesOf
-) -> list[str]:
+def _others(job: Job, chosen: Sequence[str], checkpoint: CheckpointRef, around: Surroundings) -> list[str]:
     """Flavors of the Job's queue that it may use, and that fit as far as is known."""
-    pinned = reshape.where(job).flavors
-    may = [f for f in flavors_of(job) or () if f not in chosen and (not pinned or f in pinned)]
-    return [f for f in may if not missing(checkpoint, _common([f], machines_of))]
+    pinned = required(job.placement).flavors
+    may = [f for f in around.flavors_of(job.raw) or () if f not in chosen and (not pinned or f in pinned)]
+    return [f for f in may if not missing(checkpoint, _common([f], around.machines_of))]
 
 
-def _placement(job: Object, others: Sequence[str], flavors_of: FlavorsOf, machines_of: MachinesOf) -> Placement | None:
+def _placement(job: Job, others: Sequence[str], around: Surroundings) -> Placement | None:
     """The Job's placement, narrowed to `others`; None if that is impossible, or would not change Kueue's choice."""
-    template = job["spec"].get("template")
-    before = reshape.where(job)
+    template = job.raw["spec"].get("template")
+    before = required(job.placement)
     own = ((template or {}).get("spec") or {}).get("affinity")
     if template is None or (own and own != placement.affinity(before)):
         return None  # nothing of ours to change, or an affinity that the user brings
-    known = {name: machines_of(name) for name in flavors_of(job) or ()}
+    known = {name: around.machines_of(name) for name in around.flavors_of(job.raw) or ()}
     flavors = [placement.Flavor(name, found.labels) for name, found in known.items() if found is not None]
     usable = [name for name in others if _told_apart(name, flavors)]
     if not usable:
@@ -163,10 +140,10 @@ def _hosts(terms: Sequence[Sequence[NodeRequirement]]) -> list[str]:
     return sorted({host for requirement in away for host in requirement.values})
 
 
-def noted(job: Object, text: str) -> dict[str, str | None]:
+def noted(job: Job, text: str, by: Preemption | None = None) -> dict[str, str | None]:
     """Annotations: the message also goes to the last attempt's record, once, as Kueue clears it from the check."""
-    history = views.history(job)
+    history = required(job.history)
     record = attempt_history.last(history)
     if record is None or text in (record.note or ""):
         return {}
-    return attempt_history.stored(attempt_history.with_last(history, attempt_history.noted(record, text)))
+    return attempt_history.stored(attempt_history.with_last(history, attempt_history.noted(record, text)), by)

@@ -15,9 +15,9 @@ from proxy.protocol.messages import AttemptRecord
 from ...contract import attempt_records as job_records
 from ...kube import quantities
 from ...kube.resources import Object, is_true
-from ...requests import user_requests
-from .. import attempt_history, reshape, views
-from ..actions import RequestReadmission
+from .. import attempt_history
+from ..actions import BOTH, RequestReadmission
+from ..snapshot import Job, Pod, Workload, of_attempt, required
 from . import quota
 
 NOTE = "quota is free again"
@@ -30,10 +30,14 @@ FRUITLESS_MAX_S = 3600.0
 class Candidate:
     """A managed Job that runs and might run better."""
 
-    job: Object
-    workload: Object
-    pods: Sequence[Object]
-    history: Sequence[AttemptRecord]
+    job: Job
+    workload: Workload
+    pods: Sequence[Pod]
+
+    @property
+    def history(self) -> Sequence[AttemptRecord]:
+        """Raises BadAnnotationError."""
+        return required(self.job.history)
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ def plan(queues: quota.Queues, candidates: Sequence[Candidate], now: float, min_
     for candidate in sorted(candidates, key=_rank):
         record = attempt_history.last(candidate.history)
         goal = _goal(queues.queue, free, candidate)
-        since = job_records.trains_since(candidate.job, record) if record is not None else None
+        since = job_records.trains_since(candidate.job.raw, record) if record is not None else None
         if record is None or since is None or goal is None or not _runs(candidate, record):
             continue
         if any(_competes(w, candidate, queues.queue, free) for w in queues.pending):
@@ -66,13 +70,14 @@ def plan(queues: quota.Queues, candidates: Sequence[Candidate], now: float, min_
             continue
         message = f"{NOTE}: {goal}"
         history = attempt_history.with_last(candidate.history, attempt_history.readmitted(record, "regrow", message))
-        return Plan(candidate, RequestReadmission(attempt_history.stored(history), message=message, cause="regrow"))
+        action = RequestReadmission(attempt_history.stored(history), message=message, cause="regrow", guard=BOTH)
+        return Plan(candidate, action)
     return Plan(wake_at=min(wake, default=None))
 
 
 def asked_to_grow(candidate: Candidate) -> bool:
     """Whether a user has asked for another size or place, and waits for it."""
-    found = user_requests.running(candidate.job, user_requests.CHANGE)
+    found = candidate.job.changing
     return found is not None and found[0].op in ("resize", "migrate")
 
 
@@ -87,14 +92,14 @@ def _priority(workload: Object) -> int:
 
 
 def _rank(candidate: Candidate) -> tuple[int, float, str]:
-    meta = candidate.workload["metadata"]
-    return -_priority(candidate.workload), views.created(candidate.workload), str(meta["name"])
+    workload = candidate.workload
+    return -_priority(workload.raw), workload.created, workload.name
 
 
 def _runs(candidate: Candidate, record: AttemptRecord) -> bool:
     """All pods run and train: then the cost of a move is known, and we never interrupt a start."""
-    running = [p for p in views.of_attempt(candidate.pods, record.attempt) if views.phase(p) == "Running"]
-    alive = all(not p["metadata"].get("deletionTimestamp") for p in running)
+    running = [pod for pod in of_attempt(candidate.pods, record.attempt) if pod.phase == "Running"]
+    alive = all(not pod.deleting for pod in running)
     return record.ended_by is None and alive and len(running) == record.pods
 
 
@@ -114,12 +119,12 @@ def _patience(history: Sequence[AttemptRecord], min_run_s: float) -> float:
 
 def _goal(queue: Object, free: quota.Amounts, candidate: Candidate) -> str | None:
     """Words for the better admission that Kueue would give now, None if there is none."""
-    given = views.admission(candidate.workload)
+    given = candidate.workload.admission
     if given is None or given.count < 1:
         return None
-    wanted = views.workers_wanted(candidate.job)
-    own = quota.usage(candidate.workload)
-    allowed = reshape.where(candidate.job).flavors
+    wanted = required(candidate.job.workers_wanted)
+    own = quota.usage(candidate.workload.raw)
+    allowed = required(candidate.job.placement).flavors
     earlier, names = False, []
     for group in quota.groups(queue):
         used = [r for r in group.covered if r in given.usage]
@@ -153,9 +158,9 @@ def _competes(pending: Object, candidate: Candidate, queue: Object, free: quota.
     wanted = quota.requests(pending)
     if not quota.fits(wanted, queue, quota.nominal(queue)):
         return False
-    if _priority(pending) >= _priority(candidate.workload):
+    if _priority(pending) >= _priority(candidate.workload.raw):
         return True
-    own = quota.usage(candidate.workload)
+    own = quota.usage(candidate.workload.raw)
     keys = set(free) | set(own)
     room = {key: free.get(key, quota.NONE) + own.get(key, quota.NONE) for key in keys}
     return quota.fits(wanted, queue, room)

@@ -35,11 +35,12 @@ from ...errors import Conflict, KubeError
 from ...kube import server_time
 from ...kube.client import Kube
 from ...kube.resources import Object
-from .. import apply, attempt_history, views
+from .. import apply, attempt_history
 from ..actions import Annotations
 from ..cache import World
 from ..errors import BadAnnotationError, RefusedError
 from ..metrics import Metrics
+from ..snapshot import Job, required
 from . import pod_identity, reports, tokens
 from .shares import Shares
 
@@ -135,7 +136,7 @@ class Api:
     def _job(self, namespace: str, name: str, attempt: int) -> Object:
         """Our copy of the Job if it is at `attempt`, else the API server's: the copy may be behind. Blocks."""
         job = self._world.job(namespace, name)
-        if job is None or views.attempt(job) != attempt:
+        if job is None or required(Job.parse(job).attempt) != attempt:
             job = kinds.find(self._kube, namespace, name)
         if job is None:
             raise RefusedError(409, f"there is no Job {namespace}/{name}: it has been deleted")
@@ -304,7 +305,7 @@ def health_app(ready: Callable[[], str], alive: Callable[[], str], metrics: Metr
 
 
 def _behind(copy: Object, job: Object, attempt: int) -> bool:
-    return bool(copy["metadata"]["uid"] != job["metadata"]["uid"] or views.attempt(copy) < attempt)
+    return bool(copy["metadata"]["uid"] != job["metadata"]["uid"] or required(Job.parse(copy).attempt) < attempt)
 
 
 def _json(data: Any, status: int = 200) -> web.Response:

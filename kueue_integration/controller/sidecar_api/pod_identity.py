@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...contract import job_names, kinds
+from ...contract import kinds
 from ...kube.client import Kube
-from ...kube.resources import JOB, JOBSET, TRAINJOB, Kind, Object, annotation, label, selector
-from .. import views
+from ...kube.resources import JOB, JOBSET, TRAINJOB, Kind, Object, label, selector
 from ..cache import World
 from ..errors import RefusedError
+from ..snapshot import Pod
 from .tokens import Speaker
+
+CONTROLLER_UID_LABEL = "batch.kubernetes.io/controller-uid"
 
 
 class Identities:
@@ -77,10 +79,10 @@ def _controlled(job: Object, pod: Object) -> bool:
     uid = job["metadata"]["uid"]
     owners = _controllers(pod)
     ours = [o for o in owners if o.get("kind") == "Job" and str(o.get("apiVersion", "")).startswith("batch/")]
-    index, completions = views.pod_index(pod), int((job.get("spec") or {}).get("completions") or 1)
+    index, completions = Pod.parse(pod).index, int((job.get("spec") or {}).get("completions") or 1)
     return (
         [owner.get("uid") for owner in ours] == [uid]
-        and label(pod, views.CONTROLLER_UID_LABEL) == uid
+        and label(pod, CONTROLLER_UID_LABEL) == uid
         and index is not None
         and index < completions
     )
@@ -92,12 +94,12 @@ def _controllers(obj: Object) -> list[Object]:
 
 def require_attempt(pod: Object, attempt: int) -> None:
     """Raises RefusedError 403: a pod speaks for the attempt that it was started for, and for no other."""
-    own = annotation(pod, job_names.ANN_ATTEMPT)
+    own = Pod.parse(pod).attempt_word
     if own != str(attempt):
         raise RefusedError(403, f"pod {pod['metadata']['name']} was started for attempt {own}, not for {attempt}")
 
 
 def require_leader(pod: Object) -> None:
     """Raises RefusedError 403."""
-    if views.pod_index(pod) != 0:
+    if Pod.parse(pod).index != 0:
         raise RefusedError(403, f"pod {pod['metadata']['name']} is not the leader (completion index 0)")

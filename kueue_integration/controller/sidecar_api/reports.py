@@ -31,11 +31,12 @@ from proxy.protocol.messages import (
 from ...contract import attempt_phases, branches, job_names
 from ...contract.attempt_records import progress as shown_progress
 from ...jobs import loss_curve
-from ...kube.resources import Object, annotation
+from ...kube.resources import Object
 from ...requests import user_requests
 from .. import attempt_history, views
 from ..actions import Annotations
 from ..errors import RefusedError
+from ..snapshot import Job, Pod, of_attempt, ranks_ended, required
 
 NOT_RUNNING = ("starting", "restoring")
 """Phases of an attempt in which not all of its programs run yet."""
@@ -48,12 +49,16 @@ MAX_NEEDS = 32
 
 def require_current(job: Object, attempt: int) -> None:
     """Raises RefusedError 409 unless `attempt` is the Job's current one, and the Job is to stay."""
-    if views.going(job):
+    _require_current(Job.parse(job), attempt)
+
+
+def _require_current(job: Job, attempt: int) -> None:
+    if job.going:
         raise RefusedError(409, "the job is being deleted: its pods have nothing more to save")
-    current = views.attempt(job)
+    current = required(job.attempt)
     if attempt != current:
         raise RefusedError(409, f"attempt {attempt} is not current, the job is at {current}; nothing was written")
-    back = branches.given_up(job, attempt)
+    back = branches.given_up(job.rewinds, attempt)
     if back is not None:
         raise RefusedError(409, f"attempt {attempt} was given up: {branches.sentence(back)}; nothing was written")
 
@@ -63,52 +68,53 @@ def peer_key(secret: bytes, job_uid: str, attempt: int) -> str:
     return hmac.new(secret, f"{job_uid}/{attempt}".encode(), hashlib.sha256).hexdigest()
 
 
-def _current(job: Object, attempt: int) -> tuple[list[AttemptRecord], AttemptRecord | None]:
-    history = views.history(job)
+def _current(job: Job, attempt: int) -> tuple[attempt_history.History, AttemptRecord | None]:
+    history = required(job.history)
     record = attempt_history.last(history)
     return history, record if record is not None and record.attempt == attempt else None
 
 
 def ended(job: Object, attempt: int) -> bool:
     """Whether the Job's current attempt `attempt` has stopped with a checkpoint."""
-    _, record = _current(job, attempt)
+    _, record = _current(Job.parse(job), attempt)
     return record is not None and record.checkpoint is not None
 
 
 def hello(job: Object, pods: Sequence[Object], message: Hello, secret: bytes) -> HelloReply | None:
     """The answer, None while the pod has to ask again. Raises RefusedError 409 for an attempt that is over."""
-    require_current(job, message.attempt)
-    if views.ranks_ended(job, pods):
+    seen, shown = Job.parse(job), [Pod.parse(pod) for pod in pods]
+    _require_current(seen, message.attempt)
+    if ranks_ended(seen, shown):
         return HelloReply(peer_key="", leader_ip="", finished=True)
-    _, record = _current(job, message.attempt)
-    given_up = (
-        record is not None and record.ended_by in attempt_history.BROKEN and views.hold(job) != job_names.HOLD_ARMED
+    _, record = _current(seen, message.attempt)
+    over = record is not None and (
+        record.checkpoint is not None or (record.ended_by in attempt_history.BROKEN and not seen.armed)
     )
-    if ended(job, message.attempt) or given_up:
+    if over:
         return None  # this pod is a replacement that Kueue is about to remove, or has ranks that may end
     leader_ip = None
-    for pod in views.of_attempt(pods, message.attempt):
-        if views.pod_index(pod) == 0 and views.can_write(pod) and not pod["metadata"].get("deletionTimestamp"):
-            leader_ip = (pod.get("status") or {}).get("podIP")
+    for pod in of_attempt(shown, message.attempt):
+        if pod.index == 0 and pod.can_write and not pod.deleting:
+            leader_ip = (pod.raw.get("status") or {}).get("podIP")
     if not leader_ip:
         return None
     key = peer_key(secret, str(job["metadata"]["uid"]), message.attempt)
     # Of the branch that the job is on: nothing goes on from another one by itself.
     branch = {ref.id for ref in branches.line(job)}
     committed = [ref for ref in branches.known(job)[::-1] if ref.id in branch or ref.unusable]
-    return HelloReply(key, str(leader_ip), _given(job, record), committed, origin=branches.origin(job))
+    return HelloReply(key, str(leader_ip), _given(seen, record), committed, origin=branches.origin(job))
 
 
-def _given(job: Object, record: AttemptRecord | None) -> CheckpointRef | None:
+def _given(job: Job, record: AttemptRecord | None) -> CheckpointRef | None:
     """The checkpoint with which the attempt was let in: all of its pods restore the same checkpoint, or the attempt
     does not start.
 
     The annotation of the Job names the checkpoint of the next attempt: an older one as soon as a pod has found damage.
     """
-    now = views.checkpoint(job)
+    now = required(job.checkpoint)
     if record is None or record.restored_from is None or (now is not None and now.id == record.restored_from):
         return now
-    return next((ref for ref in views.checkpoints(job) if ref.id == record.restored_from), now)
+    return next((ref for ref in job.checkpoints if ref.id == record.restored_from), now)
 
 
 def command(job: Object, now: float) -> Command | None:
@@ -120,12 +126,13 @@ def command(job: Object, now: float) -> Command | None:
     """
     if views.suspended(job):
         return None
-    record = attempt_history.last(views.history(job))
-    deadline = views.hold_deadline(job)
-    if views.hold(job) == job_names.HOLD_ARMED and deadline is not None:
+    seen = Job.parse(job)
+    record = attempt_history.last(required(seen.history))
+    deadline = required(seen.hold_deadline)
+    if seen.armed and deadline is not None:
         reason = (record.ended_by if record else None) or "Evicted"
         return Command(round(deadline * 1000), "checkpoint", reason, max(0.0, deadline - now), then="stop")
-    asked = user_requests.running(job, user_requests.CHECKPOINT)
+    asked = seen.checkpoint_request.running
     if asked is None or record is None or record.checkpoint is not None or record.evicted_at is not None:
         return None
     request, status = asked
@@ -137,7 +144,8 @@ def command(job: Object, now: float) -> Command | None:
 
 def progress(job: Object, message: Progress, now: float, pods: Sequence[Object] = ()) -> Annotations:
     """What to write; `pods` are the Job's, as far as known. Raises RefusedError 409."""
-    require_current(job, message.attempt)
+    seen_job = Job.parse(job)
+    _require_current(seen_job, message.attempt)
     shown: dict[str, object] = {"attempt": message.attempt, "step": message.step, "phase": message.phase}
     shown["at"] = round(now, 3)
     if message.free:
@@ -149,7 +157,7 @@ def progress(job: Object, message: Progress, now: float, pods: Sequence[Object] 
     change: dict[str, str | None] = loss_curve.extended(job, reading)
     change[job_names.ANN_PROGRESS] = json.dumps(shown, separators=(",", ":"))
     change.update(attempt_phases.told(job, message.attempt, start=message.start))
-    history, record = _current(job, message.attempt)
+    history, record = _current(seen_job, message.attempt)
     if record is None:
         return change
     first = record.first_step if record.first_step is not None else message.first_step
@@ -163,7 +171,7 @@ def progress(job: Object, message: Progress, now: float, pods: Sequence[Object] 
         barrier_at=_when(record.barrier_at, message.barrier_ago_s, now),
         gpus=record.gpus if message.gpus is None else gpus.bounded(message.gpus),
     )
-    change.update(attempt_history.roster(job, seen, pods))
+    change.update(attempt_history.roster(seen_job, seen, [Pod.parse(pod) for pod in pods]))
     if seen != record:
         change.update(attempt_history.stored(attempt_history.with_last(history, seen)))
     return change
@@ -178,18 +186,23 @@ def _when(known: float | None, ago_s: float | None, now: float, once: bool = Fal
 
 def is_news(job: Object, message: Progress, now: float) -> bool:
     """Whether `message` says something that must not wait for the next regular report."""
-    _, record = _current(job, message.attempt)
+    seen = Job.parse(job)
+    _, record = _current(seen, message.attempt)
     if record is None:
         return False
     first = message.first_step_ago_s is not None and record.first_step_at is None
     barrier = _when(record.barrier_at, message.barrier_ago_s, now) != record.barrier_at
-    return first or barrier or last_phase(job) != message.phase
+    return first or barrier or _last_phase(seen) != message.phase
 
 
 def last_phase(job: Object) -> str | None:
     """Phase that the leader of the current attempt reported last."""
-    shown = shown_progress(job)
-    return shown.phase if shown is not None and shown.attempt == views.attempt(job) else None
+    return _last_phase(Job.parse(job))
+
+
+def _last_phase(job: Job) -> str | None:
+    shown = shown_progress(job.raw)
+    return shown.phase if shown is not None and shown.attempt == required(job.attempt) else None
 
 
 def commit(job: Object, message: CommitRequest, now: float) -> Annotations | None:
@@ -197,13 +210,14 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
 
     A checkpoint after which the attempt goes on leaves its record alone: a later end is recorded as ever.
     """
-    require_current(job, message.attempt)
+    seen = Job.parse(job)
+    _require_current(seen, message.attempt)
     new = message.checkpoint
     if new.attempt != message.attempt:
         raise RefusedError(400, f"CommitRequest.checkpoint.attempt: {new.attempt} is not the attempt {message.attempt}")
-    _require_fit(job, new)
-    known = views.checkpoint(job)
-    history, record = _current(job, message.attempt)
+    _require_fit(seen, new)
+    known = required(seen.checkpoint)
+    history, record = _current(seen, message.attempt)
     if known is not None and known.id == new.id and (message.goes_on or record is None or record.checkpoint == new.id):
         return None
     if known is not None and known.id != new.id and new.generation <= known.generation:
@@ -213,15 +227,15 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
     new = replace(new, unusable="", created_at=known.created_at if known is not None and again else now)
     text = to_json(new)
     change: dict[str, str | None] = {names.ANN_CHECKPOINT: text, job_names.ANN_CHECKPOINT_COPY: text}
-    asked = user_requests.running(job, user_requests.CHECKPOINT)
+    asked = seen.checkpoint_request.running
     if asked is not None and asked[1].attempt == message.attempt:
         change.update(user_requests.stored(user_requests.checkpointed(asked[1], new, now)))
     # An empty annotation is a user's wish, or the end of a list of damaged checkpoints: never return to older ones.
-    before = [] if annotation(job, names.ANN_CHECKPOINT) == "" else views.checkpoints(job)
+    before = () if seen.starts_over else seen.checkpoints
     change[job_names.ANN_CHECKPOINTS] = attempt_history.listed([*(ref for ref in before if ref.id != new.id), new])
     if message.goes_on:
         return change
-    if views.hold(job) is not None:
+    if seen.hold is not None:
         change[job_names.ANN_HOLD] = job_names.HOLD_RELEASED
     if record is not None:
         note = record.note
@@ -241,9 +255,9 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
     return change
 
 
-def _require_fit(job: Object, new: CheckpointRef) -> None:
+def _require_fit(job: Job, new: CheckpointRef) -> None:
     """Raises RefusedError 400 for a checkpoint that is none of this Job's: its next attempt could not start from it."""
-    world = views.world_size(job, default=new.world_size)
+    world = required(job.ranks(default=new.world_size))
     if new.world_size != world:
         raise RefusedError(400, f"CommitRequest.checkpoint.world_size: {new.world_size}, the Job's is {world}")
     if new.generation // page.GENERATIONS_PER_ATTEMPT != new.attempt:
@@ -256,26 +270,26 @@ def _require_fit(job: Object, new: CheckpointRef) -> None:
     needs = new.needs
     if needs is not None and (len(needs.cpu) > MAX_NEEDS or any(len(n) > MAX_NEEDS for n in _words(needs))):
         raise RefusedError(400, f"CommitRequest.checkpoint.needs: more than {MAX_NEEDS} features, or a longer name")
-    if not views.of_store(job, new):
-        store = annotation(job, job_names.ANN_STORE)
-        raise RefusedError(400, f"CommitRequest.checkpoint.url: {new.url!r}, the Job's store is {store!r}")
+    if not job.of_store(new):
+        raise RefusedError(400, f"CommitRequest.checkpoint.url: {new.url!r}, the Job's store is {job.store!r}")
 
 
 def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations | None:
     """What to write; None when it changes nothing. Raises RefusedError 409."""
-    require_current(job, message.attempt)
+    seen_job = Job.parse(job)
+    _require_current(seen_job, message.attempt)
     change: dict[str, str | None] = {}
-    wanted = user_requests.running(job, user_requests.CHECKPOINT)
+    wanted = seen_job.checkpoint_request.running
     if wanted is not None and wanted[1].attempt == message.attempt:
         text = f"{attempt_history.NO_CHECKPOINT}: {message.message.rstrip('. ')}"
         change.update(user_requests.stored(user_requests.ended(wanted[1], "failed", text, now)))
     if message.goes_on:
         return change or None
-    deadline = views.hold_deadline(job)
-    asked = views.hold(job) == job_names.HOLD_ARMED and deadline is not None
-    if asked and last_phase(job) == "finished":
+    deadline = required(seen_job.hold_deadline)
+    asked = seen_job.armed and deadline is not None
+    if asked and _last_phase(seen_job) == "finished":
         return change or None  # training has ended: the hold lasts until the Job is complete, or its deadline
-    history, record = _current(job, message.attempt)
+    history, record = _current(seen_job, message.attempt)
     if asked and message.finishing:
         # To suspend it now, so near to its end, would repeat all work since its last checkpoint.
         note = f"{message.message.rstrip('. ')}; {attempt_history.MAY_END}"
@@ -291,9 +305,8 @@ def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations 
         if asked and deadline is not None and record.evicted_at is not None and now >= deadline - 1:
             within = f" within {deadline - record.evicted_at:.0f} s"
         text = message.message.rstrip(". ")
-        note = (
-            f"{attempt_history.NO_CHECKPOINT}{within}: {text}; {attempt_history.restart_point(views.checkpoint(job))}"
-        )
+        restart = attempt_history.restart_point(required(seen_job.checkpoint))
+        note = f"{attempt_history.NO_CHECKPOINT}{within}: {text}; {restart}"
         seen = attempt_history.noted(record, note)
         if seen != record:
             change.update(attempt_history.stored(attempt_history.with_last(history, seen)))
@@ -307,19 +320,20 @@ def damage(job: Object, message: DamageReport) -> Annotations | None:
     Nothing is deleted. This attempt gets no other checkpoint: its other pods may have restored this one.
     Raises RefusedError 409.
     """
-    require_current(job, message.attempt)
-    given = views.checkpoint(job)
+    seen = Job.parse(job)
+    _require_current(seen, message.attempt)
+    given = required(seen.checkpoint)
     told = {found.id: found.problem for found in message.damaged}
-    _, record = _current(job, message.attempt)
+    _, record = _current(seen, message.attempt)
     if given is None or given.id not in told or given.attempt >= message.attempt:
         return None
     if record is not None and record.restored_from not in (None, given.id):
         return None
-    past = [ref for ref in views.checkpoints(job) if ref.id != given.id]
+    past = [ref for ref in seen.checkpoints if ref.id != given.id]
     marked = [
         attempt_history.found_unusable(ref, told) for ref in sorted([*past, given], key=lambda ref: ref.generation)
     ]
-    before = attempt_history.usable_before(branches.branch_of(given, marked, views.history(job)), given)
+    before = attempt_history.usable_before(branches.branch_of(given, marked, required(seen.history)), given)
     text = "" if before is None else to_json(before)
     listed = attempt_history.listed(marked)
     return {names.ANN_CHECKPOINT: text, job_names.ANN_CHECKPOINT_COPY: text, job_names.ANN_CHECKPOINTS: listed}
@@ -330,7 +344,7 @@ def lifted(job: Object, change: Annotations | None, now: float) -> str | None:
     it does not."""
     if (change or {}).get(job_names.ANN_HOLD) != job_names.HOLD_RELEASED:
         return None
-    deadline = views.hold_deadline(job)
+    deadline = required(Job.parse(job).hold_deadline)
     return "deadline" if deadline is not None and now >= deadline - 1 else "failed"
 
 

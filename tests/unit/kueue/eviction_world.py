@@ -14,11 +14,13 @@ from typing import Any
 import controller_scene as scene
 from controller_scene import CHECK, NS, T0
 
-from kueue_integration.contract import job_names
+from kueue_integration.contract import attempt_records, job_names
 from kueue_integration.controller import apply, views
 from kueue_integration.controller.errors import RefusedError
+from kueue_integration.controller.fit.nodes import Machines
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.lease import LeaseKeeper
+from kueue_integration.controller.look import Looks
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.reconciler import Reconciler, Task
 from kueue_integration.controller.sidecar_api import reports
@@ -107,9 +109,6 @@ class Copies:
     def lost_of(self, namespace: str, name: str) -> Any:
         return []
 
-    def name_of(self, uid: str) -> str | None:
-        return None
-
     def preemptor(self, uid: str) -> None:
         return None
 
@@ -130,7 +129,10 @@ class Replica:
         self.clock = server
         settings = Settings(regrow=False, max_budget_s=600)
         self.reconciler = Reconciler(self.world.kube, settings, Metrics(), now=server.now)
-        self.reconciler.world = Copies(self.world, self, self.lag)  # type: ignore[assignment]
+        copies: Any = Copies(self.world, self, self.lag)
+        self.reconciler.world = copies
+        machines, overdue = Machines(self.world.kube), self.reconciler.overdue
+        self.reconciler.looks = Looks(self.world.kube, settings, copies, overdue, machines.of, Metrics(), server.now)
         self.keeper = LeaseKeeper(
             self.world.kube,
             "sys",
@@ -293,10 +295,10 @@ class World:
             checks = [{"name": CHECK, "state": "Pending", "message": ""}]
             self._status({"admission": given, "admissionChecks": checks})
             self._conditions(QuotaReserved=(True, "QuotaReserved"))
-        elif (views.check(workload, CHECK) or {}).get("state") == "Retry":
+        elif scene.check(workload).get("state") == "Retry":
             self.evict("AdmissionCheck")
-        elif (views.check(workload, CHECK) or {}).get("state") == "Ready" and job["spec"]["suspend"]:
-            (update,) = views.check(workload, CHECK)["podSetUpdates"]  # type: ignore[index]
+        elif scene.check(workload).get("state") == "Ready" and job["spec"]["suspend"]:
+            (update,) = scene.check(workload)["podSetUpdates"]
             self.template = update["annotations"]
             self._conditions(Admitted=(True, "Admitted"))
             self.kube.patch_job(NS, "train", {"spec": {"suspend": False}})
@@ -430,7 +432,7 @@ class Training:
         if job is None:
             return
         reports.require_current(job, self.attempt)
-        ref = views.checkpoint(job)
+        ref = attempt_records.checkpoint(job)
         newest = self.world.committed[-1] if self.world.committed else None
         assert ref == newest, "a wrong resume: not the newest committed checkpoint"
         self.first = self.step = ref.step if ref else 0
@@ -450,7 +452,7 @@ class Training:
         except RefusedError:
             self.gone = True  # stale: everything ends, nothing was written
             return
-        found = views.checkpoint(world.job())
+        found = attempt_records.checkpoint(world.job())
         stands = found is not None and found.id == ref.id
         if stands and found not in world.committed:
             world.committed.append(found)

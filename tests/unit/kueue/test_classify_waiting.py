@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from kueue_samples import attempt, cluster, job, workload
 
-from kueue_integration.contract import job_names
+from kueue_integration.contract import attempt_records
 from kueue_integration.controller import preemptor
-from kueue_integration.controller.actions import RecordHistory, ReleaseHold
 from kueue_integration.controller.attempt_history import stored
+from kueue_integration.controller.snapshot import Preemption, Snapshot, Surroundings
 from kueue_integration.errors import Forbidden, NotFound, Unreachable
 from kueue_integration.jobs import queue_position, shortage
 from kueue_integration.jobs.phase import Phase, classify, evictions
 from kueue_integration.jobs.queue_position import Position
 from kueue_integration.jobs.shortage import Shortage
 from kueue_integration.jobs.status import describe, summarise
-from proxy.protocol import decode
-from proxy.protocol.messages import AttemptRecord, Preemptor
+from proxy.protocol.messages import Preemptor
 
 UNUSED = (
     "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor ondemand, 500m more needed, "
@@ -203,13 +203,12 @@ def test_the_controller_records_the_preemptors_names() -> None:
     who = preemptor.of(urgent)
     assert who == Preemptor("job-urgent-1", "default", "Job", "urgent", "training", 1000)
     history = [attempt(1, ended_by="Preempted", preempted_by="job-old"), attempt(2, preempted_by="job-urgent-1")]
-    action = ReleaseHold({**stored(history), job_names.ANN_HOLD: "released"}, why="deadline", message="m")
-    changed = preemptor.named(action, victim, {"w-9": who}.get)
-    assert isinstance(changed, ReleaseHold) and changed.why == "deadline"
-    assert changed.job_annotations[job_names.ANN_HOLD] == "released"
-    written = decode.messages(AttemptRecord, str(changed.job_annotations[job_names.ANN_HISTORY]))
-    assert [record.preemptor for record in written] == [None, who]
-    assert preemptor.named(changed, victim, {"w-9": who}.get) is changed  # once is enough
-    assert preemptor.named(action, victim, lambda uid: None) is action  # gone before anybody looked
-    for nothing in (None, RecordHistory({job_names.ANN_HOLD: "armed"})):
-        assert preemptor.named(nothing, victim, {"w-9": who}.get) is nothing
+    found = {"w-9": who}.get
+    by = Snapshot.parse({"metadata": {}}, victim, (), around=Surroundings(found)).preemption
+    assert by == Preemption("job-urgent-1", who)
+    changed = attempt_records.history({"metadata": {"annotations": stored(history, by)}})
+    assert [record.preemptor for record in changed] == [None, who]
+    other = replace(who, namespace="elsewhere")
+    assert stored(changed, replace(by, who=other)) == stored(changed)  # once is enough
+    gone = Snapshot.parse({"metadata": {}}, victim, ()).preemption  # before anybody looked
+    assert gone == Preemption("w-9") and stored(history, gone) == stored(history)

@@ -17,8 +17,7 @@ import pytest
 from aiohttp import web
 from controller_scene import NS
 
-from kueue_integration.contract import job_names
-from kueue_integration.controller import views
+from kueue_integration.contract import attempt_records, job_names
 from kueue_integration.controller.cache import World
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.sidecar_api import http as api_module
@@ -223,10 +222,10 @@ async def test_any_pod_of_the_attempt_says_that_its_checkpoint_is_damaged(served
     served.kube.patch_job(NS, "train", {"metadata": {"annotations": notes}})
     report = DamageReport(NS, "train", 1, [Damage(given.id, "pack 00ff is missing")])
     assert (await served.post("/v1/damage", report, "stranger"))[0] == 403
-    assert views.checkpoint(served.job()) == given
+    assert attempt_records.checkpoint(served.job()) == given
     for _ in range(2):
         assert await served.post("/v1/damage", report, "follower") == (200, {})
-    assert views.checkpoint(served.job()) == older
+    assert attempt_records.checkpoint(served.job()) == older
     assert "singularity_checkpoints_damaged_total 1.0" in served.metrics.text()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from eviction_world import BUDGET_S, LEASE_S, PARTITION_S, World
 
-from kueue_integration.controller import views
+from kueue_integration.contract import attempt_records
 
 SKEWS = [0.0, 30.0, -30.0]
 
@@ -89,7 +89,7 @@ def test_two_controllers_that_both_act_on_old_copies(monkeypatch, lag):
     """The Lease failed us: compare-and-set alone keeps the attempts apart."""
     world = World(monkeypatch, replicas=2, lag=lag, always_leads=True)
     story(world)
-    numbers = [record.attempt for record in views.history(world.job())]
+    numbers = [record.attempt for record in attempt_records.history(world.job())]
     assert numbers == sorted(set(numbers))
     assert [attempt for attempt, _ in world.started] == [1, 2]
     assert world.lost == 0

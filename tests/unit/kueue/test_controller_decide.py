@@ -5,11 +5,11 @@ from __future__ import annotations
 import controller_scene as scene
 import pytest
 from controller_scene import T0, at
+from job_builder import a_job
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import GiveUp, RecordHistory, ReleaseHold, RequestReadmission, StartCheckpoint
-from kueue_integration.controller.decide import STUCK_S, decide
-from kueue_integration.controller.hold import Settings
+from kueue_integration.controller.decide import STUCK_S
 from kueue_integration.jobs.status import summarise
 from proxy.protocol import names
 
@@ -17,7 +17,7 @@ NOW = T0 + 100
 
 
 def look(job, workload, pods=(), now=NOW):
-    return decide(job, workload, list(pods), now, Settings(), scene.nobody)
+    return scene.decide(job, workload, list(pods), now)
 
 
 def running(record=None, **annotations):
@@ -32,7 +32,7 @@ PODS = [scene.pod(0), scene.pod(1)]
 
 
 def test_a_job_that_runs_well_is_left_alone():
-    assert look(running(), ADMITTED, PODS).action is None
+    assert a_job().running().look().action is None
 
 
 def test_the_release_of_quota_is_recorded_with_kueues_second():
@@ -231,10 +231,10 @@ def test_without_workload_and_pods_the_hold_ends_at_once():
 
 def test_a_pod_that_does_not_end_is_on_a_lost_node():
     stuck = scene.pod(1, deleting=True)  # its grace period is over at 12
-    early = decide(running(), ADMITTED, [scene.pod(0), stuck], T0 + 20, Settings(), scene.nobody)
+    early = scene.decide(running(), ADMITTED, [scene.pod(0), stuck], T0 + 20)
     assert early.action is None
     assert early.wake_at == T0 + 12 + STUCK_S
-    action = decide(running(), ADMITTED, [scene.pod(0), stuck], T0 + 12 + STUCK_S, Settings(), scene.nobody).action
+    action = scene.decide(running(), ADMITTED, [scene.pod(0), stuck], T0 + 12 + STUCK_S).action
     assert isinstance(action, RequestReadmission)
     assert "its node does not answer" in action.message
 
@@ -294,8 +294,9 @@ def test_the_attempt_beyond_the_infrastructure_budget_fails_the_job():
     job["metadata"]["annotations"].update(first.job_annotations)
     again = look(job, ADMITTED, lost).action  # the controller died before it could write the check
     assert isinstance(again, RequestReadmission)
-    assert again.job_annotations.get(job_names.ANN_BROKEN, job["metadata"]["annotations"][job_names.ANN_BROKEN]) == (
-        job["metadata"]["annotations"][job_names.ANN_BROKEN]
+    assert (
+        again.job_annotations.get(job_names.ANN_BROKEN, job["metadata"]["annotations"][job_names.ANN_BROKEN])
+        == (job["metadata"]["annotations"][job_names.ANN_BROKEN])
     )
     last = scene.record(2, first_step=0, first_step_at=T0 + 20)
     job["metadata"]["annotations"].update({**scene.history(last), job_names.ANN_ATTEMPT: "2"})

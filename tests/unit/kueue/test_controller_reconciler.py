@@ -308,8 +308,8 @@ def test_what_is_not_ours_takes_little_memory(world):
     small = {"containers": [container], "initContainers": [container]}
     assert asked["spec"]["podSets"][0]["template"] == {"spec": small}
     assert quota.requests(asked) == quota.requests(live) == {"cpu": 4 * live["spec"]["podSets"][0]["count"]}
-    assert reconciler.world.name_of("mine") == "mine"
-    assert reconciler.world.name_of("nobody") is None
+    assert reconciler.world.preemptor("mine").workload == "mine"
+    assert reconciler.world.preemptor("nobody") is None
 
 
 def evicted_scene(**annotations):

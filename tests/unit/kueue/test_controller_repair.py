@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import controller_scene as scene
 import pytest
-from controller_scene import T0, nobody
+from controller_scene import T0
 
 from kueue_integration.contract import job_names
-from kueue_integration.controller import views
 from kueue_integration.controller.actions import AnswerReady, Repair
-from kueue_integration.controller.decide import decide
-from kueue_integration.controller.hold import Settings
+from kueue_integration.controller.snapshot import Job
 from proxy.protocol import names
 from proxy.protocol.messages import to_json
 
@@ -30,7 +28,7 @@ PODS = [scene.pod(0, attempt=2), scene.pod(1, attempt=2)]
 def look(annotations, *, suspend=False, workload=None, pods=PODS):
     running = workload or scene.workload(state="Ready", admitted=True)
     job = scene.job(annotations=annotations, suspend=suspend)
-    return decide(job, running, pods, T0 + 100, Settings(), nobody).action
+    return scene.decide(job, running, pods, T0 + 100).action
 
 
 def without(*gone, **changed):
@@ -98,7 +96,7 @@ def test_attempts_go_on_from_the_right_checkpoint_after_everything_was_put_back(
 def test_an_empty_checkpoint_and_a_hold_that_is_off_are_wishes():
     assert look({**GOOD, names.ANN_CHECKPOINT: ""}) is None
     assert look({**GOOD, job_names.ANN_HOLD: job_names.HOLD_OFF}) is None
-    assert views.hold(scene.job(annotations={job_names.ANN_HOLD: job_names.HOLD_OFF})) is None
+    assert Job.parse(scene.job(annotations={job_names.ANN_HOLD: job_names.HOLD_OFF})).hold is None
 
 
 def test_a_job_that_never_had_a_hold_gets_none():
@@ -118,5 +116,12 @@ def test_jobs_of_others_and_ended_ones_are_left_alone():
     stranger = scene.job(annotations=changed, managed=False)
     done = scene.job(annotations=changed, conditions=[scene.condition("Complete", True, 95)])
     for job in (stranger, done):
-        action = decide(job, scene.workload(state="Ready", admitted=True), PODS, T0 + 100, Settings(), nobody).action
+        action = scene.decide(job, scene.workload(state="Ready", admitted=True), PODS, T0 + 100).action
         assert not isinstance(action, Repair)
+
+
+def test_a_history_is_not_made_up_without_a_readable_world_size():
+    """It used to end every look at the job with an error."""
+    torn = {job_names.ANN_HISTORY: "{", job_names.ANN_WORLD_SIZE: "x"}
+    job = scene.job(suspend=False, annotations={job_names.ANN_ATTEMPT: "1", **torn})
+    assert scene.decide(job, scene.workload(state="Ready", admitted=True), PODS, T0 + 100).action is None

@@ -19,8 +19,8 @@ from kueue_integration.controller.actions import (
     Reshape,
     StartCheckpoint,
 )
-from kueue_integration.controller.decide import decide
 from kueue_integration.controller.hold import Settings
+from kueue_integration.controller.snapshot import Workload
 from kueue_integration.kube.resources import merge_patch
 from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from kueue_integration.requests import placement, user_requests
@@ -81,7 +81,7 @@ def pods(count=4, number=1, node="node-b"):
 def act(the_job, workload, the_pods=(), flavors=("ondemand", "spot"), now=NOW):
     """What is decided once the controller has written down what it sees of the attempt and its pods."""
     for _ in range(3):
-        found = decide(the_job, workload, the_pods, now, Settings(), scene.nobody, lambda job: flavors)
+        found = scene.decide(the_job, workload, the_pods, now, Settings(), scene.nobody, lambda job: flavors)
         if not isinstance(found.action, RecordHistory):
             return found
         the_job = merge_patch(the_job, {"metadata": {"annotations": dict(found.action.job_annotations)}})
@@ -435,7 +435,8 @@ def test_who_activates_a_paused_job_by_hand_takes_it_over():
     current = job(request("pause"), state="done", suspend=True)
     forgotten = action(current, by_hand)
     assert forgotten.body == {"metadata": {"annotations": {job_names.ANN_PAUSED: None}}}
-    assert reshape.ours(paused) and not reshape.ours(merge_patch(waiting(active=False), forgotten.body))
+    there = merge_patch(waiting(active=False), forgotten.body)
+    assert reshape.ours(Workload.parse(paused)) and not reshape.ours(Workload.parse(there))
 
 
 def test_pause_is_done_when_the_quota_is_given_back():

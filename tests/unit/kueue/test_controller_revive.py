@@ -10,8 +10,7 @@ from controller_scene import T0
 
 from kueue_integration.controller import reactivation
 from kueue_integration.controller.actions import Revive
-from kueue_integration.controller.decide import decide
-from kueue_integration.controller.hold import Settings
+from kueue_integration.controller.snapshot import Workload
 from kueue_integration.kube.resources import condition, merge_patch
 
 REASON = "DeactivatedDueToMaximumExecutionTimeExceeded"
@@ -29,23 +28,27 @@ def deactivated(active: bool, *more: Any, reason: str = REASON, requeued: bool =
     return dict(found)
 
 
+def due(workload: dict[str, Any]) -> Any:
+    return reactivation.due(Workload.parse(workload), T0 + 50)
+
+
 def test_a_second_deactivation_target_is_taken_back_while_the_workload_is_inactive() -> None:
     target = scene.condition("DeactivationTarget", True, 31, "MaximumExecutionTimeExceeded")
     workload = deactivated(False, target)
-    patch = reactivation.due(workload, T0 + 50)
+    patch = due(workload)
     after = merge_patch(workload, {"status": patch})
     assert condition(after, "DeactivationTarget") is None
     assert condition(after, "Requeued") == condition(workload, "Requeued")
-    assert reactivation.due(after, T0 + 50) is None
+    assert due(after) is None
 
 
 def test_an_activated_workload_is_queued_again_with_a_new_allowance() -> None:
     workload = deactivated(True)
-    after = merge_patch(workload, {"status": reactivation.due(workload, T0 + 50)})
+    after = merge_patch(workload, {"status": due(workload)})
     requeued = condition(after, "Requeued") or {}
     assert (requeued["status"], requeued["reason"]) == ("True", "Reactivated")
     assert "accumulatedPastExecutionTimeSeconds" not in after["status"]
-    assert reactivation.due(after, T0 + 50) is None
+    assert due(after) is None
 
 
 @pytest.mark.parametrize(
@@ -60,11 +63,11 @@ def test_an_activated_workload_is_queued_again_with_a_new_allowance() -> None:
     ],
 )
 def test_everything_else_is_left_to_kueue(workload: dict[str, Any]) -> None:
-    assert reactivation.due(workload, T0 + 50) is None
+    assert due(workload) is None
 
 
 def test_it_is_done_once_the_end_of_the_attempt_is_recorded() -> None:
     ended = scene.record(evicted_at=T0 + 30, ended_by=REASON, committed_at=T0 + 32, released_at=T0 + 40)
     job = scene.job(annotations=scene.history(ended))
-    action = decide(job, deactivated(True), [], T0 + 60, Settings(), scene.nobody).action
+    action = scene.decide(job, deactivated(True), [], T0 + 60).action
     assert isinstance(action, Revive)

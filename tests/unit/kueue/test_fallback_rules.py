@@ -9,14 +9,13 @@ import pytest
 from controller_scene import T0
 
 from kueue_integration.cli import tables
-from kueue_integration.contract import job_names
-from kueue_integration.controller import views
+from kueue_integration.contract import attempt_records, job_names
 from kueue_integration.controller.actions import AnswerReady, RequestReadmission
-from kueue_integration.controller.decide import decide
 from kueue_integration.controller.errors import RefusedError
 from kueue_integration.controller.fit import checkpoint_fit
-from kueue_integration.controller.hold import Settings
+from kueue_integration.controller.fit.machines import FlavorMachines
 from kueue_integration.controller.sidecar_api import reports
+from kueue_integration.controller.snapshot import Job, Workload
 from kueue_integration.jobs.status import newest_usable, summarise
 from proxy.protocol import names
 from proxy.protocol.messages import CommitRequest, Damage, DamageReport, Hello, Needs, to_json
@@ -34,7 +33,7 @@ WHY = "pack 00ff of checkpoint train-a2-g1, file pages-1.img does not match its 
 
 
 def look(job, workload, pods=(), now=NOW):
-    return decide(job, workload, list(pods), now, Settings(), scene.nobody)
+    return scene.decide(job, workload, list(pods), now)
 
 
 def write(job, change):
@@ -79,11 +78,11 @@ def next_attempt(job):
 
 def test_every_commit_is_remembered_once_oldest_first():
     job = job_with(FIRST, SECOND)
-    assert views.checkpoints(job) == [FIRST, SECOND]
+    assert attempt_records.checkpoints(job) == [FIRST, SECOND]
     write(job, scene.history(scene.record(2)))
     ended = CommitRequest(scene.NS, "train", 2, SECOND, 1.0, 9)
     write(job, reports.commit(job, ended, NOW))  # the same, and now the attempt ends with it
-    assert views.checkpoints(job) == [FIRST, SECOND]
+    assert attempt_records.checkpoints(job) == [FIRST, SECOND]
     assert reports.commit(job, ended, NOW) is None
 
 
@@ -92,7 +91,7 @@ def test_a_pod_cannot_call_a_checkpoint_unusable_by_committing_it():
     job = job_with(FIRST)
     write(job, scene.history(scene.record(2)))
     write(job, reports.commit(job, CommitRequest(scene.NS, "train", 2, ref, 1.0, 9), NOW))
-    assert views.checkpoint(job) == SECOND and views.checkpoints(job) == [FIRST, SECOND]
+    assert attempt_records.checkpoint(job) == SECOND and attempt_records.checkpoints(job) == [FIRST, SECOND]
 
 
 def test_the_list_that_cannot_be_read_does_not_stop_a_commit():
@@ -100,7 +99,7 @@ def test_the_list_that_cannot_be_read_does_not_stop_a_commit():
     job["metadata"]["annotations"][job_names.ANN_CHECKPOINTS] = "[[["
     write(job, scene.history(scene.record(2)))
     write(job, reports.commit(job, CommitRequest(scene.NS, "train", 2, SECOND, 1.0, 9), NOW))
-    assert views.checkpoints(job) == [SECOND]
+    assert attempt_records.checkpoints(job) == [SECOND]
 
 
 def test_pods_hear_what_was_committed_newest_first():
@@ -111,8 +110,8 @@ def test_pods_hear_what_was_committed_newest_first():
 def test_the_next_attempt_starts_from_the_checkpoint_before_and_says_so():
     job = job_with(FIRST, SECOND)
     write(job, reports.damage(job, damaged((SECOND.id, WHY))))
-    assert views.checkpoint(job) == FIRST
-    assert views.checkpoints(job) == [FIRST, dataclasses.replace(SECOND, unusable=WHY)]
+    assert attempt_records.checkpoint(job) == FIRST
+    assert attempt_records.checkpoints(job) == [FIRST, dataclasses.replace(SECOND, unusable=WHY)]
     assert reports.damage(job, damaged((SECOND.id, WHY))) is None  # another pod of the attempt has found it, too
     # Who comes late to this attempt gets what the others have, or nothing: never another checkpoint.
     assert hello(job).checkpoint.id == SECOND.id
@@ -125,7 +124,7 @@ def test_the_next_attempt_starts_from_the_checkpoint_before_and_says_so():
     answer = next_attempt(job)
     assert answer.pod_annotations[names.ANN_CHECKPOINT] == FIRST.id
     assert answer.message == f"attempt 4: continues from checkpoint {FIRST.id}; {said}"
-    record = views.history(job)[-1]
+    record = attempt_records.history(job)[-1]
     assert (record.attempt, record.restored_from) == (4, FIRST.id)
     assert [(s.id, s.step, s.why) for s in record.skipped] == [(SECOND.id, 200, WHY)]
     assert hello(job, 4).checkpoint == FIRST
@@ -140,14 +139,14 @@ def test_the_next_attempt_starts_from_the_checkpoint_before_and_says_so():
 def test_older_ones_that_are_gone_are_passed_over_at_once():
     job = job_with(FIRST, SECOND, THIRD, attempt=4)
     write(job, reports.damage(job, damaged((THIRD.id, WHY), (SECOND.id, "no checkpoint"), attempt=4)))
-    assert views.checkpoint(job) == FIRST
-    assert [s.id for s in (next_attempt(job), views.history(job)[-1])[1].skipped] == [THIRD.id, SECOND.id]
+    assert attempt_records.checkpoint(job) == FIRST
+    assert [s.id for s in (next_attempt(job), attempt_records.history(job)[-1])[1].skipped] == [THIRD.id, SECOND.id]
 
 
 def test_when_none_is_left_the_job_begins_anew_and_says_so():
     job = job_with(FIRST, SECOND)
     write(job, reports.damage(job, damaged((SECOND.id, WHY), (FIRST.id, "no checkpoint"))))
-    assert views.checkpoint(job) is None
+    assert attempt_records.checkpoint(job) is None
     ended = look(job, scene.workload(state="Ready", admitted=True), [scene.pod(i, attempt=3) for i in (0, 1)]).action
     assert isinstance(ended, RequestReadmission)
     assert ended.message.endswith("restarts from the beginning")
@@ -155,12 +154,12 @@ def test_when_none_is_left_the_job_begins_anew_and_says_so():
     answer = next_attempt(job)
     assert answer.pod_annotations[names.ANN_CHECKPOINT] == ""
     assert answer.message.startswith(f"attempt 4: starts from the beginning; checkpoint {SECOND.id} cannot be restored")
-    record = views.history(job)[-1]
+    record = attempt_records.history(job)[-1]
     assert (record.restored_from, [s.id for s in record.skipped]) == (None, [SECOND.id, FIRST.id])
     assert newest_usable(summarise(job, None, ()).checkpoints) is None
     new = dated(4, 7)
     write(job, reports.commit(job, CommitRequest(scene.NS, "train", 4, new, 1.0, 6), NOW))
-    assert views.checkpoints(job) == [new], "what lies before a new beginning is not gone back to"
+    assert attempt_records.checkpoints(job) == [new], "what lies before a new beginning is not gone back to"
     assert newest_usable(summarise(job, None, ()).checkpoints)["id"] == new.id
 
 
@@ -203,10 +202,11 @@ def test_machines_are_compared_with_what_the_checkpoint_before_needs():
     """The damaged one was made on another kind of machine."""
     needs = {FIRST.id: Needs("amd64"), SECOND.id: Needs("arm64")}
     job = job_with(*(dataclasses.replace(ref, needs=needs[ref.id]) for ref in (FIRST, SECOND)))
-    nodes = checkpoint_fit.FlavorMachines({}, {"node-1": {checkpoint_fit.ARCHITECTURE: "amd64"}})
-    assert "needs arm64" in checkpoint_fit.unfit(job, scene.workload(), lambda flavor: nodes)
+    admitted = Workload.parse(scene.workload())
+    nodes = FlavorMachines({}, {"node-1": {checkpoint_fit.ARCHITECTURE: "amd64"}})
+    assert "needs arm64" in checkpoint_fit.unfit(Job.parse(job), admitted, lambda flavor: nodes)
     write(job, reports.damage(job, damaged((SECOND.id, WHY))))
-    assert checkpoint_fit.unfit(job, scene.workload(), lambda flavor: nodes) == ""
+    assert checkpoint_fit.unfit(Job.parse(job), admitted, lambda flavor: nodes) == ""
 
 
 def test_long_reasons_and_long_lists_stay_short():
@@ -214,5 +214,5 @@ def test_long_reasons_and_long_lists_stay_short():
     report = damaged(*((f"train-a{n}-g1", "x" * 10_000) for n in range(30, 5, -1)), attempt=31)
     write(job, reports.damage(job, report))
     next_attempt(job)
-    assert len(views.history(job)[-1].skipped) == 3
+    assert len(attempt_records.history(job)[-1].skipped) == 3
     assert sum(map(len, job["metadata"]["annotations"].values())) < 50_000

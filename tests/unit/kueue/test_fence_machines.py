@@ -8,13 +8,13 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0
 
-from kueue_integration.contract import job_names
+from kueue_integration.contract import attempt_records, job_names
 from kueue_integration.controller import reshape
 from kueue_integration.controller.actions import AnswerReady, PatchWorkload, RequestReadmission, Reshape, Wait
-from kueue_integration.controller.decide import decide
 from kueue_integration.controller.errors import RefusedError
 from kueue_integration.controller.fit import checkpoint_fit
-from kueue_integration.controller.fit.checkpoint_fit import ARCHITECTURE, CPUID, FlavorMachines
+from kueue_integration.controller.fit.checkpoint_fit import ARCHITECTURE, CPUID
+from kueue_integration.controller.fit.machines import FlavorMachines
 from kueue_integration.controller.fit.nodes import KEPT_S, Machines
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.metrics import Metrics
@@ -59,7 +59,7 @@ def admitted(flavor="spot", retries=0):
 
 
 def look(the_job, workload, machines_of, flavors=("spot", "ondemand")):
-    return decide(the_job, workload, [], NOW, Settings(), scene.nobody, lambda _: flavors, machines_of).action
+    return scene.decide(the_job, workload, [], NOW, Settings(), scene.nobody, lambda _: flavors, machines_of).action
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_when_no_flavor_fits_kueue_tries_again_ever_later_and_nothing_starts():
         pauses.append(action.requeue_after_s)
         current = merge_patch(current, {"metadata": {"annotations": dict(action.job_annotations)}})
     assert pauses == [5, 10, 40, checkpoint_fit.LONGEST_PAUSE_S]
-    (record,) = reports.views.history(current)
+    (record,) = attempt_records.history(current)
     assert record.note.count("no flavor it may use fits") == 1
 
 

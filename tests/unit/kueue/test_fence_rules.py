@@ -10,7 +10,6 @@ from controller_scene import T0, at
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import AnswerReady, RequestReadmission, Wait, Withdraw
-from kueue_integration.controller.decide import decide
 from kueue_integration.controller.hold import Settings
 from proxy.protocol import names
 from proxy.protocol.messages import to_json
@@ -19,7 +18,7 @@ NOW = T0 + 12
 
 
 def look(job, workload, pods=(), now=NOW):
-    return decide(job, workload, list(pods), now, Settings(), scene.nobody)
+    return scene.decide(job, workload, list(pods), now)
 
 
 def test_the_first_attempt_starts_with_number_one_and_no_checkpoint():
@@ -190,7 +189,7 @@ def test_an_eviction_that_nobody_saw_is_read_from_what_kueue_kept():
     previously = scene.condition("Evicted", False, 33, "QuotaReserved", "Previously: " + scene.PREEMPTED)
     job = scene.job(annotations=scene.history(scene.record()))
     workload = scene.workload(reserved_at=33, extra_conditions=[previously])
-    action = decide(job, workload, [], NOW, Settings(), {"99-wl": "job-big"}.get).action
+    action = scene.decide(job, workload, [], NOW, Settings(), scene.preemptors({"99-wl": "job-big"})).action
     assert isinstance(action, AnswerReady)
     before, new = scene.stored(action.job_annotations)
     assert (before.ended_by, before.preempted_by) == ("Preempted", "job-big")

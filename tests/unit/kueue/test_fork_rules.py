@@ -12,13 +12,14 @@ from controller_scene import NS, T0
 from kueue_integration.contract import attempt_records, branches, job_names
 from kueue_integration.controller import origins
 from kueue_integration.controller.actions import AnswerReady, BeginFrom, Wait
-from kueue_integration.controller.decide import decide
+from kueue_integration.controller.fit.machines import unknown
 from kueue_integration.controller.hold import Settings
+from kueue_integration.controller.look import Looks
 from kueue_integration.controller.metrics import Metrics
-from kueue_integration.controller.reconciler import Reconciler, Task
 from kueue_integration.controller.sidecar_api import reports
+from kueue_integration.controller.snapshot import Job
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import WORKLOAD, merge_patch
+from kueue_integration.kube.resources import JOB, WORKLOAD, merge_patch
 from proxy.protocol import names
 from proxy.protocol.messages import Hello, HelloReply, Origin, from_json, lean_json, to_json
 
@@ -41,7 +42,7 @@ FROM_C1 = Origin("train", C1.id)
 
 
 def due(the_job, *jobs):
-    return origins.due(the_job, lambda name: next((j for j in jobs if j["metadata"]["name"] == name), None))
+    return origins.due(Job.parse(the_job), lambda name: next((j for j in jobs if j["metadata"]["name"] == name), None))
 
 
 def begun(the_job, found):
@@ -56,7 +57,7 @@ def test_a_fork_begins_with_what_the_other_job_has_committed():
     assert branches.origin(twin) == FROM_C1 and branches.maker(twin, "twin", C1.id) == "train"
     assert branches.maker(twin, "twin", "twin-a4-g1") == "twin"
     assert due(twin, source()) is None, "once"
-    answer = decide(twin, scene.workload(owner="twin"), (), T0 + 20, Settings(), scene.nobody).action
+    answer = scene.decide(twin, scene.workload(owner="twin"), (), T0 + 20).action
     assert isinstance(answer, AnswerReady)
     # Its checkpoints have higher numbers than the one that it began with.
     assert (answer.attempt, answer.pod_annotations[names.ANN_CHECKPOINT]) == (4, C1.id)
@@ -97,7 +98,7 @@ def test_what_cannot_be_begun_with_starts_nothing(the_job, jobs, words):
     found = due(the_job, *jobs)
     assert isinstance(found, Wait) and words in found.message and "delete the Job" in found.message
     # Whoever decides without looking there starts nothing either: least of all from the beginning.
-    said = decide(the_job, scene.workload(owner="twin"), (), T0 + 20, Settings(), scene.nobody).action
+    said = scene.decide(the_job, scene.workload(owner="twin"), (), T0 + 20).action
     assert isinstance(said, Wait) and job_names.ANN_START_FROM in said.message
 
 
@@ -109,35 +110,43 @@ def test_a_job_that_names_nothing_or_has_run_already_is_left_alone():
     assert due(copied, source()) is None
 
 
-def test_the_reconciler_writes_it_down_before_anything_else():
+def test_a_look_writes_it_down_before_anything_else():
     kube = FakeKube()
     for obj in (source(), new(FROM_C1), scene.workload(owner="twin", job_uid="uid-of-twin")):
         kube.put(obj)
-    reconciler = Reconciler(kube, Settings(), Metrics(), now=lambda: T0 + 20)
-    job = kube.get_job(NS, "twin")
     workload = kube.get(WORKLOAD, NS, "job-train-1")
 
     class Copies:
         """What a controller sees that has both."""
 
         def job(self, namespace, name):
-            return kube.get_job(namespace, name)
+            return kube.find(JOB, namespace, name) if name == "twin" else None
 
         def workload_of(self, namespace, name):
-            return workload if name == "twin" else None
+            return kube.get(WORKLOAD, NS, "job-train-1") if name == "twin" else None
 
         def pods_of(self, namespace, name):
             return []
 
         lost_of = pods_of
 
-        def name_of(self, uid):
+        def preemptor(self, uid):
             return None
 
-        preemptor = flavors_of = name_of
+        flavors_of = preemptor
 
-    reconciler.world = Copies()
-    reconciler.handle(Task("job", NS, "twin"))
-    after = kube.get_job(NS, "twin")
-    assert branches.origin(after) == FROM_C1 and branches.origin(job) is None
-    assert "checkpoint" not in str(kube.get(WORKLOAD, NS, "job-train-1")["status"]), "answered on the next look"
+    class NoHold:
+        def seen_at(self, job, workload):
+            return None
+
+    looks = Looks(kube, Settings(), Copies(), NoHold(), unknown, Metrics(), lambda: T0 + 20)
+    looks.job(NS, "twin", again=lambda seconds: None)
+    assert branches.origin(kube.get_job(NS, "twin")) == FROM_C1
+    assert kube.get(WORKLOAD, NS, "job-train-1") == workload, "answered on the next look"
+    # Where there is nothing to begin with, that is said once, and nothing starts.
+    kube.put(new(Origin("nobody", C1.id)))
+    for _ in range(2):
+        looks.job(NS, "twin", again=lambda seconds: None)
+    (check,) = kube.get(WORKLOAD, NS, "job-train-1")["status"]["admissionChecks"]
+    assert check["state"] == "Pending" and "there is no training job 'nobody' here" in check["message"]
+    assert len([verb for verb, kind, _ in kube.requests if (verb, kind) == ("patch", "Workload")]) == 1

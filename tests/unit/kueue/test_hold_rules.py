@@ -5,10 +5,10 @@ from __future__ import annotations
 import controller_scene as scene
 import pytest
 from controller_scene import T0
+from job_builder import a_job
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import RecordHistory, ReleaseHold, StartCheckpoint
-from kueue_integration.controller.decide import decide
 from kueue_integration.controller.hold import Settings
 from kueue_integration.kube import server_time
 from proxy.protocol import names
@@ -26,7 +26,7 @@ def held(**annotations: str):
 def look(job, workload=None, pods=None, now=T0 + 30.5, settings=None, named=NAMES):
     workload = workload or scene.workload(evicted=EVICTED, admitted=True)
     pods = [scene.pod(0), scene.pod(1)] if pods is None else pods
-    return decide(job, workload, pods, now, settings or Settings(), named.get)
+    return scene.decide(job, workload, pods, now, settings or Settings(), scene.preemptors(named))
 
 
 def test_an_eviction_starts_a_checkpoint_with_a_deadline():
@@ -47,9 +47,8 @@ def test_the_platforms_limit_cuts_the_jobs_budget():
 
 
 def test_without_a_budget_of_its_own_a_job_gets_the_platforms():
-    job = held()
-    del job["metadata"]["annotations"][job_names.ANN_BUDGET]
-    action = look(job, settings=Settings(max_budget_s=77)).action
+    job = a_job().running().preempted()
+    action = job.look(now=T0 + 30.5, settings=Settings(max_budget_s=77)).action
     assert isinstance(action, StartCheckpoint)
     assert action.deadline == T0 + 107.5
 
@@ -194,7 +193,7 @@ def test_a_tenant_who_rewrites_it_every_two_seconds_does_not_move_the_end(tamper
         job = held(**tamper(now))
         workload = None if gone else scene.workload(evicted=EVICTED, admitted=True)
         pods = [scene.pod(0), scene.pod(1)]
-        decision = decide(job, workload, pods, now, settings, NAMES.get, seen_at=T0 + 30.5)
+        decision = scene.decide(job, workload, pods, now, settings, scene.preemptors(NAMES), seen_at=T0 + 30.5)
         if isinstance(decision.action, ReleaseHold):
             assert now >= T0 + 60.5, "nobody has to end it early"
             return

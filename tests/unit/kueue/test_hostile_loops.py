@@ -15,6 +15,7 @@ import pytest
 from controller_scene import CHECK, NS
 
 from kueue_integration.contract import job_names
+from kueue_integration.controller import installed
 from kueue_integration.controller.__main__ import unhealthy
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.informer import Informer
@@ -214,7 +215,7 @@ def test_a_task_that_fails_for_days_ends_no_worker(monkeypatch: pytest.MonkeyPat
     reconciler._failures[task] = 5000
     kube.fail_next("get", ADMISSION_CHECK, Unreachable("gone"))
     reconciler.handle(task)
-    monkeypatch.setattr(reconciler, "_check", lambda: [][0])
+    monkeypatch.setattr(installed, "claim_check", lambda kube, name, now: [][0])
     reconciler.handle(task)
     assert reconciler._failures[task] == 5002
 

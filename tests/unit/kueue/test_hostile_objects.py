@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 from kueue_integration.cli import tables, trace_svg, trace_text
 from kueue_integration.contract import attempt_phases, attempt_records, job_names
 from kueue_integration.contract.attempt_phases import AttemptPhases
-from kueue_integration.controller import views
 from kueue_integration.controller.cache import World
-from kueue_integration.controller.decide import decide
 from kueue_integration.controller.errors import BadAnnotationError, RefusedError
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.measure import Meter
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.sidecar_api import reports
+from kueue_integration.controller.snapshot import Pod
 from kueue_integration.doctor import jobs as doctor_jobs
 from kueue_integration.jobs import loss_curve, move_trace, unreadable
 from kueue_integration.jobs import status as library
@@ -90,9 +89,11 @@ STORABLE = [text for text in garbage.EXTREMES if not garbage.halved(text)]
 
 def _mostly_good() -> st.SearchStrategy[dict[str, str]]:
     """All annotations, one to three of them spoilt or gone."""
+
     def spoil(chosen: list[str]) -> st.SearchStrategy[dict[str, str]]:
-        bad = {name: st.none() | (garbage.near(GOOD[name]) if _is_json(GOOD[name]) else garbage.texts())
-               for name in chosen}
+        bad = {
+            name: st.none() | (garbage.near(GOOD[name]) if _is_json(GOOD[name]) else garbage.texts()) for name in chosen
+        }
         return st.fixed_dictionaries(bad).map(
             lambda spoilt: {k: v for k, v in {**GOOD, **spoilt}.items() if v is not None}
         )
@@ -127,7 +128,7 @@ NOW = T0 + 30.0
 
 def _decided(job: Any, workload: Any, pods: Any) -> None:
     for now in (NOW, NOW + 1000):
-        decide(job, workload, pods, now, Settings(), scene.nobody, lambda job: ["spot", "ondemand"])
+        scene.decide(job, workload, pods, now, Settings(), scene.nobody, lambda job: ["spot", "ondemand"])
 
 
 def _shown(job: Any, workload: Any, pods: Any) -> None:
@@ -254,4 +255,4 @@ def test_pods_may_carry_anything(text: str, where: str) -> None:
             reader(job, workload, pods)
     world = World(FakeKube(job, workload, *pods))
     assert list(world.pods._index(pods[0]))
-    assert isinstance(views.pod_index(pods[0]), (int, type(None)))
+    assert isinstance(Pod.parse(pods[0]).index, (int, type(None)))

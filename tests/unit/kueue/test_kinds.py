@@ -20,6 +20,7 @@ from kueue_integration.contract import job_names, kinds
 from kueue_integration.controller import apply, reshape, views
 from kueue_integration.controller.actions import GiveUp
 from kueue_integration.controller.metrics import Metrics
+from kueue_integration.controller.snapshot import Job, Workload
 from kueue_integration.errors import Conflict, Forbidden, JobNotFoundError, NotFound, RequestRefusedError, SpecError
 from kueue_integration.jobs import lifecycle, status
 from kueue_integration.kube.fake import FakeKube
@@ -298,7 +299,7 @@ def test_a_placement_steers_kueue_and_leaves_the_pods_of_other_kinds_alone() -> 
     workload = {"metadata": {"name": "w", "namespace": "default"}, "spec": {"podSets": [podset]}, "status": {}}
     for made in every_kind():
         job = kinds.as_job({**made, "metadata": {**made["metadata"], "annotations": {job_names.ANN_PLACEMENT: text}}})
-        action = reshape.reshape(job, workload)
+        action = reshape.reshape(Job.parse(job), Workload.parse(workload))
         assert type(action).__name__ == ("Reshape" if kinds.is_job(job) else "PatchWorkload")
 
 

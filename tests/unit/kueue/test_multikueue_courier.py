@@ -14,11 +14,8 @@ import pytest
 from controller_scene import CHECK, NS, pod
 from test_multikueue_ledger import NAME, copy, local, ran, there
 
-from kueue_integration.contract import job_names
-from kueue_integration.controller import views
-from kueue_integration.controller.decide import decide
+from kueue_integration.contract import attempt_records, job_names
 from kueue_integration.controller.fit.checkpoint_fit import ARCHITECTURE, CPUID
-from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.errors import Conflict, PlatformError, Unreachable
 from kueue_integration.kube.client import connect_to
@@ -88,7 +85,7 @@ class Land:
         return self.manager.get(JOB, NS, "train")
 
     def check(self, cluster: str) -> dict[str, Any]:
-        return dict(views.check(self.workers[cluster].get(WORKLOAD, NS, NAME), CHECK) or {})
+        return dict(scene.check(self.workers[cluster].get(WORKLOAD, NS, NAME)))
 
     def dispatch(self, cluster: str) -> None:
         """What Kueue does when the fence of `cluster` is open: the Job is copied, with the annotations of now."""
@@ -124,7 +121,7 @@ def test_a_job_moves_with_its_checkpoint_and_never_runs_twice(land: Land):
     # It trains there, is preempted and saved; the worker's controller writes that on the copy.
     record = ran(1, "a", checkpoint=scene.checkpoint().id)
     land.note("a", **scene.history(record), **{names.ANN_CHECKPOINT: to_json(scene.checkpoint())})
-    until(lambda: views.checkpoint(land.job()) == scene.checkpoint(), "the checkpoint is known here")
+    until(lambda: attempt_records.checkpoint(land.job()) == scene.checkpoint(), "the checkpoint is known here")
     # Kueue deletes the Workload and the Job there; a pod is slow to end.
     land.workers["a"].delete(WORKLOAD, NS, NAME)
     going = land.workers["a"].get(JOB, NS, "train")
@@ -138,7 +135,7 @@ def test_a_job_moves_with_its_checkpoint_and_never_runs_twice(land: Land):
     until(lambda: land.check("b").get("state") == "Ready", "cluster b is let in")
     updates = land.check("b")["podSetUpdates"][0]["annotations"]
     assert updates[job_names.ANN_ATTEMPT] == "2" and updates[names.ANN_CHECKPOINT] == scene.checkpoint().id
-    first, second = views.history(land.job())
+    first, second = attempt_records.history(land.job())
     assert (first.cluster, second.cluster, second.restored_from) == ("a", "b", scene.checkpoint().id)
 
 
@@ -149,7 +146,7 @@ def test_records_that_were_written_while_nobody_listened_are_taken_before_the_co
     land.workers["a"].put(copy(ran(1, "a"), deleted=True, suspend=True, annotations=saved))
     land.start()
     until(lambda: not land.workers["a"].get(JOB, NS, "train")["metadata"].get("finalizers"), "the copy may go")
-    assert views.checkpoint(land.job()) == scene.checkpoint()
+    assert attempt_records.checkpoint(land.job()) == scene.checkpoint()
 
 
 def test_a_cluster_that_is_cut_off_stops_the_next_attempt_until_somebody_gives_it_up(land: Land):
@@ -160,12 +157,12 @@ def test_a_cluster_that_is_cut_off_stops_the_next_attempt_until_somebody_gives_i
         land.workers["a"].fail_next("list", POD, Unreachable("cut"))
     land.workers["b"].put(there(70, uid="b-uid"))
     until(lambda: "does not answer" in land.check("b").get("message", ""), "cluster b is told why it waits")
-    assert len(views.history(land.job())) == 1
+    assert len(attempt_records.history(land.job())) == 1
     land.workers["a"]._failures.clear()
     land.workers["a"].fail_next("list", POD, Unreachable("cut"))
     land.manager.delete(MULTIKUEUE_CLUSTER, None, "a")
     until(lambda: land.check("b").get("state") == "Ready", "cluster b is let in")
-    assert [r.cluster for r in views.history(land.job())] == ["a", "b"]
+    assert [r.cluster for r in attempt_records.history(land.job())] == ["a", "b"]
 
 
 def test_a_checkpoint_is_not_sent_to_machines_that_cannot_run_it(land: Land):
@@ -182,10 +179,10 @@ def test_a_checkpoint_is_not_sent_to_machines_that_cannot_run_it(land: Land):
     land.workers["a"].put(there(70))
     until(lambda: land.check("a").get("state") == "Retry", "the quota is given back")
     assert "its nodes lack AVX2" in land.check("a")["message"]
-    until(lambda: "cluster a" in (views.history(land.job())[-1].note or ""), "the user can read why")
+    until(lambda: "cluster a" in (attempt_records.history(land.job())[-1].note or ""), "the user can read why")
     land.workers["b"].put(there(80, uid="b-uid"))
     until(lambda: land.check("b").get("state") == "Ready", "the cluster that can is let in")
-    assert [r.cluster for r in views.history(land.job())] == ["b", "b"]
+    assert [r.cluster for r in attempt_records.history(land.job())] == ["b", "b"]
 
 
 def test_a_courier_that_dies_after_the_record_finishes_the_same_attempt(land: Land):
@@ -195,7 +192,7 @@ def test_a_courier_that_dies_after_the_record_finishes_the_same_attempt(land: La
     land.workers["a"].fail_next("patch", WORKLOAD, Unreachable("cut"))
     land.start()
     until(lambda: land.check("a").get("state") == "Ready", "cluster a is let in")
-    assert [r.attempt for r in views.history(land.job())] == [1]
+    assert [r.attempt for r in attempt_records.history(land.job())] == [1]
     assert land.check("a")["podSetUpdates"][0]["annotations"][job_names.ANN_ATTEMPT] == "1"
 
 
@@ -263,13 +260,13 @@ def test_a_kubeconfig_that_would_run_a_program_of_ours_is_refused():
 # --- the workers' own controllers ---------------------------------------------------------------------------------
 def test_a_worker_keeps_the_records_of_a_copy_first_of_all_and_leaves_its_fence_to_the_manager():
     job = copy(scene.record(1), kept=False, suspend=True)
-    seen = decide(job, there(10), [], 0.0, Settings(), lambda uid: None).action
+    seen = scene.decide(job, there(10), [], 0.0).action
     assert type(seen).__name__ == "KeepRecords"
     kept = copy(scene.record(1), suspend=True)
-    assert decide(kept, there(10), [], scene.T0 + 11, Settings(), lambda uid: None).action is None
+    assert scene.decide(kept, there(10), [], scene.T0 + 11).action is None
 
 
 def test_a_manager_leaves_a_job_that_runs_elsewhere_alone():
     job = local(scene.record(1, cluster="a"), suspend=False)
     workload = scene.workload(NAME, evicted=("AdmissionCheck", "", 50), admitted=True)
-    assert decide(job, workload, [], scene.T0 + 60, Settings(), lambda uid: None).action is None
+    assert scene.decide(job, workload, [], scene.T0 + 60).action is None

@@ -10,9 +10,9 @@ import pytest
 from controller_scene import CHECK, T0, at, condition, pod
 
 from kueue_integration.cli import tables
-from kueue_integration.contract import job_names
-from kueue_integration.controller import views
-from kueue_integration.controller.fit.checkpoint_fit import ARCHITECTURE, CPUID, LONGEST_PAUSE_S, FlavorMachines
+from kueue_integration.contract import attempt_records, job_names
+from kueue_integration.controller.fit.checkpoint_fit import ARCHITECTURE, CPUID, LONGEST_PAUSE_S
+from kueue_integration.controller.fit.machines import FlavorMachines
 from kueue_integration.jobs.status import summarise
 from kueue_integration.multikueue import plan
 from kueue_integration.multikueue.plan import Back, Drop, End, Grant, Hand, Record, Say, Site
@@ -70,7 +70,7 @@ def test_the_first_attempt_goes_to_the_cluster_that_has_quota_longest():
     assert isinstance(step, Grant) and step.cluster == "b"
     assert step.answer.attempt == 1
     assert step.answer.pod_annotations[job_names.ANN_FLAVOR] == "spot"
-    (written,) = views.history({"metadata": {"annotations": step.answer.job_annotations}})
+    (written,) = attempt_records.history({"metadata": {"annotations": step.answer.job_annotations}})
     assert (written.cluster, written.attempt, written.held) == ("b", 1, True)
 
 
@@ -79,7 +79,7 @@ def test_the_next_attempt_carries_number_and_checkpoint_on():
     assert isinstance(step, Grant) and (step.cluster, step.answer.attempt) == ("b", 2)
     assert step.answer.pod_annotations[names.ANN_CHECKPOINT] == scene.checkpoint().id
     assert step.answer.job_annotations[job_names.ANN_HOLD] == job_names.HOLD_ARMED
-    before, after = views.history({"metadata": {"annotations": step.answer.job_annotations}})
+    before, after = attempt_records.history({"metadata": {"annotations": step.answer.job_annotations}})
     assert (before.cluster, after.cluster, after.restored_from) == ("a", "b", scene.checkpoint().id)
 
 
@@ -154,7 +154,7 @@ def test_quota_on_machines_that_cannot_run_the_checkpoint_is_given_back_and_the_
     told = decide(job, [Site("a", workload=workload, machines_of=lambda flavor: OLD)])
     assert isinstance(told, Record)
     job["metadata"]["annotations"].update(told.change)
-    assert "cluster a, flavor ondemand: its nodes lack AVX2" in (views.history(job)[-1].note or "")
+    assert "cluster a, flavor ondemand: its nodes lack AVX2" in (attempt_records.history(job)[-1].note or "")
     pauses = []
     for retries in (0, 1, 20):
         workload["status"]["admissionChecks"][-1]["retryCount"] = retries
@@ -217,7 +217,7 @@ def test_the_end_of_the_job_is_recorded_from_the_status_that_kueue_brings():
     step = decide(job, [Site("a", job=behind)])
     assert isinstance(step, Record)
     job["metadata"]["annotations"].update(step.change)
-    (last,) = views.history(job)
+    (last,) = attempt_records.history(job)
     assert last.ended_by == "Finished" and last.finished_at is not None
     assert decide(job, [Site("a", job=behind)]) == Drop("a")  # its history, which knows less, takes nothing back
 

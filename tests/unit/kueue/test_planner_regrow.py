@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import controller_scene as scene
 import pytest
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from kueue_integration.contract import job_names
 from kueue_integration.controller.regrow import quota
 from kueue_integration.controller.regrow.planner import Candidate, plan
-from proxy.protocol.messages import JobRequest, NodeRequirement, Placement, RequestStatus, to_json
+from kueue_integration.controller.snapshot import Job, Pod, Workload
+from kueue_integration.kube.resources import merge_patch
+from proxy.protocol.messages import AttemptRecord, JobRequest, NodeRequirement, Placement, RequestStatus, to_json
 
 FLAVORS = (("ondemand", "1"), ("spot", "500m"))
 
@@ -38,6 +41,20 @@ def queue(name="training", flavors=FLAVORS, reserved=None, cohort=None):
     return {"metadata": {"name": name}, "spec": spec, "status": status}
 
 
+@dataclass
+class Running:
+    """A candidate's objects, which a test may change before the look."""
+
+    job: Any
+    workload: Any
+    pods: list[Any]
+    history: list[AttemptRecord]
+
+    def candidate(self) -> Candidate:
+        job = merge_patch(self.job, {"metadata": {"annotations": scene.history(*self.history)}})
+        return Candidate(Job.parse(job), Workload.parse(self.workload), [Pod.parse(pod) for pod in self.pods])
+
+
 def shrunk(*, count=2, flavor="spot", wanted=4, name="train", uid=None, priority=10, created=0, history=None):
     """A job that runs with `count` of `wanted` workers of 250m since second 20."""
     record = scene.record(first_step=5, first_step_at=T0 + 20, flavor=flavor, pods=count)
@@ -48,13 +65,14 @@ def shrunk(*, count=2, flavor="spot", wanted=4, name="train", uid=None, priority
         uid=uid or f"uid-{name}", priority=priority, created=created,
     )  # fmt: skip
     pods = [scene.pod(i, job_name=name) for i in range(count)]
-    return Candidate(job, workload, pods, records)
+    return Running(job, workload, pods, records)
 
 
 def look(candidates, *, others=(), pending=(), of=None, now=T0 + 100, min_run=10.0, cohort=None):
     of = of or queue()
     reserved = [c.workload for c in candidates] + list(others)
-    return plan(quota.Queues(of, cohort or [of], reserved, list(pending)), candidates, now, min_run)
+    queues = quota.Queues(of, cohort or [of], reserved, list(pending))
+    return plan(queues, [c.candidate() for c in candidates], now, min_run)
 
 
 def big(state="reserved", cpu="1", priority=1000, request="250m", wanted=4, flavor="ondemand", queue_name="training"):
@@ -136,7 +154,7 @@ def test_a_job_that_is_not_training_is_not_moved(case):
         pods[0]["metadata"]["deletionTimestamp"] = scene.at(99)
     else:
         history = [scene.record(flavor="spot", pods=2, first_step_at=T0 + 20, ended_by="Preempted")]
-    assert look([Candidate(candidate.job, candidate.workload, pods, history)]).action is None
+    assert look([Running(candidate.job, candidate.workload, pods, history)]).action is None
 
 
 def test_whoever_waits_with_at_least_the_same_priority_goes_first():
@@ -163,9 +181,9 @@ def test_two_small_jobs_do_not_count_the_same_quota_twice():
     first = shrunk(name="a", count=1, wanted=4, priority=10, created=5)
     second = shrunk(name="b", count=1, wanted=4, priority=100, created=9)
     result = look([first, second])
-    assert result.candidate is second  # the higher priority first, and only that one
+    assert result.candidate == second.candidate()  # the higher priority first, and only that one
     older = look([first, shrunk(name="b", count=1, wanted=4, priority=10, created=9)])
-    assert older.candidate is first
+    assert older.candidate == first.candidate()
 
 
 def moved(number):

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from kueue_integration.contract import attempt_records, job_names
 from kueue_integration.controller.actions import AskCheckpoint, RecordHistory
-from kueue_integration.controller.decide import decide
-from kueue_integration.controller.hold import Settings
 from kueue_integration.kube.resources import merge_patch
 from kueue_integration.requests import periodic_checkpoints, user_requests
 from kueue_integration.requests.periodic_checkpoints import LONGEST_S, SHORTEST_S
@@ -317,7 +315,7 @@ def test_never_two_within_the_least_time(wish, ended, later, failures):
 def look(the_job, workload, now, pods=None):
     pods = [scene.pod(i) for i in range(2)] if pods is None else pods
     for _ in range(3):
-        found = decide(the_job, workload, pods, now, Settings(), scene.nobody)
+        found = scene.decide(the_job, workload, pods, now)
         if not isinstance(found.action, RecordHistory):
             return found
         the_job = merge_patch(the_job, {"metadata": {"annotations": dict(found.action.job_annotations)}})

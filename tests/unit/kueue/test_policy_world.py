@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from eviction_world import TASK, TICK_S, Replica, World
 
-from kueue_integration.contract import job_names
-from kueue_integration.controller import views
+from kueue_integration.contract import attempt_records, job_names
 from kueue_integration.kube.resources import JOB, POD, WORKLOAD
 from kueue_integration.requests import periodic_checkpoints, user_requests
 
@@ -62,16 +61,16 @@ def policy_times(world: World) -> list[float]:
 
 def test_one_after_the_other_in_the_same_attempt(monkeypatch):
     world = world_of(monkeypatch, "60s")
-    began = views.history(world.job())[0].first_step_at
+    began = attempt_records.history(world.job())[0].first_step_at
     world.run(lambda: len(world.committed) == 3)
     times = policy_times(world)
     assert 60 <= times[0] - began <= 60 + SLACK_S
     for taken, asked in zip(world.committed, times[1:], strict=False):
         assert 60 <= asked - taken.created_at <= 60 + SLACK_S
     assert [attempt for attempt, _ in world.started] == [1]
-    assert [ref.id for ref in views.checkpoints(world.job())] == [f"train-a1-g{n}" for n in (1, 2, 3)]
+    assert [ref.id for ref in attempt_records.checkpoints(world.job())] == [f"train-a1-g{n}" for n in (1, 2, 3)]
     assert user_requests.answer(world.job(), user_requests.CHECKPOINT).state == "done"
-    assert views.history(world.job())[0].checkpoint is None
+    assert attempt_records.history(world.job())[0].checkpoint is None
 
 
 def test_by_steps(monkeypatch):
@@ -83,7 +82,7 @@ def test_by_steps(monkeypatch):
 
 def test_auto_takes_a_first_one_and_then_knows(monkeypatch):
     world = world_of(monkeypatch, "auto")
-    began = views.history(world.job())[0].first_step_at
+    began = attempt_records.history(world.job())[0].first_step_at
     world.run(lambda: len(world.committed) == 1, limit_s=400)
     assert 300 <= policy_times(world)[0] - began <= 300 + SLACK_S
     # Two pods: MTBF 12 h; a checkpoint of some 4 s pays off every 10 minutes.
@@ -115,9 +114,9 @@ def test_an_eviction_goes_first_and_the_next_attempt_begins_anew(monkeypatch):
     world.run(lambda: len(world.started) == 2)
     assert [goes_on for *_, goes_on in world.asked] == [True, False]
     world.run(lambda: len(policy_times(world)) == 2)
-    began = views.history(world.job())[-1].first_step_at
+    began = attempt_records.history(world.job())[-1].first_step_at
     assert 60 <= policy_times(world)[-1] - began <= 60 + SLACK_S
-    assert len(views.history(world.job())) == 2
+    assert len(attempt_records.history(world.job())) == 2
 
 
 def test_an_eviction_in_the_middle_of_one(monkeypatch):
@@ -127,14 +126,14 @@ def test_an_eviction_in_the_middle_of_one(monkeypatch):
     world.evict()
     world.run(lambda: len(world.started) == 2)
     assert world.started[1][1] == world.committed[-1].step
-    assert views.history(world.job())[0].checkpoint == world.committed[-1].id
+    assert attempt_records.history(world.job())[0].checkpoint == world.committed[-1].id
 
 
 @pytest.mark.parametrize("how", ["trains", "evicted", "suspended", "finished"])
 def test_only_a_job_that_trains_is_asked(monkeypatch, how):
     world = world_of(monkeypatch, "60s")
     replica = world.replicas[0]
-    before = views.history(world.job())[0]
+    before = attempt_records.history(world.job())[0]
     if how == "evicted":
         world.save_fails = True
         world.evict()

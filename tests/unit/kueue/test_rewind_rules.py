@@ -19,10 +19,9 @@ from kueue_integration.controller.actions import (
     RequestReadmission,
     StartCheckpoint,
 )
-from kueue_integration.controller.decide import decide
 from kueue_integration.controller.errors import RefusedError
-from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.sidecar_api import reports
+from kueue_integration.controller.snapshot import Job, Workload
 from kueue_integration.kube.resources import merge_patch
 from kueue_integration.requests import periodic_checkpoints, user_requests
 from proxy.protocol import names
@@ -70,7 +69,7 @@ def after(the_job, action):
 def act(the_job, workload, pods=()):
     """What is decided once the bookkeeping is done."""
     for _ in range(3):
-        found = decide(the_job, workload, pods, NOW, Settings(), scene.nobody).action
+        found = scene.decide(the_job, workload, pods, NOW).action
         if not isinstance(found, RecordHistory):
             return found
         the_job = after(the_job, found)
@@ -132,7 +131,7 @@ def test_a_hold_is_lifted_because_what_it_would_save_is_not_wanted():
     assert current["metadata"]["annotations"][job_names.ANN_HOLD] == "released"
     (record,) = attempt_records.history(current)
     assert record.ended_by == "Preempted", "that it has to leave was not the rewind's doing"
-    assert branches.given_up(current, 1) is not None
+    assert branches.given_up(branches.rewinds(current), 1) is not None
     assert not isinstance(act(current, workload, PODS), (StartCheckpoint, RequestReadmission))
 
 
@@ -251,9 +250,13 @@ def test_a_rewind_is_no_failure_that_more_checkpoints_would_have_helped_against(
     assert periodic_checkpoints.lost(replace(lost, ended_by="Deleted"))
 
 
+def leave(the_job, workload):
+    return rewind.leave(Job.parse(the_job), Workload.parse(workload), CHECK)
+
+
 def test_the_end_is_asked_for_only_while_the_attempt_that_was_given_up_runs():
     current = rewound()
-    assert rewind.leave(current, scene.workload(state="Pending"), CHECK) is None
+    assert leave(current, scene.workload(state="Pending")) is None
     later = merge_patch(current, {"metadata": {"annotations": attempt_history.stored(
         [*attempt_records.history(current), scene.record(2, restored_from=C1.id)])}})  # fmt: skip
-    assert rewind.leave(later, running(), CHECK) is None
+    assert leave(later, running()) is None

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kueue_integration.contract import job_names
+from kueue_integration.controller import decide as decide_module
+from kueue_integration.controller.actions import Decision
+from kueue_integration.controller.fit.machines import MachinesOf, unknown
+from kueue_integration.controller.hold import Settings
+from kueue_integration.controller.snapshot import Snapshot, Surroundings, Workload
 from kueue_integration.kube import server_time
 from kueue_integration.kube.resources import KUEUE_JOB_UID_LABEL
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, to_json
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, Preemptor, to_json
 
 T0 = 1_800_000_000.0
 NS = "team"
@@ -208,5 +214,31 @@ def stored(job_annotations: Any) -> list[AttemptRecord]:
     return [AttemptRecord(**item) for item in json.loads(job_annotations[job_names.ANN_HISTORY])]
 
 
-def nobody(uid: str) -> str | None:
+def nobody(uid: str) -> Preemptor | None:
     return None
+
+
+def preemptors(names: Mapping[str, str]) -> Callable[[str], Preemptor | None]:
+    """Who has these UIDs; of each only the name of its Workload is known."""
+    return {uid: Preemptor(name, NS, "Job", name, "q", 1000) for uid, name in names.items()}.get
+
+
+def check(workload: dict[str, Any]) -> Any:
+    """Our admission check's state in the Workload, {} without one."""
+    return Workload.parse(workload).checks.get(CHECK, {})
+
+
+def decide(
+    job: Any,
+    workload: Any,
+    pods: Sequence[Any],
+    now: float,
+    settings: Settings | None = None,
+    find: Callable[[str], Preemptor | None] = nobody,
+    flavors_of: Callable[[Any], Sequence[str] | None] = lambda job: None,
+    machines_of: MachinesOf = unknown,
+    seen_at: float | None = None,
+) -> Decision:
+    """One look at these objects."""
+    seen = Snapshot.parse(job, workload, pods, seen_at, Surroundings(find, flavors_of, machines_of))
+    return decide_module.decide(seen, settings or Settings(), now)

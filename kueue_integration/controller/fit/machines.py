@@ -1,0 +1,25 @@
+"""What is known of the machines of a ResourceFlavor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class FlavorMachines:
+    """A ResourceFlavor's nodeLabels, and the labels of the nodes that have them."""
+
+    labels: Labels
+    nodes: Mapping[str, Labels]
+    """Node name -> labels."""
+
+
+MachinesOf = Callable[[str], "FlavorMachines | None"]
+"""By flavor; None: not known."""
+
+
+def unknown(flavor: str) -> FlavorMachines | None:
+    return None

@@ -1,0 +1,104 @@
+"""What one look sees, parsed once: a Job, its Workload, its pods and what is known around them. Pure.
+
+Here and in `contract` the text of annotations is known, and nowhere else in the controller. An annotation that cannot
+be read is a value in its field (`UnreadableAnnotation`). Whoever needs the field decides what that means: `required`
+raises, `readable_or` takes something else. What decides, writes or waits never belongs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from proxy.protocol.messages import Preemptor
+
+from ...kube.resources import Object
+from ..fit.machines import MachinesOf, unknown
+from .job import Job
+from .pods import Pod, ends_of, of_attempt, ranks_ended, roster_text
+from .unreadable import UnreadableAnnotation, readable_or, required
+from .workload import Workload
+
+__all__ = [
+    "Job", "Pod", "Preemption", "Snapshot", "Surroundings", "UnreadableAnnotation", "Workload", "ends_of",
+    "of_attempt", "ranks_ended", "readable_or", "required", "roster_text",
+]  # fmt: skip
+
+
+def _nobody(uid: str) -> Preemptor | None:
+    return None
+
+
+def _no_flavors(job: Object) -> Sequence[str] | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What may be asked about the cluster around a Job."""
+
+    preemptor: Callable[[str], Preemptor | None] = _nobody
+    """The Workload with this UID, or the one of the Job with this UID."""
+    flavors_of: Callable[[Object], Sequence[str] | None] = _no_flavors
+    """Flavors of a Job's queue, None when they are not known."""
+    machines_of: MachinesOf = unknown
+    """The only question that may reach the API server: it is asked last, and only before a restore."""
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """Who preempted the Workload last."""
+
+    name: str | None = None
+    """Name of the preemptor's Workload, its UID if nobody knows its name; None: nobody did, as far as is known."""
+    who: Preemptor | None = None
+    """Its names, while it still exists."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """`workload` None: the API server has none. `pods`: all of the Job, whatever their attempt.
+
+    Pods that were seen to go away are among them, in phase Failed.
+    """
+
+    job: Job
+    workload: Workload | None
+    pods: Sequence[Pod] = ()
+    seen_at: float | None = None
+    """When Kueue was first seen to want the Job suspended, Unix seconds; None: now."""
+    around: Surroundings = field(default_factory=Surroundings)
+    preemption: Preemption = field(default_factory=Preemption)
+
+    @classmethod
+    def parse(
+        cls,
+        job: Object,
+        workload: Object | None,
+        pods: Sequence[Object],
+        seen_at: float | None = None,
+        around: Surroundings | None = None,
+    ) -> Snapshot:
+        """Never raises because of text that a user can write into objects."""
+        around = around or Surroundings()
+        seen = None if workload is None else Workload.parse(workload)
+        return cls(Job.parse(job), seen, tuple(map(Pod.parse, pods)), seen_at, around, _preemption(seen, around))
+
+    def with_job(self, job: Object) -> Snapshot:
+        """The same look after the Job was read again."""
+        return replace(self, job=Job.parse(job))
+
+    def with_workload(self, workload: Object | None) -> Snapshot:
+        """The same look after the Workload was read again."""
+        seen = None if workload is None else Workload.parse(workload)
+        return replace(self, workload=seen, preemption=_preemption(seen, self.around))
+
+    def with_pods(self, pods: Sequence[Object]) -> Snapshot:
+        """The same look after the pods were read again."""
+        return replace(self, pods=tuple(map(Pod.parse, pods)))
+
+
+def _preemption(workload: Workload | None, around: Surroundings) -> Preemption:
+    uids = workload.preemptor_uids if workload is not None else ()
+    who = next((found for found in map(around.preemptor, uids) if found), None)
+    return Preemption(who.workload if who is not None else next(iter(uids), None), who)
