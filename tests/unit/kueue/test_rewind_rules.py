@@ -26,6 +26,7 @@ from kueue_integration.kube.resources import merge_patch
 from kueue_integration.requests import periodic_checkpoints, user_requests
 from proxy.protocol import names
 from proxy.protocol.messages import (
+    CheckpointFailure,
     CommitRequest,
     Damage,
     DamageReport,
@@ -117,11 +118,21 @@ def test_pods_of_the_attempt_that_was_given_up_can_write_nothing_more():
     for call in (
         lambda: reports.commit(current, CommitRequest(NS, "train", 1, late, 0.0, 399, True), NOW),
         lambda: reports.progress(current, Progress(NS, "train", 1, "running", 400), NOW),
-        lambda: reports.hello(current, PODS, Hello(NS, "train", 1, 0, "train-0", "10.0.0.1"), b"secret"),
+        lambda: reports.command(current, NOW),
+        lambda: reports.failure(current, CheckpointFailure(NS, "train", 1, "no step boundary"), NOW),
     ):
         with pytest.raises(RefusedError, match="attempt 1 was given up: rewound by ann") as refused:
             call()
         assert refused.value.status == 409
+
+
+def test_a_pod_that_is_made_in_place_of_one_that_was_told_so_waits_for_its_end():
+    """One that is refused ends with a code that fails the whole Job."""
+    current = rewound()
+    hello = Hello(NS, "train", 1, 0, "train-0", "10.0.0.1")
+    assert reports.hello(current, PODS, hello, b"secret") is None
+    assert reports.ended(current, 1), "and a sidecar that is restarted beside its ranks ends them"
+    reports.require_current(current, 1)
 
 
 def test_a_hold_is_lifted_because_what_it_would_save_is_not_wanted():
