@@ -86,7 +86,8 @@ def ended(job: Object, attempt: int) -> bool:
     """Whether the Job's current attempt `attempt` has stopped with a checkpoint, or was given up."""
     seen = Job.parse(job)
     _, record = _current(seen, attempt)
-    return branches.given_up(seen.rewinds, attempt) is not None or (record is not None and record.checkpoint is not None)
+    saved = record is not None and record.checkpoint is not None
+    return saved or branches.given_up(seen.rewinds, attempt) is not None
 
 
 def hello(job: Object, pods: Sequence[Object], message: Hello, secret: bytes) -> HelloReply | None:
