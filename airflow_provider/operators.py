@@ -18,7 +18,7 @@ from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, is_true
 from kueue_integration.spec import platform_config
 
-from . import cluster, compat, parameters, submission
+from . import cluster, compat, parameters, start_point, submission
 from .exceptions import (
     ClusterUnreachableError,
     KilledError,
@@ -75,6 +75,10 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param grace_period_s: grace period of the pods, seconds (templated)
     :param checkpoint_every: save a checkpoint and train on, again and again: `"300s"`, `"10m"`, a number of seconds,
         `"500 steps"` or `"auto"`; default off (templated)
+    :param start_from: begin with a checkpoint instead of step 0: `"earlier run"` is the newest of this task in another
+        Dag run, or before a clear or a failure, if there is one; `"JOB"` is the newest of another job of the namespace;
+        `"JOB/CHECKPOINT"`, or the checkpoint's id alone. The saved processes go on, with the command and environment
+        that they were started with (templated)
     :param hold: cooperative preemption; False: plain Kueue, the checkpoint has to fit the grace period
     :param volumes, volume_mounts: added to the pods, as in a Pod manifest (templated)
     :param pod_override: a Pod (`V1Pod` or plain data) merged into the training pods: service account, affinity,
@@ -103,7 +107,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         "queue_name", "command", "script", "script_args", "name", "namespace", "workers", "min_workers", "world_size",
         "image", "priority_class", "pod_resources", "env", "files", "workdir", "store", "checkpoint_budget_s",
         "grace_period_s", "checkpoint_every", "volumes", "volume_mounts", "labels", "annotations", "kubernetes_conn_id",
-        "engine", "hold", "pod_override", "infrastructure_retries", "resume_on_exit_codes", "manifest",
+        "engine", "start_from", "hold", "pod_override", "infrastructure_retries", "resume_on_exit_codes", "manifest",
     )  # fmt: skip
     template_fields_renderers = {  # noqa: RUF012
         **dict.fromkeys(("pod_resources", "env", "files", "command", "volumes", "pod_override"), "json"),
@@ -140,6 +144,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         checkpoint_budget_s: int | str = 120,
         grace_period_s: int | str = 90,
         checkpoint_every: str | float | None = None,
+        start_from: str | None = None,
         hold: bool | str = True,
         volumes: Sequence[Mapping[str, Any]] = (),
         volume_mounts: Sequence[Mapping[str, Any]] = (),
@@ -181,6 +186,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         self.checkpoint_budget_s = checkpoint_budget_s
         self.grace_period_s = grace_period_s
         self.checkpoint_every = checkpoint_every
+        self.start_from = start_from
         self.hold = hold
         self.volumes = volumes
         self.volume_mounts = volume_mounts
@@ -208,6 +214,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         parameters.number("max_preemptions", max_preemptions, 0, " for no limit")
         parameters.exit_codes(resume_on_exit_codes, skip_on_exit_code, fail_on_exit_codes)
         parameters.words("script_args", script_args)
+        parameters.text("start_from", start_from)
         parameters.duration("api_outage_tolerance", api_outage_tolerance)
         if not isinstance(get_logs, bool):
             raise ValueError(f"get_logs = {get_logs!r}: must be True or False")
@@ -291,7 +298,14 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
                 remember(store, claim, self.kubernetes_conn_id)
             config = platform_config.load(kube)
             self.manifest = submission.manifest(spec, config)
-            done = submission.submit(kube, spec, config)
+            start = None if decision.adopt else start_point.find(kube, self.start_from, claim)
+            if start is not None:
+                start_point.hold(kube, start, spec, config)
+                ref = start.ref
+                self.log.info("Begins with checkpoint %s (step %s) of job %s", ref.id, ref.step, start.job)
+            elif self.start_from and not decision.adopt:
+                self.log.info("start_from = %r: there is no such checkpoint yet, begins at step 0", self.start_from)
+            done = submission.submit(kube, spec, config, None if start is None else start.origin)
             claim = replace(claim, namespace=done.namespace, name=done.name, uid=done.uid)
             size = (
                 f"{spec.workers} pods"

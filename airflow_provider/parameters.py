@@ -123,6 +123,12 @@ def words(parameter: str, value: Any) -> None:
         raise ValueError(f"{parameter} = {value!r}: must be a list of words, as in {value.split()!r}")
 
 
+def text(parameter: str, value: Any) -> None:
+    """Raise ValueError unless `value` is a text, None, or only known when the task runs."""
+    if value is not None and not isinstance(value, str) and not is_open(value):
+        raise ValueError(f"{parameter} = {value!r}: must be a text")
+
+
 def word_list(parameter: str, value: Any) -> list[str]:
     """A rendered list of words: a sequence, or its JSON text. Raises SpecError."""
     given = value

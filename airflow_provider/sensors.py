@@ -151,7 +151,8 @@ def look(
     if not jobs:
         return None, False
     _, job = max(jobs, key=lambda pair: pair[0].generation)
-    checkpoints = [c for c in summarise(job, None, ()).checkpoints if not c.get("unusable")]
+    every = summarise(job, None, ()).checkpoints
+    checkpoints = [c for c in every if not c.get("unusable") and not c.get("side_branch")]
     good = [c for c in checkpoints if (c.get("step") or 0) >= min_step and (c.get("committed_at") or 0) > after]
     found = dict(good[-1]) if good and (checkpoints[-1].get("committed_at") or 0) <= before else None
     return found, is_true(job, "Complete") or is_true(job, "Failed")

@@ -17,6 +17,7 @@ from kueue_integration.manifests import job_manifests
 from kueue_integration.spec import platform_config
 from kueue_integration.spec.train_spec import TrainSpec
 from proxy.protocol import exit_codes
+from proxy.protocol.messages import Origin
 
 from . import parameters, rendered, taskflow
 from .identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey, belongs
@@ -65,10 +66,12 @@ def _read(script: str, path: Path) -> str:
         raise SpecError([("script", script, fix)]) from None
 
 
-def submit(kube: Kube, spec: TrainSpec, config: platform_config.PlatformConfig) -> lifecycle.Submitted:
+def submit(
+    kube: Kube, spec: TrainSpec, config: platform_config.PlatformConfig, start: Origin | None = None
+) -> lifecycle.Submitted:
     """Create or adopt. Raises SpecError in the operator's words, PlatformError, ConflictError, KubeError."""
     try:
-        return lifecycle.submit(kube, spec, config)
+        return lifecycle.submit(kube, spec, config, start)
     except SpecError as error:
         raise parameters.in_operator_words(error) from None
 

@@ -13,13 +13,15 @@ The name of the Job of a task is in its XCom `lineage`, and in its log.
 
 from __future__ import annotations
 
+from kueue_integration.jobs import time_travel
+from kueue_integration.jobs.time_travel import Forked
 from kueue_integration.kube.api import Kube
 from kueue_integration.requests import verbs
 from kueue_integration.requests.verbs import Result
 
 from . import cluster
 
-__all__ = ["JobVerbs", "Result"]
+__all__ = ["Forked", "JobVerbs", "Result"]
 
 
 class JobVerbs:
@@ -63,6 +65,21 @@ class JobVerbs:
     def resume(self, job: str) -> Result:
         """Queue a paused job again."""
         return verbs.resume(*self._where(), job, by=self._by)
+
+    def rewind(self, job: str, checkpoint: str) -> Result:
+        """Go on from an older checkpoint of the job; see `kueue_integration.jobs.time_travel.rewind`."""
+        return time_travel.rewind(*self._where(), job, checkpoint, by=self._by)
+
+    def fork(
+        self,
+        job: str,
+        new: str,
+        checkpoint: str | None = None,
+        queue: str | None = None,
+        priority_class: str | None = None,
+    ) -> Forked:
+        """Create job `new`, which goes on from a checkpoint of `job`; see `kueue_integration.jobs.time_travel.fork`."""
+        return time_travel.fork(*self._where(), job, new, checkpoint, queue, priority_class)
 
     def look(self, asked: Result) -> Result:
         """How far a request is now."""

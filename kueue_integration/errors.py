@@ -8,6 +8,7 @@
         ConflictError
         RequestRefusedError
         RequestTimeoutError
+        StoreSaidNo
         KubeError
             Unreachable
             NotFound
@@ -66,6 +67,10 @@ class RequestRefusedError(SingularityError, ValueError):
 
 class RequestTimeoutError(SingularityError, TimeoutError):
     """The controller is not done with a request; it goes on with it."""
+
+
+class StoreSaidNo(SingularityError):
+    """The checkpoint store answered a question with an error: something is not there, or damaged."""
 
 
 # --- answers of the Kubernetes API --------------------------------------------------------------------------------

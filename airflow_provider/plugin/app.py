@@ -27,9 +27,11 @@ from starlette.datastructures import QueryParams
 from starlette.types import Scope
 
 from kueue_integration.errors import KubeError, SingularityError, SpecError
+from kueue_integration.jobs import time_travel
 from kueue_integration.kube.client import Kube
 from kueue_integration.requests import verbs
 from proxy.protocol import decode
+from proxy.protocol.messages import CHECKPOINT_ID
 
 from ..identity import TaskKey
 from . import STATIC, connection, data, listing
@@ -85,6 +87,15 @@ class Resize(Nothing):
 
 class Migrate(Nothing):
     flavor: str = Field(min_length=1)
+
+
+class Rewind(Nothing):
+    checkpoint: str = Field(pattern=f"^{CHECKPOINT_ID}$")
+
+
+class Fork(Rewind):
+    name: str = Field(min_length=1)
+    queue: str | None = None
 
 
 def _action(name: str) -> list[Any]:
@@ -170,6 +181,25 @@ def pause(key: Key, body: Nothing, user: GetUserDep, session: SessionDep) -> dic
 def resume(key: Key, body: Nothing, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
     """Queue a paused job again."""
     return _act(key, session, user, verbs.resume)
+
+
+@app.post(TI + "/actions/rewind", dependencies=_action("rewind"))
+def rewind(key: Key, body: Rewind, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+    """Go on from an older checkpoint. A Job that has failed stays so: its task has ended with it."""
+    return _act(key, session, user, partial(time_travel.rewind, checkpoint=body.checkpoint))
+
+
+@app.post(TI + "/actions/fork", dependencies=_action("fork"))
+def fork(key: Key, body: Fork, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+    """Start a second job from a checkpoint. It belongs to no task: `singularityctl` looks after it."""
+
+    def act(kube: Kube, claim: dict[str, Any]) -> dict[str, Any]:
+        find(kube, key, claim)
+        made = time_travel.fork(kube, claim["namespace"], claim["name"], body.name, body.checkpoint, body.queue or None)
+        message = f"job {made.name} goes on from checkpoint {made.checkpoint} (step {made.step})"
+        return {"message": message, "state": "done", "id": made.uid}
+
+    return _with_job(key, session, act)
 
 
 def _act(key: TaskKey, session: Any, user: Any, verb: Callable[..., verbs.Result]) -> dict[str, Any]:

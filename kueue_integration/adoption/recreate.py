@@ -28,6 +28,7 @@ from ..errors import (
 from ..jobs import preflight
 from ..kube.api import Kube
 from ..kube.resources import CONFIG_MAP, JOB, JOBSET, POD, TRAINJOB, Object, label, selector
+from ..manifests.live_job import as_written
 from ..spec.platform_config import PlatformConfig
 from ..spec.train_spec import TrainSpec
 from .jobset import adopted_jobset
@@ -38,31 +39,10 @@ KEY = "job.json"
 MAX_KEPT = 2 << 20
 """Bytes: a ConfigMap has one MiB at most."""
 GONE_S = 60.0
-_BY_SERVER = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink")
-_JOB_LABELS = ("controller-uid", "job-name", "batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name")
-_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def backup_name(job: str) -> str:
     return f"{job}-before-adoption"
-
-
-def as_written(job: Mapping[str, Any]) -> Object:
-    """The manifest of a live Job: without what the API server and the Job controller have put in. Pure."""
-    result: Object = json.loads(json.dumps(job))
-    result.pop("status", None)
-    meta, spec = result["metadata"], result["spec"]
-    for name in _BY_SERVER:
-        meta.pop(name, None)
-    (meta.get("annotations") or {}).pop(_LAST_APPLIED, None)
-    if not spec.get("manualSelector"):
-        spec.pop("selector", None)
-        template = spec["template"].get("metadata") or {}
-        for where in (template.get("labels") or {}, meta.get("labels") or {}):
-            for name in _JOB_LABELS:
-                where.pop(name, None)
-        template.pop("creationTimestamp", None)
-    return result
 
 
 def started(job: Mapping[str, Any]) -> str:

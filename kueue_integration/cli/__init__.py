@@ -26,6 +26,8 @@ _COMMANDS = {
     "checkpoint": ("checkpoint:checkpoint", "Save a checkpoint of a running job, which goes on."),
     "pause": ("pause:pause", "Stop a job with a checkpoint and give its quota back."),
     "resume": ("resume:resume", "Queue a paused job again."),
+    "rewind": ("rewind:rewind", "Go on from an older checkpoint of a job."),
+    "fork": ("fork:fork", "Start a second job from a checkpoint of a job."),
     "render": ("submit:render", "Print the Kubernetes objects of a job without creating them."),
     "adopt": ("adopt:adopt", "Make a managed job out of a plain Job."),
     "delete": ("delete:delete", "Delete a job with everything that belongs to it."),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -15,8 +15,8 @@ import yaml
 
 from proxy.protocol import names
 
-from ..contract import attempt_records, job_names, kinds
-from ..errors import PlatformError, SingularityError, SpecError
+from ..contract import attempt_records, branches, job_names, kinds
+from ..errors import PlatformError, SpecError, StoreSaidNo
 from ..jobs import store_pod
 from ..kube.api import Kube
 from ..kube.resources import POD, Object, annotation, selector
@@ -45,9 +45,9 @@ def checkpoints() -> None:
     """
 
 
-def _store_options(function: F) -> F:
+def place_options(function: F) -> F:
+    """`--store`, `--where` and the cluster options."""
     for option in (
-        click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds for the pod to answer."),
         click.option(
             "--where",
             type=click.Choice(["auto", "here", "pod"]),
@@ -61,9 +61,18 @@ def _store_options(function: F) -> F:
     return cluster_options(function)
 
 
+def store_options(function: F) -> F:
+    """The same with `--timeout`."""
+    return place_options(
+        click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds for the pod to answer.")(
+            function
+        )
+    )
+
+
 @checkpoints.command()
 @job_argument
-@_store_options
+@store_options
 @_OUTPUT
 def ls(name: str, output: str, **options: Any) -> None:
     """List the checkpoints of a job, newest first.
@@ -72,10 +81,11 @@ def ls(name: str, output: str, **options: Any) -> None:
     Example:
       singularityctl checkpoints ls digits -o json
     """
-    asker = _Asker(name, **options)
+    asker = Asker(name, **options)
     found = asker.listed()
     live = asker.live()
-    shown = [{**entry, "in_use": entry["id"] in live} for entry in found]
+    aside = asker.aside()
+    shown = [{**e, "in_use": e["id"] in live, "side_branch": e["id"] in aside} for e in found]
     if output != "table":
         _echo(shown, output)
     elif not shown:
@@ -87,7 +97,7 @@ def ls(name: str, output: str, **options: Any) -> None:
 @checkpoints.command()
 @job_argument
 @click.argument("checkpoint")
-@_store_options
+@store_options
 @_OUTPUT
 def show(name: str, checkpoint: str, output: str, **options: Any) -> None:
     """Show one checkpoint: step, sizes per rank, what a machine must have to restore it.
@@ -96,15 +106,15 @@ def show(name: str, checkpoint: str, output: str, **options: Any) -> None:
     Example:
       singularityctl checkpoints show digits digits-a1-g1 -o yaml
     """
-    asker = _Asker(name, **options)
-    found = asker.ask("show", asker.namespace, asker.name, checkpoint, *asker.digest(checkpoint))
+    asker = Asker(name, **options)
+    found = asker.ask("show", asker.namespace, asker.maker(checkpoint), checkpoint, *asker.digest(checkpoint))
     _echo(found, "yaml" if output == "table" else output)
 
 
 @checkpoints.command()
 @job_argument
 @click.argument("checkpoint", required=False)
-@_store_options
+@store_options
 @_OUTPUT
 @click.pass_context
 def verify(ctx: click.Context, /, name: str, checkpoint: str | None, output: str, **options: Any) -> None:
@@ -118,13 +128,13 @@ def verify(ctx: click.Context, /, name: str, checkpoint: str | None, output: str
     Exit codes:
       0 all there   1 some bytes are missing or altered   2 bad input   3 no answer from the store
     """
-    asker = _Asker(name, **options)
+    asker = Asker(name, **options)
     if checkpoint is None:
         usable = [entry["id"] for entry in asker.listed() if not entry["problem"]]
         if not usable:
             raise SpecError([("NAME", name, f"has no readable checkpoint in {asker.url}")])
         checkpoint = str(usable[0])
-    question = ("verify", asker.namespace, asker.name, checkpoint, *asker.digest(checkpoint))
+    question = ("verify", asker.namespace, asker.maker(checkpoint), checkpoint, *asker.digest(checkpoint))
     found = asker.ask(*question, progress=_bar("verified"))
     if output != "table":
         _echo(found, output)
@@ -143,7 +153,7 @@ def verify(ctx: click.Context, /, name: str, checkpoint: str | None, output: str
 @click.option(
     "--ended", is_flag=True, help="The job runs nowhere any more, and no import into it: uploads that broke off ended."
 )
-@_store_options
+@store_options
 @_OUTPUT
 def gc(name: str, keep: int, yes: bool, ended: bool, output: str, **options: Any) -> None:
     """Remove old checkpoints of a job, then data that no checkpoint of it needs.
@@ -155,7 +165,7 @@ def gc(name: str, keep: int, yes: bool, ended: bool, output: str, **options: Any
       singularityctl checkpoints gc digits --keep 2
       singularityctl checkpoints gc digits --keep 2 --yes
     """
-    asker = _Asker(name, **options)
+    asker = Asker(name, **options)
     live = sorted(asker.live())
     if ended and asker.runs():
         raise SpecError([("--ended", name, "has pods that run: wait until they are gone")])
@@ -180,7 +190,7 @@ def gc(name: str, keep: int, yes: bool, ended: bool, output: str, **options: Any
 @job_argument
 @click.argument("checkpoint")
 @click.option("--remove", is_flag=True, help="Take the pin away again.")
-@_store_options
+@store_options
 def pin(name: str, checkpoint: str, remove: bool, **options: Any) -> None:
     """Keep a checkpoint whatever is removed by retention or gc, until the pin is taken away.
 
@@ -189,8 +199,8 @@ def pin(name: str, checkpoint: str, remove: bool, **options: Any) -> None:
       singularityctl checkpoints pin digits digits-a1-g1
       singularityctl checkpoints pin digits digits-a1-g1 --remove
     """
-    asker = _Asker(name, **options)
-    asker.ask("unpin" if remove else "pin", asker.namespace, asker.name, checkpoint)
+    asker = Asker(name, **options)
+    asker.ask("unpin" if remove else "pin", asker.namespace, asker.maker(checkpoint), checkpoint)
     click.echo(f"{checkpoint} is {'no longer pinned' if remove else 'pinned'}")
 
 
@@ -198,7 +208,7 @@ def pin(name: str, checkpoint: str, remove: bool, **options: Any) -> None:
 @job_argument
 @click.argument("checkpoint")
 @click.argument("file", type=click.Path(dir_okay=False))
-@_store_options
+@store_options
 def export(name: str, checkpoint: str, file: str, **options: Any) -> None:
     """Write a checkpoint to FILE, one tar archive, every byte verified.
 
@@ -208,9 +218,9 @@ def export(name: str, checkpoint: str, file: str, **options: Any) -> None:
       singularityctl checkpoints export digits digits-a1-g1 digits.tar \\
           --store file:///mnt/checkpoints --where here
     """
-    asker = _Asker(name, **options)
+    asker = Asker(name, **options)
     asker.require_here()
-    question = ("export", asker.namespace, asker.name, checkpoint, file, *asker.digest(checkpoint))
+    question = ("export", asker.namespace, asker.maker(checkpoint), checkpoint, file, *asker.digest(checkpoint))
     found = asker.ask(*question, progress=_bar("exported"))
     click.echo(f"{checkpoint}: {found['bytes'] / 1e6:.1f} MB in {file}")
 
@@ -218,7 +228,7 @@ def export(name: str, checkpoint: str, file: str, **options: Any) -> None:
 @checkpoints.command("import")
 @job_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@_store_options
+@store_options
 def import_(name: str, file: str, **options: Any) -> None:
     """Take in the archive FILE as a checkpoint of job NAME, which need not be there.
 
@@ -226,7 +236,7 @@ def import_(name: str, file: str, **options: Any) -> None:
     Example:
       singularityctl checkpoints import digits digits.tar --store gs://bucket/checkpoints
     """
-    asker = _Asker(name, **options)
+    asker = Asker(name, **options)
     asker.require_here()
     found = asker.ask("import", asker.namespace, asker.name, file, progress=_bar("imported"))
     click.echo(f"imported {found['id']} of {found['namespace']}/{found['job']}")
@@ -250,7 +260,7 @@ def _bar(what: str) -> Callable[[int, int], None] | None:
     return show
 
 
-class _Asker:
+class Asker:
     """Where the store of a job is, and how to ask it. Raises PlatformError for what makes that impossible."""
 
     def __init__(
@@ -266,8 +276,8 @@ class _Asker:
     ) -> None:
         self.namespace = namespace
         self._where, self._timeout = where, timeout
-        self._kube: Kube = open_cluster(kubeconfig, context)
-        self._job = kinds.named(self._kube, namespace, job)
+        self.kube: Kube = open_cluster(kubeconfig, context)
+        self._job = kinds.named(self.kube, namespace, job)
         self.name = job if self._job is None else kinds.job_key(self._job)
         self._platform: platform_config.PlatformConfig | None = None
         saved = attempt_records.checkpoint(self._job)
@@ -281,7 +291,7 @@ class _Asker:
 
     def _config(self) -> platform_config.PlatformConfig:
         if self._platform is None:
-            self._platform = platform_config.load(self._kube)
+            self._platform = platform_config.load(self.kube)
         return self._platform
 
     def live(self) -> set[str]:
@@ -293,7 +303,15 @@ class _Asker:
         return any((pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed") for pod in self._pods())
 
     def _pods(self) -> Iterable[Object]:
-        return self._kube.list(POD, self.namespace, selector({job_names.LABEL_JOB: self.name}))
+        return self.kube.list(POD, self.namespace, selector({job_names.LABEL_JOB: self.name}))
+
+    def maker(self, checkpoint: str) -> str:
+        """The job in whose folder of the store it lies: another one for what a forked job began with."""
+        return branches.maker(self._job, self.name, checkpoint)
+
+    def aside(self) -> set[str]:
+        """Ids that the job knows and that are not on the branch that it is on."""
+        return {ref.id for ref in branches.known(self._job)} - {ref.id for ref in branches.line(self._job)}
 
     def digest(self, checkpoint: str) -> list[str]:
         """What the job says of the checkpoint's manifest, as the last part of a question; empty if it says nothing."""
@@ -325,12 +343,16 @@ class _Asker:
         if self._in_a_pod():
             pod = store_pod.manifest(self.namespace, self._config(), self.url, question, self._timeout, self._job)
             click.echo(f"asking {self.url} in pod {self.namespace}/{pod['metadata']['name']}", err=True)
-            said = store_pod.ask(self._kube, pod, self._timeout, progress)
+            said = store_pod.ask(self.kube, pod, self._timeout, progress)
         else:
             said = self._here(question, progress)
         if "error" in said:
-            raise _StoreSaidNo(str(said["error"]))
+            raise StoreSaidNo(str(said["error"]))
         return said["result"]
+
+    def question(self, job: Object, url: str, question: Sequence[str]) -> Any:
+        """For `jobs.time_travel`: what a job says of its store does not count against `--store`."""
+        return self.ask(*question)
 
     def _here(self, question: tuple[str, ...], progress: Callable[[int, int], None] | None) -> Mapping[str, Any]:
         try:
@@ -339,10 +361,6 @@ class _Asker:
             fix = "install airflow-provider-singularity[proxy], or ask in a pod: --where pod"
             raise PlatformError(f"the store cannot be read from here ({error}): {fix}") from error
         return admin.answer(self.url, question) if progress is None else admin.answer(self.url, question, progress)
-
-
-class _StoreSaidNo(SingularityError):
-    """The store answered with an error; exit code 3."""
 
 
 def referred(job: Object | None, pods: Iterable[Object] = ()) -> set[str]:

@@ -7,8 +7,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, Gpus
 
+from ..contract import branches
 from ..jobs import gpu_words
 from ..jobs.phase import preempted_by
 from ..jobs.status import JobStatus, newest_usable
@@ -71,17 +73,26 @@ def attempts_table(attempts: Sequence[AttemptRecord], wide: bool = False) -> str
 
 def checkpoints_table(entries: Sequence[Mapping[str, Any]]) -> str:
     """One line per checkpoint of the store, as `proxy.store.admin.ls` lists them, with `in_use` added."""
-    head = ["CHECKPOINT", "ATTEMPT", "STEP", "RANKS", "SIZE", "MADE", "IN USE", "PROBLEM"]
+    head = ["CHECKPOINT", "ATTEMPT", "STEP", "RANKS", "SIZE", "MADE", "IN USE", "NOTE"]
     rows = [
         (
             e["id"], e.get("attempt"), e.get("step"), e.get("world_size"),
             f"{e['bytes'] / 1e6:.1f} MB" if "bytes" in e else None,
             date(e["created_at"]) if "created_at" in e else None,
-            "yes" if e["in_use"] else "no", e["problem"],
+            "yes" if e["in_use"] else "no", "; ".join(_notes(e)),
         )
         for e in entries
     ]  # fmt: skip
     return table(head, rows)
+
+
+def _notes(entry: Mapping[str, Any]) -> list[str]:
+    """What is special about a checkpoint of the store."""
+    holders = ["its own rewind" if name == names.HOLD_REWIND else name for name in entry.get("held_by") or ()]
+    notes = [str(entry["problem"])] if entry["problem"] else []
+    notes += ["side branch"] if entry.get("side_branch") else []
+    notes += [f"held by {', '.join(holders)}"] if holders else []
+    return notes + (["pinned"] if entry.get("pinned") and not holders else [])
 
 
 def place(where: JobStatus | AttemptRecord) -> str:
@@ -119,8 +130,15 @@ def detail(status: JobStatus, wide: bool = False) -> str:
         f"             {status.message}",
         f"Queue:       {status.queue}" + (f", priority {status.priority_class}" if status.priority_class else ""),
         f"Size:        {size}, {status.world_size} ranks; hold {status.hold}",
-        f"Steps:       {status.step} done, {status.steps_lost} lost",
+        f"Steps:       {status.step} done, {status.steps_lost} lost"
+        + (f", {status.steps_given_up} given up by a rewind" if status.steps_given_up else ""),
     ]
+    if status.origin is not None:
+        lines.append(f"Forked:      from checkpoint {status.origin.checkpoint} of job {status.origin.job}")
+    lines += [f"Branch:      attempt {r.attempt} was {branches.sentence(r)}" for r in status.rewinds]
+    aside = [f"{e['id']} (step {e['step']})" for e in status.checkpoints if e.get("side_branch")]
+    if aside:
+        lines.append(f"Set aside:   {', '.join(aside)}")
     if status.evictions:
         counts = ", ".join(f"{reason} {count}" for reason, count in sorted(status.evictions.items()))
         lines.append(f"Evictions:   {counts}")

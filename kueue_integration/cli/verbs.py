@@ -15,7 +15,7 @@ from . import EXIT_FAILED, tables
 from .common import cluster_options, job_argument, open_cluster
 
 F = TypeVar("F", bound=Callable[..., Any])
-_EXIT_CODES = """
+EXIT_CODES = """
     \b
     Exit codes:
       0 asked for (with --wait: done)   1 with --wait: failed, replaced, or not done in time
@@ -42,12 +42,17 @@ def verb(function: Callable[..., verbs.Result]) -> Callable[..., None]:
         kube = open_cluster(kubeconfig, context)
         finish(ctx, kube, function(kube, namespace, name, **own), wait, timeout)
 
-    command.__doc__ = (function.__doc__ or "").rstrip() + "\n" + _EXIT_CODES
+    command.__doc__ = (function.__doc__ or "").rstrip() + "\n" + EXIT_CODES
     return verb_options(command)
 
 
 def verb_options(function: F) -> F:
     """NAME, the cluster options, `--wait` and `--timeout`."""
+    return job_argument(cluster_options(wait_options(function)))
+
+
+def wait_options(function: F) -> F:
+    """`--wait` and `--timeout`."""
     function = click.option(
         "--timeout",
         type=click.FloatRange(min=0),
@@ -55,8 +60,7 @@ def verb_options(function: F) -> F:
         show_default=True,
         help="With --wait: seconds to wait.",
     )(function)
-    function = click.option("--wait", is_flag=True, help="Return when it is done, and say so.")(function)
-    return job_argument(cluster_options(function))
+    return click.option("--wait", is_flag=True, help="Return when it is done, and say so.")(function)
 
 
 def finish(ctx: click.Context, kube: Kube, asked: verbs.Result, wait: bool, timeout: float) -> None:

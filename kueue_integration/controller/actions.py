@@ -151,6 +151,14 @@ class AnswerRequest(Action):
 
 
 @dataclass(frozen=True)
+class BeginFrom(Action):
+    """A new Job begins with a checkpoint of another one. `message` is for the log."""
+
+    guard: Guard = field(default=Guard.JOB_VERSION, kw_only=True, repr=False)
+    message: str = ""
+
+
+@dataclass(frozen=True)
 class AskCheckpoint(Action):
     """A periodic checkpoint is due: make the request that a user could have made. `message` is for the log."""
 

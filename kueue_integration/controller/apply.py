@@ -18,6 +18,7 @@ from .actions import (
     AnswerReady,
     AnswerRequest,
     AskCheckpoint,
+    BeginFrom,
     GiveUp,
     KeepRecords,
     PatchWorkload,
@@ -178,6 +179,8 @@ def _tell(action: Action, job: Object, metrics: Metrics) -> None:
         metrics.add("singularity_requests_total", f"{action.status.op} {action.status.state}")
         fields.update(request=action.status.id, op=action.status.op, state=action.status.state)
         log.info("request: %s", action.status.message, extra=fields)
+    elif isinstance(action, BeginFrom):
+        log.info("fork: %s", action.message, extra=fields)
     elif isinstance(action, AskCheckpoint):
         log.info("periodic checkpoint: %s", action.message, extra=fields)
     elif isinstance(action, (Reshape, PatchWorkload)):

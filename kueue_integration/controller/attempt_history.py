@@ -25,6 +25,8 @@ OUT_OF_MEMORY = "OutOfMemory"
 BROKEN = frozenset(("Deleted", OUT_OF_MEMORY))
 """`ended_by` of attempts that broke off without Kueue's doing."""
 PAUSED = "Paused"
+REWOUND = "Rewound"
+"""`ended_by` of an attempt that was given up for an older checkpoint."""
 REGROWN = "Regrown"
 """`ended_by` of attempts that gave way to a larger or better placed attempt, without a user's request."""
 ASKED_FOR = {"migrate": "Migrated", "resize": "Resized"}

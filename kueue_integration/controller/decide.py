@@ -9,7 +9,7 @@ from proxy.protocol.messages import AttemptRecord
 
 from ..contract import job_names
 from ..requests import periodic_checkpoints
-from . import attempt_history, fence, hold, reactivation, repair, request_status, reshape, retry_budget
+from . import attempt_history, fence, hold, reactivation, repair, request_status, reshape, retry_budget, rewind
 from .actions import (
     Action,
     AnswerReady,
@@ -43,6 +43,9 @@ def decide(snapshot: Snapshot, settings: Settings, now: float) -> Decision:
     # A Workload that is gone without a trace (its finalizer was removed by hand): Kueue suspends such a Job as well.
     leaves = workload is None or workload.leaves
     if ours and running and leaves and job.armed:
+        back = _take_up(snapshot, now) if request_status.rewinds(job) else None
+        if back is not None:
+            return Decision(back)  # what the hold would save is not wanted
         return hold.decide(snapshot, settings, now)
     if ours and job.end is None:
         missing = repair.due(snapshot)
@@ -64,6 +67,9 @@ def decide(snapshot: Snapshot, settings: Settings, now: float) -> Decision:
         changed = _bookkeeping(snapshot, now)
         if changed is not None:
             return Decision(changed)
+        given_up = rewind.leave(job, workload, check_name) if workload and running and not leaves else None
+        if given_up is not None:
+            return Decision(given_up)
         idle = workload is not None and not running and not workload.copied
         revived = reactivation.due(workload, now) if workload is not None and idle else None
         if revived is not None:

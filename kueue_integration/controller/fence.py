@@ -8,7 +8,7 @@ from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, Skipped
 
 from ..contract import job_names
-from . import attempt_history, views
+from . import attempt_history, origins, views
 from .actions import BOTH, Action, AnswerReady, Decision, Guard, RequestReadmission, Wait, Withdraw
 from .errors import BadAnnotationError
 from .snapshot import Job, Pod, Preemption, Snapshot, Workload, required
@@ -120,6 +120,7 @@ def answer(job: Job, workload: Workload, by: Preemption, now: float, cluster: st
     given, reservation = workload.admission, workload.reservation
     assert given is not None and reservation is not None  # `asks` saw them
     past, checkpoint = required(job.history), required(job.checkpoint)
+    origins.require_known(job)
     if checkpoint is not None and not job.of_store(checkpoint):
         problem = f"its url is not the Job's store {job.store!r} (annotation {job_names.ANN_STORE})"
         raise BadAnnotationError(names.ANN_CHECKPOINT, f"url {checkpoint.url}", problem)
@@ -187,7 +188,8 @@ def _start(checkpoint: CheckpointRef | None, skipped: Sequence[Skipped]) -> str:
 
 def _untouched(record: AttemptRecord) -> bool:
     """Conditions have whole seconds: a second reservation in the same second must not pass for the first."""
-    return record.evicted_at is None and record.first_step is None and record.committed_at is None
+    ended = record.evicted_at is not None or record.ended_by is not None
+    return not ended and record.first_step is None and record.committed_at is None
 
 
 def _queued_at(workload: Workload, before: AttemptRecord | None) -> float | None:

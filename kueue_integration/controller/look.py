@@ -8,8 +8,8 @@ from dataclasses import replace
 from ..contract import kinds
 from ..kube.client import Kube
 from ..kube.resources import WORKLOAD, Object, selector
-from . import apply, fence, views
-from .actions import Action, Guard, Wait
+from . import apply, fence, origins, views
+from .actions import Action, BeginFrom, Guard, Wait
 from .cache import World
 from .decide import decide
 from .expectations import OwnWrites
@@ -54,6 +54,10 @@ class Looks:
             return
         lost = self._world.lost_of(namespace, name)
         seen = Snapshot.parse(job, workload, [*self._world.pods_of(namespace, name), *lost], around=self._around)
+        begins = origins.due(seen.job, lambda key: kinds.find(self._kube, namespace, key))
+        if begins is not None:
+            self._begin(begins, seen)
+            return
         fresh = NOTHING
         while True:
             seen = replace(seen, seen_at=self._overdue.seen_at(seen.job, seen.workload))
@@ -74,6 +78,14 @@ class Looks:
             if refreshed is None:
                 return
             seen, fresh = refreshed, fresh | needed
+
+    def _begin(self, begins: BeginFrom | Wait, seen: Snapshot) -> None:
+        """Nothing else is decided about a Job before it is known what it begins with."""
+        workload = seen.workload
+        if isinstance(begins, BeginFrom):
+            self.perform(begins, seen.job.raw, None)
+        elif workload and fence.asks(workload, self._settings.check_name) and not self._says(workload, begins):
+            self.perform(begins, seen.job.raw, workload.raw)
 
     def ownerless(self, namespace: str, name: str) -> None:
         """A Workload whose owner is no Job waits at our fence because its queue names our check."""

@@ -36,7 +36,8 @@ _REASONS = frozenset(
     ("Preempted", "PodsReadyTimeout", "AdmissionCheck", "ClusterQueueStopped", "LocalQueueStopped", "NodeFailures",
      "FlavorMigration", "Deactivated", "DeactivatedDueToAdmissionCheck", "DeactivatedDueToRequeuingLimitExceeded",
      "DeactivatedDueToMaximumExecutionTimeExceeded", "Evicted", "Finished", "Failed", "Deleted",
-     "OutOfMemory", "Migrated", "Resized", "Paused", "Regrown")
+     "OutOfMemory", "Migrated", "Resized", "Paused", "Regrown",
+     "Rewound")
 )  # fmt: skip
 """Values of the label `reason`; anything else is `Other`: text in an annotation must not create series."""
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus, to_json
 
-from ..contract import job_names
+from ..contract import branches, job_names
 from ..requests import user_requests
-from . import attempt_history, reshape
+from . import attempt_history, reshape, rewind
 from .actions import AnswerRequest
 from .snapshot import Job, Pod, Snapshot, Workload, required
 
@@ -35,6 +35,12 @@ def take_up(snapshot: Snapshot, now: float) -> AnswerRequest | None:
             return _answer(user_requests.ended(status, "failed", barred, now))
         return _accept(job, workload, request, status)
     return None
+
+
+def rewinds(job: Job) -> bool:
+    """Whether a rewind waits to be taken up: the one request that does not wait until an eviction is over."""
+    request = job.change.request
+    return request is not None and request.op == "rewind" and job.change.answer is None
 
 
 def _barred(request: JobRequest, workload: Workload | None) -> str:
@@ -64,6 +70,11 @@ def _accept(job: Job, workload: Workload | None, request: JobRequest, status: Re
         where = request.placement
         change = {job_names.ANN_PLACEMENT: to_json(where)}
         message = f"moves {reshape.goal(where)}"
+    elif request.op == "rewind":
+        ref = user_requests.committed(job.raw, request.checkpoint)[0]
+        assert ref is not None  # `problem` has seen to it
+        change, made = rewind.taken_up(job, request, ref, status.at)
+        status, message = replace(status, checkpoint=ref.id, step=ref.step), branches.sentence(made)
     elif request.op == "checkpoint":
         status = _with_deadline(status, request)
         message = "the ranks are asked to stop, save and go on"
@@ -153,6 +164,11 @@ def _done(
         return ""
     if reshape.unfit(job, workload, pods, record):
         return ""
+    if request.op == "rewind":
+        if record.attempt <= status.attempt:
+            return ""  # the one that is given up
+        goes_on = f"attempt {record.attempt} goes on from checkpoint {record.restored_from} with step"
+        return f"{goes_on} {record.first_step if record.first_step is not None else status.step}"
     wanted = required(job.workers_wanted)
     if request.op == "resize" and given.count != wanted and record.attempt <= status.attempt:
         return ""  # still the size of before
@@ -165,6 +181,8 @@ def _was_changed(job: Job, record: AttemptRecord, request: JobRequest) -> bool:
         return False
     if request.op == "resize":
         return record.pods == request.workers
+    if request.op == "rewind":
+        return record.restored_from == request.checkpoint
     return request.op == "migrate" and bool(where := required(job.placement).flavors) and record.flavor in where
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from proxy.protocol import decode, names
+from proxy.protocol.messages import Origin, to_json
 
 from ..contract import attempt_records, job_names, kinds
 from ..errors import AlreadyExists, ConflictError, Invalid, JobNotFoundError, KubeError, NotFound, SpecError
@@ -44,12 +45,16 @@ def validate_only(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> None
             _create(kube, obj, dry_run=True)
 
 
-def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> Submitted:
+def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig, start: Origin | None = None) -> Submitted:
     """Create the Job of `spec` with its Service and files, or adopt the one with the same identity.
+
+    A new one begins with the checkpoint `start` of another job, which the caller has held (`time_travel.hold`).
 
     Raises SpecError (nothing was created), PlatformError, ConflictError (the name belongs to somebody else), KubeError.
     """
     *children, job = render(spec, platform)
+    if start is not None:
+        job["metadata"]["annotations"][job_names.ANN_START_FROM] = to_json(start)
     preflight.cluster(kube, spec)
     adopted = _existing(kube, spec)
     if adopted is None:
@@ -75,6 +80,29 @@ def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> Submitted:
                 _drop(kube, found)
             raise
     return Submitted(meta["namespace"], meta["name"], meta["uid"], adopted is not None)
+
+
+def create(
+    kube: Kube, job: Mapping[str, Any], children: Sequence[Mapping[str, Any]], dry_run: bool = False
+) -> Object:
+    """Create a Job with what belongs to it, or nothing. Raises SpecError, ConflictError, KubeError.
+
+    `dry_run`: only what the API server would say.
+    """
+    try:
+        made = _create(kube, job, dry_run)
+    except AlreadyExists:
+        meta = job["metadata"]
+        raise ConflictError(f"Job {meta['name']!r} in namespace {meta['namespace']!r} exists already") from None
+    if dry_run:
+        return made
+    try:
+        for child in children:
+            _ensure_child(kube, child, made)
+    except BaseException:
+        _drop(kube, made)
+        raise
+    return made
 
 
 def too_short(kube: Kube, spec: TrainSpec, platform: PlatformConfig, adopted: Object | None = None) -> list[str]:

@@ -101,6 +101,7 @@ _ASKED_FOR_WORDS = {
     "Migrated": "moves",
     "Resized": "changes its size",
     "Paused": "was paused",
+    "Rewound": "goes back to an older checkpoint",
     "Regrown": "gives its quota back to be admitted anew",
 }
 """What users or regrowth ask for: `ended_by` of the attempt that has to end for it."""

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, RequestStatus
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, Origin, RequestStatus
 
-from ..contract import attempt_records, job_names, kinds
+from ..contract import attempt_records, branches, job_names, kinds
 from ..errors import Gone, JobNotFoundError, KubeError
 from ..kube.api import Kube
 from ..kube.resources import annotation, label, selector
@@ -59,10 +59,12 @@ class JobStatus:
     step: int
     """Step boundaries passed, 0 when none is known."""
     steps_lost: int
-    """Steps that were run and had to be run again, over all attempts."""
+    """Steps that were run and had to be run again, over all attempts; those of `steps_given_up` too, once the job has
+    gone on."""
     attempts: list[AttemptRecord]
     checkpoints: list[dict[str, Any]]
-    """Oldest first: `id`, `attempt`, `step`, `committed_at`; the last one with `bytes`, `bytes_stored` and `url`."""
+    """Oldest first: `id`, `attempt`, `step`, `committed_at`; the current one with `bytes`, `bytes_stored` and `url`.
+    `side_branch` is true for those that the job has been taken back from."""
     requests: list[RequestStatus]
     """The last request for a change and the last for a checkpoint, as far as the controller has answered them."""
     timings_s: dict[str, list[float]]
@@ -96,6 +98,11 @@ class JobStatus:
     """The next periodic one, while the job trains; in the past: it is being asked for or saved."""
     cluster: str = ""
     """The worker cluster that the current attempt runs in, where MultiKueue has moved the job there."""
+    steps_given_up: int = 0
+    """Steps that somebody has given up by going back to an older checkpoint."""
+    rewinds: list[branches.Rewind] = field(default_factory=list)
+    origin: Origin | None = None
+    """The checkpoint of another job that this one began with."""
 
     @property
     def final(self) -> bool:
@@ -125,6 +132,7 @@ def summarise(
     seen = attempt_records.progress(job)
     last = attempts[-1] if attempts else None
     alive = last is not None and last.ended_by is None
+    back = branches.rewinds(job)
     return JobStatus(
         namespace=job["metadata"]["namespace"],
         name=kinds.job_key(job),
@@ -143,10 +151,13 @@ def summarise(
         pods=last.pods if last and alive else 0,
         flavor=last.flavor if last and alive else "",
         cluster=(last.cluster or "") if last and alive else "",
-        step=max(seen.step if seen else 0, saved.step if saved else 0, _reached(last)),
+        step=_step(seen, saved, last, back),
         steps_lost=steps_lost(attempts),
         attempts=attempts,
-        checkpoints=_checkpoints(attempts, attempt_records.checkpoints(job), saved),
+        checkpoints=_checkpoints(job, attempts, attempt_records.checkpoints(job), saved),
+        rewinds=back,
+        steps_given_up=sum(rewind.steps for rewind in back),
+        origin=branches.origin(job),
         requests=[status for slot in user_requests.SLOTS if (status := user_requests.answer(job, slot)) is not None],
         timings_s=timings(attempts),
         workload=workload["metadata"]["name"] if workload else "",
@@ -196,6 +207,20 @@ def _saving(seen: attempt_records.ProgressNote | None, last: AttemptRecord | Non
     return {"bytes_done": seen.bytes_done or 0, "bytes_total": seen.bytes_total}
 
 
+def _step(
+    seen: attempt_records.ProgressNote | None,
+    saved: CheckpointRef | None,
+    last: AttemptRecord | None,
+    back: Sequence[branches.Rewind],
+) -> int:
+    """Steps that count: those of an attempt that was given up do not."""
+    start = saved.step if saved else 0
+    if last is not None and back and back[-1].attempt == last.attempt:
+        return start
+    at = seen.step if seen and not (last is not None and back and seen.attempt < last.attempt) else 0
+    return max(at, start, _reached(last))
+
+
 def _reached(record: AttemptRecord | None) -> int:
     if record is None:
         return 0
@@ -222,7 +247,10 @@ def timings(attempts: Sequence[AttemptRecord]) -> dict[str, list[float]]:
 
 
 def _checkpoints(
-    attempts: Sequence[AttemptRecord], aside: Sequence[CheckpointRef], saved: CheckpointRef | None
+    job: Mapping[str, Any],
+    attempts: Sequence[AttemptRecord],
+    aside: Sequence[CheckpointRef],
+    saved: CheckpointRef | None,
 ) -> list[dict[str, Any]]:
     unusable = {r.id: r.unusable for r in aside if r.unusable}
     unusable |= {skipped.id: skipped.why for attempt in attempts for skipped in attempt.skipped}
@@ -236,14 +264,19 @@ def _checkpoints(
         entry = found.setdefault(saved.id, {"id": saved.id, "committed_at": saved.created_at})
         sizes = {"bytes": saved.bytes, "bytes_stored": saved.bytes_stored, "url": saved.url}
         entry.update({"attempt": saved.attempt, "step": saved.step, **sizes})
+    branch = {ref.id for ref in branches.line(job)}
+    for ref in aside if saved is not None else ():
+        if ref.id not in branch and not ref.unusable:
+            found[ref.id]["side_branch"] = True
     for name in unusable.keys() & found.keys():
         found[name]["unusable"] = unusable[name]
     return list(found.values())
 
 
 def newest_usable(checkpoints: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The last of a status's checkpoints that nobody has found damaged."""
-    return next((dict(entry) for entry in reversed(checkpoints) if not entry.get("unusable")), None)
+    """The last of a status's checkpoints that the job may go on from by itself."""
+    usable = (entry for entry in reversed(checkpoints) if not entry.get("unusable") and not entry.get("side_branch"))
+    return next((dict(entry) for entry in usable), None)
 
 
 def to_json(status: JobStatus) -> str:

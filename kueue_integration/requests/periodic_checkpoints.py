@@ -88,7 +88,7 @@ def mtbf(attempts: Sequence[AttemptRecord], until: float) -> float:
 
 def lost(record: AttemptRecord) -> bool:
     """Whether the attempt ended with work that nobody had saved."""
-    over = record.ended_by is not None and record.ended_by not in ("Finished", "Failed")
+    over = record.ended_by is not None and record.ended_by not in ("Finished", "Failed", "Rewound")
     return over and record.checkpoint is None and record.runs_since is not None
 
 

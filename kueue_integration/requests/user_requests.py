@@ -16,10 +16,11 @@ from proxy.protocol.messages import (
     JobRequest,
     RequestOp,
     RequestStatus,
+    lean_json,
     to_json,
 )
 
-from ..contract import annotation_values, attempt_records, job_names, kinds
+from ..contract import annotation_values, attempt_records, branches, job_names, kinds
 from ..contract.annotation_values import readable
 from ..kube.resources import annotation, is_true, label
 from ..manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
@@ -86,7 +87,7 @@ def running(job: Mapping[str, Any] | None, slot: Slot) -> tuple[JobRequest, Requ
 
 def written(request: JobRequest) -> dict[str, str | None]:
     """The annotation that asks for it. Whoever writes it (a verb, a policy of ours) checks `problem` first."""
-    return {slot_of(request.op).request: to_json(request)}
+    return {slot_of(request.op).request: lean_json(request, "checkpoint")}
 
 
 def stored(status: RequestStatus) -> dict[str, str | None]:
@@ -122,14 +123,33 @@ def problem(job: Mapping[str, Any], request: JobRequest, flavors: Sequence[str] 
         return "name", name, "the job is being deleted"
     for end, word in (("Complete", "finished"), ("Failed", "failed")):
         if is_true(job, end):
-            return "name", name, f"the job has {word}; submit it again to run it again"
+            fix = "submit it again to run it again"
+            if request.op == "rewind":
+                fix = "`fork` goes on from one of its checkpoints in a new job"
+            return "name", name, f"the job has {word}; {fix}"
     if request.op == "resize":
         return _resize_problem(job, request)
     if request.op == "migrate":
         return _migrate_problem(job, request, flavors)
     if request.op == "checkpoint":
         return _checkpoint_problem(job, request)
+    if request.op == "rewind":
+        return committed(job, request.checkpoint)[1]
     return None
+
+
+def committed(job: Mapping[str, Any], checkpoint: str | None) -> tuple[CheckpointRef | None, Problem | None]:
+    """The committed checkpoint of `job` with that id, or why nothing can go on from it; one of the two is None."""
+    refs = branches.known(job)
+    usable = [f"{ref.id} (step {ref.step})" for ref in refs if not ref.unusable]
+    fix = f"it has {', '.join(usable)}" if usable else "it has none that can be restored; make one with `checkpoint`"
+    found = next((ref for ref in refs if ref.id == checkpoint), None)
+    if found is None:
+        where = f"job {job['metadata']['name']}"
+        return None, ("checkpoint", checkpoint, f"is no committed checkpoint that {where} knows; {fix}")
+    if found.unusable:
+        return None, ("checkpoint", checkpoint, f"cannot be restored: {found.unusable}; {fix}")
+    return found, None
 
 
 _FIXED = {

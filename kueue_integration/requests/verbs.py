@@ -1,4 +1,4 @@
-"""The verbs: resize, migrate, checkpoint, pause and resume a training job that is there already.
+"""The verbs: resize, migrate, checkpoint, pause, resume and rewind a training job that is there already.
 
 Each writes a request on the Job and returns at once. The controller carries it out by Kueue's own means and reports how
 it went (`look`, `wait`). A request that cannot be carried out is refused before anything is written. The same request
@@ -110,6 +110,15 @@ def pause(kube: Kube, namespace: str, name: str, by: str | None = None) -> Resul
 def resume(kube: Kube, namespace: str, name: str, by: str | None = None) -> Result:
     """Queue a paused job again. Raises RequestRefusedError, JobNotFoundError, KubeError."""
     return _ask(kube, namespace, name, "resume", by, lambda job, r: r)
+
+
+def rewind(kube: Kube, namespace: str, name: str, checkpoint: str, by: str | None = None) -> Result:
+    """Give up what came after `checkpoint`, and go on from it; a job without quota does so when it has quota again.
+
+    Whether the store still has the checkpoint is not looked at here: see `jobs.time_travel.rewind`.
+    Raises RequestRefusedError (not a checkpoint of this job, a damaged one), JobNotFoundError, KubeError.
+    """
+    return _ask(kube, namespace, name, "rewind", by, lambda job, r: replace(r, checkpoint=checkpoint))
 
 
 def look(kube: Kube, asked: Result) -> Result:

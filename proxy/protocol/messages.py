@@ -160,8 +160,8 @@ class AttemptRecord:
     last_step: int | None = None
     """Number of the last step this attempt completed, None before any."""
     ended_by: str | None = None
-    """Kueue's eviction reason; `Migrated`, `Resized`, `Paused` where somebody has asked for it; `Regrown` where the
-    planner has; `Finished`, `Failed`; `Deleted` (broken off) or `OutOfMemory`. None while it runs."""
+    """Kueue's eviction reason; `Migrated`, `Resized`, `Paused`, `Rewound` where somebody has asked for it; `Regrown`
+    where the planner has; `Finished`, `Failed`; `Deleted` (broken off) or `OutOfMemory`. None while it runs."""
     preempted_by: str | None = None
     """Name of the preemptor's Workload, or its UID when it could not be resolved."""
     preemptor: Preemptor | None = None
@@ -193,7 +193,7 @@ class AttemptRecord:
 
 
 # --- user -> controller, in annotations of the Job ----------------------------------------------------------------
-RequestOp = Literal["resize", "migrate", "checkpoint", "pause", "resume"]
+RequestOp = Literal["resize", "migrate", "checkpoint", "pause", "resume", "rewind"]
 
 
 @dataclass(frozen=True)
@@ -237,6 +237,8 @@ class JobRequest:
     """migrate: the node that was named."""
     timeout_s: float | None = None
     """checkpoint: abandon it if it is not committed this many seconds after the controller has seen it."""
+    checkpoint: AnyId | None = None
+    """rewind: the committed checkpoint that the job goes on from."""
 
 
 @dataclass(frozen=True)
@@ -354,6 +356,15 @@ class Hello:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The checkpoint that a forked job began with. It stays in the folder of the job that has made it."""
+
+    job: str
+    """In the same namespace."""
+    checkpoint: AnyId
+
+
+@dataclass(frozen=True)
 class HelloReply:
     peer_key: str
     """The key that signs the messages between the sidecars of this attempt."""
@@ -364,6 +375,8 @@ class HelloReply:
     """All known committed checkpoints, newest first: the candidates if `checkpoint` is damaged."""
     finished: bool = False
     """Every rank of the job has ended well: nothing is left to do. The other fields are empty then."""
+    origin: Origin | None = None
+    """Of a job that was forked from another one."""
 
 
 @dataclass(frozen=True)
@@ -480,6 +493,13 @@ def to_json(message: Any) -> str:
     if isinstance(message, list):
         return json.dumps([dataclasses.asdict(m) for m in message], separators=(",", ":"))
     return json.dumps(dataclasses.asdict(message), separators=(",", ":"))
+
+
+def lean_json(message: Any, *names: str) -> str:
+    """`to_json` without the fields `names` where they are None: a reader that is older than they are understands it."""
+    fields = dataclasses.asdict(message)
+    kept = {name: value for name, value in fields.items() if value is not None or name not in names}
+    return json.dumps(kept, separators=(",", ":"))
 
 
 def from_json(cls: type[T], text: str | bytes, most_bytes: int = MAX_BYTES) -> T:

@@ -88,5 +88,8 @@ LOST_PEER_FILE: Final = "lost-peer"
 SOCKET_FILE: Final = "launcher/sidecar.sock"
 """In a folder of its own: ranks do not see it, and so cannot speak in their launcher's place."""
 
+HOLD_REWIND: Final = "-rewind"
+"""In the store, the holder of a checkpoint that its own job is about to go back to. No job can be called so."""
+
 MESH_PORT: Final = 9400
 MASTER_PORT: Final = 29500

@@ -13,17 +13,17 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ..errors import ControllerError, ProxyError, StaleAttemptError
-from ..protocol import page, phases
+from ..protocol import names, page, phases
 from ..protocol.manifest import Manifest, RankImage
-from ..protocol.messages import CheckpointFailure, CheckpointRef, Command, CommitRequest
+from ..protocol.messages import CheckpointFailure, CheckpointRef, Command, CommitRequest, Origin
 from ..store import Store
-from . import hardware, state_machine
+from . import hardware, restore, state_machine
 from .config import Config
 from .controller_client import Controller
 from .mesh import IDLE_HOLD_S, PACE_S
 from .peers import Directive, PodReport
 from .pod import Pod, resume_port
-from .retention import superseded
+from .retention import needs, superseded
 from .state_machine import Failure, Heard, State
 
 TICK_S: Final = 0.1
@@ -44,7 +44,9 @@ class Leader:
         pod: Pod,
         nonce: str = "",
         committed: Sequence[CheckpointRef] = (),
+        origin: Origin | None = None,
     ) -> None:
+        self._origin = origin
         self._committed = [*committed]
         """Of this job, newest first."""
         self._config = config
@@ -238,6 +240,7 @@ class Leader:
             # Read after the list: so a checkpoint that is listed while its commit runs is known here.
             gone = superseded(listed, [*self._committed], self.state.checkpoint_id)
             self._store.drop(namespace, job, gone)
+            self._let_go()
             done = self._store.collect_garbage(namespace, job)
             log.info("retention: deleted checkpoints %s and %d bytes", gone, done.freed)
 
@@ -245,6 +248,16 @@ class Leader:
             await asyncio.to_thread(work)
         except ProxyError as error:
             log.warning("old checkpoints stay in the store: %s", error)
+
+    def _let_go(self) -> None:
+        """Checkpoints that were held for this job (`Store.hold`), and that its own have replaced. Raises StoreError."""
+        namespace, job, start = self._config.namespace, self._config.job, self._config.checkpoint
+        origin = self._origin
+        own = restore.maker(self._config, origin, start) == job
+        if start and own and any(ref.attempt == self._config.attempt for ref in self._committed):
+            self._store.release(namespace, job, start, names.HOLD_REWIND)
+        if origin is not None and not needs(self._committed, origin.checkpoint):
+            self._store.release(namespace, origin.job, origin.checkpoint, job)
 
     def _manifest(self, state: State) -> tuple[Manifest, int]:
         sets = [self._images[i] for i in range(state.workers)]

@@ -9,7 +9,7 @@ import time
 
 from ..errors import DamageError, ProxyError, RestoreRefusedError, StoreError
 from ..protocol import names
-from ..protocol.messages import CheckpointRef, Damage, DamageReport, HelloReply, Plan
+from ..protocol.messages import CheckpointRef, Damage, DamageReport, HelloReply, Origin, Plan
 from ..store import Store
 from . import hardware
 from .config import Config
@@ -22,14 +22,20 @@ def fresh_plan(config: Config, leader_ip: str) -> Plan:
     return Plan("fresh", config.attempt, config.world_size, config.ranks, leader_ip, names.MASTER_PORT)
 
 
-async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef) -> Plan:
+def maker(config: Config, origin: Origin | None, checkpoint: str) -> str:
+    """The job in whose folder `checkpoint` lies: this one, or the one that it was forked from."""
+    return origin.job if origin is not None and origin.checkpoint == checkpoint else config.job
+
+
+async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef, origin: Origin | None = None) -> Plan:
     """Check the manifest, fetch this pod's images, verified.
 
     Raises RestoreRefusedError (does not fit), DamageError (names the object), StoreError.
     """
     _check_url(config, ref)
     store = Store(config.store)
-    manifest = await asyncio.to_thread(store.read_manifest, config.namespace, config.job, ref.id, ref.sha256)
+    job = maker(config, origin, ref.id)
+    manifest = await asyncio.to_thread(store.read_manifest, config.namespace, job, ref.id, ref.sha256)
     warning = hardware.check(manifest, config.world_size, hardware.requirements())
     if warning:
         log.warning(warning)
@@ -68,7 +74,8 @@ async def damage(
     after = "training begins anew: no older checkpoint is left"
     for older in (r for r in reply.committed if r.generation < ref.generation and not r.unusable):
         try:
-            await asyncio.to_thread(store.read_manifest, config.namespace, config.job, older.id, older.sha256)
+            job = maker(config, reply.origin, older.id)
+            await asyncio.to_thread(store.read_manifest, config.namespace, job, older.id, older.sha256)
         except DamageError as problem:
             found.append(Damage(older.id, str(problem)))
             continue

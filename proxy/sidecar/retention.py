@@ -12,6 +12,14 @@ KEEP: Final = 3
 """Committed checkpoints of a job that stay in the store, besides the pinned ones."""
 
 
+def needs(committed: Sequence[CheckpointRef], checkpoint: str) -> bool:
+    """Whether the job may have to go back to `checkpoint` because newer ones are damaged.
+
+    :param committed: what the job knows, newest first
+    """
+    return checkpoint in [ref.id for ref in committed if not ref.unusable][:KEEP]
+
+
 def superseded(listed: Sequence[Listing], committed: Sequence[CheckpointRef], under_way: str) -> list[str]:
     """Ids of what can go.
 

@@ -101,7 +101,7 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
         leader: Leader | None = None
         reporter: Reporter | None = None
         if config.leader:
-            leader = Leader(config, controller, store, pod, _nonce(config, reply), reply.committed)
+            leader = Leader(config, controller, store, pod, _nonce(config, reply), reply.committed, reply.origin)
             leader.continue_after(max(barrier.request, barrier.acquired), barrier.acquired >= barrier.request)
             reporter = Reporter(config, controller, leader, pod, first_step, reply.checkpoint is not None)
             mesh = MeshServer(reply.peer_key, config.workers, leader.exchange)
@@ -193,7 +193,7 @@ async def _plan(config: Config, api: LauncherApi, controller: Controller, reply:
     log.info("restoring %s, step %d, from %s", ref.id, ref.step, ref.url)
     while True:
         try:
-            plan = await restore.restore_plan(config, reply.leader_ip, ref)
+            plan = await restore.restore_plan(config, reply.leader_ip, ref, reply.origin)
             phases.planned()
             _publish(config, api, plan)
             return

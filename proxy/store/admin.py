@@ -97,6 +97,12 @@ def take(store: Store, namespace: str, job: str, file: str, progress: Progress) 
     return {"id": manifest.id, "namespace": manifest.namespace, "job": manifest.job}
 
 
+def hold(store: Store, namespace: str, job: str, checkpoint: str, holder: str, sha256: str | None = None) -> Json:
+    """Keep a checkpoint for `holder`, if all of it is there; what `ls` says of it. See `Store.hold`."""
+    manifest, found = store.hold(namespace, job, checkpoint, holder, sha256)
+    return _entry(Listing(manifest.id, manifest, pinned=True, sha256=found, held=(holder,)))
+
+
 def gc(
     store: Store, namespace: str, job: str, keep: int, live: Iterable[str], delete: bool, ended: bool = False
 ) -> Json:
@@ -138,6 +144,11 @@ def _ask(store: Store, question: list[str], progress: Progress) -> Any:
     if command in ("pin", "unpin") and len(rest) == 3:
         store.pin(rest[0], rest[1], rest[2], command == "pin")
         return {"id": rest[2], "pinned": command == "pin"}
+    if command == "hold" and len(rest) in (4, 5):
+        return hold(store, *rest)
+    if command == "release" and len(rest) == 4:
+        store.release(rest[0], rest[1], rest[2], rest[3])
+        return {"id": rest[2], "released": rest[3]}
     if command == "probe" and not rest:
         store.probe()
         return {"url": store.url}
@@ -156,7 +167,8 @@ def _ask(store: Store, question: list[str], progress: Progress) -> Any:
         return gc(store, rest[0], rest[1], int(rest[2]), rest[4:], what != "plan", ended=what == "delete-ended")
     raise StoreError(
         f"{' '.join(question)!r}: ask `ls NAMESPACE JOB`, `show NAMESPACE JOB ID [SHA256]`, `verify NAMESPACE JOB ID "
-        "[SHA256]`, `export NAMESPACE JOB ID FILE [SHA256]`, `import NAMESPACE JOB FILE` or "
+        "[SHA256]`, `export NAMESPACE JOB ID FILE [SHA256]`, `import NAMESPACE JOB FILE`, "
+        "`hold NAMESPACE JOB ID HOLDER [SHA256]`, `release NAMESPACE JOB ID HOLDER` or "
         "`gc NAMESPACE JOB KEEP plan|delete|delete-ended [LIVE_ID ...]`"
     )
 
@@ -175,6 +187,7 @@ def _entry(listing: Listing) -> Json:
         "labels": dict(manifest.labels),
         "sha256": listing.sha256,
         "pinned": listing.pinned,
+        "held_by": list(listing.held),
         "problem": listing.problem,
     }
 

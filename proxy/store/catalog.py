@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointNotFoundError, CorruptChunkError, StoreError
 from ..protocol.manifest import Manifest, Stored
 from . import download, layout, locks, pack
+from .backend import TEMPORARY
 from .progress import Count, Progress
 
 if TYPE_CHECKING:
@@ -28,8 +30,11 @@ class Listing:
     manifest: Manifest | None
     problem: str = ""
     pinned: bool = False
+    """Nothing removes it: somebody has pinned it, or `held` is not empty."""
     sha256: str = ""
     """Of the manifest's bytes."""
+    held: tuple[str, ...] = ()
+    """Who needs it (`layout.hold_path`)."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +62,24 @@ def list_checkpoints(store: Store, namespace: str, job: str) -> list[Listing]:
     folder = layout.job_folder(namespace, job)
     files = store.backend.find(folder)
     for name in _ids(files, folder):
-        pinned = f"{folder}/pins/{name}" in files
+        held = holders(files, folder, name)
+        pinned = bool(held) or f"{folder}/pins/{name}" in files
         try:
             manifest, sha256 = store.read_digest(namespace, job, name)
-            good.append(Listing(name, manifest, pinned=pinned, sha256=sha256))
+            good.append(Listing(name, manifest, pinned=pinned, sha256=sha256, held=held))
         except CheckpointNotFoundError:
             continue  # deleted meanwhile
         except StoreError as error:
-            bad.append(Listing(name, None, str(error), pinned))
+            bad.append(Listing(name, None, str(error), pinned, held=held))
     good.sort(key=_number, reverse=True)
     return good + sorted(bad, key=lambda b: b.id, reverse=True)
+
+
+def holders(files: Iterable[str], folder: str, checkpoint: str) -> tuple[str, ...]:
+    """Who holds a checkpoint, among the files of its job's folder."""
+    start = f"{folder}/pins/{checkpoint}."
+    found = (path.removeprefix(start) for path in files if path.startswith(start))
+    return tuple(sorted(name for name in found if TEMPORARY not in name))
 
 
 def _number(listing: Listing) -> tuple[int, str]:

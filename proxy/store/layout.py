@@ -6,7 +6,7 @@ import re
 from typing import Final, Literal
 
 from ..errors import StoreError
-from ..protocol import manifest
+from ..protocol import manifest, names
 
 JOBS: Final = "jobs"
 Kind = Literal["packs", "recipes"]
@@ -40,6 +40,17 @@ def manifest_path(namespace: str, job: str, checkpoint_id: str) -> str:
 def pin_path(namespace: str, job: str, checkpoint_id: str) -> str:
     """The empty file that keeps a checkpoint from being pruned. Raises StoreError for a bad name."""
     return f"{job_folder(namespace, job)}/pins/{checked_id(checkpoint_id)}"
+
+
+def hold_path(namespace: str, job: str, checkpoint_id: str, holder: str) -> str:
+    """The empty file that keeps a checkpoint for `holder`: a job that was forked from it, or
+    `names.HOLD_REWIND`.
+
+    Raises StoreError for a bad name. An id has no dot, so no pin is called like a hold.
+    """
+    if holder != names.HOLD_REWIND:
+        job_folder(namespace, holder)
+    return f"{pin_path(namespace, job, checkpoint_id)}.{holder}"
 
 
 def _object(name: str) -> str:

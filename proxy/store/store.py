@@ -267,13 +267,49 @@ class Store:
         return catalog.latest_valid(self, namespace, job)
 
     def pin(self, namespace: str, job: str, checkpoint_id: str, pinned: bool = True) -> None:
-        """Keep a checkpoint from being pruned, or no longer. Raises CheckpointNotFoundError, StoreError."""
+        """Keep a checkpoint from being pruned, or no longer, whoever holds it. Raises CheckpointNotFoundError,
+        StoreError."""
         path = layout.pin_path(namespace, job, checkpoint_id)
         if pinned:
             self.read_manifest(namespace, job, checkpoint_id)
             self.backend.write(path, b"")
-        else:
-            self.backend.delete(path)
+            return
+        self.backend.delete(path)
+        folder = layout.job_folder(namespace, job)
+        for holder in catalog.holders(self.backend.find(f"{folder}/pins"), folder, checkpoint_id):
+            self.backend.delete(f"{path}.{holder}")
+
+    def hold(
+        self, namespace: str, job: str, checkpoint_id: str, holder: str, sha256: str | None = None
+    ) -> tuple[Manifest, str]:
+        """Keep a checkpoint for `holder` (`layout.hold_path`) until `release`; the manifest and its digest.
+
+        The hold is there before anything is looked at, and it goes again if the checkpoint cannot be used. Objects are
+        looked for, their content is not read.
+
+        :param sha256: digest of the committed manifest
+        :raises DamageError: not the manifest that was committed, or an object is missing (CheckpointNotFoundError:
+            there is no manifest)
+        :raises StoreError: a bad name, or the store fails
+        """
+        path = layout.hold_path(namespace, job, checkpoint_id, holder)
+        there = self.backend.read(path) is not None
+        self.backend.write(path, b"")
+        try:
+            manifest, found = self.read_digest(namespace, job, checkpoint_id, sha256)
+            problem = catalog.missing(manifest, self.backend.find(layout.job_folder(namespace, job)))
+            if problem:
+                raise DamageError(f"store {self.url}: checkpoint {checkpoint_id}: {problem}")
+        except BaseException:
+            if not there:
+                with contextlib.suppress(StoreError):
+                    self.release(namespace, job, checkpoint_id, holder)
+            raise
+        return manifest, found
+
+    def release(self, namespace: str, job: str, checkpoint_id: str, holder: str) -> None:
+        """`holder` does not need the checkpoint any more. Raises StoreError."""
+        self.backend.delete(layout.hold_path(namespace, job, checkpoint_id, holder))
 
     def prune(self, namespace: str, job: str, keep: int, pinned: frozenset[str] = frozenset()) -> list[str]:
         """Delete all but the newest `keep` manifests of a job, never a pinned one. Returns the deleted ids."""

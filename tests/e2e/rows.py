@@ -255,24 +255,26 @@ class Rows:
         pace: float = 0.05,
         ballast: int = 0,
         script: str = SCRIPT.name,
+        args: Sequence[str] = (),
         **spec: Any,
     ) -> Training:
         """Submit a training job of `workers` pods with one rank each.
 
         :param script: another of the job's `files`, which takes the same arguments
+        :param args: more arguments
         :param spec: more fields of TrainSpec
         """
         folder = Path(self.namespace) / f"{name}-{time.time_ns()}"
         output = self.stage.cluster.shared / folder
         output.mkdir(parents=True)
         output.chmod(0o777)
-        args = ["--output", f"/shared/{folder}", "--pace", str(pace), "--ballast", str(ballast)]
+        own = ["--output", f"/shared/{folder}", "--pace", str(pace), "--ballast", str(ballast), *args]
         full = TrainSpec(
             **{
                 "name": name,
                 "namespace": self.namespace,
                 "queue": queue,
-                "command": ["python3", script, *args],
+                "command": ["python3", script, *own],
                 "files": {SCRIPT.name: SCRIPT.read_text()},
                 "workers": workers,
                 "resources": {"cpu": cpu},

@@ -122,7 +122,8 @@ def test_who_may_what(login: Callable[[str | None], Client], user: str | None, r
         assert json.loads(text) == {"can_act": act == 404, "job": None, "kept": None, "why": None, "past": []}
     assert client.call("GET", f"{TI}/live") == (404 if read == 200 else read)
     bodies: dict[str, object] = {"resize": {"workers": 2}, "migrate": {"flavor": "spot"}}
-    for verb in ("checkpoint", "resize", "migrate", "pause", "resume"):
+    bodies |= {"rewind": {"checkpoint": "train-a1-g1"}, "fork": {"checkpoint": "train-a1-g1", "name": "twin"}}
+    for verb in ("checkpoint", "resize", "migrate", "pause", "resume", "rewind", "fork"):
         assert client.call("POST", f"{TI}/actions/{verb}", bodies.get(verb, {})) == act, verb
     assert client.call("GET", "/singularity/runs") == (401 if user is None else 200)
 

@@ -223,6 +223,32 @@
         words: "The job gives its quota back after a checkpoint and continues on this flavor as soon as Kueue admits it there." }));
   }
 
+  // --- checkpoints: the branches of the job, and the way back to one of them ----------------------------------------
+  const branch = (c, job) => (c.unusable ? ["failed", "damaged"] : c.side_branch ? ["skipped", "side branch"]
+    : job.origin && job.origin.checkpoint === c.id ? ["scheduled", `from ${job.origin.job}`] : ["success", "current"]);
+  const back = (r) => `Attempt ${r.attempt} was rewound${r.by ? ` by ${r.by}` : ""} to checkpoint ${r.checkpoint} (step ${r.step}); ${r.steps} steps are given up`;
+  function Checkpoints({ own, job, may, over, onDone }) {
+    const [asked, setAsked] = React.useState(null), [busy, setBusy] = React.useState(false), [answer, setAnswer] = React.useState(null);
+    const send = async (name, body) => {
+      setAsked(null); setBusy(true); setAnswer(null);
+      try { const reply = await api(`${own}/actions/${name}`, { body }); setAnswer({ status: "success", title: `${name}: ${reply.message}` }); onDone(); }
+      catch (error) { setAnswer({ status: "error", title: `${name} was refused${error.status ? ` (${error.status})` : ""}`, text: error.message }); }
+      setBusy(false);
+    };
+    const button = (name, words, c) => h(C.Button, { size: "xs", variant: "outline", disabled: busy, onClick: () => setAsked([name, c]), "data-testid": `training-${name}` }, words);
+    const buttons = (c) => (!may || c.unusable ? [] : [h(C.HStack, { key: "actions", gap: 1 }, !over && button("rewind", "Rewind", c), button("fork", "Fork", c))]);
+    return h(Card, { title: "Checkpoints" },
+      (job.rewinds || []).map((r) => h(C.Text, { key: r.attempt, fontSize: "sm", color: "fg.muted", "data-testid": "training-rewind-note" }, back(r))),
+      answer && h(Notice, { status: answer.status, title: answer.title }, answer.text),
+      h(Table, { testid: "training-checkpoints", heads: ["Checkpoint", "Step", "Committed", "Size", "New in the store", "Branch", ...(may ? ["Go on from it"] : [])],
+        rows: [...job.checkpoints].reverse().map((c) => [c.id, known(c.step) ? c.step : "–", known(c.committed_at) ? `${clock(c.committed_at)} (${seconds(Math.max(0, Date.now() / 1000 - c.committed_at))} ago)` : "–", bytes(c.bytes), bytes(c.bytes_stored),
+          h(C.Badge, { colorPalette: branch(c, job)[0] }, branch(c, job)[1]), ...(may ? [buttons(c)] : [])]) }),
+      asked && asked[0] === "rewind" && h(Ask, { title: "Rewind", field: "checkpoint", type: "text", label: "Checkpoint", start: asked[1].id, onCancel: () => setAsked(null), onSend: (body) => send("rewind", body),
+        words: `The job goes on from step ${asked[1].step}. What it has done since is given up, and not saved.` }),
+      asked && asked[0] === "fork" && h(Ask, { title: "Fork", field: "name", type: "text", label: "Name of the new job", start: "", onCancel: () => setAsked(null), onSend: (body) => send("fork", { ...body, checkpoint: asked[1].id }),
+        words: `A second job goes on from step ${asked[1].step}. It belongs to no task of Airflow; this job is left alone.` }));
+  }
+
   // --- the tab of one task instance ---------------------------------------------------------------------------------
   function TaskTab({ dagId, runId, taskId, mapIndex }) {
     const index = mapIndex === undefined || String(mapIndex).startsWith("{") ? "-1" : String(mapIndex);
@@ -280,8 +306,7 @@
         heads: ["#", "Flavor", "Pods", "Steps", "Queued", "To first step", "Checkpoint", "Ended", "Note"],
         rows: [...job.attempts].reverse().map((a) => [a.attempt, a.flavor, a.pods, steps(a), between(a.queued_at, a.admitted_at), between(a.admitted_at, trains(a)), between(a.evicted_at, a.committed_at),
           h(C.Badge, { colorPalette: ended(a)[0] }, ended(a)[1]), a.note || ""]) })),
-      job.checkpoints.length > 0 && h(Card, { title: "Checkpoints" }, h(Table, { testid: "training-checkpoints", heads: ["Checkpoint", "Step", "Committed", "Size", "New in the store"],
-        rows: [...job.checkpoints].reverse().map((c) => [c.id, known(c.step) ? c.step : "–", known(c.committed_at) ? `${clock(c.committed_at)} (${seconds(Math.max(0, Date.now() / 1000 - c.committed_at))} ago)` : "–", bytes(c.bytes), bytes(c.bytes_stored)]) })),
+      job.checkpoints.length > 0 && h(Checkpoints, { own, job, may: Boolean(context.data && context.data.can_act), over: over.current, onDone: () => { liveAgain(); lookAgain(); } }),
       h(C.Box, { pb: 2 }));
   }
 

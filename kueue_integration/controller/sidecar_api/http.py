@@ -26,6 +26,7 @@ from proxy.protocol.messages import (
     MessageError,
     Progress,
     from_json,
+    lean_json,
     to_json,
 )
 
@@ -202,7 +203,7 @@ class Api:
             return _json({"error": "the attempt has ended with a checkpoint", "ended": True}, 202)
         if reply is None:
             return _json({"error": "the leader is not known yet: ask again"}, 202)
-        return web.Response(text=to_json(reply), content_type="application/json")
+        return web.Response(text=lean_json(reply, "origin"), content_type="application/json")
 
     async def _commands(self, request: web.Request) -> web.Response:
         speaker, query = await self._speaker(request), request.query

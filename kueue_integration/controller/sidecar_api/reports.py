@@ -28,7 +28,7 @@ from proxy.protocol.messages import (
     to_json,
 )
 
-from ...contract import attempt_phases, job_names
+from ...contract import attempt_phases, branches, job_names
 from ...contract.attempt_records import progress as shown_progress
 from ...jobs import loss_curve
 from ...kube.resources import Object
@@ -60,6 +60,17 @@ def _require_current(job: Job, attempt: int) -> None:
         raise RefusedError(409, f"attempt {attempt} is not current, the job is at {current}; nothing was written")
 
 
+def _require_wanted(job: Job, attempt: int) -> None:
+    """Raises RefusedError 409 also for an attempt that was given up: its ranks end, and nothing of it is kept.
+
+    Not at a pod's start. The Job makes pods in place of those that have ended, and one that is refused would fail it.
+    """
+    _require_current(job, attempt)
+    back = branches.given_up(job.rewinds, attempt)
+    if back is not None:
+        raise RefusedError(409, f"attempt {attempt} was given up: {branches.sentence(back)}; nothing was written")
+
+
 def peer_key(secret: bytes, job_uid: str, attempt: int) -> str:
     """Secret that the sidecars of one attempt share."""
     return hmac.new(secret, f"{job_uid}/{attempt}".encode(), hashlib.sha256).hexdigest()
@@ -72,9 +83,11 @@ def _current(job: Job, attempt: int) -> tuple[attempt_history.History, AttemptRe
 
 
 def ended(job: Object, attempt: int) -> bool:
-    """Whether the Job's current attempt `attempt` has stopped with a checkpoint."""
-    _, record = _current(Job.parse(job), attempt)
-    return record is not None and record.checkpoint is not None
+    """Whether the Job's current attempt `attempt` has stopped with a checkpoint, or was given up."""
+    seen = Job.parse(job)
+    _, record = _current(seen, attempt)
+    saved = record is not None and record.checkpoint is not None
+    return saved or branches.given_up(seen.rewinds, attempt) is not None
 
 
 def hello(job: Object, pods: Sequence[Object], message: Hello, secret: bytes) -> HelloReply | None:
@@ -87,7 +100,7 @@ def hello(job: Object, pods: Sequence[Object], message: Hello, secret: bytes) ->
     over = record is not None and (
         record.checkpoint is not None or (record.ended_by in attempt_history.BROKEN and not seen.armed)
     )
-    if over:
+    if over or branches.given_up(seen.rewinds, message.attempt) is not None:
         return None  # this pod is a replacement that Kueue is about to remove, or has ranks that may end
     leader_ip = None
     for pod in of_attempt(shown, message.attempt):
@@ -96,8 +109,10 @@ def hello(job: Object, pods: Sequence[Object], message: Hello, secret: bytes) ->
     if not leader_ip:
         return None
     key = peer_key(secret, str(job["metadata"]["uid"]), message.attempt)
-    committed = sorted(seen.checkpoints, key=lambda ref: ref.generation, reverse=True)
-    return HelloReply(key, str(leader_ip), _given(seen, record), committed)
+    # Of the branch that the job is on: nothing goes on from another one by itself.
+    branch = {ref.id for ref in branches.line(job)}
+    committed = [ref for ref in branches.known(job)[::-1] if ref.id in branch or ref.unusable]
+    return HelloReply(key, str(leader_ip), _given(seen, record), committed, origin=branches.origin(job))
 
 
 def _given(job: Job, record: AttemptRecord | None) -> CheckpointRef | None:
@@ -118,10 +133,12 @@ def command(job: Object, now: float) -> Command | None:
 
     The number of an eviction is its deadline; the number of a requested checkpoint is the time when it was taken up,
     both in milliseconds. It identifies the command across restarts, and a later command has a higher number.
+    Raises RefusedError 409 if the attempt was given up.
     """
     if views.suspended(job):
         return None
     seen = Job.parse(job)
+    _require_wanted(seen, required(seen.attempt))
     record = attempt_history.last(required(seen.history))
     deadline = required(seen.hold_deadline)
     if seen.armed and deadline is not None:
@@ -140,7 +157,7 @@ def command(job: Object, now: float) -> Command | None:
 def progress(job: Object, message: Progress, now: float, pods: Sequence[Object] = ()) -> Annotations:
     """What to write; `pods` are the Job's, as far as known. Raises RefusedError 409."""
     seen_job = Job.parse(job)
-    _require_current(seen_job, message.attempt)
+    _require_wanted(seen_job, message.attempt)
     shown: dict[str, object] = {"attempt": message.attempt, "step": message.step, "phase": message.phase}
     shown["at"] = round(now, 3)
     if message.free:
@@ -206,7 +223,7 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
     A checkpoint after which the attempt goes on leaves its record alone: a later end is recorded as ever.
     """
     seen = Job.parse(job)
-    _require_current(seen, message.attempt)
+    _require_wanted(seen, message.attempt)
     new = message.checkpoint
     if new.attempt != message.attempt:
         raise RefusedError(400, f"CommitRequest.checkpoint.attempt: {new.attempt} is not the attempt {message.attempt}")
@@ -272,7 +289,7 @@ def _require_fit(job: Job, new: CheckpointRef) -> None:
 def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations | None:
     """What to write; None when it changes nothing. Raises RefusedError 409."""
     seen_job = Job.parse(job)
-    _require_current(seen_job, message.attempt)
+    _require_wanted(seen_job, message.attempt)
     change: dict[str, str | None] = {}
     wanted = seen_job.checkpoint_request.running
     if wanted is not None and wanted[1].attempt == message.attempt:
@@ -328,7 +345,7 @@ def damage(job: Object, message: DamageReport) -> Annotations | None:
     marked = [
         attempt_history.found_unusable(ref, told) for ref in sorted([*past, given], key=lambda ref: ref.generation)
     ]
-    before = attempt_history.usable_before(marked, given)
+    before = attempt_history.usable_before(branches.branch_of(given, marked, required(seen.history)), given)
     text = "" if before is None else to_json(before)
     listed = attempt_history.listed(marked)
     return {names.ANN_CHECKPOINT: text, job_names.ANN_CHECKPOINT_COPY: text, job_names.ANN_CHECKPOINTS: listed}

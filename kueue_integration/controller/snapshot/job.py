@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, JobRequest, Placement, RequestStatus
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, JobRequest, Origin, Placement, RequestStatus
 
-from ...contract import annotation_values, attempt_records, job_names
+from ...contract import annotation_values, attempt_records, branches, job_names
 from ...contract.annotation_values import readable
+from ...contract.branches import Rewind
 from ...kube.resources import Object, annotation
 from ...manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from ...requests import periodic_checkpoints, placement, user_requests
@@ -76,6 +77,10 @@ class Job:
     change: user_requests.Exchange
     """The last request that changes the Job, and its answer; the other requests are for checkpoints."""
     checkpoint_request: user_requests.Exchange
+    rewinds: tuple[Rewind, ...]
+    """To older checkpoints, oldest first; empty if they cannot be read."""
+    start: Origin | UnreadableAnnotation | None
+    """The checkpoint of another job that whoever created it wants it to begin with."""
     began: bool
     """Kubernetes has started it, and Kueue has not put that back yet."""
     stopping: bool
@@ -130,6 +135,8 @@ class Job:
             every=periodic_checkpoints.wish(raw),
             change=user_requests.exchange(raw, user_requests.CHANGE),
             checkpoint_request=user_requests.exchange(raw, user_requests.CHECKPOINT),
+            rewinds=tuple(branches.rewinds(raw)),
+            start=named(raw, job_names.ANN_START_FROM, branches.start_from(raw)),
             began=bool((raw.get("status") or {}).get("startTime")),
             stopping=annotation(raw, STOPPING) is not None,
             tied=annotation(raw, COMPLETIONS_EQUAL_PARALLELISM) == "true",

@@ -8,6 +8,7 @@ and never holds the file open over a step. It ends after N steps, or when DIR/st
 While DIR/slow exists a step does not end, so that a test may choose what happens in the middle of one. With several
 ranks nothing is saved in that time either: it is one call of native code. (A single rank is stopped wherever it is.)
 The rank that finds DIR/hungry takes it away and then all memory it gets.
+With --by-job it looks before each step which job it is a part of, and DIR is a folder of that name below the given one.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--pace", type=float, default=0.05, help="what a step takes, seconds")
     parser.add_argument("--ballast", type=int, default=0, help="MiB of state that travels with the checkpoint")
+    parser.add_argument("--by-job", action="store_true", help="in a fork, write into another folder")
     args = parser.parse_args()
     torch.set_num_threads(1)
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -54,10 +56,10 @@ def main() -> None:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
     ballast = torch.frombuffer(bytearray(os.urandom(args.ballast << 20)), dtype=torch.uint8) if args.ballast else None
-    args.output.mkdir(parents=True, exist_ok=True)
-    log, stop, slow = args.output / f"rank-{rank}.log", args.output / "stop", args.output / "slow"
-    hungry = args.output / "hungry"
     for step in range(args.steps):
+        output = args.output / os.environ["SINGULARITY_JOB"] if args.by_job else args.output
+        output.mkdir(parents=True, exist_ok=True)
+        log, stop, slow, hungry = (output / name for name in (f"rank-{rank}.log", "stop", "slow", "hungry"))
         go_on = torch.tensor([0 if stop.exists() else 1])
         if world > 1:
             dist.broadcast(go_on, 0)

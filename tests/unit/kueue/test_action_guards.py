@@ -25,7 +25,8 @@ NOTE = {"x": "y"}
 STATUS = RequestStatus("r", "pause", "running", "", 0.0, 1)
 JOB_WRITERS = (
     actions.RecordHistory(NOTE), actions.Repair(NOTE), actions.StartCheckpoint(NOTE), actions.ReleaseHold(NOTE),
-    actions.AnswerRequest(NOTE, status=STATUS), actions.AskCheckpoint(NOTE), actions.KeepRecords(),
+    actions.AnswerRequest(NOTE, status=STATUS), actions.AskCheckpoint(NOTE), actions.BeginFrom(NOTE),
+    actions.KeepRecords(),
     actions.Reshape(body={"spec": {"parallelism": 1}}), actions.GiveUp(annotations=NOTE), actions.AnswerReady(NOTE),
     actions.RequestReadmission(NOTE), actions.PatchWorkload(NOTE),
 )  # fmt: skip

@@ -39,10 +39,12 @@ from proxy.protocol.messages import (
     HelloReply,
     LauncherCommand,
     LauncherEvent,
+    Origin,
     Plan,
     Progress,
     Refusal,
     from_json,
+    lean_json,
     to_json,
 )
 from proxy.protocol.phases import SavePhases, StartPhases
@@ -108,6 +110,7 @@ class FakeController:
         self.failures: list[CheckpointFailure] = []
         self.committed: list[CheckpointRef] = []
         """Newest first."""
+        self.origin: Origin | None = None
         self.damage: list[DamageReport] = []
         self.next_checkpoint: list[CheckpointRef | None] = []
         """What the next attempt is given instead, once a pod has found damage."""
@@ -172,7 +175,12 @@ class FakeController:
             return web.json_response({"error": "the attempt has ended", "ended": True}, status=202)
         if not self.leader_ip:
             return web.Response(status=202)
-        return web.Response(text=to_json(HelloReply(self.peer_key, self.leader_ip, self.checkpoint, self.committed)))
+        return web.Response(text=self._reply())
+
+    def _reply(self) -> str:
+        return lean_json(
+            HelloReply(self.peer_key, self.leader_ip, self.checkpoint, self.committed, origin=self.origin), "origin"
+        )
 
     async def heard(self, seq: int) -> None:
         """Wait until the leader has taken in command `seq`: it asks for later ones."""
@@ -456,7 +464,13 @@ class World:
     """One attempt: `workers` pods, each with a sidecar and a launcher."""
 
     def __init__(
-        self, folder: Path, controller: FakeController, workers: int, world_size: int, attempt: int = 1
+        self,
+        folder: Path,
+        controller: FakeController,
+        workers: int,
+        world_size: int,
+        attempt: int = 1,
+        job: str = "train",
     ) -> None:
         self.controller = controller
         self.collective = Collective(world_size)
@@ -464,12 +478,13 @@ class World:
         token.write_text(TOKEN + "\n")
         ref = controller.checkpoint
         first = Config(
-            namespace="team", job="train", pod="train-0", pod_ip="127.0.0.1", index=0, attempt=attempt, workers=workers,
+            namespace="team", job=job, pod=f"{job}-0", pod_ip="127.0.0.1", index=0, attempt=attempt, workers=workers,
             world_size=world_size, store=f"file://{folder}/store", controller_url=controller.url,
             controller_ca=controller.pem, token_file=token, checkpoint=ref.id if ref else "", mesh_port=free_port(),
         )  # fmt: skip
+        short = "" if job == "train" else f"{job}-"
         self.configs = [
-            replace(first, index=i, pod=f"train-{i}", pod_ip=f"127.0.0.{i + 1}", root=folder / f"a{attempt}p{i}")
+            replace(first, index=i, pod=f"{job}-{i}", pod_ip=f"127.0.0.{i + 1}", root=folder / f"{short}a{attempt}p{i}")
             for i in range(workers)
         ]
         self.stops = [asyncio.Event() for _ in self.configs]

@@ -395,6 +395,33 @@ def test_two_ranks_move_into_a_new_pod_without_a_gap(run: Make) -> None:
         assert len(printed) == len(set(printed)) == len(got) // 100
 
 
+def test_a_copy_of_a_rank_goes_on_in_a_pod_of_another_job_while_the_first_goes_on_too(run: Make) -> None:
+    """What a fork does: the same process image, another host name, another job in the rank's environment."""
+    job, host = "order['env']['SINGULARITY_JOB']", "__import__('socket').gethostname()"
+    program = COUNTER.replace('log.write(f"end', f'print("job", {job})\nprint("host", {host})\nlog.write(f"end')
+
+    def brings(pod: Pod) -> None:
+        (pod.volumes / "source/count.py").write_text(program)
+
+    first = run("digits-0", fresh([0], 1), counter(), before=brings, env={names.ENV_JOB: "digits"})
+    assert dump(first, [0]).kind == "dumped", first.log()
+    at = numbers(first.work(0) / "cwd/numbers")[-1]
+    plan = messages.Plan("restore", 2, 1, [0], "127.0.0.1", 29501, 5, "c")
+    twin = run("twin-0", plan, counter(), before=lambda p: p.bring(first, "c", 0), env={names.ENV_JOB: "twin"})
+    twin.wait_event("restored")
+    first.sidecar.command("resume", generation=5)
+    for pod in (first, twin):
+        path = pod.work(0) / "cwd/numbers"
+        until(lambda p=path: numbers(p)[-1] > at + 200, "both count on", pod)  # type: ignore[misc]
+    for pod in (first, twin):
+        path = pod.work(0) / "cwd/numbers"
+        (path.parent / "end").touch()
+        assert pod.wait() == 0, pod.log()
+        assert numbers(path) == list(range(1, len(numbers(path)) + 1))
+        assert f"[rank 0] job {pod.name.removesuffix('-0')}" in pod.log(), pod.log()
+        assert f"[rank 0] host {pod.name}" in pod.log(), pod.log()
+
+
 def test_after_a_dump_the_rank_stands_still_until_it_is_told_to_go_on(run: Make) -> None:
     pod = run("pod", fresh([0], 1), counter())
     assert dump(pod, [0]).kind == "dumped", pod.log()

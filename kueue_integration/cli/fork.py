@@ -1,0 +1,48 @@
+"""`fork`: a second job that goes on from a checkpoint of the first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..jobs import time_travel
+from .checkpoints import Asker, store_options
+from .common import job_argument
+
+
+@click.command()
+@job_argument
+@store_options
+@click.option("--from", "checkpoint", metavar="CHECKPOINT", help="Checkpoint to go on from. Default: the newest.")
+@click.option("--name", "new", required=True, metavar="NEW", help="Name of the new job.")
+@click.option("--queue", help="LocalQueue of the new job. Default: that of NAME.")
+@click.option("--priority-class", help="WorkloadPriorityClass of the new job. Default: that of NAME.")
+def fork(
+    name: str,
+    checkpoint: str | None,
+    new: str,
+    queue: str | None,
+    priority_class: str | None,
+    namespace: str,
+    **options: Any,
+) -> None:
+    """Create a second job that goes on from a checkpoint of job NAME, which is left alone.
+
+    The new job has the pods, the size and the store of NAME, and a folder of its own there. It continues the saved
+    processes, so command and environment are those of NAME. Only SINGULARITY_JOB tells a program that it goes on in
+    another job.
+
+    \b
+    Examples:
+      singularityctl fork digits --from digits-a1-g4-5d0c12ab --name digits-b
+      singularityctl fork digits --name digits-c --queue spot
+
+    \b
+    Exit codes:
+      0 created   2 refused: nothing was created   3 the cluster or the platform is not as it must be
+    """
+    ask = Asker(name, namespace=namespace, **options)
+    made = time_travel.fork(ask.kube, namespace, name, new, checkpoint, queue, priority_class, ask=ask.question)
+    where = f"checkpoint {made.checkpoint} (step {made.step}) of job {made.source}"
+    click.echo(f"job {made.namespace}/{made.name} goes on from {where} when it is admitted")

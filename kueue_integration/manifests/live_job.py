@@ -1,0 +1,136 @@
+"""From a Job in the cluster back to a manifest, and on to the manifest of another Job like it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from proxy.protocol import names
+from proxy.protocol.messages import Origin, to_json
+
+from ..contract import job_names
+from ..kube.resources import Object, annotation
+from .pod import files_name
+
+LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+_BY_SERVER = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink")
+_JOB_LABELS = ("controller-uid", "job-name", "batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name")
+_WISHES = (
+    job_names.ANN_BUDGET, job_names.ANN_WORLD_SIZE, job_names.ANN_WORKERS, job_names.ANN_MIN_WORKERS,
+    job_names.ANN_STORE, job_names.ANN_CHECKPOINT_EVERY, job_names.ANN_INFRASTRUCTURE_RETRIES,
+)  # fmt: skip
+"""Annotations of ours that say what the user wants, and not what has happened."""
+_OF_KUEUE = ("kueue.x-k8s.io/podset", job_names.KUEUE_PREBUILT)
+
+
+def as_written(job: Mapping[str, Any]) -> Object:
+    """The manifest of a live Job: without what the API server and the Job controller have put in."""
+    result: Object = json.loads(json.dumps(job))
+    result.pop("status", None)
+    meta, spec = result["metadata"], result["spec"]
+    for name in _BY_SERVER:
+        meta.pop(name, None)
+    (meta.get("annotations") or {}).pop(LAST_APPLIED, None)
+    if not spec.get("manualSelector"):
+        spec.pop("selector", None)
+        template = spec["template"].get("metadata") or {}
+        for where in (template.get("labels") or {}, meta.get("labels") or {}):
+            for name in _JOB_LABELS:
+                where.pop(name, None)
+        template.pop("creationTimestamp", None)
+    return result
+
+
+@dataclass(frozen=True)
+class Fork:
+    """What is different in a Job that goes on from a checkpoint of another one."""
+
+    name: str
+    queue: str
+    priority_class: str | None
+    start: Origin
+
+
+def forked(source: Mapping[str, Any], workload: Mapping[str, Any] | None, new: Fork) -> Object:
+    """The Job `new`, suspended, with the pods of `source`.
+
+    While a Job has quota, its template has what Kueue has added for a flavor: `workload` has it as it was.
+    Nothing that has happened to `source` is taken over, nor which Airflow task it belongs to.
+    """
+    made = as_written(source)
+    meta, spec, old = made["metadata"], made["spec"], str(source["metadata"]["name"])
+    podsets = ((workload or {}).get("spec") or {}).get("podSets") or ()
+    if podsets and not spec.get("suspend"):
+        spec["template"] = json.loads(json.dumps(podsets[0]["template"]))
+    labels = {**_kept(meta.get("labels")), job_names.LABEL_MANAGED: "true", job_names.LABEL_JOB: new.name}
+    meta["labels"] = {**labels, job_names.KUEUE_QUEUE_LABEL: new.queue}
+    meta["labels"].pop(job_names.KUEUE_PRIORITY_LABEL, None)
+    if new.priority_class is not None:
+        meta["labels"][job_names.KUEUE_PRIORITY_LABEL] = new.priority_class
+    held = annotation(source, job_names.ANN_HOLD) not in (None, job_names.HOLD_OFF)
+    wishes = {name: text for name in _WISHES if (text := annotation(source, name)) is not None}
+    meta["annotations"] = {
+        **_kept(meta.get("annotations")),
+        **wishes,
+        job_names.ANN_START_FROM: to_json(new.start),
+        **({job_names.ANN_HOLD: job_names.HOLD_ARMED} if held else {}),
+    }
+    for name in ("ownerReferences", "finalizers", "generateName"):
+        meta.pop(name, None)
+    meta["name"] = new.name
+    workers = annotation(source, job_names.ANN_WORKERS)
+    if workers is not None:
+        spec["parallelism"] = spec["completions"] = int(workers)
+    spec["suspend"] = True
+    spec.pop("activeDeadlineSeconds", None)
+    _rename_pods(spec["template"], old, new.name, annotation(source, job_names.ANN_PLACEMENT) is not None)
+    return made
+
+
+def forked_child(child: Mapping[str, Any], old: str, new: str) -> Object:
+    """The Service, or the files, of Job `old` for Job `new`."""
+    made: Object = json.loads(json.dumps(child))
+    meta = made["metadata"]
+    labels = {**_kept(meta.get("labels")), job_names.LABEL_MANAGED: "true", job_names.LABEL_JOB: new}
+    made["metadata"] = {
+        "name": new + str(meta["name"]).removeprefix(old), "namespace": meta["namespace"], "labels": labels,
+    }  # fmt: skip
+    made.pop("status", None)
+    if made["kind"] == "Service":
+        spec = made["spec"]
+        kept = {key: spec[key] for key in ("publishNotReadyAddresses", "ports") if key in spec}
+        made["spec"] = {"clusterIP": "None", **kept, "selector": {job_names.LABEL_JOB: new}}
+    return made
+
+
+def _rename_pods(template: Object, old: str, new: str, placed: bool) -> None:
+    """`placed`: a migration has set the affinity, for the queue of the other job."""
+    meta, pod = template.setdefault("metadata", {}), template["spec"]
+    meta["labels"] = {**_kept(meta.get("labels")), job_names.LABEL_MANAGED: "true", job_names.LABEL_JOB: new}
+    meta["annotations"] = _kept(meta.get("annotations"))
+    if placed:
+        pod.pop("affinity", None)
+    if pod.get("subdomain") == old:
+        pod["subdomain"] = new
+    for container in (*(pod.get("initContainers") or ()), *pod["containers"]):
+        for entry in container.get("env") or ():
+            if entry.get("name") == names.ENV_JOB:
+                entry["value"] = new
+    for volume in pod.get("volumes") or ():
+        files = volume.get("configMap") or {}
+        if files.get("name") == files_name(old):
+            files["name"] = files_name(new)
+
+
+def _kept(entries: Mapping[str, str] | None) -> dict[str, str]:
+    """Labels or annotations of the user's own."""
+    gone = (*_OF_KUEUE, *_JOB_LABELS, LAST_APPLIED)
+    return {
+        key: text for key, text in (entries or {}).items() if key not in gone and not _ours(key.partition("/")[0])
+    }
+
+
+def _ours(domain: str) -> bool:
+    return domain == names.DOMAIN or domain.endswith(f".{names.DOMAIN}") or domain == "batch.kubernetes.io"

@@ -1,0 +1,173 @@
+"""`start_from`: which checkpoint a task's new Job begins with, and what is refused before there is one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from airflow_fakes import make_attempt
+from test_train_operator import NAMESPACE, Airflow, kube, operator, submit
+
+from airflow_provider.exceptions import InvalidTrainingError
+from airflow_provider.identity import ANN_TASK, Claim
+from airflow_provider.verbs import JobVerbs
+from kueue_integration.contract import branches, job_names
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import JOB, POD
+from kueue_integration.requests import user_requests
+from proxy.protocol import names
+from proxy.protocol.messages import CheckpointRef, Origin, to_json
+
+__all__ = ["kube"]
+STORE = "file:///shared/checkpoints"
+
+
+def ref(number: int, job: str = "other", **fields: Any) -> CheckpointRef:
+    given = {"world_size": 1, "url": STORE, "bytes": 1, "bytes_stored": 1, "created_at": 1.0, "sha256": "0" * 64}
+    return CheckpointRef(f"{job}-a1-g{number}", 1_000_000 + number, 1, 100 * number, **{**given, **fields})
+
+
+@pytest.fixture(autouse=True)
+def asked(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """What the pods ask the store, which has everything but checkpoints with `lost` in their id."""
+    questions: list[list[str]] = []
+    create = kube.create
+
+    def and_run(obj: Any, dry_run: bool = False) -> Any:
+        made = create(obj, dry_run)
+        if obj["kind"] == "Pod" and not dry_run:
+            question = obj["spec"]["containers"][0]["command"][4:]
+            questions.append(question)
+            said = {"error": "no such checkpoint"} if "lost" in question[3] else {"result": {}}
+            place = obj["metadata"]["namespace"], obj["metadata"]["name"]
+            kube.logs[(*place, "store")] = [json.dumps(said)]
+            kube.set_status(POD, *place, {"phase": "Succeeded"})
+        return made
+
+    monkeypatch.setattr(kube, "create", and_run)
+    yield questions
+    assert kube.list(POD, NAMESPACE) == []
+
+
+def saved(kube: FakeKube, name: str, *refs: CheckpointRef) -> None:
+    """The Job has committed these."""
+    notes = {
+        job_names.ANN_CHECKPOINTS: to_json(list(refs)),
+        names.ANN_CHECKPOINT: to_json(refs[-1]),
+        job_names.ANN_HISTORY: to_json([make_attempt(1)]),
+    }
+    kube.patch(JOB, NAMESPACE, name, {"metadata": {"annotations": notes}})
+
+
+def other(kube: FakeKube, *refs: CheckpointRef) -> None:
+    labels = {job_names.LABEL_MANAGED: "true", job_names.KUEUE_QUEUE_LABEL: "training"}
+    meta = {"name": "other", "namespace": NAMESPACE, "uid": "u-other", "labels": labels, "annotations": {}}
+    kube.put({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"parallelism": 1}})
+    saved(kube, "other", *refs)
+
+
+def started(kube: FakeKube, airflow: Airflow, **parameters: Any) -> Origin | None:
+    before = {job["metadata"]["name"] for job in kube.list(JOB, NAMESPACE)}
+    submit(airflow, operator(**parameters))
+    (job,) = [job for job in kube.list(JOB, NAMESPACE) if job["metadata"]["name"] not in before]
+    found = branches.start_from(job)
+    assert found is None or isinstance(found, Origin)
+    return found
+
+
+@pytest.mark.parametrize("wanted", ["other", "other/other-a1-g2", "other-a1-g2"])
+def test_a_job_one_of_its_checkpoints_and_an_id(kube: FakeKube, asked: list[list[str]], wanted: str) -> None:
+    other(kube, ref(1), ref(2))
+    assert started(kube, Airflow(), start_from=wanted) == Origin("other", "other-a1-g2")
+    holder = asked[0][4]
+    assert asked == [["hold", NAMESPACE, "other", "other-a1-g2", holder, "0" * 64]]
+    assert kube.find(JOB, NAMESPACE, holder) is not None, "held for the job that begins with it"
+
+
+def test_an_older_checkpoint_of_another_job(kube: FakeKube) -> None:
+    other(kube, ref(1), ref(2))
+    assert started(kube, Airflow(), start_from="other/other-a1-g1") == Origin("other", "other-a1-g1")
+
+
+@pytest.mark.parametrize("wanted", [None, "", "None"])
+def test_nothing_is_step_0(kube: FakeKube, wanted: str | None, asked: list[list[str]]) -> None:
+    other(kube, ref(1))
+    assert started(kube, Airflow(), start_from=wanted) is None and asked == []
+
+
+def test_an_earlier_run_of_this_task(kube: FakeKube) -> None:
+    """The first run begins at step 0, the next where it came to; another task's runs do not count."""
+    first = Airflow()
+    assert started(kube, first, start_from="earlier run") is None
+    name = first.xcoms["job"]["name"]
+    saved(kube, name, ref(1, name), ref(2, name))
+    claim = json.loads(kube.get_job(NAMESPACE, name)["metadata"]["annotations"][ANN_TASK])
+    for index, key in enumerate(({"task_id": "other"}, {"dag_id": "other"})):
+        twin = {**kube.get_job(NAMESPACE, name)}
+        changed = {**claim, "key": {**claim["key"], **key, "run_id": "later"}}
+        labels = {job_names.LABEL_MANAGED: "true"}
+        meta = {**twin["metadata"], "name": f"x{index}", "uid": f"x{index}", "labels": labels}
+        meta["annotations"] = {**meta["annotations"], ANN_TASK: json.dumps(changed)}
+        meta["creationTimestamp"] = "2099-01-01T00:00:00Z"
+        kube.put({**twin, "metadata": meta})
+        assert Claim.of_job(kube.get_job(NAMESPACE, f"x{index}")) is not None
+
+    class Later(Airflow):
+        def context(self) -> dict[str, Any]:
+            found = super().context()
+            found["ti"].run_id = "later"
+            return found
+
+    assert started(kube, Later(), start_from="earlier run") == Origin(name, f"{name}-a1-g2")
+
+
+def test_a_retry_after_a_failure_goes_on_from_where_the_failed_job_came_to(kube: FakeKube) -> None:
+    airflow = Airflow()
+    airflow.max_tries = 3
+    assert started(kube, airflow, start_from="earlier run") is None
+    name = airflow.xcoms["job"]["name"]
+    saved(kube, name, ref(1, name))
+    kube.set_status(JOB, NAMESPACE, name, {"conditions": [{"type": "Failed", "status": "True"}]})
+    airflow.retry()
+    assert started(kube, airflow, start_from="earlier run") == Origin(name, f"{name}-a1-g1")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("nobody", "is neither a training job of namespace 'team-a' nor a checkpoint that one of them knows; give"),
+        ("other/other-a9-g9", "is no committed checkpoint that job other knows; it has other-a1-g1 (step 100)"),
+        ("other", "has 8 ranks, the job has 1"),
+        ("lost", "no such checkpoint. See what the store has: singularityctl checkpoints ls lost"),
+    ],
+)
+def test_what_cannot_be_begun_with_fails_the_task_before_anything_is_created(
+    kube: FakeKube, wanted: str, words: str
+) -> None:
+    other(kube, ref(1, world_size=8 if wanted == "other" else 1))
+    if wanted == "lost":
+        twin = kube.get_job(NAMESPACE, "other")
+        kube.put({**twin, "metadata": {**twin["metadata"], "name": "lost", "uid": "u-lost"}})
+        saved(kube, "lost", ref(1, "lost"))
+    before = len(kube.list(JOB, NAMESPACE))
+    with pytest.raises(InvalidTrainingError, match="start_from = ") as refused:
+        operator(start_from=wanted).execute(Airflow().context())
+    assert words in str(refused.value)
+    assert len(kube.list(JOB, NAMESPACE)) == before
+
+
+def test_a_parameter_that_is_no_text_is_refused_when_the_dag_is_read() -> None:
+    with pytest.raises(ValueError, match="start_from = 7: must be a text"):
+        operator(start_from=7)
+
+
+def test_the_verbs_of_a_dag(kube: FakeKube, asked: list[list[str]]) -> None:
+    other(kube, ref(1), ref(2))
+    verbs = JobVerbs(namespace=NAMESPACE, by="dag")
+    result = verbs.rewind("other", "other-a1-g1")
+    assert (result.op, result.state) == ("rewind", "asked")
+    request = user_requests.asked(kube.get_job(NAMESPACE, "other"), user_requests.CHANGE)
+    assert request is not None and (request.by, request.checkpoint) == ("dag", "other-a1-g1")
+    assert asked[0][:5] == ["hold", NAMESPACE, "other", "other-a1-g1", names.HOLD_REWIND]
