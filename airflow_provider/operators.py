@@ -75,6 +75,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param grace_period_s: grace period of the pods, seconds (templated)
     :param checkpoint_every: save a checkpoint and train on, again and again: `"300s"`, `"10m"`, a number of seconds,
         `"500 steps"` or `"auto"`; default off (templated)
+    :param checkpoint_disk: most disk that checkpoint images may take in a pod, as `"50Gi"`, or `"unlimited"`; default:
+        the platform's, else twice the memory limit and 10 GiB per rank; no limit in pods with devices (templated)
     :param hold: cooperative preemption; False: plain Kueue, the checkpoint has to fit the grace period
     :param volumes, volume_mounts: added to the pods, as in a Pod manifest (templated)
     :param pod_override: a Pod (`V1Pod` or plain data) merged into the training pods: service account, affinity,
@@ -103,7 +105,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         "queue_name", "command", "script", "script_args", "name", "namespace", "workers", "min_workers", "world_size",
         "image", "priority_class", "pod_resources", "env", "files", "workdir", "store", "checkpoint_budget_s",
         "grace_period_s", "checkpoint_every", "volumes", "volume_mounts", "labels", "annotations", "kubernetes_conn_id",
-        "engine", "hold", "pod_override", "infrastructure_retries", "resume_on_exit_codes", "manifest",
+        "checkpoint_disk", "engine", "hold", "pod_override", "infrastructure_retries", "resume_on_exit_codes",
+        "manifest",
     )  # fmt: skip
     template_fields_renderers = {  # noqa: RUF012
         **dict.fromkeys(("pod_resources", "env", "files", "command", "volumes", "pod_override"), "json"),
@@ -140,6 +143,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         checkpoint_budget_s: int | str = 120,
         grace_period_s: int | str = 90,
         checkpoint_every: str | float | None = None,
+        checkpoint_disk: str | None = None,
         hold: bool | str = True,
         volumes: Sequence[Mapping[str, Any]] = (),
         volume_mounts: Sequence[Mapping[str, Any]] = (),
@@ -181,6 +185,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         self.checkpoint_budget_s = checkpoint_budget_s
         self.grace_period_s = grace_period_s
         self.checkpoint_every = checkpoint_every
+        self.checkpoint_disk = checkpoint_disk
         self.hold = hold
         self.volumes = volumes
         self.volume_mounts = volume_mounts

@@ -28,7 +28,7 @@ from .ranks import environment, torchrun, user
 from .ranks.nudge import Nudge
 from .ranks.slot import Slot
 from .refusal import Refusals
-from .snapshot import container_layer, rank_dump, restore
+from .snapshot import container_layer, rank_dump, restore, room
 from .snapshot.criu import Criu
 from .tools import Tools
 
@@ -54,7 +54,7 @@ class Supervisor:
         self.argv = environment.command(env, argv)
         self.user = user.wanted(env)
         self.log_rate = rate_limit.from_env(env)
-        self.files = rank_dump.Files(time.time(), container_layer.limit(env))
+        self.files = rank_dump.Files(time.time(), container_layer.limit(env), room.limit(env))
         self.tools = Tools(self.paths.tools)
         self.criu = Criu(self.tools)
         self.devices = device.find(env)
