@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import checkpoint, compare, hook, memory, moves, preemption, scale, steady, triggerer, ui, workers
+from . import checkpoint, compare, hook, memory, move_small, moves, preemption, scale, steady, triggerer, ui, workers
 from .model import Group, Spec
 
 GROUPS: Sequence[Group] = (
@@ -16,6 +16,7 @@ GROUPS: Sequence[Group] = (
     compare.GROUP,
     memory.GROUP,
     preemption.GROUP,
+    move_small.GROUP,
     scale.ADMISSION,
     scale.EVICTION,
     ui.GROUP,
