@@ -75,8 +75,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param grace_period_s: grace period of the pods, seconds (templated)
     :param checkpoint_every: save a checkpoint and train on, again and again: `"300s"`, `"10m"`, a number of seconds,
         `"500 steps"` or `"auto"`; default off (templated)
-    :param checkpoint_disk: most disk that checkpoint images may take in a pod, as `"50Gi"`, or `"unlimited"`; default:
-        the platform's, else twice the memory limit and 10 GiB per rank; no limit in pods with devices (templated)
+    :param checkpoint_disk: most disk that checkpoint images may take in a pod, as `"50Gi"`, or `"unlimited"`. Default:
+        the platform's, else twice the memory limit and 10 GiB per rank. No limit in pods with devices (templated)
     :param hold: cooperative preemption; False: plain Kueue, the checkpoint has to fit the grace period
     :param volumes, volume_mounts: added to the pods, as in a Pod manifest (templated)
     :param pod_override: a Pod (`V1Pod` or plain data) merged into the training pods: service account, affinity,

@@ -1,6 +1,6 @@
 """How long a small move takes on a cluster, by the job's trace: evicted to quota free, and admitted to the first step.
 
-A job of two ranks with about 1 GB of images gives way to a Job of high priority, and comes back when that one is gone.
+A job of two ranks with about 1 GB of images gives way to a Job of high priority. It comes back when that one is gone.
 """
 
 from __future__ import annotations
