@@ -6,16 +6,21 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from kueue_integration.contract.attempt_phases import AttemptPhases
+from kueue_integration.jobs import move_trace
 from kueue_integration.jobs.phase import Phase
 from kueue_integration.jobs.status import JobStatus
 from proxy.protocol import decode
+from proxy.protocol.messages import AttemptRecord
 
 FINAL = frozenset(phase.value for phase in Phase if phase.final)
 MAX_CHARS = 1000
 """Of a text in a line."""
+MAX_MOVES = 20
+"""That are drawn: of so many attempts the phases are kept."""
 MAX_BYTES = 60_000
 """XCom and task-state values are meant to stay below 64 KiB."""
 
@@ -34,6 +39,23 @@ def document(status: JobStatus, preemption_alert: int | None = None) -> dict[str
         found["checkpoints"] = found["checkpoints"][-len(found["attempts"]) :] if found["attempts"] else []
         found["attempts_omitted"] += 1
     return found
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """Of a lineage document, what a trace is drawn from."""
+
+    attempts: list[AttemptRecord]
+    phases: list[AttemptPhases] = field(default_factory=list)
+
+
+def moves(lineage: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The last moves of a document as `singularityctl trace -o json` tells them, oldest first; [] for what cannot be
+    read: a task can write what it likes."""
+    found = decode.typed(_Traced, _known(_Traced, dict(lineage)), "lineage")
+    if isinstance(found, decode.Unreadable):
+        return []
+    return [dataclasses.asdict(move) for move in move_trace.moves(found.attempts, found.phases)[-MAX_MOVES:]]
 
 
 def preemptions(status: JobStatus) -> int:

@@ -79,6 +79,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         Dag run, or before a clear or a failure, if there is one; `"JOB"` is the newest of another job of the namespace;
         `"JOB/CHECKPOINT"`, or the checkpoint's id alone. The saved processes go on, with the command and environment
         that they were started with (templated)
+    :param checkpoint_disk: most disk that checkpoint images may take in a pod, as `"50Gi"`, or `"unlimited"`. Default:
+        the platform's, else twice the memory limit and 10 GiB per rank. No limit in pods with devices (templated)
     :param hold: cooperative preemption; False: plain Kueue, the checkpoint has to fit the grace period
     :param volumes, volume_mounts: added to the pods, as in a Pod manifest (templated)
     :param pod_override: a Pod (`V1Pod` or plain data) merged into the training pods: service account, affinity,
@@ -107,7 +109,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         "queue_name", "command", "script", "script_args", "name", "namespace", "workers", "min_workers", "world_size",
         "image", "priority_class", "pod_resources", "env", "files", "workdir", "store", "checkpoint_budget_s",
         "grace_period_s", "checkpoint_every", "volumes", "volume_mounts", "labels", "annotations", "kubernetes_conn_id",
-        "engine", "start_from", "hold", "pod_override", "infrastructure_retries", "resume_on_exit_codes", "manifest",
+        "checkpoint_disk", "engine", "start_from", "hold", "pod_override", "infrastructure_retries",
+        "resume_on_exit_codes", "manifest",
     )  # fmt: skip
     template_fields_renderers = {  # noqa: RUF012
         **dict.fromkeys(("pod_resources", "env", "files", "command", "volumes", "pod_override"), "json"),
@@ -145,6 +148,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         grace_period_s: int | str = 90,
         checkpoint_every: str | float | None = None,
         start_from: str | None = None,
+        checkpoint_disk: str | None = None,
         hold: bool | str = True,
         volumes: Sequence[Mapping[str, Any]] = (),
         volume_mounts: Sequence[Mapping[str, Any]] = (),
@@ -187,6 +191,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         self.grace_period_s = grace_period_s
         self.checkpoint_every = checkpoint_every
         self.start_from = start_from
+        self.checkpoint_disk = checkpoint_disk
         self.hold = hold
         self.volumes = volumes
         self.volume_mounts = volume_mounts

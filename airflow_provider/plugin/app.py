@@ -33,6 +33,7 @@ from kueue_integration.requests import verbs
 from proxy.protocol import decode
 from proxy.protocol.messages import CHECKPOINT_ID
 
+from .. import lineage
 from ..identity import TaskKey
 from . import STATIC, connection, data, listing
 from .actions import Clusters, NotTheJobError, find
@@ -107,7 +108,7 @@ def _action(name: str) -> list[Any]:
 def context(key: Key, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
     """What Airflow knows: whether the user may act, and the jobs that earlier tries had. Also which job there is and
     what has happened to it, as the task's XCom `lineage` says. `kept` is None before the first XCom, and for one that
-    cannot be read, of which `why` says more."""
+    cannot be read, of which `why` says more. `moves` are those of `singularityctl trace`."""
     details = DagDetails(id=key.dag_id, team_name=DagModel.get_team_name(key.dag_id))
     can_act = get_auth_manager().is_authorized_dag(
         method="PUT", access_entity=DagAccessEntity.TASK_INSTANCE, details=details, user=user
@@ -116,18 +117,24 @@ def context(key: Key, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
     job = None if claim is None else {name: claim[name] for name in ("namespace", "name", "uid")}
     kept = data.lineage(session, key)
     why = kept.why if isinstance(kept, decode.Unreadable) else None
-    return {"can_act": can_act, "job": job, "kept": None if why else kept, "why": why, "past": data.past(session, key)}
+    moves = lineage.moves(kept) if isinstance(kept, dict) else []
+    return {
+        "can_act": can_act, "job": job, "kept": None if why else kept, "why": why, "past": data.past(session, key),
+        "moves": moves,
+    }  # fmt: skip
 
 
 @app.get(TI + "/live", dependencies=[READ])
 def live(key: Key, session: SessionDep) -> dict[str, Any]:
-    """`{"job": lineage document as the cluster has it now, or None when the Job is gone, "why"}`. 502: no cluster."""
+    """`{"job": lineage document as the cluster has it now, or None when the Job is gone, "why", "moves"}`; `moves` are
+    those of `singularityctl trace`. 502: no cluster."""
 
     def look(_: Kube, claim: dict[str, Any]) -> dict[str, Any]:
         try:
-            return {"job": clusters.live(key, claim), "why": None}
+            job = clusters.live(key, claim)
+            return {"job": job, "why": None, "moves": lineage.moves(job)}
         except NotTheJobError as error:
-            return {"job": None, "why": str(error)}
+            return {"job": None, "why": str(error), "moves": []}
 
     return _with_job(key, session, look)
 

@@ -59,6 +59,11 @@ _OPTIONS = (
         help="YAML or JSON file with a piece of a Pod (tolerations, nodeSelector, volumes ...), merged into the pods.",
     ),
     click.option(
+        "--checkpoint-disk",
+        metavar="QUANTITY",
+        help="Most disk for checkpoint images in a pod (50Gi), or `unlimited`. Default: the platform's, or by memory.",
+    ),
+    click.option(
         "--infrastructure-retries",
         type=int,
         help="Attempts that may be lost to nodes and killed pods. Default: nodes without limit, six killed pods.",

@@ -19,7 +19,8 @@ from ..contract.attempt_phases import AttemptPhases
 
 BY: Final = {
     "barrier": "ranks", "freeze": "agent", "dump": "CRIU", "upload": "store",
-    "join": "sidecar", "fetch": "store", "unpack": "launcher", "restore": "CRIU", "meet": "ranks",
+    "containers": "Kubernetes", "load": "sidecar", "join": "sidecar", "fetch": "store", "image": "Kubernetes",
+    "unpack": "launcher", "restore": "CRIU", "meet": "ranks",
     "device off": "device", "device on": "device", "start": "launcher",
 }  # fmt: skip
 """Who works in a phase that pods measure."""

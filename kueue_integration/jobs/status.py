@@ -13,7 +13,8 @@ from typing import Any
 
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, Origin, RequestStatus
 
-from ..contract import attempt_records, branches, job_names, kinds
+from ..contract import attempt_phases, attempt_records, branches, job_names, kinds
+from ..contract.attempt_phases import AttemptPhases
 from ..errors import Gone, JobNotFoundError, KubeError
 from ..kube.api import Kube
 from ..kube.resources import annotation, label, selector
@@ -96,6 +97,8 @@ class JobStatus:
     """As wished: `300s`, `500 steps`, `auto`; "" for no periodic checkpoints."""
     next_checkpoint: periodic_checkpoints.Plan | None = None
     """The next periodic one, while the job trains; in the past: it is being asked for or saved."""
+    phases: list[AttemptPhases] = field(default_factory=list)
+    """How long saves and starts of the last attempts took, as their pods have told: what `trace` draws."""
     cluster: str = ""
     """The worker cluster that the current attempt runs in, where MultiKueue has moved the job there."""
     steps_given_up: int = 0
@@ -169,6 +172,7 @@ def summarise(
         shortages=shortages(workload),
         evictions=dict(Counter(a.ended_by for a in attempts if a.ended_by not in (None, "Finished", "Failed"))),
         kueue_evictions=_evictions(workload),
+        phases=attempt_phases.of_job(job),
         broken_attempts=attempt_records.broken(job),
         infrastructure_retries=attempt_records.infrastructure_retries(job),
         checkpoint_every=annotation(job, job_names.ANN_CHECKPOINT_EVERY) or "",

@@ -18,6 +18,7 @@ from ..kube.resources import Object
 from ..spec import pod_override, save_interval
 from ..spec.platform_config import PlatformConfig
 from ..spec.train_spec import TrainSpec, validate
+from . import checkpoint_disk
 from .pod import file_keys, files_name, pod_spec
 
 MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
@@ -67,15 +68,18 @@ def job(spec: TrainSpec, platform: PlatformConfig) -> Object:
             "podReplacementPolicy": "Failed",
             "backoffLimit": _backoff_limit(spec),
             "podFailurePolicy": {"rules": failure_rules(resumed=spec.resume_on_exit_codes)},
-            "template": pod_override.merged(
-                {
-                    "metadata": {"labels": own_labels(spec), "annotations": {**spec.annotations}},
-                    "spec": pod_spec(spec, platform),
-                },
-                spec.pod_override,
-            ),
+            "template": _template(spec, platform),
         },
     }
+
+
+def _template(spec: TrainSpec, platform: PlatformConfig) -> Object:
+    made = {
+        "metadata": {"labels": own_labels(spec), "annotations": {**spec.annotations}},
+        "spec": pod_spec(spec, platform),
+    }
+    whole = pod_override.merged(made, spec.pod_override)
+    return checkpoint_disk.bounded(whole, spec.checkpoint_disk or platform.checkpoint_disk, spec.ranks)
 
 
 def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str]:

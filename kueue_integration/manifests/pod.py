@@ -30,6 +30,7 @@ TOKEN_SECONDS = 3600
 _RUN, _AGENT, _WORK, _IMAGES, _SHM, _TOKEN, _SOURCE = (
     f"singularity-{part}" for part in ("run", "agent", "work", "images", "shm", "token", "source")
 )
+IMAGES_VOLUME = _IMAGES
 AGENT_VOLUME = _AGENT
 """Filled by install-agent; what runs with added capabilities comes from it."""
 _NOT_LIMITED = ("cpu", "ephemeral-storage")

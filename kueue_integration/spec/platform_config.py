@@ -31,6 +31,7 @@ class PlatformConfig:
     :param volumes, volume_mounts, env: added to every training pod (store, data sets, Python environment);
         mounts go to the training container and the sidecar
     :param max_budget_s: platform's ceiling for `checkpoint_budget_s`
+    :param checkpoint_disk: default of jobs that name none, as in TrainSpec; "": derived from the memory
     """
 
     agent_image: str
@@ -43,6 +44,7 @@ class PlatformConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     max_budget_s: int = 600
     image_pull_policy: str = "IfNotPresent"
+    checkpoint_disk: str = ""
 
 
 def to_json(config: PlatformConfig) -> str:

@@ -47,6 +47,9 @@ class TrainSpec:
     :param checkpoint_every: save and train on, again and again: `"300s"`, `"10m"`, a number of seconds, `"500 steps"`,
         or `"auto"` (the interval that loses the least time, from measured cost and failures); None or `"off"`: only
         when the job is stopped or somebody asks
+    :param checkpoint_disk: most disk that checkpoint images may take in a pod, as `"50Gi"`, or `"unlimited"`. None: the
+        platform's default, else twice the memory limit and 10 GiB per rank. No limit in pods that have devices or no
+        memory limit
     :param hold: cooperative preemption; False: plain Kueue, checkpoint within the grace period
     :param pod_override: a Pod as plain data, merged into the training pods; see `kueue_integration.spec.pod_override`
     :param infrastructure_retries: attempts that may be lost to the infrastructure (a lost node or pod, a kill by the
@@ -74,6 +77,7 @@ class TrainSpec:
     checkpoint_budget_s: int = 120
     grace_period_s: int = 90
     checkpoint_every: str | float | None = None
+    checkpoint_disk: str | None = None
     hold: bool = True
     volumes: Sequence[Mapping[str, Any]] = ()
     volume_mounts: Sequence[Mapping[str, Any]] = ()

@@ -32,6 +32,7 @@ MAX_EXECUTION_LABEL = f"{KUEUE_GROUP}/max-exec-time-seconds"
 MAX_EXIT_CODES = 200
 """Kubernetes takes 255 in a rule; some are ours."""
 MAX_RETRIES = 10_000
+LEAST_DISK = 2**20
 VOLUME_PREFIX = "singularity-"
 """Of the names of our own volumes in the pod."""
 
@@ -48,7 +49,7 @@ def problems(spec: TrainSpec, platform: PlatformConfig | None = None) -> list[Pr
     return [
         *_names(spec), *_command(spec), *_sizes(spec), *_image(spec, platform), *_resources(spec), *_env(spec),
         *_files(spec), *_workdir(spec), *_store(spec, platform), *_times(spec, platform), *_volumes(spec, platform),
-        *_metadata(spec), *_exit_codes(spec),
+        *_metadata(spec), *_exit_codes(spec), *_disk(spec, platform),
     ]  # fmt: skip
 
 
@@ -224,6 +225,22 @@ def _times(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem
         save_interval.parse(spec.checkpoint_every)
     except ValueError as error:
         yield "checkpoint_every", spec.checkpoint_every, str(error)
+
+
+def _disk(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:
+    wish = spec.checkpoint_disk
+    whose = ""
+    if wish is None and platform is not None and platform.checkpoint_disk:
+        wish, whose = platform.checkpoint_disk, " (the chart's value pods.checkpointDisk)"
+    if wish is None or wish == "unlimited":
+        return
+    fix = "must be a quantity of at least 1Mi, as '50Gi' is, or 'unlimited'"
+    try:
+        enough = isinstance(wish, str) and quantities.parse(wish) >= LEAST_DISK
+    except ValueError:
+        enough = False
+    if not enough:
+        yield "checkpoint_disk", wish, fix + whose
 
 
 def _volumes(spec: TrainSpec, platform: PlatformConfig | None) -> Iterator[Problem]:

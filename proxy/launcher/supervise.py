@@ -28,7 +28,7 @@ from .ranks import environment, torchrun, user
 from .ranks.nudge import Nudge
 from .ranks.slot import Slot
 from .refusal import Refusals
-from .snapshot import container_layer, rank_dump, restore
+from .snapshot import container_layer, rank_dump, restore, room
 from .snapshot.criu import Criu
 from .tools import Tools
 
@@ -54,7 +54,7 @@ class Supervisor:
         self.argv = environment.command(env, argv)
         self.user = user.wanted(env)
         self.log_rate = rate_limit.from_env(env)
-        self.files = rank_dump.Files(time.time(), container_layer.limit(env))
+        self.files = rank_dump.Files(time.time(), container_layer.limit(env), room.limit(env))
         self.tools = Tools(self.paths.tools)
         self.criu = Criu(self.tools)
         self.devices = device.find(env)
@@ -165,7 +165,7 @@ class Supervisor:
         plan = self.client.plan()
         if plan.mode == "finished":
             return self._complete
-        began, laps = time.monotonic(), Laps()
+        began, laps = time.monotonic(), self._laps()
         say(f"attempt {plan.attempt}: {plan.mode}, ranks {plan.ranks} of {plan.world_size}")
         restored = plan.mode == "restore"
         positions = restore.log_positions(plan, self.paths) if restored else dict.fromkeys(plan.ranks, 0)
@@ -182,6 +182,9 @@ class Supervisor:
             laps.end("restore")
         seconds = time.monotonic() - began
         return lambda: self._started(plan, slots, seconds, StartPhases(**laps.seconds))
+
+    def _laps(self) -> Laps:
+        return Laps(absent=("device",) if self.devices.name == "cpu" else ())
 
     def _complete(self) -> None:
         say("every rank of the job has ended well already: nothing is left to do for the pod of this index")
@@ -357,7 +360,7 @@ class Supervisor:
         return {rank: slot for rank, slot in self.slots.items() if rank not in self.codes}
 
     def _dump(self, command: LauncherCommand) -> Callable[[], None]:
-        began, laps = time.monotonic(), Laps()
+        began, laps = time.monotonic(), self._laps()
         left = restore.CRIU_TIMEOUT_S if command.remaining_s is None else command.remaining_s
         deadline = time.monotonic() + left
         try:

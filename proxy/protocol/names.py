@@ -44,6 +44,8 @@ the pod's securityContext. An empty uid is root's, an empty gid the one that the
 ENV_PROBE: Final = "SINGULARITY_PROBE"
 """The launcher examines its pod instead of training; only PROBE_GPUS is known."""
 PROBE_GPUS: Final = "gpus"
+ENV_IMAGE_ROOM: Final = "SINGULARITY_IMAGE_ROOM"
+"""Bytes that the volume of the images may hold: with more, the kubelet evicts the pod. Not set: what the disk has."""
 ENV_LOG_RATE: Final = "SINGULARITY_LOG_RATE"
 """Bytes per second of each rank's output that are shown; the rest is only counted. 0: all output is shown."""
 

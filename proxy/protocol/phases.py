@@ -1,7 +1,7 @@
 """Seconds of the phases of a checkpoint that ends an attempt, and of the start of the next one. Pure.
 
-They are durations by the monotonic clock of whoever measures: they travel, and mean the same everywhere. A pod tells
-its own. Of a job they are those of one pod, the one that the others waited for: only one pod's add up.
+They are durations by one clock of whoever measures: they travel, and mean the same everywhere. A pod tells its own.
+Of a job they are those of one pod, the one that the others waited for: only one pod's add up.
 """
 
 from __future__ import annotations
@@ -34,12 +34,18 @@ class SavePhases:
 
 @dataclass(frozen=True)
 class StartPhases:
-    """From the start of the sidecar until the ranks go on, in this order."""
+    """From the volumes of the pod until the ranks go on, in this order."""
 
+    containers: Seconds = 0.0
+    """From the pod's volumes to the sidecar's process: the agent's image, and the init container."""
+    load: Seconds = 0.0
+    """Until the sidecar's program was loaded."""
     join: Seconds = 0.0
     """Until store, controller and leader were there."""
     fetch: Seconds = 0.0
     """Images from the store to the pod's disk."""
+    image: Seconds = 0.0
+    """What was left until the launcher was there: the training image, and the start of its container."""
     unpack: Seconds = 0.0
     """Files of the ranks to their places."""
     restore: Seconds = 0.0

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+from ..protocol import names, phases
 from ..protocol.messages import LauncherEvent
 from ..protocol.phases import SavePhases, StartPhases
 
 
 class PodPhases:
-    """Begins with the sidecar. `clock` is monotonic."""
+    """Begins with the sidecar. `clock` is monotonic; `before` are seconds of `containers` and `load`: None measures."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, before: tuple[float, float] | None = None) -> None:
         self._clock = clock
+        self._containers, self._load = before_us() if before is None else before
         self._since = clock()
         self._join = 0.0
         self._fetch: float | None = None
@@ -36,7 +40,14 @@ class PodPhases:
     def run(self, event: LauncherEvent) -> None:
         """The launcher has started or restored the ranks."""
         if event.start is not None and self._fetch is not None:
-            self.start = replace(event.start, join=self._join, fetch=self._fetch)
+            self.start = replace(
+                event.start,
+                containers=self._containers,
+                load=self._load,
+                join=self._join,
+                fetch=self._fetch,
+                image=max(0.0, self._lap() - phases.total(event.start)),
+            )
 
     def dumped(self, event: LauncherEvent) -> None:
         """The launcher has all images."""
@@ -50,3 +61,18 @@ class PodPhases:
     def _lap(self) -> float:
         was, self._since = self._since, self._clock()
         return self._since - was
+
+
+def before_us(folder: Path = Path(names.IMAGE_DIR), process: Path = Path("/proc/self/stat")) -> tuple[float, float]:
+    """Seconds from the pod's volumes to this process, and since its start; 0 where that cannot be seen.
+
+    The kubelet makes `folder`, an emptyDir, before it starts containers; nobody writes to it before us. So its date and
+    our look at the clock are of one node.
+    """
+    try:
+        age = time.time() - folder.stat().st_mtime
+        begun = int(process.read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0, 0.0
+    load = max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - begun)
+    return max(0.0, age - load), load

@@ -44,6 +44,13 @@ def test_tab_shows_the_job_and_its_buttons_work(
         newest = page.get_by_test_id("training-attempts").locator("tbody tr").first
         expect(newest).to_contain_text("spot", timeout=2 * SLOW_MS)
         phase(page, "Running")
+        # The three attempts make two moves, drawn as `singularityctl trace` draws them.
+        for cell in ("dump", "queue", "fetch", "restore", "first step"):
+            phases = page.get_by_test_id("training-trace").get_by_role("cell", name=cell, exact=True)
+            expect(phases).to_have_count(1, timeout=SLOW_MS)
+        expect(page.get_by_test_id("training-trace-head")).to_contain_text("attempt 2 to 3")
+        page.get_by_test_id("training-trace-move").select_option("1")
+        expect(page.get_by_test_id("training-trace-head")).to_contain_text("attempt 1 to 2")
         say("ui: migrated to spot")
         page.get_by_test_id("training-pause").click()
         phase(page, "Suspended")

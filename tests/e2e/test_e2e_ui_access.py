@@ -119,7 +119,8 @@ def test_who_may_what(login: Callable[[str | None], Client], user: str | None, r
     status, _, text = client.ask("GET", f"{TI}/context")
     assert status == read
     if read == 200:
-        assert json.loads(text) == {"can_act": act == 404, "job": None, "kept": None, "why": None, "past": []}
+        nothing = {"job": None, "kept": None, "why": None, "past": [], "moves": []}
+        assert json.loads(text) == {"can_act": act == 404, **nothing}
     assert client.call("GET", f"{TI}/live") == (404 if read == 200 else read)
     bodies: dict[str, object] = {"resize": {"workers": 2}, "migrate": {"flavor": "spot"}}
     bodies |= {"rewind": {"checkpoint": "train-a1-g1"}, "fork": {"checkpoint": "train-a1-g1", "name": "twin"}}

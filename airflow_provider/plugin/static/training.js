@@ -173,6 +173,31 @@
   const Legend = () => h(C.HStack, { gap: 4, wrap: "wrap" }, LEGEND.map(([kind, words]) => h(C.HStack, { key: kind, gap: 1.5 },
     h("span", { style: { width: 10, height: 10, borderRadius: 2, background: color(`${SEGMENT[kind]}-solid`), display: "inline-block" } }), h(C.Text, { fontSize: "xs", color: "fg.muted" }, words))));
 
+  // --- trace: where the seconds of a move went ----------------------------------------------------------------------
+  // A table with a bar in each row: who cannot see the bars, or their colours, has phase, worker and seconds as text.
+  const WORKER = { Kueue: "purple-solid", Kubernetes: "cyan-solid", controller: "fg-muted", sidecar: "fg-muted", sidecars: "fg-muted", ranks: "blue-solid", agent: "blue-solid", launcher: "green-solid", CRIU: "orange-solid", device: "pink-solid", store: "yellow-solid" };
+  const moved = (m) => `attempt ${m.left} to ${known(m.right) ? m.right : "the queue"}`;
+  function Trace({ moves }) {
+    const [chosen, choose] = React.useState(null); // null: always the newest
+    const m = moves.find((one) => one.left === chosen) || moves[moves.length - 1];
+    const why = [m.ended_by && `${m.ended_by}${m.preempted_by ? ` by ${m.preempted_by}` : ""}`, m.checkpoint ? `checkpoint ${m.checkpoint}` : "no checkpoint"].filter(Boolean).join(", ");
+    const share = (part) => (m.seconds > 0 ? Math.min(100, (100 * part) / m.seconds) : 0);
+    const cell = (extra) => ({ py: 1, whiteSpace: "nowrap", borderBottomWidth: 0, ...extra });
+    const select = moves.length > 1 && h(C.NativeSelect.Root, { size: "sm", width: "auto" },
+      h(C.NativeSelect.Field, { value: m.left, "aria-label": "move", "data-testid": "training-trace-move", onChange: (e) => choose(Number(e.target.value)) },
+        [...moves].reverse().map((one) => h("option", { key: one.left, value: one.left }, `${moved(one)}: ${one.seconds.toFixed(1)} s`))), h(C.NativeSelect.Indicator));
+    return h(Card, { title: "Where the seconds of a move went", aside: select },
+      h(C.Text, { color: "fg.muted", mb: 2, fontSize: "sm", "data-testid": "training-trace-head" }, `${m.left_flavor} → ${known(m.right) ? m.right_flavor : "the queue"}, ${moved(m)}: ${m.seconds.toFixed(2)} s. ${why}`),
+      m.spans.length > 0 && h(C.Box, { overflowX: "auto" }, h(C.Table.Root, { size: "sm", "data-testid": "training-trace", "aria-label": `phases of the move from ${moved(m)}` },
+        h(C.Table.Header, null, h(C.Table.Row, null, ["Phase", "By", "Seconds"].map((name, i) => h(C.Table.ColumnHeader, { key: name, py: 1, textAlign: i === 2 ? "end" : "start" }, name)), h(C.Table.ColumnHeader, { py: 1, width: "100%", "aria-hidden": true }))),
+        h(C.Table.Body, null, m.spans.map((s, i) => h(C.Table.Row, { key: i },
+          h(C.Table.Cell, cell(), s.phase), h(C.Table.Cell, cell({ color: "fg.muted" }), s.by), h(C.Table.Cell, cell({ textAlign: "end", fontVariantNumeric: "tabular-nums" }), s.seconds.toFixed(2)),
+          h(C.Table.Cell, cell({ minW: "240px", "aria-hidden": true, title: `${s.phase} (${s.by}): ${s.seconds.toFixed(3)} s from ${s.start.toFixed(3)} s on` }),
+            h("div", { style: { background: color("bg-muted"), borderRadius: 3, overflow: "hidden" } },
+              h("div", { "data-bar": s.phase, style: { height: 12, minWidth: 3, borderRadius: 3, width: `${share(s.seconds)}%`, marginLeft: `min(${share(s.start)}%, 100% - 3px)`, background: color(WORKER[s.by] || "fg-muted") } })))))))),
+      (m.notes || []).map((note) => h(C.Text, { key: note, color: "fg.muted", fontSize: "sm", mt: 1 }, note)));
+  }
+
   // --- loss curve ---------------------------------------------------------------------------------------------------
   function Curve({ points, cuts }) {
     const [ref, width] = useWidth();
@@ -275,6 +300,7 @@
       return h(Empty, { title: "No training data" }, "This task is not a training step, or its job has not been submitted yet.");
     }
     const now = over.current ? Math.max(...job.attempts.map((a) => a.finished_at || a.released_at || a.admitted_at), 0) : Date.now() / 1000;
+    const moves = (settled || !fresh ? context.data && context.data.moves : live.data.moves) || [];
     const past = ((context.data && context.data.past) || []).filter((p) => p.uid !== job.uid);
     const tries = [...past.map((p, i) => ({ label: `job ${i + 1}, attempt `, attempts: p.attempts })), { label: past.length ? `job ${past.length + 1}, attempt ` : "attempt ", attempts: job.attempts }];
     const seen = job.progress || {};
@@ -301,6 +327,7 @@
       !over.current && context.data && context.data.can_act && h(C.Flex, { wrap: "wrap", gap: 3 }, h(Actions, { own, job, onDone: () => { liveAgain(); lookAgain(); } })),
       (job.requests || []).filter((r) => (!over.current && r.state === "running") || (r.state === "failed" && now - r.at < 600)).map((r) => h(Notice, { key: r.id, status: r.state === "failed" ? "warning" : "info", title: `${r.op} ${r.state === "failed" ? "failed" : "is under way"}` }, r.message)),
       h(Card, { title: "Attempts over time", aside: h(Legend) }, h(Timeline, { tries, now })),
+      moves.length > 0 && h(Trace, { moves }),
       job.curve && job.curve.length > 1 && h(Card, { title: "Training loss" }, h(Curve, { points: job.curve, cuts })),
       job.attempts.length > 0 && h(Card, { title: "Attempts" }, h(Table, { testid: "training-attempts",
         heads: ["#", "Flavor", "Pods", "Steps", "Queued", "To first step", "Checkpoint", "Ended", "Note"],

@@ -22,7 +22,7 @@ from ..laps import Laps
 from ..paths import Paths
 from ..ranks import control_files, halt, process_scan, user
 from ..ranks.slot import Slot
-from . import connections, container_layer, criu, image, mapped_files, page_server, sockets
+from . import connections, container_layer, criu, image, mapped_files, page_server, room, sockets
 
 POLL_S = 0.01
 SETTLE_S = 5.0
@@ -49,10 +49,12 @@ class Order:
 class Files:
     """:param since: Unix seconds; later changes in the container's file system count as changes by the job
     :param limit: bytes of files that may travel with a rank
+    :param room: bytes that the volume of the images may hold; None: as much as the disk has
     """
 
     since: float
     limit: int
+    room: int | None = None
 
 
 def dump(
@@ -78,11 +80,11 @@ def dump(
     devices.suspend({rank: process_scan.processes(slot.init) for rank, slot in slots.items()}, order.deadline, images)
     laps.end("device")
     _stand(slots, paths, order)
-    _check_room(slots, paths, order)
+    changed, travelling = _changed(slots, paths, files)
+    _check_room(slots, paths, order, files, travelling)
     real = {rank: _real_ids(slot) for rank, slot in slots.items()}
     for ids in real.values():
         tool.ready_for(ids)
-    changed = _changed(slots, paths, files)
     travels = {*map(str, changed)}
     with ThreadPoolExecutor(len(slots)) as pool:
         jobs = [
@@ -123,30 +125,34 @@ def _stand(slots: Slots, paths: Paths, order: Order) -> None:
         time.sleep(AGAIN_S)
 
 
-def _check_room(slots: Slots, paths: Paths, order: Order) -> None:
-    """Raises DumpError where the images cannot fit: half a dump would fill a disk that others of the node need."""
+def _check_room(slots: Slots, paths: Paths, order: Order, files: Files, travelling: int) -> None:
+    """Raises DumpError where the images cannot fit. Half a dump would fill a disk that others of the node need. With
+    more than its volume may hold, the kubelet evicts the pod."""
     folder = paths.images(order.checkpoint_id)
     folder.mkdir(parents=True, exist_ok=True)
-    disk = os.statvfs(folder)
-    free = disk.f_bavail * disk.f_frsize
+    there = room.of(folder.parent, files.room)
     pids = [pid for slot in slots.values() for pid in process_scan.processes(slot.init)]
-    needed = process_scan.memory_bytes(pids, enough=free)
-    if needed > free:
+    needed = process_scan.memory_bytes(pids, enough=there.left - travelling) + travelling
+    if needed > there.left:
         raise DumpError(
-            f"No space left on device for the images: the ranks hold {needed / 2**20:.0f} MiB of memory, and "
-            f"{folder.parent} has {free / 2**20:.0f} MiB free. Give the node's disk more room, or the ranks less memory"
+            f"No space left on device for the images: the ranks hold {needed / 2**20:.0f} MiB of memory and files, and "
+            f"{there.words}. {there.fix}"
         )
 
 
-def _changed(slots: Slots, paths: Paths, files: Files) -> list[Path]:
-    """What travels of the container's own file system; raises DumpError when that is too much."""
+def _changed(slots: Slots, paths: Paths, files: Files) -> tuple[list[Path], int]:
+    """What travels of the container's own file system, and the bytes of all files that do; raises DumpError when that
+    is too much."""
     changed = container_layer.changed(files.since, without=container_layer.mount_points() | {str(paths.root)})
     common = container_layer.sizes(changed)
+    total = sum(common.values())
     for rank, slot in slots.items():
         own = container_layer.sizes(paths.work(rank).rglob("*"))
         deleted = process_scan.deleted_files(process_scan.processes(slot.init))
         container_layer.check_size(rank, {**common, **own, **deleted}, files.limit)
-    return changed
+        kept = container_layer.sizes(slot.shm.rglob("*"))
+        total += sum({**own, **deleted, **kept}.values())
+    return changed, total
 
 
 def _pack_layer(changed: list[Path], archives: list[Path]) -> None:

@@ -125,6 +125,7 @@ RENDERED: dict[str, tuple[Any, Any]] = {
     "volume_mounts": ('[{"name": "low", "mountPath": "/{{ two }}"}]', ({"name": "low", "mountPath": "/2"},)),
     "labels": ({"team": "{{ low }}"}, "low"),
     "annotations": ('{"note": "{{ low }}"}', "low"),
+    "checkpoint_disk": ("{{ two }}0Gi", "20Gi"),
     "engine": ("{{ auto }}", "auto"),
     "hold": ("{{ no }}", False),
     "pod_override": ({"spec": {"schedulerName": "{{ low }}"}}, {"spec": {"schedulerName": "low"}}),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,19 +18,23 @@ from sqlalchemy.orm import Session
 from airflow_provider import memory
 from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
 from airflow_provider.lineage import condensed, goodput
-from airflow_provider.plugin import SingularityPlugin, actions, data, listing
+from airflow_provider.lineage import moves as document_moves
+from airflow_provider.plugin import STATIC, SingularityPlugin, actions, data, listing
+from kueue_integration.cli import trace_svg
 from kueue_integration.contract import job_names
+from kueue_integration.contract.attempt_phases import AttemptPhases
+from kueue_integration.jobs import move_trace
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
 from proxy.protocol.decode import Unreadable
+from proxy.protocol.messages import AttemptRecord, to_json
+from proxy.protocol.phases import SavePhases, StartPhases
 
 KEY = TaskKey("dag", "run", "train", -1)
 
 
 def made(kube: FakeKube, key: TaskKey = KEY) -> dict[str, Any]:
     """A Job of task instance `key`, and what Airflow's store says about it."""
-    import json
-
     claim = Claim(key, 0, Try(1, 0, 0), NAMESPACE, "train-1")
     job = kube.create(
         {
@@ -131,6 +138,51 @@ def test_goodput_counts_steps_that_stand() -> None:
 def test_condensed_takes_nothing_else_for_a_lineage() -> None:
     for other in (None, "text", {"phase": "Running"}, {"phase": "Running", "attempts": [{"admitted_at": "soon"}]}):
         assert isinstance(condensed(other), Unreadable)
+
+
+# --- the trace of moves -----------------------------------------------------------------------------------------------
+HISTORY = [
+    AttemptRecord(1, "r1", "spot", 2, 2, 10.0, first_step_at=12.0, evicted_at=20.0, barrier_at=20.5, committed_at=24.0,
+                  released_at=25.0, checkpoint="c", ended_by="Preempted"),
+    AttemptRecord(2, "r2", "ondemand", 2, 2, 27.0, running_at=33.0, first_step_at=34.0, restored_from="c"),
+]  # fmt: skip
+TOLD = [AttemptPhases(1, save=SavePhases(barrier=0.5, dump=2.0)), AttemptPhases(2, StartPhases(fetch=3.0))]
+
+
+def traced(kube: FakeKube) -> dict[str, Any]:
+    """A Job that has moved, and its claim."""
+    claim = made(kube)
+    notes = {job_names.ANN_HISTORY: to_json(HISTORY), job_names.ANN_PHASES: to_json(TOLD)}
+    job = kube.get(JOB, NAMESPACE, "train-1")
+    job["metadata"]["annotations"].update(notes)
+    kube.put(job)
+    return claim
+
+
+def test_the_tab_draws_the_moves_that_the_command_draws() -> None:
+    kube = FakeKube()
+    claim = traced(kube)
+    found = document_moves(actions.Clusters(lambda conn_id: (kube, "default")).live(KEY, claim))
+    assert found == json.loads(json.dumps([dataclasses.asdict(move) for move in move_trace.moves(HISTORY, TOLD)]))
+    assert [(move["left"], move["right"], move["seconds"]) for move in found] == [(1, 2, 14.0)]
+    assert {"phase": "fetch", "by": "store", "start": 10.0, "seconds": 3.0} in found[0]["spans"]
+
+
+@pytest.mark.parametrize("spoilt", [{}, {"attempts": "many"}, {"attempts": [{"attempt": 1}]}, {"attempts": [None]}])
+def test_a_document_that_a_task_has_spoilt_has_no_moves(spoilt: dict[str, Any]) -> None:
+    assert document_moves(spoilt) == []
+
+
+def test_a_document_of_before_the_trace_is_drawn_with_what_it_has() -> None:
+    old = {"attempts": [dataclasses.asdict(record) for record in HISTORY]}
+    assert document_moves(old)[0]["notes"] == [move_trace.UNTOLD_SAVE, move_trace.UNTOLD_START]
+
+
+def test_who_works_in_a_phase_has_a_colour_in_the_tab() -> None:
+    script = (STATIC / "training.js").read_text()
+    table = re.search(r"const WORKER = {(.*?)};", script)
+    assert table is not None
+    assert set(re.findall(r"(\w+):", table[1])) == set(trace_svg.COLOURS)
 
 
 # --- the database queries, on Airflow's own models --------------------------------------------------------------------

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from benchmarks import __main__ as cli
-from benchmarks import catalogue, compare, model, scale, stats, table
+from benchmarks import catalogue, compare, model, move_small, scale, stats, table
+from kueue_integration.contract import job_names
+from kueue_integration.contract.attempt_phases import AttemptPhases
+from kueue_integration.jobs.status import summarise
+from proxy.protocol.messages import AttemptRecord, to_json
+from proxy.protocol.phases import SavePhases, StartPhases
 
 
 def test_median_of_paired_ratios_not_ratio_of_medians():
@@ -160,3 +166,29 @@ def test_list_names_every_key(capsys):
     assert cli.main(["--list"]) == 0
     shown = capsys.readouterr().out
     assert all(spec.key in shown for spec in catalogue.specs())
+
+
+def moved(**changes):
+    before = AttemptRecord(
+        1, "r1", "ondemand", 2, 2, 10.0, first_step_at=12.0, evicted_at=20.0, barrier_at=20.5, committed_at=24.0,
+        released_at=25.5, checkpoint="c", ended_by="Preempted",
+    )  # fmt: skip
+    after = AttemptRecord(2, "r2", "ondemand", 2, 2, 60.0, running_at=66.0, first_step_at=67.0, restored_from="c")
+    told = [AttemptPhases(1, save=SavePhases(barrier=0.5, dump=3.0)), AttemptPhases(2, StartPhases(fetch=4.0))]
+    job = {"metadata": {"name": "small", "namespace": "default", "uid": "u", "annotations": {
+        job_names.ANN_HISTORY: to_json([replace(before, **changes), after]), job_names.ANN_PHASES: to_json(told),
+    }}, "spec": {}}  # fmt: skip
+    return summarise(job, None, [])
+
+
+def test_a_small_move_is_read_from_its_trace():
+    found = move_small.figures(moved())
+    assert (found["leave_s"], found["come_s"]) == (5.5, 7.0)
+    assert found["spans"]["queue"] == 34.5 and found["spans"]["fetch"] == 4.0
+    assert found["longest"].startswith("longest fetch 4 s, dump 3 s, pods 2 s")
+    assert "queue" not in found["longest"]
+
+
+def test_a_move_without_a_checkpoint_is_no_figure():
+    with pytest.raises(ValueError, match="small did not move with a checkpoint: lost"):
+        move_small.figures(moved(checkpoint=None, committed_at=None, note="lost"))

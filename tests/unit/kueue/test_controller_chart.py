@@ -47,7 +47,7 @@ def test_platform_configuration_is_what_clients_read(tmp_path):
     values = tmp_path / "values.yaml"
     volume = {"name": "shared", "hostPath": {"path": "/x"}}
     mount = {"name": "shared", "mountPath": "/shared"}
-    pods = {"volumes": [volume], "volumeMounts": [mount], "env": {"OMP_NUM_THREADS": "1"}}
+    pods = {"volumes": [volume], "volumeMounts": [mount], "env": {"OMP_NUM_THREADS": "1"}, "checkpointDisk": "50Gi"}
     values.write_text(
         yaml.safe_dump(
             {
@@ -66,7 +66,7 @@ def test_platform_configuration_is_what_clients_read(tmp_path):
     assert config.controller_url == "https://singularity-controller.singularity-system.svc:443"
     assert (config.agent_image, config.train_image, config.store) == ("a:1", "t:1", "file:///shared/checkpoints")
     assert (list(config.volumes), list(config.volume_mounts), config.env) == ([volume], [mount], pods["env"])
-    assert config.max_budget_s == 33
+    assert (config.max_budget_s, config.checkpoint_disk) == (33, "50Gi")
     deployment = objects["Deployment", job_names.CONTROLLER_NAME]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     env = {item["name"]: item.get("value") for item in container["env"]}

@@ -33,7 +33,7 @@ RIGHT = attempt(
 )  # fmt: skip
 TOLD = [
     AttemptPhases(1, save=SavePhases(barrier=0.25, freeze=0.25, dump=1.5, upload=1.25)),
-    AttemptPhases(2, start=StartPhases(join=0.5, fetch=1.0, unpack=0.25, restore=0.75, meet=0.5)),
+    AttemptPhases(2, start=StartPhases(0.25, 0.25, join=0.25, fetch=1.0, unpack=0.25, restore=0.75, meet=0.5)),
 ]
 GOLDEN = """\
 default/digits: attempt 1 (spot) to attempt 2 (ondemand), Preempted by urgent, checkpoint
@@ -47,8 +47,10 @@ upload      store          1.25          ████
 commit      controller     0.50              █
 release     Kueue          1.00               ████
 queue       Kueue         10.00                   █████████████████████████████████
-pods        Kubernetes     1.00                                                    ████
-join        sidecar        0.50                                                        █
+pods        Kubernetes     0.75                                                    ███
+containers  Kubernetes     0.25                                                       █
+load        sidecar        0.25                                                        █
+join        sidecar        0.25                                                        █
 fetch       store          1.00                                                         ████
 unpack      launcher       0.25                                                             █
 restore     CRIU           0.75                                                             ███
@@ -70,8 +72,8 @@ def seconds(move: Move) -> dict[str, float]:
 def test_phases_lie_between_the_moments_of_one_clock_and_leave_no_gap() -> None:
     move = one()
     assert list(seconds(move)) == [
-        "notice", "barrier", "freeze", "dump", "upload", "commit", "release", "queue", "pods", "join", "fetch",
-        "unpack", "restore", "meet", "first step",
+        "notice", "barrier", "freeze", "dump", "upload", "commit", "release", "queue", "pods", "containers", "load",
+        "join", "fetch", "unpack", "restore", "meet", "first step",
     ]  # fmt: skip
     at = 0.0
     for span in move.spans:
@@ -119,7 +121,7 @@ def test_beside_kueue_the_barrier_comes_before_the_eviction() -> None:
 def test_the_report_that_ranks_run_may_come_after_the_first_step() -> None:
     move = one(right=replace(RIGHT, running_at=T0 + 20.4))
     assert move.seconds == 20.0
-    assert "first step" not in seconds(move) and seconds(move)["pods"] == 2.0
+    assert "first step" not in seconds(move) and seconds(move)["pods"] == 1.75
 
 
 def test_a_job_that_waits_has_half_a_move() -> None:

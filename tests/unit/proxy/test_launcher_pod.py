@@ -334,7 +334,7 @@ def test_a_dump_that_the_pods_disk_has_no_room_for_fails_and_the_rank_goes_on(ru
     try:
         event = dump(pod, [0])
         assert event.kind == "dump_failed", event.message
-        assert re.search(r"the ranks hold \d+ MiB of memory, and /singularity/images has 1 MiB free", event.message)
+        assert re.search(r"hold \d+ MiB of memory and files, and /singularity/images has 1 MiB free", event.message)
         path = pod.work(0) / "cwd/numbers"
         at = numbers(path)[-1]
         pod.sidecar.command("resume", generation=5)
@@ -345,6 +345,23 @@ def test_a_dump_that_the_pods_disk_has_no_room_for_fails_and_the_rank_goes_on(ru
     finally:
         pod.delete()
         subprocess.run(["umount", images], check=True)
+
+
+def test_a_dump_that_the_kubelet_would_evict_the_pod_for_fails_before_it_writes(run: Make) -> None:
+    """The volume has a limit, and the disk has more room than that."""
+    pod = run("pod", fresh([0], 1), counter(), env={names.ENV_IMAGE_ROOM: str(17 * 2**20)})
+    try:
+        event = dump(pod, [0])
+        assert event.kind == "dump_failed", event.message
+        told = "/singularity/images may hold 1 MiB more: its limit is 17 MiB. Raise checkpoint_disk"
+        assert told in event.message
+        assert [path for path in (pod.volumes / "images").rglob("*") if path.is_file()] == []
+        path = pod.work(0) / "cwd/numbers"
+        at = numbers(path)[-1]
+        pod.sidecar.command("resume", generation=5)
+        until(lambda: numbers(path)[-1] > at + 100, "it counts on", pod)
+    finally:
+        pod.delete()
 
 
 # --- what a rank may do -----------------------------------------------------------------------------------------------

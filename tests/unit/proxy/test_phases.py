@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
+
 import pytest
 
 from proxy.launcher.laps import Laps
@@ -9,7 +13,7 @@ from proxy.protocol import decode, phases
 from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import LauncherEvent, to_json
 from proxy.protocol.phases import SavePhases, StartPhases
-from proxy.sidecar.pod_phases import PodPhases
+from proxy.sidecar.pod_phases import PodPhases, before_us
 
 
 class Clock:
@@ -36,16 +40,42 @@ def test_laps_follow_each_other_and_add_up(clock: Clock) -> None:
     assert laps.seconds == {"freeze": 0.75, "dump": 2.0}
 
 
+def test_where_there_is_no_device_nothing_is_told_of_one(clock: Clock) -> None:
+    laps = Laps(clock, absent=("device",))
+    for name, seconds in (("freeze", 0.5), ("device", 0.25), ("dump", 2.0)):
+        clock.sleep(seconds)
+        laps.end(name)
+    assert laps.seconds == {"freeze": 0.5, "dump": 2.25}, "no moment is lost"
+
+
 def test_a_pod_measures_its_start(clock: Clock) -> None:
-    pod = PodPhases(clock)
+    pod = PodPhases(clock, before=(0.75, 0.5))
     clock.sleep(1.5)
     pod.joined()
     clock.sleep(4.0)
     pod.planned()
     assert pod.start is None, "no rank runs yet"
     clock.sleep(20.0)  # the image of the launcher is being pulled
+    clock.sleep(2.5)  # and this is what the launcher tells
     pod.run(LauncherEvent("restored", start=StartPhases(restore=2.0, meet=0.5)))
-    assert pod.start == StartPhases(join=1.5, fetch=4.0, restore=2.0, meet=0.5)
+    assert pod.start == StartPhases(containers=0.75, load=0.5, join=1.5, fetch=4.0, image=20.0, restore=2.0, meet=0.5)
+
+
+def test_what_was_before_the_sidecar_is_seen_by_the_clock_of_its_node(tmp_path: Path) -> None:
+    begun = time.clock_gettime(time.CLOCK_BOOTTIME) - 2.0
+    stat = tmp_path / "stat"
+    stat.write_text(f"7 (a ) name) {' '.join(['0'] * 19)} {int(begun * os.sysconf('SC_CLK_TCK'))} 0 0")
+    images = tmp_path / "images"
+    images.mkdir()
+    os.utime(images, (0, time.time() - 5.0))
+    containers, load = before_us(images, stat)
+    assert load == pytest.approx(2.0, abs=0.5) and containers == pytest.approx(3.0, abs=0.5)
+    os.utime(images, (0, time.time() + 3600.0))
+    assert before_us(images, stat)[0] == 0.0, "a clock that was set back"
+    assert before_us(tmp_path / "none", stat) == (0.0, 0.0)
+    stat.write_text("7 (a) S 1")
+    assert before_us(images, stat) == (0.0, 0.0)
+    assert 0.0 < before_us(tmp_path)[1] < 1e6, "this very process"
 
 
 @pytest.mark.parametrize("start", [None, StartPhases(restore=2.0)])
@@ -89,7 +119,7 @@ def test_a_start_of_the_job_is_that_of_the_pod_that_came_last_to_the_meeting() -
 def test_they_are_kept_to_ten_milliseconds() -> None:
     kept = phases.rounded(StartPhases(join=1.23456, meet=0.004))
     assert kept == StartPhases(join=1.23, meet=0.0)
-    assert len(to_json(kept)) < 100
+    assert len(to_json(kept)) < 120
 
 
 @pytest.mark.parametrize(
