@@ -19,6 +19,7 @@ SHOWN_UNREADABLE = 5
 QUOTA = ["QUOTA", "FLAVOR", "RESOURCE", "NOMINAL", "BORROWED", "USED", "FREE", "AVAILABLE", "TRAINING", "OTHERS"]
 HOLDERS = ["HOLDS QUOTA", "KIND", "NAMESPACE", "QUEUE", "PRIO", "PODS", "QUOTA", "FOR", "PHASE", "GPU"]
 WAITERS = ["WAITS", "KIND", "NAMESPACE", "QUEUE", "PRIO", "PLACE", "ASKS", "FOR", "REASON", "WHY"]
+TENANTS = ["NAMESPACE", "HOLD", "WAIT", "QUOTA"]
 GOODPUT = [
     "GOODPUT", "SHARE", "HELD", "TRAINING", "START", "RESTORE", "SAVE", "RELEASE", "WAITED", "STEPS", "LOST", "GPU",
 ]  # fmt: skip
@@ -31,6 +32,7 @@ def text(report: Overview, rows: int = 20) -> str:
         _table(QUOTA, [_quota(line) for line in report.lines], rows),
         _table(HOLDERS, [_holder(holder) for holder in report.holders], rows),
         _table(WAITERS, [_waiter(waiter) for waiter in report.waiters], rows),
+        _table(TENANTS, [(t.namespace, t.holds, t.waits, _amounts(t.quota)) for t in report.tenants], rows),
         _table(GOODPUT, _goodputs(report), rows),
         *_remarks(report),
     ]

@@ -67,6 +67,8 @@ class _Node:
     usage: Mapping[Key, Usage] = field(default_factory=dict)
     parent: _Node | None = None
     below: list[_Node] = field(default_factory=list)
+    stopped: bool = False
+    """It admits nothing, whatever there is."""
     known: dict[tuple[str, Key], Fraction] = field(default_factory=dict)
     """Sums that were made already: each queue asks all of its cohort."""
 
@@ -75,6 +77,10 @@ class _Node:
         for child in self.below:
             found.update(dict.fromkeys(child.cells()))
         return list(found)
+
+    def admits(self, key: Key) -> bool:
+        """A queue gives quota only in the flavors that it names."""
+        return self.scope == "cohort" or (key in self.limits and not self.stopped)
 
     def total(self, key: Key) -> Fraction:
         """Nominal quota, of all that is below."""
@@ -150,7 +156,7 @@ def _lines(node: _Node, depth: int) -> Iterable[Line]:
             scope=node.scope, name=node.name, cohort=parent, depth=depth, flavor=flavor, resource=resource,
             nominal=nominal, used=usage.total, usage=usage, borrowed=max(NONE, usage.total - nominal),
             free=max(NONE, nominal - usage.total),
-            available=max(NONE, node.available(key)) if node.scope == "cohort" or key in node.limits else NONE,
+            available=max(NONE, node.available(key)) if node.admits(key) else NONE,
         )  # fmt: skip
     for child in node.below:
         yield from _lines(child, depth + 1)
@@ -172,6 +178,7 @@ def _roots(
     alone: list[_Node] = []
     for queue in sorted(queues, key=lambda queue: queue.name):
         node = _Node("queue", queue.name, queue.limits, usage.get(queue.name, {}), nodes.get(queue.cohort))
+        node.stopped = bool(queue.trouble)
         (alone if node.parent is None else node.parent.below).append(node)
     roots = [node for _, node in sorted(nodes.items()) if node.parent is None]
     return [*roots, *alone]

@@ -55,6 +55,7 @@ def test_the_tables(kube: FakeKube) -> None:
     assert row(shown.stdout, "a", "ondemand", "memory")[3:5] == ["64Gi", "0"]
     assert row(shown.stdout, "digits", "Job", "default", "a")[4:8] == ["10", "1", "ondemand:", "1500m"]
     assert "needs 1 cpu more in flavor ondemand" in shown.stdout and "WaitingForQuota" in shown.stdout
+    assert row(shown.stdout, "default") == ["default", "1", "1", "ondemand:", "1500m", "cpu"]
     assert row(shown.stdout, "all")[1] == "50.0%" and row(shown.stdout, "namespace", "default")[2] == "50.0%"
     assert "1 ClusterQueue, 1 cohort; 1 hold quota, 1 wait; goodput 50%" in shown.stdout
 

@@ -78,6 +78,11 @@ def test_a_cohort_has_quota_of_its_own_and_a_cohort_above_it() -> None:
     assert [(line.name, line.depth) for line in lines.values()] == [("all", 0), ("team", 1), ("a", 2), ("b", 1)]
 
 
+def test_a_stopped_queue_can_be_given_nothing() -> None:
+    lines = shown(cluster_queue("a", {CPU: "4"}, "c", stopPolicy="Hold"), cluster_queue("b", {CPU: "1"}, "c"))
+    assert numbers(lines["a"]) == ("4", "0", "0", "4", "0") and lines["b"].available == 5
+
+
 def test_cohorts_in_a_circle_are_shown_all_the_same() -> None:
     lines = shown(cohort("x", parent="y"), cohort("y", parent="x"), cluster_queue("a", {CPU: "4"}, "x"))
     assert numbers(lines["a"]) == ("4", "0", "0", "4", "4") and {"x", "y"} >= {lines["a"].cohort}
