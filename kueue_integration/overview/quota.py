@@ -1,9 +1,9 @@
 """The quota of ClusterQueues and cohorts by flavor and resource: nominal, borrowed, used, free, available. Pure.
 
-For every line used + free = nominal + borrowed. Free quota of a queue may be lent to its cohort. What the queue can
-still be given without a preemption is `available`, by Kueue's own rule (`available` in
-pkg/cache/scheduler/resource_node.go of Kueue 0.19): lending limits keep quota at home, borrowing limits cap what comes
-from above.
+For every line used + free = nominal + borrowed. Free quota of a queue may be lent to its cohort. So `available` is what
+the queue can still be given without a preemption. That is Kueue's own rule, as function `available` in
+pkg/cache/scheduler/resource_node.go of Kueue 0.19 has it. Lending limits keep quota at home, and borrowing limits cap
+what comes from above.
 """
 
 from __future__ import annotations
