@@ -17,8 +17,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def cluster_options(function: F) -> F:
     """`--kubeconfig`, `--context`, `--namespace`."""
+    where = click.option("--namespace", "-n", default="default", show_default=True, help="Namespace of the job.")
+    return connection_options(where(function))
+
+
+def connection_options(function: F) -> F:
+    """`--kubeconfig`, `--context`."""
     for option in (
-        click.option("--namespace", "-n", default="default", show_default=True, help="Namespace of the job."),
         click.option("--context", help="Context of the kubeconfig."),
         click.option("--kubeconfig", type=click.Path(dir_okay=False), help="Default: $KUBECONFIG, ~/.kube/config."),
     ):

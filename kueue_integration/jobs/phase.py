@@ -321,6 +321,25 @@ def _waiting(workload: _Obj, past: Sequence[AttemptRecord], position: Position |
     return Classified(Phase.PREEMPTED if past else Phase.QUEUED, reason, "; ".join(said))
 
 
+def of_workload(workload: _Obj) -> Classified:
+    """The same for a Workload of any owner, of whose job nothing is known."""
+    if not is_true(workload, "QuotaReserved"):
+        if workload.get("spec", {}).get("active") is False:
+            return Classified(Phase.SUSPENDED, "Deactivated", f"is deactivated; {_reactivate(workload, 'Deactivated')}")
+        waits = _waiting(workload, (), None)
+        if not is_true(workload, "Evicted"):
+            return waits
+        why = str((condition(workload, "Evicted") or {}).get("reason") or "Evicted")
+        words = _EVICTED_WORDS.get(why, f"was evicted ({why})")
+        return Classified(Phase.PREEMPTED, waits.reason, f"{words}; {waits.message}")
+    if is_true(workload, "Evicted"):
+        why = str((condition(workload, "Evicted") or {}).get("reason") or "Evicted")
+        return Classified(Phase.PREEMPTED, why, f"{_EVICTED_WORDS.get(why, f'was evicted ({why})')}; is being stopped")
+    if not is_true(workload, "Admitted"):
+        return _fenced(workload)
+    return Classified(Phase.RUNNING, "Admitted", "is admitted")
+
+
 def _fenced(workload: _Obj) -> Classified:
     checks = (workload.get("status") or {}).get("admissionChecks") or ()
     waiting = [check for check in checks if check.get("state") != "Ready"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from ..errors import KubeError
+from ..errors import KubeError, NotFound
 from ..kube.api import Kube
 from ..kube.resources import is_true
 
@@ -38,14 +39,48 @@ def position(kube: Kube, workload: Mapping[str, Any] | None) -> Position | None:
     queue = str((workload.get("spec") or {}).get("queueName") or "")
     if not queue:
         return None
-    where = f"namespaces/{quote(namespace, safe='')}/localqueues/{quote(queue, safe='')}/pendingworkloads"
-    for version in VERSIONS:
+    try:
+        return find(_pending(kube, _local(namespace, queue)), workload, queue)
+    except KubeError:
+        return None
+
+
+def places(kube: Kube, queue: str, namespace: str | None = None) -> dict[tuple[str, str], Position]:
+    """`(namespace, Workload)` -> place, of all that wait in a ClusterQueue, or in a LocalQueue of `namespace`.
+
+    Raises KubeError: NotFound where the API is not served, Forbidden.
+    """
+    where = f"clusterqueues/{quote(queue, safe='')}" if namespace is None else _local(namespace, queue)
+    return placed(_pending(kube, where))
+
+
+def placed(summary: Mapping[str, Any]) -> dict[tuple[str, str], Position]:
+    """The same of a PendingWorkloadsSummary. Pure."""
+    items = summary.get("items") or []
+    keys = [(str((i.get("metadata") or {}).get("namespace")), str(i.get("localQueueName") or "")) for i in items]
+    many = Counter(keys)
+    return {
+        (key[0], str((item.get("metadata") or {}).get("name"))): _position(item, key[1], many[key])
+        for key, item in zip(keys, items, strict=True)
+    }
+
+
+def _local(namespace: str, queue: str) -> str:
+    return f"namespaces/{quote(namespace, safe='')}/localqueues/{quote(queue, safe='')}"
+
+
+def _pending(kube: Kube, where: str) -> Mapping[str, Any]:
+    for version in VERSIONS[:-1]:
         try:
-            return find(kube.get_path(f"/apis/{GROUP}/{version}/{where}?limit={LIMIT}"), workload, queue)
-        except KubeError as error:
-            if error.status != 404:
-                return None
-    return None
+            return kube.get_path(f"/apis/{GROUP}/{version}/{where}/pendingworkloads?limit={LIMIT}")
+        except NotFound:
+            continue
+    return kube.get_path(f"/apis/{GROUP}/{VERSIONS[-1]}/{where}/pendingworkloads?limit={LIMIT}")
+
+
+def _position(item: Mapping[str, Any], queue: str, pending: int) -> Position:
+    local, cluster = int(item.get("positionInLocalQueue") or 0), int(item.get("positionInClusterQueue") or 0)
+    return Position(queue, local + 1, pending, cluster + 1)
 
 
 def find(summary: Mapping[str, Any], workload: Mapping[str, Any], queue: str) -> Position | None:
@@ -54,6 +89,5 @@ def find(summary: Mapping[str, Any], workload: Mapping[str, Any], queue: str) ->
     for item in items:
         meta = item.get("metadata") or {}
         if meta.get("name") == workload["metadata"]["name"]:
-            local, cluster = int(item.get("positionInLocalQueue") or 0), int(item.get("positionInClusterQueue") or 0)
-            return Position(queue, local + 1, len(items), cluster + 1)
+            return _position(item, queue, len(items))
     return None

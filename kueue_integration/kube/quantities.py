@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 
@@ -9,6 +10,8 @@ _QUANTITY = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))([eE][+-]?\d+|[KMGTPE]i|[
 LONGEST = 64
 MAX_EXPONENT = 30
 """The API server keeps no number beyond 2**63; a thousand million digits take all memory."""
+BYTES = ("memory", "ephemeral-storage", "storage")
+"""Resources that are counted in bytes."""
 _SUFFIX = {
     "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000),
     "k": Fraction(10**3), "M": Fraction(10**6), "G": Fraction(10**9), "T": Fraction(10**12), "P": Fraction(10**15),
@@ -30,3 +33,21 @@ def parse(text: object) -> Fraction:
             raise ValueError(f"{text!r}: its exponent is beyond {MAX_EXPONENT}")
         return number * Fraction(10) ** exponent
     return number * _SUFFIX.get(suffix, Fraction(1))
+
+
+def text(amount: Fraction) -> str:
+    """The quantity that stands for `amount`, rounded up to the next nano: `4`, `250m`, `17179869184`."""
+    for suffix in ("", "m", "u"):
+        count = amount / _SUFFIX.get(suffix, Fraction(1))
+        if count.denominator == 1:
+            return f"{count}{suffix}"
+    return f"{math.ceil(amount / _SUFFIX['n'])}n"
+
+
+def rounded(amount: Fraction, resource: str) -> str:
+    """For people: bytes with a binary suffix and one digit after the point, and everything else as in `text`."""
+    if resource in BYTES or resource.startswith("hugepages-"):
+        for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
+            if abs(amount) >= _SUFFIX[suffix]:
+                return f"{float(amount / _SUFFIX[suffix]):.1f}".removesuffix(".0") + suffix
+    return text(amount)

@@ -77,6 +77,7 @@ KUEUE_JOB_UID_LABEL: Final = "kueue.x-k8s.io/job-uid"
 WORKLOAD: Final = Kind("Workload", KUEUE_GROUP, KUEUE_VERSION, "workloads")
 LOCAL_QUEUE: Final = Kind("LocalQueue", KUEUE_GROUP, KUEUE_VERSION, "localqueues")
 CLUSTER_QUEUE: Final = Kind("ClusterQueue", KUEUE_GROUP, KUEUE_VERSION, "clusterqueues", namespaced=False)
+COHORT: Final = Kind("Cohort", KUEUE_GROUP, KUEUE_VERSION, "cohorts", namespaced=False)
 ADMISSION_CHECK: Final = Kind("AdmissionCheck", KUEUE_GROUP, KUEUE_VERSION, "admissionchecks", namespaced=False)
 PRIORITY_CLASS: Final = Kind(
     "WorkloadPriorityClass", KUEUE_GROUP, KUEUE_VERSION, "workloadpriorityclasses", namespaced=False
@@ -110,6 +111,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         WORKLOAD,
         LOCAL_QUEUE,
         CLUSTER_QUEUE,
+        COHORT,
         ADMISSION_CHECK,
         PRIORITY_CLASS,
         RESOURCE_FLAVOR,

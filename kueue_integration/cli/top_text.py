@@ -1,0 +1,152 @@
+"""The cluster at a glance as tables of text that fit 120 columns. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from ..kube import quantities
+from ..overview.goodput import Goodput
+from ..overview.model import Key
+from ..overview.quota import Line
+from ..overview.report import Holder, Overview, Waiter
+from . import tables
+from .trace_text import printable
+
+WIDTH = 120
+SHOWN_UNREADABLE = 5
+QUOTA = ["QUOTA", "FLAVOR", "RESOURCE", "NOMINAL", "BORROWED", "USED", "FREE", "AVAILABLE", "TRAINING", "OTHERS"]
+HOLDERS = ["HOLDS QUOTA", "KIND", "NAMESPACE", "QUEUE", "PRIO", "PODS", "QUOTA", "FOR", "PHASE", "GPU"]
+WAITERS = ["WAITS", "KIND", "NAMESPACE", "QUEUE", "PRIO", "PLACE", "ASKS", "FOR", "REASON", "WHY"]
+TENANTS = ["NAMESPACE", "HOLD", "WAIT", "QUOTA"]
+GOODPUT = [
+    "GOODPUT", "SHARE", "HELD", "TRAINING", "START", "RESTORE", "SAVE", "RELEASE", "WAITED", "STEPS", "LOST", "GPU",
+]  # fmt: skip
+
+
+def text(report: Overview, rows: int = 20) -> str:
+    """All tables that have a line, each with at most `rows` of them; then what could not be seen or read."""
+    parts = [
+        _head(report),
+        _table(QUOTA, [_quota(line) for line in report.lines], rows),
+        _table(HOLDERS, [_holder(holder) for holder in report.holders], rows),
+        _table(WAITERS, [_waiter(waiter) for waiter in report.waiters], rows),
+        _table(TENANTS, [(t.namespace, t.holds, t.waits, _amounts(t.quota)) for t in report.tenants], rows),
+        _table(GOODPUT, _goodputs(report), rows),
+        *_remarks(report),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _head(report: Overview) -> str:
+    queues = len({q.name for q in report.queues if q.name})
+    cohorts = len({line.name for line in report.lines if line.scope == "cohort"})
+    share = report.goodput.share
+    said = [
+        f"{tables.clock(report.at)}  {_many(queues, 'ClusterQueue')}, {_many(cohorts, 'cohort')}",
+        f"{len(report.holders)} hold quota, {len(report.waiters)} wait",
+    ]
+    if share is not None:
+        said.append(f"goodput {share:.0%} of {_time(report.goodput.held_s)} pod time held")
+    stopped = [f"{q.name} is {q.trouble}" for q in report.queues if q.trouble]
+    return "\n".join(_wrapped(printable("; ".join([*said, *stopped]))))
+
+
+def _quota(line: Line) -> tuple[object, ...]:
+    amounts = (line.nominal, line.borrowed, line.used, line.free, line.available)
+    others = line.usage.other + line.usage.unseen
+    shown = [quantities.rounded(amount, line.resource) for amount in (*amounts, line.usage.training, others)]
+    name = f"cohort {line.name}" if line.scope == "cohort" else line.name
+    return "  " * line.depth + name, line.flavor, line.resource, *shown
+
+
+def _holder(holder: Holder) -> tuple[object, ...]:
+    claim = holder.claim
+    busy = None if holder.gpu_utilisation is None else f"{holder.gpu_utilisation:.0f} %"
+    held = _amounts(claim.holds or {})
+    return (
+        claim.owner, claim.kind, claim.namespace, claim.cluster_queue, claim.priority, claim.pods, held,
+        _time(holder.held_s), claim.phase, busy,
+    )  # fmt: skip
+
+
+def _waiter(waiter: Waiter) -> tuple[object, ...]:
+    claim = waiter.claim
+    place = waiter.place.cluster_queue_place if waiter.place else None
+    asks = ", ".join(f"{quantities.rounded(amount, r)} {r}" for r, amount in sorted(claim.asks.items()))
+    queue = waiter.cluster_queue or claim.local_queue
+    return (
+        claim.owner, claim.kind, claim.namespace, queue, claim.priority, place, asks, _time(waiter.waited_s),
+        claim.reason, claim.needs or claim.message,
+    )  # fmt: skip
+
+
+def _goodputs(report: Overview) -> list[tuple[object, ...]]:
+    named = [("all", report.goodput)]
+    named += [(f"queue {q.name or '(not known)'}", q.goodput) for q in report.queues]
+    named += [(f"namespace {tenant.namespace}", tenant.goodput) for tenant in report.tenants]
+    return [_goodput(name, done) for name, done in named if done.attempts or done.waited_s]
+
+
+def _goodput(name: str, done: Goodput) -> tuple[object, ...]:
+    times = (
+        done.held_s, done.training_s, done.starting_s, done.restoring_s, done.saving_s, done.releasing_s, done.waited_s,
+    )  # fmt: skip
+    busy = done.gpu_utilisation
+    return (
+        name, None if done.share is None else f"{done.share:.1%}", *map(_time, times), done.steps, done.steps_lost,
+        None if busy is None else f"{busy:.0f} %",
+    )  # fmt: skip
+
+
+def _remarks(report: Overview) -> list[str]:
+    said = [_paragraph(f"({note})") for note in report.notes]
+    spoilt = [_paragraph(f"({u.kind} {u.name}{f', {u.part}' if u.part else ''}: {u.why})") for u in report.unreadable]
+    if spoilt:
+        more = len(spoilt) - SHOWN_UNREADABLE
+        said.append(f"{len(spoilt)} cannot be read:")
+        said += spoilt[:SHOWN_UNREADABLE] + ([f"(and {more} more: -o json names all)"] if more > 0 else [])
+    ends = report.goodput.unseen_ends
+    if ends:
+        said.append(f"({_many(ends, 'attempt')} ended unseen: counted until the last moment on record)")
+    return ["\n".join(said)] if said else []
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[object]], rows: int) -> str:
+    if not lines:
+        return ""
+    shown = [[printable(cell) if isinstance(cell, str) else cell for cell in line] for line in lines[:rows]]
+    more = len(lines) - rows
+    below = f"\n(and {more} more: --rows, or -o json)" if more > 0 else ""
+    return tables.table(head, shown, WIDTH) + below
+
+
+def _paragraph(sentence: str) -> str:
+    return "\n".join(_wrapped(printable(sentence)))
+
+
+def _wrapped(sentence: str) -> list[str]:
+    return textwrap.wrap(sentence, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _amounts(amounts: Mapping[Key, Fraction]) -> str:
+    held: dict[str, list[str]] = {}
+    for (flavor, resource), amount in sorted(amounts.items()):
+        held.setdefault(flavor, []).append(f"{quantities.rounded(amount, resource)} {resource}")
+    return "; ".join(f"{flavor}: {', '.join(parts)}" for flavor, parts in held.items())
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _time(seconds: float | None) -> str | None:
+    """`8 s`, `12.5 min`, `3.4 h`, `12 d`."""
+    if seconds is None:
+        return None
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} d"

@@ -1,0 +1,128 @@
+"""What `report` gets: queues, cohorts, Workloads and training jobs as values. Times are Unix seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from proxy.protocol.messages import AttemptRecord
+
+from ..jobs.queue_position import Position
+
+Key = tuple[str, str]
+"""(flavor, resource)."""
+Amounts = Mapping[Key, Fraction]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The quota of one resource in one flavor; a limit that is None is not set."""
+
+    nominal: Fraction
+    borrowing: Fraction | None = None
+    """How much more than nominal it may use."""
+    lending: Fraction | None = None
+    """How much of nominal others may use."""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A ClusterQueue."""
+
+    name: str
+    cohort: str = ""
+    limits: Mapping[Key, Limit] = field(default_factory=dict)
+    reported: Amounts = field(default_factory=dict)
+    """What Kueue says is reserved."""
+    trouble: str = ""
+    """Why it admits nothing, "" while it does."""
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """A Cohort object: quota of its own, or a cohort above it."""
+
+    name: str
+    parent: str = ""
+    limits: Mapping[Key, Limit] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A Workload that holds quota, waits for it, or is deactivated."""
+
+    namespace: str
+    name: str
+    owner: str
+    """Its job, as `singularityctl` calls it; for other owners their name."""
+    kind: str
+    """Of the owner: Job, JobSet, RayCluster, ..."""
+    training: bool
+    """Its owner is a training job of ours."""
+    uid: str
+    """Of the owner, "" where Kueue has not noted it."""
+    local_queue: str
+    cluster_queue: str
+    """The one that gives it quota; while it waits "", for its LocalQueue says."""
+    priority: int
+    pods: int
+    phase: str
+    reason: str
+    message: str
+    needs: str = ""
+    """What is missing in which flavor, in words."""
+    holds: Amounts | None = None
+    """None: it has no quota."""
+    asks: Mapping[str, Fraction] = field(default_factory=dict)
+    """resource -> amount, at least, while it has no quota."""
+    since: float | None = None
+    """When it got its quota, or began to wait."""
+    active: bool = True
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training job with its records."""
+
+    namespace: str
+    name: str
+    uid: str
+    local_queue: str
+    workers: int
+    attempts: Sequence[AttemptRecord] = ()
+    stepless: bool = False
+    """Its program makes no steps, as far as can be told."""
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A part of an object that could not be read; the rest was shown without it."""
+
+    kind: str
+    name: str
+    """`namespace/name`, or the name alone of what has no namespace."""
+    part: str
+    """The annotation, or "" for the whole object."""
+    why: str
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One look at the cluster."""
+
+    at: float
+    namespace: str | None = None
+    """Only Workloads and jobs of this one were asked for."""
+    queues: Sequence[Queue] | None = None
+    """None: they may not be read, likewise below."""
+    cohorts: Sequence[Cohort] = ()
+    local_queues: Mapping[tuple[str, str], str] | None = None
+    """(namespace, LocalQueue) -> ClusterQueue."""
+    claims: Sequence[Claim] | None = None
+    trainings: Sequence[Training] | None = None
+    places: Mapping[tuple[str, str], Position] = field(default_factory=dict)
+    """(namespace, Workload) -> place in the queue."""
+    notes: Sequence[str] = ()
+    """What could not be asked, and which right is missing."""
+    unreadable: Sequence[Unreadable] = ()
