@@ -13,6 +13,7 @@ from ..drain.look import Key, Look, Refusal
 from ..drain.plan import Move, Stage
 from ..drain.run import Drain
 from ..kube.api import Kube
+from ..kube.resources import Object
 from . import EXIT_FAILED, tables
 from .common import open_cluster
 
@@ -81,12 +82,12 @@ def drain(
     ctx.exit(0 if all(move.stage is Stage.AWAY for move in made.moves.values()) else EXIT_FAILED)
 
 
-def _cordon(kube: Kube, node: Mapping[str, object], leave_it: bool) -> str:
-    name = dict(node)["metadata"]["name"]  # type: ignore[index]
+def _cordon(kube: Kube, node: Object, leave_it: bool) -> str:
+    name = node["metadata"]["name"]
     if leave_it:
-        takes = "takes no new pods" if library.cordoned(dict(node)) else "may take new pods, also those of moved jobs"
+        takes = "takes no new pods" if library.cordoned(node) else "may take new pods, also those of moved jobs"
         return f"node {name} is left as it is: it {takes}"
-    return f"node {name} {'cordoned' if library.cordon(kube, dict(node)) else 'was cordoned already'}"
+    return f"node {name} {'cordoned' if library.cordon(kube, node) else 'was cordoned already'}"
 
 
 def _say(key: Key, text: str) -> None:

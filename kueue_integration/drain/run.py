@@ -69,7 +69,7 @@ class Drain:
         answered = self._clock()
         while True:
             try:
-                found = self._on_the_nodes()
+                self._round(self._on_the_nodes())
                 answered = self._clock()
             except KubeError as error:
                 if not error.transient or self._clock() - answered > self._timeout_s:
@@ -78,7 +78,6 @@ class Drain:
                     self._tell(key, f"{_NO_ANSWER}: {error}")
                 self._pause()
                 continue
-            self._round(found)
             if all(move.stage.final for move in self.moves.values()):
                 return
             self._pause()
@@ -117,7 +116,7 @@ class Drain:
             seen, _ = self._look(key, pods)
         except KubeError as error:
             if error.transient:
-                return  # it is found again at the next look
+                raise
             self.moves[key] = move
             self._keep(plan.stays(move, _refused(key, error), self._clock()))
             return
