@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.protocol.messages import AttemptRecord
 
-from ..contract import attempt_records, job_names, kinds
+from ..contract import attempt_records, job_names
 from ..jobs import status as library
 from ..jobs.phase import Phase
 from ..jobs.status import JobStatus
@@ -141,6 +141,11 @@ def _refusal(job: Object, status: JobStatus, by: str) -> Refusal | None:
         fix = f"kubectl annotate {kind} {name} -n {namespace} {job_names.ANN_HOLD}={job_names.HOLD_ARMED} --overwrite"
         within = f" of {grace:.0f} s" if grace else ""
         return Refusal(f"its hold is off: a save would have no more than the grace period{within} of its pods", fix)
+    if label(job, job_names.MULTIKUEUE_ORIGIN_LABEL) is not None:
+        why = "MultiKueue has brought it here, and deletes a copy that is changed here"
+        return Refusal(
+            why, "let it leave the cluster: stopPolicy HoldAndDrain of the ClusterQueue here, until it is gone"
+        )
     problem = departure.busy(job, by)
     if problem is not None:
         field, value, text = problem
@@ -152,10 +157,6 @@ def _refusal(job: Object, status: JobStatus, by: str) -> Refusal | None:
         fix = f"kubectl annotate {kind} {name} -n {namespace} {job_names.ANN_BUDGET}=SECONDS --overwrite"
         return Refusal(f"it cannot be saved in time: {slow[0]}", fix)
     return None
-
-
-def key_of(job: Object) -> Key:
-    return job["metadata"]["namespace"], kinds.job_key(job)
 
 
 def steps_lost(status: JobStatus, since: int) -> int:

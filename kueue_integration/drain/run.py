@@ -125,20 +125,22 @@ class Drain:
     def _step(self, move: Move) -> None:
         self.moves[move.key] = move
         try:
-            seen, _ = self._look(move.key, self._pods.get(move.key, []))
-            self._ask(plan.advance(move, seen, self._clock(), self._timeout_s), seen)
+            seen, job = self._look(move.key, self._pods.get(move.key, []))
+            self._ask(plan.advance(move, seen, self._clock(), self._timeout_s), seen, job)
         except KubeError as error:
             self._not_answered(self.moves[move.key], error)
 
-    def _ask(self, move: Move, seen: Look) -> None:
+    def _ask(self, move: Move, seen: Look, job: Object | None) -> None:
         now = self._clock()
         self._keep(move, seen)
         if move.stage is Stage.AWAY and move.departure is not None:
             self._give_back(move, move.departure, seen)
         ask = plan.wanted(move, seen)
-        if ask is None:
+        if ask is None or job is None:
             return
         try:
+            if ask is Ask.SAVE:  # for a job that could not leave afterwards nothing is saved
+                departure.refusal(self._kube, job, self._nodes, self._by)
             self._keep(self._asked(move, ask, now), seen)
         except (RequestRefusedError, PlatformError) as error:
             self._keep(plan.stays(move, _refused(move.key, error), now))

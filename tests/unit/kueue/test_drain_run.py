@@ -12,7 +12,7 @@ from kueue_integration.contract import job_names
 from kueue_integration.drain import departure
 from kueue_integration.drain.plan import Stage
 from kueue_integration.errors import Forbidden, PlatformError, Unreachable
-from kueue_integration.kube.resources import JOB, NODE, POD, RESOURCE_FLAVOR, WORKLOAD
+from kueue_integration.kube.resources import JOB, JOBSET, NODE, POD, RESOURCE_FLAVOR, WORKLOAD
 from kueue_integration.requests import user_requests, verbs
 from proxy.protocol.messages import Placement, RequestStatus
 
@@ -172,13 +172,38 @@ def test_a_budget_that_is_too_short(world: World) -> None:
     assert "cannot be saved in time: the last checkpoint took 60 s" in said and job_names.ANN_BUDGET in said
 
 
-def test_no_other_node(world: World) -> None:
-    world.train(stepped=False)
+@pytest.mark.parametrize("stepped", [True, False])
+def test_no_other_node(world: World, stepped: bool) -> None:
+    world.train(stepped=stepped)
     world.kube.put(node("n2", "ondemand", cordoned=True))
     world.kube.put(node("n3", "spot", ready=False))
     said = refused(world)
     assert "no usable node of flavor ondemand, spot is left without n1" in said
     assert "singularityctl pause digits -n default --wait" in said
+
+
+def test_a_copy_of_multikueue(world: World) -> None:
+    world.train()
+    world.kube.patch(JOB, "default", "digits", {"metadata": {"labels": {job_names.MULTIKUEUE_ORIGIN_LABEL: "m"}}})
+    assert "MultiKueue has brought it here" in refused(world)
+
+
+def test_a_jobset_keeps_its_affinity(world: World) -> None:
+    world.train()
+    made = world.kube.get_job(*KEY)
+    inner = {"name": "w", "replicas": 1, "template": {"spec": {"parallelism": 1, "template": made["spec"]["template"]}}}
+    meta = {**made["metadata"], "uid": "u-set", "labels": {**made["metadata"]["labels"]}}
+    meta["labels"][job_names.LABEL_JOB] = "digits.jobset"
+    spec = {"replicatedJobs": [inner]}
+    world.kube.delete(JOB, *KEY)
+    world.kube.put({"apiVersion": JOBSET.api_version, "kind": "JobSet", "metadata": meta, "spec": spec})
+    world.kube.put(pod("digits.jobset", "n1", name="digits-0"))
+    drain = world.drain()
+    world.kube.requests.clear()
+    drain.run()
+    move = drain.moves["default", "digits.jobset"]
+    assert move.stage is Stage.STAYS and move.refusal is not None and world.written() == []
+    assert "node affinity of the pods of a JobSet cannot be changed" in move.refusal.why
 
 
 def test_flavors_may_not_be_looked_at(world: World) -> None:
