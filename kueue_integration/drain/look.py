@@ -136,11 +136,12 @@ def _stopping(job: Object, workload: Object | None, last: AttemptRecord | None) 
 def _refusal(job: Object, status: JobStatus, by: str) -> Refusal | None:
     """What would cost a job steps, or would replace somebody else's request."""
     kind, name, namespace = str(job.get("kind")).lower(), job["metadata"]["name"], status.namespace
-    if status.hold == job_names.HOLD_OFF:
+    if status.hold != job_names.HOLD_ARMED:
         grace = save_time_estimate.limits_of(job).grace
         fix = f"kubectl annotate {kind} {name} -n {namespace} {job_names.ANN_HOLD}={job_names.HOLD_ARMED} --overwrite"
         within = f" of {grace:.0f} s" if grace else ""
-        return Refusal(f"its hold is off: a save would have no more than the grace period{within} of its pods", fix)
+        why = f"its hold is {status.hold}: a save would have no more than the grace period{within} of its pods"
+        return Refusal(why, fix)
     if label(job, job_names.MULTIKUEUE_ORIGIN_LABEL) is not None:
         why = "MultiKueue has brought it here, and deletes a copy that is changed here"
         return Refusal(

@@ -147,10 +147,11 @@ def refused(world: World) -> str:
     return f"{move.refusal.why} | {move.refusal.fix}"
 
 
-def test_a_hold_that_is_off(world: World) -> None:
-    world.train(**{job_names.ANN_HOLD: "off"})
+@pytest.mark.parametrize("hold", ["off", "released"])
+def test_a_hold_that_is_not_armed(world: World, hold: str) -> None:
+    world.train(**{job_names.ANN_HOLD: hold})
     said = refused(world)
-    assert "its hold is off" in said and "grace period of 30 s" in said
+    assert f"its hold is {hold}" in said and "grace period of 30 s" in said
     assert f"kubectl annotate job digits -n default {job_names.ANN_HOLD}=armed" in said
 
 
