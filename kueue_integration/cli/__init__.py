@@ -24,6 +24,7 @@ _COMMANDS = {
     "logs": ("logs:logs", "Print what the ranks print, across attempts."),
     "resize": ("resize:resize", "Give a job more or fewer pods."),
     "migrate": ("migrate:migrate", "Move a job to another flavor, or away from a node."),
+    "drain": ("drain:drain", "Move all training jobs away from nodes."),
     "checkpoint": ("checkpoint:checkpoint", "Save a checkpoint of a running job, which goes on."),
     "pause": ("pause:pause", "Stop a job with a checkpoint and give its quota back."),
     "resume": ("resume:resume", "Queue a paused job again."),

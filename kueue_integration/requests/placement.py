@@ -60,23 +60,24 @@ def make(
     return Placement(sorted(allowed) if narrowed else [], sorted(avoid_nodes), terms)
 
 
-def resolve(kube: Kube, job: Object, flavor: str | None, node: str | None, anywhere: bool) -> Placement:
-    """What the job's placement becomes: `flavor` pins it, `node` is one more to avoid, `anywhere` drops what was said
-    before. Raises SpecError (unknown or impossible), PlatformError (may not look), KubeError.
+def resolve(kube: Kube, job: Object, flavor: str | None, leave: Sequence[str], anywhere: bool) -> Placement:
+    """What the job's placement becomes: `flavor` pins it, `leave` are more nodes to avoid, `anywhere` drops what was
+    said before. Raises SpecError (unknown or impossible), PlatformError (may not look), KubeError.
     """
     before = ANYWHERE if anywhere else of(job)
     if isinstance(before, Unreadable):
         raise SpecError([("placement", annotation(job, job_names.ANN_PLACEMENT), f"cannot be read: {before.why}")])
-    if flavor is None and node is None:
+    if flavor is None and not leave:
         return before
     flavors = _flavors(kube, job)
     if flavor is not None:
         check_flavor(flavor, flavors)
-    nodes = _list(kube, NODE) if node is not None or before.avoid_nodes else []
+    nodes = _list(kube, NODE) if leave or before.avoid_nodes else []
     known = {str(n["metadata"]["name"]): n for n in nodes}
-    if node is not None and node not in known:
-        raise SpecError([("away_from_node", node, f"is not a node of this cluster; it has: {_names(known)}")])
-    avoid = sorted({*before.avoid_nodes, *([node] if node is not None else [])} & set(known))
+    for node in leave:
+        if node not in known:
+            raise SpecError([("away_from_node", node, f"is not a node of this cluster; it has: {_names(known)}")])
+    avoid = sorted({*before.avoid_nodes, *leave} & set(known))
     pinned = (
         [flavor] if flavor is not None else [f.name for f in flavors if not before.flavors or f.name in before.flavors]
     )
@@ -85,7 +86,7 @@ def resolve(kube: Kube, job: Object, flavor: str | None, node: str | None, anywh
         left = [n for name, n in known.items() if name not in avoid and _usable(n)]
         allowed = [f.name for f in flavors if f.name in pinned and any(_on(f, n) for n in left)]
     if not allowed:
-        field, value = ("away_from_node", node) if node is not None else ("flavor", flavor)
+        field, value = ("away_from_node", ", ".join(leave)) if leave else ("flavor", flavor)
         fix = "name another flavor too, or drop what was said before with --anywhere"
         raise SpecError(
             [(field, value, f"no usable node of flavor {_names(pinned)} is left without {_names(avoid)}; {fix}")]

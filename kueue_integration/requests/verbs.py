@@ -62,7 +62,7 @@ def resize(
     Down: at once, with a checkpoint. Up: as soon as there is quota for it; the job goes on meanwhile, unless it has
     fewer than `min_workers`. Raises RequestRefusedError, JobNotFoundError, KubeError.
     """
-    return _ask(
+    return ask(
         kube, namespace, name, "resize", by, lambda job, r: replace(r, workers=workers, min_workers=min_workers)
     )
 
@@ -86,12 +86,12 @@ def migrate(
 
     def fill(job: Object, request: JobRequest) -> JobRequest:
         try:
-            target = placement.resolve(kube, job, flavor, away_from_node, anywhere)
+            target = placement.resolve(kube, job, flavor, [] if away_from_node is None else [away_from_node], anywhere)
         except SpecError as error:
             raise RequestRefusedError(error.problems[0]) from None
         return replace(request, placement=target, flavor=flavor, node=away_from_node)
 
-    return _ask(kube, namespace, name, "migrate", by, fill)
+    return ask(kube, namespace, name, "migrate", by, fill)
 
 
 def checkpoint(kube: Kube, namespace: str, name: str, timeout_s: float | None = None, by: str | None = None) -> Result:
@@ -99,17 +99,17 @@ def checkpoint(kube: Kube, namespace: str, name: str, timeout_s: float | None = 
 
     Raises RequestRefusedError (it does not run, say), JobNotFoundError, KubeError.
     """
-    return _ask(kube, namespace, name, "checkpoint", by, lambda job, r: replace(r, timeout_s=timeout_s))
+    return ask(kube, namespace, name, "checkpoint", by, lambda job, r: replace(r, timeout_s=timeout_s))
 
 
 def pause(kube: Kube, namespace: str, name: str, by: str | None = None) -> Result:
     """Checkpoint, stop, give the quota back until `resume`. Raises RequestRefusedError, JobNotFoundError, KubeError."""
-    return _ask(kube, namespace, name, "pause", by, lambda job, r: r)
+    return ask(kube, namespace, name, "pause", by, lambda job, r: r)
 
 
 def resume(kube: Kube, namespace: str, name: str, by: str | None = None) -> Result:
     """Queue a paused job again. Raises RequestRefusedError, JobNotFoundError, KubeError."""
-    return _ask(kube, namespace, name, "resume", by, lambda job, r: r)
+    return ask(kube, namespace, name, "resume", by, lambda job, r: r)
 
 
 def rewind(kube: Kube, namespace: str, name: str, checkpoint: str, by: str | None = None) -> Result:
@@ -131,7 +131,7 @@ def look(kube: Kube, asked: Result) -> Result:
     if request is None or request.id != asked.id:
         later = f"a later request ({request.op})" if request is not None else "somebody who removed it"
         return replace(asked, state="superseded", message=f"replaced by {later}")
-    return _result(job, request)
+    return result_of(job, request)
 
 
 def wait(
@@ -161,7 +161,7 @@ def wait(
         time.sleep(_LOOK_S)  # the pace of looking; the end is a condition
 
 
-def _ask(
+def ask(
     kube: Kube,
     namespace: str,
     name: str,
@@ -169,7 +169,10 @@ def _ask(
     by: str | None,
     fill: Callable[[Object, JobRequest], JobRequest],
 ) -> Result:
-    """Check and write a request; when the Job changes in between, both again."""
+    """Check and write the request that `fill` completes; when the Job changes in between, both again.
+
+    Raises RequestRefusedError (or what `fill` raises), JobNotFoundError, KubeError.
+    """
     slot = user_requests.slot_of(op)
     who = os.environ.get("USER", "") if by is None else by
     blank = JobRequest(uuid.uuid4().hex[:12], op, round(time.time(), 3), who)
@@ -183,7 +186,7 @@ def _ask(
             raise RequestRefusedError(problem)
         before, answer = user_requests.asked(job, slot), user_requests.answer(job, slot)
         if before is not None and (answer is None or answer.state == "running") and _same(before, request):
-            return _result(job, before)
+            return result_of(job, before)
         body = {"metadata": {"annotations": user_requests.written(request)}}
         try:
             meta = job["metadata"]
@@ -192,7 +195,7 @@ def _ask(
             if not left:
                 raise
             continue
-        return _result(written, request)
+        return result_of(written, request)
     raise AssertionError("unreachable")
 
 
@@ -200,7 +203,8 @@ def _same(one: JobRequest, other: JobRequest) -> bool:
     return replace(one, id="", at=0.0, by="") == replace(other, id="", at=0.0, by="")
 
 
-def _result(job: Object, request: JobRequest) -> Result:
+def result_of(job: Object, request: JobRequest) -> Result:
+    """How far `request`, which stands in `job`, is. Pure."""
     meta, answer = job["metadata"], user_requests.answer(job, user_requests.slot_of(request.op))
     base = Result(meta["namespace"], kinds.job_key(job), request.op, request.id, "asked", "asked for")
     if answer is None:

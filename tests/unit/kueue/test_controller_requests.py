@@ -167,6 +167,26 @@ def placed(where):
     return {job_names.ANN_PLACEMENT: to_json(where)}
 
 
+@pytest.mark.parametrize("before", [placement.ANYWHERE, SPOT])
+def test_a_placement_that_a_drain_gives_back_moves_nothing(before):
+    """The pods run with the affinity of the drain; they get the old one at their next start."""
+    back = request("migrate", placement=before)
+    current = job(back, annotations=placed(AWAY))
+    current["spec"]["template"]["spec"]["affinity"] = placement.affinity(AWAY)
+    workload, own = running(flavor="spot"), pods()
+    taken = action(current, workload, own)
+    assert isinstance(taken, AnswerRequest)
+    assert taken.job_annotations[job_names.ANN_PLACEMENT] == to_json(before)
+    current = merge_patch(current, {"metadata": {"annotations": dict(taken.job_annotations)}})
+    current = merge_patch(
+        current, {"metadata": {"annotations": scene.history(trained(running_at=T0 + 15, flavor="spot"))}}
+    )
+    done = action(current, workload, own)
+    assert isinstance(done, AnswerRequest) and done.status is not None and done.status.state == "done"
+    current = merge_patch(current, {"metadata": {"annotations": dict(done.job_annotations)}})
+    assert action(current, workload, own) is None
+
+
 @pytest.mark.parametrize(
     ("asked", "notes", "size", "message"),
     [

@@ -1,0 +1,44 @@
+"""The nodes themselves: are they there, and do they take new pods. To change that is an administrator's right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import Forbidden, NotFound, PlatformError, SpecError
+from ..kube.api import Kube
+from ..kube.resources import NODE, Object
+
+RIGHTS = "drain needs the verbs get, list and patch on nodes, which an administrator has"
+
+
+def found(kube: Kube, names: Sequence[str]) -> list[Object]:
+    """The nodes of these names. Raises SpecError (no such node), PlatformError (no permission), KubeError."""
+    nodes = []
+    for name in names:
+        try:
+            nodes.append(kube.get(NODE, None, name))
+        except NotFound:
+            raise SpecError([("node", name, "is not a node of this cluster; see `kubectl get nodes`")]) from None
+        except Forbidden as error:
+            raise PlatformError(f"{RIGHTS}: {error}") from None
+    return nodes
+
+
+def cordoned(node: Object) -> bool:
+    """Whether it takes no new pods."""
+    return bool((node.get("spec") or {}).get("unschedulable"))
+
+
+def cordon(kube: Kube, node: Object) -> bool:
+    """Let `node` take no new pods, as `kubectl cordon` does. Whether that was a change.
+
+    Raises PlatformError (no permission; nothing was changed), KubeError.
+    """
+    if cordoned(node):
+        return False
+    try:
+        kube.patch(NODE, None, node["metadata"]["name"], {"spec": {"unschedulable": True}})
+    except Forbidden as error:
+        text = f"{RIGHTS}, or ask one to cordon the node and use --no-cordon: {error}"
+        raise PlatformError(text) from None
+    return True
