@@ -118,7 +118,7 @@ def rewind(kube: Kube, namespace: str, name: str, checkpoint: str, by: str | Non
     Whether the store still has the checkpoint is not looked at here: see `jobs.time_travel.rewind`.
     Raises RequestRefusedError (not a checkpoint of this job, a damaged one), JobNotFoundError, KubeError.
     """
-    return _ask(kube, namespace, name, "rewind", by, lambda job, r: replace(r, checkpoint=checkpoint))
+    return ask(kube, namespace, name, "rewind", by, lambda job, r: replace(r, checkpoint=checkpoint))
 
 
 def look(kube: Kube, asked: Result) -> Result:
