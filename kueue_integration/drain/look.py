@@ -92,9 +92,7 @@ def by_job(pods: Sequence[Object]) -> dict[Key, list[Object]]:
     return found
 
 
-def look(
-    job: Object | None, workload: Object | None, pods: Sequence[Object], nodes: Sequence[str], by: str, now: float
-) -> Look:
+def look(job: Object | None, workload: Object | None, pods: Sequence[Object], nodes: Sequence[str], by: str) -> Look:
     """One look. `pods`: all of the job's; `nodes`: those that are drained; `by`: how our own requests are signed."""
     alive = [pod for pod in pods if at_work(pod)]
     places = {node_of(pod) for pod in alive}
@@ -114,7 +112,7 @@ def look(
         elsewhere,
         count,
         priority=int(((workload or {}).get("spec") or {}).get("priority") or 0),
-        trains=_trains(job, last, now),
+        trains=_trains(job, last),
         stopping=_stopping(job, workload, last),
         refusal=_refusal(job, status, by),
         change=change,
@@ -122,9 +120,8 @@ def look(
     )
 
 
-def _trains(job: Object, last: AttemptRecord | None, now: float) -> bool:
-    since = attempt_records.trains_since(job, last) if last is not None else None
-    return since is not None and since <= now
+def _trains(job: Object, last: AttemptRecord | None) -> bool:
+    return last is not None and attempt_records.trains_since(job, last) is not None
 
 
 def _stopping(job: Object, workload: Object | None, last: AttemptRecord | None) -> bool:

@@ -91,7 +91,7 @@ class Drain:
                 f"drain has to list the pods of all namespaces; ask for that, or name one with -n ({error})"
             ) from None
         self._pods = by_job(pods)
-        return {key: own for key, own in self._pods.items() if look(None, None, own, self._nodes, "", 0.0).on}
+        return {key: own for key, own in self._pods.items() if look(None, None, own, self._nodes, "").on}
 
     def _round(self, found: dict[Key, list[Object]]) -> None:
         for key, pods in found.items():
@@ -99,7 +99,7 @@ class Drain:
             if known is None:
                 self._first(key, pods)
             elif known.stage is Stage.AWAY:
-                on = look(None, None, pods, self._nodes, "", 0.0).on
+                on = look(None, None, pods, self._nodes, "").on
                 self._keep(plan.came_back(known, on, self._clock()))
         for key, move in list(self.moves.items()):
             if not move.stage.final and not (move.stage is Stage.FOUND and key in found):
@@ -179,7 +179,7 @@ class Drain:
         namespace, name = key
         job = kinds.find(self._kube, namespace, name)
         workload = None if job is None else self._kube.get_workload_for_job(job)
-        return look(job, workload, pods, self._nodes, self._by, time.time()), job
+        return look(job, workload, pods, self._nodes, self._by), job
 
     def _not_answered(self, move: Move, error: KubeError) -> None:
         now = self._clock()

@@ -15,15 +15,18 @@ from kueue_integration.drain.look import Look, Refusal, look, steps_lost
 from kueue_integration.drain.plan import Ask, Move, Stage
 from kueue_integration.jobs.status import summarise
 from kueue_integration.requests.verbs import Result
+from proxy.protocol.messages import AttemptRecord
 
 KEY = ("default", "digits")
 TURN = Move(KEY, Stage.TURN, since=0.0, attempt=1)
 TRAINED = samples.attempt(running_at=110.0, first_step=0, first_step_at=120.0)
+STARTED = samples.attempt(running_at=110.0)
+"""It has not made a step yet: there is nothing to save."""
 
 
-def seen(*pods: object, now: float = 500.0, **job: object) -> Look:
-    made = samples.job(history=[TRAINED], **job)  # type: ignore[arg-type]
-    return look(made, samples.workload(*ADMITTED), pods or [pod("digits", "n1")], ["n1"], "ann", now)  # type: ignore
+def seen(*pods: object, record: AttemptRecord = TRAINED, **job: object) -> Look:
+    made = samples.job(history=[record], **job)  # type: ignore[arg-type]
+    return look(made, samples.workload(*ADMITTED), pods or [pod("digits", "n1")], ["n1"], "ann")  # type: ignore
 
 
 def result(op: str, state: str, number: str = "r1") -> Result:
@@ -62,7 +65,7 @@ def test_any_order_of_turns_keeps_the_limit() -> None:
     [
         (TURN, seen(), Ask.SAVE),
         (replace(TURN, saved=True), seen(), Ask.LEAVE),
-        (TURN, seen(now=100.0), Ask.LEAVE),
+        (TURN, seen(record=STARTED), Ask.LEAVE),
         (TURN, seen(suspend=True), None),
         (TURN, seen(pod("digits", "n2")), None),
         (replace(TURN, stage=Stage.SAVING), seen(), None),

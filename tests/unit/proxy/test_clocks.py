@@ -39,7 +39,6 @@ WALL = {
     "kueue_integration/requests/verbs.py": "dates a request, for people",
     "kueue_integration/cli/status.py": "shows the time beside a line",
     "kueue_integration/cli/drain.py": "shows the time beside a line",
-    "kueue_integration/drain/run.py": "anything to save before the move? a wrong clock costs the save, no step",
     "kueue_integration/cli/verbs.py": "shows the time beside a line",
     "kueue_integration/cli/doctor.py": "says how old things are, and is no ground for anything",
 }
