@@ -128,7 +128,7 @@ def test_a_refusal_waits_until_an_eviction_is_over() -> None:
 def test_a_job_without_the_annotation_is_plain_kueue() -> None:
     plain = samples.job(history=[TRAINED])
     del plain["metadata"]["annotations"][job_names.ANN_HOLD]
-    found = look(plain, samples.workload(*ADMITTED), [pod("digits", "n1")], ["n1"], "ann", 500.0).refusal
+    found = look(plain, samples.workload(*ADMITTED), [pod("digits", "n1")], ["n1"], "ann").refusal
     assert found is not None and "its hold is off" in found.why
 
 

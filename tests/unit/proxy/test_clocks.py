@@ -23,7 +23,7 @@ TRAVEL = [
 ]  # fmt: skip
 KEPT = {
     m.CheckpointRef, m.AttemptRecord, m.Preemptor, m.JobRequest, m.RequestStatus, m.Placement, m.Needs,
-    m.NodeRequirement, m.Reading, m.Skipped, m.Damage, m.Gpus, m.GpuFault, m.GpuProbe,
+    m.NodeRequirement, m.Reading, m.Skipped, m.Damage, m.Gpus, m.GpuFault, m.GpuProbe, m.Origin,
 }  # fmt: skip
 """In annotations, in a log, or parts of messages."""
 SHOWN = {"created_at"}
@@ -32,6 +32,7 @@ WALL = {
     "proxy/sidecar/leader.py": "dates a manifest, for people",
     "proxy/sidecar/signed.py": "numbers a pod's requests, which are compared with that pod's earlier ones",
     "proxy/launcher/supervise.py": "is compared with times of files in the container, which the same kernel wrote",
+    "proxy/sidecar/pod_phases.py": "is compared with the time of a folder that the same node has made",
     "kueue_integration/kube/server_time.py": "learns how far this clock is from the API server's, which counts",
     "kueue_integration/controller/reconciler.py": "a default; the controller hands the API server's time in",
     "kueue_integration/controller/sidecar_api/tokens.py": "a default, likewise",
@@ -39,6 +40,7 @@ WALL = {
     "kueue_integration/requests/verbs.py": "dates a request, for people",
     "kueue_integration/cli/status.py": "shows the time beside a line",
     "kueue_integration/cli/drain.py": "shows the time beside a line",
+    "kueue_integration/cli/top.py": "says how long things have lasted, and is no ground for anything",
     "kueue_integration/cli/verbs.py": "shows the time beside a line",
     "kueue_integration/cli/doctor.py": "says how old things are, and is no ground for anything",
 }
