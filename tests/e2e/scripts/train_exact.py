@@ -8,7 +8,7 @@ and never holds the file open over a step. It ends after N steps, or when DIR/st
 While DIR/slow exists a step does not end, so that a test may choose what happens in the middle of one. With several
 ranks nothing is saved in that time either: it is one call of native code. (A single rank is stopped wherever it is.)
 The rank that finds DIR/hungry takes it away and then all memory it gets.
-With --by-job it looks before each step which job it is a part of, and DIR is a folder of that name below the given one.
+With --by-job it looks at each file which job it is a part of, and DIR is a folder of that name below the given one.
 """
 
 from __future__ import annotations
@@ -56,11 +56,15 @@ def main() -> None:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
     ballast = torch.frombuffer(bytearray(os.urandom(args.ballast << 20)), dtype=torch.uint8) if args.ballast else None
+
+    def output(name: str) -> Path:
+        """A file of the job that this process is a part of now: a fork becomes another job at the end of a step."""
+        folder = args.output / os.environ["SINGULARITY_JOB"] if args.by_job else args.output
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(folder, name)
+
     for step in range(args.steps):
-        output = args.output / os.environ["SINGULARITY_JOB"] if args.by_job else args.output
-        output.mkdir(parents=True, exist_ok=True)
-        log, stop, slow, hungry = (output / name for name in (f"rank-{rank}.log", "stop", "slow", "hungry"))
-        go_on = torch.tensor([0 if stop.exists() else 1])
+        go_on = torch.tensor([0 if output("stop").exists() else 1])
         if world > 1:
             dist.broadcast(go_on, 0)
         if not go_on.item():
@@ -69,15 +73,15 @@ def main() -> None:
         loss = model(target(step, rank))
         loss.backward()
         optimizer.step()
-        with open(log, "a") as file:
+        with open(output(f"rank-{rank}.log"), "a") as file:
             file.write(f"{step} {loss.item().hex()}\n")
         print(f"step {step}", flush=True)
         time.sleep(args.pace)
         with contextlib.suppress(FileNotFoundError):
-            hungry.unlink()
+            output("hungry").unlink()
             eaten = [bytes([1]) * (64 << 20) for _ in range(1024)]
             del eaten
-        if slow.exists():
+        if (slow := output("slow")).exists():
             ctypes.CDLL(None).system(f"while test -e {shlex.quote(str(slow))}; do sleep 0.1; done".encode())
     del ballast
     if world > 1:
