@@ -1,8 +1,9 @@
 """The Lease: which replica acts, and the clock of the hold policy.
 
 The policy lets every suspend through when the Lease is older than its duration. It is renewed only while the worker is
-alive, so a controller that hangs voids the holds just as a dead one does. Each renewal also writes the Jobs whose hold
-is over, or about to be, whatever their annotations say.
+alive, so a controller that hangs voids the holds just as a dead one does. A leader stops acting before that: a second
+replica takes over while the holds still stand, so a leader that dies costs no checkpoint. Each renewal also writes the
+Jobs whose hold is over, or about to be, whatever their annotations say.
 """
 
 from __future__ import annotations
@@ -53,12 +54,14 @@ class LeaseKeeper:
         self._renewed = float("-inf")
         self._seen: tuple[str, str] = ("", "")
         self._seen_at = self._well = time.monotonic()
-        self._lasts_s = float(duration_s)
+        self._margin_s = min(2 * renew_s, duration_s / 2)
+        """Of the Lease's duration, for a take-over: nobody acts, and the holds still stand."""
+        self._acts_s = self._lasts_s = duration_s - self._margin_s
 
     @property
     def leads(self) -> bool:
         """Whether this replica may act now. False as soon as another one could have taken over."""
-        return self._leads and time.monotonic() - self._renewed < self._duration_s
+        return self._leads and time.monotonic() - self._renewed < self._acts_s
 
     def start(self) -> None:
         self._thread.start()
@@ -145,15 +148,15 @@ class LeaseKeeper:
                 log.exception("after the change of who acts")
 
     def _may_take(self, lease: Object) -> bool:
-        """Free, ours, or not renewed for its duration as *we* saw it: clocks of replicas need not agree."""
+        """Free, ours, or not renewed while its holder may act, as *we* saw it: clocks of replicas need not agree."""
         spec = lease.get("spec") or {}
         holder, renewed = str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or "")
         if (holder, renewed) != self._seen:
             self._seen, self._seen_at = (holder, renewed), time.monotonic()
         if holder in ("", self._identity):
             return True
-        self._lasts_s = float(spec.get("leaseDurationSeconds") or self._duration_s)
-        return time.monotonic() - self._seen_at > self._lasts_s
+        self._lasts_s = float(spec.get("leaseDurationSeconds") or self._duration_s) - self._margin_s
+        return time.monotonic() - self._seen_at >= self._lasts_s
 
     def _write(self, lease: Object) -> Object:
         before = self._server.local()

@@ -390,4 +390,4 @@ def test_every_route_is_authorised_and_every_action_is_guarded() -> None:
             assert plugin_app.same_origin in calls
             assert any("action_logging" in getattr(c, "__qualname__", "") for c in calls)
             assert route.body_field is not None
-    assert sum(route.methods == {"POST"} for route in routes) == 5
+    assert sum(route.methods == {"POST"} for route in routes) == 7

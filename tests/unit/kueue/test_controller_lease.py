@@ -78,6 +78,23 @@ def test_a_second_replica_looks_on_until_the_first_is_silent():
     assert (one.leads, two.leads) == (False, True)
 
 
+def test_a_second_replica_takes_over_before_the_holds_are_void(monkeypatch):
+    """A leader that dies costs no hold: the policy counts the whole duration, the replicas a part of it."""
+    moment = [100.0]
+    monkeypatch.setattr("kueue_integration.controller.lease.time.monotonic", lambda: moment[0])
+    kube = FakeKube(EMPTY)
+    one, two = (
+        LeaseKeeper(kube, "sys", job_names.HOLD_LEASE, name, 10, 2.0, lambda: True, lambda leads: None) for name in "ab"
+    )
+    one.tick()  # and never again
+    while not two.leads:
+        moment[0] += 2.0
+        assert moment[0] < 110.0
+        assert not (one.leads and two.leads)
+        two.tick()
+    assert not one.leads
+
+
 def test_after_a_slow_answer_everything_is_looked_at_again():
     """While the Lease was not ours for certain, the worker dropped its tasks."""
     kube, changes = FakeKube(EMPTY), []
