@@ -15,20 +15,28 @@ import os
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 WORD: Final = 8
 """Bytes."""
 _HALF: Final = np.uint64(32)
 Mark = tuple[int, int]
+Words = npt.NDArray[np.uint64]
 
 
 class Fingerprint:
     """:param most: bytes of the longest text; memory: twice as much"""
 
     def __init__(self, most: int) -> None:
-        words = -(-most // WORD)
-        self._weights = np.frombuffer(os.urandom(words * WORD), dtype=np.uint64)
-        self._upper = np.empty(words, dtype=np.uint64)
+        self._words = -(-most // WORD)
+        self._drawn: tuple[Words, Words] | None = None
+
+    def _room(self) -> tuple[Words, Words]:
+        """The weights, and room for upper halves. Drawn at the first text: most uploads have none."""
+        if self._drawn is None:
+            weights = np.frombuffer(os.urandom(self._words * WORD), dtype=np.uint64)
+            self._drawn = weights, np.empty(self._words, dtype=np.uint64)
+        return self._drawn
 
     def of(self, text: memoryview) -> Mark:
         """Compare it with marks of the same object and of texts of the same length alone.
@@ -36,6 +44,6 @@ class Fingerprint:
         :param text: whole words, no more than `most` bytes
         """
         words = np.frombuffer(text, dtype=np.uint64)
-        weights, upper = self._weights[: len(words)], self._upper[: len(words)]
+        weights, upper = (row[: len(words)] for row in self._room())
         np.right_shift(words, _HALF, out=upper)
         return int(np.einsum("i,i", words, weights)), int(np.einsum("i,i", upper, weights))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import ANY
 
 import pytest
 from kueue_samples import PLATFORM, spec
@@ -66,14 +65,15 @@ def test_what_the_platform_does_not_name_is_merged_in() -> None:
     for field in ("serviceAccountName", "affinity", "nodeSelector", "tolerations"):
         assert pod["spec"][field] == OVERRIDE["spec"][field]  # type: ignore[index]
     assert pod["spec"]["restartPolicy"] == "Never"
-    images = {"name": "singularity-images", "emptyDir": {"sizeLimit": ANY}}  # of the memory limit that was merged in
+    images = {"name": "singularity-images", "emptyDir": {}}  # with a device, the memory limit bounds no image
     own = [images if v["name"] == images["name"] else v for v in before["spec"]["volumes"]]
     assert [*own, OVERRIDE["spec"]["volumes"][0]] == pod["spec"]["volumes"]  # type: ignore[index]
     assert [c["name"] for c in pod["spec"]["containers"]] == [job_names.CONTAINER_TRAIN]
     assert [c["name"] for c in pod["spec"]["initContainers"]] == ["install-agent", "device-proxy", "fetch"]
     train, was = container(pod, "train"), container(before, "train")
     assert train["command"] == was["command"] and train["securityContext"] == was["securityContext"]
-    assert train["env"][: len(was["env"])] == was["env"] and train["env"][-1]["name"] == "TOKEN"
+    kept = [e for e in was["env"] if e["name"] != names.ENV_IMAGE_ROOM]
+    assert train["env"][: len(kept)] == kept and train["env"][-1]["name"] == "TOKEN"
     assert train["volumeMounts"] == [*was["volumeMounts"], {"name": "data", "mountPath": "/data"}]
     assert train["envFrom"] == [{"secretRef": {"name": "s"}}]
     assert train["resources"]["limits"]["example.org/nic"] == "1"
