@@ -132,6 +132,7 @@ def test_a_tenant_who_rewrites_the_deadline_every_two_seconds_is_preempted_in_ti
         assert bool(faults.count["refused"]) == guarded
 
 
+@pytest.mark.full
 def test_a_job_that_the_controller_cannot_write_is_preempted_in_time(rows: Rows, faults: Faults) -> None:
     """A policy of somebody else's refuses it; full annotations would. Nothing changes on the Job meanwhile."""
     with foul(rows, "unwritable") as job:

@@ -23,7 +23,7 @@ from localcluster.demo.wait import wait_for
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600), pytest.mark.full]
 LEASE_S = 10
 """How long the controller may be silent before every hold is void (lease.durationSeconds of the chart)."""
 

@@ -19,7 +19,7 @@ from localcluster.demo.follow import Follower
 from localcluster.demo.model import Outcome
 from localcluster.demo.stage import DAGS, NAMESPACE, Stage
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400), pytest.mark.full]
 STEPS = 450
 
 

@@ -44,6 +44,7 @@ def test_worker_killed_between_submit_and_defer(stage: Stage, start_run: Callabl
     assert own and [claim and claim.deployment for claim in claims] == [own]
 
 
+@pytest.mark.full
 def test_triggerer_killed_while_deferred(stage: Stage, start_run: Callable[[str], Run]) -> None:
     run = start_run("cleared")
     run.until_state("deferred")
@@ -66,6 +67,7 @@ def test_task_cleared_while_deferred(start_run: Callable[[str], Run]) -> None:
     assert {job["metadata"]["name"] for kind, job in events if kind == "ADDED"} >= {first}
 
 
+@pytest.mark.full
 def test_finished_task_cleared_runs_again_and_alone(start_run: Callable[[str], Run]) -> None:
     run = start_run("cleared")
     assert run.until_run_ends() == "success"

@@ -13,7 +13,7 @@ from shell import Shell
 from kueue_integration.requests import verbs
 from localcluster.demo.stage import Stage
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400), pytest.mark.full]
 SCRIPT = Path(__file__).parent / "scripts" / "train_loader.py"
 NAMESPACE = "loaders"
 PHASES = {"barrier", "freeze", "dump", "release", "pods", "fetch", "restore", "first step"}

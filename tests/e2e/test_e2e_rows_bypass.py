@@ -58,6 +58,7 @@ def saved(job: Training, attempt: int) -> AttemptRecord:
     return record
 
 
+@pytest.mark.full
 def test_pod_deleted_node_drained_spot_reclaimed_pod_killed(rows: Rows, faults: Faults) -> None:
     rows.queue("bypass", {"ondemand": "100m"})
     job = rows.train("bypass", "bypass", workers=2, grace_period_s=GRACE_S)
@@ -120,6 +121,7 @@ def test_a_rank_killed_for_memory_says_so_in_the_history(rows: Rows) -> None:
     assert job.repeated() > 0
 
 
+@pytest.mark.full
 def test_deleted_job_leaves_nothing_but_its_checkpoints(rows: Rows, faults: Faults) -> None:
     rows.queue("gone", {"ondemand": "50m"})
     job = rows.train("gone", "gone", grace_period_s=GRACE_S)
