@@ -1,16 +1,16 @@
 """Real ranks over gloo at the price of one import of torch: a process that has it forks the ranks of each run.
 
 Two halves. `Nursery` is for the tests' own Python, which has no torch. Run as a script, where torch is, the module
-reads one line per run: `{"world": 4, "program": "module:function", "arguments": {...}, "env": {...}}`. It answers with
-a line that has what each rank returned or raised.
+reads one line per run: `{"world": 4, "program": "module:function", "arguments": {...}, "env": {...}, "grace_s": 5}`. It
+answers with a line that has what each rank returned or raised.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
@@ -23,6 +23,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 150.0
 """Of one run."""
+GRACE_S = 5.0
+"""Others would wait for a rank that has failed: they get this time to fail by themselves."""
 ENTER = r"""
 mount --make-rprivate /
 mount -t tmpfs tmpfs /mnt
@@ -76,12 +78,12 @@ class Nursery:
         return cls(folder, programs, rootfs if usable else None, torch)
 
     def ask(
-        self, world: int, program: str, env: dict[str, str] | None = None, **arguments: Any
+        self, world: int, program: str, env: dict[str, str] | None = None, grace_s: float = GRACE_S, **arguments: Any
     ) -> list[dict[str, Any]]:
         """For each rank `returned`, or `raised`, `message` and `trace`; and `code`."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        line = json.dumps({"world": world, "program": program, "arguments": arguments, "env": env or {}})
-        self._process.stdin.write(line + "\n")
+        line = {"world": world, "program": program, "arguments": arguments, "env": env or {}, "grace_s": grace_s}
+        self._process.stdin.write(json.dumps(line) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         assert answer, self.log()
@@ -128,8 +130,7 @@ def rank_main(number: int, world: int, port: int, program: str, arguments: dict[
         if world > 1:
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
             dist.init_process_group("gloo", rank=number, world_size=world)
-        module, _, function = program.partition(":")
-        found = {"returned": getattr(importlib.import_module(module), function)(number, world, **arguments)}
+        found = {"returned": pkgutil.resolve_name(program)(number, world, **arguments)}
     except BaseException as error:
         code = 1
         found = {"raised": type(error).__name__, "message": str(error), "trace": traceback.format_exc()}
@@ -140,7 +141,9 @@ def rank_main(number: int, world: int, port: int, program: str, arguments: dict[
     os._exit(code)
 
 
-def run_ranks(world: int, program: str, arguments: dict[str, Any], env: dict[str, str], folder: Path) -> list[Any]:
+def run_ranks(
+    world: int, program: str, arguments: dict[str, Any], env: dict[str, str], grace_s: float, folder: Path
+) -> list[Any]:
     port = free_port()
     answers = [folder / f"answer-{number}" for number in range(world)]
     pids = []
@@ -162,8 +165,7 @@ def run_ranks(world: int, program: str, arguments: dict[str, Any], env: dict[str
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 codes[number] = os.waitstatus_to_exitcode(status)
-                # The others would wait for one that failed; they get the time to fail by themselves.
-                deadline = min(deadline, time.monotonic() + 5) if codes[number] else deadline
+                deadline = min(deadline, time.monotonic() + grace_s) if codes[number] else deadline
             elif late and time.monotonic() > deadline:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)

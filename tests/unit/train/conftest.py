@@ -16,13 +16,13 @@ HERE = Path(__file__).parent
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     if Nursery.reason():
         pytest.skip(Nursery.reason())
-    made = Nursery.of_environment(tmp_path_factory.mktemp("nursery"), [HERE])
+    made = Nursery.of_environment(tmp_path_factory.mktemp("nursery"), [HERE, HERE / "storage"])
     yield made
     made.close()
 
 
 @pytest.fixture
-def state_dir(nursery: Nursery, request: pytest.FixtureRequest) -> Iterator[Path]:
+def root(nursery: Nursery, request: pytest.FixtureRequest) -> Iterator[Path]:
     """An empty folder that the ranks see too."""
     path = nursery.folder / "".join(each if each.isalnum() else "-" for each in request.node.name)
     yield path

@@ -24,9 +24,9 @@ CHANGED = {
 }
 
 
-def test_a_changed_training_is_refused_by_name(nursery: Nursery, state_dir: Path) -> None:
+def test_a_changed_training_is_refused_by_name(nursery: Nursery, root: Path) -> None:
     """All in one process; the unchanged one goes on afterwards."""
-    (found,) = nursery.run(1, "error_programs:changed", directory=str(state_dir), cases=list(CHANGED))
+    (found,) = nursery.run(1, "error_programs:changed", directory=str(root), cases=list(CHANGED))
     for case, (kind, pattern) in CHANGED.items():
         assert found[case][0] == kind, (case, found[case])
         assert re.search(pattern, found[case][1]), (case, found[case])
@@ -72,10 +72,8 @@ def test_wrong_calls_say_what_to_do(nursery: Nursery) -> None:
         ("folders", "UsageError", "directory: rank 1 has none and others do"),
     ],
 )
-def test_worlds_that_cannot_train(
-    nursery: Nursery, state_dir: Path, case: str, kind: str, pattern: str
-) -> None:
-    for each in nursery.run(3, "error_programs:worlds", case=case, directory=str(state_dir)):
+def test_worlds_that_cannot_train(nursery: Nursery, root: Path, case: str, kind: str, pattern: str) -> None:
+    for each in nursery.run(3, "error_programs:worlds", case=case, directory=str(root)):
         assert each[0] == kind and re.search(pattern, each[1]), each
 
 
@@ -90,8 +88,8 @@ def test_without_a_folder_nothing_is_saved_and_signals_keep_their_meaning(nurser
     assert nursery.run(1, "error_programs:no_folder") == [["default", "nothing", 2]]
 
 
-def test_the_host_hears_of_progress_and_of_checkpoints(nursery: Nursery, state_dir: Path) -> None:
-    (found,) = nursery.run(1, "error_programs:hosted", directory=str(state_dir))
+def test_the_host_hears_of_progress_and_of_checkpoints(nursery: Nursery, root: Path) -> None:
+    (found,) = nursery.run(1, "error_programs:hosted", directory=str(root))
     assert found["steps"] == [1, 2, 3] and found["metrics"] == [{}, {"accuracy": 0.5}, {"accuracy": 0.5}]
     assert found["saved"] == [2, 3]
     assert found["stopped"] and found["file"]["step"] == 1

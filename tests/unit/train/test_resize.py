@@ -46,58 +46,58 @@ def joined(attempts: list[list[Any]]) -> tuple[list[str], list[list[int]], str]:
         pytest.param("loader", 2, marks=pytest.mark.full), pytest.param("stream", 0, marks=pytest.mark.full),
     ],
 )  # fmt: skip
-def test_no_step_and_no_sample_is_lost(nursery: Nursery, state_dir: Path, data: str, workers: int) -> None:
+def test_no_step_and_no_sample_is_lost(nursery: Nursery, root: Path, data: str, workers: int) -> None:
     arguments: dict[str, Any] = {"stream": "stream"} if data == "stream" else {"loader": data == "loader"}
     reference = joined([nursery.run(1, "job_programs:train", kind="mlp", steps=STEPS, **arguments)])
-    attempts = play(nursery, state_dir, MOVES, num_workers=workers, **arguments)
+    attempts = play(nursery, root, MOVES, num_workers=workers, **arguments)
     assert joined(attempts) == reference
     samples = list(chain(*reference[1][:10]))
     assert len(samples) == 160
     assert sorted(samples) == list(range(160)) and samples != sorted(samples)
 
 
-def test_a_stream_that_cannot_say_where_it_is_is_read_again(nursery: Nursery, state_dir: Path) -> None:
+def test_a_stream_that_cannot_say_where_it_is_is_read_again(nursery: Nursery, root: Path) -> None:
     reference = joined([nursery.run(1, "job_programs:train", kind="mlp", steps=8, stream="forgetful")])
-    assert joined(play(nursery, state_dir, [(3, 2), (2, None)], steps=8, stream="forgetful")) == reference
+    assert joined(play(nursery, root, [(3, 2), (2, None)], steps=8, stream="forgetful")) == reference
 
 
 @pytest.mark.parametrize("kind", [pytest.param("transformer", marks=pytest.mark.full), "conv"])
-def test_a_run_that_is_moved_twice_is_the_run_of_one_worker(nursery: Nursery, state_dir: Path, kind: str) -> None:
+def test_a_run_that_is_moved_twice_is_the_run_of_one_worker(nursery: Nursery, root: Path, kind: str) -> None:
     reference = joined([nursery.run(1, "job_programs:train", kind=kind, steps=12)])
-    attempts = play(nursery, state_dir, [(4, 2), (3, 6), (2, None)], kind=kind, steps=12)
+    attempts = play(nursery, root, [(4, 2), (3, 6), (2, None)], kind=kind, steps=12)
     assert joined(attempts) == reference
     assert all(each["exact"] for ranks in attempts for each in ranks)
 
 
-def test_the_scale_of_losses_moves_too(nursery: Nursery, state_dir: Path) -> None:
+def test_the_scale_of_losses_moves_too(nursery: Nursery, root: Path) -> None:
     """It grows every 5 steps."""
     reference = joined([nursery.run(1, "job_programs:train", kind="mlp", steps=12, precision="scaler")])
-    assert joined(play(nursery, state_dir, [(2, 5), (3, None)], steps=12, precision="scaler")) == reference
+    assert joined(play(nursery, root, [(2, 5), (3, None)], steps=12, precision="scaler")) == reference
 
 
-def test_a_job_that_is_over_makes_no_step(nursery: Nursery, state_dir: Path) -> None:
-    first, again = play(nursery, state_dir, [(2, None)], steps=3)[0][0], nursery.run(
-        1, "job_programs:train", kind="mlp", steps=3, directory=str(state_dir)
+def test_a_job_that_is_over_makes_no_step(nursery: Nursery, root: Path) -> None:
+    first, again = play(nursery, root, [(2, None)], steps=3)[0][0], nursery.run(
+        1, "job_programs:train", kind="mlp", steps=3, directory=str(root)
     )[0]
     assert again["losses"] == [] and again["state"] == first["state"] and again["finished"]
 
 
-def test_checkpoints_while_the_training_goes_on(nursery: Nursery, state_dir: Path) -> None:
+def test_checkpoints_while_the_training_goes_on(nursery: Nursery, root: Path) -> None:
     """A rank is killed after step 7; the next attempt goes on from the last of every third step."""
     reference = nursery.run(1, "job_programs:train", kind="mlp", steps=10)[0]
-    found = nursery.ask(2, "job_programs:killed", directory=str(state_dir), at=7, save_every=3)
+    found = nursery.ask(2, "job_programs:killed", directory=str(root), at=7, save_every=3)
     assert any(each["code"] == -9 for each in found)
-    resumed = nursery.run(3, "job_programs:train", kind="mlp", steps=10, directory=str(state_dir))[0]
+    resumed = nursery.run(3, "job_programs:train", kind="mlp", steps=10, directory=str(root))[0]
     assert resumed["began"] == 6
     assert resumed["losses"] == reference["losses"][6:] and resumed["state"] == reference["state"]
 
 
 @pytest.mark.parametrize("framework", ["ddp", "fsdp2"])
-def test_the_frameworks_own_sum_keeps_the_place(nursery: Nursery, state_dir: Path, framework: str) -> None:
+def test_the_frameworks_own_sum_keeps_the_place(nursery: Nursery, root: Path, framework: str) -> None:
     """Not the bits: the batch of a worker is the same, so another number of workers makes another global batch."""
     began, saved, seen = 0, "new", []
     for world, steps in ((2, 5), (4, 10)):
-        ranks = nursery.run(world, "job_programs:framework", framework=framework, steps=steps, directory=str(state_dir))
+        ranks = nursery.run(world, "job_programs:framework", framework=framework, steps=steps, directory=str(root))
         assert {each["began"] for each in ranks} == {began}
         assert not any(each["exact"] for each in ranks)
         assert len({each["losses"][-1] for each in ranks}) == 1
@@ -109,6 +109,6 @@ def test_the_frameworks_own_sum_keeps_the_place(nursery: Nursery, state_dir: Pat
     assert len(set(seen)) == len(seen)
 
 
-def test_who_asks_for_a_checkpoint_may_be_one_rank(nursery: Nursery, state_dir: Path) -> None:
-    found = nursery.run(2, "job_programs:asked", directory=str(state_dir))
+def test_who_asks_for_a_checkpoint_may_be_one_rank(nursery: Nursery, root: Path) -> None:
+    found = nursery.run(2, "job_programs:asked", directory=str(root))
     assert found == [[3, 3], [3, 3]]

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from state_ranks import Run
+from torch_nursery import Nursery
 
 from localcluster.config import cache_dir
 from localcluster.images.rootfs import beside_torch
@@ -14,10 +14,10 @@ from localcluster.images.rootfs import beside_torch
 pytestmark = [pytest.mark.criu]  # root and the torch environment
 
 
-def test_each_format_is_read_by_its_own_program(run: Run, root: Path, shared: Path) -> None:
-    site = shared / "site"
+def test_each_format_is_read_by_its_own_program(nursery: Nursery, root: Path) -> None:
+    site = nursery.folder / "site"
     shutil.copytree(beside_torch(cache_dir(), ["safetensors==0.8.0"], print), site, dirs_exist_ok=True)
-    found = run(1, "state_export_programs.exports", root=str(root), site=str(site))[0]
+    found = nursery.run(1, "state_export_programs.exports", root=str(root), site=str(site))[0]
     assert found["list"][0] == 0 and found["list"][1].count("  step ") == 2
     assert found["help"][0] == 0 and "examples:" in found["help"][1]
     for name in ("torch", "dcp", "safetensors", "left out"):
