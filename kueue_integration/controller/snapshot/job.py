@@ -15,7 +15,7 @@ from ...contract.branches import Rewind
 from ...kube.resources import Object, annotation
 from ...manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from ...requests import periodic_checkpoints, placement, user_requests
-from ...spec.save_interval import Every
+from ...spec.save_interval import SaveInterval
 from .. import views
 from .unreadable import UnreadableAnnotation, named, readable_or
 
@@ -72,7 +72,7 @@ class Job:
     roster: attempt_records.Roster | None
     lost: attempt_records.Lost | None
     infrastructure_retries: int | None
-    every: Every | None
+    save_interval: SaveInterval | None
     """Periodic checkpoints that it asks for; None for none, and for what cannot be read."""
     change: user_requests.Exchange
     """The last request that changes the Job, and its answer; the other requests are for checkpoints."""
@@ -132,7 +132,7 @@ class Job:
             roster=readable(message(raw, job_names.ANN_PODS, attempt_records.Roster), None),
             lost=attempt_records.lost(raw),
             infrastructure_retries=attempt_records.infrastructure_retries(raw),
-            every=periodic_checkpoints.wish(raw),
+            save_interval=periodic_checkpoints.wish(raw),
             change=user_requests.exchange(raw, user_requests.CHANGE),
             checkpoint_request=user_requests.exchange(raw, user_requests.CHECKPOINT),
             rewinds=tuple(branches.rewinds(raw)),

@@ -87,7 +87,7 @@ NEEDED = {
 }  # fmt: skip
 INSTEAD = {
     job_names.ANN_BROKEN: ("lost", None), job_names.ANN_CHECKPOINTS: ("checkpoints", ()),
-    job_names.ANN_CHECKPOINT_EVERY: ("every", None), job_names.ANN_PODS: ("roster", None),
+    job_names.ANN_CHECKPOINT_EVERY: ("save_interval", None), job_names.ANN_PODS: ("roster", None),
     job_names.ANN_INFRASTRUCTURE_RETRIES: ("infrastructure_retries", None),
 }  # fmt: skip
 """What a field holds in place of an annotation that nobody depends on."""
