@@ -98,7 +98,7 @@ class Ahead:
         data = data[: ends[-1]]
         segment = segments.Segment(len(data), self._fingerprint.of(data), segments.keyed(data, ends))
         at = 0
-        for key, size in zip(segment.grains.keys, segment.grains.sizes, strict=True):
+        for key, size in zip(segment.chunks.keys, segment.chunks.sizes, strict=True):
             if key:
                 self._take(file, key, data[at : at + size])
             at += size
@@ -106,14 +106,14 @@ class Ahead:
         file.seen.append(segment)
         return True
 
-    def _take(self, file: _Growing, key: bytes, grain: memoryview) -> None:
+    def _take(self, file: _Growing, key: bytes, chunk: memoryview) -> None:
         """Put them into the pack that is being filled. Content that another pod should store first is left to `put`: it
         may be in the store by then."""
         file.group = self._upload.turn(key, file.group)
         if file.group != self._upload.part[0] or key in self._taken or self._upload.has(key):
             return
         self._draft = self._draft or self._upload.draft()
-        self._draft.add([key], [len(grain)])[:] = grain
+        self._draft.add([key], [len(chunk)])[:] = chunk
         self._taken.add(key)
         if self._draft.full:
             self.stored += self._draft.size

@@ -112,20 +112,20 @@ class Upload:
         return images
 
     # --- finding out what is new ------------------------------------------------------------------------------------
-    def _scan(self, files: list[File]) -> tuple[list[segments.Grains], sources.Sources]:
+    def _scan(self, files: list[File]) -> tuple[list[segments.Chunks], sources.Sources]:
         """Per file its chunks, and where each key's content can be read."""
-        layouts: list[segments.Grains] = []
+        layouts: list[segments.Chunks] = []
         where: sources.Sources = {}
         base = 0
         for file in files:
-            found = segments.Grains()
+            found = segments.Chunks()
             end = base
             source = open_listed(self.beneath, file)
             seen = self.seen.pop(file.path, ())
-            for grains in segments.read(source, file.path, seen, self.fingerprint, self.check):
-                found.keys.extend(grains.keys)
-                found.sizes.extend(grains.sizes)
-                end = sources.add(where, grains, end)
+            for chunks in segments.read(source, file.path, seen, self.fingerprint, self.check):
+                found.keys.extend(chunks.keys)
+                found.sizes.extend(chunks.sizes)
+                end = sources.add(where, chunks, end)
             if end - base != file.size:
                 raise StoreError(
                     f"image file {file.path} changed while it was stored: {end - base} of {file.size} bytes"
@@ -140,7 +140,7 @@ class Upload:
         places = self._known.places
         found = list(map(places.get, where))
         used = Counter([place >> SLOT_BITS for place in found if place is not None])
-        few = {n for n, count in used.items() if n < self._earlier and count < WEAK * self._known.grains[n]}
+        few = {n for n, count in used.items() if n < self._earlier and count < WEAK * self._known.chunk_counts[n]}
         self._known.forget(few)
         return [key for key, place in zip(where, found, strict=True) if place is None or place >> SLOT_BITS in few]
 
@@ -162,7 +162,7 @@ class Upload:
                     continue
                 batch.append(key)
                 size += sources.length(where, key)
-                if size >= pack.CONTENT_SIZE or len(batch) == pack.MOST_GRAINS:
+                if size >= pack.CONTENT_SIZE or len(batch) == pack.MOST_CHUNKS:
                     yield batch
                     batch, size = [], 0
             if batch:
@@ -213,15 +213,15 @@ class Upload:
         finally:
             self.give_back(draft)
 
-    def _runs(self, layouts: list[segments.Grains]) -> tuple[list[int], list[list[layout_map.Run]]]:
+    def _runs(self, layouts: list[segments.Chunks]) -> tuple[list[int], list[list[layout_map.Run]]]:
         """Numbers of the packs that a rank needs, and its runs per file."""
         numbers: dict[int, int] = {}
         places = self._known.places
         runs: list[list[layout_map.Run]] = []
-        for grains in layouts:
+        for chunks in layouts:
             of_file: list[layout_map.Run] = []
-            found = (places[key] if key else layout_map.NOWHERE for key in grains.keys)
-            for place, count, size in layout_map.join(found, grains.sizes):
+            found = (places[key] if key else layout_map.NOWHERE for key in chunks.keys)
+            for place, count, size in layout_map.join(found, chunks.sizes):
                 if place == layout_map.NOWHERE:
                     of_file.append(layout_map.Run(layout_map.ZEROS, 0, count, size))
                 else:
