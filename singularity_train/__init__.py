@@ -28,7 +28,8 @@ from .errors import (
     TrainError,
     UsageError,
 )
-from .job import Job, Progress, Step
+from .job import Job
+from .step import Progress, Step
 
 __all__ = [
     "ContractError", "DataError", "Job", "ModelChangedError", "OptimizerChangedError", "Progress", "StateError",

@@ -17,7 +17,7 @@ from .data import MapSource, Source, read
 from .engines import Framework, VirtualRanks
 from .errors import UsageError
 from .host import Host, LocalHost
-from .job import Job, gathered
+from .job import Job
 from .parts import Parts, bare, named
 from .streams import StreamSource
 
@@ -137,7 +137,7 @@ def _checkpoints(host: Host) -> Any:
     :raises UsageError: some ranks have a folder and others have none
     """
     directory = host.directory()
-    folders = gathered(directory is not None)
+    folders = reduce.gathered(directory is not None)
     if any(folders) != all(folders):
         rank = folders.index(False)
         raise UsageError(f"directory: rank {rank} has none and others do. Give all ranks the same folder.")
