@@ -18,8 +18,8 @@ from .parts import MAIN, unpack, untensors
 from .storage import ArgumentError
 from .storage.export import WRITERS, Source, Writer, safetensors
 
-LIGHTNING_VERSION = "2.6.0"
-"""Whose layout `lightning` writes; later versions migrate it when they read it."""
+LIGHTNING_VERSION = "1.5.0"
+"""Whose layout `lightning` writes where no Trainer made it: the last without loops. Lightning adds them as it reads."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,11 @@ def lightning_checkpoint(made: Portable) -> dict[str, Any]:
     if made.models.keys() != {MAIN}:
         raise ArgumentError("format = 'lightning': it has one module; use 'torch' or 'dcp'")
     schedulers = {name: kept for name, kept in made.extra.items() if name.startswith("scheduler.")}
-    rest = made.extra.get("lightning", {"epoch": 0, "global_step": made.step, "callbacks": {}})
+    bare = {
+        "epoch": 0, "global_step": made.step, "callbacks": {}, "pytorch-lightning_version": LIGHTNING_VERSION
+    }  # fmt: skip
     return {
-        "pytorch-lightning_version": LIGHTNING_VERSION, **rest, "state_dict": made.models[MAIN],
+        **made.extra.get("lightning", bare), "state_dict": made.models[MAIN],
         "optimizer_states": [made.optimizers[name] for name in sorted(made.optimizers)],
         "lr_schedulers": [schedulers[name] for name in sorted(schedulers)],
     }  # fmt: skip

@@ -168,6 +168,19 @@ class Keeper:
         else:
             self._pending = self._checkpoints.save_async(parts.tree(), meta, step=step)
 
+    def restore(self, parts: Parts) -> None:
+        """Go on from the last checkpoint, in place, if there is one. Collective.
+
+        :raises ModelChangedError, OptimizerChangedError: it is one of another training
+        """
+        if self.saved is None:
+            return
+        parts.compare(self.saved.meta)
+        parts.prepare(self.saved.meta)
+        loaded = parts.tree()
+        self._checkpoints.load(self.saved, loaded)
+        parts.apply(loaded)
+
     def close(self) -> None:
         """Wait for a checkpoint that is being written, and let go of the signals.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 
 @pytest.fixture
-def place(ranks: Nursery, request: pytest.FixtureRequest) -> Path:
+def place(ranks: Nursery, request: pytest.FixtureRequest) -> Iterator[Path]:
     """A folder for state that the ranks see too."""
-    return ranks.folder / "".join(each if each.isalnum() else "-" for each in request.node.name)
+    name = f"{request.path.stem}-{request.node.name}"
+    path = ranks.folder / "".join(each if each.isalnum() else "-" for each in name)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)

@@ -5,42 +5,12 @@ from __future__ import annotations
 import re
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
+from moves import STEPS, far, play, samples
 from torch_nursery import Nursery
 
 pytestmark = [pytest.mark.criu]  # root and the torch environment
-STEPS = 12
-"""Two epochs of 48 samples, 8 in each step."""
-
-
-def play(ranks: Nursery, program: str, place: Path | None, moves: list[tuple[int, int | None]]) -> list[list[Any]]:
-    """What the ranks of each attempt returned. Each attempt has to go on where the one before ended."""
-    attempts: list[list[Any]] = []
-    for world, stop in moves:
-        directory = None if place is None else str(place)
-        found = ranks.run(world, program, directory=directory, stop=stop, stop_rank=world - 1)
-        began = attempts[-1][0]["step"] if attempts else 0
-        assert {each["began"] for each in found} == {began}
-        assert {each["step"] for each in found} == {STEPS if stop is None else stop}
-        assert {(each["stopped"], each["finished"]) for each in found} == {(stop is not None, stop is None)}
-        attempts.append(found)
-    return attempts
-
-
-def samples(attempts: list[list[Any]]) -> list[list[int]]:
-    """Of each step, in no order."""
-    return [
-        sorted(chain(*parts)) for ranks in attempts for parts in zip(*(rank["seen"] for rank in ranks), strict=True)
-    ]
-
-
-def far(one: Any, other: Any) -> float:
-    """The largest difference of nested numbers."""
-    if isinstance(one, list):
-        return max((far(x, y) for x, y in zip(one, other, strict=True)), default=0.0)
-    return abs(one - other)
 
 
 def test_two_moves_with_other_workers(ranks: Nursery, place: Path) -> None:
