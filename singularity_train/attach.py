@@ -122,7 +122,7 @@ def attach(
     host = host or LocalHost(directory, rank)
     try:
         parts, limits = Parts(models, optimizers, more), (steps, epochs, save_every)
-        job = Job(parts, source, engine, words, host, _checkpoints(host), limits)
+        job = Job(parts, source, engine, words, host, checkpoints_of(host), limits)
         job._restore(threads, require_exact)
     except BaseException:
         host.close()
@@ -131,7 +131,7 @@ def attach(
     return job
 
 
-def _checkpoints(host: Host) -> Any:
+def checkpoints_of(host: Host) -> Any:
     """Of the host's folder, or None.
 
     :raises UsageError: some ranks have a folder and others have none

@@ -184,6 +184,11 @@ class Job:
             self._engine.agree()
             return
         meta = dict(saved.meta)
+        if meta.get("framework"):
+            raise StateError(
+                f"checkpoint {saved.id}: the adapter {meta['framework']['name']} wrote it. "
+                "Go on with that adapter, or give another folder to begin anew."
+            )
         if meta.get("format") != FORMAT:
             raise StateError(
                 f"checkpoint {saved.id}: format = {meta.get('format')!r}, and this version reads {FORMAT}. "
