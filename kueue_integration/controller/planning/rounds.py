@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 
-from ...errors import Conflict, JobNotFoundError, PlatformError, RequestRefusedError
+from ...errors import JobNotFoundError, KubeError, PlatformError, RequestRefusedError
 from ...kube.client import Kube
 from ...kube.resources import NODE, Object
 from ...planner import policies
@@ -74,15 +74,23 @@ class Rounds:
             if self._clock() - self._others_at >= every_s:
                 self._others_at, act, dry = self._clock(), self._act, self._dry
                 if cordon.NAME in act or cordon.NAME in dry:
-                    nodes = self._kube.list(NODE)
-                self._carry_out.tidy()
+                    nodes = self._nodes()
             again(max(PLAN_DELAY_S, self._others_at + every_s - self._clock()))
         seen = self._eyes.look(self._now(), nodes, self._settings.planner.cordon.conditions)
         self._dry_run(seen, dry)
         self._really(seen, act, again)
 
+    def _nodes(self) -> list[Object]:
+        """An error here stops no other policy: nothing leaves a node that we do not see."""
+        try:
+            self._carry_out.tidy()
+            return self._kube.list(NODE)
+        except KubeError as error:
+            self._report.trouble(cordon.NAME, f"cannot see nodes or its requests: {error}", None, self._now())
+            return []
+
     def _really(self, seen: Seen, act: Mapping[str, Policy], again: Callable[[float], None]) -> None:
-        conflict: Conflict | None = None
+        errors: list[Exception] = []
         for ruling in self._rulings(self._arbiter, seen, act):
             if not ruling.allowed:
                 if ruling.wait_s is not None:
@@ -92,10 +100,10 @@ class Rounds:
                 continue
             try:
                 self._done(ruling, seen)
-            except Conflict as error:  # it has changed since: this plan is void, the others are not
-                conflict = error
-        if conflict is not None:
-            raise conflict
+            except Exception as error:  # it has changed since, say: this plan is void, the others are not
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _done(self, ruling: Ruling, seen: Seen) -> None:
         proposal = ruling.proposal
