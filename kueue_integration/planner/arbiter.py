@@ -80,7 +80,7 @@ class Arbiter:
         self._done: list[_Done] = []
         self._since: dict[tuple[str, int], float] = {}
         """(UID, attempt) -> since when it trains, by the monotonic clock."""
-        self._looked: float | None = None
+        self._looked = False
 
     def rule(self, snapshot: ClusterSnapshot, proposals: Iterable[Proposal], clock: float) -> list[Ruling]:
         """One ruling for each of `proposals`, which make sense. `clock`: monotonic seconds.
@@ -194,16 +194,18 @@ class Arbiter:
         return len(found)
 
     def _observe(self, snapshot: ClusterSnapshot, clock: float) -> None:
-        """Remember what trains since when, and forget what is over."""
+        """Remember what trains since when, and forget what is over.
+
+        Only at its first look has this process to believe the other clock. Later, what it sees for the first time has
+        begun since the look before: it counts from now.
+        """
         self._done = [d for d in self._done if clock - d.clock < measure.HOUR_S]
         seen = {}
         for job in snapshot.jobs.values():
             if job.runs_since is not None:
                 key, age = (job.uid, job.attempt), max(0.0, snapshot.now - job.runs_since)
-                if self._looked is not None:  # it did not train yet when we last looked
-                    age = min(age, clock - self._looked)
-                seen[key] = self._since.get(key, clock - age)
-        self._since, self._looked = seen, clock
+                seen[key] = self._since.get(key, clock if self._looked else clock - age)
+        self._since, self._looked = seen, True
 
 
 def _movable(job: Job) -> bool:

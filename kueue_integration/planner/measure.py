@@ -100,8 +100,11 @@ def _pace(job: Job, record: AttemptRecord) -> tuple[int, float] | None:
     return last - first, ended - begun
 
 
-def steps_left(job: Job) -> int | None:
-    """Steps until the job is done, as its program counts them; None: it does not say."""
-    if job.steps_total is None or job.steps_printed is None:
+def steps_left(job: Job) -> float | None:
+    """Step boundaries until the job is done; None: its program does not print how many steps it makes.
+
+    A program may count otherwise than we do (accumulated gradients, say): then the ratio so far holds for the rest.
+    """
+    if job.steps_total is None or job.steps_printed is None or job.steps_printed < 1 or not job.steps_done:
         return None
-    return max(0, job.steps_total - job.steps_printed)
+    return max(0, job.steps_total - job.steps_printed) * job.steps_done / job.steps_printed

@@ -42,7 +42,7 @@ class Report:
     def refused(self, ruling: Ruling, why: str, now: float) -> None:
         """It was not carried out."""
         proposal = ruling.proposal
-        if self._new(("refused", *_key(ruling), why), now):
+        if self._new(("refused", *_key(ruling)), now):
             self._metrics.add("singularity_planner_actions_total", f"{proposal.policy} {proposal.action} refused")
             log.info("planner: %s", sentence(ruling, why), extra={"job": "/".join(proposal.job)})
 

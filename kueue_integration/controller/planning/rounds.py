@@ -11,7 +11,16 @@ from ...kube.client import Kube
 from ...kube.resources import NODE, Object
 from ...planner import policies
 from ...planner.arbiter import Arbiter, Limits, Ruling, Terms
-from ...planner.policies import Policy, cordon, regrow
+from ...planner.policies import (
+    Policy,
+    attained_service,
+    cordon,
+    marginal_gain,
+    regrow,
+    sla_tiers,
+    tidy,
+    time_sharing,
+)  # fmt: skip
 from ...planner.settings import PlannerSettings
 from ..cache import World
 from ..forever import Skips
@@ -45,7 +54,9 @@ class Rounds:
         self._eyes, self._carry_out, self._report = Eyes(world, skips), CarryOut(kube, perform), Report(kube, metrics)
         grows = functools.partial(regrow.propose, enabled=settings.regrow, min_run_s=settings.regrow_min_run_s)
         planner = settings.planner
-        self._act: dict[str, Policy] = {**chosen(planner, "act"), regrow.NAME: grows}
+        acting = chosen(planner, "act")
+        usual: dict[str, Policy] = {tidy.NAME: functools.partial(tidy.propose, acting={*acting}), regrow.NAME: grows}
+        self._usual, self._act = usual, {**acting, **usual}
         self._dry: dict[str, Policy] = chosen(planner, "propose")
         self._arbiter, self._shadow = Arbiter(terms(planner, self._act)), Arbiter(terms(planner, self._dry))
         self._pause = PLAN_DELAY_S
@@ -67,8 +78,8 @@ class Rounds:
 
     def _round(self, again: Callable[[float], None]) -> None:
         """Regrowth is looked at after every change; the others, whose inputs drift, every so many seconds."""
-        act, dry, nodes = {regrow.NAME: self._act[regrow.NAME]}, dict[str, Policy](), list[Object]()
-        others = len(self._act) > 1 or bool(self._dry)
+        act, dry, nodes = self._usual, dict[str, Policy](), list[Object]()
+        others = len(self._act) > len(self._usual) or bool(self._dry)
         if others:
             every_s = self._settings.planner.every_s
             if self._clock() - self._others_at >= every_s:
@@ -138,10 +149,23 @@ def chosen(planner: PlannerSettings, mode: str) -> dict[str, Policy]:
     found: dict[str, Policy] = {}
     if planner.cordon.mode == mode:
         found[cordon.NAME] = cordon.propose
+    tiers = planner.sla_tiers
+    if tiers.mode == mode:
+        found[sla_tiers.NAME] = functools.partial(sla_tiers.propose, tiers=tiers.tiers, window_s=tiers.window_s)
+    service = planner.attained_service
+    if service.mode == mode:
+        found[attained_service.NAME] = functools.partial(
+            attained_service.propose, thresholds=service.thresholds, promote_after=service.promote_after
+        )
+    if planner.time_sharing.mode == mode:
+        found[time_sharing.NAME] = functools.partial(time_sharing.propose, quantum_s=planner.time_sharing.quantum_s)
+    if planner.marginal_gain.mode == mode:
+        found[marginal_gain.NAME] = marginal_gain.propose
     return found
 
 
 def terms(planner: PlannerSettings, asked: Mapping[str, Policy]) -> dict[str, Terms]:
     """Regrowth has a patience of its own. Neither it nor a node that goes can be weighed in device-seconds."""
-    own = {regrow.NAME: Terms(Limits(0.0, None, None), weigh=False), cordon.NAME: Terms(planner.arbiter, weigh=False)}
+    free = Terms(Limits(0.0, None, None), weigh=False)
+    own = {tidy.NAME: free, regrow.NAME: free, cordon.NAME: Terms(planner.arbiter, weigh=False)}
     return {name: own.get(name, Terms(planner.arbiter)) for name in asked}

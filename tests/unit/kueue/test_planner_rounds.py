@@ -23,6 +23,7 @@ from kueue_integration.errors import Conflict, Forbidden
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import EVENT, JOB, NODE, WORKLOAD, version_of
 from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
+from kueue_integration.planner import priority
 from kueue_integration.planner.proposals import Proposal
 from kueue_integration.planner.settings import Cordon, MoveLimits, PlannerSettings
 from kueue_integration.requests import placement, user_requests
@@ -253,6 +254,57 @@ def test_an_api_server_that_does_not_show_nodes_stops_nothing_else(stage: Callab
     assert play.metrics.value("singularity_planner_policy_errors_total", "cordon") == 1
     play.round()
     assert play.asked(user_requests.CHECKPOINT) is not None
+
+
+def only(monkeypatch: pytest.MonkeyPatch, *wanted: Proposal) -> None:
+    """A policy `stub` that proposes just that."""
+    found = {"stub": lambda seen: wanted}
+    monkeypatch.setattr(rounds, "chosen", lambda planner, mode: found if mode == "act" else {})
+
+
+@pytest.mark.parametrize(
+    ("action", "more"), [("pause", {}), ("resize", {"workers": 1}), ("checkpoint", {})], ids=["pause", "resize", "save"]
+)
+def test_what_is_allowed_becomes_a_signed_request(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, action: Any, more: dict[str, Any]
+) -> None:
+    only(monkeypatch, Proposal(action, KEY, "a good reason", 1e9, "stub", **more))
+    play = stage("none")
+    play.round()
+    request = play.asked(user_requests.slot_of(action))
+    assert (request.op, request.by) == (action, "policy/stub: a good reason")
+    assert request.workers == more.get("workers")
+    play.round()
+    assert len(play.events()) == 1  # it is under way
+
+
+def test_a_priority_is_set_on_the_workload_and_given_back(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, Proposal("priority", KEY, "it has had much", 1e9, "stub", priority=7))
+    play = stage("none")
+    play.round()
+    workload = play.kube.get(WORKLOAD, NS, "job-train-1")
+    assert (workload["spec"]["priority"], priority.read(workload)) == (7, priority.Mark("stub", 10, 7))
+    assert play.asked() is None
+    # The policy is switched off: the next planner gives back what it finds.
+    monkeypatch.undo()
+    play.rounds = play.again()
+    play.round()
+    workload = play.kube.get(WORKLOAD, NS, "job-train-1")
+    assert (workload["spec"]["priority"], priority.read(workload)) == (10, None)
+
+
+def test_a_job_that_was_parked_is_queued_again_when_the_policy_is_off(stage: Callable[..., Stage]) -> None:
+    play = stage("none")
+    pause = JobRequest("r1", "pause", T0, "policy/timeSharing: its turn is over")
+    play.kube.patch(JOB, *KEY, {"metadata": {"annotations": user_requests.written(pause)}, "spec": {"suspend": True}})
+    play.answer(user_requests.CHANGE)
+    parked = {"metadata": {"annotations": {job_names.ANN_PAUSED: "r1"}}, "spec": {"active": False}}
+    play.kube.patch(WORKLOAD, NS, "job-train-1", parked)
+    play.kube.set_status(WORKLOAD, NS, "job-train-1", {"conditions": [], "admission": None})
+    play.round()
+    assert (play.asked().op, play.asked().by) == ("resume", "policy/tidy: policy timeSharing is off")
 
 
 def test_an_event_that_cannot_be_written_stops_nothing(stage: Callable[..., Stage]) -> None:
