@@ -13,7 +13,7 @@ from ..jobs.phase import Phase
 from ..kube import quantities, server_time
 from ..kube.resources import KUEUE_JOB_UID_LABEL, Object, condition, is_true, label
 from ..planner import quota
-from .model import Claim, Cohort, Key, Limit, Queue, Training, Unreadable
+from .model import Claim, Cohort, Key, Limit, Queue, Step, Training, Unreadable
 
 BROKEN: Final = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
@@ -132,3 +132,18 @@ def _since(workload: Object, reserved: bool) -> float | None:
         changed = server_time.transition(found)
         return changed if changed is not None or not made else server_time.parse(made)
     return server_time.parse(made) if made else None
+
+
+def step(event: Object) -> Step:
+    """Of an Event of the planner."""
+    about = event["involvedObject"]
+    return Step(
+        at=server_time.parse(str(event["lastTimestamp"])),
+        namespace=str(event["metadata"]["namespace"]),
+        job=kinds.owner_key(str(about.get("kind")), str(about["name"])),
+        kind=str(about.get("kind") or "Job"),
+        policy=label(event, job_names.LABEL_PLANNER) or "",
+        action=str(event.get("action") or ""),
+        done=event.get("reason") == job_names.EVENT_PLANNER_DONE,
+        message=str(event.get("message") or ""),
+    )

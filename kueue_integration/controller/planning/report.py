@@ -20,8 +20,6 @@ AGAIN_S: Final = 600.0
 """The same proposal is told again after so many seconds."""
 MAX_MESSAGE: Final = 1000
 """Characters; an Event may have 1024."""
-DONE: Final = "PlannerAction"
-WOULD: Final = "PlannerProposal"
 
 
 class Report:
@@ -33,11 +31,11 @@ class Report:
 
     def done(self, ruling: Ruling, job: Object, now: float) -> None:
         """It was carried out."""
-        self._tell(ruling, job, now, DONE, "done")
+        self._tell(ruling, job, now, job_names.EVENT_PLANNER_DONE, "done")
 
     def would(self, ruling: Ruling, job: Object, now: float) -> None:
         """A dry run: it would have been carried out."""
-        self._tell(ruling, job, now, WOULD, "proposed")
+        self._tell(ruling, job, now, job_names.EVENT_PLANNER_PROPOSAL, "proposed")
 
     def refused(self, ruling: Ruling, why: str, now: float) -> None:
         """It was not carried out."""
