@@ -10,7 +10,7 @@ started is also kept by a monotonic clock, so a clock that jumps opens no limit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -24,6 +24,10 @@ SETTLE_S: Final = 60.0
 """Seconds after a move was asked for in which the same attempt is not asked again: our copies may be behind."""
 ASK_AGAIN_S: Final = 60.0
 """Seconds after a request of the planner has failed before the next one of the same kind."""
+
+
+_Move = tuple[str, int]
+"""UID of a job, and the attempt that ended by it."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class Terms:
     limits: Limits = field(default_factory=Limits)
     weigh: bool = True
     """A move has to gain more device-seconds than it costs."""
+    only_held: bool = True
+    """Jobs whose hold is off are left alone: a move could lose steps."""
 
 
 @dataclass(frozen=True)
@@ -89,18 +95,21 @@ class Arbiter:
         """
         self._observe(snapshot, clock)
         asked = sorted(proposals, key=lambda p: (self._rank[p.policy], not p.asked))
+        moved = self._moves(snapshot) if asked else {}
         rulings: list[Ruling] = []
         first: dict[JobKey, Proposal] = {}
         pools: dict[str, Proposal] = {}
         for proposal in asked:
             job = snapshot.jobs[proposal.job]
-            ruling = self._lost(proposal, job, first, pools, snapshot) or self._ruled(proposal, job, snapshot, clock)
+            ruling = self._lost(proposal, job, first, pools, snapshot)
+            ruling = ruling or self._ruled(proposal, job, snapshot, moved, clock)
             if ruling.allowed:
                 first[proposal.job] = proposal
             if ruling.allowed and moves(proposal, job):
                 ruling = replace(ruling, counted=True)
                 pools[_pool(snapshot, job)] = proposal
                 self._done.append(_Done(proposal.job, job.uid, job.attempt, clock))
+                moved.setdefault(job.key[0], set()).add((job.uid, job.attempt))
             rulings.append(ruling)
         return rulings
 
@@ -130,7 +139,9 @@ class Arbiter:
         return None
 
     # --- limits ---------------------------------------------------------------------------------------------------
-    def _ruled(self, proposal: Proposal, job: Job, snapshot: ClusterSnapshot, clock: float) -> Ruling:
+    def _ruled(
+        self, proposal: Proposal, job: Job, snapshot: ClusterSnapshot, moved: Mapping[str, set[_Move]], clock: float
+    ) -> Ruling:
         terms = self._terms[proposal.policy]
         busy = job.busy
         if busy is not None and not (proposal.asked and busy is job.change):
@@ -147,25 +158,26 @@ class Arbiter:
             return Ruling(proposal, False, "it does not train now")
         if not stops:
             return Ruling(proposal, True, "nothing has to stop for it")
-        return self._moved(proposal, job, terms, snapshot, clock)
+        return self._weighed(proposal, job, terms, snapshot.now, moved.get(job.key[0], set()), clock)
 
-    def _moved(
-        self, proposal: Proposal, job: Job, terms: Terms, snapshot: ClusterSnapshot, clock: float
+    def _weighed(
+        self, proposal: Proposal, job: Job, terms: Terms, now: float, moved: set[_Move], clock: float
     ) -> Ruling:
+        """`moved`: the moves of its tenant within an hour."""
         again = self._settles(job, clock)
         if again > 0:
             return Ruling(proposal, False, f"attempt {job.attempt} was asked to move already", again)
         limits = terms.limits
-        short = 0.0 if proposal.asked else limits.min_run_s - self._trained(job, snapshot.now, clock)
+        if terms.only_held and not job.held:
+            return Ruling(proposal, False, "its hold is off: it would lose steps")
+        short = 0.0 if proposal.asked else limits.min_run_s - self._trained(job, now, clock)
         if short > 0:
             return Ruling(proposal, False, f"has to train {limits.min_run_s:g} s before it is moved", short)
-        own = self._moves(snapshot, lambda key, uid: uid == job.uid)
+        own = sum(uid == job.uid for uid, _ in moved)
         if limits.moves_per_hour is not None and own >= limits.moves_per_hour:
             return Ruling(proposal, False, f"was moved {own} times within an hour, the limit", SETTLE_S)
-        tenant = job.key[0]
-        all_moves = self._moves(snapshot, lambda key, uid: key[0] == tenant)
-        if limits.tenant_moves_per_hour is not None and all_moves >= limits.tenant_moves_per_hour:
-            why = f"jobs of namespace {tenant} were moved {all_moves} times within an hour, the budget"
+        if limits.tenant_moves_per_hour is not None and len(moved) >= limits.tenant_moves_per_hour:
+            why = f"jobs of namespace {job.key[0]} were moved {len(moved)} times within an hour, the budget"
             return Ruling(proposal, False, why, SETTLE_S)
         price = measure.cost(job)
         if terms.weigh and proposal.gain_device_seconds <= price:
@@ -185,13 +197,16 @@ class Arbiter:
             return clock - since
         return now - (now if job.runs_since is None else job.runs_since)
 
-    def _moves(self, snapshot: ClusterSnapshot, chosen: Callable[[JobKey, str], bool]) -> int:
-        """Moves within an hour by either clock, out of records and of what this process has begun."""
-        found = {(d.uid, d.attempt) for d in self._done if chosen(d.key, d.uid)}
+    def _moves(self, snapshot: ClusterSnapshot) -> dict[str, set[_Move]]:
+        """By namespace: moves within an hour by either clock, out of records and of what this process has begun."""
+        found: dict[str, set[_Move]] = {}
+        for done in self._done:
+            found.setdefault(done.key[0], set()).add((done.uid, done.attempt))
         for job in snapshot.jobs.values():
-            if chosen(job.key, job.uid):
-                found |= {(job.uid, r.attempt) for r in job.attempts if recently_moved(r, snapshot.now)}
-        return len(found)
+            recent = {(job.uid, r.attempt) for r in job.attempts if recently_moved(r, snapshot.now)}
+            if recent:
+                found.setdefault(job.key[0], set()).update(recent)
+        return found
 
     def _observe(self, snapshot: ClusterSnapshot, clock: float) -> None:
         """Remember what trains since when, and forget what is over.

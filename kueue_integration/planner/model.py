@@ -117,6 +117,8 @@ class Job:
     fewest: int = 1
     ranks: int = 1
     resizable: bool = False
+    held: bool = True
+    """Kueue's preemption waits for its checkpoint; without that a move may lose steps."""
     flavors: Sequence[str] = ()
     """Flavors that it may be admitted on; empty: all of its queue."""
     devices_per_pod: int = 1

@@ -137,6 +137,7 @@ def read_job(
         fewest=readable_or(job.fewest_workers, wanted),
         ranks=readable_or(job.ranks(wanted), wanted),
         resizable=kinds.is_job(raw) and job.tied and job.world_size is not None,
+        held=job.armed,
         flavors=required(job.placement).flavors,
         devices_per_pod=_devices(seen),
         attempts=history,

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 AGAIN_S: Final = 600.0
 """The same proposal is told again after so many seconds."""
+REMEMBERED: Final = 10_000
+"""So many are known as told; after that, all of them may be told again."""
 MAX_MESSAGE: Final = 1000
 """Characters; an Event may have 1024."""
 
@@ -64,9 +66,10 @@ class Report:
 
     def _new(self, key: tuple[str, ...], now: float) -> bool:
         """Whether that was not told within AGAIN_S; a clock that went back tells it again."""
-        self._told = {k: at for k, at in self._told.items() if 0 <= now - at < AGAIN_S}
-        if key in self._told:
+        if 0 <= now - self._told.get(key, -AGAIN_S) < AGAIN_S:
             return False
+        if len(self._told) >= REMEMBERED:
+            self._told.clear()
         self._told[key] = now
         return True
 

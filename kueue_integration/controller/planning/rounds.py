@@ -166,6 +166,6 @@ def chosen(planner: PlannerSettings, mode: str) -> dict[str, Policy]:
 
 def terms(planner: PlannerSettings, asked: Mapping[str, Policy]) -> dict[str, Terms]:
     """Regrowth has a patience of its own. Neither it nor a node that goes can be weighed in device-seconds."""
-    free = Terms(Limits(0.0, None, None), weigh=False)
+    free = Terms(Limits(0.0, None, None), weigh=False, only_held=False)
     own = {tidy.NAME: free, regrow.NAME: free, cordon.NAME: Terms(planner.arbiter, weigh=False)}
     return {name: own.get(name, Terms(planner.arbiter)) for name in asked}

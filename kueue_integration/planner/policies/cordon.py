@@ -8,6 +8,8 @@ all of the second one ahead of time.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .. import measure
 from ..model import ClusterSnapshot, Job
 from ..proposals import Proposal
@@ -18,21 +20,35 @@ FRESH_S = 600.0
 
 
 def propose(snapshot: ClusterSnapshot) -> list[Proposal]:
-    """High priority first: it chooses first where to go."""
-    found = []
-    for job in sorted(snapshot.jobs.values(), key=lambda j: (-_priority(j), j.key)):
-        leave = sorted(name for name in job.nodes if name in snapshot.nodes and snapshot.nodes[name].leaving)
-        if leave and job.given is not None:
-            found.append(_proposal(snapshot, job, leave))
+    """High priority first: it chooses first where to go. One save of a cohort waits for its move: the others would be
+    old by then."""
+    found, pools = list[Proposal](), set[str]()
+    leaving = [job for job in snapshot.jobs.values() if job.given is not None and _leave(snapshot, job)]
+    for job in sorted(leaving, key=lambda j: (not _saved(j, snapshot.now), _last_save(j), -_priority(j), j.key)):
+        queue = snapshot.queue_of(job)
+        pool = queue.pool if queue is not None else ""
+        if _saved(job, snapshot.now) or not job.held:
+            found.append(_migrate(snapshot, job))
+        elif pool not in pools:
+            found.append(replace(_migrate(snapshot, job), action="checkpoint", nodes=()))
+        if job.held:
+            pools.add(pool)
     return found
 
 
-def _proposal(snapshot: ClusterSnapshot, job: Job, leave: list[str]) -> Proposal:
-    reason = "; ".join(f"node {name} {snapshot.nodes[name].leaving}" for name in leave)[:250]
-    risk = at_risk(job, snapshot.now)
-    if not _saved(job, snapshot.now):
-        return Proposal("checkpoint", job.key, f"{reason}: saved first", risk, NAME)
-    return Proposal("migrate", job.key, reason, risk, NAME, nodes=tuple(leave))
+def _leave(snapshot: ClusterSnapshot, job: Job) -> list[str]:
+    return sorted(name for name in job.nodes if name in snapshot.nodes and snapshot.nodes[name].leaving)
+
+
+def _migrate(snapshot: ClusterSnapshot, job: Job) -> Proposal:
+    leave = _leave(snapshot, job)
+    reason = "; ".join(f"node {name} {snapshot.nodes[name].leaving}" for name in leave)[:290]
+    return Proposal("migrate", job.key, reason, at_risk(job, snapshot.now), NAME, nodes=tuple(leave))
+
+
+def _last_save(job: Job) -> float:
+    """When it was last saved for this policy: who has not been comes first, so that nobody keeps the others waiting."""
+    return job.save.at if job.save is not None and job.save.policy == NAME else 0.0
 
 
 def _saved(job: Job, now: float) -> bool:

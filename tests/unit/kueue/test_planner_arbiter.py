@@ -102,6 +102,13 @@ def test_a_job_that_does_not_train_is_not_stopped(change):
     assert [rule(job, propose(job, action))[0].allowed for action in ("pause", "checkpoint")] == [False, False]
 
 
+def test_a_job_whose_hold_is_off_is_not_moved():
+    job = scene.job(held=False)
+    (ruling,) = rule(job)
+    assert not ruling.allowed and ruling.why == "its hold is off: it would lose steps"
+    assert rule(job, by=Arbiter({"one": Terms(LIMITS, only_held=False)}))[0].allowed
+
+
 def test_a_job_that_is_being_evicted_is_not_stopped_again():
     job = scene.job()
     assert job.workload is not None

@@ -22,7 +22,7 @@ def saved(state: str = "done", by: str = "policy/cordon: saved first", attempt: 
 
 def test_a_job_is_saved_while_it_goes_on_and_then_asked_to_leave():
     (first,) = cordon.propose(scene.snapshot(scene.job(), nodes=LEAVES))
-    assert (first.action, first.reason) == ("checkpoint", "node n1 is cordoned: saved first")
+    assert (first.action, first.reason) == ("checkpoint", "node n1 is cordoned")
     (then,) = cordon.propose(scene.snapshot(scene.job(save=saved()), nodes=LEAVES))
     assert (then.action, then.nodes, then.reason) == ("migrate", ("n1",), "node n1 is cordoned")
 
@@ -44,7 +44,27 @@ def test_jobs_elsewhere_and_jobs_without_quota_are_left_alone():
 
 def test_high_priority_goes_first():
     jobs = [scene.job("low", priority=1), scene.job("high", priority=100)]
-    assert [p.job[1] for p in cordon.propose(scene.snapshot(*jobs, nodes=LEAVES))] == ["high", "low"]
+    assert [p.job[1] for p in cordon.propose(scene.snapshot(*jobs, nodes=LEAVES))] == ["high"]
+
+
+def test_one_save_of_a_cohort_waits_for_its_move():
+    jobs = [scene.job("a", save=saved()), scene.job("b"), scene.job("c", queue_name="other")]
+    queues = (scene.queue(), scene.queue("other"))
+    found = cordon.propose(scene.snapshot(*jobs, queues=queues, nodes=LEAVES))
+    assert [(p.action, p.job[1]) for p in found] == [("migrate", "a"), ("checkpoint", "c")]
+
+
+def test_a_job_that_cannot_be_saved_lets_the_next_one_try():
+    stuck = scene.job("a", save=saved("failed", ago=300), priority=100)
+    (proposal,) = cordon.propose(scene.snapshot(stuck, scene.job("b"), nodes=LEAVES))
+    assert (proposal.action, proposal.job[1]) == ("checkpoint", "b")
+
+
+def test_a_job_whose_hold_is_off_is_not_saved_in_vain():
+    """The arbiter refuses its move, and says why."""
+    off, on = scene.job("off", held=False), scene.job("on")
+    found = cordon.propose(scene.snapshot(off, on, nodes=LEAVES))
+    assert {(p.action, p.job[1]) for p in found} == {("migrate", "off"), ("checkpoint", "on")}
 
 
 def test_what_is_at_risk_is_the_work_since_the_newest_checkpoint():

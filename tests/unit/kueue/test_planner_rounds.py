@@ -126,7 +126,7 @@ def test_a_job_is_saved_and_then_leaves_a_cordoned_node(stage: Callable[..., Sta
     play = stage()
     assert min(play.round()) <= 30
     save = play.asked(user_requests.CHECKPOINT)
-    assert (save.op, save.by) == ("checkpoint", "policy/cordon: node n1 is cordoned: saved first")
+    assert (save.op, save.by) == ("checkpoint", "policy/cordon: node n1 is cordoned")
     assert play.asked() is None
     play.round()  # the save is under way: nothing else is asked for
     assert play.asked() is None
@@ -154,7 +154,7 @@ def test_a_dry_run_tells_once_and_writes_nothing_on_the_job(stage: Callable[...,
     assert play.job() == before
     ((reason, message),) = play.events()
     assert reason == "PlannerProposal"
-    assert message.startswith("cordon: checkpoint of team/train: node n1 is cordoned: saved first (gain ")
+    assert message.startswith("cordon: checkpoint of team/train: node n1 is cordoned (gain ")
     assert play.count("cordon checkpoint proposed") == 1
     play.round(700)
     assert len(play.events()) == 2  # it is told again after a while
@@ -173,6 +173,7 @@ def test_a_job_that_would_lose_steps_stays_and_says_why(stage: Callable[..., Sta
     off = {job_names.ANN_HOLD: "off"}
     play.answer(user_requests.CHECKPOINT, **off)
     play.round()
+    assert [e for e in play.events() if "migrate" in e[1]] == []
     assert play.asked() is None
     assert play.count("cordon migrate refused") == 1
     assert play.count("cordon migrate done") == 0
