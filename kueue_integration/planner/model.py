@@ -168,7 +168,7 @@ class Job:
     @property
     def trains(self) -> bool:
         """Whether it could be moved now: it has quota, all pods run, and no step has to be repeated for a start."""
-        return self.given is not None and self.whole and self.runs_since is not None
+        return self.given is not None and self.whole and self.runs_since is not None and bool(self.attempts)
 
     @property
     def parked_by(self) -> str:
