@@ -151,11 +151,16 @@ def chosen(planner: PlannerSettings, mode: str) -> dict[str, Policy]:
         found[cordon.NAME] = cordon.propose
     tiers = planner.sla_tiers
     if tiers.mode == mode:
-        found[sla_tiers.NAME] = functools.partial(sla_tiers.propose, tiers=tiers.tiers, window_s=tiers.window_s)
+        found[sla_tiers.NAME] = functools.partial(
+            sla_tiers.propose, tiers=tiers.tiers, window_s=tiers.window_s, min_run_s=planner.limits.min_run_s
+        )
     service = planner.attained_service
     if service.mode == mode:
         found[attained_service.NAME] = functools.partial(
-            attained_service.propose, thresholds=service.thresholds, promote_after=service.promote_after
+            attained_service.propose,
+            thresholds=service.thresholds,
+            promote_after=service.promote_after,
+            min_run_s=planner.limits.min_run_s,
         )
     if planner.time_sharing.mode == mode:
         found[time_sharing.NAME] = functools.partial(time_sharing.propose, quantum_s=planner.time_sharing.quantum_s)

@@ -21,9 +21,12 @@ from . import levels
 NAME = "attainedService"
 
 
-def propose(snapshot: ClusterSnapshot, thresholds: Sequence[float], promote_after: float) -> list[Proposal]:
+def propose(
+    snapshot: ClusterSnapshot, thresholds: Sequence[float], promote_after: float, min_run_s: float
+) -> list[Proposal]:
     """:param thresholds: device-seconds, growing
     :param promote_after: waiting time over run time
+    :param min_run_s: seconds after a start in which a job keeps its own priority
     """
     found: list[Proposal] = []
     for _, jobs in sorted(levels.pools(snapshot).items()):
@@ -31,6 +34,8 @@ def propose(snapshot: ClusterSnapshot, thresholds: Sequence[float], promote_afte
         least = min((had[job.key] for job in jobs if levels.waits(job)), default=None)
         for job in jobs:
             number = sum(had[job.key] >= step for step in thresholds)
+            if levels.just_started(job, snapshot.now, min_run_s):
+                number = 0
             reason = f"queue {number} of {len(thresholds)} after {had[job.key]:.0f} device-seconds"
             # Who has had much needs much: so long the one that has had least would wait for it.
             gain = max(0.0, had[job.key] - least) if least is not None else 0.0

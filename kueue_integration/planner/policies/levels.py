@@ -21,6 +21,15 @@ def waits(job: Job) -> bool:
     return job.workload is not None and job.workload.waits
 
 
+def just_started(job: Job, now: float, min_run_s: float) -> bool:
+    """It holds quota, and has not trained for the useful minimum since its start.
+
+    Kueue preempts whoever has a lower priority, however short it has run. So such a job keeps its own priority. Else
+    it would be sent away again and again, and each save and restore would be for nothing.
+    """
+    return job.given is not None and (job.runs_since is None or now - job.runs_since < min_run_s)
+
+
 def to(job: Job, priority: int, reason: str, gain: float, policy: str) -> list[Proposal]:
     """The proposal that gives the job this priority, none if it has it."""
     if job.workload is None or job.workload.priority == priority:

@@ -58,9 +58,12 @@ def share(job: Job, now: float, tiers: Mapping[str, float], window_s: float) -> 
     return Share(job, promised, min(1.0, measure.attained(job, now, since) / asked), asked)
 
 
-def propose(snapshot: ClusterSnapshot, tiers: Mapping[str, float], window_s: float) -> list[Proposal]:
+def propose(
+    snapshot: ClusterSnapshot, tiers: Mapping[str, float], window_s: float, min_run_s: float
+) -> list[Proposal]:
     """:param tiers: WorkloadPriorityClass -> promised share, 0 to 1
     :param window_s: seconds over which shares are measured
+    :param min_run_s: seconds after a start in which a job keeps its own priority
     """
     found: list[Proposal] = []
     for _, jobs in sorted(levels.pools(snapshot).items()):
@@ -70,7 +73,7 @@ def propose(snapshot: ClusterSnapshot, tiers: Mapping[str, float], window_s: flo
         below = min((s.job.own_priority for s in behind), default=0) - 1
         for each in shares:
             job, told = each.job, f"had {each.delivered:.0%} of its device time, promised {each.promised:.0%}"
-            if behind and each.ahead:
+            if behind and each.ahead and not levels.just_started(job, snapshot.now, min_run_s):
                 reason = f"{told}: gives way to {len(behind)} that are behind"
                 found += levels.to(job, min(below, job.own_priority), reason, min(owed, -each.owed), NAME)
             elif job.boosted_by == NAME:

@@ -21,7 +21,7 @@ STEPS = [1000.0, 10_000.0]
 
 
 def service(*jobs: Job, promote: float = 8.0):
-    found = attained_service.propose(scene.snapshot(*jobs), STEPS, promote)
+    found = attained_service.propose(scene.snapshot(*jobs), STEPS, promote, 60.0)
     return {p.job[1]: (p.priority, round(p.gain_device_seconds)) for p in found}
 
 
@@ -42,11 +42,11 @@ def test_who_has_had_more_falls_behind_who_has_had_less():
 def test_nobody_moves_for_it_while_nobody_waits():
     """The gain is 0 then, and the arbiter asks for more than a move costs."""
     job = scene.job("old")
-    (proposal,) = attained_service.propose(scene.snapshot(job), STEPS, 8.0)
+    (proposal,) = attained_service.propose(scene.snapshot(job), STEPS, 8.0, 60.0)
     judge = Arbiter({attained_service.NAME: Terms(Limits())})
     assert not judge.rule(scene.snapshot(job), [proposal], 0.0)[0].allowed
     later = scene.snapshot(job, scene.waiting())
-    (proposal,) = attained_service.propose(later, STEPS, 8.0)
+    (proposal,) = attained_service.propose(later, STEPS, 8.0, 60.0)
     assert judge.rule(later, [proposal], 0.0)[0].allowed
 
 
@@ -54,8 +54,8 @@ def test_who_starves_starts_again_in_the_first_queue():
     run = scene.record(1, admitted_at=NOW - 2100, first_step_at=NOW - 2080, released_at=NOW - 1600)
     assert service(waits_since(run)) == {"digits": (9, 0)}  # 500 s run, 1600 s waited
     assert service(waits_since(run), promote=3.0) == {}
-    again = scene.record(2, admitted_at=NOW - 50, queued_at=NOW - 1600)
-    back = replace(scene.job(since=NOW - 30), attempts=(run, again))
+    again = scene.record(2, admitted_at=NOW - 100, queued_at=NOW - 1700)
+    back = replace(scene.job(since=NOW - 80), attempts=(run, again))
     assert service(back, promote=3.0) == {}  # what it had before does not count any more
     assert service(back) == {"digits": (9, 0)}
 
@@ -67,6 +67,16 @@ def waits_since(*records) -> Job:
     return replace(job, given=None, runs_since=None, whole=False, attempts=records, workload=waiting)
 
 
+def test_who_has_just_started_keeps_its_own_priority():
+    """Kueue would send it away at once, and its restore would be for nothing."""
+    past = (scene.moved(1, 2000),)
+    started, trained = scene.job(history=past, since=NOW - 30), scene.job(history=past, since=NOW - 90)
+    assert service(started, scene.waiting()) == {}
+    assert service(boosted(started, 9, attained_service.NAME), scene.waiting())["digits"][0] == 10
+    assert service(trained, scene.waiting())["digits"][0] == 9
+    assert service(replace(started, runs_since=None), scene.waiting()) == {}  # it is being restored
+
+
 def test_paused_jobs_keep_their_priority():
     assert service(scene.parked(scene.job(), "timeSharing")) == {}
 
@@ -74,7 +84,7 @@ def test_paused_jobs_keep_their_priority():
 @given(st.lists(st.floats(0, 1e5), max_size=4), st.floats(1, 100))
 def test_its_queue_is_one_of_the_queues(ago, promote):
     job = scene.job("j", history=tuple(scene.moved(n + 1, a + 1000) for n, a in enumerate(ago)))
-    for proposal in attained_service.propose(scene.snapshot(job, scene.waiting()), STEPS, promote):
+    for proposal in attained_service.propose(scene.snapshot(job, scene.waiting()), STEPS, promote, 60.0):
         assert 8 <= proposal.priority <= 10 and proposal.gain_device_seconds >= 0
 
 
@@ -88,7 +98,7 @@ def tier(job: Job, name: str, own: int) -> Job:
 
 
 def tiers(*jobs: Job):
-    return {p.job[1]: p.priority for p in sla_tiers.propose(scene.snapshot(*jobs), TIERS, 1000.0)}
+    return {p.job[1]: p.priority for p in sla_tiers.propose(scene.snapshot(*jobs), TIERS, 1000.0, 60.0)}
 
 
 def test_who_is_ahead_gives_way_to_who_is_behind():
@@ -102,6 +112,14 @@ def test_who_gets_what_was_promised_keeps_its_place():
     just = tier(scene.job("just", since=NOW - 900 + 20), "premium", 100)  # 90 %
     behind = tier(scene.waiting("behind", since=NOW - 500), "basic", 10)
     assert tiers(served, just, behind) == {"served": 9}
+
+
+def test_a_tier_does_not_send_away_who_has_just_started():
+    past, behind = (scene.moved(1, 500),), tier(scene.waiting("behind", since=NOW - 500), "premium", 10)
+    fresh = tier(scene.job("fresh", history=past, since=NOW - 30), "free", 100)
+    assert tiers(fresh, behind) == {}
+    assert tiers(boosted(fresh, 9, sla_tiers.NAME), behind) == {"fresh": 100}
+    assert tiers(tier(scene.job("old", history=past, since=NOW - 90), "free", 100), behind) == {"old": 9}
 
 
 def test_classes_that_are_not_listed_are_left_alone():
@@ -118,7 +136,7 @@ def test_its_own_priority_comes_back_when_nobody_is_behind():
 
 def test_the_gain_is_what_is_owed_and_no_more_than_the_surplus():
     ahead, behind = tier(scene.job("ahead"), "free", 100), tier(scene.waiting("behind", devices=1), "premium", 10)
-    (proposal,) = sla_tiers.propose(scene.snapshot(ahead, behind), TIERS, 1000.0)
+    (proposal,) = sla_tiers.propose(scene.snapshot(ahead, behind), TIERS, 1000.0, 60.0)
     assert proposal.gain_device_seconds == pytest.approx(0.9 * 100)  # one device for 100 s
     assert proposal.reason == "had 100% of its device time, promised 0%: gives way to 1 that are behind"
 
