@@ -308,6 +308,23 @@ def test_a_job_that_was_parked_is_queued_again_when_the_policy_is_off(stage: Cal
     assert (play.asked().op, play.asked().by) == ("resume", "policy/tidy: policy timeSharing is off")
 
 
+def test_objects_that_cannot_be_read_are_named_and_hide_no_other(stage: Callable[..., Stage]) -> None:
+    play = stage()
+    bad = scene.workload("job-bad", owner=None, uid="uid-bad", cpu="lots", state=None)
+    play.kube.put(bad)
+    broken = queue("ondemand")
+    broken["metadata"]["name"] = "broken"
+    broken["spec"]["resourceGroups"] = [{"flavors": [{"name": "x", "resources": [{"name": "cpu"}]}]}]
+    play.kube.put(broken)
+    job = scene.job("other", suspend=False, uid="uid-other", annotations={job_names.ANN_HISTORY: "{"})
+    play.kube.put(job)
+    until(lambda: play.world.cluster_queues.get("", "broken") is not None)
+    until(lambda: play.world.workloads.get(NS, "job-bad") is not None and play.world.job(NS, "other") is not None)
+    play.round()
+    assert play.asked(user_requests.CHECKPOINT) is not None
+    assert play.metrics.value("singularity_unreadable_total", "plan") == 2
+
+
 def test_an_event_that_cannot_be_written_stops_nothing(stage: Callable[..., Stage]) -> None:
     play = stage()
     play.kube.fail_next("create", EVENT, Conflict("no", 409, "Conflict"))
