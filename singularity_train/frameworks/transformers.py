@@ -26,10 +26,9 @@ from transformers.trainer_callback import ExportableState
 from .. import rng
 from ..errors import StateError, UsageError
 from ..host import Host, LocalHost
-from ..job import gathered
 from ..parts import MAIN, Parts
 from ..portable import as_trainer
-from ..reduce import world
+from ..reduce import gathered, world
 from ..storage import StateStorageError
 from ..storage.export import export
 from .keeper import Keeper
