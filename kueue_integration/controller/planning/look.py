@@ -131,7 +131,7 @@ def read_job(
         workload=quota_seen,
         given=None if given is None else _given(given),
         priority_class=label(raw, job_names.KUEUE_PRIORITY_LABEL) or "",
-        own_priority=priority.own(mark, quota_seen.priority if quota_seen is not None else 0),
+        own_priority=priority.unplanned(mark, quota_seen.priority if quota_seen is not None else 0),
         boosted_by=mark.policy if mark is not None else "",
         wanted=wanted,
         fewest=readable_or(job.fewest_workers, wanted),

@@ -94,7 +94,7 @@ def clusters(draw: Any) -> ClusterSnapshot:
     return scene.snapshot(*known, queues=queues, nodes={"n1": draw(st.sampled_from(["", "is cordoned"]))})
 
 
-def every() -> dict[str, Policy]:
+def all_policies() -> dict[str, Policy]:
     usual: dict[str, Callable[..., Any]] = {
         tidy.NAME: partial(tidy.propose, acting=set()),
         regrow.NAME: partial(regrow.propose, enabled=True, min_run_s=10.0),
@@ -108,13 +108,13 @@ def test_no_policy_raises_or_proposes_nonsense(seen: ClusterSnapshot) -> None:
     def trouble(policy: str, what: str, error: BaseException | None) -> None:
         raise AssertionError(f"{policy} {what}") from error
 
-    policies.ask(every(), seen, trouble)
+    policies.ask(all_policies(), seen, trouble)
 
 
 @settings(max_examples=120, deadline=None)
 @given(clusters())
 def test_together_they_touch_no_job_twice_and_none_that_is_busy(seen: ClusterSnapshot) -> None:
-    asked = every()
+    asked = all_policies()
     proposals = policies.ask(asked, seen, lambda *what: None)
     rulings = Arbiter(terms(ALL, asked)).rule(seen, proposals, 0.0)
     assert len(rulings) == len(proposals) and all(r.why for r in rulings)
