@@ -157,7 +157,7 @@ def test_what_a_policy_has_changed_is_given_back_when_it_is_off():
 
 def test_a_priority_that_somebody_else_has_set_since_is_the_jobs_own():
     mark = Mark("slaTiers", 10, 9)
-    assert (priority.own(mark, 9), priority.own(mark, 50), priority.own(None, 7)) == (10, 50, 7)
+    assert (priority.unplanned(mark, 9), priority.unplanned(mark, 50), priority.unplanned(None, 7)) == (10, 50, 7)
     change = priority.change("slaTiers", 8, 9, mark)
     workload = {"metadata": {"annotations": change["metadata"]["annotations"]}}
     assert (change["spec"], priority.read(workload)) == ({"priority": 8}, Mark("slaTiers", 10, 8))
