@@ -93,6 +93,8 @@ class Training:
     attempts: Sequence[AttemptRecord] = ()
     stepless: bool = False
     """Its program makes no steps, as far as can be told."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Of the annotations that the reader was asked to keep, those that the Job has."""
 
 
 @dataclass(frozen=True)
