@@ -104,7 +104,9 @@ class _Node:
     def _taken(self, key: Key) -> Fraction:
         """Used by itself, and by those below beyond what they keep."""
         own = self.usage[key].total if key in self.usage else NONE
-        return self._once("taken", key, own, (max(NONE, child._taken(key) - child._kept(key)) for child in self.below))
+        return self._once(
+            "taken", key, own, (max(NONE, child._taken(key) - child._kept(key)) for child in self.below)
+        )
 
     def available(self, key: Key) -> Fraction:
         """May be negative, where more was admitted than there is now."""
@@ -122,7 +124,9 @@ class _Node:
         return self.known[name, key]
 
 
-def lines(queues: Sequence[Queue], cohorts: Sequence[Cohort], usage: Mapping[str, Mapping[Key, Usage]]) -> list[Line]:
+def lines(
+    queues: Sequence[Queue], cohorts: Sequence[Cohort], usage: Mapping[str, Mapping[Key, Usage]]
+) -> list[Line]:
     """Cohorts with their queues below them, then queues without a cohort; `usage` is by ClusterQueue."""
     found: list[Line] = []
     for root in _roots(queues, cohorts, usage):
@@ -158,7 +162,9 @@ def _lines(node: _Node, depth: int) -> Iterable[Line]:
         yield from _lines(child, depth + 1)
 
 
-def _roots(queues: Sequence[Queue], cohorts: Sequence[Cohort], usage: Mapping[str, Mapping[Key, Usage]]) -> list[_Node]:
+def _roots(
+    queues: Sequence[Queue], cohorts: Sequence[Cohort], usage: Mapping[str, Mapping[Key, Usage]]
+) -> list[_Node]:
     """A cohort that is its own ancestor is cut loose from the one above: Kueue admits nothing in it."""
     nodes = {cohort.name: _Node("cohort", cohort.name, cohort.limits) for cohort in cohorts}
     for name in (*(c.parent for c in cohorts), *(q.cohort for q in queues)):
