@@ -1,4 +1,4 @@
-"""Airflow plugin: the tab `Training` on task instances and Dags, the page of all training runs, that of the cluster, and
+"""Airflow plugin: the tab `Training` on task instances and Dags, the pages of all training runs and of the cluster, and
 their API. Also the listener that looks for Jobs whose task has ended without them (`listener`, `orphans`; in the
 scheduler too).
 

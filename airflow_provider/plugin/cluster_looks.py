@@ -77,8 +77,14 @@ class _Place:
 class Looks:
     """For several threads."""
 
-    def __init__(self, clients: Clients, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clients, self._clock = clients, clock
+    def __init__(
+        self,
+        clients: Clients,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock`: a monotonic one. `now`: Unix seconds."""
+        self._clients, self._clock, self._now = clients, clock, now
         self._lock = threading.Lock()
         self._places: dict[str, _Place] = {}
 
@@ -111,7 +117,7 @@ class Looks:
         began = self._clock()
         seen, trouble = None, None
         try:
-            seen = _seen(self._clients.kube(conn_id))
+            seen = _seen(self._clients.kube(conn_id), self._now())
         except Exception as error:  # a connection that is missing or broken raises whatever its provider likes
             trouble = _sentence(conn_id, error)
             self._clients.forget(conn_id)
@@ -124,8 +130,8 @@ class Looks:
             place.done.set()
 
 
-def _seen(kube: Kube) -> Seen:
-    cluster = look(kube, time.time(), keep=(ANN_TASK,))
+def _seen(kube: Kube, now: float) -> Seen:
+    cluster = look(kube, now, keep=(ANN_TASK,))
     told = {
         job.uid: Claim.from_dict(decode.json_value(job.annotations.get(ANN_TASK))) for job in cluster.trainings or ()
     }

@@ -42,7 +42,7 @@ def shown(report: Overview, tasks: Mapping[str, Claim], may: Callable[[Claim], b
     ]  # fmt: skip
     waiting = [
         {**_row(w.claim, task), "queue": w.cluster_queue or w.claim.local_queue, "asks": _asks(w.claim.asks),
-         "place": w.place.cluster_queue_place if w.place else None, "for_s": w.waited_s, "why": _why(w.claim)}
+         "place": w.place.cluster_queue_place if w.place else None, "for_s": w.waited_s, "kueue": _raw(w.claim)}
         for w, task in waiters if task
     ]  # fmt: skip
     return {
@@ -90,8 +90,12 @@ def _row(claim: Workload, task: TaskKey | None) -> dict[str, Any]:
 
 def _why(claim: Workload) -> str:
     """The sentence of its tab. Who preempted it may be somebody else's job, and stands in another list."""
-    text = claim.message.partition(_RAW)[0] if claim.needs else claim.message
-    return _NAMED.sub("was preempted", text)
+    return _NAMED.sub("was preempted", claim.message.partition(_RAW)[0])
+
+
+def _raw(claim: Workload) -> str:
+    """Kueue's own words where ours do not say what is missing."""
+    return "" if claim.needs else claim.message.partition(_RAW)[2]
 
 
 def _line(line: quota.Line) -> dict[str, Any]:

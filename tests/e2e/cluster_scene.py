@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-UNIT = Path(__file__).parents[1] / "unit"
-sys.path += [str(UNIT / "kueue"), str(UNIT / "airflow")]
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "kueue"))
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "airflow"))
 
 from overview_scene import cluster_queue, cohort, local_queue, record, training, workload
 
@@ -24,14 +24,14 @@ from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import Object
 from proxy.protocol.messages import AttemptRecord, Gpus, Preemptor
 
-TEAM_A = ("segmentation", "speech", "ranking", "translation", "search")
+TEAM_A = ("segmentation", "speech", "ranking", "translation", "search", "ocr")
 TEAM_B = ("robot_arm", "grasping")
 RUN = "scheduled__2026-11-20"
 GPU, CPU = "nvidia.com/gpu", "cpu"
 MIN, HOUR = 60.0, 3600.0
 QUEUE_OF = {
     "segmentation": "vision", "speech": "language", "ranking": "language", "translation": "language",
-    "search": "vision", "robot_arm": "robotics", "grasping": "robotics",
+    "search": "vision", "ocr": "vision", "robot_arm": "robotics", "grasping": "robotics",
 }  # fmt: skip
 CONN_ID = "kubernetes_default"
 
@@ -62,9 +62,9 @@ def cluster(now: float, deployment: str) -> FakeKube:
     )
     for obj in (*_running(now, deployment), *_waiting(now, deployment)):
         kube.put(obj)
-    for queue, order in {"language": ["translation-train"], "vision": ["sweep", "search-train"]}.items():
+    for queue, order in {"language": ["translation"], "vision": ["sweep", "search"], "robotics": ["grasping"]}.items():
         items = [
-            {"metadata": {"name": f"job-{name}", "namespace": "team-a"}, "localQueueName": queue,
+            {"metadata": {"name": f"job-{name}-train", "namespace": namespace(name)}, "localQueueName": queue,
              "positionInLocalQueue": place, "positionInClusterQueue": place}
             for place, name in enumerate(order)
         ]  # fmt: skip
@@ -85,8 +85,8 @@ def _attempt(number: int, start: float, hours: float | None, pods: int, flavor: 
         return record(number, **{**values, "gpus": Gpus(pods, 91.0 - 6 * number), **more})
     end = start + hours * HOUR
     values |= {
-        "evicted_at": end, "barrier_at": end + 2, "committed_at": end + 40, "released_at": end + 55, "last_step": first + 3999,
-        "checkpoint": f"c{number}", "ended_by": "Preempted",
+        "evicted_at": end, "barrier_at": end + 2, "committed_at": end + 40, "released_at": end + 55,
+        "last_step": first + 3999, "checkpoint": f"c{number}", "ended_by": "Preempted",
     }  # fmt: skip
     return record(number, **{**values, **more})
 
@@ -130,15 +130,22 @@ def _running(now: float, deployment: str) -> list[Object]:
                "lastTransitionTime": server_time.to_whole(now - 14)}  # fmt: skip
     leaves = _holds("ranking", 4, "l4-spot", now - 2.2 * HOUR, 50)
     leaves["status"]["conditions"].append(evicted)
+    fenced = _holds("ocr", 2, "l4-spot", now - 9)
+    words = "waiting for the pods of the attempt before to end: ocr-train-0"
+    check = {"name": job_names.ADMISSION_CHECK_NAME, "state": "Pending", "message": words}
+    fenced["status"] |= {"conditions": fenced["status"]["conditions"][:1], "admissionChecks": [check]}
     ray = {("a100", GPU): "6", ("a100", CPU): "72"}
     return [
         _of("segmentation", deployment, segmentation, 11_240), _holds("segmentation", 8, "a100", now - 3.4 * HOUR),
         _of("speech", deployment, [_attempt(1, now - 2.5 * HOUR, None, 12, "a100")], 3120),
         _holds("speech", 12, "a100", now - 2.5 * HOUR, 1000),
         _of("ranking", deployment, ranking, 6020), leaves,
+        _of("ocr", deployment, [_attempt(1, now - 3 * HOUR, 2.9, 4, "a100", preempted_by="job-robot-arm-train",
+                                         preemptor=foreign, last_step=3999)]), fenced,
         _of("robot_arm", deployment, [_attempt(1, now - 5 * HOUR, None, 4, "a100")], 900),
         _holds("robot_arm", 4, "a100", now - 5 * HOUR, 1000),
-        workload("tune", queue="vision", holds=("vision", ray), pods=6, namespace="team-a", kind="RayCluster", since=now - 26 * HOUR),
+        workload("tune", queue="vision", holds=("vision", ray), pods=6, namespace="team-a", kind="RayCluster",
+                 since=now - 26 * HOUR),
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A FakeKube behind real HTTP, for parts that run in processes of their own. It answers lists and paths, nothing else."""
+"""A FakeKube behind real HTTP, for parts that run in processes of their own. It answers lists and paths only."""
 
 from __future__ import annotations
 

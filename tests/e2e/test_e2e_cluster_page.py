@@ -26,7 +26,7 @@ from localcluster.demo.wait import wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 PICTURES = CHECKOUT / "build" / "e2e" / "cluster-page"
-USERS = "boss:admin:team-a,stranger:user:team-c"
+USERS = "worker:user:team-a,stranger:user:team-c"
 DAG = """
 from airflow.sdk import DAG
 from airflow_provider.operators import SingularityTrainOperator
@@ -106,9 +106,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory, say: Callable[[str], None]) 
 def test_the_page_names_what_the_user_may_see_and_counts_the_rest(scene: Scene, say: Callable[[str], None]) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     with open_page(say) as (page, errors):
-        scene.open(page, "boss")
+        scene.open(page, "worker")
         expect(page.get_by_test_id("cluster-page")).to_be_visible(timeout=SLOW_MS)
-        expect(page.get_by_test_id("cluster-holds")).to_have_text("5", timeout=SLOW_MS)
+        expect(page.get_by_test_id("cluster-holds")).to_have_text("6", timeout=SLOW_MS)
         expect(page.get_by_test_id("cluster-waits")).to_have_text("3")
         language = page.locator('[data-quota="language/a100/nvidia.com/gpu"]')
         expect(language).to_contain_text("12 of 8")
@@ -142,8 +142,8 @@ def on_a_narrow_screen(page: Page) -> None:
     """Nothing but tables is wider than the screen, and these scroll."""
     page.set_viewport_size({"width": 420, "height": 900})
     expect(page.get_by_test_id("cluster-quota")).to_be_visible(timeout=SLOW_MS)
-    wide = "() => { const e = document.querySelector('[data-testid=cluster-page]'); return e.scrollWidth - e.clientWidth; }"
-    assert page.evaluate(wide) <= 0
+    beyond = page.get_by_test_id("cluster-page").evaluate("page => page.scrollWidth - page.clientWidth")
+    assert beyond <= 0
     page.screenshot(path=PICTURES / "cluster-page-narrow.png")
     page.set_viewport_size({"width": 1440, "height": 1000})
 
@@ -159,7 +159,7 @@ def test_a_user_without_a_training_dag_sees_no_cluster(scene: Scene, say: Callab
 
 def test_a_missing_right_and_a_cluster_that_is_away_are_said(scene: Scene, say: Callable[[str], None]) -> None:
     with open_page(say) as (page, errors):
-        scene.open(page, "boss")
+        scene.open(page, "worker")
         expect(page.get_by_test_id("cluster-quota")).to_be_visible(timeout=SLOW_MS)
         scene.cluster.forbidden = {"clusterqueues"}
         right = "The right to list clusterqueues.kueue.x-k8s.io cluster-wide is missing"

@@ -16,7 +16,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
   // --- words --------------------------------------------------------------------------------------------------------
   const many = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
   const sentence = (words) => (words ? words[0].toUpperCase() + words.slice(1) : "–");
-  const unit = (resource) => resource.split("/").pop();
+  const unit = (resource) => { const last = resource.split("/").pop(); return last.length > 3 ? last : last.toUpperCase(); };
   const ago = (at, time) => `${seconds(Math.max(0, at - time))} ago`;
   const ratio = (line, part) => `${line.words[part]} of ${line.words.nominal}`;
   const unseen = (count) => `${many(count, "job")} that you may not see`;
@@ -37,7 +37,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
   const TRAINING = color("running-solid"), OTHERS = color("fg-subtle"), TRACK = color("border");
   function Bar({ line }) { // as wide as the larger of nominal and used; what is borrowed is striped and beyond the mark
     const full = Math.max(line.nominal, line.used), share = (part) => (full > 0 ? `${(100 * part) / full}%` : "0%");
-    const words = `${line.name}, ${line.flavor} ${line.resource}: ${ratio(line, "used")} used, ${line.words.borrowed} borrowed, ${line.words.available} can be given now`;
+    const words = `${line.name}, ${line.flavor} ${line.resource}: ${ratio(line, "used")} used, ${line.words.borrowed} borrowed, ${line.words.available} available now`;
     const piece = (left, part, background, rest) => part > 0 && h("div", { style: { position: "absolute", top: 0, bottom: 0, left: share(left), width: share(part), background, ...rest } });
     return h("div", { role: "img", "aria-label": words, title: words, style: { position: "relative", height: 16, borderRadius: 4, overflow: "hidden", background: TRACK, minWidth: 80 } },
       piece(0, line.training, TRAINING), piece(line.training, line.others, OTHERS), piece(line.nominal, line.borrowed, STRIPES),
@@ -45,7 +45,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
   }
   function QuotaRow({ line, again, trouble, resource }) {
     const cohort = line.scope === "cohort";
-    const beside = [line.borrowed > 0 && `${line.words.borrowed} borrowed`, `${line.words.available} can be given`].filter(Boolean).join(", ");
+    const beside = [line.borrowed > 0 && `${line.words.borrowed} borrowed`, `${line.words.available} available`].filter(Boolean).join(", ");
     return h(C.Grid, { role: "row", templateColumns: { base: "1fr auto", md: "minmax(150px, 1.3fr) minmax(90px, .9fr) minmax(120px, 4fr) 90px minmax(130px, 1.2fr)" }, columnGap: 4, rowGap: 1, alignItems: "center", py: 1.5, borderTopWidth: again ? 0 : 1, borderColor: "border", "data-quota": `${line.name}/${line.flavor}/${line.resource}` },
       h(C.HStack, { role: "cell", gap: 2, minW: 0, ps: { base: 0, md: line.depth * 4 }, display: { base: again ? "none" : "flex", md: "flex" }, gridColumn: { base: "1 / -1", md: "auto" } },
         !again && h(C.Text, { truncate: true, fontWeight: cohort ? "semibold" : "normal", title: line.name }, line.name), !again && cohort && h(Small, null, "cohort"),
@@ -71,9 +71,9 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
   }
 
   // --- who holds, who waits -----------------------------------------------------------------------------------------
-  const Count = ({ all, own }) => h(Small, null, all === own ? many(all, "workload") : `${many(all, "workload")}, ${own} of yours`);
+  const Count = ({ all, own }) => h(Small, null, all === own ? many(all, "workload") : `${own} of ${many(all, "workload")}`);
   function Waiting({ report }) {
-    const rows = report.waiting.map((w) => [known(w.place) ? w.place : "–", h(Task, w), w.queue, w.asks || "–", seconds(w.for_s), h(C.Text, { fontSize: "sm", minW: "220px" }, sentence(w.why))]);
+    const rows = report.waiting.map((w) => [known(w.place) ? w.place : "–", h(Task, w), w.queue, w.asks || "–", seconds(w.for_s), h(C.Box, { fontSize: "sm", minW: "220px" }, sentence(w.message), w.kueue && h(Small, null, `Kueue: ${w.kueue}`))]);
     const others = report.others_wait.map((o) => ["", h(Muted, null, unseen(o.count)), o.queue || "–", h(Muted, null, many(o.pods, "pod")), "", ""]);
     return h(Card, { title: "Who waits, and why", aside: h(Count, { all: report.waits, own: report.waiting.length }) },
       rows.length + others.length ? h(Table, { testid: "cluster-waiting", label: "who waits", heads: ["Place", "Task", "Queue", "Asks for", "Waits", "Why"], rows: [...rows, ...others] })
@@ -99,7 +99,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
     const done = report.goodput, queues = report.queues.filter((queue) => queue.goodput.held_s > 0);
     if (!(done.held_s > 0)) return h(Card, { title: "Goodput" }, h(Muted, null, "No training job has held quota yet."));
     const row = (name, one, height, strong) => h(React.Fragment, { key: name }, h(C.Text, { fontSize: "sm", truncate: true, title: name, fontWeight: strong ? "semibold" : "normal" }, name), h(Share, { done: one, height }), h(C.Text, { fontSize: "sm", textAlign: "end", fontVariantNumeric: "tabular-nums", fontWeight: strong ? "semibold" : "normal" }, percent(one.goodput)));
-    return h(Card, { title: "Goodput", aside: h(Small, null, `of ${seconds(done.held_s)} of pod time held`) },
+    return h(Card, { title: "Goodput", aside: h(Small, null, `${seconds(done.held_s)} of pod time held`) },
       h(C.Grid, { templateColumns: "minmax(70px, auto) minmax(80px, 1fr) auto", columnGap: 4, rowGap: 2, alignItems: "center", mb: 4, "data-testid": "cluster-goodput" }, row("all queues", done, 20, true), queues.map((queue) => row(queue.name || "not known", queue.goodput, 12))),
       h(C.HStack, { gap: 4, rowGap: 1, wrap: "wrap" }, TIMES.map(([name, palette, what]) => h(Swatch, { key: name, paint: color(`${palette}-solid`), words: `${what} ${seconds(done[name])}` }))),
       h(Muted, { mt: 3 }, `${many(done.steps, "step")} done, ${done.steps_lost} of them run again; waited for quota: ${seconds(done.waited_s)} of pod time.`));
@@ -131,7 +131,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
     const own = report.holders.length, wait = report.waiting.length;
     return h(C.SimpleGrid, { columns: { base: 2, md: 3, xl: 5 }, gap: 3 },
       main && h(Tile, { label: `${sentence(unit(main))} in use`, hint: sums[main].nominal > 0 ? `${percent(sums[main].used / sums[main].nominal)} of nominal quota` : "" }, `${figure(sums[main].used)} of ${figure(sums[main].nominal)}`),
-      h(Tile, { label: "Hold quota", hint: `${own} of yours`, testid: "cluster-holds" }, report.holds), h(Tile, { label: "Wait", hint: `${wait} of yours`, testid: "cluster-waits" }, report.waits),
+      h(Tile, { label: "Hold quota", hint: `${own} that you may see`, testid: "cluster-holds" }, report.holds), h(Tile, { label: "Wait", hint: `${wait} that you may see`, testid: "cluster-waits" }, report.waits),
       h(Tile, { label: "Goodput", hint: "held time that made steps that count", testid: "cluster-share" }, percent(report.goodput.goodput)),
       h(Tile, { label: "Preempted", hint: "in the last day" }, report.preemptions.length + report.others_preempted));
   }
@@ -154,7 +154,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
         h(C.HStack, { gap: 2 }, select, h(C.Button, { asChild: true, variant: "outline", size: "sm" }, h(Router.Link, { to: "/plugin/training_all" }, "All training runs")))),
       error && h(Notice, { status: error.status === 401 ? "warning" : "error", title: error.status === 401 ? "Not updating: you are not logged in any more" : "The cluster's report cannot be read" }, error.message),
       data && data.trouble && h(Notice, { status: "warning", title: report ? "Shown as it was seen last" : "The cluster cannot be shown" }, sentence(data.trouble)),
-      report && report.notes.length > 0 && h(Notice, { status: "info", title: "Not all of it may be seen by Airflow's account" }, report.notes.map((note) => h(C.Text, { key: note, fontSize: "sm" }, sentence(note)))),
+      report && report.notes.length > 0 && h(Notice, { status: "info", title: "Not everything can be shown" }, report.notes.map((note) => h(C.Text, { key: note, fontSize: "sm" }, sentence(note)))),
       report && report.unreadable > 0 && h(Notice, { status: "info", title: `${many(report.unreadable, "part")} of objects cannot be read` }, "All else is shown; singularityctl top names them."),
       report ? h(Report, { report }) : data && !data.trouble && (data.connection ? h(Loading) : h(Empty, { title: "No cluster yet" }, "No task of a Dag that you may read has submitted a training job yet. The first one tells which cluster to show.")),
       h(C.Box, { pb: 2 }));

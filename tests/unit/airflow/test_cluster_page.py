@@ -19,7 +19,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy.orm import Session
 
 sys.path.append(str(Path(__file__).parents[1] / "kueue"))  # the scene of the overview's own tests
-from overview_scene import cluster_queue, local_queue, record, training, workload
+from overview_scene import NOW, cluster_queue, local_queue, record, training, workload
 
 from airflow_provider import compat, memory
 from airflow_provider.identity import ANN_TASK, DEPLOYMENT, Claim, TaskKey, Try
@@ -30,11 +30,11 @@ from airflow_provider.plugin.cluster_looks import Looks
 from kueue_integration.errors import Forbidden, Unreachable
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import CLUSTER_QUEUE, WORKLOAD, Object
+from kueue_integration.kube.resources import CLUSTER_QUEUE, JOB, KINDS, WORKLOAD, Object
 from proxy.protocol.messages import Preemptor
 
 GPU = ("a100", "nvidia.com/gpu")
-NEEDS = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor a100, 2 more needed"
+NEEDS = "couldn't assign flavors: insufficient unused quota for nvidia.com/gpu in flavor a100, 2 more needed"
 SECRET = Preemptor("job-secret", "team-b", "Job", "secret", "training", 1000)
 
 
@@ -48,7 +48,7 @@ def job(dag_id: str, name: str, *history: Any, deployment: str = "here") -> Obje
 
 
 def scene() -> FakeKube:
-    """`mine` holds and `next` waits, of Dag `mine`; `secret` of another Dag, `foreign` of another Airflow, a plain Job."""
+    """`first` and `next` are of Dag `mine`; `secret` of another Dag, `foreign` of another Airflow, two of none."""
     gone = record(1, evicted_at=9_990.0, ended_by="Preempted", preempted_by="job-secret", preemptor=SECRET)
     moved = record(1, evicted_at=9_980.0, ended_by="Regrown", readmitted_for="regrow", note="quota is free again")
     return FakeKube(
@@ -69,11 +69,13 @@ class Clients:
         self.error: Exception | None = None
         self.go = threading.Event()
         self.go.set()
+        self.begun = threading.Event()
         self.asked: list[str] = []
         self.forgotten: list[str] = []
 
     def kube(self, conn_id: str) -> Kube:
         self.asked.append(conn_id)
+        self.begun.set()
         assert self.go.wait(30)
         if self.error is not None:
             raise self.error
@@ -125,7 +127,8 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     made = Page(clients, clock, {"mine"})
     manager = SimpleNamespace(get_authorized_dag_ids=lambda user, method: made.readable)
     monkeypatch.setattr(cluster_api, "get_auth_manager", lambda: manager)
-    monkeypatch.setattr(cluster_api, "looks", Looks(clients, clock))
+    monkeypatch.setattr(cluster_api, "looks", Looks(clients, clock, lambda: NOW))
+    monkeypatch.setattr(cluster_looks, "FIRST_WAIT_S", 30.0)
     monkeypatch.setattr(cluster_api, "offers", cluster_api.Offers())
     monkeypatch.setattr(compat, "variable_of_server", {DEPLOYMENT: "here"}.get)
     with db_rows.database() as session:
@@ -150,7 +153,7 @@ def test_jobs_of_readable_dags_are_named_and_all_others_are_counted(page: Page) 
     assert report["others_hold"] == [{"queue": "a", "count": 3, "pods": 4, "quota": "a100: 6 nvidia.com/gpu"}]
     (following,) = report["waiting"]
     assert (following["job"], following["queue"]) == ("default/next", "a")
-    assert following["why"] == "waits for quota; needs 2 nvidia.com/gpu more in flavor a100"
+    assert following["message"] == "waits for quota; needs 2 nvidia.com/gpu more in flavor a100"
     assert report["others_wait"] == [{"queue": "a", "count": 1, "pods": 1, "quota": ""}]
     assert (report["holds"], report["waits"], report["others_moved"], report["actions"]) == (4, 2, 1, [])
     (line,) = (line for line in report["quota"] if line["name"] == "a")
@@ -164,11 +167,10 @@ def test_the_preemptor_is_named_to_those_who_may_see_it(page: Page) -> None:
     (seen,) = page.body()["report"]["preemptions"]
     assert (seen["job"], seen["attempt"], seen["by"], seen["by_priority"]) == ("default/first", 1, None, 1000)
     page.readable = {"mine", "theirs"}
-    kube = page.clients._kube
-    kube.put(job("theirs", "secret", record(2)) | {"metadata": {**job("theirs", "secret", record(2))["metadata"]}})
     own = {ANN_TASK: json.dumps({**claim("theirs", "secret").to_dict(), "namespace": "team-b"})}
-    kube.put(training("secret", [record(2)], annotations=own))
-    page.clock.now += 100
+    page.clients._kube.put(training("secret", [record(2)], annotations=own))
+    page.clock.now += cluster_looks.STALE_S + 1
+    done_after(page, page.body)
     (seen,) = page.body()["report"]["preemptions"]
     assert seen["by"]["job"] == "team-b/secret" and seen["by"]["task"]["dag_id"] == "theirs"
 
@@ -219,7 +221,7 @@ def test_pages_share_a_look_for_some_seconds(page: Page) -> None:
         page.body()
     assert page.clients.asked == ["west"]
     page.clock.now += cluster_looks.FRESH_S + 1
-    looked = done_after(page, lambda: page.body())
+    looked = done_after(page, page.body)
     assert looked["report"] is not None and page.clients.asked == ["west", "west"]
 
 
@@ -247,12 +249,12 @@ def test_nobody_waits_for_a_cluster_that_is_slow_and_one_thread_asks_it(
     assert page.body()["report"]["holds"] == 4
 
 
-def test_a_slow_cluster_is_asked_less_often(page: Page) -> None:
+def test_a_slow_cluster_is_asked_less_often(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_looks, "FIRST_WAIT_S", 0.01)
     page.clients.go.clear()
     looks = cluster_api.looks
-    threading.Thread(target=looks.latest, args=("west",), daemon=True).start()
-    while not page.clients.asked:  # the look has begun
-        threading.Event().wait(0.01)
+    looks.latest("west")
+    assert page.clients.begun.wait(30)
     page.clock.now += 3.0
     page.clients.go.set()
     assert looks._places["west"].done.wait(30)
@@ -291,19 +293,28 @@ def test_trouble_is_a_sentence_beside_the_last_report(page: Page, error: Excepti
 
 def test_a_right_that_is_missing_is_named(page: Page) -> None:
     page.clients._kube.fail_next("list", CLUSTER_QUEUE, Forbidden("forbidden", 403))
-    (note,) = page.body()["report"]["notes"]
-    assert "The right to list clusterqueues.kueue.x-k8s.io cluster-wide is missing" in note
-    assert "singularityctl" not in note and " -n " not in note
+    notes = " ".join(page.body()["report"]["notes"])
+    assert "The right to list clusterqueues.kueue.x-k8s.io cluster-wide is missing" in notes
+    assert "singularityctl" not in notes and " -n " not in notes, "the page has no options"
 
 
 def test_without_any_right_the_page_says_which_are_missing(page: Page) -> None:
-    from kueue_integration.kube.resources import JOB
-
     for kind in (CLUSTER_QUEUE, WORKLOAD, JOB):
         page.clients._kube.fail_next("list", kind, Forbidden("forbidden", 403))
     body = page.body()
     assert body["report"] is None and "nothing of the cluster may be read" in body["trouble"]
     assert "The right to list workloads.kueue.x-k8s.io in all namespaces is missing" in body["trouble"]
+
+
+def test_the_documented_role_has_every_right_that_a_look_uses(page: Page) -> None:
+    import yaml
+
+    text = (Path(__file__).parents[3] / "docs/operations/cluster.md").read_text()
+    (role,) = yaml.safe_load_all(text.partition("```yaml")[2].partition("```")[0])
+    rights = {(verb, name) for rule in role["rules"] for verb in rule["verbs"] for name in rule["resources"]}
+    page.body()
+    asked = {(verb, KINDS[kind].plural) for verb, kind, _ in page.clients._kube.requests}
+    assert asked | {("get", "clusterqueues/pendingworkloads")} == rights
 
 
 # --- the bundle -------------------------------------------------------------------------------------------------------
