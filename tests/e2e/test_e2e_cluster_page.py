@@ -130,7 +130,8 @@ def test_the_page_names_what_the_user_may_see_and_counts_the_rest(scene: Scene, 
 
 
 def in_both_themes(page: Page) -> None:
-    page.set_viewport_size({"width": 1440, "height": 1560})
+    high = page.get_by_test_id("cluster-page").evaluate("page => page.scrollHeight")
+    page.set_viewport_size({"width": 1440, "height": high + 10})
     for theme in ("dark", "light"):
         page.evaluate(f"localStorage.setItem('theme', '{theme}')")
         page.reload()

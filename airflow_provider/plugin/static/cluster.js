@@ -9,7 +9,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
   const ALL = "all resources";
   const TIMES = [
     ["useful_s", "running", "training that counts"], ["lost_s", "failed", "steps run again"],
-    ["starting_s", "up_for_retry", "start"], ["restoring_s", "up_for_reschedule", "restore"],
+    ["starting_s", "up_for_retry", "start"], ["restoring_s", "skipped", "restore"],
     ["saving_s", "deferred", "checkpoint"], ["releasing_s", "queued", "release"],
   ];
 
@@ -34,7 +34,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
 
   // --- quota --------------------------------------------------------------------------------------------------------
   const STRIPES = "repeating-linear-gradient(135deg, rgba(255, 255, 255, .55) 0 3px, transparent 3px 6px)";
-  const TRAINING = color("running-solid"), OTHERS = color("fg-subtle"), TRACK = color("border");
+  const TRAINING = color("running-solid"), OTHERS = color("fg-subtle"), TRACK = color("border-emphasized");
   function Bar({ line }) { // as wide as the larger of nominal and used; what is borrowed is striped and beyond the mark
     const full = Math.max(line.nominal, line.used), share = (part) => (full > 0 ? `${(100 * part) / full}%` : "0%");
     const words = `${line.name}, ${line.flavor} ${line.resource}: ${ratio(line, "used")} used, ${line.words.borrowed} borrowed, ${line.words.available} available now`;
@@ -51,9 +51,9 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
         !again && h(C.Text, { truncate: true, fontWeight: cohort ? "semibold" : "normal", title: line.name }, line.name), !again && cohort && h(Small, null, "cohort"),
         !again && trouble && h(C.Badge, { colorPalette: "failed", size: "sm" }, trouble)),
       h(C.Text, { role: "cell", fontSize: "sm", truncate: true, title: `${line.flavor} ${line.resource}` }, line.flavor, resource === ALL && h(C.Text, { as: "span", color: "fg.muted" }, ` ${unit(line.resource)}`)),
-      h(C.Box, { role: "cell", gridColumn: { base: "1 / -1", md: "auto" }, gridRow: { base: 3, md: "auto" }, minW: 0 }, h(Bar, { line })),
+      h(C.Box, { role: "cell", gridColumn: { base: "1 / -1", md: "auto" }, gridRow: { base: again ? 2 : 3, md: "auto" }, minW: 0 }, h(Bar, { line })),
       h(C.Text, { role: "cell", fontSize: "sm", textAlign: "end", fontVariantNumeric: "tabular-nums", whiteSpace: "nowrap" }, ratio(line, "used")),
-      h(Small, { role: "cell", gridColumn: { base: "1 / -1", md: "auto" }, truncate: true, title: beside }, beside));
+      h(Small, { role: "cell", gridColumn: { base: "1 / -1", md: "auto" }, gridRow: { base: again ? 3 : 4, md: "auto" }, truncate: true, title: beside }, beside));
   }
   function Quota({ report }) {
     const resources = [...new Set(report.quota.map((line) => line.resource))].sort((a, b) => b.includes("/") - a.includes("/") || a.localeCompare(b));
@@ -61,7 +61,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
     const resource = chosen === ALL || resources.includes(chosen) ? chosen : resources[0];
     const lines = report.quota.filter((line) => resource === ALL || line.resource === resource);
     const trouble = Object.fromEntries(report.queues.map((queue) => [queue.name, queue.trouble]));
-    const legend = h(C.HStack, { gap: 4, wrap: "wrap" }, h(Swatch, { paint: TRAINING, words: "training jobs" }), h(Swatch, { paint: OTHERS, words: "other workloads" }), h(Swatch, { paint: OTHERS, striped: true, words: "borrowed" }), h(Swatch, { paint: TRACK, words: "free" }));
+    const legend = h(C.HStack, { columnGap: 4, rowGap: 1, wrap: "wrap" }, h(Swatch, { paint: TRAINING, words: "training jobs" }), h(Swatch, { paint: OTHERS, words: "other workloads" }), h(Swatch, { paint: OTHERS, striped: true, words: "borrowed" }), h(Swatch, { paint: TRACK, words: "free" }));
     const select = resources.length > 1 && h(C.NativeSelect.Root, { size: "xs", width: "auto" },
       h(C.NativeSelect.Field, { value: resource, "aria-label": "resource", onChange: (e) => choose(e.target.value) }, [...resources, ALL].map((name) => h("option", { key: name, value: name }, name))), h(C.NativeSelect.Indicator));
     return h(Card, { title: "Quota by flavor", aside: h(C.HStack, { gap: 4, wrap: "wrap" }, legend, select) },
@@ -101,7 +101,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
     const row = (name, one, height, strong) => h(React.Fragment, { key: name }, h(C.Text, { fontSize: "sm", truncate: true, title: name, fontWeight: strong ? "semibold" : "normal" }, name), h(Share, { done: one, height }), h(C.Text, { fontSize: "sm", textAlign: "end", fontVariantNumeric: "tabular-nums", fontWeight: strong ? "semibold" : "normal" }, percent(one.goodput)));
     return h(Card, { title: "Goodput", aside: h(Small, null, `${seconds(done.held_s)} of pod time held`) },
       h(C.Grid, { templateColumns: "minmax(70px, auto) minmax(80px, 1fr) auto", columnGap: 4, rowGap: 2, alignItems: "center", mb: 4, "data-testid": "cluster-goodput" }, row("all queues", done, 20, true), queues.map((queue) => row(queue.name || "not known", queue.goodput, 12))),
-      h(C.HStack, { gap: 4, rowGap: 1, wrap: "wrap" }, TIMES.map(([name, palette, what]) => h(Swatch, { key: name, paint: color(`${palette}-solid`), words: `${what} ${seconds(done[name])}` }))),
+      h(C.HStack, { columnGap: 4, rowGap: 1, wrap: "wrap" }, TIMES.map(([name, palette, what]) => h(Swatch, { key: name, paint: color(`${palette}-solid`), words: `${what} ${seconds(done[name])}` }))),
       h(Muted, { mt: 3 }, `${many(done.steps, "step")} done, ${done.steps_lost} of them run again; waited for quota: ${seconds(done.waited_s)} of pod time.`));
   }
 
@@ -130,14 +130,14 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
     const figure = (value) => (Number.isInteger(value) ? value : value.toFixed(1));
     const own = report.holders.length, wait = report.waiting.length;
     return h(C.SimpleGrid, { columns: { base: 2, md: 3, xl: 5 }, gap: 3 },
-      main && h(Tile, { label: `${sentence(unit(main))} in use`, hint: sums[main].nominal > 0 ? `${percent(sums[main].used / sums[main].nominal)} of nominal quota` : "" }, `${figure(sums[main].used)} of ${figure(sums[main].nominal)}`),
+      main && h(Tile, { label: `${sentence(unit(main))} in use`, hint: sums[main].nominal > 0 ? `${percent(sums[main].used / sums[main].nominal)} of its quota` : "" }, `${figure(sums[main].used)} of ${figure(sums[main].nominal)}`),
       h(Tile, { label: "Hold quota", hint: `${own} that you may see`, testid: "cluster-holds" }, report.holds), h(Tile, { label: "Wait", hint: `${wait} that you may see`, testid: "cluster-waits" }, report.waits),
-      h(Tile, { label: "Goodput", hint: "held time that made steps that count", testid: "cluster-share" }, percent(report.goodput.goodput)),
+      h(Tile, { label: "Goodput", hint: "of the held time", testid: "cluster-share" }, percent(report.goodput.goodput)),
       h(Tile, { label: "Preempted", hint: "in the last day" }, report.preemptions.length + report.others_preempted));
   }
   function Report({ report }) {
     return h(React.Fragment, null, h(Tiles, { report }), h(Quota, { report }), h(Waiting, { report }), h(Holding, { report }),
-      h(C.SimpleGrid, { columns: { base: 1, xl: 2 }, gap: 3, alignItems: "start" }, h(Goodput, { report }), h(Planner, { report })), h(Preemptions, { report }));
+      h(C.SimpleGrid, { columns: { base: 1, xl: 2 }, gap: 3 }, h(Goodput, { report }), h(Planner, { report })), h(Preemptions, { report }));
   }
   function Cluster() {
     const [query, setQuery] = Router.useSearchParams();
