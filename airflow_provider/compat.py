@@ -26,6 +26,7 @@ __all__ = [
     "task_state_from_trigger",
     "variable",
     "variable_from_trigger",
+    "variable_of_server",
 ]
 
 
@@ -73,6 +74,14 @@ def variable(key: str) -> str | None:
     from airflow.sdk.execution_time.comms import GetVariable
 
     return getattr(task_runner.SUPERVISOR_COMMS.send(GetVariable(key=key)), "value", None)
+
+
+def variable_of_server(key: str) -> str | None:
+    """As `variable`, for Airflow's servers, which have the database."""
+    from airflow.models.variable import Variable
+
+    found = Variable.get_variable_from_secrets(key)
+    return None if found is None else str(found)
 
 
 async def variable_from_trigger(key: str) -> str | None:

@@ -1,5 +1,6 @@
-"""Airflow plugin: the tab `Training` on task instances and Dags, the page of all training runs, and their API. Also the
-listener that looks for Jobs whose task has ended without them (`listener`, `orphans`; in the scheduler too).
+"""Airflow plugin: the tab `Training` on task instances and Dags, the pages of all training runs and of the cluster, and
+their API. Also the listener that looks for Jobs whose task has ended without them (`listener`, `orphans`; in the
+scheduler too).
 
 The UI lives in the api-server only. What it shows comes from XComs and the task state store, live values and every
 action go to the cluster through `kueue_integration`. The UI decides nothing about a job itself. Every route that names
@@ -31,10 +32,11 @@ class _ApiOnDemand:
         return [{"app": app, "url_prefix": PREFIX, "name": "Singularity"}]
 
 
-def _bundle(place: str) -> str:
-    # A module runs once per URL: each place needs an URL of its own. Browsers keep what has a `v` for good.
-    content = hashlib.sha256((STATIC / "training.js").read_bytes()).hexdigest()[:12]
-    return f"{PREFIX.strip('/')}/static/training.js?v={content}&place={place}"
+def _bundle(place: str, script: str = "training.js") -> str:
+    # A module runs once per URL: each place needs an URL of its own. Browsers keep what has a `v` for good. A script
+    # gives its `v` on to what it imports, so all of them have one.
+    content = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(STATIC.glob("*.js")))).hexdigest()[:12]
+    return f"{PREFIX.strip('/')}/static/{script}?v={content}&place={place}"
 
 
 class SingularityPlugin(AirflowPlugin):  # type: ignore[misc]
@@ -59,6 +61,15 @@ class SingularityPlugin(AirflowPlugin):  # type: ignore[misc]
             "destination": "nav",
             "url_route": "training_all",
             "nav_top_level": True,
+            "icon": f"{PREFIX.strip('/')}/static/icon.svg",
+            "icon_dark_mode": f"{PREFIX.strip('/')}/static/icon_dark.svg",
+        },
+        {
+            "name": "Training cluster",
+            "bundle_url": _bundle("nav", "cluster.js"),
+            "destination": "nav",
+            "url_route": "training_cluster",
+            "category": "browse",
             "icon": f"{PREFIX.strip('/')}/static/icon.svg",
             "icon_dark_mode": f"{PREFIX.strip('/')}/static/icon_dark.svg",
         },

@@ -70,6 +70,10 @@ class Clusters:
         return found
 
 
+clusters = Clusters()
+"""Of this process."""
+
+
 def find(kube: Kube, key: TaskKey, claim: Mapping[str, Any]) -> Any:
     """The Job of `claim`. The Job's own record of its owner is checked, not only what Airflow has stored about it.
     Otherwise, whoever may write the task's state could point a button at somebody else's Job."""

@@ -35,8 +35,8 @@ from proxy.protocol.messages import CHECKPOINT_ID
 
 from .. import lineage
 from ..identity import TaskKey
-from . import STATIC, connection, data, listing
-from .actions import Clusters, NotTheJobError, find
+from . import STATIC, cluster_api, connection, data, listing
+from .actions import NotTheJobError, clusters, find
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Files(StaticFiles):
 app = FastAPI(title="Singularity", docs_url=None, redoc_url=None, openapi_url=None)
 # Public on purpose: there is no data in it.
 app.mount("/static", Files(directory=STATIC), name="static")
-clusters = Clusters()
+app.include_router(cluster_api.router)
 lines = listing.Lines()
 
 

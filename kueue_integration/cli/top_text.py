@@ -16,6 +16,7 @@ from .trace_text import printable
 
 WIDTH = 120
 SHOWN_UNREADABLE = 5
+FEWER = "(-n NAMESPACE asks for one namespace only, --queue for one queue)"
 QUOTA = ["QUOTA", "FLAVOR", "RESOURCE", "NOMINAL", "BORROWED", "USED", "FREE", "AVAILABLE", "TRAINING", "OTHERS"]
 HOLDERS = ["HOLDS QUOTA", "KIND", "NAMESPACE", "QUEUE", "PRIO", "PODS", "QUOTA", "FOR", "PHASE", "GPU"]
 WAITERS = ["WAITS", "KIND", "NAMESPACE", "QUEUE", "PRIO", "PLACE", "ASKS", "FOR", "REASON", "WHY"]
@@ -109,6 +110,7 @@ def _goodput(name: str, done: Goodput) -> tuple[object, ...]:
 
 def _remarks(report: Overview) -> list[str]:
     said = [_paragraph(f"({note})") for note in report.notes]
+    said += [FEWER] if said else []
     spoilt = [_paragraph(f"({u.kind} {u.name}{f', {u.part}' if u.part else ''}: {u.why})") for u in report.unreadable]
     if spoilt:
         more = len(spoilt) - SHOWN_UNREADABLE

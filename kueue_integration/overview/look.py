@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
 from ..contract import job_names, kinds
@@ -34,8 +34,10 @@ ROUNDS = 3
 MANAGED = selector({job_names.LABEL_MANAGED: "true"})
 
 
-def look(kube: Kube, now: float, namespace: str | None = None) -> Cluster:
+def look(kube: Kube, now: float, namespace: str | None = None, keep: Collection[str] = ()) -> Cluster:
     """What the caller may see; the right for what is missing is named in `notes`. `namespace` None: all of them.
+
+    `keep` names annotations of training jobs that the caller wants back.
 
     Raises PlatformError: Kueue is not served here, or nothing may be read. KubeError: no answer.
     """
@@ -45,7 +47,7 @@ def look(kube: Kube, now: float, namespace: str | None = None) -> Cluster:
     local = reader.read(LOCAL_QUEUE, _target, "which ClusterQueue waiting Workloads are for")
     jobs = reader.jobs()
     by_uid = {str(job["metadata"].get("uid")): job for job in jobs or ()}
-    trainings = None if jobs is None else reader.trainings(jobs)
+    trainings = None if jobs is None else reader.trainings(jobs, keep)
     claims = reader.read(
         WORKLOAD,
         lambda workload: objects.claim(workload, by_uid.get(label(workload, KUEUE_JOB_UID_LABEL) or "")),
@@ -112,10 +114,10 @@ class _Reader:
                 return None
         return found
 
-    def trainings(self, jobs: Iterable[Object]) -> list[Training]:
+    def trainings(self, jobs: Iterable[Object], keep: Collection[str] = ()) -> list[Training]:
         found = []
         for job in jobs:
-            read = self._taken(JOB, job, objects.training)
+            read = self._taken(JOB, job, lambda each: objects.training(each, keep))
             if read is not None:
                 found.append(read[0])
                 self.unreadable += read[1]
@@ -140,7 +142,7 @@ class _Reader:
             except objects.BROKEN as error:
                 self._spoilt("Queue", queue, error)
         if len(asked) > ASKED_QUEUES:
-            self.notes.append(f"places are asked for in {ASKED_QUEUES} of {len(asked)} queues: name one by --queue")
+            self.notes.append(f"places are asked for in {ASKED_QUEUES} of {len(asked)} queues")
         return found
 
     def _listed(self, kind: Kind, take: Callable[[Object], T | None], query: str | None = None) -> list[T]:
@@ -174,5 +176,4 @@ class _Reader:
         where = "in all namespaces" if kind.namespaced else "cluster-wide"
         scope = where if cluster_wide else f"in namespace {self._namespace}"
         plural = f"{kind.plural}.{kind.group}" if kind.group else kind.plural
-        own = "; -n NAMESPACE asks for one namespace only" if cluster_wide and kind.namespaced else ""
-        self.notes.append(f"not shown: {shows}. The right to list {plural} {scope} is missing{own} ({error})")
+        self.notes.append(f"not shown: {shows}. The right to list {plural} {scope} is missing ({error})")

@@ -93,6 +93,8 @@ class Training:
     attempts: Sequence[AttemptRecord] = ()
     stepless: bool = False
     """Its program makes no steps, as far as can be told."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Of the annotations that the reader was asked to keep, those that the Job has."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Step:
     at: float
     namespace: str
     job: str
+    uid: str
     kind: str
     policy: str
     action: str

@@ -3,7 +3,7 @@ be, which the reader names and leaves out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fractions import Fraction
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from ..contract import attempt_records, job_names, kinds
 from ..jobs import phase, shortage, unreadable
 from ..jobs.phase import Phase
 from ..kube import quantities, server_time
-from ..kube.resources import KUEUE_JOB_UID_LABEL, Object, condition, is_true, label
+from ..kube.resources import KUEUE_JOB_UID_LABEL, Object, annotation, condition, is_true, label
 from ..planner import quota
 from .model import Claim, Cohort, Key, Limit, Queue, Step, Training, Unreadable
 
@@ -62,8 +62,8 @@ def _trouble(obj: Object) -> str:
     return f"not active ({told.get('reason') or 'no reason given'})"
 
 
-def training(job: Object) -> tuple[Training, list[Unreadable]]:
-    """Of a managed job seen as a Job, and its annotations that cannot be read."""
+def training(job: Object, keep: Collection[str] = ()) -> tuple[Training, list[Unreadable]]:
+    """Of a managed job seen as a Job, and its annotations that cannot be read; `keep` names further ones to keep."""
     meta = job["metadata"]
     attempts = attempt_records.history(job)
     seen = attempt_records.progress(job)
@@ -76,6 +76,7 @@ def training(job: Object) -> tuple[Training, list[Unreadable]]:
         workers=attempt_records.integer(job, job_names.ANN_WORKERS, int(job["spec"].get("parallelism") or 1)),
         attempts=attempts,
         stepless=seen is not None and seen.free and not any(a.first_step_at or a.last_step for a in attempts),
+        annotations={key: text for key in keep if (text := annotation(job, key)) is not None},
     )
     spoilt = unreadable.found(job).items()
     where = f"{meta['namespace']}/{name}"
@@ -141,6 +142,7 @@ def step(event: Object) -> Step:
         at=server_time.parse(str(event["lastTimestamp"])),
         namespace=str(event["metadata"]["namespace"]),
         job=kinds.owner_key(str(about.get("kind")), str(about["name"])),
+        uid=str(about.get("uid") or ""),
         kind=str(about.get("kind") or "Job"),
         policy=label(event, job_names.LABEL_PLANNER) or "",
         action=str(event.get("action") or ""),

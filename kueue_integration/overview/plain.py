@@ -25,11 +25,10 @@ def as_json(report: Overview) -> dict[str, Any]:
             for line in report.lines
         ],
         "queues": [{**_plain(q), "goodput": _goodput(q.goodput)} for q in report.queues],
-        "tenants": [
-            {**_plain(t), "quota": _amounts(t.quota), "goodput": _goodput(t.goodput)} for t in report.tenants
-        ],
+        "tenants": [{**_plain(t), "quota": _amounts(t.quota), "goodput": _goodput(t.goodput)} for t in report.tenants],
         "holders": [
-            {**_claim(h.claim), "held_s": h.held_s, "gpu_utilisation": h.gpu_utilisation} for h in report.holders
+            {**_claim(h.claim), "held_s": h.held_s, "gpu_utilisation": h.gpu_utilisation, "attempt": h.attempt}
+            for h in report.holders
         ],
         "waiting": [
             {
@@ -42,6 +41,7 @@ def as_json(report: Overview) -> dict[str, Any]:
         ],
         "goodput": _goodput(report.goodput),
         "planner": [dataclasses.asdict(step) for step in report.steps],
+        "preemptions": [dataclasses.asdict(each) for each in report.preemptions],
         "notes": list(report.notes),
         "unreadable": [dataclasses.asdict(item) for item in report.unreadable],
     }

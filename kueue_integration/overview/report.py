@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from ..errors import RequestRefusedError
 from ..jobs.queue_position import Position
-from . import goodput, quota
+from . import goodput, moves, quota
 from .goodput import Goodput
 from .model import Claim, Cluster, Key, Step, Training, Unreadable
 
@@ -48,6 +48,8 @@ class Holder:
     held_s: float | None
     gpu_utilisation: float | None
     """Percent, of its current attempt; None where that has not recorded it."""
+    attempt: int | None = None
+    """Number of its current attempt; None where no record is, as of Workloads that are not ours."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Overview:
     holders: Sequence[Holder]
     waiters: Sequence[Waiter]
     goodput: Goodput
+    preemptions: Sequence[moves.Preemption]
+    """Of the last day, the newest first."""
     steps: Sequence[Step]
     """Of the planner, newest first."""
     notes: Sequence[str]
@@ -90,6 +94,7 @@ def overview(cluster: Cluster, queue: str | None = None) -> Overview:
     waiting.sort(key=lambda w: (w.cluster_queue, *_turn(w)))
     spent = _spent(cluster, queue)
     lines = quota.lines(cluster.queues or (), cluster.cohorts, _usage(cluster))
+    shown = [job for job, _, _ in spent]
     return Overview(
         at=cluster.at,
         lines=lines if chosen is None else _with_cohorts(lines, chosen),
@@ -98,6 +103,7 @@ def overview(cluster: Cluster, queue: str | None = None) -> Overview:
         holders=_holders(cluster, holding),
         waiters=waiting,
         goodput=_sum(done for _, _, done in spent),
+        preemptions=moves.preemptions(shown, cluster.at),
         steps=sorted(_steps(cluster, queue, claims), key=lambda step: (-step.at, step.namespace, step.job)),
         notes=cluster.notes,
         unreadable=cluster.unreadable,
@@ -166,9 +172,13 @@ def _waiter(cluster: Cluster, claim: Claim) -> Waiter:
 
 
 def _holders(cluster: Cluster, holding: Sequence[Claim]) -> list[Holder]:
-    last = {job.uid: job.attempts[-1].gpus for job in cluster.trainings or () if job.attempts}
-    busy = {uid: gpus.utilisation for uid, gpus in last.items() if gpus is not None}
-    return [Holder(c, _ago(cluster, c), busy.get(c.uid) if c.training else None) for c in holding]
+    last = {job.uid: job.attempts[-1] for job in cluster.trainings or () if job.attempts}
+    found = []
+    for claim in holding:
+        record = last.get(claim.uid) if claim.training else None
+        busy = record.gpus.utilisation if record is not None and record.gpus is not None else None
+        found.append(Holder(claim, _ago(cluster, claim), busy, None if record is None else record.attempt))
+    return found
 
 
 def _ago(cluster: Cluster, claim: Claim) -> float | None:
@@ -190,8 +200,8 @@ def _usage(cluster: Cluster) -> dict[str, dict[Key, quota.Usage]]:
     }
 
 
-def _spent(cluster: Cluster, queue: str | None) -> list[tuple[str, str, Goodput]]:
-    """(namespace, ClusterQueue, goodput) of each training job in the filter."""
+def _spent(cluster: Cluster, queue: str | None) -> list[tuple[Training, str, Goodput]]:
+    """(job, ClusterQueue, goodput) of each training job in the filter."""
     by_uid = {claim.uid: claim for claim in cluster.claims or () if claim.training}
     found = []
     for job in cluster.trainings or ():
@@ -199,7 +209,7 @@ def _spent(cluster: Cluster, queue: str | None) -> list[tuple[str, str, Goodput]
         place = (cluster.local_queues or {}).get((job.namespace, job.local_queue), UNKNOWN)
         where = (claim.cluster_queue if claim else "") or place
         if _in(queue, job.local_queue, where):
-            found.append((job.namespace, where, _of_job(cluster, job, claim)))
+            found.append((job, where, _of_job(cluster, job, claim)))
     return found
 
 
@@ -222,7 +232,7 @@ def _queues(
     chosen: set[str] | None,
     holding: Sequence[Claim],
     waiting: Sequence[Waiter],
-    spent: Sequence[tuple[str, str, Goodput]],
+    spent: Sequence[tuple[Training, str, Goodput]],
 ) -> list[QueueLine]:
     known = {q.name: q for q in cluster.queues or ()}
     holds, waits = Counter(c.cluster_queue for c in holding), Counter(w.cluster_queue for w in waiting)
@@ -242,10 +252,10 @@ def _queues(
 
 
 def _tenants(
-    holding: Sequence[Claim], waiting: Sequence[Waiter], spent: Sequence[tuple[str, str, Goodput]]
+    holding: Sequence[Claim], waiting: Sequence[Waiter], spent: Sequence[tuple[Training, str, Goodput]]
 ) -> list[Tenant]:
     holds, waits = Counter(c.namespace for c in holding), Counter(w.claim.namespace for w in waiting)
-    done = _by((namespace, each) for namespace, _, each in spent)
+    done = _by((job.namespace, each) for job, _, each in spent)
     held: dict[str, dict[Key, Fraction]] = {}
     for claim in holding:
         sums = held.setdefault(claim.namespace, {})

@@ -1,107 +1,21 @@
 // The tab `Training` of a task instance, of a Dag, and the page of all training runs. Hand written, no build step: the
 // host's own React, Chakra and router are globals, so colours, fonts and dark mode are Airflow's. Loaded once per URL.
 // Job data is only ever given to React as text: the session cookie can be readable by scripts.
+const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).searchParams.get("v")}`, import.meta.url));
 (() => {
   const { React, ChakraUI: C, ReactRouterDOM: Router } = globalThis;
-  const h = React.createElement;
-  const base = new URL(document.baseURI).pathname.replace(/\/$/, "");
-  const segment = encodeURIComponent;
-  const color = (token) => `var(--chakra-colors-${token})`;
+  const { h, segment, color, SLOW_MS, api, useAhead, first, usePolled, known, seconds, between, bytes, percent, clock,
+    taskLink, Boundary, Notice, Empty, Card, Stat, Phase, Table, Loading, useWidth, text } = shared;
   const FINAL = ["Succeeded", "Failed", "Deleted"];
   const TASK_FINAL = ["success", "failed", "skipped", "removed", "upstream_failed"];
-  const POLL_MS = 4000, SLOW_MS = 30000, FRESH_MS = 5000;
-  const ROWS = 40;
-
-  // Airflow's state palettes: the same colours as in the grid.
-  const PHASE = {
-    Submitted: "scheduled", Queued: "queued", Admitted: "scheduled", Starting: "up_for_retry", Restoring: "up_for_retry",
-    Running: "running", Checkpointing: "deferred", Preempted: "up_for_reschedule", Suspended: "skipped",
-    Succeeded: "success", Failed: "failed", Deleted: "removed",
-  };
+  const POLL_MS = 4000, ROWS = 40;
   const SEGMENT = { queue: "queued", start: "up_for_retry", run: "running", save: "deferred" };
   const LEGEND = [["queue", "waits for quota"], ["start", "starts or restores"], ["run", "trains"], ["save", "checkpoint"]];
 
-  // --- data ---------------------------------------------------------------------------------------------------------
-  async function api(path, { body, signal } = {}) {
-    const answer = await fetch(base + path, {
-      method: body === undefined ? "GET" : "POST",
-      credentials: "same-origin",
-      headers: { Accept: "application/json", ...(body === undefined ? {} : { "Content-Type": "application/json" }) },
-      body: body === undefined ? undefined : JSON.stringify(body),
-      signal,
-    });
-    const content = await answer.json().catch(() => null);
-    if (!answer.ok) {
-      const detail = content && content.detail;
-      const text = Array.isArray(detail) ? detail.map((d) => d.msg).join("; ") : detail || answer.statusText;
-      throw Object.assign(new Error(text), { status: answer.status });
-    }
-    return content;
-  }
-
-  // React shows what follows a spinner 0.3 s later at the earliest, and effects come after that: the first question of a
-  // component is asked when it is drawn for the first time, and its first look takes the answer.
-  const asked = new Map();
-  const recent = (ahead) => Boolean(ahead) && Date.now() - ahead.at < FRESH_MS;
-  const useAhead = (path) => React.useState(() => {
-    if (recent(asked.get(path))) return; // React may draw it several times before it shows it
-    const answer = api(path);
-    answer.catch(() => {}); // who takes it gets the error
-    asked.set(path, { answer, at: Date.now() });
-  });
-  function first(path, signal) {
-    const ahead = asked.get(path);
-    asked.delete(path);
-    return recent(ahead) ? ahead.answer : api(path, { signal });
-  }
-
-  // Polls `get` until `pause(data, error)` says null; its number is the milliseconds to the next look.
-  function usePolled(get, pause, keys) {
-    const [state, setState] = React.useState({ loading: true });
-    const again = React.useRef(() => {});
-    React.useEffect(() => {
-      let alive = true, timer, control;
-      const look = async () => {
-        clearTimeout(timer);
-        control = new AbortController();
-        let data, error;
-        try { data = await get(control.signal); } catch (caught) { error = caught; }
-        if (!alive || (error && error.name === "AbortError")) return;
-        setState((old) => (error ? { ...old, loading: false, error } : { data }));
-        const wait = pause(data, error);
-        if (wait !== null) timer = setTimeout(look, document.hidden ? Math.max(wait, SLOW_MS) : wait);
-      };
-      setState({ loading: true });
-      look();
-      again.current = look;
-      return () => { alive = false; clearTimeout(timer); if (control) control.abort(); };
-    }, keys);
-    return [state, () => again.current()];
-  }
-
-  // --- words --------------------------------------------------------------------------------------------------------
-  const known = (value) => value !== null && value !== undefined;
-  const seconds = (value) => {
-    if (!known(value)) return "–";
-    if (value < 10) return `${value.toFixed(1)} s`;
-    if (value < 90) return `${Math.round(value)} s`;
-    if (value < 5400) return `${Math.round(value / 60)} min`;
-    if (value < 172800) return `${(value / 3600).toFixed(1)} h`;
-    return `${Math.round(value / 86400)} d`;
-  };
-  const between = (from, to) => (known(from) && known(to) ? seconds(Math.max(0, to - from)) : "–");
-  const bytes = (value) => {
-    if (!known(value)) return "–";
-    const units = ["B", "KB", "MB", "GB", "TB"];
-    let unit = 0;
-    for (; value >= 1000 && unit < units.length - 1; unit++) value /= 1000;
-    return `${value >= 100 || unit === 0 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
-  };
-  const percent = (value) => (known(value) ? `${Math.round(value * 100)} %` : "–");
+  // --- words ---------------------------------------------------------------------------------------------------------
   const steps = (a) => (known(a.first_step) && known(a.last_step) ? `${a.first_step} – ${a.last_step}` : known(a.first_step) && known(a.first_step_at) ? `${a.first_step} –` : "–");
   // Its first step; a program without steps trains as soon as it runs.
   const trains = (a) => (known(a.first_step_at) ? a.first_step_at : a.running_at);
-  const clock = (unix) => new Date(unix * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
   const ended = (a) => {
     if (a.ended_by === "Finished") return ["success", "finished"];
     if (a.ended_by === "Failed") return ["failed", "failed"];
@@ -109,37 +23,6 @@
     if (a.ended_by) return ["up_for_reschedule", a.ended_by];
     return ["running", "running"];
   };
-
-  // --- small parts --------------------------------------------------------------------------------------------------
-  class Boundary extends React.Component { // a throw would otherwise replace the whole Airflow page by an error page
-    constructor(props) { super(props); this.state = {}; }
-    static getDerivedStateFromError(error) { return { error }; }
-    render() { return this.state.error ? h(Notice, { status: "error", title: "The Training tab failed" }, String(this.state.error.message)) : this.props.children; }
-  }
-  const Notice = ({ status, title, children }) => h(C.Alert.Root, { status, width: "auto", "data-testid": `training-${status}` },
-    h(C.Alert.Indicator), h(C.Alert.Content, null, h(C.Alert.Title, null, title), children && h(C.Alert.Description, null, children)));
-  const Empty = ({ title, children }) => h(C.EmptyState.Root, { "data-testid": "training-empty" },
-    h(C.EmptyState.Content, null, h(C.EmptyState.Title, null, title), h(C.EmptyState.Description, null, children)));
-  const Card = ({ title, aside, children }) => h(C.Box, { borderWidth: 1, borderColor: "border", borderRadius: "md", p: 4 },
-    h(C.Flex, { justify: "space-between", align: "center", mb: 3, wrap: "wrap", gap: 2 }, h(C.Heading, { size: "sm" }, title), aside), children);
-  const Stat = ({ label, hint, children, testid }) => h(C.Stat.Root, { minW: "84px", flex: "0 0 auto", title: hint },
-    h(C.Stat.Label, null, label), h(C.Stat.ValueText, { fontSize: "lg", "data-testid": testid }, children));
-  const Phase = ({ phase, size = "md" }) => h(C.Badge, { colorPalette: PHASE[phase] || "none", size, "data-testid": "training-phase" }, phase);
-  const Table = ({ heads, rows, testid }) => h(C.Box, { overflowX: "auto" }, h(C.Table.Root, { size: "sm", striped: true, "data-testid": testid },
-    h(C.Table.Header, null, h(C.Table.Row, null, heads.map((text) => h(C.Table.ColumnHeader, { key: text, whiteSpace: "nowrap" }, text)))),
-    h(C.Table.Body, null, rows.map((cells, i) => h(C.Table.Row, { key: i }, cells.map((cell, j) => h(C.Table.Cell, { key: j, whiteSpace: j === cells.length - 1 ? "normal" : "nowrap" }, cell)))))));
-  const Loading = () => h(C.VStack, { align: "stretch", p: 4, gap: 3 }, h(C.Skeleton, { height: "60px" }), h(C.Skeleton, { height: "160px" }));
-  function useWidth() { // drawn in pixels of the panel: text keeps its size at every width
-    const ref = React.useRef(null), [width, setWidth] = React.useState(900);
-    React.useLayoutEffect(() => {
-      const observer = new ResizeObserver((entries) => setWidth(Math.max(360, Math.round(entries[0].contentRect.width))));
-      observer.observe(ref.current);
-      return () => observer.disconnect();
-    }, []);
-    return [ref, width];
-  }
-  const text = (x, y, words, { fill = color("fg-muted"), ...rest } = {}) => // the host's CSS beats attributes
-    h("text", { x, y, style: { fontSize: "12px", fill }, ...rest }, words);
 
   // --- timeline -----------------------------------------------------------------------------------------------------
   // `tries`: [{label, attempts}], oldest first. One row per attempt, one coloured stretch per thing it did.
@@ -350,22 +233,23 @@
     if (!state.data.runs.length && !(state.data.unreadable || []).length) return h(Empty, { title: "No training runs" }, "Tasks made with SingularityTrainOperator or @task.singularity_train appear here.");
     const alive = state.data.runs.filter((r) => !FINAL.includes(r.phase) && !TASK_FINAL.includes(r.state));
     const shares = state.data.runs.map((r) => r.goodput).filter(known);
-    const link = (r) => `/dags/${segment(r.dag_id)}/runs/${segment(r.run_id)}/tasks/${segment(r.task_id)}${r.map_index >= 0 ? `/mapped/${r.map_index}` : ""}/plugin/training`;
     return h(C.VStack, { align: "stretch", gap: 3, p: 3, overflow: "auto", height: "100%", "data-testid": "training-runs" },
       h(C.Flex, { justify: "space-between", align: "center", wrap: "wrap", gap: 3 },
         h(C.HStack, { gap: 6 }, h(Stat, { label: "Training runs" }, state.data.runs.length), h(Stat, { label: "Active" }, alive.length), h(Stat, { label: "Waiting" }, alive.filter((r) => ["Queued", "Preempted", "Suspended"].includes(r.phase)).length),
           h(Stat, { label: "Evictions" }, state.data.runs.reduce((sum, r) => sum + r.evictions, 0)), h(Stat, { label: "Steps lost" }, state.data.runs.reduce((sum, r) => sum + (r.steps_lost || 0), 0)),
           shares.length > 0 && h(Stat, { label: "Goodput", hint: "mean over the runs" }, percent(shares.reduce((a, b) => a + b, 0) / shares.length))),
-        h(C.Input, { placeholder: "Dag, task, queue, flavor, phase", value: wanted, onChange: (e) => setWanted(e.target.value), width: "280px", size: "sm", "aria-label": "filter" })),
+        h(C.HStack, { gap: 2, wrap: "wrap" }, !dagId && h(C.Button, { asChild: true, variant: "outline", size: "sm" }, h(Router.Link, { to: "/plugin/training_cluster", "data-testid": "training-to-cluster" }, "Cluster")),
+        h(C.Input, { placeholder: "Dag, task, queue, flavor, phase", value: wanted, onChange: (e) => setWanted(e.target.value), width: "280px", size: "sm", "aria-label": "filter" }))),
       (state.data.unreadable || []).length > 0 && h(Notice, { status: "warning", title: `Not shown: ${state.data.unreadable.length} whose XCom lineage cannot be read` },
         state.data.unreadable.slice(0, 5).map((r) => `${r.dag_id}, ${r.run_id}, ${r.task_id}${r.map_index >= 0 ? ` [${r.map_index}]` : ""}: ${r.why}`).join("; ")),
       h(Table, { testid: "training-runs-table", heads: [...(dagId ? [] : ["Dag"]), "Task", "Run", "Phase", "Queue", "On", "Step", "Attempts", "Lost", "Goodput", "Why"],
         rows: found.slice(0, shown).map((r) => [...(dagId ? [] : [r.dag_id]),
-          h(C.Link, { asChild: true, color: "fg.info" }, h(Router.Link, { to: link(r) }, r.map_index >= 0 ? `${r.task_id} [${r.map_index}]` : r.task_id)), r.run_id, h(Phase, { phase: r.phase, size: "sm" }), r.queue,
+          h(C.Link, { asChild: true, color: "fg.info" }, h(Router.Link, { to: taskLink(r) }, r.map_index >= 0 ? `${r.task_id} [${r.map_index}]` : r.task_id)), r.run_id, h(Phase, { phase: r.phase, size: "sm" }), r.queue,
           r.pods ? `${r.pods} × ${r.flavor}` : "–", r.step, r.attempts, r.steps_lost, percent(r.goodput), h(C.Text, { color: "fg.muted", fontSize: "sm", lineClamp: 2 }, r.message)]) }),
       found.length > shown && h(C.Button, { variant: "outline", size: "sm", onClick: () => setShown(shown + 200) }, `Show more (${found.length - shown})`));
   }
 
   const Root = (props) => (props.taskId && props.runId ? h(TaskTab, { ...props, key: [props.dagId, props.runId, props.taskId, props.mapIndex].join("|") }) : h(Runs, { dagId: props.dagId, key: props.dagId || "all" }));
-  globalThis.AirflowPlugin = (props) => h(Boundary, null, h(Root, props));
+  // Its own name first: two bundles that load at the same time share the other one.
+  globalThis.Training = globalThis.AirflowPlugin = (props) => h(Boundary, null, h(Root, props));
 })();

@@ -17,12 +17,13 @@ from airflow.models.task_state_store import TaskStateStoreModel
 from airflow.models.taskinstance import TaskInstance
 from sqlalchemy import create_engine, event, select
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
 
 
 @contextmanager
 def database() -> Iterator[Session]:
-    """An empty one in memory."""
-    engine = create_engine("sqlite://")
+    """An empty one in memory, the same for all threads."""
+    engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     # A task instance without the Dag version and the log template that a scheduler would make first.
     event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys=OFF"))
     airflow_models.import_all_models()

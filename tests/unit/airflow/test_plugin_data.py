@@ -358,7 +358,7 @@ def test_claim_and_past_of_exactly_one_task_instance(session: Session) -> None:
 def test_plugin_has_routes_and_bundles_of_its_own() -> None:
     routes = [entry["url_route"] for entry in SingularityPlugin.react_apps]
     bundles = [entry["bundle_url"] for entry in SingularityPlugin.react_apps]
-    assert len(set(routes)) == len(set(bundles)) == 3
+    assert len(set(routes)) == len(set(bundles)) == 4
     # Airflow refuses a prefix that begins with one of its own, without a word in the UI.
     (api,) = SingularityPlugin.fastapi_apps
     assert not api["url_prefix"].startswith(("/ui", "/api", "/auth", "/execution"))

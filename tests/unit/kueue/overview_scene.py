@@ -8,8 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from kueue_integration.contract import job_names
+from kueue_integration.controller.planning.report import event
 from kueue_integration.kube import server_time
 from kueue_integration.kube.resources import KUEUE_JOB_UID_LABEL, Object
+from kueue_integration.planner.arbiter import Ruling
+from kueue_integration.planner.proposals import Action, Proposal
 from proxy.protocol.messages import AttemptRecord
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
@@ -121,3 +124,19 @@ def record(number: int = 1, **changes: Any) -> AttemptRecord:
         "admitted_at": 1000.0 * number,
     }  # fmt: skip
     return AttemptRecord(**{**values, **changes})
+
+
+def planner_event(
+    name: str,
+    at: float,
+    why: str,
+    *,
+    action: Action = "pause",
+    policy: str = "timeSharing",
+    reason: str = job_names.EVENT_PLANNER_DONE,
+    namespace: str = "default",
+) -> Object:
+    """The Event of a policy that has done something to this job, or with another `reason` would have."""
+    step = Proposal(action, (namespace, name), why, 60.0, policy)
+    about = {"metadata": {"name": name, "namespace": namespace, "uid": f"uid-{name}"}, "kind": "Job"}
+    return event(Ruling(step, True, "costs 9"), about, reason, f"{policy}: {why}", at)

@@ -6,23 +6,19 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from overview_scene import cluster_queue, local_queue, record, training, workload
+from overview_scene import cluster_queue, local_queue, planner_event, record, training, workload
 
 from kueue_integration import cli
 from kueue_integration.cli import top, top_text
 from kueue_integration.contract import job_names
-from kueue_integration.controller.planning.report import event
 from kueue_integration.errors import Forbidden, KubeError, NotFound, Unreachable
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE
+from kueue_integration.kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, Object
 from kueue_integration.overview.look import look
 from kueue_integration.overview.report import Overview, overview
-from kueue_integration.planner.arbiter import Ruling
-from kueue_integration.planner.proposals import Proposal
 
 CPU = ("ondemand", "cpu")
 LONG = "a-name-that-is-as-long-as-names-of-kubernetes-may-be-and-that-no-table-has-room-for"
@@ -64,11 +60,8 @@ def test_the_tables(kube: FakeKube) -> None:
     assert "1 ClusterQueue, 1 cohort; 1 hold quota, 1 wait; goodput 50%" in shown.stdout
 
 
-def planned(job: str, ago: float, reason: str, message: str) -> dict[str, Any]:
-    """An Event as the planner writes it."""
-    step = Proposal("pause", ("default", job), message, 60.0, "timeSharing")
-    about = {"metadata": {"name": job, "namespace": "default", "uid": f"uid-{job}"}, "kind": "Job"}
-    return event(Ruling(step, True, "costs 9"), about, reason, f"timeSharing: {message}", time.time() - ago)
+def planned(job: str, ago: float, reason: str, message: str) -> Object:
+    return planner_event(job, time.time() - ago, message, reason=reason)
 
 
 def test_what_the_planner_did_and_proposes_is_shown_newest_first(kube: FakeKube) -> None:

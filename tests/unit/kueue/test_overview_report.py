@@ -264,8 +264,8 @@ def test_finished_jobs_hold_nothing_but_their_goodput_counts() -> None:
 
 def test_the_json_is_complete() -> None:
     told = json.loads(json.dumps(as_json(seen(scene()))))
-    parts = {"at", "quota", "queues", "tenants", "holders", "waiting", "goodput", "planner", "notes", "unreadable"}
-    assert set(told) == parts
+    lists = {"quota", "queues", "tenants", "holders", "waiting", "preemptions", "planner", "notes", "unreadable"}
+    assert set(told) == {"at", "goodput", *lists}
     cohort = told["quota"][0]
     assert cohort == {
         "scope": "cohort", "name": "c", "cohort": "", "depth": 0, "flavor": "ondemand", "resource": "cpu",
