@@ -1,6 +1,6 @@
 """What the page of the cluster asks for: which clusters a user's training tasks run in, and the report of one.
 
-It names no Dag, so no route dependency can authorise it. The report itself is cut to what the user may read, and a
+It names no Dag, so no route dependency can authorise it. The report itself is cut to what the user may read. And a
 cluster is shown only to users who may read a Dag that trains in it.
 """
 

@@ -142,6 +142,7 @@ def _preemption(move: moves.Preemption, seen: Mapping[str, Claim]) -> dict[str, 
     return {
         "time": move.time, "job": f"{move.namespace}/{move.job}", "task": _place(seen[move.uid].key),
         "attempt": move.attempt, "flavor": move.flavor, "pods": move.pods, "checkpoint": move.checkpoint,
+        "released": move.released,
         "by": None if by is None else {"job": f"{by.namespace}/{by.name}", "task": _place(by.key)},
         "by_priority": None if who is None else who.priority,
     }  # fmt: skip

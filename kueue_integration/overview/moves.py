@@ -35,6 +35,8 @@ class Preemption:
     preemptor: Preemptor | None
     checkpoint: str | None
     """The checkpoint that it left behind."""
+    released: bool
+    """It has given its quota back; before that its checkpoint may be under way."""
 
 
 def preemptions(trainings: Iterable[Training], now: float) -> list[Preemption]:
@@ -43,7 +45,7 @@ def preemptions(trainings: Iterable[Training], now: float) -> list[Preemption]:
         Preemption(
             time=record.evicted_at, namespace=job.namespace, job=job.name, uid=job.uid, attempt=record.attempt,
             flavor=record.flavor, pods=record.pods, by=record.preempted_by or "", preemptor=record.preemptor,
-            checkpoint=record.checkpoint,
+            checkpoint=record.checkpoint, released=record.released_at is not None,
         )
         for job, record in _lately(trainings, now)
         if record.ended_by == PREEMPTED and record.evicted_at is not None

@@ -108,7 +108,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
   // --- what moved lately --------------------------------------------------------------------------------------------
   function Preemptions({ report }) {
     const by = (p) => (p.by ? h(Task, p.by) : h(Muted, null, `a job that you may not see${known(p.by_priority) ? `, priority ${p.by_priority}` : ""}`));
-    const rows = report.preemptions.map((p) => [ago(report.at, p.time), h(Task, p), by(p), `${p.pods} × ${p.flavor}`, p.checkpoint ? h(C.Badge, { colorPalette: "success", size: "sm", title: p.checkpoint }, "saved") : h(C.Badge, { colorPalette: "failed", size: "sm" }, "none")]);
+    const rows = report.preemptions.map((p) => [ago(report.at, p.time), h(Task, p), by(p), `${p.pods} × ${p.flavor}`, p.checkpoint ? h(C.Badge, { colorPalette: "success", size: "sm", title: p.checkpoint }, "saved") : h(C.Badge, { colorPalette: p.released ? "failed" : "deferred", size: "sm" }, p.released ? "none" : "under way")]);
     return h(Card, { title: "Who preempted whom", aside: h(Small, null, "last day") },
       rows.length > 0 && h(Table, { testid: "cluster-preemptions", label: "preemptions of the last day", heads: ["When", "Gave its quota", "To", "Gave", "Checkpoint"], rows }),
       rows.length === 0 && report.others_preempted === 0 && h(Muted, null, "No training job that still exists was preempted."),

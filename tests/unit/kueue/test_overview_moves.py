@@ -28,6 +28,7 @@ def test_a_preemption_has_both_sides_and_what_was_saved() -> None:
     (found,) = moves.preemptions([job(GONE, MOVED)], NOW)
     assert (found.namespace, found.job, found.uid, found.attempt) == ("default", "digits", "uid-digits", 1)
     assert (found.time, found.flavor, found.pods, found.checkpoint) == (NOW - 50, "ondemand", 4, "c1")
+    assert not found.released, "its checkpoint may be under way"
     assert (found.by, found.preemptor) == ("job-urgent", URGENT)
 
 
