@@ -118,8 +118,8 @@ def _running(now: float, deployment: str) -> list[Object]:
     regrown = {"ended_by": "Regrown", "readmitted_for": "regrow", "note": "quota is free again: 4 -> 8 workers on a100"}
     segmentation = [
         _attempt(1, now - 9.2 * HOUR, 3.1, 8, "a100", preempted_by="job-robot-arm-train", preemptor=foreign),
-        _attempt(2, now - 5.4 * HOUR, 1.9, 4, "a100", **regrown),
-        _attempt(3, now - 3.4 * HOUR, None, 8, "a100"),
+        _attempt(2, now - 2.6 * HOUR, 1.9, 4, "a100", **regrown),
+        _attempt(3, now - 0.6 * HOUR, None, 8, "a100"),
     ]
     ranking = [
         _attempt(1, now - 7 * HOUR, 4.4, 4, "a100", preempted_by="job-speech-train", preemptor=urgent, last_step=5100),
@@ -136,7 +136,11 @@ def _running(now: float, deployment: str) -> list[Object]:
     fenced["status"] |= {"conditions": fenced["status"]["conditions"][:1], "admissionChecks": [check]}
     ray = {("a100", GPU): "6", ("a100", CPU): "72"}
     return [
-        _of("segmentation", deployment, segmentation, 11_240), _holds("segmentation", 8, "a100", now - 3.4 * HOUR),
+        _of("segmentation", deployment, segmentation, 11_240), _holds("segmentation", 8, "a100", now - 0.6 * HOUR),
+        planner_event("segmentation-train", now - 0.7 * HOUR, "quota is free again: 4 -> 8 workers on a100",
+                      action="readmit", policy="regrow", namespace="team-a"),
+        planner_event("speech-train", now - 4 * MIN, "node a100-7 is cordoned", action="migrate", policy="cordon",
+                      reason=job_names.EVENT_PLANNER_PROPOSAL, namespace="team-a"),
         _of("speech", deployment, [_attempt(1, now - 2.5 * HOUR, None, 12, "a100")], 3120),
         _holds("speech", 12, "a100", now - 2.5 * HOUR, 1000),
         _of("ranking", deployment, ranking, 6020), leaves,
