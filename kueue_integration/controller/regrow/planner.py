@@ -15,6 +15,7 @@ from proxy.protocol.messages import AttemptRecord
 from ...contract import attempt_records as job_records
 from ...kube import quantities
 from ...kube.resources import Object, is_true
+from ...manifests.pod_placement import asks_for_topology
 from .. import attempt_history
 from ..actions import BOTH, RequestReadmission
 from ..snapshot import Job, Pod, Workload, of_attempt, required
@@ -125,6 +126,11 @@ def _goal(queue: Object, free: quota.Amounts, candidate: Candidate) -> str | Non
     wanted = required(candidate.job.workers_wanted)
     own = quota.usage(candidate.workload.raw)
     allowed = required(candidate.job.placement).flavors
+    template = (candidate.workload.podset or {}).get("template") or {}
+    asked = asked_to_grow(candidate)
+    if asks_for_topology(template) and not asked:
+        return None  # quotas do not tell whether a domain has room
+    bound = bool((template.get("spec") or {}).get("nodeSelector")) and not asked
     earlier, names = False, []
     for group in quota.groups(queue):
         used = [r for r in group.covered if r in given.usage]
@@ -135,7 +141,7 @@ def _goal(queue: Object, free: quota.Amounts, candidate: Candidate) -> str | Non
             return None
         place = group.flavors.index(current)
         for flavor in group.flavors[: place + 1]:
-            if allowed and flavor not in allowed:
+            if (allowed and flavor not in allowed) or (bound and flavor != current):
                 continue
             need = {(flavor, r): quantities.parse(given.usage[r]) / given.count * wanted for r in used}
             if all(amount <= free.get(key, quota.NONE) + own.get(key, quota.NONE) for key, amount in need.items()):
