@@ -90,7 +90,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param hold: cooperative preemption; False: plain Kueue, the checkpoint has to fit the grace period
     :param volumes, volume_mounts: added to the pods, as in a Pod manifest (templated)
     :param pod_override: a Pod (`V1Pod` or plain data) merged into the training pods: service account, affinity,
-        tolerations, environment from secrets, init containers, ... The training container is `train` or `base`. What a
+        environment from secrets, init containers, ... The training container is `train` or `base`. What a
         checkpoint depends on is refused by field (templated)
     :param labels, annotations: added to Job and pods (templated)
     :param kubernetes_conn_id: Airflow connection of type `kubernetes`; tasks of one Dag may use several clusters
