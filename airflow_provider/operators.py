@@ -66,6 +66,12 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param image: training image, default the platform's (templated)
     :param priority_class: Kueue WorkloadPriorityClass (templated)
     :param pod_resources: per pod, `{"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}` (templated)
+    :param topology: `{"required": LABEL}`: all pods in one domain of the level with this node label;
+        `{"preferred": LABEL}`, `"unconstrained"`; default: the queue's choice (templated)
+    :param node_selector: node labels that every pod needs, besides those of the flavor (templated)
+    :param tolerations: taints that the pods accept, as in a Pod, besides those of the flavor (templated)
+    :param resource_claims: devices by DRA, per pod: `{"name": "gpu", "device_class": "gpu.nvidia.com", "count": 1}`, or
+        `{"name": "gpu", "template": ResourceClaimTemplate}` (templated)
     :param env: environment of every rank (templated)
     :param files: relative path -> text, copied into each rank's working directory (templated)
     :param workdir: directory in the image to start in (templated)
@@ -84,7 +90,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param hold: cooperative preemption; False: plain Kueue, the checkpoint has to fit the grace period
     :param volumes, volume_mounts: added to the pods, as in a Pod manifest (templated)
     :param pod_override: a Pod (`V1Pod` or plain data) merged into the training pods: service account, affinity,
-        tolerations, environment from secrets, init containers, ... The training container is `train` or `base`. What a
+        environment from secrets, init containers, ... The training container is `train` or `base`. What a
         checkpoint depends on is refused by field (templated)
     :param labels, annotations: added to Job and pods (templated)
     :param kubernetes_conn_id: Airflow connection of type `kubernetes`; tasks of one Dag may use several clusters
@@ -107,13 +113,14 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
 
     template_fields: Sequence[str] = (
         "queue_name", "command", "script", "script_args", "name", "namespace", "workers", "min_workers", "world_size",
-        "image", "priority_class", "pod_resources", "env", "files", "workdir", "store", "checkpoint_budget_s",
-        "grace_period_s", "checkpoint_every", "volumes", "volume_mounts", "labels", "annotations", "kubernetes_conn_id",
-        "checkpoint_disk", "engine", "start_from", "hold", "pod_override", "infrastructure_retries",
-        "resume_on_exit_codes", "manifest",
+        "image", "priority_class", "pod_resources", "topology", "node_selector", "tolerations", "resource_claims",
+        "env", "files", "workdir", "store", "checkpoint_budget_s", "grace_period_s", "checkpoint_every", "volumes",
+        "volume_mounts", "labels", "annotations", "kubernetes_conn_id", "checkpoint_disk", "engine", "start_from",
+        "hold", "pod_override", "infrastructure_retries", "resume_on_exit_codes", "manifest",
     )  # fmt: skip
     template_fields_renderers = {  # noqa: RUF012
         **dict.fromkeys(("pod_resources", "env", "files", "command", "volumes", "pod_override"), "json"),
+        **dict.fromkeys(("topology", "node_selector", "tolerations", "resource_claims"), "json"),
         "manifest": "yaml",
     }
     operator_extra_links = tuple(link() for link in LINKS)
@@ -139,6 +146,10 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         image: str | None = None,
         priority_class: str | None = None,
         pod_resources: Mapping[str, str] | None = None,
+        topology: Mapping[str, str] | str | None = None,
+        node_selector: Mapping[str, str] | None = None,
+        tolerations: Sequence[Mapping[str, Any]] = (),
+        resource_claims: Sequence[Mapping[str, Any]] = (),
         env: Mapping[str, str] | None = None,
         files: Mapping[str, str] | None = None,
         workdir: str | None = None,
@@ -182,6 +193,10 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         self.image = image
         self.priority_class = priority_class
         self.pod_resources = pod_resources
+        self.topology = topology
+        self.node_selector = node_selector
+        self.tolerations = tolerations
+        self.resource_claims = resource_claims
         self.env = env
         self.files = files
         self.workdir = workdir

@@ -14,6 +14,8 @@ from .exceptions import InvalidTrainingError
 
 SPEC_FIELDS: Mapping[str, str] = {
     "queue_name": "queue", "pod_resources": "resources", "workers": "workers", "min_workers": "min_workers",
+    "topology": "topology", "node_selector": "node_selector", "tolerations": "tolerations",
+    "resource_claims": "resource_claims",
     "world_size": "world_size", "image": "image", "priority_class": "priority_class", "env": "env",
     "workdir": "workdir", "store": "store", "engine": "engine", "checkpoint_budget_s": "checkpoint_budget_s",
     "grace_period_s": "grace_period_s", "checkpoint_every": "checkpoint_every", "hold": "hold",
@@ -25,7 +27,7 @@ SPEC_FIELDS: Mapping[str, str] = {
 _OTHERS = ("command", "files", "labels", "annotations", "namespace")
 _TOGETHER = (
     {"workers", "min_workers", "world_size"},
-    {"volumes", "volume_mounts", "store", "pod_override"},
+    {"volumes", "volume_mounts", "store", "pod_override", "node_selector", "tolerations", "resource_claims"},
     {"workdir", "files"},
 )
 """Parameters with rules over several of them: while one is a template, nothing is said about the others."""

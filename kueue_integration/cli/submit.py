@@ -18,6 +18,7 @@ from ..manifests.job_manifests import render as render_objects
 from ..spec import platform_config
 from ..spec.train_spec import TrainSpec, validate
 from ..spec.validation import MAX_FILES_BYTES
+from . import placement_options
 from .common import cluster_options, open_cluster
 from .status import wait_until_final
 
@@ -44,6 +45,7 @@ _OPTIONS = (
     click.option("--cpu", help="CPU per worker, for example 500m."),
     click.option("--memory", help="Memory per worker, for example 2Gi."),
     click.option("--gpus", type=int, help="NVIDIA GPUs per worker."),
+    *placement_options.OPTIONS,
     click.option("--no-hold", is_flag=True, help="Plain Kueue preemption: checkpoint within the grace period."),
     click.option("--budget", type=int, default=120, show_default=True, help="Seconds a preemption may be held."),
     click.option("--grace", type=int, default=90, show_default=True, help="Termination grace of the pods, seconds."),
@@ -56,7 +58,7 @@ _OPTIONS = (
     click.option(
         "--pod-override",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="YAML or JSON file with a piece of a Pod (tolerations, nodeSelector, volumes ...), merged into the pods.",
+        help="YAML or JSON file with a piece of a Pod (affinity, service account, volumes ...), merged into the pods.",
     ),
     click.option(
         "--checkpoint-disk",
@@ -113,7 +115,7 @@ def submit(
           --workdir ./src --cpu 250m --wait -- python3 train.py --steps 900
       singularityctl submit --name big --queue training --workers 8 --gpus 1 \\
           --image registry.example/train:1 --store gs://bucket/ckpt -- python3 -m mymodel.train
-      singularityctl submit --name spot --queue training --workers 4 --pod-override tolerations.yaml \\
+      singularityctl submit --name spot --queue training --workers 4 --toleration spot=true:NoSchedule \\
           --infrastructure-retries 5 --resume-on-exit-code 75 -- python3 train.py
 
     \b
@@ -178,17 +180,20 @@ def build_spec(
     no_hold: bool,
     budget: int,
     grace: int,
+    resource: tuple[str, ...],
     **rest: Any,
 ) -> TrainSpec:
     """A TrainSpec from the options. Raises SpecError for what cannot even be read."""
     problems: list[tuple[str, object, str]] = []
     variables = _pairs("env", env, problems)
     labels = _pairs("label", label, problems)
+    more = _pairs("resource", resource, problems)
+    place = placement_options.fields(rest, problems)
     override = _read_override(pod_override, problems) if pod_override else None
     files = read_directory(workdir, problems) if workdir else {}
     if problems:
         raise SpecError(problems)
-    amounts = {"cpu": cpu, "memory": memory, "nvidia.com/gpu": None if gpus is None else str(gpus)}
+    amounts = {"cpu": cpu, "memory": memory, "nvidia.com/gpu": None if gpus is None else str(gpus), **more}
     return TrainSpec(
         command=command,
         env=variables,
@@ -200,6 +205,7 @@ def build_spec(
         hold=not no_hold,
         checkpoint_budget_s=budget,
         grace_period_s=grace,
+        **place,
         **rest,
     )
 

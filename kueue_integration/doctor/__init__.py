@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from ..kube.api import Kube
 from ..spec.platform_config import PlatformConfig
-from . import access, chart, cluster, gates, gpu_probe, jobs, probe, queues, security
+from . import access, chart, cluster, gates, gpu_probe, jobs, placement, probe, queues, security
 from .check import FAIL, OK, WARN, Check, guarded
 
 __all__ = ["FAIL", "OK", "WARN", "Check", "run", "run_gpu_probe", "run_probe"]
@@ -61,6 +61,7 @@ def run(kube: Kube, namespace: str | None, now: float) -> list[Check]:
     if served:
         found += guarded("Kueue config", gates.kueue_config(kube))
         found += guarded("visibility", gates.visibility(kube))
+        found += guarded("device classes", placement.device_classes(kube))
         found += guarded("priority classes", queues.priority_classes(kube))
     if namespace is None:
         return found
@@ -73,5 +74,6 @@ def run(kube: Kube, namespace: str | None, now: float) -> list[Check]:
     found += guarded("permissions", security.permissions(kube, namespace))
     if served:
         found += guarded("queues", queues.local_queues(kube, namespace, not isinstance(installed, Check)))
+        found += guarded("topologies", placement.topologies(kube, namespace))
     maximum = 0 if isinstance(installed, Check) else installed.max_budget_s
     return found + guarded("jobs", jobs.running(kube, namespace, now, maximum))

@@ -40,7 +40,7 @@ def api_gates(kube: Kube) -> Iterator[Check]:
 
 def kueue_config(kube: Kube) -> Iterator[Check]:
     """What Kueue's ConfigMap switches off, or sets so short that a restore does not fit."""
-    config = _configuration(kube)
+    config = configuration(kube)
     if config is None:
         yield Check("Kueue config", OK, f"no ConfigMap {KUEUE_CONFIG} that you may read: not checked")
         return
@@ -65,7 +65,8 @@ def visibility(kube: Kube) -> Iterator[Check]:
     yield Check("visibility", WARN, "not served: `status` cannot tell the place in the queue", fix)
 
 
-def _configuration(kube: Kube) -> Mapping[str, Any] | None:
+def configuration(kube: Kube) -> Mapping[str, Any] | None:
+    """Kueue's own configuration; None where the caller may not read it, or it is not where Kueue installs it."""
     labels = {"app.kubernetes.io/name": "kueue", "control-plane": "controller-manager"}
     try:
         spaces = {str(d["metadata"]["namespace"]) for d in kube.list(DEPLOYMENT, None, selector(labels))}

@@ -23,6 +23,7 @@ from ..kube.resources import (
     Object,
 )
 from ..spec.train_spec import TrainSpec
+from . import place_check
 
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
@@ -30,11 +31,13 @@ POD_SECURITY = "pod-security.kubernetes.io/enforce"
 def cluster(kube: Kube, spec: TrainSpec) -> None:
     """Raise SpecError or PlatformError when `spec` cannot run on this cluster."""
     queue = _local_queue(kube, spec)
-    problems = [*_priority(kube, spec)]
+    name = str(queue.get("spec", {}).get("clusterQueue", ""))
+    target = _readable(kube, CLUSTER_QUEUE, None, name)
+    problems = [*_priority(kube, spec), *place_check.problems(kube, spec, target or None)]
     if problems:
         raise SpecError(problems)
     _pod_security(kube, spec.namespace)
-    _fence(kube, spec.queue, str(queue.get("spec", {}).get("clusterQueue", "")))
+    _fence(kube, spec.queue, name, target)
 
 
 def _local_queue(kube: Kube, spec: TrainSpec) -> Object:
@@ -85,8 +88,8 @@ def _pod_security(kube: Kube, namespace: str) -> None:
         )
 
 
-def _fence(kube: Kube, queue: str, cluster_queue: str) -> None:
-    found = _readable(kube, CLUSTER_QUEUE, None, cluster_queue)
+def _fence(kube: Kube, queue: str, cluster_queue: str, found: Any) -> None:
+    """`found`: the ClusterQueue as `_readable` has it."""
     if found is None:
         return
     if found is False:

@@ -21,7 +21,10 @@ class Shortage:
     resource: str = ""
     amount: str = ""
     cause: str = "unused"
-    """`unused`: quota is there but taken; `maximum`: more than the queue can ever give; `taint`; `affinity`."""
+    """`unused`: quota is there but taken; `maximum`: more than the queue can ever give; `taint`; `affinity`.
+
+    `topology`: the flavor has no topology, or not the level; `no-topology`: it takes only jobs that ask for one.
+    """
 
 
 _UNUSED = re.compile(r"insufficient unused quota for (\S+) in flavor (\S+), (\S+) more needed")
@@ -32,6 +35,8 @@ _MAXIMUM = re.compile(
 )
 _TAINT = re.compile(r"untolerated taint .+? in flavor ([^\s,;]*[^\s,;.])")
 _AFFINITY = re.compile(r"flavor (\S+) doesn't match node affinity")
+_TOPOLOGY = re.compile(r'Flavor "([^"]+)" does not (?:support TopologyAwareScheduling|contain the requested level)')
+_NO_TOPOLOGY = re.compile(r'Flavor "([^"]+)" supports only TopologyAwareScheduling')
 
 
 def parse(message: str) -> list[Shortage]:
@@ -43,6 +48,8 @@ def parse(message: str) -> list[Shortage]:
         found.append((m.start(), Shortage(m[2], m[1], _excess(m[3], m[4], m[5]), "maximum")))
     found += [(m.start(), Shortage(m[1], cause="taint")) for m in _TAINT.finditer(message)]
     found += [(m.start(), Shortage(m[1], cause="affinity")) for m in _AFFINITY.finditer(message)]
+    for pattern, cause in ((_TOPOLOGY, "topology"), (_NO_TOPOLOGY, "no-topology")):
+        found += [(m.start(), Shortage(m[1], cause=cause)) for m in pattern.finditer(message)]
     return list(dict.fromkeys(shortage for _, shortage in sorted(found, key=lambda item: item[0])))
 
 
@@ -65,6 +72,10 @@ def _words(item: Shortage) -> str:
         return f"flavor {item.flavor} has a taint that the pods do not tolerate"
     if item.cause == "affinity":
         return f"flavor {item.flavor} does not match the pods' node affinity"
+    if item.cause == "topology":
+        return f"flavor {item.flavor} does not have the topology that the job asks for"
+    if item.cause == "no-topology":
+        return f"flavor {item.flavor} takes only jobs that ask for a topology"
     amount = f"{item.amount} {item.resource} more" if item.amount else f"more {item.resource}"
     ever = " than the queue can ever give" if item.cause == "maximum" else ""
     return f"{'asks for' if ever else 'needs'} {amount}{ever} in flavor {item.flavor}"

@@ -17,9 +17,10 @@ from proxy.protocol.messages import CheckpointRef, JobRequest, Origin
 from ..contract import branches, job_names, kinds
 from ..errors import ConflictError, JobNotFoundError, RequestRefusedError, SingularityError, SpecError, StoreSaidNo
 from ..kube.api import Kube
-from ..kube.resources import CONFIG_MAP, JOB, SERVICE, Object, is_true, label
+from ..kube.resources import CONFIG_MAP, JOB, RESOURCE_CLAIM_TEMPLATE, SERVICE, Object, is_true, label
 from ..manifests import live_job
 from ..manifests.pod import files_name
+from ..manifests.pod_placement import template_name
 from ..requests import user_requests, verbs
 from ..spec import platform_config, validation
 from ..spec.train_spec import TrainSpec
@@ -230,8 +231,11 @@ def _named(kube: Kube, namespace: str, name: str) -> Object:
 
 
 def _children(kube: Kube, source: Object, new: str) -> list[Object]:
-    """Service and files, as far as the source has them: an adopted Job has its own."""
+    """Service, files and claim templates, as far as the source has them: an adopted Job has its own."""
     namespace, old = _namespace(source), str(source["metadata"]["name"])
     found = [kube.find(SERVICE, namespace, old), kube.find(CONFIG_MAP, namespace, files_name(old))]
+    for claim in source["spec"]["template"]["spec"].get("resourceClaims") or ():
+        if claim.get("resourceClaimTemplateName") == template_name(old, claim["name"]):
+            found.append(kube.find(RESOURCE_CLAIM_TEMPLATE, namespace, template_name(old, claim["name"])))
     ours = [child for child in found if child is not None and label(child, job_names.LABEL_JOB) == old]
     return [live_job.forked_child(child, old, new) for child in ours]

@@ -87,6 +87,9 @@ MULTIKUEUE_CLUSTER: Final = Kind(
     "MultiKueueCluster", KUEUE_GROUP, KUEUE_VERSION, "multikueueclusters", namespaced=False
 )
 SECRET: Final = Kind("Secret", "", "v1", "secrets")
+TOPOLOGY: Final = Kind("Topology", KUEUE_GROUP, KUEUE_VERSION, "topologies", namespaced=False)
+DEVICE_CLASS: Final = Kind("DeviceClass", "resource.k8s.io", "v1", "deviceclasses", namespaced=False)
+RESOURCE_CLAIM_TEMPLATE: Final = Kind("ResourceClaimTemplate", "resource.k8s.io", "v1", "resourceclaimtemplates")
 
 KINDS: Final[Mapping[str, Kind]] = {
     kind.name: kind
@@ -117,6 +120,9 @@ KINDS: Final[Mapping[str, Kind]] = {
         RESOURCE_FLAVOR,
         MULTIKUEUE_CLUSTER,
         SECRET,
+        TOPOLOGY,
+        DEVICE_CLASS,
+        RESOURCE_CLAIM_TEMPLATE,
     )
 }
 

@@ -1,8 +1,8 @@
 """`render`: a TrainSpec as Kubernetes objects. Pure: no I/O, no clock, no randomness.
 
-One headless Service, one Indexed Job, and a ConfigMap when files are shipped. Kueue suspends, admits, shrinks and moves
-the Job. The fence puts attempt, checkpoint, workers and flavor on its pods as annotations, which reach the containers
-through the Downward API.
+One headless Service, one Indexed Job, a ConfigMap when files are shipped, and a ResourceClaimTemplate for each claim by
+device class. Kueue suspends, admits, shrinks and moves the Job. The fence puts attempt, checkpoint, workers and flavor
+on its pods as annotations, which reach the containers through the Downward API.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..kube.resources import Object
 from ..spec import pod_override, save_interval
 from ..spec.platform_config import PlatformConfig
 from ..spec.train_spec import TrainSpec, validate
-from . import checkpoint_disk
+from . import checkpoint_disk, pod_placement
 from .pod import file_keys, files_name, pod_spec
 
 MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
@@ -27,9 +27,12 @@ BACKOFF_LIMIT = 6
 
 
 def render(spec: TrainSpec, platform: PlatformConfig) -> list[dict[str, Any]]:
-    """The objects of `spec`: [ConfigMap,] Service, Job, in this order. Raises SpecError if the spec is not valid."""
+    """The objects of `spec`: [ConfigMap,] [ResourceClaimTemplates,] Service, Job, in this order.
+
+    Raises SpecError if the spec is not valid.
+    """
     validate(spec, platform)
-    objects = [_service(spec), job(spec, platform)]
+    objects = [*pod_placement.claim_templates(spec, own_labels(spec)), _service(spec), job(spec, platform)]
     if spec.files:
         objects.insert(0, _config_map(spec))
     # Through JSON: plain data that shares nothing with the caller's spec and platform.
@@ -78,7 +81,7 @@ def _template(spec: TrainSpec, platform: PlatformConfig) -> Object:
         "metadata": {"labels": own_labels(spec), "annotations": {**spec.annotations}},
         "spec": pod_spec(spec, platform),
     }
-    whole = pod_override.merged(made, spec.pod_override)
+    whole = pod_override.merged(pod_placement.placed(made, spec), spec.pod_override)
     return checkpoint_disk.bounded(whole, spec.checkpoint_disk or platform.checkpoint_disk, spec.ranks)
 
 

@@ -13,6 +13,7 @@ from proxy.protocol.messages import Origin, to_json
 from ..contract import job_names
 from ..kube.resources import Object, annotation
 from .pod import files_name
+from .pod_placement import template_name
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _BY_SERVER = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink")
@@ -90,7 +91,7 @@ def forked(source: Mapping[str, Any], workload: Mapping[str, Any] | None, new: F
 
 
 def forked_child(child: Mapping[str, Any], old: str, new: str) -> Object:
-    """The Service, or the files, of Job `old` for Job `new`."""
+    """The Service, the files or a ResourceClaimTemplate of Job `old` for Job `new`."""
     made: Object = json.loads(json.dumps(child))
     meta = made["metadata"]
     labels = {**_kept(meta.get("labels")), job_names.LABEL_MANAGED: "true", job_names.LABEL_JOB: new}
@@ -122,6 +123,9 @@ def _rename_pods(template: Object, old: str, new: str, placed: bool) -> None:
         files = volume.get("configMap") or {}
         if files.get("name") == files_name(old):
             files["name"] = files_name(new)
+    for claim in pod.get("resourceClaims") or ():
+        if claim.get("resourceClaimTemplateName") == template_name(old, claim["name"]):
+            claim["resourceClaimTemplateName"] = template_name(new, claim["name"])
 
 
 def _kept(entries: Mapping[str, str] | None) -> dict[str, str]:

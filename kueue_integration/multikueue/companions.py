@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from ..errors import AlreadyExists, Conflict
 from ..kube.api import Kube
-from ..kube.resources import CONFIG_MAP, SERVICE, Kind, Object, kind_of
+from ..kube.resources import CONFIG_MAP, RESOURCE_CLAIM_TEMPLATE, SERVICE, Kind, Object, kind_of
 
 
 def needed(job: Object) -> list[tuple[Kind, str]]:
     """Kind and name of what the pods of `job` need beside secrets and volumes of the cluster."""
     pod = (((job.get("spec") or {}).get("template") or {}).get("spec")) or {}
     maps = [str(v["configMap"].get("name", "")) for v in pod.get("volumes") or () if v.get("configMap")]
+    claims = [str(c.get("resourceClaimTemplateName") or "") for c in pod.get("resourceClaims") or ()]
     found = [(CONFIG_MAP, name) for name in maps if name]
+    found += [(RESOURCE_CLAIM_TEMPLATE, name) for name in claims if name]
     return [*found, (SERVICE, str(pod["subdomain"]))] if pod.get("subdomain") else found
 
 
@@ -40,6 +42,8 @@ def made_for(obj: Object, copy: Object) -> Object:
         if spec.get("clusterIP") != "None":
             spec.pop("clusterIP", None)
         return {**made, "spec": spec}
+    if obj["kind"] == RESOURCE_CLAIM_TEMPLATE.name:
+        return {**made, "spec": obj["spec"]}
     return {**made, **{key: obj[key] for key in ("data", "binaryData", "immutable") if key in obj}}
 
 

@@ -117,6 +117,10 @@ class Job:
     fewest: int = 1
     ranks: int = 1
     resizable: bool = False
+    topology: bool = False
+    """Its pods ask for a topology. Quotas do not tell whether a domain has room for more."""
+    node_selector: bool = False
+    """Whether another flavor has such nodes is not known."""
     held: bool = True
     """Kueue's preemption waits for its checkpoint; without that a move may lose steps."""
     flavors: Sequence[str] = ()

@@ -18,6 +18,7 @@ from ..contract import annotation_values, job_names
 from ..errors import Forbidden, PlatformError, SpecError
 from ..kube.api import Kube
 from ..kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, NODE, RESOURCE_FLAVOR, Kind, Object, annotation, is_true, label
+from ..manifests import pod_placement
 
 ANYWHERE = Placement()
 HOSTNAME = "kubernetes.io/hostname"
@@ -29,6 +30,8 @@ class Flavor:
 
     name: str
     labels: Mapping[str, str]
+    topology: bool = False
+    """Whether Kueue places pods of this flavor by a Topology."""
 
 
 def of(job: Mapping[str, Any]) -> Placement | Unreadable:
@@ -72,6 +75,7 @@ def resolve(kube: Kube, job: Object, flavor: str | None, leave: Sequence[str], a
     flavors = _flavors(kube, job)
     if flavor is not None:
         check_flavor(flavor, flavors)
+        _check_wishes(_as_submitted(kube, job), flavor, flavors)
     nodes = _list(kube, NODE) if leave or before.avoid_nodes else []
     known = {str(n["metadata"]["name"]): n for n in nodes}
     for node in leave:
@@ -116,6 +120,29 @@ def check_flavor(name: str, flavors: Sequence[Flavor]) -> None:
         )
 
 
+def _as_submitted(kube: Kube, job: Object) -> Mapping[str, Any]:
+    """The job's pod template without what Kueue has added for a flavor."""
+    workload = kube.get_workload_for_job(job) or {}
+    podsets = (workload.get("spec") or {}).get("podSets") or ()
+    return (podsets[0] if podsets else job["spec"]).get("template") or {}
+
+
+def _check_wishes(template: Mapping[str, Any], name: str, flavors: Sequence[Flavor]) -> None:
+    """The flavor has the topology and the node labels that the pods ask for: else the job would wait for ever."""
+    if pod_placement.asks_for_topology(template):
+        good = [flavor.name for flavor in flavors if flavor.topology]
+        if name not in good:
+            fix = f"has no topology, which the job asks for; flavors of its queue that have one: {_names(good)}"
+            raise SpecError([("flavor", name, fix)])
+    known = {key for flavor in flavors for key in flavor.labels}
+    selector = (template.get("spec") or {}).get("nodeSelector") or {}
+    wanted = {key: value for key, value in selector.items() if key in known}
+    good = [flavor.name for flavor in flavors if wanted.items() <= flavor.labels.items()]
+    if name not in good:
+        fix = f"does not have the labels of the job's node selector ({wanted}); flavors that have them: {_names(good)}"
+        raise SpecError([("flavor", name, fix)])
+
+
 def _flavors(kube: Kube, job: Object) -> list[Flavor]:
     """Flavors of the job's queue, in its order of preference."""
     namespace, queue = job["metadata"]["namespace"], label(job, job_names.KUEUE_QUEUE_LABEL) or ""
@@ -127,10 +154,11 @@ def _flavors(kube: Kube, job: Object) -> list[Flavor]:
     if found is None:
         raise PlatformError(f"LocalQueue {queue!r} points to ClusterQueue {name!r}, which does not exist")
     order = flavor_names(found)
-    labels = {
-        f["metadata"]["name"]: (f.get("spec") or {}).get("nodeLabels") or {} for f in _list(kube, RESOURCE_FLAVOR)
-    }
-    return [Flavor(name, labels.get(name, {})) for name in order]
+    specs: dict[str, Any] = {f["metadata"]["name"]: f.get("spec") or {} for f in _list(kube, RESOURCE_FLAVOR)}
+    return [
+        Flavor(name, spec.get("nodeLabels") or {}, bool(spec.get("topologyName")))
+        for name, spec in ((name, specs.get(name, {})) for name in order)
+    ]
 
 
 def flavor_names(cluster_queue: Mapping[str, Any]) -> list[str]:

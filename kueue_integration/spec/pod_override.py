@@ -1,8 +1,8 @@
 """`pod_override`: a user's own piece of a Pod, merged into the training pod. Pure.
 
-It may add what a TrainSpec has no field for (service account, affinity, tolerations, init containers, environment from
-secrets, ...). A field that a checkpoint, the fence or the ranks depend on is refused by its name. The refusal names the
-parameter to use instead, where there is one.
+It may add what a TrainSpec has no field for (service account, affinity, init containers, secrets as environment, ...).
+A field that a checkpoint, the fence or the ranks depend on is refused by its name. The refusal names the parameter to
+use instead, where there is one.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _INTEGERS = (
     "workers", "min_workers", "world_size", "checkpoint_budget_s", "grace_period_s", "infrastructure_retries",
 )  # fmt: skip
-_TUPLES = ("command", "volumes", "volume_mounts", "resume_on_exit_codes")
-_MAPPINGS = ("resources", "env", "files", "labels", "annotations", "pod_override")
+_TUPLES = ("command", "tolerations", "resource_claims", "volumes", "volume_mounts", "resume_on_exit_codes")
+_MAPPINGS = ("resources", "node_selector", "env", "files", "labels", "annotations", "pod_override")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,12 @@ class TrainSpec:
     :param image: training image; None: the platform's default
     :param resources: per pod, `{"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}`: requests, and limits for
         everything but CPU and ephemeral storage
+    :param topology: where the pods stand to each other: `{"required": LABEL}` (all in one domain of the level with this
+        node label), `{"preferred": LABEL}`, or `"unconstrained"`; None: the queue's choice
+    :param node_selector: node labels that every pod needs, besides those of the flavor
+    :param tolerations: taints that the pods accept, as in a Pod, besides those of the flavor
+    :param resource_claims: devices by DRA, per pod: `{"name": "gpu", "device_class": "gpu.nvidia.com", "count": 1,
+        "selectors": [CEL, ...]}`, or `{"name": "gpu", "template": ResourceClaimTemplate}`
     :param env: literal values (`$(NAME)` is not expanded); PYTHONPATH is put before the platform's
     :param files: relative path -> text, shipped in a ConfigMap (at most 900 kB) and copied into each rank's working
         directory at a fresh start
@@ -69,6 +75,10 @@ class TrainSpec:
     image: str | None = None
     priority_class: str | None = None
     resources: Mapping[str, str] = field(default_factory=dict)
+    topology: Mapping[str, str] | str | None = None
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Mapping[str, Any]] = ()
+    resource_claims: Sequence[Mapping[str, Any]] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
@@ -115,9 +125,11 @@ def validate(spec: TrainSpec, platform: PlatformConfig | None = None) -> None:
 
     Without `platform` the rules that depend on its defaults (image, store, budget ceiling) are left out.
     """
-    from . import pod_override, validation  # the rules know the dataclass, not the other way round
+    from . import pod_override, pod_placement, validation  # the rules know the dataclass, not the other way round
 
-    found = [*validation.problems(spec, platform), *pod_override.problems(spec, platform)]
+    found = [
+        *validation.problems(spec, platform), *pod_placement.problems(spec), *pod_override.problems(spec, platform),
+    ]  # fmt: skip
     if found:
         raise SpecError(found)
 
@@ -155,6 +167,10 @@ def from_mapping(data: Mapping[str, Any]) -> TrainSpec:
             with contextlib.suppress(ValueError):
                 value = _structure(value, Sequence)
             values[name] = value  # `validate` says how each has to look
+        elif name == "topology" and isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                value = _structure(value, Mapping)
+            values[name] = value
         elif name == "hold" and isinstance(value, str):
             if value.lower() in ("true", "false"):
                 values[name] = value.lower() == "true"

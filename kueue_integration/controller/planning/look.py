@@ -12,6 +12,7 @@ from ...contract import attempt_records, job_names, kinds
 from ...drain import nodes as drained
 from ...kube import quantities
 from ...kube.resources import Object, is_true, label
+from ...manifests.pod_placement import asks_for_topology
 from ...planner import model, priority, quota
 from ...planner.model import ClusterSnapshot, JobKey
 from ...requests.user_requests import Exchange
@@ -123,6 +124,8 @@ def read_job(
     saved, progress = readable_or(job.checkpoint, None), attempt_records.progress(raw)
     own = progress is not None and last is not None and progress.attempt == last.attempt
     wanted = required(job.workers_wanted)
+    template = ((seen.podset if seen is not None else None) or {}).get("template") or {}
+    topology = asks_for_topology(template)
     return model.Job(
         key=(str(raw["metadata"]["namespace"]), kinds.job_key(raw)),
         uid=str(raw["metadata"]["uid"]),
@@ -136,7 +139,9 @@ def read_job(
         wanted=wanted,
         fewest=readable_or(job.fewest_workers, wanted),
         ranks=readable_or(job.ranks(wanted), wanted),
-        resizable=kinds.is_job(raw) and job.tied and job.world_size is not None,
+        resizable=kinds.is_job(raw) and job.tied and job.world_size is not None and not topology,
+        topology=topology,
+        node_selector=bool((template.get("spec") or {}).get("nodeSelector")),
         held=job.armed,
         flavors=required(job.placement).flavors,
         devices_per_pod=_devices(seen),

@@ -88,6 +88,9 @@ def _goal(queue: Queue, free: Room, job: Job) -> str | None:
     given = job.given
     if given is None or given.count < 1 or job.workload is None:
         return None
+    if job.topology and not job.asks_for_change:
+        return None
+    bound = job.node_selector and not job.asks_for_change
     own = job.workload.holds or {}
     earlier, names = False, []
     for group in queue.groups:
@@ -99,7 +102,7 @@ def _goal(queue: Queue, free: Room, job: Job) -> str | None:
             return None
         place = group.flavors.index(current)
         for flavor in group.flavors[: place + 1]:
-            if job.flavors and flavor not in job.flavors:
+            if (job.flavors and flavor not in job.flavors) or (bound and flavor != current):
                 continue
             need = {(flavor, r): given.usage[r] * Fraction(job.wanted, given.count) for r in used}
             if all(amount <= free.get(key, NONE) + own.get(key, NONE) for key, amount in need.items()):

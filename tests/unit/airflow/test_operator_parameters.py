@@ -50,6 +50,10 @@ POLICY = "Container train for pod team-a/train-0-x failed with exit code {} matc
         ({"env": "A=b"}, "env"),
         ({"labels": {"singularity.dev/x": "y"}}, "labels['singularity.dev/x']"),
         ({"image": "{{ var.value.image }}", "workers": 0}, "workers"),
+        ({"topology": {"required": "a rack"}}, "topology['required']"),
+        ({"topology": "{{ params.t }}", "tolerations": [{"effect": "No"}]}, "tolerations[0].effect"),
+        ({"node_selector": {"a b": "c"}}, "node_selector['a b']"),
+        ({"resource_claims": [{"name": "gpu"}]}, "resource_claims[0]"),
     ],
 )
 def test_what_is_known_is_checked_when_the_dag_is_parsed(changes: dict[str, Any], field: str) -> None:
@@ -65,6 +69,8 @@ def test_what_is_known_is_checked_when_the_dag_is_parsed(changes: dict[str, Any]
         {"volumes": "{{ params.volumes }}", "volume_mounts": [{"name": "data", "mountPath": "/data"}]},
         {"env": {"A": "{{ ds }}"}, "hold": "{{ params.hold }}", "infrastructure_retries": "{{ params.r }}"},
         {"store": "{{ params.store }}"},
+        {"pod_override": "{{ params.pod }}", "tolerations": [{"key": "spot", "operator": "Exists"}]},
+        {"topology": {"required": "{{ params.level }}"}, "resource_claims": "{{ params.claims }}"},
     ],
 )
 def test_what_is_a_template_is_left_to_the_submit(changes: dict[str, Any]) -> None:
@@ -131,6 +137,10 @@ RENDERED: dict[str, tuple[Any, Any]] = {
     "pod_override": ({"spec": {"schedulerName": "{{ low }}"}}, {"spec": {"schedulerName": "low"}}),
     "infrastructure_retries": ("{{ two }}", 2),
     "resume_on_exit_codes": ("[{{ four }}]", (4,)),
+    "topology": ({"required": "{{ low }}"}, {"required": "low"}),
+    "node_selector": ('{"disk": "{{ low }}"}', {"disk": "low"}),
+    "tolerations": ([{"key": "{{ low }}", "operator": "Exists"}], ({"key": "low", "operator": "Exists"},)),
+    "resource_claims": ([{"name": "a", "template": "{{ low }}"}], ({"name": "a", "template": "low"},)),
 }
 """Parameter -> its template, and what it has to be in the TrainSpec; for labels and annotations: their one value."""
 

@@ -37,6 +37,10 @@ MIXED = (
     "untolerated taint &Taint{Key:gpu,Value:true,Effect:NoSchedule,TimeAdded:<nil>,} in flavor a100. "
     "Pending the preemption of 2 workload(s)"
 )
+TOPOLOGY = (
+    "couldn't assign flavors to pod set main: Flavor \"flat\" does not support TopologyAwareScheduling, "
+    "Flavor \"low\" does not contain the requested level, Flavor \"racks\" supports only TopologyAwareScheduling"
+)
 SENTENCES = [
     (UNUSED, [Shortage("ondemand", "cpu", "500m"), Shortage("spot", "cpu", "4")],
      "needs 500m cpu more in flavor ondemand; needs 4 cpu more in flavor spot"),
@@ -49,6 +53,10 @@ SENTENCES = [
      "flavor a100 has a taint that the pods do not tolerate"),
     ("insufficient unused quota in cohort for cpu in flavor spot, 1500m more needed",
      [Shortage("spot", "cpu", "1500m")], "needs 1500m cpu more in flavor spot"),
+    (TOPOLOGY, [Shortage("flat", cause="topology"), Shortage("low", cause="topology"),
+                Shortage("racks", cause="no-topology")],
+     "flavor flat does not have the topology that the job asks for; flavor low does not have the topology that the job "
+     "asks for; flavor racks takes only jobs that ask for a topology"),
     ("ClusterQueue training is inactive", [], ""),
     ("Workload no longer fits after processing another workload", [], ""),
     ("waiting for all admitted workloads to be in PodsReady condition", [], ""),

@@ -90,6 +90,33 @@ def test_what_the_pods_and_the_end_of_an_attempt_may_be_is_an_option_too(kube: F
     assert any({75, 76} <= set(found) for found in codes)
 
 
+def test_place_and_devices_are_options_too(kube: FakeKube) -> None:
+    options = ["--resource", "nvidia.com/mig-1g.10gb=1", "--device-class", "gpu.example.com=2", "--device-class", "nic"]
+    options += ["--claim-template", "big", "--topology", "required=example.com/rack", "--node-selector", "disk=fast"]
+    options += ["--toleration", "spot=true:NoSchedule", "--toleration", "gpu"]
+    done = shown(*options)
+    (train,) = done["spec"]["containers"]
+    assert train["resources"]["limits"] == {"nvidia.com/mig-1g.10gb": "1"}
+    assert [c["resourceClaimTemplateName"] for c in done["spec"]["resourceClaims"]] == [
+        "digits-claim-0", "digits-claim-1", "big",
+    ]  # fmt: skip
+    assert done["metadata"]["annotations"]["kueue.x-k8s.io/podset-required-topology"] == "example.com/rack"
+    assert done["spec"]["nodeSelector"] == {"disk": "fast"}
+    assert done["spec"]["tolerations"] == [
+        {"key": "spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"},
+        {"key": "gpu", "operator": "Exists"},
+    ]
+    notes = shown("--topology", "unconstrained")["metadata"]["annotations"]
+    assert "kueue.x-k8s.io/podset-unconstrained-topology" in notes
+
+
+def shown(*options: str) -> Any:
+    """The pod template that `render` prints."""
+    done = run("render", *GOOD[1:], *options, *COMMAND)
+    assert done.exit_code == 0, done.output
+    return next(o for o in yaml.safe_load_all(done.output) if o["kind"] == "Job")["spec"]["template"]
+
+
 def test_workdir_ships_text_files(kube: FakeKube, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('é')\n")
     (tmp_path / "pkg" / "__pycache__").mkdir(parents=True)
@@ -126,6 +153,13 @@ def test_bad_input_is_listed_one_per_line_before_a_cluster_is_asked() -> None:
         (["--world-size", "6"], "world_size = 6"),
         (["--env", "A"], "env = 'A': must be NAME=VALUE"),
         (["--label", "team"], "label = 'team': must be NAME=VALUE"),
+        (["--resource", "nvidia.com/gpu"], "resource = 'nvidia.com/gpu': must be NAME=VALUE"),
+        (["--topology", "rack"], "topology = 'rack': must be required=LABEL"),
+        (["--topology", "wanted=rack"], "topology = {'wanted': 'rack'}: must have one entry"),
+        (["--node-selector", "disk"], "node_selector = 'disk': must be LABEL=VALUE"),
+        (["--toleration", "a:b"], "tolerations[0].effect = 'b'"),
+        (["--device-class", "gpu=many"], "device_class = 'gpu=many': must be CLASS or CLASS=COUNT"),
+        (["--claim-template", "No"], "resource_claims[0].template = 'No'"),
         (["--resume-on-exit-code", "0"], "resume_on_exit_codes"),
         (["--pod-override", __file__], "is not YAML"),
         (["--pod-override", "/proc/sys/kernel/ostype"], "must be a piece of a Pod"),

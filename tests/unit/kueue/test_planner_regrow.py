@@ -136,6 +136,23 @@ def test_its_own_quota_counts_when_it_grows_in_place():
     assert "2 -> 4 workers on ondemand" in result.action.message
 
 
+@pytest.mark.parametrize("how", ["required", "preferred"])
+def test_quotas_do_not_tell_whether_a_rack_has_room(how):
+    bound = shrunk()
+    template = {"metadata": {"annotations": {f"kueue.x-k8s.io/podset-{how}-topology": "rack"}}}
+    bound.workload["spec"]["podSets"][0]["template"] = template
+    assert look([bound]).action is None
+    assert look([asking(bound)]).action is not None, "a user has asked for it"
+
+
+def test_a_job_with_a_node_selector_grows_where_it_is():
+    bound = shrunk()
+    bound.workload["spec"]["podSets"][0]["template"] = {"spec": {"nodeSelector": {"disk": "fast"}}}
+    assert look([bound]).action is None, "whether the earlier flavor has such nodes is not known"
+    result = look([bound], of=queue(flavors=(("ondemand", "0"), ("spot", "1"))))
+    assert result.action is not None and "2 -> 4 workers on spot" in result.action.message
+
+
 def test_a_job_that_has_what_it_wants_stays():
     assert look([shrunk(count=4, flavor="ondemand")]).action is None
 

@@ -18,7 +18,15 @@ from kueue_integration.errors import (
     Unreachable,
 )
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import CLUSTER_QUEUE, JOB, KUEUE_GROUP, KUEUE_VERSION, NODE, annotation
+from kueue_integration.kube.resources import (
+    CLUSTER_QUEUE,
+    JOB,
+    KUEUE_GROUP,
+    KUEUE_VERSION,
+    NODE,
+    RESOURCE_FLAVOR,
+    annotation,
+)
 from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
 from kueue_integration.requests import placement, user_requests, verbs
 from kueue_integration.requests.placement import HOSTNAME
@@ -237,6 +245,35 @@ def test_a_job_with_an_affinity_of_its_own_is_not_moved():
     with pytest.raises(RequestRefusedError, match="brings a node affinity of its own"):
         verbs.migrate(kube, "default", "digits", flavor="spot")
     assert untouched(kube)
+
+
+def test_a_flavor_without_the_topology_that_the_job_asks_for_is_no_place_to_go():
+    own = running()
+    own["spec"]["template"]["metadata"] = {"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}}
+    kube = cluster(own)
+    racks = flavor("ondemand", flavor="ondemand")
+    racks["spec"]["topologyName"] = "racks"
+    kube.put(racks)
+    with pytest.raises(RequestRefusedError, match=r"has no topology.*that have one: ondemand"):
+        verbs.migrate(kube, "default", "digits", flavor="spot")
+    assert untouched(kube)
+    kube.patch(RESOURCE_FLAVOR, None, "spot", {"spec": {"topologyName": "racks"}})
+    assert moved(kube, flavor="spot").flavors == ["spot"]
+
+
+def test_a_flavor_without_the_labels_of_the_node_selector_is_no_place_to_go():
+    own = running()
+    own["spec"]["template"]["spec"]["nodeSelector"] = {"flavor": "ondemand", "disk": "fast"}
+    kube = cluster(own)
+    with pytest.raises(RequestRefusedError, match=r"node selector.*that have them: ondemand"):
+        verbs.migrate(kube, "default", "digits", flavor="spot")
+    assert untouched(kube)
+    # Kueue adds the flavor's labels to a Job that runs: they are none of the user's wishes.
+    wish = {"template": {"spec": {"nodeSelector": {"disk": "fast"}, "containers": []}}}
+    workload = samples.workload()
+    workload["spec"]["podSets"] = [{"name": "main", "count": 4, **wish}]
+    kube.put(workload)
+    assert moved(kube, flavor="spot").flavors == ["spot"]
 
 
 def test_a_missing_permission_is_named():
