@@ -85,6 +85,10 @@ class Supervisor:
         """Dumps under way."""
         self._asked: dict[int, LauncherEvent | None] = {}
         """Generation of a dump that was asked for -> how it has ended, until its ranks go on."""
+        self._streamed: set[int] = set()
+        """Generations whose pages went to a sidecar."""
+        self._again: LauncherCommand | None = None
+        """A dump that a restarted sidecar asks for while its pages still go to the one before."""
         self._postponed: list[LauncherCommand] = []
 
     # --- the loop -------------------------------------------------------------------------------------------------
@@ -336,13 +340,21 @@ class Supervisor:
             self.ended = command.exit_code or exit_codes.STOPPED
 
     def _ask_for(self, command: LauncherCommand) -> None:
-        """A restarted sidecar asks again: two dumps of one rank at the same time would disturb each other."""
+        """A restarted sidecar asks again: two dumps of one rank at the same time would disturb each other.
+
+        Pages that were streamed went to the sidecar before it, so they are dumped again.
+        """
         generation = command.generation
-        if generation not in self._asked:
+        ended = self._asked.get(generation)
+        if generation in self._asked and ended is None:
+            self._again = command if command.stream else None
+        elif ended is None or generation in self._streamed:
             self._asked[generation] = None
+            if command.stream:
+                self._streamed.add(generation)
             self._dumps += 1
             self._background(lambda: self._dump(command))
-        elif (ended := self._asked[generation]) is not None:
+        else:
             self.outbox.put(ended)
 
     def _resume_postponed(self) -> None:
@@ -366,7 +378,9 @@ class Supervisor:
         try:
             if self.codes:
                 raise DumpError(f"ranks {sorted(self.codes)} have ended")
-            order = rank_dump.Order(command.generation, command.checkpoint_id, deadline, command.anywhere, command.job)
+            order = rank_dump.Order(
+                command.generation, command.checkpoint_id, deadline, command.anywhere, command.job, command.stream
+            )
             for line in rank_dump.dump(self.slots, self.paths, self.criu, order, self.files, self.devices, laps):
                 say(line)
             event = LauncherEvent("dumped", command.generation, seconds=time.monotonic() - began)
@@ -380,6 +394,10 @@ class Supervisor:
             say(text)
             self._dumps -= 1
             self._asked[command.generation] = event
+            again, self._again = self._again, None
+            if again is not None and again.generation == command.generation and not self._postponed:
+                self._ask_for(again)
+                return
             self.outbox.put(event)
             self._resume_postponed()
 

@@ -304,6 +304,8 @@ class LauncherCommand:
     """Seconds from when the launcher gets this; a dump that cannot end within them is given up."""
     job: list[str] = field(default_factory=list)
     """`dump`: addresses of all pods of the job. A connection to one of them is one between ranks."""
+    stream: bool = False
+    """`dump`: the sidecar takes the ranks' pages at its socket while they are dumped (`page_frames`)."""
     master_addr: str = ""
     master_port: int = 0
     exit_code: int = 0

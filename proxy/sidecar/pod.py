@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final
 
 from ..errors import ProxyError
@@ -20,7 +21,7 @@ from ..protocol import exit_codes, gpus, names, page
 from ..protocol.manifest import RankImage
 from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Reading
 from ..protocol.ratchet import RankView
-from ..store import Store
+from ..store import PagesSocket, Store
 from . import state_machine
 from .barrier_page import BarrierPage
 from .config import Config
@@ -90,6 +91,8 @@ class Pod:
         self._broken = ""
         self._saving = self._dumped = self._uploading = self._uploaded = self._failed = self._resumed = 0
         self._message = ""
+        self._cause = ""
+        """Why the upload under way failed: a dump that streams to it fails for no other reason."""
         self._bytes_stored = 0
         self._progress = (0, 0)
         self._images: list[RankImage] | None = None
@@ -201,9 +204,12 @@ class Pod:
             self._images_whole.set()
             if self._uploading != event.generation:
                 self._begin_upload(self.directive)
+        elif event.kind == "dump_failed" and self._restarted and event.generation != self._saving:
+            pass  # of a dump whose pages went to the sidecar before this one: it is made again, once it is asked for
         elif event.kind in ("dump_failed", "restore_failed"):
             self._cancel.set()
-            self._fail(event.generation or self._saving, event.message or event.kind.replace("_", " "))
+            why = self._cause or event.message or event.kind.replace("_", " ")
+            self._fail(event.generation or self._saving, why)
         elif event.kind == "exited":
             self._ended.add(event.rank)
             if event.code and not self._broken:
@@ -229,15 +235,18 @@ class Pod:
         except OSError as error:
             log.warning("a restarted sidecar will not know that ranks run: %s", error)
 
-    def _begin_upload(self, directive: Directive) -> None:
+    def _begin_upload(self, directive: Directive, pages: PagesSocket | None = None) -> None:
         self._uploading = directive.generation
-        work = self._save(directive.generation, directive.checkpoint_id, self._upload)
+        work = self._save(directive.generation, directive.checkpoint_id, self._upload, pages)
         self._upload = asyncio.create_task(work)
 
-    async def _save(self, generation: int, checkpoint: str, before: asyncio.Task[None] | None) -> None:
+    async def _save(
+        self, generation: int, checkpoint: str, before: asyncio.Task[None] | None, pages: PagesSocket | None
+    ) -> None:
         """Upload what was, or is being, dumped for `generation`.
 
         :param before: the upload before this one, cancelled, may still run
+        :param pages: where the launcher brings pages
         """
         cancel, whole = self._cancel, self._images_whole
         if before is not None:
@@ -257,8 +266,10 @@ class Pod:
                 progress=self._uploaded_so_far,
                 growing=lambda: not whole.is_set(),
                 below=self._config.image_dir,
+                pages=pages,
             )
         except (ProxyError, OSError) as error:
+            self._cause = f"upload: {error}"
             while not whole.is_set() and not cancel.is_set():
                 await asyncio.sleep(WATCH_S)  # the launcher would not hear that the ranks may go on
             if generation == self._saving and self._failed != generation:
@@ -315,7 +326,7 @@ class Pod:
         self._saving = directive.generation
         self._cancel.set()  # an upload that nobody waits for any more
         self._cancel, self._images_whole = threading.Event(), threading.Event()
-        self._progress = (0, 0)
+        self._progress, self._cause = (0, 0), ""
         command = LauncherCommand(
             seq=0,
             op="dump",
@@ -325,9 +336,16 @@ class Pod:
             remaining_s=directive.remaining_s,
             job=directive.addresses,
         )
-        await self._send(command)
-        if directive.ahead and not self._winding_up:  # its dump would never end, and nobody would cancel it
-            self._begin_upload(directive)
+        if not directive.ahead or self._winding_up:  # its dump would never end, and nobody would cancel it
+            await self._send(command)
+            return
+        try:
+            pages = PagesSocket(self._config.run_dir / names.PAGES_FILE)
+        except OSError as error:
+            log.warning("pages go over the pod's disk, as no socket can be made: %s", error)
+            pages = None
+        await self._send(replace(command, stream=pages is not None))
+        self._begin_upload(directive, pages)
 
     def reached(self, generation: int, stop_at: int, anywhere: bool) -> None:
         """Publish that the barrier is reached: ranks freeze, and a restarted sidecar knows it."""

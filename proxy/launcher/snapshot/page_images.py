@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from . import protobuf
+from .page_sink import PageSink
 from .page_stream import BLOCK, IN_PARENT, LAZY, PAGE, PROCESS, Entry
 from .protobuf import VARINT, Field
 
@@ -42,9 +43,23 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class PageImage:
-    """Pages of one process or one shared memory segment."""
+    """Pages of one process or one shared memory segment.
 
-    def __init__(self, folder: Path, kind: int, number: int, pages_id: int, base: PageImage | None = None) -> None:
+    :param sink: gets the content; None: the disk does
+    :param kept: it may be the base of another process, so the disk gets its content in any case, until `drop`
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kind: int,
+        number: int,
+        pages_id: int,
+        base: PageImage | None = None,
+        sink: PageSink | None = None,
+        *,
+        kept: bool = True,
+    ) -> None:
         self.kind, self.number, self.pages_id, self.base = kind, number, pages_id, base
         self.name = f"pagemap-{number}.img" if kind == PROCESS else f"pagemap-shmem-{number}.img"
         self.shared = 0
@@ -52,15 +67,25 @@ class PageImage:
         self._folder = folder
         self._comparison: Comparison = base._comparison if base is not None else Comparison()
         self._entries: list[Entry] = []
+        self._sink = sink
+        if sink is not None:
+            sink.open(pages_id)
+        self._path = folder / f"pages-{pages_id}.img"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._file = os.open(folder / f"pages-{pages_id}.img", flags, 0o600)
+        self._file = os.open(self._path, flags, 0o600) if kept or sink is None else -1
         self._size = 0
         self._starts: list[int] = []
         self._places: list[tuple[int, int, int]] = []
         """Where the content lies, by ascending address: end address, descriptor, offset."""
 
     def close(self) -> None:
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
+
+    def drop(self) -> None:
+        """What the sidecar has taken is of no use on the disk."""
+        if self._sink is not None and self._file >= 0:
+            self._path.unlink()
 
     def add(self, entry: Entry) -> None:
         """An entry without content."""
@@ -81,10 +106,16 @@ class PageImage:
                 self.shared += size // PAGE
             else:
                 self.add(Entry(part, size // PAGE, flags))
-                self._place(part, size, self._file, self._size)
-                _write(self._file, content[at : at + size])
-                self._size += size
+                self._keep(part, content[at : at + size])
             at += size
+
+    def _keep(self, address: int, content: memoryview) -> None:
+        if self._file >= 0:
+            self._place(address, len(content), self._file, self._size)
+            _write(self._file, content)
+            self._size += len(content)
+        if self._sink is not None:
+            self._sink.write(self.pages_id, content)
 
     def write_pagemap(self) -> None:
         head = protobuf.encode([Field(HEAD_PAGES_ID, VARINT, self.pages_id)])

@@ -1,4 +1,5 @@
-"""A process that takes the memory pages of one rank from CRIU and writes its memory images (`page_images`).
+"""A process that takes the memory pages of one rank from CRIU and writes its memory images (`page_images`). When
+the job leaves, it sends the content of the pages to the sidecar instead (`page_sink`).
 
 It is a process of its own. The ranks of a pod are dumped at the same time, each with as much of a core as it can get.
 It runs outside the rank's slot, so CRIU never sees it. CRIU reaches it over a unix socket in the folder of its logs.
@@ -21,6 +22,7 @@ from ..errors import DumpError
 from ..ranks import process_scan
 from ..tools import Tools
 from . import page_images, page_stream
+from .page_sink import PageSink
 from .page_stream import PROCESS, Opened
 
 ENDS_S = 10.0
@@ -36,15 +38,19 @@ class PageServer:
     :param images: folder of the rank's images
     :param logs: folder for the socket
     :param bases: see `bases`
+    :param sidecar: socket that gets the content of the pages, and rank; None: they are written to the images
     """
 
-    def __init__(self, tools: Tools, images: Path, logs: Path, bases: Bases) -> None:
+    def __init__(
+        self, tools: Tools, images: Path, logs: Path, bases: Bases, sidecar: tuple[Path, int] | None = None
+    ) -> None:
         self.socket = logs / "pages.sock"
         self._words = os.fdopen(os.memfd_create("pages"), "w+b")
         with _listening(self.socket) as listener:
             number = listener.fileno()
+            sink = [] if sidecar is None else [str(part) for part in sidecar]
             self._process = reap.spawn(
-                tools.python("snapshot.page_server", str(number), str(images), json.dumps(bases)),
+                tools.python("snapshot.page_server", str(number), str(images), json.dumps(bases), *sink),
                 env=tools.environment(), pass_fds=(number,), stdin=subprocess.DEVNULL, stdout=self._words,
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
@@ -90,13 +96,13 @@ def bases(pids: Sequence[int], proc: Path = process_scan.PROC) -> dict[int, list
     return found
 
 
-def receive(peer: socket.socket, folder: Path, bases: Bases) -> None:
-    """Write the memory images that CRIU sends. Raises DumpError, OSError."""
+def receive(peer: socket.socket, folder: Path, bases: Bases, sink: PageSink | None = None) -> None:
+    """Write the memory images that CRIU sends; the content of pages goes to the sink. Raises DumpError, OSError."""
     images: list[page_images.PageImage] = []
     with contextlib.ExitStack() as files:
         for what in page_stream.read(peer):
             if isinstance(what, Opened):
-                images.append(_opened(what, folder, bases, images))
+                images.append(_opened(what, folder, bases, images, sink))
                 files.callback(images[-1].close)
                 continue
             entry, content = what
@@ -111,14 +117,22 @@ def receive(peer: socket.socket, folder: Path, bases: Bases) -> None:
         for image in images:
             image.write_pagemap()
         page_images.write_shared(folder, images)
+        for image in images:
+            image.drop()
+        if sink is not None:
+            sink.end(folder)
     page_stream.accept(peer)
 
 
-def _opened(what: Opened, folder: Path, bases: Bases, images: Sequence[page_images.PageImage]) -> page_images.PageImage:
+def _opened(
+    what: Opened, folder: Path, bases: Bases, images: Sequence[page_images.PageImage], sink: PageSink | None
+) -> page_images.PageImage:
     processes = {image.number: image for image in images if image.kind == PROCESS}
     wanted = bases.get(what.number, ()) if what.kind == PROCESS else ()
     base = next((processes[pid] for pid in wanted if pid in processes), None)
-    return page_images.PageImage(folder, what.kind, what.number, page_images.FIRST_ID + len(images), base)
+    kept = what.kind == PROCESS and any(what.number in some for some in bases.values())
+    number = page_images.FIRST_ID + len(images)
+    return page_images.PageImage(folder, what.kind, what.number, number, base, sink, kept=kept)
 
 
 @contextlib.contextmanager
@@ -136,11 +150,15 @@ def _listening(path: Path) -> Iterator[socket.socket]:
 
 def main() -> int:
     number, folder, given = int(sys.argv[1]), Path(sys.argv[2]), decode.json_value(sys.argv[3])
+    sidecar = sys.argv[4:]
     with socket.socket(fileno=number) as listener:
         peer, _ = listener.accept()
     try:
-        with peer:
-            receive(peer, folder, {int(pid): found for pid, found in given.items()})
+        with peer, contextlib.ExitStack() as stack:
+            sink = PageSink(Path(sidecar[0]), int(sidecar[1])) if sidecar else None
+            if sink is not None:
+                stack.callback(sink.close)
+            receive(peer, folder, {int(pid): found for pid, found in given.items()}, sink)
     except (DumpError, OSError) as error:
         print(f"page server: {error}", file=sys.stderr)
         return 1

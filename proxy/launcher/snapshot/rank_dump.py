@@ -36,6 +36,7 @@ class Order:
     """:param deadline: of the monotonic clock
     :param anywhere: the ranks do not freeze, they are stopped where they are
     :param job: addresses of all pods of the job
+    :param stream: the sidecar takes the pages of the ranks while they are dumped
     """
 
     generation: int
@@ -43,6 +44,7 @@ class Order:
     deadline: float
     anywhere: bool = False
     job: Collection[str] = ()
+    stream: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,9 @@ def _check_room(slots: Slots, paths: Paths, order: Order, files: Files, travelli
     folder = paths.images(order.checkpoint_id)
     folder.mkdir(parents=True, exist_ok=True)
     there = room.of(folder.parent, files.room)
-    pids = [pid for slot in slots.values() for pid in process_scan.processes(slot.init)]
+    groups = [process_scan.processes(slot.init) for slot in slots.values()]
+    # What is streamed needs no room, but for what relatives are compared with.
+    pids = [pid for group in groups for pid in group if len(group) > 1 or not order.stream]
     needed = process_scan.memory_bytes(pids, enough=there.left - travelling) + travelling
     if needed > there.left:
         raise DumpError(
@@ -226,7 +230,9 @@ def _dump_rank(
     logs.mkdir(parents=True)
     work = paths.work(slot.rank)
     written = process_scan.written_files(process_scan.processes(slot.init), work)
-    _run_criu(slot, tool, order, images, logs, files, real)
+    _forget_links(slot)
+    sidecar = (paths.pages_socket, slot.rank) if order.stream else None
+    _run_criu(slot, tool, order, images, logs, files, real, sidecar)
     connections.sever(images, sockets.leads_out)
     sizes = [image.WrittenFile(str(path), path.stat().st_size) for path in written if path.exists()]
     log_size = paths.log(slot.rank).stat().st_size
@@ -249,12 +255,20 @@ def _dump_rank(
 
 
 def _run_criu(
-    slot: Slot, tool: criu.Criu, order: Order, images: Path, logs: Path, files: Files, real: tuple[int, int]
+    slot: Slot,
+    tool: criu.Criu,
+    order: Order,
+    images: Path,
+    logs: Path,
+    files: Files,
+    real: tuple[int, int],
+    sidecar: tuple[Path, int] | None,
 ) -> None:
     """Raises DumpError."""
     pids = process_scan.processes(slot.init)
     # A process without children shares no memory: CRIU writes its pages as fast as a disk takes them.
-    server = page_server.PageServer(tool.tools, images, logs, page_server.bases(pids)) if len(pids) > 1 else None
+    served = len(pids) > 1 or sidecar is not None
+    server = page_server.PageServer(tool.tools, images, logs, page_server.bases(pids), sidecar) if served else None
     problem, told = "was not started", ""
     try:
         argv = tool.dump(slot, images, logs, files.limit, served=server is not None)
@@ -266,6 +280,12 @@ def _run_criu(
     if problem or told:
         lines = [*([told] if told else []), *criu.errors(logs / criu.DUMP_LOG)]
         raise DumpError(f"rank {slot.rank}: CRIU dump {problem or 'succeeded'}. {' | '.join(lines)}")
+
+
+def _forget_links(slot: Slot) -> None:
+    """CRIU's, of a dump that nobody restored here: the next one would fail at them."""
+    for path in slot.shm.glob("link_remap.*"):
+        path.unlink(missing_ok=True)
 
 
 def write_resume(
@@ -325,8 +345,7 @@ def resume(
     for rank, slot in slots.items():
         write_resume(paths, rank, generation, address, port, env)
         with contextlib.suppress(SlotError, OSError):
-            for path in slot.shm.glob("link_remap.*"):  # CRIU's, of a dump that nobody restored here
-                path.unlink(missing_ok=True)
+            _forget_links(slot)
             pids = process_scan.processes(slot.init)
             sockets.revive(pids)
             halt.let_go(slot.init)

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,9 @@ from proxy.launcher.snapshot.page_stream import (
     SHARED_MEMORY,
 )
 from proxy.launcher.snapshot.protobuf import BYTES, VARINT, Field
-from proxy.protocol import messages
+from proxy.protocol import messages, names
+from proxy.protocol.manifest import Manifest, Requirements
+from proxy.store import PagesSocket, Store
 
 Make = Callable[..., Pod]
 Memory = dict[int, bytes]
@@ -297,12 +300,14 @@ def again(generation: int) -> messages.Plan:
 
 @pytest.fixture
 def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Iterator[Callable[..., Pod]]:
-    def make(name: str, plan: messages.Plan, source: Pod | None = None) -> Pod:
+    def make(name: str, plan: messages.Plan, source: Pod | Callable[[Pod], None] | None = None) -> Pod:
         command = ["python3", "family.py"]
         pod = make_pod(name, rootfs=rootfs, torch=None, plan=plan, command=command, criu=criu_bundle)
         (pod.volumes / "source/family.py").write_text(FAMILY)
-        if source is not None:
+        if isinstance(source, Pod):
             pod.bring(source, "c", 0)
+        elif source is not None:
+            source(pod)
         return pod.start()
 
     yield make
@@ -339,6 +344,87 @@ def test_a_family_moves_with_its_sharing(run: Callable[..., Pod]) -> None:
     assert pod.wait() == 0, pod.log()
     sums = {(pod.work(0) / f"cwd/{name}.sum").read_text() for name in [*NAMES, "large"]}
     assert len(sums) == 1
+
+
+@pytest.mark.criu
+@pytest.mark.timeout(300)
+def test_a_family_moves_over_a_stream(run: Callable[..., Pod], tmp_path: Path) -> None:
+    """Nothing of its pages stays on the disk, and what it shares comes back shared."""
+    store = Store(f"file://{tmp_path}/store")
+    pod = run("pod-1", fresh())
+    until(lambda: min(counts(pod)) > 3, "all work", pod)
+    first = pod.ranks_mib()
+    pod.wait_event("started")
+    whole = threading.Event()
+    pages = PagesSocket(pod.volumes / "run" / names.PAGES_FILE)
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(
+            store.put_ranks, "team", "train", "c", {0: pod.image("c", 0)}, growing=lambda: not whole.is_set(),
+            below=pod.volumes / "images", pages=pages,
+        )  # fmt: skip
+        try:
+            event = dump_anywhere(pod, 5, stream=True)
+        finally:
+            whole.set()
+        assert event.kind == "dumped", pod.log()
+        made = put.result(60)
+    assert not any(path.stat().st_size for path in pod.image("c", 0).glob("pages-*.img"))
+    assert 48 * MIB < made.bytes < 110 * MIB, "one copy of what six processes share"
+    at = counts(pod)
+    pod.terminate()
+    pod.wait_event("terminating")
+    pod.sidecar.command("exit")
+    assert pod.wait() == 143, pod.log()
+    manifest = Manifest(
+        id="c", namespace="team", job="train", attempt=1, generation=5, step=1, world_size=1, engine="process",
+        created_at=1.0, ranks=made.images, requirements=Requirements(architecture="x86_64", cpu_flags_digest=""),
+    )  # fmt: skip
+
+    def bring(target: Pod) -> None:
+        store.fetch_ranks(manifest, {0: target.image("c", 0)})
+
+    pod = run("pod-2", again(5), bring)
+    pod.wait_event("restored")
+    until(lambda: all(now > before for now, before in zip(counts(pod), at, strict=True)), "all go on", pod)
+    assert pod.ranks_mib() < 1.1 * first + 5
+    (pod.work(0) / "cwd/end").touch()
+    assert pod.wait() == 0, pod.log()
+    assert len({(pod.work(0) / f"cwd/{name}.sum").read_text() for name in [*NAMES, "large"]}) == 1
+
+
+@pytest.mark.criu
+@pytest.mark.timeout(180)
+def test_a_sidecar_that_dies_fails_the_dump_and_a_second_one_takes_it(run: Callable[..., Pod], tmp_path: Path) -> None:
+    pod = run("pod", fresh())
+    until(lambda: min(counts(pod)) > 3, "all work", pod)
+    pages = PagesSocket(pod.volumes / "run" / names.PAGES_FILE)
+
+    def die() -> None:
+        peer, _ = pages.listener.accept()
+        with peer:
+            peer.recv(8 * MIB)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(die)
+        event = dump_anywhere(pod, 5, stream=True)
+    assert event.kind == "dump_failed" and "page server" in event.message, pod.log()
+    pages.close()
+    store, whole = Store(f"file://{tmp_path}/store"), threading.Event()
+    pages = PagesSocket(pod.volumes / "run" / names.PAGES_FILE)
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(
+            store.put_ranks, "team", "train", "c", {0: pod.image("c", 0)}, growing=lambda: not whole.is_set(),
+            below=pod.volumes / "images", pages=pages,
+        )  # fmt: skip
+        try:
+            event = dump_anywhere(pod, 5, stream=True)  # the same generation, asked for by the next sidecar
+        finally:
+            whole.set()
+        assert event.kind == "dumped", pod.log()
+        assert put.result(60).bytes > 48 * MIB
+    pod.sidecar.command("resume", generation=5)
+    at = counts(pod)
+    until(lambda: all(now > before for now, before in zip(counts(pod), at, strict=True)), "all go on", pod)
 
 
 @pytest.mark.criu

@@ -1,0 +1,319 @@
+"""Pages that reach the upload over a socket: they come back as they were sent, and nothing incomplete counts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from store_samples import FOLDER, JOB, MIB, NAMESPACE, image, manifest, noise
+
+from proxy.errors import StoreError
+from proxy.launcher.errors import DumpError
+from proxy.launcher.snapshot.page_sink import DIRECT, PageSink
+from proxy.protocol import page_frames
+from proxy.store import PagesSocket, PutResult, Store, stream
+
+NAME = f"{JOB}-a1-g1"
+Content = dict[int, bytes]
+"""Number of a file of pages -> content."""
+
+
+class Pod:
+    """A launcher that sends pages of its ranks in a thread, beside an upload that takes them."""
+
+    def __init__(self, top: Path, name: str = "pod") -> None:
+        self.top = top / name
+        self.top.mkdir()
+        self.path = self.top / "launcher" / "pages.sock"
+        self.error: Exception | None = None
+        self.over = threading.Event()
+
+    def folder(self, rank: int) -> Path:
+        path = self.top / f"rank-{rank}"
+        path.mkdir(exist_ok=True)
+        return path
+
+    def send(self, ranks: dict[int, Content], chance: random.Random) -> None:
+        """Everything, in pieces of any size."""
+        for rank, files in ranks.items():
+            sink = PageSink(self.path, rank)
+            for number, content in files.items():
+                sink.open(number)
+                at = 0
+                while at < len(content):
+                    size = chance.choice([1, 16, 17, 300]) * 4096
+                    sink.write(number, memoryview(content)[at : at + size])
+                    at += size
+            sink.end(self.folder(rank))
+            sink.close()
+
+    def put(
+        self,
+        store: Store,
+        ranks: Sequence[int],
+        sender: Callable[[], object],
+        part: tuple[int, int] = (0, 1),
+        name: str = NAME,
+    ) -> PutResult:
+        def run() -> None:
+            try:
+                sender()
+            except Exception as error:
+                self.error = error
+            finally:
+                self.over.set()
+
+        folders = {rank: self.folder(rank) for rank in ranks}
+        for folder in folders.values():
+            (folder / "core-1.img").write_bytes(b"core of a process")
+        pages, thread = PagesSocket(self.path), threading.Thread(target=run)
+        self.over.clear()
+        thread.start()
+        try:
+            growing = lambda: not self.over.is_set()  # noqa: E731
+            return store.put_ranks(
+                NAMESPACE, JOB, name, folders, part, growing=growing, below=self.top, pages=pages
+            )  # fmt: skip
+        finally:
+            thread.join(20)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(f"file://{tmp_path}/store", patience_s=20)
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Pod]:
+    made = Pod(tmp_path)
+    yield made
+    made.over.set()
+
+
+def pages(seed: int, mib: int) -> bytes:
+    """Of a process: content, zeros, content again."""
+    return noise(seed, mib * MIB) + bytes(3 * MIB) + noise(seed + 1, 5 * 4096)
+
+
+def check(store: Store, result: PutResult, wanted: dict[int, Content], back: Path) -> None:
+    made = manifest(result.images)
+    store.fetch_ranks(made, {rank: back / str(rank) for rank in wanted})
+    for rank, files in wanted.items():
+        for number, content in files.items():
+            assert (back / str(rank) / page_frames.file_name(number)).read_bytes() == content
+        assert (back / str(rank) / "core-1.img").read_bytes() == b"core of a process"
+    assert store.verify(made) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_was_sent_comes_back(store: Store, pod: Pod, tmp_path: Path, seed: int) -> None:
+    sent = {rank: {65537: pages(seed + rank, 9), 65538: b"", 65539: pages(7, 1)} for rank in (0, 1)}
+    result = pod.put(store, [0, 1], lambda: pod.send(sent, random.Random(seed)))
+    assert pod.error is None
+    check(store, result, sent, tmp_path / "back")
+    assert result.bytes > 2 * 13 * MIB and result.bytes_ahead > 17 * MIB
+    assert not any(path.stat().st_size for path in pod.top.rglob("pages-*.img")), "nothing of it was on the disk"
+
+
+def test_known_content_is_not_stored_again_and_grains_are_those_of_files(
+    store: Store, pod: Pod, tmp_path: Path
+) -> None:
+    content = pages(3, 20)
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "pages-1.img").write_bytes(content)
+    store.put_ranks(NAMESPACE, JOB, f"{JOB}-a1-g0", {0: folder})
+    sent = {0: {65537: content}}
+    result = pod.put(store, [0], lambda: pod.send(sent, random.Random(1)))
+    assert result.bytes_stored < 10_000 and result.bytes_ahead < MIB
+    check(store, result, sent, tmp_path / "back")
+
+
+def test_pods_of_one_state_store_it_once(store: Store, tmp_path: Path) -> None:
+    """What another pod stores first waits on the disk, and is dropped where that pod has stored it."""
+    content = {65537: noise(5, 48 * MIB)}
+    first, second = Pod(tmp_path, "first"), Pod(tmp_path, "second")
+    results: list[PutResult] = []
+
+    def later() -> None:
+        first.send({0: content}, random.Random(0))
+        sent = lambda: second.send({1: content}, random.Random(1))  # noqa: E731
+        results.append(second.put(store, [1], sent, part=(1, 2)))
+
+    results.append(first.put(store, [0], later, part=(0, 2)))
+    assert first.error is None and second.error is None
+    assert sum(result.bytes_stored for result in results) < 1.05 * 48 * MIB
+    check(store, results[0], {1: content}, tmp_path / "back-1")
+    check(store, results[1], {0: content}, tmp_path / "back-0")
+
+
+def test_packs_that_the_last_checkpoint_hardly_used_are_given_up(store: Store, pod: Pod, tmp_path: Path) -> None:
+    """Their content streams by once: it is stored anew, and the old pack can go with its checkpoint."""
+    old = {65537: noise(1, 8 * MIB)}
+    made = [pod.put(store, [0], lambda: pod.send({0: old}, random.Random(0)), name=f"{JOB}-a1-g1")]
+    store.write_manifest(manifest(made[0].images, 1))
+    little = {65537: old[65537][: MIB // 4] + noise(2, 8 * MIB)}
+    for generation in (2, 3):
+        name = f"{JOB}-a1-g{generation}"
+        made.append(pod.put(store, [0], lambda: pod.send({0: little}, random.Random(0)), name=name))
+        store.write_manifest(manifest(made[-1].images, generation))
+        check(store, made[-1], {0: little}, tmp_path / name)
+    first = {stored.name for stored in made[0].images[0].packs if stored.size > MIB}
+    used = [bool(first & {stored.name for stored in result.images[0].packs}) for result in made]
+    assert used == [True, True, False]
+    assert made[2].bytes_stored < MIB
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+def raw(pod: Pod, data: bytes) -> bytes:
+    """Send it as it is, hang up; the answer."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(pod.path))
+        peer.sendall(data)
+        peer.shutdown(socket.SHUT_WR)
+        return peer.recv(10)
+
+
+BEGIN = page_frames.WORDS.pack(page_frames.MAGIC, 0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0" * 8,
+        BEGIN,
+        BEGIN + page_frames.WORDS.pack(65537, 4096) + bytes(4095),
+        BEGIN + page_frames.WORDS.pack(65537, page_frames.LONGEST + 1) + bytes(9000),
+        BEGIN + b"".join(page_frames.WORDS.pack(n, 64) + bytes(64) for n in (1, 2, 1)) + page_frames.END,
+    ],
+    ids=["nothing", "another protocol", "no end", "cut", "too long a frame", "a file twice"],
+)
+def test_a_broken_stream_is_not_taken_and_no_checkpoint_comes_of_it(store: Store, pod: Pod, data: bytes) -> None:
+    answers: list[bytes] = []
+
+    def sender() -> None:
+        with contextlib.suppress(OSError):
+            answers.append(raw(pod, data))
+        (pod.folder(0) / page_frames.LIST).write_text(json.dumps({"pages-65537.img": 4096}))
+
+    with pytest.raises(StoreError, match="have to be dumped again"):
+        pod.put(store, [0], sender)
+    assert not any(answers), "not taken"
+
+
+def test_pages_that_went_to_an_upload_before_this_one(store: Store, pod: Pod) -> None:
+    """A sidecar that was restarted finds images without their pages."""
+    pod.put(store, [0], lambda: pod.send({0: {65537: pages(1, 5)}}, random.Random(0)))
+    with pytest.raises(StoreError, match="have to be dumped again"):
+        store.put_ranks(NAMESPACE, JOB, f"{JOB}-a1-g2", {0: pod.folder(0)})
+
+
+def test_a_stream_without_a_dump_that_knows_of_it(store: Store, pod: Pod) -> None:
+    def sender() -> None:
+        pod.send({0: {65537: pages(1, 5)}}, random.Random(0))
+        (pod.folder(0) / page_frames.LIST).unlink()
+
+    with pytest.raises(StoreError, match="its dump does not know of"):
+        pod.put(store, [0], sender)
+
+
+def test_a_restored_image_is_complete_with_its_files(store: Store, pod: Pod, tmp_path: Path) -> None:
+    sent = {0: {65537: pages(1, 5)}}
+    result = pod.put(store, [0], lambda: pod.send(sent, random.Random(0)))
+    check(store, result, sent, tmp_path / "back")
+    again = store.put_ranks(NAMESPACE, JOB, f"{JOB}-a1-g2", {0: tmp_path / "back" / "0"})
+    check(store, again, sent, tmp_path / "twice")
+
+
+def test_an_upload_that_fails_lets_the_launcher_know(pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CRIU waits for its page server, and that for the sidecar: it must not wait for ever."""
+    store = Store(f"memory://{tmp_path.name}", patience_s=0.2)
+    stock = store.backend.fs.pipe_file
+
+    def pipe(path: str, value: bytes, **options: object) -> object:
+        if "/packs/" in path:
+            raise OSError("503 slow down")
+        return stock(path, value, **options)
+
+    monkeypatch.setattr(store.backend.fs, "pipe_file", pipe)
+    with pytest.raises(StoreError, match="503 slow down"):
+        pod.put(store, [0], lambda: pod.send({0: {65537: noise(1, 200 * MIB)}}, random.Random(0)))
+    assert isinstance(pod.error, (OSError, DumpError)), "its dump fails"
+
+
+def test_an_upload_that_is_cancelled_lets_the_launcher_know(store: Store, pod: Pod) -> None:
+    cancel = threading.Event()
+
+    def sender() -> None:
+        sink = PageSink(pod.path, 0)
+        sink.open(1)
+        try:
+            while True:
+                sink.write(1, memoryview(bytes(DIRECT)))
+                cancel.set()
+        finally:
+            sink.close()
+
+    pages_socket, errors = PagesSocket(pod.path), []
+
+    def run() -> None:
+        try:
+            sender()
+        except OSError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    with pytest.raises(StoreError, match="cancelled"):
+        store.put_ranks(
+            NAMESPACE, JOB, NAME, {0: pod.folder(0)}, cancelled=cancel.is_set, growing=lambda: True, pages=pages_socket
+        )
+    thread.join(20)
+    assert not thread.is_alive() and errors
+    assert sorted(store.backend.find(f"{FOLDER}/locks")) == []
+
+
+def test_a_disk_without_room_for_what_waits(store: Store, pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> object:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stream.tempfile, "TemporaryFile", full)
+    with pytest.raises(StoreError, match="No space left on device"):
+        pod.put(store, [0], lambda: pod.send({0: {65537: noise(1, 30 * MIB)}}, random.Random(0)), part=(0, 2))
+    assert pod.error is not None
+
+
+def test_a_launcher_that_stands_still_in_the_midst_of_a_frame(
+    store: Store, pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "PATIENCE_S", 0.2)
+
+    def sender() -> None:
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(str(pod.path))
+            peer.sendall(BEGIN + page_frames.WORDS.pack(65537, 4096) + bytes(100))
+            assert peer.recv(1) == b"", "given up"
+        (pod.folder(0) / page_frames.LIST).write_text(json.dumps({"pages-65537.img": 4096}))
+
+    with pytest.raises(StoreError, match="have to be dumped again"):
+        pod.put(store, [0], sender)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"pages-1.img": "4096"}', '{"pages-1.img": null}'])
+def test_a_list_that_is_none(store: Store, tmp_path: Path, text: str) -> None:
+    folder = image(tmp_path / "image", size=MIB)
+    (folder / page_frames.LIST).write_text(text)
+    with pytest.raises(StoreError):
+        store.put_ranks(NAMESPACE, JOB, NAME, {0: folder})
+
+
+def test_the_words_of_a_frame() -> None:
+    assert page_frames.WORDS.size == 8 and struct.pack("<II", 0, 0) == page_frames.END
