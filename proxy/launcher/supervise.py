@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ..protocol import exit_codes, names, starters
+from ..protocol import exit_codes, image_room, names, starters
 from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Plan
 from ..protocol.phases import SavePhases, StartPhases
 from . import device, memory, reap, signals, verdict
@@ -28,7 +28,7 @@ from .ranks import environment, torchrun, user
 from .ranks.nudge import Nudge
 from .ranks.slot import Slot
 from .refusal import Refusals
-from .snapshot import container_layer, rank_dump, restore, room
+from .snapshot import container_layer, rank_dump, restore
 from .snapshot.criu import Criu
 from .tools import Tools
 
@@ -43,6 +43,13 @@ def say(message: str) -> None:
     print(f"[launcher] {message}", flush=True)
 
 
+def _image_room(env: Mapping[str, str]) -> int | None:
+    try:
+        return image_room.limit(env)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
 class Supervisor:
     """:param env: the container's environment
     :param argv: the user's command; empty: it stands in the environment
@@ -54,7 +61,7 @@ class Supervisor:
         self.argv = environment.command(env, argv)
         self.user = user.wanted(env)
         self.log_rate = rate_limit.from_env(env)
-        self.files = rank_dump.Files(time.time(), container_layer.limit(env), room.limit(env))
+        self.files = rank_dump.Files(time.time(), container_layer.limit(env), _image_room(env))
         self.tools = Tools(self.paths.tools)
         self.criu = Criu(self.tools)
         self.devices = device.find(env)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from ..errors import ProxyError
-from ..protocol import exit_codes, gpus, names, page
+from ..protocol import exit_codes, gpus, image_room, names, page
 from ..protocol.manifest import RankImage
 from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Reading
 from ..protocol.ratchet import RankView
@@ -340,7 +340,9 @@ class Pod:
             await self._send(command)
             return
         try:
-            pages = PagesSocket(self._config.run_dir / names.PAGES_FILE)
+            self._config.image_dir.mkdir(parents=True, exist_ok=True)
+            room = image_room.of(self._config.image_dir, self._config.image_room)
+            pages = PagesSocket(self._config.run_dir / names.PAGES_FILE, room.spill)
         except OSError as error:
             log.warning("pages go over the pod's disk, as no socket can be made: %s", error)
             pages = None

@@ -15,6 +15,7 @@ from typing import BinaryIO, Final
 
 from ..errors import CheckpointNotFoundError, DamageError, StoreError
 from ..protocol import manifest as mf
+from ..protocol.image_room import Room
 from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import MessageError
 from . import archive, beneath, catalog, download, early_upload, images, layout, locks, stream, upload
@@ -249,14 +250,18 @@ class Store:
         targets: Mapping[int, str | Path],
         cancelled: Callable[[], bool] = _never,
         progress: Progress = ignore,
+        room: Room | None = None,
     ) -> int:
         """Write each rank's files below its target and return their bytes. Every byte is verified.
 
-        Raises CorruptChunkError for an object that is missing or altered, StoreError for anything else.
+        :param room: what may be written; None: nobody knows
+        :raises RestoreRefusedError: more than the limit of the volume leaves. Nothing of a file was fetched then
+        :raises CorruptChunkError: an object is missing or altered
+        :raises StoreError: anything else
         """
         folder = layout.job_folder(manifest.namespace, manifest.job)
         paths = {rank: Path(path) for rank, path in targets.items()}
-        return download.fetch(self.backend, folder, manifest, paths, self._threads, cancelled, progress)
+        return download.fetch(self.backend, folder, manifest, paths, self._threads, cancelled, progress, room)
 
     def verify(self, manifest: Manifest, progress: Progress = ignore) -> list[str]:
         """Read everything a checkpoint needs and check it; what is wrong, in sentences. Raises StoreError."""

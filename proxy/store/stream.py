@@ -2,7 +2,8 @@
 
 The bytes that are named are the bytes that are stored: they lie in one buffer, and nobody else can write to it. Nothing
 goes to the disk, except what another pod of the job stores first. That waits in a file without a name, until it shows
-whether the store has it.
+whether the store has it. Where the disk has no room for that, it is stored at once: the job pays with bytes of the
+store, not with its checkpoint.
 
 Nothing counts before the launcher has said that its dump was good. `Upload.put` then wants every file that the images'
 list names, with all of its bytes.
@@ -30,6 +31,7 @@ POLL_S: Final = 0.05
 PATIENCE_S: Final = 30.0
 """How long a launcher may stand still in the midst of a frame."""
 _SPILL_ROOM: Final = 256 << 10
+_MOST: Final = 1 << 62
 log = logging.getLogger(__name__)
 
 
@@ -37,9 +39,11 @@ class Socket:
     """Where launchers bring pages. Made before they are told to.
 
     :param path: of the socket; what is there is replaced. Raises OSError
+    :param spill: bytes of the disk that may keep what another pod stores first. What is more is stored at once
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, spill: int = _MOST) -> None:
+        self.spill = spill
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -107,7 +111,9 @@ class Stream:
         self._taken: set[bytes] = set()
         """Keys of what the draft holds."""
         self._spill: IO[bytes] | None = None
+        self._spill_left = where.spill
         self._spilled = Grains()
+        self._spilled_bytes = 0
         self._waiting: set[bytes] = set()
         """Keys of `_spilled`."""
         self.stored = 0
@@ -177,9 +183,10 @@ class Stream:
         ends = chunking.ends(data, final)
         grains = segments.keyed(data, ends)
         wanted, file.group = self._upload.missing(grains.keys, file.group)
+        may_wait = all(first for _, first in wanted) or self._has_room(len(data))
         for index, first in wanted:
             begin = ends[index - 1] if index else 0
-            self._take(grains.keys[index], data[begin : ends[index]], first=first)
+            self._take(grains.keys[index], data[begin : ends[index]], first=first or not may_wait)
         at = ends[-1] if ends else 0
         file.grains.keys.extend(grains.keys)
         file.grains.sizes.extend(grains.sizes)
@@ -200,15 +207,26 @@ class Stream:
         if self._draft.full:
             self._store()
 
-    def _wait(self, key: bytes, grain: memoryview) -> None:
-        """Raises StoreError: the disk is full."""
+    def _has_room(self, size: int) -> bool:
+        """Whether the disk can keep so many bytes more. They are reserved then: a later write does not fail."""
+        if size > self._spill_left:
+            return False
         try:
             if self._spill is None:
                 # It outlives this call: `Upload.put_spill` closes it.
                 self._spill = tempfile.TemporaryFile(dir=self._spill_folder, buffering=_SPILL_ROOM)  # noqa: SIM115
-            self._spill.write(grain)
+            os.posix_fallocate(self._spill.fileno(), self._spilled_bytes, size)
         except OSError as error:
-            raise StoreError(f"cannot keep pages below {self._spill_folder} for a moment: {error}") from error
+            log.warning("pages that another pod stores first are stored here, too: %s", error)
+            self._spill_left = 0
+            return False
+        return True
+
+    def _wait(self, key: bytes, grain: memoryview) -> None:
+        assert self._spill is not None, "there is room"
+        self._spill.write(grain)
+        self._spilled_bytes += len(grain)
+        self._spill_left -= len(grain)
         self._waiting.add(key)
         self._spilled.keys.append(key)
         self._spilled.sizes.append(len(grain))

@@ -62,14 +62,31 @@ def sent(processes: Sequence[tuple[int, Memory]], kind: int = PROCESS) -> bytes:
     return out
 
 
-def receive(folder: Path, data: bytes, bases: dict[int, list[int]]) -> bytes:
-    """Runs the server on `data`. Returns what it answered."""
+def memory_of(processes: Sequence[tuple[int, Memory]]) -> page_server.Memory:
+    """Opens their memory: a file with each page at its address, as /proc/PID/mem shows it."""
+    found = dict(processes)
+
+    def opened(pid: int) -> int:
+        if pid not in found:
+            return -1
+        memory = os.memfd_create("memory")
+        for number, content in found[pid].items():
+            os.pwrite(memory, content, number * PAGE)
+        return memory
+
+    return opened
+
+
+def receive(
+    folder: Path, data: bytes, bases: dict[int, list[int]], processes: Sequence[tuple[int, Memory]] = ()
+) -> bytes:
+    """Runs the server on `data`, beside processes with this memory. Returns what it answered."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         sender = threading.Thread(target=send, args=(ours, data))
         sender.start()
         try:
-            page_server.receive(theirs, folder, bases)
+            page_server.receive(theirs, folder, bases, memory_of(processes))
         finally:
             theirs.shutdown(socket.SHUT_RDWR)
             sender.join(10)
@@ -129,7 +146,7 @@ def test_any_family_has_the_memory_it_had(
     pids = range(10, 10 + len(found))
     bases = {pid: data.draw(st.lists(st.integers(9, pid - 1), max_size=2), label=f"bases of {pid}") for pid in pids}
     processes = list(zip(pids, found, strict=True))
-    answered = receive(folder, closed(processes), bases)
+    answered = receive(folder, closed(processes), bases, processes)
     assert answered == b"\0" * len(found) + struct.pack("=i", 0)
     shared_pages.prepare(folder)
     shared_pages.prepare(folder)  # the container may be started again
@@ -143,13 +160,25 @@ def test_a_page_is_written_once_for_three_generations(tmp_path: Path) -> None:
     grandchild = {**child, 8: page(1002)}
     stranger = dict(memory)
     family = [(10, memory), (11, child), (12, grandchild), (13, stranger)]
-    receive(tmp_path, closed(family), {11: [10], 12: [11], 13: [1]})
+    receive(tmp_path, closed(family), {11: [10], 12: [11], 13: [1]}, family)
     sizes = {p.name: p.stat().st_size // PAGE for p in tmp_path.glob("pages-*.img")}
     assert [sizes[f"pages-{page_images.FIRST_ID + i}.img"] for i in range(4)] == [300, 2, 1, 300]
     assert json.loads((tmp_path / page_images.SHARED).read_text()) == {"11": 10, "12": 11}
     shared_pages.prepare(tmp_path)
     for pid, wanted in family:
         assert restored(tmp_path, f"pagemap-{pid}.img") == wanted
+
+
+@pytest.mark.parametrize("lost", [range(300), range(100, 101), range(299, 300)], ids=["all", "a page", "the last"])
+def test_memory_that_cannot_be_read_is_written_twice_and_not_believed(tmp_path: Path, lost: range) -> None:
+    """A base that nobody may read, or whose memory has a hole meanwhile: what differs is written."""
+    memory = {number: page(number) for number in range(300)}
+    there = {number: content for number, content in memory.items() if number not in lost}
+    receive(tmp_path, closed([(10, memory), (11, memory)]), {11: [10]}, [(10, there)] if there else [])
+    size = (tmp_path / f"pages-{page_images.FIRST_ID + 1}.img").stat().st_size // PAGE
+    assert size >= len(lost)
+    shared_pages.prepare(tmp_path)
+    assert restored(tmp_path, "pagemap-11.img") == memory
 
 
 def test_shared_memory_is_nobodys_child(tmp_path: Path) -> None:
@@ -190,7 +219,8 @@ def test_a_disk_that_fills_up_ends_the_server_and_nothing_is_accepted(tmp_path: 
     "text", ['{"11"', "[]", '{"11": "10"}', '{"x": 1}', '{"11": 11}', '{"11": 99}', '{"11": true}']
 )
 def test_a_damaged_family_is_refused_in_words(tmp_path: Path, text: str) -> None:
-    receive(tmp_path, closed([(10, {1: page(1)}), (11, {1: page(1)})]), {11: [10]})
+    family = [(10, {1: page(1)}), (11, {1: page(1)})]
+    receive(tmp_path, closed(family), {11: [10]}, family)
     (tmp_path / page_images.SHARED).write_text(text)
     with pytest.raises(RestoreError):
         shared_pages.prepare(tmp_path)
