@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from ...protocol import decode
 from .. import reap
@@ -34,17 +35,28 @@ Bases = Mapping[int, Sequence[int]]
 Memory = Callable[[int], int]
 
 
+class Sidecar(NamedTuple):
+    """Where the content of a rank's pages goes.
+
+    :param deadline: of the monotonic clock, which all processes of a machine share
+    """
+
+    socket: Path
+    rank: int
+    deadline: float
+
+
 class PageServer:
     """The launcher's side.
 
     :param images: folder of the rank's images
     :param logs: folder for the socket
     :param pids: of the rank's processes, as we see them
-    :param sidecar: socket that gets the content of the pages, and rank; None: they are written to the images
+    :param sidecar: None: the pages are written to the images
     """
 
     def __init__(
-        self, tools: Tools, images: Path, logs: Path, pids: Sequence[int], sidecar: tuple[Path, int] | None = None
+        self, tools: Tools, images: Path, logs: Path, pids: Sequence[int], sidecar: Sidecar | None = None
     ) -> None:
         self.socket = logs / "pages.sock"
         self.said = ""
@@ -52,7 +64,7 @@ class PageServer:
         family = {"bases": bases(pids), "pids": {process_scan.inner_pid(pid): pid for pid in pids}}
         with _listening(self.socket) as listener:
             number = listener.fileno()
-            sink = [] if sidecar is None else [str(part) for part in sidecar]
+            sink = [] if sidecar is None else [str(sidecar.socket), str(sidecar.rank), repr(sidecar.deadline)]
             self._process = reap.spawn(
                 tools.python("snapshot.page_server", str(number), str(images), json.dumps(family), *sink),
                 env=tools.environment(), pass_fds=(number,), stdin=subprocess.DEVNULL, stdout=self._words,
@@ -179,7 +191,7 @@ def main() -> int:
         peer, _ = listener.accept()
     try:
         with peer, contextlib.ExitStack() as stack:
-            sink = PageSink(Path(sidecar[0]), int(sidecar[1])) if sidecar else None
+            sink = PageSink(Path(sidecar[0]), int(sidecar[1]), float(sidecar[2])) if sidecar else None
             if sink is not None:
                 stack.callback(sink.close)
             receive(peer, folder, found, partial(_open_memory, pids), sink)

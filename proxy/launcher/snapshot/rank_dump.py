@@ -234,7 +234,7 @@ def _dump_rank(
     work = paths.work(slot.rank)
     written = process_scan.written_files(process_scan.processes(slot.init), work)
     _forget_links(slot)
-    sidecar = (paths.pages_socket, slot.rank) if order.stream else None
+    sidecar = page_server.Sidecar(paths.pages_socket, slot.rank, order.deadline) if order.stream else None
     said = _run_criu(slot, tool, order, images, logs, files, real, sidecar)
     connections.sever(images, sockets.leads_out)
     sizes = [image.WrittenFile(str(path), path.stat().st_size) for path in written if path.exists()]
@@ -266,7 +266,7 @@ def _run_criu(
     logs: Path,
     files: Files,
     real: tuple[int, int],
-    sidecar: tuple[Path, int] | None,
+    sidecar: page_server.Sidecar | None,
 ) -> str:
     """Returns what the page server said. Raises DumpError."""
     pids = process_scan.processes(slot.init)

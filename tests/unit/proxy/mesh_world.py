@@ -439,9 +439,9 @@ class FakeLauncher:
             await asyncio.sleep(0.05)
 
     def _stream(self, rank: int, pages: bytes) -> PageSink:
-        sink = PageSink(self.config.run_dir / names.PAGES_FILE, rank)
+        sink = PageSink(self.config.run_dir / names.PAGES_FILE, rank, time.monotonic() + 60)
         sink.open(1)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(DumpError):
             sink.write(1, memoryview(pages))
         return sink
 

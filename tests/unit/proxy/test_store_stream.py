@@ -10,16 +10,17 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from store_samples import FOLDER, JOB, MIB, NAMESPACE, image, manifest, noise
 
-from proxy.errors import StoreError
+from proxy.errors import RestoreRefusedError, StoreError
 from proxy.launcher.errors import DumpError
 from proxy.launcher.snapshot.page_sink import DIRECT, PageSink
-from proxy.protocol import page_frames
+from proxy.protocol import image_room, page_frames
 from proxy.store import PagesSocket, PutResult, Store, stream
 
 NAME = f"{JOB}-a1-g1"
@@ -45,7 +46,7 @@ class Pod:
     def send(self, ranks: dict[int, Content], chance: random.Random) -> None:
         """Everything, in pieces of any size."""
         for rank, files in ranks.items():
-            sink = PageSink(self.path, rank)
+            sink = PageSink(self.path, rank, time.monotonic() + 60)
             for number, content in files.items():
                 sink.open(number)
                 at = 0
@@ -236,6 +237,21 @@ def test_a_restored_image_is_complete_with_its_files(store: Store, pod: Pod, tmp
     check(store, again, sent, tmp_path / "twice")
 
 
+def test_a_restore_that_the_volume_has_no_room_for_fetches_nothing(store: Store, pod: Pod, tmp_path: Path) -> None:
+    """Holes take no disk: 6 MiB of content are looked at, of 26 MiB that the files have."""
+    content = {65537: noise(1, 3 * MIB) + bytes(20 * MIB) + noise(2, 3 * MIB)}
+    made = manifest(pod.put(store, [0], lambda: pod.send({0: content}, random.Random(0))).images)
+    for limited, kind in ((True, RestoreRefusedError), (False, StoreError)):
+        less = image_room.Room(5 * MIB, "volume may hold 5 MiB", "Raise checkpoint_disk", limited)
+        with pytest.raises(kind, match=r"take 6 MiB, and volume may hold 5 MiB\. Raise checkpoint_disk"):
+            store.fetch_ranks(made, {0: tmp_path / "less"}, room=less)
+        assert image_room.used(tmp_path / "less") == 0
+    enough = image_room.Room(6 * MIB + MIB // 4, "", "", limited=True)
+    store.fetch_ranks(made, {0: tmp_path / "back"}, room=enough)
+    assert (tmp_path / "back" / "pages-65537.img").read_bytes() == content[65537]
+    assert image_room.used(tmp_path / "back") < 6.1 * MIB
+
+
 def test_an_upload_that_fails_lets_the_launcher_know(pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CRIU waits for its page server, and that for the sidecar: it must not wait for ever."""
     store = Store(f"memory://{tmp_path.name}", patience_s=0.2)
@@ -256,7 +272,7 @@ def test_an_upload_that_is_cancelled_lets_the_launcher_know(store: Store, pod: P
     cancel = threading.Event()
 
     def sender() -> None:
-        sink = PageSink(pod.path, 0)
+        sink = PageSink(pod.path, 0, time.monotonic() + 60)
         sink.open(1)
         try:
             while True:
@@ -270,7 +286,7 @@ def test_an_upload_that_is_cancelled_lets_the_launcher_know(store: Store, pod: P
     def run() -> None:
         try:
             sender()
-        except OSError as error:
+        except DumpError as error:
             errors.append(error)
 
     thread = threading.Thread(target=run)
