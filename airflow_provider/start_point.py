@@ -35,7 +35,7 @@ def find(kube: Kube, wanted: str | None, claim: Claim) -> Start | None:
     except SpecError as error:
         _, value, why = error.problems[0]
         raise SpecError([("start_from", wanted, f"{value} {why}")]) from None
-    for known in kinds.every(kube, claim.namespace):
+    for known in kinds.list_managed(kube, claim.namespace):
         if any(ref.id == text for ref in branches.known(known)):
             return time_travel.find(kube, claim.namespace, kinds.job_key(known), text)
     where = f"is neither a training job of namespace {claim.namespace!r} nor a checkpoint that one of them knows"

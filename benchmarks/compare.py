@@ -224,7 +224,7 @@ def measure(options: Options, say: Say) -> Mapping[str, Measured]:
     plain = reference(made, "plain.py")
     contenders: dict[str, Callable[[], Leave]] = {
         "ours": lambda: ours(made, plain),
-        "torchrun": lambda: leave(made, "own.py", plain),
+        "torchrun": lambda: leave(made, "torch_save.py", plain),
         "dcp": lambda: leave(made, "dcp.py", plain),
     }
     if not missing:
@@ -262,7 +262,7 @@ def figures(runs: Mapping[str, Sequence[Leave]], missing: str) -> Mapping[str, M
         f"torchrun with a checkpoint every {REAL_S / 60:.0f} min: {restart:.3g} s to start again and "
         f"{REAL_S / 2:.0f} s of repeated training on average, {restart + REAL_S / 2:.0f} s"
     )
-    counted = {"torchrun": lines("own.py"), "dcp": lines("dcp.py")}
+    counted = {"torchrun": lines("torch_save.py"), "dcp": lines("dcp.py")}
     written = (
         ", ".join(f"{name} {count}" for name, count in counted.items())
         + f", trainer {trainer_lines()} in a script that is written for the Trainer"

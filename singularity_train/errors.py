@@ -8,7 +8,8 @@
         DataError
         StateError
 
-An exception of the script itself is never wrapped: it leaves the loop as it is.
+The errors of stored state are a tree below TrainError, drawn in `storage.errors`. An exception of the script itself is
+never wrapped: it leaves the loop as it is.
 """
 
 from __future__ import annotations

@@ -92,6 +92,11 @@ def ls(name: str, output: str, **options: Any) -> None:
         click.echo(f"no checkpoints of job {asker.namespace}/{asker.name} in {asker.url}")
     else:
         click.echo(tables.checkpoints_table(shown))
+        for checkpoint, holder in asker.forgotten(found):
+            click.echo(
+                f"{checkpoint} is held for job {holder}, which is not there. If nobody is about to make it: "
+                f"singularityctl checkpoints pin {asker.name} {checkpoint} --remove"
+            )
 
 
 @checkpoints.command()
@@ -312,6 +317,12 @@ class Asker:
     def aside(self) -> set[str]:
         """Ids that the job knows and that are not on the branch that it is on."""
         return {ref.id for ref in branches.known(self._job)} - {ref.id for ref in branches.line(self._job)}
+
+    def forgotten(self, entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+        """`(checkpoint, job)` of what is held for jobs that are not there: deleted before they had one of their own."""
+        held = [(str(e["id"]), str(job)) for e in entries for job in e.get("held_by") or () if job != names.HOLD_REWIND]
+        there = {kinds.job_key(job) for job in kinds.list_managed(self.kube, self.namespace)} if held else set()
+        return [(checkpoint, job) for checkpoint, job in held if job not in there]
 
     def digest(self, checkpoint: str) -> list[str]:
         """What the job says of the checkpoint's manifest, as the last part of a question; empty if it says nothing."""

@@ -41,7 +41,7 @@ def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -
     given = ctx.params
     try:
         kube = open_cluster(given.get("kubeconfig"), given.get("context"))
-        found = kinds.every(kube, given.get("namespace") or "default")
+        found = kinds.list_managed(kube, given.get("namespace") or "default")
     except SingularityError:
         return []
     return [CompletionItem(name) for name in map(kinds.job_key, found) if name.startswith(incomplete)]

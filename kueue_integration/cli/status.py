@@ -64,7 +64,7 @@ def status(
 
 def list_jobs(kube: Kube, namespace: str) -> list[library.JobStatus]:
     """Status of every managed job of `namespace`, by name; no request of its own for any of them."""
-    jobs = kinds.every(kube, namespace)
+    jobs = kinds.list_managed(kube, namespace)
     pods = kube.list(POD, namespace, selector({job_names.LABEL_MANAGED: "true"}))
     workloads = kube.workloads_by_job(namespace, jobs)
     return [

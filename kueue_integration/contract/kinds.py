@@ -91,7 +91,7 @@ def named(kube: Kube, namespace: str, name: str) -> Object | None:
     return None
 
 
-def every(kube: Kube, namespace: str) -> list[Object]:
+def list_managed(kube: Kube, namespace: str) -> list[Object]:
     """All managed jobs of a namespace, seen as Jobs, by what they are called. Raises KubeError."""
     managed = selector({job_names.LABEL_MANAGED: "true"})
     found = kube.list(JOB, namespace, managed)

@@ -4,7 +4,7 @@ The pure core decides and never touches the network. `snapshot` parses what one 
 it, with the help of `hold`, `fence` and their like. `actions` says what guards each, `attempt_history` writes the
 history. `regrow` knows what may grow again, `fit` which nodes can go on.
 
-Around it: `informer`, `cache`, `work_queue`, `reconciler` (events and workers), `look` (look, decide, read again,
+Around it: `informer`, `copies`, `cache`, `work_queue`, `reconciler` (events and workers), `look` (look, decide, read again,
 apply), `apply` (writes), `lease` (who acts), `sidecar_api`, `__main__`.
 
 All state lives in Kubernetes: annotations of the Job and the admission check of the Workload. A controller that is

@@ -118,8 +118,8 @@ def _asked_for(record: AttemptRecord, job: Job, workload: Workload, reason: str)
         return PAUSED
     found = job.changing
     by_check = reason == "AdmissionCheck" and record.readmitted_for in ("request", "regrow")
-    by_levers = reason == "Deactivated" and workload.reshape_reason is not None
-    if found is not None and (by_check or by_levers):
+    by_reshape = reason == "Deactivated" and workload.reshape_reason is not None
+    if found is not None and (by_check or by_reshape):
         return ASKED_FOR.get(found[0].op, reason)
     return REGROWN if by_check and record.readmitted_for == "regrow" else reason
 

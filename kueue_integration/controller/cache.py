@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from proxy.protocol.messages import Preemptor
@@ -25,15 +24,14 @@ from ..kube.resources import (
 )
 from ..requests import placement
 from . import preemptor, views
+from .copies import Copies
 from .forever import Skips
-from .informer import WATCH_S, Informer
+from .informer import Informer
 from .metrics import Metrics
 from .regrow import planner, quota
 from .snapshot import Job, Pod, UnreadableAnnotation, Workload
 
 Changed = Callable[[Object, bool], None]
-SILENT_S = WATCH_S + 30.0
-"""A watch of a quiet kind says nothing until it ends; then it takes a moment to begin the next one."""
 _MANAGED = f"{job_names.LABEL_MANAGED}=true"
 
 
@@ -83,7 +81,7 @@ def job_of(pod: Object) -> str | None:
     return kinds.key_of_pod(pod)
 
 
-class World:
+class World(Copies):
     """Of Jobs and Pods: the managed ones only. Everything read here may be slightly out of date.
 
     `skips` is called with objects that cannot be read.
@@ -111,35 +109,7 @@ class World:
         self.cluster_queues = Informer(kube, CLUSTER_QUEUE, on_queue, skip=skip)
         self.local_queues = Informer(kube, LOCAL_QUEUE, on_queue, skip=skip)
         self._of_kind = {JOB: self.jobs, JOBSET: self.jobsets, TRAINJOB: self.trainjobs}
-        self._informers = (*self._of_kind.values(), self.pods, self.workloads, self.cluster_queues, self.local_queues)
-
-    def start(self) -> None:
-        for informer in self._informers:
-            informer.start()
-
-    def stop(self) -> None:
-        for informer in self._informers:
-            informer.stop()
-
-    @property
-    def synced(self) -> bool:
-        return all(informer.synced.is_set() for informer in self._informers)
-
-    @property
-    def fresh(self) -> bool:
-        """Whether every kind has been listed, and the API server has recently answered for each."""
-        return self.synced and all(informer.silent_for() < SILENT_S for informer in self._informers)
-
-    @property
-    def unlisted(self) -> str:
-        """The kinds that have never been listed, with the reasons; "" when all have."""
-        missing = [informer for informer in self._informers if not informer.synced.is_set()]
-        return "; ".join(f"{i.kind.plural}: {i.problem or 'being listed'}" for i in missing)
-
-    def wait_synced(self, timeout_s: float) -> bool:
-        """Whether every kind has been listed within `timeout_s` seconds."""
-        end = time.monotonic() + timeout_s
-        return all(informer.synced.wait(max(0.0, end - time.monotonic())) for informer in self._informers)
+        self.informers = (*self._of_kind.values(), self.pods, self.workloads, self.cluster_queues, self.local_queues)
 
     def job(self, namespace: str, key: str) -> Object | None:
         """Our copy of the managed job that is called `key`, seen as a Job."""

@@ -78,7 +78,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: float) -> Decision:
         if answer is not None or workload is None:
             return Decision(answer, wake)
         broken = _broken(snapshot, workload, check_name, now) if running and not leaves else Decision()
-        action = broken.action or reshape.lever(snapshot, workload, check_name)
+        action = broken.action or reshape.decide(snapshot, workload, check_name)
         due_at = None
         if action is None and broken.wake_at is None:
             action, due_at = _periodic(job, workload, check_name, now)
@@ -171,7 +171,7 @@ def _periodic(job: Job, workload: Workload, check_name: str, now: float) -> tupl
     """A checkpoint that is due by the job's own policy, or when to look again. Only while Kueue does not evict the
     job."""
     stays = workload.is_true("Admitted") and workload.state_of(check_name) == "Ready"
-    if job.every is None or job.suspended or job.failing or not stays or workload.leaves or not workload.active:
+    if job.save_interval is None or job.suspended or job.failing or not stays or workload.leaves or not workload.active:
         return None, None
     request, at = periodic_checkpoints.due(job.raw, now)
     if request is None:

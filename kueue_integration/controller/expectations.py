@@ -13,7 +13,7 @@ STALE_S = 5.0
 _CROWD = 1000
 
 
-class OwnWrites:
+class Expectations:
     """Versions that were replaced a moment ago, by UID. Thread-safe.
 
     Kubernetes' own controllers call this an expectation (`controller_utils.go`, `ControllerExpectations`). Without it,

@@ -12,7 +12,7 @@ from . import apply, fence, origins, views
 from .actions import Action, BeginFrom, Guard, Wait
 from .cache import World
 from .decide import decide
-from .expectations import OwnWrites
+from .expectations import Expectations
 from .fit.machines import MachinesOf
 from .hold import Settings
 from .metrics import Metrics
@@ -41,14 +41,14 @@ class Looks:
         self._kube, self._settings, self._world, self._overdue = kube, settings, world, overdue
         self._metrics, self._now = metrics, now
         self._around = Surroundings(world.preemptor, world.flavors_of, machines_of)
-        self._own = OwnWrites()
+        self._expectations = Expectations()
 
     def job(self, namespace: str, name: str, again: Callable[[float], None]) -> None:
         """One look at a Job; `again` gets seconds until the next. Raises Conflict, KubeError."""
         job, workload = self._copies(namespace, name)
         if job is None:
             return
-        behind = self._own.behind(job, workload)
+        behind = self._expectations.behind(job, workload)
         if behind:
             again(behind)  # the event of our own write comes before that
             return
@@ -109,7 +109,7 @@ class Looks:
     def perform(self, action: Action, job: Object, workload: Object | None) -> None:
         """Write it, with the versions that are shown. Raises Conflict, KubeError."""
         check_name, metrics = self._settings.check_name, self._metrics
-        self._own.note(apply.perform(self._kube, action, job, workload, check_name, metrics, self._now()))
+        self._expectations.note(apply.perform(self._kube, action, job, workload, check_name, metrics, self._now()))
 
     # --- reads ----------------------------------------------------------------------------------------------------
     def _copies(self, namespace: str, name: str) -> tuple[Object | None, Object | None]:

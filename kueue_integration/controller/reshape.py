@@ -38,7 +38,7 @@ def goal(where_to: Placement | None) -> str:
     return " ".join(parts)
 
 
-def lever(snapshot: Snapshot, workload: Workload, check_name: str) -> Action | None:
+def decide(snapshot: Snapshot, workload: Workload, check_name: str) -> Action | None:
     """What a request needs next, outside the fence and the hold. Raises BadAnnotationError."""
     job = snapshot.job
     found = job.changing

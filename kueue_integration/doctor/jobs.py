@@ -18,7 +18,7 @@ RETRY_S = 30.0
 
 def running(kube: Kube, namespace: str, now: float, max_budget_s: int) -> Iterator[Check]:
     """`max_budget_s` is the platform's ceiling in seconds, 0 when it is not known."""
-    managed = kinds.every(kube, namespace)
+    managed = kinds.list_managed(kube, namespace)
     live = [job for job in managed if not (job.get("spec") or {}).get("suspend") and not _ended(job)]
     if not live:
         yield Check("jobs", OK, f"{len(managed)} in namespace {namespace}, none runs")

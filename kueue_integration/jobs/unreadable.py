@@ -29,7 +29,7 @@ def _count(job: Job, name: str) -> object:
     return annotation_values.whole(job, name, most=attempt_records.MAX_COUNT)
 
 
-def _every(job: Job, name: str) -> object:
+def _save_interval(job: Job, name: str) -> object:
     try:
         return save_interval.parse(annotation(job, name))
     except ValueError as error:
@@ -42,7 +42,7 @@ FORMS: Final[Mapping[str, Callable[[Job, str], object]]] = {
     job_names.ANN_BUDGET: lambda job, name: attempt_records.budget(job),
     names.ANN_CHECKPOINT: _message(CheckpointRef),
     job_names.ANN_CHECKPOINT_COPY: _message(CheckpointRef),
-    job_names.ANN_CHECKPOINT_EVERY: _every,
+    job_names.ANN_CHECKPOINT_EVERY: _save_interval,
     job_names.ANN_CHECKPOINT_POLICY: _message(periodic_checkpoints.Memory),
     job_names.ANN_CHECKPOINT_REQUEST: _message(JobRequest),
     job_names.ANN_CHECKPOINT_STATUS: _message(RequestStatus),

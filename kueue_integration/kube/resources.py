@@ -188,8 +188,7 @@ def is_true(obj: Mapping[str, Any] | None, name: str) -> bool:
 
 def annotation(obj: Mapping[str, Any] | None, name: str) -> str | None:
     """Annotation `name` of `obj`, None if absent."""
-    value = (((obj or {}).get("metadata") or {}).get("annotations") or {}).get(name)
-    return None if value is None else str(value)
+    return _noted(obj, "annotations", name)
 
 
 def version_of(obj: Mapping[str, Any] | None) -> str:
@@ -199,5 +198,12 @@ def version_of(obj: Mapping[str, Any] | None) -> str:
 
 def label(obj: Mapping[str, Any] | None, name: str) -> str | None:
     """Label `name` of `obj`, None if absent."""
-    value = (((obj or {}).get("metadata") or {}).get("labels") or {}).get(name)
+    return _noted(obj, "labels", name)
+
+
+def _noted(obj: Mapping[str, Any] | None, where: str, name: str) -> str | None:
+    # Asked forty times per look of the controller: no empty mappings are made on the way.
+    metadata = obj.get("metadata") if obj else None
+    notes = metadata.get(where) if metadata else None
+    value = notes.get(name) if notes else None
     return None if value is None else str(value)

@@ -14,7 +14,7 @@ import yaml
 from ..contract import job_names
 from ..contract.kinds import JOB_NAME_LABEL
 from ..controller import views
-from ..controller.cache import SILENT_S
+from ..controller.copies import Copies
 from ..controller.fit.nodes import Machines
 from ..controller.informer import Informer
 from ..errors import KubeError, NotFound, PlatformError
@@ -33,7 +33,7 @@ Changed = Callable[[str, str], None]
 """`(namespace, name of the Workload)`, which is the same in all clusters."""
 
 
-class Worker:
+class Worker(Copies):
     """One worker cluster and our copies of what MultiKueue has made there."""
 
     def __init__(self, name: str, kube: Kube, changed: Changed) -> None:
@@ -43,20 +43,8 @@ class Worker:
         self.workloads = Informer(kube, WORKLOAD, self._on_workload, selector=_COPIES)
         managed = selector({job_names.LABEL_MANAGED: "true"})
         self.pods = Informer(kube, POD, self._on_pod, selector=managed, index=_job_of_pod)
-        self._informers = (self.jobs, self.workloads, self.pods)
+        self.informers = (self.jobs, self.workloads, self.pods)
         self._machines = Machines(kube)
-
-    def start(self) -> None:
-        for informer in self._informers:
-            informer.start()
-
-    def stop(self) -> None:
-        for informer in self._informers:
-            informer.stop()
-
-    @property
-    def fresh(self) -> bool:
-        return all(i.synced.is_set() and i.silent_for() < SILENT_S for i in self._informers)
 
     def site(self, namespace: str, name: str, workload: str) -> Site:
         """What it has of the Job `name` with that Workload, by our copies."""

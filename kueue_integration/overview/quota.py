@@ -84,17 +84,18 @@ class _Node:
 
     def total(self, key: Key) -> Fraction:
         """Nominal quota, of all that is below."""
-        return self._own(key) + sum((child.total(key) for child in self.below), NONE)
+        return self._nominal(key) + sum((child.total(key) for child in self.below), NONE)
 
     def held(self, key: Key) -> Usage:
         return sum((child.held(key) for child in self.below), self.usage.get(key, Usage()))
 
-    def _own(self, key: Key) -> Fraction:
+    def _nominal(self, key: Key) -> Fraction:
         return self.limits[key].nominal if key in self.limits else NONE
 
     def _quota(self, key: Key) -> Fraction:
         """Its own, and what those below lend."""
-        return self._once("quota", key, self._own(key), (child._quota(key) - child._kept(key) for child in self.below))
+        lent = (child._quota(key) - child._kept(key) for child in self.below)
+        return self._once("quota", key, self._nominal(key), lent)
 
     def _kept(self, key: Key) -> Fraction:
         """Quota that its lending limit keeps for itself."""

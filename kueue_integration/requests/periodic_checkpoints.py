@@ -19,7 +19,7 @@ from ..contract import annotation_values, attempt_records, job_names
 from ..contract.annotation_values import readable
 from ..kube.resources import annotation
 from ..spec import save_interval
-from ..spec.save_interval import Every
+from ..spec.save_interval import SaveInterval
 from . import save_time_estimate, user_requests
 
 BY = "policy"
@@ -101,7 +101,7 @@ def interval(attempts: Sequence[AttemptRecord], cost_s: float | None, until: flo
 
 
 # --- the plan -------------------------------------------------------------------------------------------------------
-def wish(job: Mapping[str, Any] | None) -> Every | None:
+def wish(job: Mapping[str, Any] | None) -> SaveInterval | None:
     """What the Job's annotation asks for; None for nothing, and for what cannot be read."""
     try:
         return save_interval.parse(annotation(job, job_names.ANN_CHECKPOINT_EVERY))

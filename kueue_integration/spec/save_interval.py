@@ -19,7 +19,7 @@ FORMS = "use '300s', '10m', '2h', a number of seconds, '500 steps', 'auto' or 'o
 
 
 @dataclass(frozen=True)
-class Every:
+class SaveInterval:
     """One of seconds and steps, or neither: `auto`."""
 
     seconds: float | None = None
@@ -36,7 +36,7 @@ class Every:
         return AUTO if self.seconds is None else f"{self.seconds:.12g}s"
 
 
-def parse(value: object) -> Every | None:
+def parse(value: object) -> SaveInterval | None:
     """None: no periodic checkpoints. Raises ValueError with what is wrong and what to write instead."""
     if value is None:
         return None
@@ -44,17 +44,17 @@ def parse(value: object) -> Every | None:
         raise ValueError(f"is not an interval; {FORMS}")
     text = str(value).strip().lower()
     if text in (AUTO, OFF, "", "none"):  # the last two are what templates render for nothing
-        return Every() if text == AUTO else None
+        return SaveInterval() if text == AUTO else None
     steps = _STEPS.fullmatch(text)
     if steps:
         count = int(steps[1][:20])
         if not 1 <= count <= MAX_STEPS:
             raise ValueError(f"must be from 1 to {MAX_STEPS} steps")
-        return Every(steps=count)
+        return SaveInterval(steps=count)
     time = _TIME.fullmatch(text)
     if not time:
         raise ValueError(f"is not an interval; {FORMS}")
     seconds = float(time[1]) * _UNITS[time[2]]
     if not math.isfinite(seconds) or not LEAST_S <= seconds <= MOST_S:
         raise ValueError(f"must be from {LEAST_S:.0f} seconds to {MOST_S / 86400:.0f} days")
-    return Every(seconds=seconds)
+    return SaveInterval(seconds=seconds)

@@ -67,7 +67,8 @@ class Supervisor:
         self.devices = device.find(env)
         self.client = SidecarClient(self.paths.socket)
         self.outbox = Outbox(self.client.post, say)
-        self.inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        """What threads have for the main loop to call."""
         self.plan: Plan | None = None
         self.slots: dict[int, Slot] = {}
         self.tails: dict[int, Tail] = {}
@@ -111,7 +112,7 @@ class Supervisor:
         self._background(self._start)
         while self.ended is None:
             with contextlib.suppress(queue.Empty):
-                self.inbox.get(timeout=TICK_S)()
+                self.calls.get(timeout=TICK_S)()
             self._tick()
         return self._end(self.ended)
 
@@ -157,7 +158,7 @@ class Supervisor:
                 result = self._give_up(error)
             except Exception as error:  # a bug must end the container, not leave it waiting
                 result = self._give_up(LauncherError(f"{type(error).__name__}: {error}"))
-            self.inbox.put(result)
+            self.calls.put(result)
 
         threading.Thread(target=body, daemon=True).start()
 
@@ -326,7 +327,7 @@ class Supervisor:
                 continue
             if command is not None:
                 after = command.seq
-                self.inbox.put(lambda c=command: self._obey(c))  # type: ignore[misc]
+                self.calls.put(lambda c=command: self._obey(c))  # type: ignore[misc]
 
     def _obey(self, command: LauncherCommand) -> None:
         assert self.plan is not None

@@ -125,6 +125,7 @@ class Leader:
             self._pod.reached(state.generation, state.stop_at, state.anywhere)
         if state.phase == "finished" and not self._finished_at:
             self._finished_at = time.monotonic()
+            self._spawn(self._leave())
         self.state = state
         now = state_machine.directive(state)
         if now.op == "save":
@@ -249,14 +250,24 @@ class Leader:
         except ProxyError as error:
             log.warning("old checkpoints stay in the store: %s", error)
 
-    def _let_go(self) -> None:
-        """Checkpoints that were held for this job (`Store.hold`), and that its own have replaced. Raises StoreError."""
+    async def _leave(self) -> None:
+        """The job has ended well and starts no more: nothing is held for it any longer."""
+        try:
+            await asyncio.to_thread(self._let_go, True)
+        except ProxyError as error:
+            log.warning("what was held for this job stays held in the store: %s", error)
+
+    def _let_go(self, ended: bool = False) -> None:
+        """Checkpoints that were held for this job (`Store.hold`), and that its own have replaced. Raises StoreError.
+
+        :param ended: the job starts no more
+        """
         namespace, job, start = self._config.namespace, self._config.job, self._config.checkpoint
         origin = self._origin
         own = restore.maker(self._config, origin, start) == job
-        if start and own and any(ref.attempt == self._config.attempt for ref in self._committed):
+        if start and own and (ended or any(ref.attempt == self._config.attempt for ref in self._committed)):
             self._store.release(namespace, job, start, names.HOLD_REWIND)
-        if origin is not None and not needs(self._committed, origin.checkpoint):
+        if origin is not None and (ended or not needs(self._committed, origin.checkpoint)):
             self._store.release(namespace, origin.job, origin.checkpoint, job)
 
     def _manifest(self, state: State) -> tuple[Manifest, int]:

@@ -34,7 +34,7 @@ class Known:
         damaged = {path.rsplit("/", 1)[1] for path in backend.find(f"{folder}/damaged")}
         self._seen = damaged | {name.removeprefix("packs/") for name in doomed}
         self.packs: list[Stored | None] = []
-        self.grains: list[int] = []
+        self.chunk_counts: list[int] = []
         """Number of chunks of each pack."""
         self.places: dict[bytes, int] = {}
         self._looked = 0.0
@@ -66,7 +66,7 @@ class Known:
         """A pack of these chunks; its number."""
         number = len(self.packs)
         self.packs.append(None)
-        self.grains.append(len(keys))
+        self.chunk_counts.append(len(keys))
         base = number << SLOT_BITS
         deque(map(self.places.setdefault, keys, range(base, base + len(keys))), maxlen=0)
         return number

@@ -56,11 +56,11 @@ def ends(data: Bytes, final: bool) -> list[int]:
     return found
 
 
-def key_of(grain: Bytes) -> bytes:
+def key_of(chunk: Bytes) -> bytes:
     """Identity of a chunk within one job's part of the store: the first 16 bytes of its sha256."""
-    return hashlib.sha256(grain).digest()[:KEY_SIZE]
+    return hashlib.sha256(chunk).digest()[:KEY_SIZE]
 
 
-def is_zero(grain: Bytes) -> bool:
+def is_zero(chunk: Bytes) -> bool:
     """Nothing but zeros: a hole in the file is the same content."""
-    return not grain[0] and bytes(grain) == _ZEROS[: len(grain)]
+    return not chunk[0] and bytes(chunk) == _ZEROS[: len(chunk)]

@@ -31,7 +31,7 @@ class _Piece(NamedTuple):
     """Index into `_Plan.files`."""
     offset: int
     first: int
-    grains: int
+    chunks: int
     size: int
 
 
@@ -193,7 +193,7 @@ def _write(head: pack.Head, data: bytes, files: list[Path], pieces: Iterator[_Pi
     opened = fd = -1
     try:
         for piece in pieces:
-            begin, end = head.span(piece.first, piece.grains)
+            begin, end = head.span(piece.first, piece.chunks)
             if end - begin != piece.size:
                 raise pack.PackError(f"has {end - begin} bytes where the recipe says {piece.size}")
             if piece.file != opened:

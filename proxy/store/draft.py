@@ -45,7 +45,7 @@ class Draft:
 
     @property
     def full(self) -> bool:
-        return self.size >= pack.CONTENT_SIZE or len(self.keys) == pack.MOST_GRAINS
+        return self.size >= pack.CONTENT_SIZE or len(self.keys) == pack.MOST_CHUNKS
 
     def add(self, keys: Sequence[bytes], lengths: Sequence[int]) -> memoryview:
         """Where the caller puts the content of the next chunks, before anything else is called."""

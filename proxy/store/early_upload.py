@@ -96,23 +96,23 @@ class Ahead:
             return False
         ends = chunking.ends(data, final=False)
         data = data[: ends[-1]]
-        grains = segments.keyed(data, ends)
-        wanted, file.group = self._upload.missing(grains.keys, file.group)
+        chunks = segments.keyed(data, ends)
+        wanted, file.group = self._upload.missing(chunks.keys, file.group)
         for index, first in wanted:
             begin = ends[index - 1] if index else 0
             # Content that another pod should store first is left to `put`: it may be in the store by then.
             if first:
-                self._take(grains.keys[index], data[begin : ends[index]])
+                self._take(chunks.keys[index], data[begin : ends[index]])
         file.at += len(data)
-        file.seen.append(segments.Segment(len(data), self._fingerprint.of(data), grains))
+        file.seen.append(segments.Segment(len(data), self._fingerprint.of(data), chunks))
         return True
 
-    def _take(self, key: bytes, grain: memoryview) -> None:
+    def _take(self, key: bytes, chunk: memoryview) -> None:
         """Put it into the pack that is being filled."""
         if key in self._taken or self._upload.has(key):
             return
         self._draft = self._draft or self._upload.draft()
-        self._draft.add([key], [len(grain)])[:] = grain
+        self._draft.add([key], [len(chunk)])[:] = chunk
         self._taken.add(key)
         if self._draft.full:
             self.stored += self._draft.size

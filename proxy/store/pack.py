@@ -30,7 +30,7 @@ else:
 
 CONTENT_SIZE: Final = 8 << 20
 """Bytes of content after which a pack is closed."""
-MOST_GRAINS: Final = 8192
+MOST_CHUNKS: Final = 8192
 BLOCK_SIZE: Final = 256 << 10
 """Bytes of content after which a block is closed."""
 _MAGIC: Final = b"SGPACK\x00\x02"
@@ -38,7 +38,7 @@ _START: Final = struct.Struct("<8sII")
 _BLOCK: Final = struct.Struct("<IIB32s")
 _LENGTH: Final = 4
 _MOST_BLOCKS: Final = (CONTENT_SIZE + LARGEST) // BLOCK_SIZE + 2
-HEAD_SIZE: Final = _START.size + _MOST_BLOCKS * _BLOCK.size + MOST_GRAINS * (KEY_SIZE + _LENGTH)
+HEAD_SIZE: Final = _START.size + _MOST_BLOCKS * _BLOCK.size + MOST_CHUNKS * (KEY_SIZE + _LENGTH)
 """Bytes: no head is longer."""
 RAW, ZSTD = 0, 1
 
@@ -72,7 +72,7 @@ class Head:
     def span(self, first: int, count: int) -> tuple[int, int]:
         """Where `count` chunks from number `first` lie in the content. Raises PackError."""
         if first < 0 or count < 1 or first + count > len(self.keys):
-            raise PackError(f"has no grains {first} to {first + count - 1}, only {len(self.keys)}")
+            raise PackError(f"has no chunks {first} to {first + count - 1}, only {len(self.keys)}")
         return self.starts[first], self.starts[first + count]
 
 
@@ -103,7 +103,7 @@ def read_head(digest: str, data: bytes) -> Head:
         raise PackError(f"has only {len(data)} bytes")
     magic, count, blocks = _START.unpack_from(data)
     end = _START.size + blocks * _BLOCK.size + count * (KEY_SIZE + _LENGTH)
-    if magic != _MAGIC or count > MOST_GRAINS or blocks > _MOST_BLOCKS or len(data) < end:
+    if magic != _MAGIC or count > MOST_CHUNKS or blocks > _MOST_BLOCKS or len(data) < end:
         raise PackError("does not begin like a pack of this version")
     if hashlib.sha256(memoryview(data)[:end]).hexdigest() != digest:
         raise PackError("does not match its digest")

@@ -21,7 +21,7 @@ ROOM: Final = READ_SIZE + chunking.LARGEST
 
 
 @dataclass(frozen=True)
-class Grains:
+class Chunks:
     """Chunks that follow each other. In columns, because a loop over pairs costs more than cutting."""
 
     keys: list[bytes] = field(default_factory=list)
@@ -36,24 +36,24 @@ class Segment:
 
     size: int
     mark: Mark
-    grains: Grains
+    chunks: Chunks
 
 
-def keyed(data: memoryview, ends: Sequence[int]) -> Grains:
+def keyed(data: memoryview, ends: Sequence[int]) -> Chunks:
     """The chunks of `data` that end there, named by content."""
     keys: list[bytes] = []
     begin = 0
     for end in ends:
-        grain = data[begin:end]
+        chunk = data[begin:end]
         # The first byte rules out nearly every chunk that is not all zeros, without a call.
-        keys.append(chunking.key_of(grain) if grain[0] or not chunking.is_zero(grain) else b"")
+        keys.append(chunking.key_of(chunk) if chunk[0] or not chunking.is_zero(chunk) else b"")
         begin = end
-    return Grains(keys, array("H", map(sub, ends, [0, *ends])))
+    return Chunks(keys, array("H", map(sub, ends, [0, *ends])))
 
 
 def read(
     opened: int, path: Path, seen: Sequence[Segment], fingerprint: Fingerprint | None, check: Callable[[], None]
-) -> Iterator[Grains]:
+) -> Iterator[Chunks]:
     """All chunks of a file.
 
     :param opened: its descriptor, which is closed in the end
@@ -74,13 +74,13 @@ def read(
                 if len(data) != segment.size or fingerprint is None or fingerprint.of(data) != segment.mark:
                     source.seek(-len(data), 1)
                     break
-                yield segment.grains
+                yield segment.chunks
             yield from _cut(source, room, check)
     except OSError as error:
         raise StoreError(f"cannot read image file {path}: {error}") from error
 
 
-def _cut(source: FileIO, room: memoryview, check: Callable[[], None]) -> Iterator[Grains]:
+def _cut(source: FileIO, room: memoryview, check: Callable[[], None]) -> Iterator[Chunks]:
     """The chunks of the rest of a file. Raises OSError."""
     rest = 0
     while True:

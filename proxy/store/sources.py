@@ -18,23 +18,23 @@ import numpy as np
 from ..errors import StoreError
 from .draft import Draft
 from .images import File
-from .segments import Grains
+from .segments import Chunks
 
 _SIZE_BITS: Final = 15
 _SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
 Sources = dict[bytes, int]
 
 
-def add(sources: Sources, grains: Grains, begin: int) -> int:
+def add(sources: Sources, chunks: Chunks, begin: int) -> int:
     """Note where these chunks lie, the first at `begin`; of equal chunks the first counts. Returns where the last chunk
     ends.
 
     The key of zeros is added, too.
     """
-    sizes = np.array(grains.sizes, dtype=np.int64)
+    sizes = np.array(chunks.sizes, dtype=np.int64)
     ends = sizes.cumsum() + begin
     packed = (ends - sizes) << _SIZE_BITS | sizes
-    deque(map(sources.setdefault, grains.keys, packed.tolist()), maxlen=0)
+    deque(map(sources.setdefault, chunks.keys, packed.tolist()), maxlen=0)
     return begin + int(sizes.sum())
 
 

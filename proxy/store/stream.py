@@ -24,7 +24,7 @@ from ..errors import StoreError
 from ..protocol import page_frames
 from . import chunking, memory, segments
 from .draft import Draft
-from .segments import Grains
+from .segments import Chunks
 from .upload import Streamed, Upload
 
 POLL_S: Final = 0.05
@@ -65,7 +65,7 @@ class _File:
     def __init__(self, group: int) -> None:
         self.group = group
         self.size = 0
-        self.grains = Grains()
+        self.chunks = Chunks()
 
 
 class _Peer:
@@ -112,7 +112,7 @@ class Stream:
         """Keys of what the draft holds."""
         self._spill: IO[bytes] | None = None
         self._spill_left = where.spill
-        self._spilled = Grains()
+        self._spilled = Chunks()
         self._spilled_bytes = 0
         self._waiting: set[bytes] = set()
         """Keys of `_spilled`."""
@@ -153,7 +153,7 @@ class Stream:
                 return True
             self._cut(peer, final=True)
             for of_file, file in peer.files.items():
-                streamed = Streamed(page_frames.file_name(of_file), file.size, file.grains)
+                streamed = Streamed(page_frames.file_name(of_file), file.size, file.chunks)
                 self._upload.streamed.setdefault(peer.rank, {})[streamed.name] = streamed
             peer.connection.sendall(page_frames.TAKEN)
         except (OSError, EOFError) as error:
@@ -181,28 +181,28 @@ class Stream:
             return
         file, data = peer.files[peer.number], peer.room[: peer.held]
         ends = chunking.ends(data, final)
-        grains = segments.keyed(data, ends)
-        wanted, file.group = self._upload.missing(grains.keys, file.group)
+        chunks = segments.keyed(data, ends)
+        wanted, file.group = self._upload.missing(chunks.keys, file.group)
         may_wait = all(first for _, first in wanted) or self._has_room(len(data))
         for index, first in wanted:
             begin = ends[index - 1] if index else 0
-            self._take(grains.keys[index], data[begin : ends[index]], first=first or not may_wait)
+            self._take(chunks.keys[index], data[begin : ends[index]], first=first or not may_wait)
         at = ends[-1] if ends else 0
-        file.grains.keys.extend(grains.keys)
-        file.grains.sizes.extend(grains.sizes)
+        file.chunks.keys.extend(chunks.keys)
+        file.chunks.sizes.extend(chunks.sizes)
         file.size += at
         rest = peer.held - at
         peer.room[:rest] = bytes(data[at:])
         peer.held = rest
 
-    def _take(self, key: bytes, grain: memoryview, *, first: bool) -> None:
+    def _take(self, key: bytes, chunk: memoryview, *, first: bool) -> None:
         if key in self._taken or key in self._waiting or self._upload.has(key):
             return
         if not first:
-            self._wait(key, grain)
+            self._wait(key, chunk)
             return
         self._draft = self._draft or self._upload.draft()
-        self._draft.add([key], [len(grain)])[:] = grain
+        self._draft.add([key], [len(chunk)])[:] = chunk
         self._taken.add(key)
         if self._draft.full:
             self._store()
@@ -222,14 +222,14 @@ class Stream:
             return False
         return True
 
-    def _wait(self, key: bytes, grain: memoryview) -> None:
+    def _wait(self, key: bytes, chunk: memoryview) -> None:
         assert self._spill is not None, "there is room"
-        self._spill.write(grain)
-        self._spilled_bytes += len(grain)
-        self._spill_left -= len(grain)
+        self._spill.write(chunk)
+        self._spilled_bytes += len(chunk)
+        self._spill_left -= len(chunk)
         self._waiting.add(key)
         self._spilled.keys.append(key)
-        self._spilled.sizes.append(len(grain))
+        self._spilled.sizes.append(len(chunk))
 
     def _store(self) -> None:
         assert self._draft is not None

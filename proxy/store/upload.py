@@ -47,7 +47,7 @@ class Streamed:
 
     name: str
     size: int
-    grains: segments.Grains
+    chunks: segments.Chunks
 
 
 class Upload:
@@ -96,7 +96,7 @@ class Upload:
         """That of `seen`."""
         self.streamed: dict[int, dict[str, Streamed]] = {}
         """Per rank, by name."""
-        self.spill: tuple[IO[bytes], segments.Grains] | None = None
+        self.spill: tuple[IO[bytes], segments.Chunks] | None = None
         """Streamed content that another upload stores first, and its chunks."""
         self._streams = False
 
@@ -106,17 +106,17 @@ class Upload:
         :param used: pack -> how many of its chunks the last checkpoint uses. See `WEAK`
         """
         self._streams = True
-        packs = enumerate(zip(self._known.packs, self._known.grains, strict=True))
-        self._known.forget({n for n, (p, grains) in packs if p and p.name in used and used[p.name] < WEAK * grains})
+        packs = enumerate(zip(self._known.packs, self._known.chunk_counts, strict=True))
+        self._known.forget({n for n, (p, chunks) in packs if p and p.name in used and used[p.name] < WEAK * chunks})
 
     def put_spill(self) -> None:
         """Hand what the stream has left to other uploads to the writers, if these have not stored it. Raises
         StoreError."""
         if self.spill is None:
             return
-        content, grains = self.spill
+        content, chunks = self.spill
         where: sources.Sources = {}
-        file = File(Path("pages"), "pages", sources.add(where, grains, 0), 0, (0, 0), 0)
+        file = File(Path("pages"), "pages", sources.add(where, chunks, 0), 0, (0, 0), 0)
         for batch in self._batches([key for key in where if not self.has(key)], where):
             draft = self.draft()
             sources.fill(draft, batch, where, [file], lambda _: os.dup(content.fileno()))
@@ -139,7 +139,7 @@ class Upload:
         self._count.add(new)  # stored by others meanwhile
         for file in files:
             require_unchanged(self.beneath, file)
-        numbers, runs = self._runs([*layouts, *(file.grains for file in streamed)])
+        numbers, runs = self._runs([*layouts, *(file.chunks for file in streamed)])
         names = [ImageFile(f.name, f.size) for f in files] + [ImageFile(f.name, f.size) for f in streamed]
         self._ranks.append((rank, names, numbers, layout_map.encode(runs)))
 
@@ -180,20 +180,20 @@ class Upload:
         return images
 
     # --- finding out what is new ------------------------------------------------------------------------------------
-    def _scan(self, files: list[File]) -> tuple[list[segments.Grains], sources.Sources]:
+    def _scan(self, files: list[File]) -> tuple[list[segments.Chunks], sources.Sources]:
         """Per file its chunks, and where each key's content can be read."""
-        layouts: list[segments.Grains] = []
+        layouts: list[segments.Chunks] = []
         where: sources.Sources = {}
         base = 0
         for file in files:
-            found = segments.Grains()
+            found = segments.Chunks()
             end = base
             source = open_listed(self.beneath, file)
             seen = self.seen.pop(file.path, ())
-            for grains in segments.read(source, file.path, seen, self.fingerprint, self.check):
-                found.keys.extend(grains.keys)
-                found.sizes.extend(grains.sizes)
-                end = sources.add(where, grains, end)
+            for chunks in segments.read(source, file.path, seen, self.fingerprint, self.check):
+                found.keys.extend(chunks.keys)
+                found.sizes.extend(chunks.sizes)
+                end = sources.add(where, chunks, end)
             if end - base != file.size:
                 raise StoreError(
                     f"image file {file.path} changed while it was stored: {end - base} of {file.size} bytes"
@@ -208,7 +208,7 @@ class Upload:
         places = self._known.places
         found = list(map(places.get, where))
         used = Counter([place >> SLOT_BITS for place in found if place is not None])
-        few = {n for n, count in used.items() if n < self._earlier and count < WEAK * self._known.grains[n]}
+        few = {n for n, count in used.items() if n < self._earlier and count < WEAK * self._known.chunk_counts[n]}
         if self._streams:
             few = set()  # `give_up` has decided
         self._known.forget(few)
@@ -232,7 +232,7 @@ class Upload:
                     continue
                 batch.append(key)
                 size += sources.length(where, key)
-                if size >= pack.CONTENT_SIZE or len(batch) == pack.MOST_GRAINS:
+                if size >= pack.CONTENT_SIZE or len(batch) == pack.MOST_CHUNKS:
                     yield batch
                     batch, size = [], 0
             if batch:
@@ -300,15 +300,15 @@ class Upload:
         finally:
             self.give_back(draft)
 
-    def _runs(self, layouts: list[segments.Grains]) -> tuple[list[int], list[list[layout_map.Run]]]:
+    def _runs(self, layouts: list[segments.Chunks]) -> tuple[list[int], list[list[layout_map.Run]]]:
         """Numbers of the packs that a rank needs, and its runs per file."""
         numbers: dict[int, int] = {}
         places = self._known.places
         runs: list[list[layout_map.Run]] = []
-        for grains in layouts:
+        for chunks in layouts:
             of_file: list[layout_map.Run] = []
-            found = (places[key] if key else layout_map.NOWHERE for key in grains.keys)
-            for place, count, size in layout_map.join(found, grains.sizes):
+            found = (places[key] if key else layout_map.NOWHERE for key in chunks.keys)
+            for place, count, size in layout_map.join(found, chunks.sizes):
                 if place == layout_map.NOWHERE:
                     of_file.append(layout_map.Run(layout_map.ZEROS, 0, count, size))
                 else:

@@ -16,8 +16,10 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from ..errors import TrainError
 
-class StateStorageError(Exception):
+
+class StateStorageError(TrainError):
     """Root. The one argument is the sentence, so that it travels between ranks as it is."""
 
 

@@ -53,11 +53,11 @@ class LoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]
         *above, last = self.mappings[item.dest_index.fqn]
         place: Any = self.original_state_dict
         for key in above:
-            place = place[_own(place, key)]
-        place[_own(place, last)] = value
+            place = place[_key_of(place, key)]
+        place[_key_of(place, last)] = value
 
 
-def _own(place: Any, key: str | int) -> Any:
+def _key_of(place: Any, key: str | int) -> Any:
     """The key that `place` has: the flat state has the keys of dictionaries as text."""
     if isinstance(place, Mapping) and key not in place:
         return next((each for each in place if str(each) == key), key)

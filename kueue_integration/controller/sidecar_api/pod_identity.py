@@ -27,14 +27,14 @@ class Identities:
         key = kinds.job_key(job)
         found = None
         if speaker.namespace == namespace:
-            found = self._own(self._world.pods_of(namespace, key), speaker, job)
+            found = self._pod_of(self._world.pods_of(namespace, key), speaker, job)
             if found is None:  # our copy may not have a pod that has just started
-                found = self._own(self._kube.list_pods(namespace, selector(kinds.pod_labels(key))), speaker, job)
+                found = self._pod_of(self._kube.list_pods(namespace, selector(kinds.pod_labels(key))), speaker, job)
         if found is not None:
             return found
         raise not_of(speaker, namespace, key)
 
-    def _own(self, pods: Sequence[Object], speaker: Speaker, job: Object) -> Object | None:
+    def _pod_of(self, pods: Sequence[Object], speaker: Speaker, job: Object) -> Object | None:
         """The speaker's pod if the Job owns it. Labels are not enough: a pod's creator chooses them."""
         for pod in pods:
             meta = pod["metadata"]

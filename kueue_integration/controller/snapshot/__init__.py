@@ -1,4 +1,6 @@
-"""What one look sees, parsed once: a Job, its Workload, its pods and what is known around them. Pure.
+"""What one look sees: a Job, its Workload, its pods and what is known around them. Pure.
+
+Each part is parsed when it is asked for first, once per look: a decision needs few of them.
 
 Here and in `contract` the text of annotations is known, and nowhere else in the controller. An annotation that cannot
 be read is a value in its field (`UnreadableAnnotation`). Whoever needs the field decides what that means: `required`
@@ -7,6 +9,7 @@ raises, `readable_or` takes something else. What decides, writes or waits never 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -68,7 +71,6 @@ class Snapshot:
     seen_at: float | None = None
     """When Kueue was first seen to want the Job suspended, Unix seconds; None: now."""
     around: Surroundings = field(default_factory=Surroundings)
-    preemption: Preemption = field(default_factory=Preemption)
 
     @classmethod
     def parse(
@@ -80,9 +82,8 @@ class Snapshot:
         around: Surroundings | None = None,
     ) -> Snapshot:
         """Never raises because of text that a user can write into objects."""
-        around = around or Surroundings()
         seen = None if workload is None else Workload.parse(workload)
-        return cls(Job.parse(job), seen, tuple(map(Pod.parse, pods)), seen_at, around, _preemption(seen, around))
+        return cls(Job.parse(job), seen, tuple(map(Pod.parse, pods)), seen_at, around or Surroundings())
 
     def with_job(self, job: Object) -> Snapshot:
         """The same look after the Job was read again."""
@@ -90,15 +91,14 @@ class Snapshot:
 
     def with_workload(self, workload: Object | None) -> Snapshot:
         """The same look after the Workload was read again."""
-        seen = None if workload is None else Workload.parse(workload)
-        return replace(self, workload=seen, preemption=_preemption(seen, self.around))
+        return replace(self, workload=None if workload is None else Workload.parse(workload))
 
     def with_pods(self, pods: Sequence[Object]) -> Snapshot:
         """The same look after the pods were read again."""
         return replace(self, pods=tuple(map(Pod.parse, pods)))
 
-
-def _preemption(workload: Workload | None, around: Surroundings) -> Preemption:
-    uids = workload.preemptor_uids if workload is not None else ()
-    who = next((found for found in map(around.preemptor, uids) if found), None)
-    return Preemption(who.workload if who is not None else next(iter(uids), None), who)
+    @functools.cached_property
+    def preemption(self) -> Preemption:
+        uids = self.workload.preemptor_uids if self.workload is not None else ()
+        who = next((found for found in map(self.around.preemptor, uids) if found), None)
+        return Preemption(who.workload if who is not None else next(iter(uids), None), who)

@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from proxy.protocol import names
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, JobRequest, Origin, Placement, RequestStatus
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, JobRequest, RequestStatus
 
-from ...contract import annotation_values, attempt_records, branches, job_names
-from ...contract.annotation_values import readable
-from ...contract.branches import Rewind
+from ...contract import attempt_records, branches, job_names
+from ...contract.annotation_values import message, messages, moment, readable, whole
 from ...kube.resources import Object, annotation
 from ...manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
 from ...requests import periodic_checkpoints, placement, user_requests
-from ...spec.save_interval import Every
 from .. import views
+from .part import Part
 from .unreadable import UnreadableAnnotation, named, readable_or
 
 STOPPING = "kueue.x-k8s.io/stopping"
 """On a Job while Kueue puts its template back as it was."""
 
+M = TypeVar("M")
 Count = int | UnreadableAnnotation
 History = tuple[AttemptRecord, ...]
+
+
+def _word(name: str) -> Part[str | None]:
+    return Part(lambda raw: annotation(raw, name))
+
+
+def _count(name: str) -> Part[Count | None]:
+    return Part(lambda raw: named(raw, name, whole(raw, name, most=attempt_records.MAX_COUNT)))
+
+
+def _message(name: str, cls: type[M]) -> Part[M | UnreadableAnnotation | None]:
+    return Part(lambda raw: named(raw, name, message(raw, name, cls)))
+
+
+def _history(raw: Object) -> History | UnreadableAnnotation:
+    found = messages(raw, job_names.ANN_HISTORY, AttemptRecord)
+    return named(raw, job_names.ANN_HISTORY, tuple(found) if isinstance(found, list) else found)
+
+
+def _hold_deadline(raw: Object) -> float | UnreadableAnnotation | None:
+    return named(raw, job_names.ANN_HOLD_DEADLINE, moment(raw, job_names.ANN_HOLD_DEADLINE))
+
+
+def _roster(raw: Object) -> attempt_records.Roster | None:
+    return readable(message(raw, job_names.ANN_PODS, attempt_records.Roster), None)
 
 
 @dataclass(frozen=True)
@@ -31,117 +55,69 @@ class Job:
     raw: Object
     """As it was read: for those who write it with its version, or ask what is no matter of this controller."""
     # --- from its labels, spec and status
-    managed: bool
-    copied: bool
+    managed = Part(views.managed)
+    copied = Part(views.copied)
     """MultiKueue has copied it into this cluster."""
-    kept: bool
+    kept = Part(views.kept)
     """Its deletion waits until its records have been read."""
-    deleting: bool
-    suspended: bool
-    never_started: bool
-    end: Mapping[str, Any] | None
+    deleting = Part(lambda raw: bool(raw["metadata"].get("deletionTimestamp")))
+    suspended = Part(views.suspended)
+    never_started = Part(views.never_started)
+    end = Part(views.finished)
     """Its Complete or Failed condition once it is True."""
-    failing: bool
+    failing = Part(views.failing)
     """The Job controller has decided that it ends."""
-    parallelism: int
+    parallelism = Part(views.parallelism)
     """Pods that run now when none is missing."""
-    # --- from its annotations
-    hold_word: str | None
-    """What the hold's annotation says; `hold` knows which of its words means none."""
-    hold_deadline: float | UnreadableAnnotation | None
-    """Unix seconds."""
-    attempt_shown: Count | None
-    """What the attempt's annotation says; `attempt` knows more."""
-    history: History | UnreadableAnnotation
-    """Oldest first."""
-    checkpoint: CheckpointRef | UnreadableAnnotation | None
-    """The committed one, None without one, and when `starts_over`."""
-    starts_over: bool
-    """The checkpoint's annotation is empty: somebody wants the next attempt to start from the beginning."""
-    checkpoint_copy: CheckpointRef | UnreadableAnnotation | None
-    checkpoints: tuple[CheckpointRef, ...]
-    """The newest that were committed, oldest first; empty if they cannot be read: a new one can still be committed."""
-    store: str | None
-    workers: Count | None
-    min_workers: Count | None
-    world_size: Count | None
-    budget_s: Count | None
-    placement: Placement | UnreadableAnnotation
-    placed: bool
-    """A placement stands in the Job, whether or not it can be read."""
-    roster: attempt_records.Roster | None
-    lost: attempt_records.Lost | None
-    infrastructure_retries: int | None
-    every: Every | None
-    """Periodic checkpoints that it asks for; None for none, and for what cannot be read."""
-    change: user_requests.Exchange
-    """The last request that changes the Job, and its answer; the other requests are for checkpoints."""
-    checkpoint_request: user_requests.Exchange
-    rewinds: tuple[Rewind, ...]
-    """To older checkpoints, oldest first; empty if they cannot be read."""
-    start: Origin | UnreadableAnnotation | None
-    """The checkpoint of another job that whoever created it wants it to begin with."""
-    began: bool
+    began = Part(lambda raw: bool((raw.get("status") or {}).get("startTime")))
     """Kubernetes has started it, and Kueue has not put that back yet."""
-    stopping: bool
+    # --- from its annotations
+    hold_word = _word(job_names.ANN_HOLD)
+    """What the hold's annotation says; `hold` knows which of its words means none."""
+    hold_deadline = Part(_hold_deadline)
+    """Unix seconds."""
+    attempt_shown = _count(job_names.ANN_ATTEMPT)
+    """What the attempt's annotation says; `attempt` knows more."""
+    history = Part(_history)
+    """Oldest first."""
+    checkpoint = _message(names.ANN_CHECKPOINT, CheckpointRef)
+    """The committed one, None without one, and when `starts_over`."""
+    starts_over = Part(lambda raw: annotation(raw, names.ANN_CHECKPOINT) == "")
+    """The checkpoint's annotation is empty: somebody wants the next attempt to start from the beginning."""
+    checkpoint_copy = _message(job_names.ANN_CHECKPOINT_COPY, CheckpointRef)
+    checkpoints = Part(lambda raw: tuple(attempt_records.checkpoints(raw)))
+    """The newest that were committed, oldest first; empty if they cannot be read: a new one can still be committed."""
+    store = _word(job_names.ANN_STORE)
+    workers = _count(job_names.ANN_WORKERS)
+    min_workers = _count(job_names.ANN_MIN_WORKERS)
+    world_size = _count(job_names.ANN_WORLD_SIZE)
+    budget_s = Part(lambda raw: named(raw, job_names.ANN_BUDGET, attempt_records.budget(raw)))
+    placement = Part(lambda raw: named(raw, job_names.ANN_PLACEMENT, placement.of(raw)))
+    placed = Part(lambda raw: annotation(raw, job_names.ANN_PLACEMENT) is not None)
+    """A placement stands in the Job, whether or not it can be read."""
+    roster = Part(_roster)
+    lost = Part(attempt_records.lost)
+    infrastructure_retries = Part(attempt_records.infrastructure_retries)
+    save_interval = Part(periodic_checkpoints.wish)
+    """Periodic checkpoints that it asks for; None for none, and for what cannot be read."""
+    change = Part(lambda raw: user_requests.exchange(raw, user_requests.CHANGE))
+    """The last request that changes the Job, and its answer; the other requests are for checkpoints."""
+    checkpoint_request = Part(lambda raw: user_requests.exchange(raw, user_requests.CHECKPOINT))
+    rewinds = Part(lambda raw: tuple(branches.rewinds(raw)))
+    """To older checkpoints, oldest first; empty if they cannot be read."""
+    start = Part(lambda raw: named(raw, job_names.ANN_START_FROM, branches.start_from(raw)))
+    """The checkpoint of another job that whoever created it wants it to begin with."""
+    stopping = Part(lambda raw: annotation(raw, STOPPING) is not None)
     """Kueue puts its template back as it was."""
-    tied: bool
+    tied = Part(lambda raw: annotation(raw, COMPLETIONS_EQUAL_PARALLELISM) == "true")
     """Its completions follow its parallelism: its size may change."""
-    min_parallelism: str | None
+    min_parallelism = _word(MIN_PARALLELISM)
     """The fewest workers as Kueue is told."""
 
     @classmethod
     def parse(cls, raw: Object) -> Job:
-        """Never raises because of text that a user can write into the Job."""
-        whole, message = annotation_values.whole, annotation_values.message
-
-        def count(name: str) -> Count | None:
-            return named(raw, name, whole(raw, name, most=attempt_records.MAX_COUNT))
-
-        past = annotation_values.messages(raw, job_names.ANN_HISTORY, AttemptRecord)
-        return cls(
-            raw=raw,
-            managed=views.managed(raw),
-            copied=views.copied(raw),
-            kept=views.kept(raw),
-            deleting=bool(raw["metadata"].get("deletionTimestamp")),
-            suspended=views.suspended(raw),
-            never_started=views.never_started(raw),
-            end=views.finished(raw),
-            failing=views.failing(raw),
-            parallelism=views.parallelism(raw),
-            hold_word=annotation(raw, job_names.ANN_HOLD),
-            hold_deadline=named(
-                raw, job_names.ANN_HOLD_DEADLINE, annotation_values.moment(raw, job_names.ANN_HOLD_DEADLINE)
-            ),
-            attempt_shown=count(job_names.ANN_ATTEMPT),
-            history=named(raw, job_names.ANN_HISTORY, tuple(past) if isinstance(past, list) else past),
-            checkpoint=named(raw, names.ANN_CHECKPOINT, message(raw, names.ANN_CHECKPOINT, CheckpointRef)),
-            starts_over=annotation(raw, names.ANN_CHECKPOINT) == "",
-            checkpoint_copy=named(
-                raw, job_names.ANN_CHECKPOINT_COPY, message(raw, job_names.ANN_CHECKPOINT_COPY, CheckpointRef)
-            ),
-            checkpoints=tuple(attempt_records.checkpoints(raw)),
-            store=annotation(raw, job_names.ANN_STORE),
-            workers=count(job_names.ANN_WORKERS),
-            min_workers=count(job_names.ANN_MIN_WORKERS),
-            world_size=count(job_names.ANN_WORLD_SIZE),
-            budget_s=named(raw, job_names.ANN_BUDGET, attempt_records.budget(raw)),
-            placement=named(raw, job_names.ANN_PLACEMENT, placement.of(raw)),
-            placed=annotation(raw, job_names.ANN_PLACEMENT) is not None,
-            roster=readable(message(raw, job_names.ANN_PODS, attempt_records.Roster), None),
-            lost=attempt_records.lost(raw),
-            infrastructure_retries=attempt_records.infrastructure_retries(raw),
-            every=periodic_checkpoints.wish(raw),
-            change=user_requests.exchange(raw, user_requests.CHANGE),
-            checkpoint_request=user_requests.exchange(raw, user_requests.CHECKPOINT),
-            rewinds=tuple(branches.rewinds(raw)),
-            start=named(raw, job_names.ANN_START_FROM, branches.start_from(raw)),
-            began=bool((raw.get("status") or {}).get("startTime")),
-            stopping=annotation(raw, STOPPING) is not None,
-            tied=annotation(raw, COMPLETIONS_EQUAL_PARALLELISM) == "true",
-            min_parallelism=annotation(raw, MIN_PARALLELISM),
-        )
+        """No part of it raises because of text that a user can write into the Job."""
+        return cls(raw)
 
     def text(self, name: str) -> str | None:
         """Annotation `name` as it stands: to show it or to copy it, never to take it apart."""

@@ -13,48 +13,40 @@ from ...contract.annotation_values import readable, whole
 from ...kube.resources import Object, annotation
 from .. import views
 from .job import Job
+from .part import Part
 
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 TRACKING_FINALIZER = "batch.kubernetes.io/job-tracking"
 """On a pod until the Job controller has counted it."""
 
 
+def _node(raw: Object) -> str | None:
+    return (raw.get("spec") or {}).get("nodeName")
+
+
 @dataclass(frozen=True)
 class Pod:
     raw: Object
-    name: str
-    short_uid: str
+    name = Part(lambda raw: str(raw["metadata"]["name"]))
+    short_uid = Part(lambda raw: str(raw["metadata"].get("uid", ""))[:8])
     """The first characters of its UID."""
-    phase: str
-    can_write: bool
+    phase = Part(views.phase)
+    can_write = Part(views.can_write)
     """A process of it may still be alive. A node that is silent leaves its pods in this state on purpose."""
-    attempt_word: str | None
+    attempt_word = Part(lambda raw: annotation(raw, job_names.ANN_ATTEMPT))
     """The number of its attempt as it stands there: the fence has written it."""
-    index: int | None
-    node: str | None
-    deleting: bool
-    counted: bool
+    index = Part(lambda raw: readable(whole(raw, INDEX_ANNOTATION), None))
+    node = Part(_node)
+    deleting = Part(lambda raw: bool(raw["metadata"].get("deletionTimestamp")))
+    counted = Part(lambda raw: TRACKING_FINALIZER not in (raw["metadata"].get("finalizers") or ()))
     """The Job controller has counted it."""
-    end: str
+    end = Part(views.end_of)
     """How it ended, for people, if nobody had asked it to; else ""."""
 
     @classmethod
     def parse(cls, raw: Object) -> Pod:
-        """Never raises because of text that a user can write into the pod."""
-        meta = raw["metadata"]
-        return cls(
-            raw=raw,
-            name=str(meta["name"]),
-            short_uid=str(meta.get("uid", ""))[:8],
-            phase=views.phase(raw),
-            can_write=views.can_write(raw),
-            attempt_word=annotation(raw, job_names.ANN_ATTEMPT),
-            index=readable(whole(raw, INDEX_ANNOTATION), None),
-            node=(raw.get("spec") or {}).get("nodeName"),
-            deleting=bool(meta.get("deletionTimestamp")),
-            counted=TRACKING_FINALIZER not in (meta.get("finalizers") or ()),
-            end=views.end_of(raw),
-        )
+        """No part of it raises because of text that a user can write into the pod."""
+        return cls(raw)
 
     @property
     def attempt(self) -> int | None:

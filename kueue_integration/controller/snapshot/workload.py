@@ -10,62 +10,57 @@ from ...contract import job_names
 from ...kube import server_time
 from ...kube.resources import Object, annotation
 from .. import views
+from .part import Part
 
 State = Mapping[str, Any]
 """A condition, or the state of an admission check."""
+
+
+def _conditions(raw: Object) -> Mapping[str, State]:
+    return _first((raw.get("status") or {}).get("conditions") or (), "type")
+
+
+def _checks(raw: Object) -> Mapping[str, State]:
+    return _first((raw.get("status") or {}).get("admissionChecks") or (), "name")
+
+
+def _podset(raw: Object) -> Mapping[str, Any] | None:
+    found: Sequence[Mapping[str, Any]] = (raw.get("spec") or {}).get("podSets") or ()
+    return found[0] if found else None
 
 
 @dataclass(frozen=True)
 class Workload:
     raw: Object
     """As it was read: for those who write it with its version."""
-    uid: str
-    name: str
-    copied: bool
+    uid = Part(lambda raw: str(raw["metadata"].get("uid", "")))
+    name = Part(lambda raw: str(raw["metadata"].get("name", "")))
+    copied = Part(views.copied)
     """MultiKueue has copied it into this cluster: its attempts are numbered elsewhere."""
-    deleting: bool
-    leaves: bool
+    deleting = Part(lambda raw: bool(raw["metadata"].get("deletionTimestamp")))
+    leaves = Part(views.leaves)
     """Kueue is about to suspend the Job: true of a deleted Workload too, which keeps its quota until then."""
-    conditions: Mapping[str, State]
+    conditions = Part(_conditions)
     """By type, whatever their status."""
-    checks: Mapping[str, State]
+    checks = Part(_checks)
     """By name of the admission check."""
-    reservation: str | None
+    reservation = Part(views.reservation)
     """Identity of the quota reservation, None without one."""
-    admission: views.Admission | None
-    active: bool
-    podset: Mapping[str, Any] | None
+    admission = Part(views.admission)
+    active = Part(lambda raw: (raw.get("spec") or {}).get("active", True) is not False)
+    podset = Part(_podset)
     """A training Job has one."""
-    preemptor_uids: Sequence[str]
-    reshape_reason: str | None
+    preemptor_uids = Part(views.preemptor_uids)
+    reshape_reason = Part(lambda raw: annotation(raw, job_names.ANN_RESHAPE))
     """Our controller has taken it out of the queue to give it another shape: what was wrong."""
-    paused: bool
+    paused = Part(lambda raw: annotation(raw, job_names.ANN_PAUSED) is not None)
     """A `pause` has deactivated it."""
-    has_our_pods: bool
+    has_our_pods = Part(views.has_our_pods)
 
     @classmethod
     def parse(cls, raw: Object) -> Workload:
-        """Never raises because of text that a user can write into the Workload."""
-        spec, status = raw.get("spec") or {}, raw.get("status") or {}
-        podsets = spec.get("podSets") or ()
-        return cls(
-            raw=raw,
-            uid=str(raw["metadata"].get("uid", "")),
-            name=str(raw["metadata"].get("name", "")),
-            copied=views.copied(raw),
-            deleting=bool(raw["metadata"].get("deletionTimestamp")),
-            leaves=views.leaves(raw),
-            conditions=_first(status.get("conditions") or (), "type"),
-            checks=_first(status.get("admissionChecks") or (), "name"),
-            reservation=views.reservation(raw),
-            admission=views.admission(raw),
-            active=spec.get("active", True) is not False,
-            podset=podsets[0] if podsets else None,
-            preemptor_uids=views.preemptor_uids(raw),
-            reshape_reason=annotation(raw, job_names.ANN_RESHAPE),
-            paused=annotation(raw, job_names.ANN_PAUSED) is not None,
-            has_our_pods=views.has_our_pods(raw),
-        )
+        """No part of it raises because of text that a user can write into the Workload."""
+        return cls(raw)
 
     @property
     def created(self) -> float:

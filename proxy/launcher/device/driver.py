@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from . import copies as own
 from . import libraries
-from .copies import Copies
+from .copies import Copies, Info, PerDevice, address
 
 SUCCESS = 0
 OWN_COPIES = 13040
@@ -176,8 +175,8 @@ class CudaDriver:
             self._call("cuCheckpointProcessCheckpoint", ctypes.c_int(pid), ctypes.byref(arguments))
             return
 
-        def copy(name: str, part: own.PerDevice) -> None:
-            room = ctypes.c_void_p(own.address(copies.room(name, part.size)))
+        def copy(name: str, part: PerDevice) -> None:
+            room = ctypes.c_void_p(address(copies.room(name, part.size)))
             self._call("cuMemcpyDtoHAsync_v2", room, *_sized(part))
 
         self._lent("cuCheckpointProcessCheckpoint", pid, arguments, copy)
@@ -194,15 +193,15 @@ class CudaDriver:
         old_names = {new: old for old, new in pairs.items()}
         held = []  # until all is copied: the calls do not wait for that
 
-        def copy(name: str, part: own.PerDevice) -> None:
+        def copy(name: str, part: PerDevice) -> None:
             held.append(copies.content(old_names.get(name, name), part.size))
             pointer, size, stream = _sized(part)
-            self._call("cuMemcpyHtoDAsync_v2", pointer, ctypes.c_void_p(own.address(held[-1])), size, stream)
+            self._call("cuMemcpyHtoDAsync_v2", pointer, ctypes.c_void_p(address(held[-1])), size, stream)
 
         self._lent("cuCheckpointProcessRestore", pid, arguments, copy)
 
     def _lent(
-        self, name: str, pid: int, arguments: CheckpointArgs | RestoreArgs, copy: Callable[[str, own.PerDevice], None]
+        self, name: str, pid: int, arguments: CheckpointArgs | RestoreArgs, copy: Callable[[str, PerDevice], None]
     ) -> None:
         """A call that maps memory of the process on our side, then the copies, then the notice that they are complete.
 
@@ -212,7 +211,7 @@ class CudaDriver:
         arguments.customStorageInfo_out = ctypes.addressof(out)
         with self._contexts() as contexts:
             self._call(name, ctypes.c_int(pid), ctypes.byref(arguments))
-            info = ctypes.cast(out, ctypes.POINTER(own.Info)).contents
+            info = ctypes.cast(out, ctypes.POINTER(Info)).contents
             try:
                 for part in info.devices[: info.count]:
                     device = ctypes.c_int()
@@ -273,6 +272,6 @@ def _uuid(text: str) -> Uuid:
     return Uuid((ctypes.c_ubyte * 16)(*uuid.UUID(text.removeprefix("GPU-")).bytes))
 
 
-def _sized(part: own.PerDevice) -> tuple[ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]:
+def _sized(part: PerDevice) -> tuple[ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]:
     """Pointer, bytes and stream, as the driver takes them."""
     return ctypes.c_uint64(part.pointer), ctypes.c_size_t(part.size), ctypes.c_void_p(part.stream)

@@ -279,6 +279,17 @@ def test_the_list_shows_branches_and_holders(kube: FakeKube, store: Store, refs:
     assert "digits-a1-g2" in run("checkpoints", "gc", "digits", "--keep", "1").stdout.split("stay:")[1]
 
 
+def test_the_list_says_how_to_let_go_of_what_is_held_for_a_job_that_was_deleted(kube: FakeKube, store: Store) -> None:
+    run("fork", "digits", "--from", "digits-a1-g2", "--name", "twin")
+    assert "which is not there" not in run("checkpoints", "ls", "digits").stdout
+    kube.delete(JOB, NS, "twin")
+    told = run("checkpoints", "ls", "digits").stdout.splitlines()[-1]
+    assert told.startswith("digits-a1-g2 is held for job twin, which is not there.")
+    done = run(*told.partition("singularityctl ")[2].split())
+    assert done.exit_code == 0 and held(store) == {}, done.output
+    assert "which is not there" not in run("checkpoints", "ls", "digits").stdout
+
+
 def test_what_a_fork_began_with_is_found_where_it_was_made(kube: FakeKube, refs: list[CheckpointRef]) -> None:
     run("fork", "digits", "--from", "digits-a1-g2", "--name", "twin")
     begun = branches.begun("digits", kube.get_job(NS, "digits"), refs[1])

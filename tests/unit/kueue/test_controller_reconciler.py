@@ -144,7 +144,7 @@ def test_a_watch_that_never_shows_our_own_write_is_not_waited_for(world, monkeyp
 
 def test_own_writes_are_waited_for_by_version_and_not_for_ever():
     now = [100.0]
-    mine = expectations.OwnWrites(lambda: now[0])
+    mine = expectations.Expectations(lambda: now[0])
     old, new = ({"metadata": {"uid": "u", "resourceVersion": version}} for version in ("1", "2"))
     mine.note([(old, new)])
     assert mine.behind(new, None) == 0.0 and mine.behind(old) == 0.0, "what is newer was seen: nothing to wait for"

@@ -1,4 +1,4 @@
-"""Users' requests in the controller: taken up or refused, Kueue's levers pulled, and seen to be done."""
+"""Users' requests in the controller: taken up or refused, carried out through Kueue, and seen to be done."""
 
 from __future__ import annotations
 
@@ -436,7 +436,7 @@ def kueue_deactivated(reason="DeactivatedDueToAdmissionCheck"):
 
 
 def test_resume_activates_what_pause_or_kueue_has_deactivated_and_nothing_else():
-    """`spec.active` is an administrator's lever, too: whoever may only patch the Job does not undo it."""
+    """`spec.active` is an administrator's field, too: whoever may only patch the Job does not undo it."""
     wish = stopped(request("resume"), {})
     assert action(wish, kueue_deactivated()).body == {"spec": {"active": True}}
     fresh = job(request("resume"), suspend=True)

@@ -16,6 +16,7 @@ from job_builder import NOW, AJob, a_job
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import (
+    Decision,
     GiveUp,
     RequestReadmission,
     StartCheckpoint,
@@ -54,16 +55,19 @@ def reads(work: Any) -> Counter[str]:
 
 
 @pytest.mark.parametrize("which", JOBS)
-def test_a_decision_reads_no_annotation_again(which: str) -> None:
+def test_a_second_decision_reads_no_annotation_again(which: str) -> None:
     one = JOBS[which]
-    seen: list[Snapshot] = []
-    assert reads(lambda: seen.append(Snapshot.parse(one.job, one.workload, one.pods)))
-    assert reads(lambda: decide(seen[0], Settings(), NOW)) == Counter()
+    seen = Snapshot.parse(one.job, one.workload, one.pods)
+    first: list[Decision] = []
+    assert bool(reads(lambda: first.append(decide(seen, Settings(), NOW)))) == one.managed
+    assert reads(lambda: first.append(decide(seen, Settings(), NOW))) == Counter()
+    assert first[0] == first[1]
 
 
-def test_each_annotation_is_decoded_once_per_look(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("which", JOBS)
+def test_each_annotation_is_decoded_once_per_look(which: str) -> None:
     """Counted by name, at the one place that reads their text."""
-    one, found = a_job().running().with_checkpoint(SAVED), Counter[str]()
+    one, found = JOBS[which], Counter[str]()
 
     class Counted(dict[str, str]):
         def get(self, name: str, default: Any = None) -> Any:
@@ -72,11 +76,12 @@ def test_each_annotation_is_decoded_once_per_look(monkeypatch: pytest.MonkeyPatc
 
     job = one.job
     job["metadata"]["annotations"] = Counted(job["metadata"]["annotations"])
-    Snapshot.parse(job, one.workload, one.pods)
-    # Presence, and what is read twice because its parts are fields of their own.
-    twice = {names.ANN_CHECKPOINT, job_names.ANN_PLACEMENT}
+    decide(Snapshot.parse(job, one.workload, one.pods), Settings(), NOW)
+    # Presence, the text as it stands, and what is read twice because its parts are fields of their own.
+    twice = {names.ANN_CHECKPOINT, job_names.ANN_PLACEMENT, job_names.ANN_ATTEMPT}
     assert {name for name, times in found.items() if times > 1} <= twice
-    assert {job_names.ANN_HISTORY, job_names.ANN_HOLD, job_names.ANN_BUDGET} <= found.keys()
+    assert found.keys() >= ({job_names.ANN_HOLD, job_names.ANN_REQUEST} if one.managed else set())
+    assert job_names.ANN_BUDGET not in found or which == "preempted", "nothing is parsed that no decision needs"
 
 
 NEEDED = {
@@ -87,7 +92,7 @@ NEEDED = {
 }  # fmt: skip
 INSTEAD = {
     job_names.ANN_BROKEN: ("lost", None), job_names.ANN_CHECKPOINTS: ("checkpoints", ()),
-    job_names.ANN_CHECKPOINT_EVERY: ("every", None), job_names.ANN_PODS: ("roster", None),
+    job_names.ANN_CHECKPOINT_EVERY: ("save_interval", None), job_names.ANN_PODS: ("roster", None),
     job_names.ANN_INFRASTRUCTURE_RETRIES: ("infrastructure_retries", None),
 }  # fmt: skip
 """What a field holds in place of an annotation that nobody depends on."""

@@ -123,7 +123,7 @@ def served(controller: Controller, name: str) -> None:
     assert controller.keeper.idle_for() < LEASE_S and controller.reconciler.silent_for() < LEASE_S
     assert all(thread.is_alive() for thread in controller.reconciler._threads)
     alive = {thread.name for thread in threading.enumerate()}
-    assert {"lease", *(f"informer-{i.kind.plural}" for i in controller.reconciler.world._informers)} <= alive
+    assert {"lease", *(f"informer-{i.kind.plural}" for i in controller.reconciler.world.informers)} <= alive
     assert "singularity_jobs{" in controller.metrics.text()
 
 

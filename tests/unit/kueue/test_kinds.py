@@ -177,7 +177,7 @@ def test_pods_know_their_job_by_labels() -> None:
 
 def test_a_name_finds_every_kind_and_a_key_just_its_own() -> None:
     kube = cluster(*every_kind())
-    assert [kinds.job_key(job) for job in kinds.every(kube, "default")] == KEYS
+    assert [kinds.job_key(job) for job in kinds.list_managed(kube, "default")] == KEYS
     assert [kinds.job_key(kinds.named(kube, "default", key) or {}) for key in KEYS] == KEYS
     kube.delete(kinds.JOB, "default", "mine")
     found = kinds.named(kube, "default", "mine")
@@ -187,14 +187,14 @@ def test_a_name_finds_every_kind_and_a_key_just_its_own() -> None:
 
 def test_unmanaged_jobs_and_jobsets_are_not_found() -> None:
     kube = cluster(plain(), jobset())
-    assert kinds.named(kube, "default", "mine") is None and kinds.every(kube, "default") == []
+    assert kinds.named(kube, "default", "mine") is None and kinds.list_managed(kube, "default") == []
 
 
 def test_kinds_that_are_not_served_or_not_for_this_user_are_none() -> None:
     kube = cluster(every_kind()[0])
     kube.fail_next("list", JOBSET, NotFound("no such kind", 404, "NotFound"))
     kube.fail_next("list", TRAINJOB, Forbidden("may not list", 403, "Forbidden"))
-    assert [kinds.job_key(job) for job in kinds.every(kube, "default")] == ["mine"]
+    assert [kinds.job_key(job) for job in kinds.list_managed(kube, "default")] == ["mine"]
     kube.fail_next("get", JOBSET, Forbidden("may not get", 403, "Forbidden"))
     assert kinds.named(kube, "default", "nobody") is None
 
@@ -266,7 +266,7 @@ def test_delete_removes_only_the_one_that_was_named(ctl: tuple[FakeKube, Any], k
     kube, run = ctl
     done = run("delete", key, "--wait")
     assert done.exit_code == 0, done.output
-    assert [k for k in map(kinds.job_key, kinds.every(kube, "default")) if k.startswith("mine")] == [
+    assert [k for k in map(kinds.job_key, kinds.list_managed(kube, "default")) if k.startswith("mine")] == [
         k for k in KEYS if k != key
     ]
 

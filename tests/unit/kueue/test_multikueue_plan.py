@@ -1,4 +1,4 @@
-"""The ledger of a MultiKueue manager: what is due for a job, seen in all clusters. Every rule of docs/multikueue.md."""
+"""The plan of a MultiKueue manager: what is due for a job, seen in all clusters. Every rule of docs/multikueue.md."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from kueue_integration.kube.resources import merge_patch
 from kueue_integration.requests import periodic_checkpoints, user_requests
 from kueue_integration.requests.periodic_checkpoints import LONGEST_S, SHORTEST_S
 from kueue_integration.spec import save_interval
-from kueue_integration.spec.save_interval import Every
+from kueue_integration.spec.save_interval import SaveInterval
 from proxy.protocol import names
 from proxy.protocol.messages import JobRequest, RequestStatus, to_json
 
@@ -29,10 +29,12 @@ FIRST = T0 + 20
 @pytest.mark.parametrize(
     ("text", "meaning"),
     [
-        ("300s", Every(seconds=300.0)), ("10m", Every(seconds=600.0)), ("1.5h", Every(seconds=5400.0)),
-        (300, Every(seconds=300.0)), (90.5, Every(seconds=90.5)), ("45", Every(seconds=45.0)),
-        ("500 steps", Every(steps=500)), ("1 step", Every(steps=1)), ("500steps", Every(steps=500)),
-        (" AUTO ", Every()), ("off", None), ("", None), ("None", None), (None, None),
+        ("300s", SaveInterval(seconds=300.0)), ("10m", SaveInterval(seconds=600.0)),
+        ("1.5h", SaveInterval(seconds=5400.0)),
+        (300, SaveInterval(seconds=300.0)), (90.5, SaveInterval(seconds=90.5)), ("45", SaveInterval(seconds=45.0)),
+        ("500 steps", SaveInterval(steps=500)), ("1 step", SaveInterval(steps=1)),
+        ("500steps", SaveInterval(steps=500)),
+        (" AUTO ", SaveInterval()), ("off", None), ("", None), ("None", None), (None, None),
     ],
 )  # fmt: skip
 def test_an_interval_is_read_and_written(text, meaning):

@@ -49,3 +49,10 @@ def test_every_class_is_in_the_tree(module: str) -> None:
     tree = ast.parse((ROOT / module).read_text())
     names = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     assert names == {line.strip() for line in drawn(tree, TREES[module]).splitlines()}
+
+
+def test_stored_state_is_a_branch_of_its_package() -> None:
+    """One `except TrainError` of a script is enough."""
+    tree = ast.parse((ROOT / "singularity_train/storage/errors.py").read_text())
+    (root,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "StateStorageError"]
+    assert [ast.unparse(base) for base in root.bases] == ["TrainError"]

@@ -504,7 +504,7 @@ def test_ranks_are_resumed_only_after_the_dump_that_was_cancelled_has_ended(
     supervisor._obey(LauncherCommand(2, "resume", generation=7))
     assert order == []
     may_end.set()
-    supervisor.inbox.get(timeout=20)()
+    supervisor.calls.get(timeout=20)()
     assert order == ["dump has ended", "resume 7"]
     supervisor._obey(LauncherCommand(3, "resume", generation=7))  # with no dump under way, at once
     assert order[2:] == ["resume 7"]
@@ -528,13 +528,13 @@ def test_a_dump_that_a_new_sidecar_asks_for_again_is_made_once(tmp_path: Path, m
     for seq in (1, 1):  # each sidecar counts from 1
         supervisor._obey(LauncherCommand(seq, "dump", generation=7, checkpoint_id="c", remaining_s=60))
     may_end.set()
-    supervisor.inbox.get(timeout=20)()
+    supervisor.calls.get(timeout=20)()
     assert (made, [(event.kind, event.generation) for event in told]) == ([7], [("dumped", 7)])
     supervisor._obey(LauncherCommand(1, "dump", generation=7, checkpoint_id="c", remaining_s=60))
     assert (made, told[1:]) == ([7], told[:1]), "it is only said again"
     supervisor._obey(LauncherCommand(2, "resume", generation=7))
     supervisor._obey(LauncherCommand(3, "dump", generation=7, checkpoint_id="c", remaining_s=60))
-    supervisor.inbox.get(timeout=20)()
+    supervisor.calls.get(timeout=20)()
     assert made == [7, 7]
 
 

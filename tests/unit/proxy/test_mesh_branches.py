@@ -76,6 +76,24 @@ async def test_a_fork_goes_on_beside_its_source_and_writes_into_a_folder_of_its_
     await source.end()
 
 
+async def test_a_fork_that_ends_before_it_is_saved_lets_go_of_its_source(
+    folder: Path, controller: FakeController, other: FakeController
+) -> None:
+    source = await World(folder, controller, workers=1, world_size=1).start()
+    await source.stepped(3)
+    (ref,) = await saved(source, controller, 1)
+    await source.end()
+    store = Store(ref.url)
+    store.hold("team", "train", ref.id, "twin", ref.sha256)
+    before = content(folder / "store/jobs/team/train")
+    other.attempt, other.checkpoint, other.committed, other.origin = 2, ref, [ref], Origin("train", ref.id)
+    twin = await World(folder, other, workers=1, world_size=1, attempt=2, job="twin").start(last=ref.step + 5)
+    await eventually("its ranks have ended", lambda: [x.exit_code for x in twin.launchers] == [0])
+    await twin.end()
+    assert other.commits == []
+    assert before.keys() - content(folder / "store/jobs/team/train").keys() == {f"pins/{ref.id}.twin"}
+
+
 async def test_a_damaged_origin_is_reported_with_the_object_in_the_source_s_folder(
     folder: Path, controller: FakeController, other: FakeController
 ) -> None:

@@ -1,4 +1,4 @@
-"""Grains, packs and recipes: cutting is exact and finds shifted content, nothing altered is accepted."""
+"""Chunks, packs and recipes: cutting is exact and finds shifted content, nothing altered is accepted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cut(data: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 2047, 2048, 16384, 16385, 100_000, len(CONTENT)])
-def test_grains_cover_the_data_and_keep_their_bounds(size: int) -> None:
+def test_chunks_cover_the_data_and_keep_their_bounds(size: int) -> None:
     found = cut(CONTENT[:size])
     assert b"".join(found) == CONTENT[:size]
     assert all(chunking.SMALLEST <= len(g) <= chunking.LARGEST for g in found[:-1])
@@ -58,8 +58,8 @@ def test_content_that_moved_by_lines_of_64_bytes_is_found_again(shift: int) -> N
 
 
 def build(draft: Draft, content: list[tuple[bytes, bytes]]) -> tuple[str, bytes]:
-    for key, grain in content:
-        draft.add([key], [len(grain)])[:] = grain
+    for key, chunk in content:
+        draft.add([key], [len(chunk)])[:] = chunk
     name, data = draft.build()
     return name, bytes(data)
 
@@ -87,24 +87,24 @@ def test_a_pack_gives_back_what_went_in_and_is_smaller_where_that_helps() -> Non
     begin, end = head.span(3, 2)
     assert CONTENT[begin:end] == content[3][1] + content[4][1]
     for first, count in ((-1, 1), (0, 0), (len(content), 1), (0, len(content) + 1)):
-        with pytest.raises(pack.PackError, match="has no grains"):
+        with pytest.raises(pack.PackError, match="has no chunks"):
             head.span(first, count)
 
 
 def test_a_draft_makes_the_same_pack_again_after_any_other_and_when_it_is_full() -> None:
     content, name, data = packed()
     draft = Draft()
-    grain = noise(5, chunking.LARGEST)
+    chunk = noise(5, chunking.LARGEST)
     while not draft.full:
-        draft.add([chunking.key_of(grain)], [len(grain)])[:] = grain
+        draft.add([chunking.key_of(chunk)], [len(chunk)])[:] = chunk
     assert draft.size == pack.CONTENT_SIZE
     full, made = draft.build()
-    assert unpack(full, bytes(made)) == grain * len(draft.keys)
+    assert unpack(full, bytes(made)) == chunk * len(draft.keys)
     draft.clear()
     assert build(draft, content) == (name, data)
 
 
-def test_a_full_pack_with_the_longest_last_grain_has_room() -> None:
+def test_a_full_pack_with_the_longest_last_chunk_has_room() -> None:
     draft = Draft()
     draft.add([b"k" * 16] * 511, [chunking.LARGEST] * 511)[:] = bytes(511 * chunking.LARGEST)
     draft.add([b"k" * 16], [chunking.LARGEST - 64])[:] = bytes(chunking.LARGEST - 64)

@@ -126,7 +126,7 @@ def test_what_was_sent_comes_back(store: Store, pod: Pod, tmp_path: Path, seed: 
     assert not any(path.stat().st_size for path in pod.top.rglob("pages-*.img")), "nothing of it was on the disk"
 
 
-def test_known_content_is_not_stored_again_and_grains_are_those_of_files(
+def test_known_content_is_not_stored_again_and_chunks_are_those_of_files(
     store: Store, pod: Pod, tmp_path: Path
 ) -> None:
     content = pages(3, 20)

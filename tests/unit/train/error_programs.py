@@ -77,7 +77,7 @@ def changed(rank: int, world: int, directory: str, cases: list[str]) -> dict[str
     return found
 
 
-class Own(torch.utils.data.Dataset):
+class Rows(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 160
 
@@ -143,7 +143,7 @@ def wrong(rank: int, world: int, cases: list[str]) -> dict[str, Any]:
             body=lambda step: step.backward(lambda batch: loss_of(sparse, batch)),
         ),
         "own exception": lambda: run(small(), body=user),
-        "own exception in the data": lambda: run(small(), data=Own()),
+        "own exception in the data": lambda: run(small(), data=Rows()),
     }  # fmt: skip
     return {case: tried(calls[case]) for case in cases}
 
