@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final
 
 import numpy as np
 
 from ..errors import StoreError
+from .beneath import Beneath
 from .draft import Draft
-from .images import File
+from .images import File, open_listed
 from .segments import Chunks
 
 _SIZE_BITS: Final = 15
@@ -48,13 +49,8 @@ def total(sources: Sources, keys: Iterable[bytes]) -> int:
     return sum(sources[key] & _SIZE_MASK for key in keys)
 
 
-def fill(
-    draft: Draft, keys: Sequence[bytes], sources: Sources, files: Sequence[File], opener: Callable[[File], int]
-) -> None:
-    """Read the content of every key; neighbours are read together. Raises StoreError.
-
-    :param opener: a descriptor of a file, which is closed here
-    """
+def fill(draft: Draft, keys: Sequence[bytes], sources: Sources, files: Sequence[File], beneath: Beneath) -> None:
+    """Read the content of every key; neighbours are read together. Raises StoreError."""
     edges = list(accumulate((file.size for file in files), initial=0))
     opened, source, done = -1, -1, 0
     try:
@@ -64,7 +60,7 @@ def fill(
                 if source >= 0:
                     os.close(source)
                 opened, source = index, -1
-                source = opener(files[index])
+                source = open_listed(beneath, files[index])
             target = draft.add(keys[done : done + len(lengths)], lengths)
             done += len(lengths)
             if os.preadv(source, [target], begin - edges[index]) != len(target):

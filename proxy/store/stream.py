@@ -1,9 +1,8 @@
 """Pages that come from the launcher while the ranks are dumped (`page_frames`): cut, named and packed as they arrive.
 
 The bytes that are named are the bytes that are stored: they lie in one buffer, and nobody else can write to it. Nothing
-goes to the disk, except what another pod of the job stores first. That waits in a file without a name, until it shows
-whether the store has it. Where the disk has no room for that, it is stored at once: the job pays with bytes of the
-store, not with its checkpoint.
+goes to the disk, except what another pod of the job stores first, which waits there (`spill`). Where the disk has no
+room for that, it is stored at once: the job pays with bytes of the store, not with its checkpoint.
 
 Nothing counts before the launcher has said that its dump was good. `Upload.put` then wants every file that the images'
 list names, with all of its bytes.
@@ -15,22 +14,20 @@ import logging
 import os
 import select
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
-from ..errors import StoreError
 from ..protocol import page_frames
 from . import chunking, memory, segments
 from .draft import Draft
 from .segments import Chunks
+from .spill import Spill
 from .upload import Streamed, Upload
 
 POLL_S: Final = 0.05
 PATIENCE_S: Final = 30.0
 """How long a launcher may stand still in the midst of a frame."""
-_SPILL_ROOM: Final = 256 << 10
 _MOST: Final = 1 << 62
 log = logging.getLogger(__name__)
 
@@ -105,17 +102,14 @@ class Stream:
     def __init__(self, upload: Upload, where: Socket, spill: Path) -> None:
         self._upload = upload
         self._listener = where.listener
-        self._spill_folder = spill
+        self._spill_folder, self._spill_most = spill, where.spill
         self._peers: dict[int, _Peer] = {}
         self._draft: Draft | None = None
         self._taken: set[bytes] = set()
         """Keys of what the draft holds."""
-        self._spill: IO[bytes] | None = None
-        self._spill_left = where.spill
-        self._spilled = Chunks()
-        self._spilled_bytes = 0
+        self._spill: Spill | None = None
         self._waiting: set[bytes] = set()
-        """Keys of `_spilled`."""
+        """Keys of the spill."""
         self.stored = 0
         """Bytes handed to the writers."""
 
@@ -183,10 +177,9 @@ class Stream:
         ends = chunking.ends(data, final)
         chunks = segments.keyed(data, ends)
         wanted, file.group = self._upload.missing(chunks.keys, file.group)
-        may_wait = all(first for _, first in wanted) or self._has_room(len(data))
         for index, first in wanted:
             begin = ends[index - 1] if index else 0
-            self._take(chunks.keys[index], data[begin : ends[index]], first=first or not may_wait)
+            self._take(chunks.keys[index], data[begin : ends[index]], first=first)
         at = ends[-1] if ends else 0
         file.chunks.keys.extend(chunks.keys)
         file.chunks.sizes.extend(chunks.sizes)
@@ -198,8 +191,9 @@ class Stream:
     def _take(self, key: bytes, chunk: memoryview, *, first: bool) -> None:
         if key in self._taken or key in self._waiting or self._upload.has(key):
             return
-        if not first:
-            self._wait(key, chunk)
+        if not first and not self._spilling().full:
+            self._spilling().add(key, chunk)
+            self._waiting.add(key)
             return
         self._draft = self._draft or self._upload.draft()
         self._draft.add([key], [len(chunk)])[:] = chunk
@@ -207,29 +201,10 @@ class Stream:
         if self._draft.full:
             self._store()
 
-    def _has_room(self, size: int) -> bool:
-        """Whether the disk can keep so many bytes more. They are reserved then: a later write does not fail."""
-        if size > self._spill_left:
-            return False
-        try:
-            if self._spill is None:
-                # It outlives this call: `Upload.put_spill` closes it.
-                self._spill = tempfile.TemporaryFile(dir=self._spill_folder, buffering=_SPILL_ROOM)  # noqa: SIM115
-            os.posix_fallocate(self._spill.fileno(), self._spilled_bytes, size)
-        except OSError as error:
-            log.warning("pages that another pod stores first are stored here, too: %s", error)
-            self._spill_left = 0
-            return False
-        return True
-
-    def _wait(self, key: bytes, chunk: memoryview) -> None:
-        assert self._spill is not None, "there is room"
-        self._spill.write(chunk)
-        self._spilled_bytes += len(chunk)
-        self._spill_left -= len(chunk)
-        self._waiting.add(key)
-        self._spilled.keys.append(key)
-        self._spilled.sizes.append(len(chunk))
+    def _spilling(self) -> Spill:
+        if self._spill is None:
+            self._spill = Spill(self._spill_folder, self._spill_most)
+        return self._spill
 
     def _store(self) -> None:
         assert self._draft is not None
@@ -241,8 +216,5 @@ class Stream:
         if self._draft:
             self._store()
         if self._spill is not None:
-            try:
-                self._spill.flush()
-            except OSError as error:
-                raise StoreError(f"cannot keep pages below {self._spill_folder} for a moment: {error}") from error
-            self._upload.spill = self._spill, self._spilled
+            self._spill.flush()
+            self._upload.spill = self._spill

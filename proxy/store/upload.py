@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from ..errors import StoreError
 from ..protocol import decode, page_frames
@@ -30,6 +28,7 @@ from .draft import Draft
 from .fingerprint import Fingerprint
 from .images import File, open_listed, require_unchanged
 from .progress import Count
+from .spill import Spill
 
 WEAK: Final = 0.125
 """If a rank would use less than this part of an earlier checkpoint's pack, it does not use the pack. The pack can then
@@ -96,8 +95,8 @@ class Upload:
         """That of `seen`."""
         self.streamed: dict[int, dict[str, Streamed]] = {}
         """Per rank, by name."""
-        self.spill: tuple[IO[bytes], segments.Chunks] | None = None
-        """Streamed content that another upload stores first, and its chunks."""
+        self.spill: Spill | None = None
+        """Streamed content that another upload stores first."""
         self._streams = False
 
     def give_up(self, used: Mapping[str, int]) -> None:
@@ -114,14 +113,25 @@ class Upload:
         StoreError."""
         if self.spill is None:
             return
-        content, chunks = self.spill
-        where: sources.Sources = {}
-        file = File(Path("pages"), "pages", sources.add(where, chunks, 0), 0, (0, 0), 0)
-        for batch in self._batches([key for key in where if not self.has(key)], where):
-            draft = self.draft()
-            sources.fill(draft, batch, where, [file], lambda _: os.dup(content.fileno()))
+        spill, (part, parts) = self.spill, self.part
+        draft: Draft | None = None
+        begin = len(spill.blocks) * part // parts  # replicas have the same: each begins with another part of it
+        for block in spill.blocks[begin:] + spill.blocks[:begin]:
+            if draft is None:
+                self._known.refresh_if_cheap()
+            wanted = [not self.has(key) for key in block.keys]
+            content, at = spill.read(block) if any(wanted) else memoryview(b""), 0
+            for key, size, want in zip(block.keys, block.sizes, wanted, strict=True):
+                if want:
+                    draft = draft or self.draft()
+                    draft.add([key], [size])[:] = content[at : at + size]
+                    if draft.full:
+                        self.store(draft, counts=False)
+                        draft = None
+                at += size
+        if draft is not None:
             self.store(draft, counts=False)
-        content.close()
+        spill.close()
         self.spill = None
 
     def put(self, rank: int, files: list[File]) -> None:
@@ -134,7 +144,7 @@ class Upload:
         for batch in self._batches(fresh, where):
             new -= sources.total(where, batch)
             draft = self.draft()
-            sources.fill(draft, batch, where, files, partial(open_listed, self.beneath))
+            sources.fill(draft, batch, where, files, self.beneath)
             self.store(draft)
         self._count.add(new)  # stored by others meanwhile
         for file in files:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from store_samples import FOLDER, JOB, MIB, NAMESPACE, image, manifest, noise
 
 from proxy.errors import RestoreRefusedError, StoreError
@@ -22,6 +24,7 @@ from proxy.launcher.errors import DumpError
 from proxy.launcher.snapshot.page_sink import DIRECT, PageSink
 from proxy.protocol import image_room, page_frames
 from proxy.store import PagesSocket, PutResult, Store, stream
+from proxy.store.spill import Spill
 
 NAME = f"{JOB}-a1-g1"
 Content = dict[int, bytes]
@@ -351,3 +354,38 @@ def test_a_list_that_is_none(store: Store, tmp_path: Path, text: str) -> None:
 
 def test_the_words_of_a_frame() -> None:
     assert page_frames.WORDS.size == 8 and struct.pack("<II", 0, 0) == page_frames.END
+
+
+# --- what waits for another pod ---------------------------------------------------------------------------------------
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(64, 16 << 10)), max_size=200), st.integers(0, 1 << 20))
+def test_what_waits_comes_back_whatever_the_disk_takes(
+    tmp_path_factory: pytest.TempPathFactory, given_chunks: list[tuple[int, int]], most: int
+) -> None:
+    waiting, kept = Spill(tmp_path_factory.mktemp("spill"), most), {}
+    for number, (seed, size) in enumerate(given_chunks):
+        if waiting.full:
+            break
+        key, chunk = struct.pack(">I", number), (noise(seed, 64) * (size // 64 + 1))[:size]
+        kept[key] = chunk
+        waiting.add(key, memoryview(chunk))
+    waiting.flush()
+    back = {}
+    for block in waiting.blocks:
+        content, at = bytes(waiting.read(block)), 0
+        for key, size in zip(block.keys, block.sizes, strict=True):
+            back[key], at = content[at : at + size], at + size
+        assert at == len(content)
+    assert back == kept
+    assert sum(block.content is not None for block in waiting.blocks) <= 1, "memory stays flat"
+    assert sum(block.size for block in waiting.blocks if block.content is None) <= most
+    waiting.close()
+
+
+def test_what_waits_and_was_damaged_fails_the_upload(tmp_path: Path) -> None:
+    waiting = Spill(tmp_path, 1 << 30)
+    waiting.add(b"key", memoryview(noise(1, 9000)))
+    waiting.flush()
+    waiting.blocks[0].size -= 1
+    with pytest.raises(StoreError, match="cannot read back what waited"):
+        waiting.read(waiting.blocks[0])
