@@ -336,7 +336,9 @@ class Pod:
             remaining_s=directive.remaining_s,
             job=directive.addresses,
         )
-        if not directive.ahead or self._winding_up:  # its dump would never end, and nobody would cancel it
+        # Ranks that go on wait for their dump alone: it goes to the disk, and is stored afterwards. Beside a launcher
+        # that is ending, a streamed dump would never end, and nobody would cancel it.
+        if not directive.ahead or self._winding_up:
             await self._send(command)
             return
         try:
