@@ -163,7 +163,7 @@ def disk(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
 
 # --- large states -----------------------------------------------------------------------------------------------------
 def large(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
-    """One rank with GB of tensors, to a server of Google Cloud Storage's protocol and back into another pod."""
+    """A pod of two ranks, one with GB of tensors: to a server of the gs protocol, and back into another pod."""
     size = options.size_gb or (2.0 if options.quick else 8.0)
     seconds: dict[str, float] = {}
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
@@ -172,7 +172,7 @@ def large(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
             running_gcs(made.fake_gcs, folder / "gcs.log") as server,
             environment("STORAGE_EMULATOR_HOST", server),
             ProcessPoolExecutor(1, spawn) as sidecars,
-            Job(made, ["train_held.py", f"{size:g}"], ranks=1) as job,
+            Job(made, ["train_held.py", f"{size:g}"], ranks=2) as job,
         ):
             cost = machine.write_cost(job.folder)
             job.start(1)
@@ -195,17 +195,17 @@ def large(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
             job.start(1, bring)
             job.restored()
             seconds["restore"] = time.monotonic() - began
-            seconds["to_the_next_step"] = job.wait_step(at + 1) - began
+            job.wait_step(at + 1)
             say(f"fetched and restored: {seconds}")
-            files = job.images()[0]  # they lie there until the sidecar hears that the rank is restored
+            files = job.images()  # they lie there until the sidecar hears that the ranks are restored
             began = time.monotonic()
-            copy([files], folder / "cp")
+            copy(files, folder / "cp")
             seconds["cp"] = time.monotonic() - began
             shutil.rmtree(folder / "cp")
             began = time.monotonic()
             sidecars.submit(plain_upload, make_gcs_bucket(server), files).result(1800)
             seconds["plain_upload"] = time.monotonic() - began
-            plain = bytes_of([files]) / 1e9
+            plain = bytes_of(files) / 1e9
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     speed = {what: (plain if what in ("cp", "plain_upload") else gb) / took for what, took in seconds.items()}
@@ -236,17 +236,17 @@ def fetch(url: str, images: list[RankImage], targets: Mapping[int, Path]) -> int
     return Store(url).fetch_ranks(manifest, targets)
 
 
-def plain_upload(url: str, folder: Path) -> None:
+def plain_upload(url: str, folders: Sequence[Path]) -> None:
     """What a tool that knows nothing of the content does: pieces of a pack's size, several at a time."""
     backend = Store(url).backend
 
     def send(path: Path, at: int) -> None:
         with path.open("rb", buffering=0) as file:
             file.seek(at)
-            backend.write(f"{path.name}-{at}", file.read(PIECE))
+            backend.write(f"{path.parent.name}/{path.name}-{at}", file.read(PIECE))
 
     with ThreadPoolExecutor(PUT_AT_ONCE) as pool:
-        files = [path for path in folder.rglob("*") if path.is_file()]
+        files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
         for sent in [pool.submit(send, path, at) for path in files for at in range(0, path.stat().st_size, PIECE)]:
             sent.result()
 
