@@ -344,6 +344,38 @@ def test_a_launcher_that_stands_still_in_the_midst_of_a_frame(
         pod.put(store, [0], sender)
 
 
+@pytest.mark.parametrize("taken", [0, 1, 20], ids=["nothing", "a part", "all, without an answer"])
+def test_a_sidecar_that_falls_silent_is_left_at_the_deadline(tmp_path: Path, taken: int) -> None:
+    """Whether it accepts nothing, stops in the midst, or does not answer."""
+    content, pages = noise(1, 20 * MIB), PagesSocket(tmp_path / "run" / "pages.sock")
+    folder, over = tmp_path / "rank-0", threading.Event()
+    folder.mkdir()
+
+    def take() -> None:
+        peer, _ = pages.listener.accept()
+        with peer:
+            left = taken * MIB
+            while left > 0 and (got := len(peer.recv(min(left, MIB)))):
+                left -= got
+            over.wait(30)
+
+    thread = threading.Thread(target=take if taken else over.wait)
+    thread.start()
+    sink, began = PageSink(tmp_path / "run" / "pages.sock", 0, time.monotonic() + 1.5), time.monotonic()
+    try:
+        with pytest.raises(DumpError, match="did not take the pages before the deadline: is the store slow"):
+            sink.open(65537)
+            sink.write(65537, memoryview(content))
+            sink.end(folder)
+        assert time.monotonic() - began < 10
+        assert not (folder / page_frames.LIST).exists()
+    finally:
+        over.set()
+        sink.close()
+        pages.close()
+        thread.join(20)
+
+
 @pytest.mark.parametrize("text", ["[]", "{", '{"pages-1.img": "4096"}', '{"pages-1.img": null}'])
 def test_a_list_that_is_none(store: Store, tmp_path: Path, text: str) -> None:
     folder = image(tmp_path / "image", size=MIB)
