@@ -95,6 +95,8 @@ class Supervisor:
         """Generation of a dump that was asked for -> how it has ended, until its ranks go on."""
         self._streamed: set[int] = set()
         """Generations whose pages went to a sidecar."""
+        self._named: dict[int, str] = {}
+        """Generation -> the last command for its dump, as its sidecar calls it (`LauncherCommand.dump`)."""
         self._again: LauncherCommand | None = None
         """A dump that a restarted sidecar asks for while its pages still go to the one before."""
         self._postponed: list[LauncherCommand] = []
@@ -354,6 +356,7 @@ class Supervisor:
         """
         generation = command.generation
         ended = self._asked.get(generation)
+        self._named[generation] = command.dump
         if generation in self._asked and ended is None:
             self._again = command if command.stream else None
         elif ended is None or generation in self._streamed:
@@ -363,7 +366,7 @@ class Supervisor:
             self._dumps += 1
             self._background(lambda: self._dump(command))
         else:
-            self.outbox.put(ended)
+            self.outbox.put(replace(ended, dump=command.dump))
 
     def _resume_postponed(self) -> None:
         assert self.plan is not None
@@ -406,7 +409,7 @@ class Supervisor:
             if again is not None and again.generation == command.generation and not self._postponed:
                 self._ask_for(again)
                 return
-            self.outbox.put(event)
+            self.outbox.put(replace(event, dump=self._named[command.generation]))
             self._resume_postponed()
 
         return act

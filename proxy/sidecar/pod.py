@@ -12,6 +12,7 @@ import logging
 import shutil
 import threading
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
@@ -90,6 +91,8 @@ class Pod:
         self._done = False
         self._broken = ""
         self._saving = self._dumped = self._uploading = self._uploaded = self._failed = self._resumed = 0
+        self._dump = ""
+        """What this sidecar calls the dump that it has asked for."""
         self._message = ""
         self._cause = ""
         """Why the upload under way failed: a dump that streams to it fails for no other reason."""
@@ -191,6 +194,9 @@ class Pod:
             self._take_gpus(event.gpus)
             return
         if event.kind == "finished" and self._done:
+            return
+        if event.kind in ("dumped", "dump_failed") and event.dump not in ("", self._dump):
+            log.info("the end of a dump that the sidecar before this one asked for: %s %s", event.kind, event.message)
             return
         log.info("launcher says %s %s", event.kind, event.message or f"generation {event.generation}")
         if event.kind in ("started", "restored"):
@@ -326,7 +332,7 @@ class Pod:
         self._saving = directive.generation
         self._cancel.set()  # an upload that nobody waits for any more
         self._cancel, self._images_whole = threading.Event(), threading.Event()
-        self._progress, self._cause = (0, 0), ""
+        self._progress, self._cause, self._dump = (0, 0), "", uuid.uuid4().hex
         command = LauncherCommand(
             seq=0,
             op="dump",
@@ -335,6 +341,7 @@ class Pod:
             anywhere=directive.anywhere,
             remaining_s=directive.remaining_s,
             job=directive.addresses,
+            dump=self._dump,
         )
         # Ranks that go on wait for their dump alone: it goes to the disk, and is stored afterwards. Beside a launcher
         # that is ending, a streamed dump would never end, and nobody would cancel it.

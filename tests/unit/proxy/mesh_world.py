@@ -468,10 +468,11 @@ class FakeLauncher:
                 await asyncio.to_thread(sink.end, folder)
             sink.close()
         if self.dump_error:
-            await self.post(LauncherEvent("dump_failed", command.generation, message=self.dump_error))
+            failed = LauncherEvent("dump_failed", command.generation, message=self.dump_error, dump=command.dump)
+            await self.post(failed)
             return
         save = SavePhases(dump=10.0 * (1 + self.config.index))
-        await self.post(LauncherEvent("dumped", command.generation, save=save))
+        await self.post(LauncherEvent("dumped", command.generation, save=save, dump=command.dump))
 
     def kill_ranks(self) -> None:
         self.collective.close()

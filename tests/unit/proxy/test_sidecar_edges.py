@@ -198,6 +198,26 @@ async def test_launcher_socket(short: Path) -> None:
     await api.close()
 
 
+async def test_the_end_of_a_dump_that_the_sidecar_before_asked_for_is_not_that_of_its_own(short: Path) -> None:
+    """Pages of a stream went to a sidecar that died. Its dump fails late, when the next sidecar has asked again."""
+    sent: list[LauncherCommand] = []
+
+    async def send(command: LauncherCommand) -> None:
+        sent.append(command)
+
+    config = from_env({**ENV, ENV_ROOT: str(short)})
+    barrier = BarrierPage(config.run_dir, config.world_size)
+    pod = Pod(config, barrier, Store(f"file://{short}/store"), send, "127.0.0.1", 0)
+    await pod.apply(Directive("save", 1_000_001, 5, checkpoint_id="train-a1-g1", remaining_s=60.0, version=1))
+    (asked,) = sent
+    assert asked.op == "dump" and asked.dump
+    for kind in ("dump_failed", "dumped"):
+        pod.on_event(LauncherEvent(kind, asked.generation, message="broken pipe", dump="before"))  # type: ignore[arg-type]
+        assert (pod.report().failed, pod.report().dumped) == (0, 0)
+    pod.on_event(LauncherEvent("dump_failed", asked.generation, message="no room", dump=asked.dump))
+    assert (pod.report().failed, pod.report().message) == (asked.generation, "no room")
+
+
 async def test_a_follower_ends_on_the_last_word_after_the_leader_has_gone(short: Path) -> None:
     """Committed, then the leader's pod ends first: a follower that gets its SIGTERM later must not wait for it."""
     sent: list[LauncherCommand] = []
