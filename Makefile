@@ -37,7 +37,7 @@ demo: ready ## the whole story on this machine: build/demo/{report.json,timeline
 	$(BIN)/singularityctl demo $(if $(KEEP),--keep)
 
 test: ready ## verify, then unit and end-to-end tests (starts its own cluster and Airflow)
-	@$(MAKE) --no-print-directory verify
+	@$(MAKE) --no-print-directory -j2 -O verify
 	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest $(BOTH_CORES) -m "not full" tests/unit
 	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest -m "not full" tests/e2e
 

@@ -12,15 +12,13 @@ from kueue_integration.jobs import lifecycle, move_trace
 from kueue_integration.jobs.move_trace import Move
 from kueue_integration.jobs.status import JobStatus, describe
 from kueue_integration.kube.resources import JOB
-from kueue_integration.spec.train_spec import TrainSpec
 from localcluster.demo.cluster_jobs import intruder
 from localcluster.demo.stage import NAMESPACE, Stage
 from localcluster.demo.story import QUEUE, remove
 from localcluster.demo.wait import wait_for
 
 from .model import Group, Measured, Options, Say, Spec
-from .preemption import stage
-from .programs import train_wide_source
+from .preemption import stage, wide
 from .stats import median
 
 PODS, CPU = 2, "500m"
@@ -41,16 +39,7 @@ def measure(options: Options, say: Say) -> Mapping[str, Measured]:
 def once(on: Stage, name: str, say: Say) -> dict[str, Any]:
     """One move there and back. Raises ValueError where the job did not move with a checkpoint."""
     kube, rival = on.kube, f"rival-{name}"
-    spec = TrainSpec(
-        name=name,
-        queue=QUEUE,
-        command=["python3", "train_wide.py", str(WIDTH), "0"],
-        files={"train_wide.py": train_wide_source()},
-        workers=PODS,
-        priority_class="low",
-        resources={"cpu": CPU},
-    )
-    lifecycle.submit(kube, spec, on.platform)
+    lifecycle.submit(kube, wide(name, WIDTH, PODS, CPU), on.platform)
     try:
         wait_for(lambda: trains_in(describe(kube, NAMESPACE, name), 1), f"{name} trains", LIMIT_S)
         kube.create(intruder(rival, NAMESPACE, QUEUE, on.platform.train_image, PODS, CPU))

@@ -63,21 +63,27 @@ def kept(waits: list[dict[str, float]]) -> str:
     return f"checkpoint kept {sum(w['checkpoint'] for w in waits):.0f} of {len(waits)} times"
 
 
+def wide(name: str, width: int, pods: int, cpu: str, **more: Any) -> TrainSpec:
+    """A job of low priority that trains `train_wide.py`, one rank per pod, without loader workers.
+
+    :param more: further fields of TrainSpec
+    """
+    return TrainSpec(
+        name=name,
+        queue=QUEUE,
+        command=["python3", "train_wide.py", str(width), "0"],
+        files={"train_wide.py": train_wide_source()},
+        workers=pods,
+        priority_class="low",
+        resources={"cpu": cpu},
+        **more,
+    )
+
+
 def once(on: Stage, name: str, hold: bool, say: Say) -> dict[str, float]:
     """Seconds from the preemptor's creation to its admission and to the last of its pods running."""
     kube = on.kube
-    spec = TrainSpec(
-        name=name,
-        queue=QUEUE,
-        command=["python3", "train_wide.py", str(WIDTH), "0"],
-        files={"train_wide.py": train_wide_source()},
-        workers=PODS,
-        priority_class="low",
-        resources={"cpu": "250m"},
-        hold=hold,
-        grace_period_s=GRACE_S,
-        checkpoint_budget_s=GRACE_S,
-    )
+    spec = wide(name, WIDTH, PODS, "250m", hold=hold, grace_period_s=GRACE_S, checkpoint_budget_s=GRACE_S)
     rival = f"rival-{name}"
     lifecycle.submit(kube, spec, on.platform)
     try:

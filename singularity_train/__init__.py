@@ -14,6 +14,7 @@ in the wheel and in managed pods.
   buffers     running statistics                      engines    one step's gradients
   contract    what must be equal for equal bits       parts      what a checkpoint holds
   host        the seam to whoever runs the job        storage    checkpoints on disk
+  portable    checkpoints as others read them         frameworks adapters; each needs its framework
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from .errors import (
     TrainError,
     UsageError,
 )
-from .job import Job, Progress, Step
+from .job import Job
+from .step import Progress, Step
 
 __all__ = [
     "ContractError", "DataError", "Job", "ModelChangedError", "OptimizerChangedError", "Progress", "StateError",

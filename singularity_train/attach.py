@@ -17,7 +17,7 @@ from .data import MapSource, Source, read
 from .engines import Framework, VirtualRanks
 from .errors import UsageError
 from .host import Host, LocalHost
-from .job import Job, gathered
+from .job import Job
 from .parts import Parts, bare, named
 from .streams import StreamSource
 
@@ -122,7 +122,7 @@ def attach(
     host = host or LocalHost(directory, rank)
     try:
         parts, limits = Parts(models, optimizers, more), (steps, epochs, save_every)
-        job = Job(parts, source, engine, words, host, _checkpoints(host), limits)
+        job = Job(parts, source, engine, words, host, checkpoints_of(host), limits)
         job._restore(threads, require_exact)
     except BaseException:
         host.close()
@@ -131,13 +131,13 @@ def attach(
     return job
 
 
-def _checkpoints(host: Host) -> Any:
+def checkpoints_of(host: Host) -> Any:
     """Of the host's folder, or None.
 
     :raises UsageError: some ranks have a folder and others have none
     """
     directory = host.directory()
-    folders = gathered(directory is not None)
+    folders = reduce.gathered(directory is not None)
     if any(folders) != all(folders):
         rank = folders.index(False)
         raise UsageError(f"directory: rank {rank} has none and others do. Give all ranks the same folder.")

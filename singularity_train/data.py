@@ -194,7 +194,7 @@ def read(
         if data.batch_size is None:
             raise DataError("data: a DataLoader with its own batch_sampler: give the data set and batch_size instead")
         if not isinstance(data.dataset, tud.IterableDataset):
-            shuffle = _shuffles(data.sampler) if shuffle is None else shuffle
+            shuffle = shuffles(data.sampler) if shuffle is None else shuffle
         batch_size = batch_size or data.batch_size
         num_workers = data.num_workers if num_workers is None else num_workers
         collate_fn = collate_fn or data.collate_fn
@@ -211,7 +211,7 @@ def read(
     return data, Loading(batch_size, shuffle is not False, num_workers or 0, collate_fn, options)
 
 
-def _shuffles(sampler: Any) -> bool:
+def shuffles(sampler: Any) -> bool:
     if isinstance(sampler, tud.RandomSampler) and not sampler.replacement:
         return True
     if isinstance(sampler, tud.SequentialSampler):

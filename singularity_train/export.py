@@ -5,8 +5,12 @@ examples:
   python -m singularity_train.export state --format safetensors --only model --output model.safetensors
   python -m singularity_train.export state --format torch --output state.pt
   python -m singularity_train.export state --format dcp --checkpoint 00000007-step-1200-5c1d2e3f --output dcp
+  python -m singularity_train.export state --format trainer --output checkpoint-1200
+  python -m singularity_train.export state --format lightning --output last.ckpt
 
-The files of `torch` are read by torch.load, the folder of `dcp` by torch.distributed.checkpoint.load.
+The files of `torch` are read by torch.load, the folder of `dcp` by torch.distributed.checkpoint.load. The folder of
+`trainer` is for resume_from_checkpoint of Hugging Face, the file of `lightning` for ckpt_path. Both take checkpoints of
+singularity_train and of its adapters.
 
 exit codes: 0 exported, 1 the checkpoint cannot be read or written, 2 wrong arguments
 """
@@ -18,8 +22,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .portable import FORMATS
 from .storage import ArgumentError, Checkpoints, StateStorageError
-from .storage.export import WRITERS, export
+from .storage.export import export
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -30,8 +35,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("root", type=Path, metavar="FOLDER", help="the folder of the checkpoints")
     parser.add_argument("--list", action="store_true", help="list its checkpoints and export nothing")
-    parser.add_argument("--format", choices=list(WRITERS))
-    parser.add_argument("--output", type=Path, metavar="PATH", help="a new file, or a new folder for dcp")
+    parser.add_argument("--format", choices=list(FORMATS))
+    parser.add_argument("--output", type=Path, metavar="PATH", help="a new file, or a new folder for dcp and trainer")
     parser.add_argument("--checkpoint", metavar="ID", help="default: the newest")
     parser.add_argument("--only", metavar="KEY", help="what is below this key of the state, such as model")
     arguments = parser.parse_args(argv)
@@ -49,8 +54,9 @@ def main(argv: Sequence[str]) -> int:
                 print(f"{each.id}  step {each.step}")
             return 0
         done = export(
-            arguments.root, arguments.output, arguments.format, checkpoint=arguments.checkpoint, only=arguments.only
-        )
+            arguments.root, arguments.output, arguments.format, checkpoint=arguments.checkpoint, only=arguments.only,
+            writers=FORMATS,
+        )  # fmt: skip
     except ArgumentError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -44,6 +44,12 @@ class Host(Protocol):
         """The job is over."""
 
 
+def local_directory(directory: str | os.PathLike[str] | None) -> Path | None:
+    """What a script names, else what the environment does."""
+    named = directory if directory is not None else os.environ.get(ENV_DIRECTORY) or None
+    return None if named is None else Path(named)
+
+
 class LocalHost:
     """Folder from the script or the environment; SIGTERM asks for a stop, a second one ends the process.
 
@@ -52,13 +58,19 @@ class LocalHost:
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None, rank: int) -> None:
-        named = directory if directory is not None else os.environ.get(ENV_DIRECTORY) or None
-        self._directory = None if named is None else Path(named)
+        self._directory = local_directory(directory)
         self._rank, self._stop, self._reported = rank, False, 0.0
         self._before: Any = None
+        self.listen()
+
+    def listen(self) -> None:
+        """Be what SIGTERM reaches, also where a framework has put its own handler in place in the meantime."""
         # Without a folder a stop would save nothing: the signal keeps its meaning.
-        if self._directory is not None and threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._asked)
+        if self._directory is None or threading.current_thread() is not threading.main_thread():
+            return
+        before = signal.signal(signal.SIGTERM, self._asked)
+        if self._before is None:
+            self._before = before
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
         self._stop = True

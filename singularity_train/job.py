@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from . import contract, reduce, rng
 from .data import Source
@@ -18,6 +17,7 @@ from .engines import Compute, Framework, VirtualRanks
 from .errors import ContractError, StateError, UsageError
 from .host import Host
 from .parts import Parts, pack, unpack
+from .step import Progress, Step
 
 FORMAT = 1
 """Of the parts and their description; the storage has a format of its own."""
@@ -25,65 +25,6 @@ SAVE_S = 1800.0
 """Longest wait for a checkpoint that is being written."""
 STOP, SAVE = range(2)
 log = logging.getLogger("singularity_train")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a job is.
-
-    :param step: how many steps are done, over all attempts
-    :param steps: how many it is to do; None: the script or `epochs` says when it is over
-    :param epoch: of the next step; None with streams
-    :param loss: of the last step, weighted mean over the global batch; None before the first
-    :param exact: whether the losses so far are those of any other number of workers, bit for bit
-    """
-
-    step: int
-    steps: int | None
-    epoch: int | None
-    loss: float | None
-    world_size: int
-    virtual_ranks: int | None
-    exact: bool
-    stop_requested: bool
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
-class Step:
-    """One step of the loop.
-
-    number  counts from 0, over all attempts
-    epoch   that its batches are of; None with streams
-    """
-
-    def __init__(self, job: Job, number: int, epoch: int | None) -> None:
-        self._job, self.number, self.epoch, self.done = job, number, epoch, False
-
-    def backward(self, compute: Compute) -> torch.Tensor:
-        """Compute the gradients of the global batch into `.grad`, as the mean over its samples. Collective.
-
-        Gradients that are there are dropped: `zero_grad()` does no harm and is not needed. An attached scaler scales
-        each loss; the returned one is not scaled.
-
-        :param compute: called with each batch of this worker; returns its mean loss, or (sum of losses, weight)
-        :returns: the loss over the global batch, a number on the CPU without a graph, the same on all ranks
-        :raises UsageError: called twice in a step, or the function returned no loss
-        """
-        if self.done or self is not self._job._open:
-            raise UsageError(f"step.backward: step {self.number} has had its backward. Call it once in each step.")
-        loss = self._job._backward(self, compute)
-        self.done = True
-        return torch.tensor(loss)
-
-
-def gathered(value: Any) -> list[Any]:
-    """One value from each rank. Collective."""
-    workers = reduce.world()[1]
-    if workers == 1:
-        return [value]
-    values: list[Any] = [None] * workers
-    dist.all_gather_object(values, value)
-    return values
 
 
 class Job:
@@ -243,6 +184,11 @@ class Job:
             self._engine.agree()
             return
         meta = dict(saved.meta)
+        if meta.get("framework"):
+            raise StateError(
+                f"checkpoint {saved.id}: the adapter {meta['framework']['name']} wrote it. "
+                "Go on with that adapter, or give another folder to begin anew."
+            )
         if meta.get("format") != FORMAT:
             raise StateError(
                 f"checkpoint {saved.id}: format = {meta.get('format')!r}, and this version reads {FORMAT}. "
@@ -271,9 +217,9 @@ class Job:
         """
         if self._words.virtual_ranks is not None:
             before = None if meta is None else int(meta["machine"]["threads"])
-            torch.set_num_threads(threads or before or gathered(torch.get_num_threads())[0])
+            torch.set_num_threads(threads or before or reduce.gathered(torch.get_num_threads())[0])
         mine = contract.machine(self._device())
-        reasons = contract.inexact(self._words, mine, gathered(mine))
+        reasons = contract.inexact(self._words, mine, reduce.gathered(mine))
         if meta is not None:
             reasons = [*meta["inexact"], *reasons]
             if self._words.virtual_ranks is not None:

@@ -132,6 +132,11 @@ class Parts:
         :raises ModelChangedError: other parameters; they are named
         :raises OptimizerChangedError: another optimizer, other groups, other extra state
         """
+        self.compare_models(saved)
+        self._compare_rest(saved)
+
+    def compare_models(self, saved: Mapping[str, Any]) -> None:
+        """:raises ModelChangedError: other parameters; they are named"""
         before, now = saved["parameters"], {name: list(each.shape) for name, each in self.parameters().items()}
         reshaped = [
             f"{name} {before[name]} -> {now[name]}" for name in before if now.get(name, before[name]) != before[name]
@@ -143,6 +148,9 @@ class Parts:
                 f"model: its parameters are not those of the checkpoint. {told}. "
                 "Give the same model, or another folder to begin anew."
             )
+
+    def _compare_rest(self, saved: Mapping[str, Any]) -> None:
+        """:raises OptimizerChangedError: another optimizer, other groups, other extra state"""
         described = self.describe()
         changed(saved["optimizers"].keys(), described["optimizers"].keys(), "optimizer")
         for name, past in saved["optimizers"].items():

@@ -30,6 +30,16 @@ def world() -> tuple[int, int]:
     return 0, 1
 
 
+def gathered(value: Any) -> list[Any]:
+    """One value from each rank. Collective."""
+    workers = world()[1]
+    if workers == 1:
+        return [value]
+    values: list[Any] = [None] * workers
+    dist.all_gather_object(values, value)
+    return values
+
+
 def add(left: Values, right: Values) -> Values:
     """Return left + right, in place of left. A value that only one side has is taken as it is."""
     pairs = [(x, y) for x, y in zip(left, right, strict=True) if x is not None and y is not None]

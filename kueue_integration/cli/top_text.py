@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from ..kube import quantities
 from ..overview.goodput import Goodput
-from ..overview.model import Key
+from ..overview.model import Key, Step
 from ..overview.quota import Line
 from ..overview.report import Holder, Overview, Waiter
 from . import tables
@@ -19,6 +19,7 @@ SHOWN_UNREADABLE = 5
 QUOTA = ["QUOTA", "FLAVOR", "RESOURCE", "NOMINAL", "BORROWED", "USED", "FREE", "AVAILABLE", "TRAINING", "OTHERS"]
 HOLDERS = ["HOLDS QUOTA", "KIND", "NAMESPACE", "QUEUE", "PRIO", "PODS", "QUOTA", "FOR", "PHASE", "GPU"]
 WAITERS = ["WAITS", "KIND", "NAMESPACE", "QUEUE", "PRIO", "PLACE", "ASKS", "FOR", "REASON", "WHY"]
+PLANNER = ["PLANNER", "NAMESPACE", "AGO", "HOW", "WHAT AND WHY"]
 TENANTS = ["NAMESPACE", "HOLD", "WAIT", "QUOTA"]
 GOODPUT = [
     "GOODPUT", "SHARE", "HELD", "TRAINING", "START", "RESTORE", "SAVE", "RELEASE", "WAITED", "STEPS", "LOST", "GPU",
@@ -34,6 +35,7 @@ def text(report: Overview, rows: int = 20) -> str:
         _table(WAITERS, [_waiter(waiter) for waiter in report.waiters], rows),
         _table(TENANTS, [(t.namespace, t.holds, t.waits, _amounts(t.quota)) for t in report.tenants], rows),
         _table(GOODPUT, _goodputs(report), rows),
+        _table(PLANNER, [_step(report, step) for step in report.steps], rows),
         *_remarks(report),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -80,6 +82,11 @@ def _waiter(waiter: Waiter) -> tuple[object, ...]:
         claim.owner, claim.kind, claim.namespace, queue, claim.priority, place, asks, _time(waiter.waited_s),
         claim.reason, claim.needs or claim.message,
     )  # fmt: skip
+
+
+def _step(report: Overview, step: Step) -> tuple[object, ...]:
+    how = "done" if step.done else "dry run"
+    return step.job, step.namespace, _time(max(0.0, report.at - step.at)), how, step.message
 
 
 def _goodputs(report: Overview) -> list[tuple[object, ...]]:

@@ -28,8 +28,7 @@ from .copies import Copies
 from .forever import Skips
 from .informer import Informer
 from .metrics import Metrics
-from .regrow import planner, quota
-from .snapshot import Job, Pod, UnreadableAnnotation, Workload
+from .snapshot import Pod
 
 Changed = Callable[[Object, bool], None]
 _MANAGED = f"{job_names.LABEL_MANAGED}=true"
@@ -163,32 +162,7 @@ class World(Copies):
         found = self.workloads.indexed(uid)
         return preemptor.of(found[0]) if found else None
 
-    # --- quota --------------------------------------------------------------------------------------------------------
-    def candidates(self) -> list[planner.Candidate]:
-        """Managed Jobs that run with quota."""
-        found = []
-        for job in self.jobs.all():
-            with self._skips.over("plan", _name(job)):
-                candidate = self._candidate(job)
-                if candidate is not None:
-                    found.append(candidate)
-        return found
-
-    def _candidate(self, job: Object) -> planner.Candidate | None:
-        namespace, name = str(job["metadata"]["namespace"]), str(job["metadata"]["name"])
-        workload = self.workload_of(namespace, name)
-        if workload is None or views.suspended(job) or views.failing(job) or not is_true(workload, "Admitted"):
-            return None
-        if is_true(workload, "Evicted") or is_true(workload, "Finished"):
-            return None
-        if views.delegated(job) or views.copied(job):
-            return None  # its size is the same in every cluster, and where it runs is the manager's to say
-        seen = Job.parse(job)
-        if any(isinstance(part, UnreadableAnnotation) for part in (seen.history, seen.workers_wanted, seen.placement)):
-            return None
-        pods = [Pod.parse(pod) for pod in self.pods_of(namespace, name)]
-        return planner.Candidate(seen, Workload.parse(workload), pods)
-
+    # --- queues -------------------------------------------------------------------------------------------------------
     def flavors_of(self, job: Object) -> Sequence[str] | None:
         """Flavors of the Job's queue, None while the queue is not known."""
         queue = label(job, job_names.KUEUE_QUEUE_LABEL) or ""
@@ -196,33 +170,8 @@ class World(Copies):
         found = self.cluster_queues.get("", str((local or {}).get("spec", {}).get("clusterQueue", "")))
         return placement.flavor_names(found) if found is not None else None
 
-    def queues_around(self, cluster_queue: str) -> quota.Queues | None:
-        """None if there is no such ClusterQueue."""
-        queue = self.cluster_queues.get("", cluster_queue)
-        if queue is None:
-            return None
-        cohort = [queue]
-        if _cohort(queue):
-            cohort = [q for q in self.cluster_queues.all() if _cohort(q) == _cohort(queue)]
-        members = {str(q["metadata"]["name"]) for q in cohort}
-        reserved, pending = [], []
-        for workload in self.workloads.all():
-            with self._skips.over("plan", _name(workload)):
-                if is_true(workload, "Finished"):
-                    continue
-                given = views.admission(workload)
-                if given is not None:
-                    if given.cluster_queue in members:
-                        reserved.append(workload)
-                elif self._waits(workload) and self._queue_of(workload) in members:
-                    pending.append(workload)
-        return quota.Queues(queue, cohort, reserved, pending)
-
-    @staticmethod
-    def _waits(workload: Object) -> bool:
-        return (workload.get("spec") or {}).get("active", True) and not workload["metadata"].get("deletionTimestamp")
-
-    def _queue_of(self, workload: Object) -> str | None:
+    def cluster_queue_of(self, workload: Object) -> str | None:
+        """The ClusterQueue of the Workload's LocalQueue, None if there is no such LocalQueue."""
         name = (workload.get("spec") or {}).get("queueName") or ""
         local = self.local_queues.get(str(workload["metadata"]["namespace"]), name)
         return str(((local or {}).get("spec") or {}).get("clusterQueue")) if local else None
@@ -235,7 +184,3 @@ def _name(obj: Object) -> str:
 def _resting(job: Object) -> bool:
     return views.suspended(job) or views.finished(job) is not None or bool(job["metadata"].get("deletionTimestamp"))
 
-
-def _cohort(queue: Object) -> str:
-    spec = queue.get("spec") or {}
-    return str(spec.get("cohortName") or spec.get("cohort") or "")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.protocol import names
+from proxy.protocol import decode, names
 
 from ..contract import job_names
+from ..planner import settings
+from ..planner.settings import PlannerSettings
 from .errors import ConfigError
 from .hold import Settings
 
@@ -55,6 +58,30 @@ def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:
     return default if not text else text.lower() == "true"
 
 
+def planner(env: Mapping[str, str]) -> PlannerSettings:
+    """What the chart value `planner` says, as JSON. Raises ConfigError that names the value."""
+    text = env.get("SINGULARITY_PLANNER", "") or "{}"
+    data = decode.json_value(text)
+    found = data if isinstance(data, decode.Unreadable) else decode.typed(PlannerSettings, _snake(data), "planner")
+    why = found.why if isinstance(found, decode.Unreadable) else settings.problem(found)
+    if isinstance(found, decode.Unreadable) or why:
+        raise ConfigError(f"SINGULARITY_PLANNER (chart value planner): {_camel(why)}")
+    return found
+
+
+def _snake(data: object, depth: int = 2) -> object:
+    """Keys of the chart as we call them, two levels deep: what is further down are names of others."""
+    if not isinstance(data, dict) or not depth:
+        return data
+    return {re.sub("([A-Z])", r"_\1", key).lower().replace("_seconds", "_s"): _snake(v, depth - 1)
+            for key, v in data.items()}  # fmt: skip
+
+
+def _camel(text: str) -> str:
+    """Names of ours in a sentence as the chart calls them."""
+    return re.sub(r"_([a-z])", lambda found: found.group(1).upper(), re.sub(r"_s\b", "_seconds", text))
+
+
 def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
     """Raises ConfigError that names the variable; exits for bad flags as argparse does."""
     parser = argparse.ArgumentParser(prog="python -m kueue_integration.controller", description=__doc__)
@@ -77,16 +104,17 @@ def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
     renew = _number(env, "SINGULARITY_LEASE_RENEW_SECONDS", 2, minimum=0.1)
     if renew * 2 > duration:
         raise ConfigError(f"SINGULARITY_LEASE_RENEW_SECONDS = {renew:g}: must be at most half of {duration:g}")
-    settings = Settings(
+    core = Settings(
         max_budget_s=_number(env, "SINGULARITY_MAX_BUDGET_SECONDS", 600, minimum=1),
         regrow=_flag(env, "SINGULARITY_REGROW", True),
         regrow_min_run_s=_number(env, "SINGULARITY_REGROW_MIN_RUN_SECONDS", 10, minimum=0),
+        planner=planner(env),
     )
     return Config(
         identity=args.identity,
         namespace=args.namespace,
         secret_dir=secret_dir,
-        settings=settings,
+        settings=core,
         lease_duration_s=int(duration),
         lease_renew_s=renew,
         api_port=args.api_port,

@@ -9,12 +9,13 @@ have ended well: then the Job is about to be complete.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.protocol.messages import AttemptRecord
 
 from ..contract import job_names
 from ..kube import server_time
+from ..planner.settings import PlannerSettings
 from . import attempt_history
 from .actions import Decision, Guard, ReleaseHold, StartCheckpoint
 from .errors import BadAnnotationError
@@ -35,6 +36,7 @@ class Settings:
     max_budget_s: float = 600.0
     regrow: bool = True
     regrow_min_run_s: float = 10.0
+    planner: PlannerSettings = field(default_factory=PlannerSettings)
 
 
 def decide(snapshot: Snapshot, settings: Settings, now: float) -> Decision:

@@ -24,6 +24,9 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_holds_expired_total": ("Holds that ended at their deadline.", ()),
     "singularity_readmissions_total": ("Evictions that the controller asked for, by cause.", ("cause",)),
     "singularity_requests_total": ("Answers to users' requests, by what was asked and how it went.", ("request",)),
+    "singularity_planner_actions_total": (
+        "Actions of the planner's policies: policy, action, and done, proposed (dry run) or refused.", ("action",)),
+    "singularity_planner_policy_errors_total": ("Policies that raised or proposed nonsense, by policy.", ("policy",)),
     "singularity_conflicts_total": ("Writes refused because the object had changed.", ()),
     "singularity_repairs_total": ("Things put back that somebody had removed or spoilt by hand.", ("what",)),
     "singularity_jobs_given_up_total": ("Jobs that had used up their budget of infrastructure retries.", ()),

@@ -1,6 +1,6 @@
 """The workers: events become tasks, a worker takes one and has it done. Only the replica that holds the Lease acts.
 
-What a task does is elsewhere: `look` for a Job, `regrow.moves` for a plan, `installed` for what the chart brings.
+What a task does is elsewhere: `look` for a Job, `planning.rounds` for a plan, `installed` for what the chart brings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .look import Looks
 from .measure import Meter, live_gauges
 from .metrics import Metrics
 from .overdue import Overdue
-from .regrow.moves import Moves
+from .planning.rounds import Rounds
 from .work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Reconciler:
         self.world = World(kube, self._on_job, self._on_workload, self._on_pod, self._on_queue, self._skips)
         self.overdue = Overdue(self.world.all_jobs, self._workload_of, settings, now)
         self.looks = Looks(kube, settings, self.world, self.overdue, Machines(kube).of, metrics, now)
-        self._moves = Moves(self.world, settings, self._skips, self.looks.perform, now)
+        self._rounds = Rounds(kube, self.world, settings, self._skips, metrics, self.looks.perform, now)
         self._failures: dict[Task, int] = {}
         self._stop = threading.Event()
         self._threads = [
@@ -100,7 +100,7 @@ class Reconciler:
         """Look at every object again: after taking over, and now and then."""
         for kind in ("check", "policy"):
             self.queue.add(Task(kind))
-        self.queue.add(Task("plan"), self._moves.delay())
+        self.queue.add(Task("plan"), self._rounds.delay())
         for handle, objects in ((self._on_workload, self.world.workloads.all()), (self._on_job, self.world.all_jobs())):
             for obj in objects:
                 self._beat()
@@ -111,7 +111,7 @@ class Reconciler:
     def _on_job(self, job: Object, deleted: bool) -> None:
         namespace, name = str(job["metadata"]["namespace"]), kinds.job_key(job)
         self.queue.add(Task("job", namespace, name))
-        self.queue.add(Task("plan"), self._moves.delay())
+        self.queue.add(Task("plan"), self._rounds.delay())
         self._notify(namespace, name)
         self._meter.see(job, deleted)
         if not deleted and self.leads():
@@ -130,7 +130,7 @@ class Reconciler:
             self.queue.add(Task("job", namespace, owner))
         elif self.looks.asks(workload):
             self.queue.add(Task("workload", namespace, str(workload["metadata"]["name"])))
-        self.queue.add(Task("plan"), self._moves.delay())
+        self.queue.add(Task("plan"), self._rounds.delay())
 
     def _on_pod(self, pod: Object, deleted: bool) -> None:
         name = job_of(pod)
@@ -140,7 +140,7 @@ class Reconciler:
             self._notify(namespace, name)
 
     def _on_queue(self, queue: Object, deleted: bool) -> None:
-        self.queue.add(Task("plan"), self._moves.delay())
+        self.queue.add(Task("plan"), self._rounds.delay())
 
     # --- loop -------------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -179,7 +179,7 @@ class Reconciler:
             elif task.kind == "workload":
                 self.looks.ownerless(task.namespace, task.name)
             elif task.kind == "plan":
-                self._moves.plan(again=lambda seconds: self.queue.add(task, seconds))
+                self._rounds.plan(again=lambda seconds: self.queue.add(task, seconds))
             elif task.kind == "everything":
                 self.queue.add(task, RESYNC_S)
                 self.everything()

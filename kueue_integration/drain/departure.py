@@ -20,11 +20,15 @@ from ..requests import placement, user_requests, verbs
 
 @dataclass(frozen=True)
 class Departure:
-    """A request to leave nodes. `before`: where the job might run until then, `target`: where it may run now."""
+    """A request to leave nodes. `before`: where the job might run until then, `target`: where it may run now.
+
+    `by`: how the request is signed.
+    """
 
     asked: verbs.Result
     before: Placement
     target: Placement
+    by: str = ""
 
     @property
     def narrowed(self) -> bool:
@@ -57,7 +61,7 @@ def leave(kube: Kube, namespace: str, name: str, nodes: Sequence[str], by: str) 
         return full
 
     asked = verbs.ask(kube, namespace, name, "migrate", by, fill)
-    return Departure(asked, *seen[0])
+    return Departure(asked, *seen[0], by)
 
 
 def refusal(kube: Kube, job: Object, nodes: Sequence[str], by: str) -> None:

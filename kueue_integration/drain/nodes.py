@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import Forbidden, NotFound, PlatformError, SpecError
 from ..kube.api import Kube
-from ..kube.resources import NODE, Object
+from ..kube.resources import NODE, Object, is_true
 
 RIGHTS = "drain needs the verbs get, list and patch on nodes, which an administrator has"
 
@@ -27,6 +27,28 @@ def found(kube: Kube, names: Sequence[str]) -> list[Object]:
 def cordoned(node: Object) -> bool:
     """Whether it takes no new pods."""
     return bool((node.get("spec") or {}).get("unschedulable"))
+
+
+NOT_THERE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""Taints of a node that does not answer: nothing can be saved there any more."""
+
+
+def leaving(node: Object, conditions: Sequence[str] = ()) -> str:
+    """Why jobs should leave a node that still works, "" for any other.
+
+    It is cordoned, has a taint with effect NoExecute, or one of `conditions` is True on it.
+    """
+    if not is_true(node, "Ready"):
+        return ""
+    taints = [t for t in (node.get("spec") or {}).get("taints") or () if t.get("effect") == "NoExecute"]
+    if any(t.get("key") in NOT_THERE for t in taints):
+        return ""
+    if cordoned(node):
+        return "is cordoned"
+    if taints:
+        return f"has the taint {taints[0].get('key')} (NoExecute)"
+    bad = next((name for name in conditions if is_true(node, name)), None)
+    return f"reports {bad}" if bad is not None else ""
 
 
 def cordon(kube: Kube, node: Object) -> bool:

@@ -66,6 +66,7 @@ TABLE: Sequence[Annotation] = (
         job_names.ANN_CHECKPOINT_STATUS, CONTROLLER, f"{job_names.ANN_CHECKPOINT_REQUEST} is what you may write"
     ),
     Annotation(job_names.ANN_CHECKPOINT_POLICY, CONTROLLER, f"{job_names.ANN_CHECKPOINT_EVERY} is what you may write"),
+    Annotation(job_names.ANN_PRIORITY, CONTROLLER, "it is on Workloads, and goes with the planner's policy"),
     Annotation(job_names.ANN_RESHAPE, CONTROLLER, _RESIZE),
     Annotation(job_names.ANN_PAUSED, CONTROLLER, "use `singularityctl pause` and `resume`"),
     Annotation(job_names.ANN_OVERDUE, CONTROLLER, _STATUS),

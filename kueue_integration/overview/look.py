@@ -13,6 +13,7 @@ from ..kube.api import Kube
 from ..kube.resources import (
     CLUSTER_QUEUE,
     COHORT,
+    EVENT,
     JOB,
     KUEUE_JOB_UID_LABEL,
     LOCAL_QUEUE,
@@ -50,6 +51,7 @@ def look(kube: Kube, now: float, namespace: str | None = None) -> Cluster:
         lambda workload: objects.claim(workload, by_uid.get(label(workload, KUEUE_JOB_UID_LABEL) or "")),
         "who holds quota and who waits",
     )
+    steps = reader.read(EVENT, objects.step, "what the planner did and proposes", job_names.LABEL_PLANNER)
     if queues is None and claims is None and jobs is None:
         raise PlatformError("nothing of the cluster may be read: " + "; ".join(reader.notes))
     targets = None if local is None else dict(local)
@@ -62,6 +64,7 @@ def look(kube: Kube, now: float, namespace: str | None = None) -> Cluster:
         claims=claims,
         trainings=trainings,
         places=reader.places(claims or (), targets or {}),
+        steps=steps or (),
         notes=reader.notes,
         unreadable=reader.unreadable,
     )
@@ -80,10 +83,12 @@ class _Reader:
         self.notes: list[str] = []
         self.unreadable: list[Unreadable] = []
 
-    def read(self, kind: Kind, take: Callable[[Object], T | None], shows: str) -> list[T] | None:
-        """Values of all objects of a kind that is Kueue's, None if they may not be listed. Raises PlatformError."""
+    def read(
+        self, kind: Kind, take: Callable[[Object], T | None], shows: str, query: str | None = None
+    ) -> list[T] | None:
+        """Values of all objects of a kind, None if they may not be listed. Raises PlatformError."""
         try:
-            return self._listed(kind, take)
+            return self._listed(kind, take, query)
         except Forbidden as error:
             self._denied(kind, shows, error)
         except NotFound as error:

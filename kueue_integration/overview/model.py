@@ -108,6 +108,22 @@ class Unreadable:
 
 
 @dataclass(frozen=True)
+class Step:
+    """What the planner has done to a job, or would have done: an Event, which the API server keeps for an hour."""
+
+    at: float
+    namespace: str
+    job: str
+    kind: str
+    policy: str
+    action: str
+    done: bool
+    """False: a dry run."""
+    message: str
+    """What, and why."""
+
+
+@dataclass(frozen=True)
 class Cluster:
     """One look at the cluster."""
 
@@ -123,6 +139,7 @@ class Cluster:
     trainings: Sequence[Training] | None = None
     places: Mapping[tuple[str, str], Position] = field(default_factory=dict)
     """(namespace, Workload) -> place in the queue."""
+    steps: Sequence[Step] = ()
     notes: Sequence[str] = ()
     """What could not be asked, and which right is missing."""
     unreadable: Sequence[Unreadable] = ()

@@ -8,12 +8,12 @@ from fractions import Fraction
 from typing import Any, Final
 
 from ..contract import attempt_records, job_names, kinds
-from ..controller.regrow import quota
 from ..jobs import phase, shortage, unreadable
 from ..jobs.phase import Phase
 from ..kube import quantities, server_time
 from ..kube.resources import KUEUE_JOB_UID_LABEL, Object, condition, is_true, label
-from .model import Amounts, Claim, Cohort, Key, Limit, Queue, Training, Unreadable
+from ..planner import quota
+from .model import Claim, Cohort, Key, Limit, Queue, Step, Training, Unreadable
 
 BROKEN: Final = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
@@ -108,7 +108,7 @@ def claim(workload: Object, job: Object | None) -> Claim | None:
         reason=state.reason,
         message=state.message,
         needs=shortage.sentence(phase.shortages(workload)),
-        holds=_held(workload) if reserved else None,
+        holds=quota.usage(workload) if reserved else None,
         asks={} if reserved else quota.requests(workload),
         since=_since(workload, reserved),
         active=spec.get("active") is not False,
@@ -124,21 +124,6 @@ def _pods(sets: Any) -> int:
     return sum(int(item.get("count") or 0) for item in sets or ())
 
 
-def _held(workload: Object) -> Amounts:
-    """What the reservation takes, without pods that are done for good (Kueue's reclaimablePods)."""
-    status = workload.get("status") or {}
-    done = {str(item["name"]): int(item.get("count") or 0) for item in status.get("reclaimablePods") or ()}
-    held: dict[Key, Fraction] = {}
-    for item in status["admission"].get("podSetAssignments") or ():
-        count = int(item.get("count") or 0)
-        left = Fraction(max(0, count - done.get(str(item.get("name")), 0)), count) if count > 0 else Fraction(1)
-        flavors = item.get("flavors") or {}
-        for resource, amount in (item.get("resourceUsage") or {}).items():
-            key = (str(flavors.get(resource, "")), str(resource))
-            held[key] = held.get(key, quota.NONE) + quantities.parse(amount) * left
-    return held
-
-
 def _since(workload: Object, reserved: bool) -> float | None:
     """When QuotaReserved became what it is; Workloads that never had quota wait since they were made."""
     found = condition(workload, "QuotaReserved") or {}
@@ -147,3 +132,18 @@ def _since(workload: Object, reserved: bool) -> float | None:
         changed = server_time.transition(found)
         return changed if changed is not None or not made else server_time.parse(made)
     return server_time.parse(made) if made else None
+
+
+def step(event: Object) -> Step:
+    """Of an Event of the planner."""
+    about = event["involvedObject"]
+    return Step(
+        at=server_time.parse(str(event["lastTimestamp"])),
+        namespace=str(event["metadata"]["namespace"]),
+        job=kinds.owner_key(str(about.get("kind")), str(about["name"])),
+        kind=str(about.get("kind") or "Job"),
+        policy=label(event, job_names.LABEL_PLANNER) or "",
+        action=str(event.get("action") or ""),
+        done=event.get("reason") == job_names.EVENT_PLANNER_DONE,
+        message=str(event.get("message") or ""),
+    )

@@ -41,6 +41,7 @@ def as_json(report: Overview) -> dict[str, Any]:
             for w in report.waiters
         ],
         "goodput": _goodput(report.goodput),
+        "planner": [dataclasses.asdict(step) for step in report.steps],
         "notes": list(report.notes),
         "unreadable": [dataclasses.asdict(item) for item in report.unreadable],
     }

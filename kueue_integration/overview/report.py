@@ -11,7 +11,7 @@ from ..errors import RequestRefusedError
 from ..jobs.queue_position import Position
 from . import goodput, quota
 from .goodput import Goodput
-from .model import Claim, Cluster, Key, Training, Unreadable
+from .model import Claim, Cluster, Key, Step, Training, Unreadable
 
 UNKNOWN = ""
 """ClusterQueue of what waits in a LocalQueue that may not be read, or is not there."""
@@ -71,6 +71,8 @@ class Overview:
     holders: Sequence[Holder]
     waiters: Sequence[Waiter]
     goodput: Goodput
+    steps: Sequence[Step]
+    """Of the planner, newest first."""
     notes: Sequence[str]
     """What could not be asked, and which right is missing."""
     unreadable: Sequence[Unreadable]
@@ -96,6 +98,7 @@ def overview(cluster: Cluster, queue: str | None = None) -> Overview:
         holders=_holders(cluster, holding),
         waiters=waiting,
         goodput=_sum(done for _, _, done in spent),
+        steps=sorted(_steps(cluster, queue, claims), key=lambda step: (-step.at, step.namespace, step.job)),
         notes=cluster.notes,
         unreadable=cluster.unreadable,
     )
@@ -133,6 +136,12 @@ def _with_cohorts(lines: Sequence[quota.Line], chosen: set[str]) -> list[quota.L
                 shown.add(("cohort", cohort, line.flavor, line.resource))
                 cohort = above.get(("cohort", cohort), "")
     return [line for line in lines if (line.scope, line.name, line.flavor, line.resource) in shown]
+
+
+def _steps(cluster: Cluster, queue: str | None, claims: Sequence[Claim]) -> list[Step]:
+    """With a queue those of its jobs only."""
+    jobs = {(claim.namespace, claim.owner) for claim in claims}
+    return [step for step in cluster.steps if queue is None or (step.namespace, step.job) in jobs]
 
 
 # --- who holds, who waits -------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class Chart:
     kubectl: Kubectl
     torch: Path
 
-    def upgrade(self, **values: bool | int) -> None:
+    def upgrade(self, **values: bool | int | str) -> None:
         """Set values of the installed release, `a__b=True` for `a.b: true`; what else it was given stays. Returns when
         the controller that has them is ready.
 

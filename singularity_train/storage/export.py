@@ -54,6 +54,7 @@ def export(
     *,
     checkpoint: str | None = None,
     only: str | None = None,
+    writers: Mapping[str, Writer] | None = None,
 ) -> Exported:
     """Write a checkpoint to `output`, which must not be there yet. It appears whole or not at all.
 
@@ -61,12 +62,14 @@ def export(
     :param format: `safetensors` (a file), `torch` (a file of torch.save) or `dcp` (a folder)
     :param checkpoint: its id; None: the newest
     :param only: a first key of the state, such as `model`; what is below it is exported without it
+    :param writers: by format; default: those of this module
     :raises ArgumentError: no such format, checkpoint or key, or `output` is there
     :raises DamagedError, FormatError: the checkpoint cannot be used; UnsavableError: the format lacks a type
     """
-    write = WRITERS.get(format)
+    known = WRITERS if writers is None else writers
+    write = known.get(format)
     if write is None:
-        raise ArgumentError(f"format = {format!r}: give one of {', '.join(WRITERS)}")
+        raise ArgumentError(f"format = {format!r}: give one of {', '.join(known)}")
     target = Path(output)
     if target.exists():
         raise ArgumentError(f"output = {target}: it is there already; give a new path")
@@ -76,7 +79,7 @@ def export(
         raise ArgumentError(f"root = {root}: it has no committed checkpoint; give the folder that has them")
     if checkpoint is not None and checkpoint not in ids:
         raise ArgumentError(f"checkpoint = {checkpoint!r}: {root} has {', '.join(ids) or 'none'}")
-    source = _Source(BlobReader(root, checkpoint or ids[-1]), only)
+    source = Source(BlobReader(root, checkpoint or ids[-1]), only)
     temporary = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +95,7 @@ def export(
     return Exported(manifest.id, manifest.step, len(source.tensors), tuple(left_out))
 
 
-class _Source:
+class Source:
     """Entries of a checkpoint by their names in the export.
 
     :raises ArgumentError: nothing is below `only`
@@ -158,7 +161,7 @@ def _slot(place: Any, key: str | int, empty: Any) -> Any:
     return place[key]
 
 
-def _as_torch(source: _Source, path: Path) -> list[str]:
+def _as_torch(source: Source, path: Path) -> list[str]:
     with path.open("xb") as file:
         torch.save(source.nested(), file)
         file.flush()
@@ -166,7 +169,7 @@ def _as_torch(source: _Source, path: Path) -> list[str]:
     return []
 
 
-def _as_dcp(source: _Source, path: Path) -> list[str]:
+def _as_dcp(source: Source, path: Path) -> list[str]:
     state = source.nested()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process only
@@ -174,35 +177,50 @@ def _as_dcp(source: _Source, path: Path) -> list[str]:
     return []
 
 
-def _as_safetensors(source: _Source, path: Path) -> list[str]:
+def _as_safetensors(source: Source, path: Path) -> list[str]:
     entries = {name: source.reader.manifest.tensors[saved] for name, (saved, _) in source.tensors.items()}
-    unknown = sorted({entry.dtype for entry in entries.values()} - SAFETENSORS.keys())
+    shapes = {name: (entry.dtype, entry.size) for name, entry in entries.items()}
+    _write_safetensors(shapes, source.tensor, source.reader.manifest.step, path)
+    return sorted(source.objects)
+
+
+def safetensors(tensors: Mapping[str, torch.Tensor], step: int, path: Path) -> None:
+    """Write tensors that are in memory. :raises UnsavableError: the format lacks a type"""
+    shapes = {name: (memory.name_of_dtype(each.dtype), tuple(each.shape)) for name, each in tensors.items()}
+    _write_safetensors(shapes, lambda name: tensors[name].contiguous(), step, path)
+
+
+def _write_safetensors(
+    shapes: Mapping[str, tuple[str, tuple[int, ...]]], tensor: Callable[[str], torch.Tensor], step: int, path: Path
+) -> None:
+    """:param shapes: type and size by name; `tensor` is asked for one at a time"""
+    unknown = sorted({dtype for dtype, _ in shapes.values()} - SAFETENSORS.keys())
     if unknown:
         raise UnsavableError(f"format = 'safetensors': it has no type for {', '.join(unknown)}; use 'torch' or 'dcp'")
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", "step": str(source.reader.manifest.step)}}
-    size = {name: memory.elements(e.size) * memory.dtype_of_name(e.dtype).itemsize for name, e in entries.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", "step": str(step)}}
+    width = {name: memory.dtype_of_name(dtype).itemsize for name, (dtype, _) in shapes.items()}
     # Wide types first, then every tensor begins where its type may.
-    order = sorted(entries, key=lambda name: (-memory.dtype_of_name(entries[name].dtype).itemsize, name))
+    order = sorted(shapes, key=lambda name: (-width[name], name))
     end = 0
     for name in order:
-        entry = entries[name]
-        place = [end, end := end + size[name]]
-        header[name] = {"dtype": SAFETENSORS[entry.dtype], "shape": list(entry.size), "data_offsets": place}
+        dtype, size = shapes[name]
+        place = [end, end := end + memory.elements(size) * width[name]]
+        header[name] = {"dtype": SAFETENSORS[dtype], "shape": list(size), "data_offsets": place}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("xb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name in order:
-            tensor = source.tensor(name)
-            file.write(memory.as_bytes(tensor))
+            file.write(memory.as_bytes(tensor(name)))
         file.flush()
         os.fsync(file.fileno())
-    return sorted(source.objects)
 
 
-WRITERS: Mapping[str, Callable[[_Source, Path], list[str]]] = {
+Writer = Callable[["Source", Path], list[str]]
+"""Writes a file or a folder; answers with the objects that it had to leave out."""
+WRITERS: Mapping[str, Writer] = {
     "safetensors": _as_safetensors,
     "dcp": _as_dcp,
     "torch": _as_torch,
 }
-"""Format -> its writer, which answers with the objects that it had to leave out."""
+"""Of the formats that take any state."""

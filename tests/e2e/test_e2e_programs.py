@@ -72,9 +72,12 @@ def lines(job: Training) -> list[tuple[int, str, float]]:
     return [(int(number), value, float(when)) for number, value, when in words]
 
 
-@pytest.mark.parametrize("script", ["loop.sh", pytest.param("boost.py", marks=pytest.mark.full), "descend.py"])
-def test_a_program_without_torch_moves_in_one_eviction(rows: Rows, libraries: str, script: str) -> None:
-    name = script.partition(".")[0]
+@pytest.mark.parametrize(
+    "script", ["loop.sh", *(pytest.param(one, marks=pytest.mark.full) for one in ("boost.py", "descend.py"))]
+)
+def test_a_program_without_torch_moves_in_one_eviction(rows: Rows, request: pytest.FixtureRequest, script: str) -> None:
+    name, ending = script.split(".")
+    libraries = request.getfixturevalue("libraries") if ending == "py" else ""
     job, still = (start(rows, which, script, libraries) for which in (name, f"{name}-still"))
     wait_for(lambda: len(lines(job)) >= 20 and lines(still), f"{name} at work", TIMEOUT_S)
     shell = Shell(rows.stage.cluster)

@@ -336,11 +336,16 @@ def reconfigure(stage: Stage, fields: Mapping[str, Any]) -> None:
     cluster.reconfigure_kueue(stage.name, fields, progress=lambda text: None)
 
 
-@pytest.mark.parametrize("row", DEFAULT + CONFIGURED, ids=lambda row: row.__name__)
+# Each restarts Kueue with another configuration, and leaves by the same hold as the rows above.
+FULL = [pytest.param(row, marks=pytest.mark.full) for row in CONFIGURED]
+
+
+@pytest.mark.parametrize("row", [*DEFAULT, *FULL], ids=lambda row: row.__name__)
 def test_row(played: Played, row: Row) -> None:
     played.results[row.__name__].result()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("row", [pods_never_ready], ids=lambda row: row.__name__)
 def test_row_that_ends_under_the_default_configuration(played: Played, stage: Stage, row: Row) -> None:
     afterwards = played.results[row.__name__].result()

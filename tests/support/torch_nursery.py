@@ -7,6 +7,7 @@ answers with a line that has what each rank returned or raised.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -30,8 +31,9 @@ mount --make-rprivate /
 mount -t tmpfs tmpfs /mnt
 mkdir /mnt/upper /mnt/work /mnt/root
 mount -t overlay overlay -o "lowerdir=$ROOTFS,upperdir=/mnt/upper,workdir=/mnt/work" /mnt/root
-mkdir -p /mnt/root/opt/torch /mnt/root/dev /mnt/root/proc "/mnt/root$FOLDER" "/mnt/root$REPO"
+mkdir -p /mnt/root/opt/torch /mnt/root/opt/beside /mnt/root/dev /mnt/root/proc "/mnt/root$FOLDER" "/mnt/root$REPO"
 mount --bind "$TORCH" /mnt/root/opt/torch
+mount --bind "${BESIDE:-$TORCH}" /mnt/root/opt/beside
 mount --bind "$REPO" "/mnt/root$REPO"
 mount --bind /dev /mnt/root/dev
 mount --bind /proc /mnt/root/proc
@@ -44,17 +46,24 @@ class Nursery:
     """:param folder: that the ranks see too
     :param programs: folders with modules for the ranks
     :param rootfs: with the Python that `torch` is for; None: this Python has torch
+    :param beside: a folder of packages for the same Python
+    :param preload: what is imported once for all ranks
     """
 
-    def __init__(self, folder: Path, programs: list[Path], rootfs: str | None, torch: str | None) -> None:
+    def __init__(
+        self, folder: Path, programs: list[Path], rootfs: str | None, torch: str | None,
+        beside: Path | None = None, preload: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         self.folder = folder
-        path = [str(ROOT), *map(str, programs), *(["/opt/torch"] if rootfs else [])]
+        path = [str(ROOT), *map(str, programs), *(["/opt/torch", "/opt/beside"] if rootfs else [])]
         env = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         env["PYTHONPATH"] = ":".join(path)
+        env["SINGULARITY_TEST_PRELOAD"] = ",".join(preload)
         words = [sys.executable]
         if rootfs:
             words = ["unshare", "--mount", "sh", "-ec", ENTER, "sh"]
             env |= {"ROOTFS": rootfs, "TORCH": str(torch), "FOLDER": str(folder), "REPO": str(ROOT)}
+            env |= {"BESIDE": str(beside)} if beside is not None else {}
         self._log = folder / "nursery-log"
         with self._log.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -72,10 +81,12 @@ class Nursery:
         return "needs torch: SINGULARITY_TEST_ROOTFS and SINGULARITY_TEST_TORCH are not set, or this is not root"
 
     @classmethod
-    def of_environment(cls, folder: Path, programs: list[Path]) -> Nursery:
+    def of_environment(
+        cls, folder: Path, programs: list[Path], beside: Path | None = None, preload: tuple[str, ...] = ()
+    ) -> Nursery:
         rootfs, torch = (os.environ.get(f"SINGULARITY_TEST_{name}") for name in ("ROOTFS", "TORCH"))
         usable = rootfs and torch and os.geteuid() == 0
-        return cls(folder, programs, rootfs if usable else None, torch)
+        return cls(folder, programs, rootfs if usable else None, torch, beside, preload)
 
     def ask(
         self, world: int, program: str, env: dict[str, str] | None = None, grace_s: float = GRACE_S, **arguments: Any
@@ -125,10 +136,11 @@ def rank_main(number: int, world: int, port: int, program: str, arguments: dict[
     # From Python 3.14 on a loader's worker would import torch, for seconds.
     torch.multiprocessing.set_start_method("fork", force=True)
     os.environ.update(RANK=str(number), WORLD_SIZE=str(world), LOCAL_RANK=str(number), GLOO_SOCKET_IFNAME="lo")
+    # As torchrun sets them for one rank too: a framework then makes the group itself.
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_WORLD_SIZE=str(world))
     code = 0
     try:
         if world > 1:
-            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
             dist.init_process_group("gloo", rank=number, world_size=world)
         found = {"returned": pkgutil.resolve_name(program)(number, world, **arguments)}
     except BaseException as error:
@@ -180,6 +192,8 @@ def main(folder: Path) -> None:
     import torch.distributed.checkpoint
     import torch.distributed.fsdp  # noqa: F401
 
+    for name in filter(None, os.environ.get("SINGULARITY_TEST_PRELOAD", "").split(",")):
+        importlib.import_module(name)
     for line in sys.stdin:
         print(json.dumps(run_ranks(**json.loads(line), folder=folder)), flush=True)
 

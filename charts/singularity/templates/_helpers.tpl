@@ -22,6 +22,13 @@ admissionregistration.k8s.io/v1beta1
 {{- end -}}
 {{- end }}
 
+{{/* The policies of the planner that are on, in words. Values may be missing: `helm upgrade --reuse-values`. */}}
+{{- define "singularity.planner.on" -}}
+{{- range $name, $policy := .Values.planner | default dict -}}
+{{- if and (kindIs "map" $policy) (ne (dig "mode" "none" $policy) "none") }}{{ $name }} {{ end -}}
+{{- end -}}
+{{- end }}
+
 {{/* JSON list of the values of `key` in the maps of the list `of`. */}}
 {{- define "singularity.listed" -}}
 {{- $found := list -}}

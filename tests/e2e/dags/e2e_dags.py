@@ -38,9 +38,7 @@ with DAG("deadline", schedule=None, catchup=False):
         workers=4,
         pod_resources={"cpu": "250m"},
         checkpoint_budget_s=10,
-        # Longer than a slow machine needs to bring the high-priority job and let the budget pass.
-        script_args=["--native", "--seconds", "45"],
-        **COMMON,
+        **{**COMMON, "script": str(Path(__file__).parent / "scripts" / "stuck_once.py")},
     )
 
 with DAG("killed_worker", schedule=None, catchup=False):

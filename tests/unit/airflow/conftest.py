@@ -40,3 +40,20 @@ async def api(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
         monkeypatch.setenv(f"AIRFLOW_CONN_{CONN_ID.upper()}", connection(str(running.make_url(""))))
         yield server
         server.drop()
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the triggers of this test write to the task log."""
+    from airflow_provider.triggers import SingularityJobTrigger
+
+    found: list[str] = []
+
+    class Log:
+        def info(self, text: str, *args: object) -> None:
+            found.append(text % args)
+
+        warning = error = debug = info
+
+    monkeypatch.setattr(SingularityJobTrigger, "log", Log())
+    return found

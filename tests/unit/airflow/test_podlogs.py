@@ -41,21 +41,6 @@ def running(api: ApiServer, *attempts: Any, **changes: Any) -> dict[str, Any]:
     return job
 
 
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the triggers of this test write to the task log."""
-    found: list[str] = []
-
-    class Log:
-        def info(self, text: str, *args: object) -> None:
-            found.append(text % args)
-
-        warning = error = debug = info
-
-    monkeypatch.setattr(SingularityJobTrigger, "log", Log())
-    return found
-
-
 def told(written: list[str]) -> list[str]:
     """What of it is output of the ranks, or says what of that is missing."""
     return [text for text in written if text.startswith(("[rank", "---")) or "cannot be shown" in text]

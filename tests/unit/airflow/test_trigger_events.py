@@ -34,21 +34,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triggers, "SETTLE_S", 1.0)
 
 
-@pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the triggers of this test write to the task log."""
-    found: list[str] = []
-
-    class Log:
-        def info(self, text: str, *args: object) -> None:
-            found.append(text % args)
-
-        warning = error = debug = info
-
-    monkeypatch.setattr(SingularityJobTrigger, "log", Log())
-    return found
-
-
 async def event_of(trigger: SingularityJobTrigger) -> dict[str, Any]:
     events = [event async for event in trigger.run()]
     assert len(events) == 1
@@ -67,17 +52,17 @@ def run(trigger: SingularityJobTrigger) -> asyncio.Task[dict[str, Any]]:
     return asyncio.create_task(asyncio.wait_for(event_of(trigger), LIMIT_S))
 
 
-async def test_success_tells_the_whole_story_and_brings_the_lineage(api: ApiServer, lines: list[str]) -> None:
+async def test_success_tells_the_whole_story_and_brings_the_lineage(api: ApiServer, written: list[str]) -> None:
     job = make_job(suspend=True)
     api.put(JOB, job)
     api.put(WORKLOAD, make_workload(job, *WAITING))
     waiting = run(make_trigger())
-    await until(lambda: any("waits for quota" in line for line in lines))
+    await until(lambda: any("waits for quota" in line for line in written))
 
     first = make_attempt(1, first_step=0, first_step_at=1004.0)
     api.put(JOB, make_job(attempts=[first], step=20))
     api.put(WORKLOAD, make_workload(job, *ADMITTED))
-    await until(lambda: any("first step is 0" in line for line in lines))
+    await until(lambda: any("first step is 0" in line for line in written))
 
     ended = make_attempt(
         1, first_step=0, first_step_at=1004.0, last_step=40, ended_by="Preempted", preempted_by="big",
@@ -85,7 +70,7 @@ async def test_success_tells_the_whole_story_and_brings_the_lineage(api: ApiServ
     )  # fmt: skip
     second = make_attempt(2, flavor="spot", pods=2, admitted_at=1020.0, queued_at=1012.4, restored_from="c1")
     api.put(JOB, make_job(attempts=[ended, second]))
-    await until(lambda: any("spot" in line for line in lines))
+    await until(lambda: any("spot" in line for line in written))
 
     second = make_attempt(
         2, flavor="spot", pods=2, admitted_at=1020.0, restored_from="c1", first_step=41, first_step_at=1025.0,
@@ -97,7 +82,7 @@ async def test_success_tells_the_whole_story_and_brings_the_lineage(api: ApiServ
     assert event["job"] == {"namespace": NAMESPACE, "name": "train", "uid": "u1"}
     assert [a["flavor"] for a in event["lineage"]["attempts"]] == ["ondemand", "spot"]
     assert event["lineage"]["steps_lost"] == 0
-    assert [line for line in lines if line.startswith("Attempt")] == [
+    assert [line for line in written if line.startswith("Attempt")] == [
         "Attempt 1: admitted on flavor ondemand with 4 pods (4 ranks) after 10.0 s in the queue; "
         "starts from the beginning",
         "Attempt 1: first step is 0, completed 4.0 s after admission",
@@ -114,22 +99,22 @@ async def test_success_tells_the_whole_story_and_brings_the_lineage(api: ApiServ
 
 @pytest.mark.parametrize(("alert", "warned"), [(None, False), (2, False), (1, True), (0, True)])
 async def test_many_preemptions_are_a_warning_told_once_and_no_failure(
-    api: ApiServer, lines: list[str], alert: int | None, warned: bool
+    api: ApiServer, written: list[str], alert: int | None, warned: bool
 ) -> None:
     past = [make_attempt(n, ended_by="Preempted", released_at=1000.0 + n, checkpoint=f"c{n}") for n in (1, 2)]
     job = make_job(attempts=[past[0]])
     api.put(JOB, job)
     api.put(WORKLOAD, make_workload(job, *ADMITTED))
     waiting = run(make_trigger(alert=alert))
-    await until(lambda: any(line.startswith("Attempt 1") for line in lines))
+    await until(lambda: any(line.startswith("Attempt 1") for line in written))
     api.put(JOB, make_job(attempts=[*past, make_attempt(3)]))
-    await until(lambda: any(line.startswith("Attempt 3") for line in lines))
+    await until(lambda: any(line.startswith("Attempt 3") for line in written))
     last = make_attempt(3, ended_by="Finished", finished_at=1050.0)
     api.put(JOB, make_job(attempts=[*past, last], condition="Complete"))
     event = await waiting
     assert event["status"] == "success"
     assert (event["lineage"]["preemptions"], event["lineage"]["preemption_alert"]) == (2, warned)
-    assert len([line for line in lines if line.startswith("Preempted ")]) == warned
+    assert len([line for line in written if line.startswith("Preempted ")]) == warned
 
 
 async def test_failure_brings_kubernetes_words(api: ApiServer) -> None:
@@ -139,12 +124,12 @@ async def test_failure_brings_kubernetes_words(api: ApiServer) -> None:
     assert "exit code 3" in event["message"]
 
 
-async def test_the_note_of_a_lost_checkpoint_is_told(api: ApiServer, lines: list[str]) -> None:
+async def test_the_note_of_a_lost_checkpoint_is_told(api: ApiServer, written: list[str]) -> None:
     note = "no checkpoint within 10 s: no step boundary was reached; restarts from the beginning"
     job = make_job(attempts=[make_attempt(1, ended_by="Preempted", preempted_by="big", evicted_at=1010.0, note=note)])
     api.put(JOB, job)
     waiting = run(make_trigger())
-    await until(lambda: f"Attempt 1: {note}" in lines)
+    await until(lambda: f"Attempt 1: {note}" in written)
     waiting.cancel()
 
 
@@ -244,28 +229,28 @@ async def test_a_watch_whose_time_is_over_goes_on_without_a_list(api: ApiServer)
 
 
 async def test_an_unreachable_api_is_told_once_in_the_task_log(
-    api: ApiServer, lines: list[str], monkeypatch: pytest.MonkeyPatch
+    api: ApiServer, written: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triggers, "TROUBLE_AFTER_S", 0.1)
     api.down = True
     waiting = run(make_trigger())
-    await until(lambda: any("does not answer" in line for line in lines))
+    await until(lambda: any("does not answer" in line for line in written))
     api.down = False
     api.put(JOB, make_job(condition="Complete"))
     await waiting
-    assert sum("does not answer" in line for line in lines) == 1
-    assert "The Kubernetes API answers again" in lines
+    assert sum("does not answer" in line for line in written) == 1
+    assert "The Kubernetes API answers again" in written
 
 
 async def test_one_kind_that_is_refused_is_told_in_the_task_log(
-    api: ApiServer, lines: list[str], monkeypatch: pytest.MonkeyPatch
+    api: ApiServer, written: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs can be listed each time, Workloads never: the wait must not be silent."""
     monkeypatch.setattr(triggers, "TROUBLE_AFTER_S", 0.3)
     api.refused.add("workloads")
     api.put(JOB, make_job())
     waiting = run(make_trigger())
-    await until(lambda: any("workloads" in line for line in lines))
+    await until(lambda: any("workloads" in line for line in written))
     assert not waiting.done()
     api.refused.clear()
     api.put(JOB, make_job(condition="Complete"))
@@ -286,7 +271,7 @@ async def test_one_watch_serves_all_tasks_of_a_namespace(api: ApiServer) -> None
     assert not informer._informers
 
 
-async def test_an_unknown_connection_is_waited_for(lines: list[str]) -> None:
+async def test_an_unknown_connection_is_waited_for(written: list[str]) -> None:
     """Somebody may be about to repair it; the task must not fail for it."""
     trigger = SingularityJobTrigger("no_such_connection", NAMESPACE, "train", "u1", time.time() + 0.5)
     assert (await event_of(trigger))["status"] == "timeout"
@@ -411,14 +396,14 @@ async def test_on_kill_is_not_ended_by_airflow_that_cancels_again(
 
 
 async def test_on_kill_gives_up_in_time_and_says_what_is_left(
-    api: ApiServer, monkeypatch: pytest.MonkeyPatch, lines: list[str]
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch, written: list[str]
 ) -> None:
     monkeypatch.setattr(compat, "task_state_from_trigger", state_is("failed"))
     monkeypatch.setattr(triggers, "KILL_TIMEOUT_S", 0.3)
     api.put(JOB, make_job())
     api.down = True
     await make_trigger().on_kill()
-    assert any("singularityctl delete train" in line for line in lines)
+    assert any("singularityctl delete train" in line for line in written)
 
 
 async def test_on_kill_after_the_event_does_nothing(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -14,11 +15,14 @@ from overview_scene import cluster_queue, local_queue, record, training, workloa
 from kueue_integration import cli
 from kueue_integration.cli import top, top_text
 from kueue_integration.contract import job_names
+from kueue_integration.controller.planning.report import event
 from kueue_integration.errors import Forbidden, KubeError, NotFound, Unreachable
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE
 from kueue_integration.overview.look import look
 from kueue_integration.overview.report import Overview, overview
+from kueue_integration.planner.arbiter import Ruling
+from kueue_integration.planner.proposals import Proposal
 
 CPU = ("ondemand", "cpu")
 LONG = "a-name-that-is-as-long-as-names-of-kubernetes-may-be-and-that-no-table-has-room-for"
@@ -58,6 +62,32 @@ def test_the_tables(kube: FakeKube) -> None:
     assert row(shown.stdout, "default") == ["default", "1", "1", "ondemand:", "1500m", "cpu"]
     assert row(shown.stdout, "all")[1] == "50.0%" and row(shown.stdout, "namespace", "default")[2] == "50.0%"
     assert "1 ClusterQueue, 1 cohort; 1 hold quota, 1 wait; goodput 50%" in shown.stdout
+
+
+def planned(job: str, ago: float, reason: str, message: str) -> dict[str, Any]:
+    """An Event as the planner writes it."""
+    step = Proposal("pause", ("default", job), message, 60.0, "timeSharing")
+    about = {"metadata": {"name": job, "namespace": "default", "uid": f"uid-{job}"}, "kind": "Job"}
+    return event(Ruling(step, True, "costs 9"), about, reason, f"timeSharing: {message}", time.time() - ago)
+
+
+def test_what_the_planner_did_and_proposes_is_shown_newest_first(kube: FakeKube) -> None:
+    assert "PLANNER" not in run().stdout
+    kube.put(planned("digits", 300, job_names.EVENT_PLANNER_DONE, "its turn is over"))
+    kube.put(planned("digits", 60, job_names.EVENT_PLANNER_PROPOSAL, "another reason"))
+    kube.put(planned("elsewhere", 1, job_names.EVENT_PLANNER_DONE, "a third one"))
+    foreign = planned("digits", 1, "Created", "pod made")
+    foreign["metadata"].update(name="foreign", labels={})
+    kube.put(foreign)
+    shown = run().stdout
+    lines = [line for line in shown[shown.index("PLANNER") :].splitlines()[1:] if line]
+    assert [line.split()[0] for line in lines[:3]] == ["elsewhere", "digits", "digits"]
+    assert "dry run" in lines[1] and "another reason" in lines[1] and "done" in lines[2]
+    assert "pod made" not in shown
+    steps = json.loads(run("-o", "json", "--queue", "a").stdout)["planner"]
+    assert [(s["job"], s["policy"], s["action"], s["done"]) for s in steps] == [
+        ("digits", "timeSharing", "pause", False), ("digits", "timeSharing", "pause", True),
+    ]  # fmt: skip
 
 
 def test_no_line_is_wider_than_120_columns_and_no_text_moves_the_cursor(kube: FakeKube) -> None:

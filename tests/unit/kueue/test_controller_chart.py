@@ -12,8 +12,10 @@ from rendered import CHART, HELM, NO_HELM, helm, render
 
 from kueue_integration.adoption import trainjob
 from kueue_integration.contract import job_names
+from kueue_integration.controller import config
 from kueue_integration.guard import names as guards
 from kueue_integration.kube.resources import KUEUE_GROUP
+from kueue_integration.planner.settings import PlannerSettings
 from kueue_integration.spec.platform_config import PlatformConfig, from_json
 
 POLICY_KINDS = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
@@ -112,6 +114,27 @@ def test_the_controllers_rights_are_exactly_these():
         ),
         ("authentication.k8s.io", "tokenreviews", "create"),
     }
+
+
+def test_the_planner_gets_its_values_and_rights_only_with_a_policy():
+    def of(*sets):
+        objects = render(*sets)
+        (container,) = objects["Deployment", job_names.CONTROLLER_NAME]["spec"]["template"]["spec"]["containers"]
+        env = {item["name"]: item.get("value") for item in container["env"]}
+        rules = objects["ClusterRole", job_names.CONTROLLER_NAME]["rules"]
+        found = config.planner(env)
+        return found, {(r, v) for rule in rules for r in rule["resources"] for v in rule["verbs"]}
+
+    off, none = of()
+    assert off == PlannerSettings()  # the defaults of chart and code are the same
+    dry, some = of("planner.cordon.mode=propose", "planner.limits.movesPerHour=9", "planner.everySeconds=5")
+    assert (dry.cordon.mode, dry.limits.moves_per_hour, dry.every_s) == ("propose", 9, 5)
+    assert some - none == {("events", "create"), ("resourceflavors", "list"), ("localqueues", "get")}
+
+
+def test_helm_refuses_a_mode_that_is_none():
+    done = helm("template", "s", str(CHART), "--kube-version", "1.36.0", "--set", "planner.cordon.mode=on")
+    assert done.returncode != 0 and "value must be one of 'none', 'propose', 'act'" in done.stderr
 
 
 def test_the_policy_fails_open_and_asks_for_kueues_user():

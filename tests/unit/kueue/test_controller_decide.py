@@ -20,13 +20,7 @@ def look(job, workload, pods=(), now=NOW):
     return scene.decide(job, workload, list(pods), now)
 
 
-def running(record=None, **annotations):
-    record = record or scene.record(first_step=0, first_step_at=T0 + 20)
-    pods = [scene.pod(0, attempt=record.attempt), scene.pod(1, attempt=record.attempt)]
-    base = {job_names.ANN_HOLD: "armed", **scene.roster(*pods, attempt=record.attempt), **scene.history(record)}
-    return scene.job(suspend=False, annotations={**base, **annotations})
-
-
+RUNS = a_job().running()
 ADMITTED = scene.workload(state="Ready", admitted=True)
 PODS = [scene.pod(0), scene.pod(1)]
 
@@ -50,23 +44,19 @@ def test_the_release_of_quota_is_recorded_with_kueues_second():
 
 @pytest.mark.parametrize(("type_", "ended"), [("Complete", "Finished"), ("Failed", "Failed")])
 def test_the_end_of_the_job_is_recorded_once(type_, ended):
-    job = running()
-    job["status"]["conditions"] = [scene.condition(type_, True, 50, "BackoffLimitExceeded", "too many failures")]
-    action = look(job, ADMITTED).action
+    one = RUNS.ended(type_, 50, "BackoffLimitExceeded", "too many failures").with_pods()
+    action = one.look().action
     assert isinstance(action, RecordHistory)
     (record,) = scene.stored(action.job_annotations)
     assert record.ended_by == ended
     assert T0 + 50 <= record.finished_at < T0 + 51
     assert record.note == ("BackoffLimitExceeded: too many failures" if ended == "Failed" else None)
-    job["metadata"]["annotations"].update(action.job_annotations)
-    assert look(job, ADMITTED).action is None
+    assert one.after(action.job_annotations).look().action is None
 
 
 def test_a_job_that_completes_while_it_is_evicted_has_finished():
-    job = running(scene.record(evicted_at=T0 + 40, ended_by="Preempted"))
-    job["status"]["conditions"] = [scene.condition("Complete", True, 50)]
-    workload = scene.workload(evicted=("Preempted", scene.PREEMPTED, 40.0), admitted=True)
-    action = look(job, workload, PODS).action
+    one = a_job().in_attempt(scene.record(evicted_at=T0 + 40, ended_by="Preempted")).preempted(40.0)
+    action = one.ended("Complete").look().action
     assert isinstance(action, RecordHistory)
     assert scene.stored(action.job_annotations)[0].ended_by == "Finished"
 
@@ -74,7 +64,7 @@ def test_a_job_that_completes_while_it_is_evicted_has_finished():
 def test_pods_that_stopped_with_a_checkpoint_are_readmitted():
     """kubectl delete pod, a node drain: SIGTERM, checkpoint, exit; Kueue knows nothing of it."""
     record = scene.record(first_step=0, first_step_at=T0 + 20, checkpoint="train-a1-g1", committed_at=T0 + 60)
-    action = look(running(record), ADMITTED, PODS).action
+    action = a_job().in_attempt(record).look().action
     assert isinstance(action, RequestReadmission)
     assert "train-a1-g1" in action.message
     assert action.job_annotations[job_names.ANN_HOLD] == "released"
@@ -83,9 +73,9 @@ def test_pods_that_stopped_with_a_checkpoint_are_readmitted():
 
 def test_a_lost_pod_breaks_the_attempt_once_the_job_controller_has_counted_it():
     lost = scene.pod(1, phase="Failed", tracked=True)
-    assert look(running(), ADMITTED, [scene.pod(0), lost]).action is None
+    assert RUNS.with_pods(scene.pod(0), lost).look().action is None
     counted = scene.pod(1, phase="Failed")
-    action = look(running(), ADMITTED, [scene.pod(0), counted]).action
+    action = RUNS.with_pods(scene.pod(0), counted).look().action
     assert isinstance(action, RequestReadmission)
     assert counted["metadata"]["name"] in action.message
 
@@ -115,7 +105,7 @@ def ended(index, code, reason="Error", message="", limit=None):
     ],
 )  # fmt: skip
 def test_an_attempt_says_whether_its_pod_was_killed_for_memory(pod, ended_by, said):
-    action = look(running(), ADMITTED, [scene.pod(0), pod]).action
+    action = RUNS.with_pods(scene.pod(0), pod).look().action
     assert isinstance(action, RequestReadmission)
     record = scene.stored(action.job_annotations)[0]
     assert record.ended_by == ended_by
@@ -126,25 +116,24 @@ def test_an_attempt_says_whether_its_pod_was_killed_for_memory(pod, ended_by, sa
 
 def test_a_kill_for_memory_that_is_seen_after_its_consequences_is_told_too():
     """The other ranks lose their connections: their pods may be counted before the one that began it."""
-    job, other = running(), ended(0, 143)
-    first = look(job, ADMITTED, [other, scene.pod(1)]).action
-    job["metadata"]["annotations"].update(first.job_annotations)
+    other = ended(0, 143)
+    first = RUNS.with_pods(other, scene.pod(1)).look().action
     assert scene.stored(first.job_annotations)[0].ended_by == "Deleted"
-    evicted = scene.workload(evicted=("AdmissionCheck", "at our request", 60.0), admitted=True)
-    told = look(job, evicted, [other, ended(1, 137, message=KERNEL)]).action
+    evicted = RUNS.after(first.job_annotations).evicted("AdmissionCheck", "at our request", 60.0)
+    one = evicted.with_pods(other, ended(1, 137, message=KERNEL))
+    told = one.look().action
     assert isinstance(told, RecordHistory)
     record = scene.stored(told.job_annotations)[0]
     assert record.ended_by == "OutOfMemory"
     assert record.note.endswith(KERNEL)
-    job["metadata"]["annotations"].update(told.job_annotations)
-    again = look(job, evicted, [other, ended(1, 137, message=KERNEL)]).action
+    again = one.after(told.job_annotations).look().action
     assert not isinstance(again, RecordHistory)
 
 
 def test_a_job_that_failed_says_how_its_pod_ended():
-    job, pod = running(), ended(1, 70, message="rank 1: CRIU restore ended with 1: no such file")
-    job["status"]["conditions"] = [scene.condition("Failed", True, 50, "PodFailurePolicy", "exit code 70 matches")]
-    action = look(job, ADMITTED, [scene.pod(0), pod]).action
+    pod = ended(1, 70, message="rank 1: CRIU restore ended with 1: no such file")
+    failed = RUNS.ended("Failed", 50, "PodFailurePolicy", "exit code 70 matches")
+    action = failed.with_pods(scene.pod(0), pod).look().action
     assert isinstance(action, RecordHistory)
     record = scene.stored(action.job_annotations)[0]
     assert (record.ended_by, record.note) == (
@@ -154,33 +143,31 @@ def test_a_job_that_failed_says_how_its_pod_ended():
 
 def test_a_preemption_stays_one_whatever_its_pods_end_with():
     record = scene.record(evicted_at=T0 + 40, ended_by="Preempted", released_at=T0 + 41)
-    evicted = scene.workload(evicted=("Preempted", scene.PREEMPTED, 40.0), admitted=True)
-    found = look(running(record), evicted, [scene.pod(0), ended(1, 137, message=KERNEL)]).action
+    one = a_job().in_attempt(record).preempted(40.0)
+    found = one.with_pods(scene.pod(0), ended(1, 137, message=KERNEL)).look().action
     assert not isinstance(found, RecordHistory)
 
 
 def test_a_lost_pod_of_a_job_that_is_failing_changes_nothing():
-    job = running()
-    job["status"]["conditions"] = [scene.condition("FailureTarget", True, 50)]
-    assert look(job, ADMITTED, [scene.pod(0), scene.pod(1, phase="Failed")]).action is None
+    assert RUNS.ended("FailureTarget").losing_a_pod().look().action is None
 
 
 def test_failed_pods_of_an_earlier_attempt_do_not_break_this_one():
     record = scene.record(2, first_step=9, first_step_at=T0 + 20)
     pods = [scene.pod(0, attempt=1, phase="Failed"), scene.pod(0, attempt=2), scene.pod(1, attempt=2)]
-    assert look(running(record), ADMITTED, pods).action is None
+    assert a_job().in_attempt(record).with_pods(*pods).look().action is None
 
 
 def test_a_replacement_pod_breaks_the_attempt():
     """Even when nobody saw the lost one go: it is not among the pods that the first step was taken with."""
-    action = look(running(), ADMITTED, [scene.pod(0), scene.pod(1, created=60)]).action
+    action = RUNS.with_pods(scene.pod(0), scene.pod(1, created=60)).look().action
     assert isinstance(action, RequestReadmission)
     assert "replaces" in action.message
 
 
 def test_a_second_pod_of_an_index_is_a_replacement_before_the_first_step_too():
     pods = [scene.pod(0), scene.pod(1, phase="Failed", tracked=True), scene.pod(1, created=13)]
-    action = look(running(scene.record()), ADMITTED, pods).action
+    action = a_job().in_attempt(scene.record()).with_pods(*pods).look().action
     assert isinstance(action, RequestReadmission)
     assert pods[2]["metadata"]["name"] in action.message
     assert "replaces" in action.message
@@ -211,37 +198,38 @@ def test_the_pods_of_an_attempt_are_not_remembered_while_one_is_missing():
 
 def test_a_workload_that_is_gone_without_a_trace_leads_to_a_checkpoint():
     """Its finalizer was removed by hand: Kueue wants to suspend the Job, and nothing ever says Evicted."""
-    start = look(running(), None, PODS).action
+    one = RUNS.without_workload()
+    start = one.look().action
     assert isinstance(start, StartCheckpoint)
     assert start.deadline == NOW + 600
     (record,) = scene.stored(start.job_annotations)
     assert (record.ended_by, record.evicted_at) == ("Deleted", NOW)
     assert "its Workload was deleted" in record.note
-    held = running()
-    held["metadata"]["annotations"].update(start.job_annotations)
-    assert look(held, None, PODS, now=NOW + 599).action is None
-    end = look(held, None, PODS, now=NOW + 600).action
+    held = one.after(start.job_annotations)
+    assert held.look(NOW + 599).action is None
+    end = held.look(NOW + 600).action
     assert isinstance(end, ReleaseHold)
     assert end.job_annotations[job_names.ANN_HOLD] == "released"
 
 
 def test_without_workload_and_pods_the_hold_ends_at_once():
-    assert isinstance(look(running(), None, []).action, ReleaseHold)
+    assert isinstance(RUNS.without_workload().with_pods().look().action, ReleaseHold)
 
 
 def test_a_pod_that_does_not_end_is_on_a_lost_node():
     stuck = scene.pod(1, deleting=True)  # its grace period is over at 12
-    early = scene.decide(running(), ADMITTED, [scene.pod(0), stuck], T0 + 20)
+    one = RUNS.with_pods(scene.pod(0), stuck)
+    early = one.look(T0 + 20)
     assert early.action is None
     assert early.wake_at == T0 + 12 + STUCK_S
-    action = scene.decide(running(), ADMITTED, [scene.pod(0), stuck], T0 + 12 + STUCK_S).action
+    action = one.look(T0 + 12 + STUCK_S).action
     assert isinstance(action, RequestReadmission)
     assert "its node does not answer" in action.message
 
 
 def test_an_index_that_is_done_cannot_be_started_again():
     pods = [scene.pod(0, phase="Succeeded"), scene.pod(1, phase="Failed")]
-    assert look(running(), ADMITTED, pods).action is None
+    assert RUNS.with_pods(*pods).look().action is None
 
 
 def test_each_fruitless_attempt_in_a_row_makes_the_next_one_wait_longer():
@@ -264,12 +252,13 @@ def test_each_fruitless_attempt_in_a_row_makes_the_next_one_wait_longer():
 @pytest.mark.parametrize("state", ["Retry", "Pending"])
 def test_readmission_is_asked_for_once(state):
     record = scene.record(checkpoint="train-a1-g1", committed_at=T0 + 60, ended_by="Deleted", note="said")
-    action = look(running(record), scene.workload(state=state, admitted=True), PODS).action
+    one = a_job().in_attempt(record)
+    action = look(one.job, scene.workload(state=state, admitted=True), PODS).action
     assert not isinstance(action, RequestReadmission)
 
 
 def test_a_job_that_is_being_deleted_is_left_alone():
-    job = running(scene.record(checkpoint="train-a1-g1", committed_at=T0 + 60))
+    job = a_job().in_attempt(scene.record(checkpoint="train-a1-g1", committed_at=T0 + 60)).job
     job["metadata"]["deletionTimestamp"] = at(70)
     assert look(job, ADMITTED, PODS).action is None
 
@@ -282,38 +271,31 @@ def test_a_job_that_is_not_ours_is_left_alone():
 def test_garbage_in_annotations_never_raises():
     for name in (job_names.ANN_HISTORY, job_names.ANN_ATTEMPT, names.ANN_CHECKPOINT, job_names.ANN_HOLD_DEADLINE):
         for workload in (None, ADMITTED, scene.workload(evicted=("Preempted", "", 30.0))):
-            look(running(**{name: "\x00{"}), workload, PODS)
+            look(RUNS.with_note(name, "\x00{").job, workload, PODS)
 
 
 def test_the_attempt_beyond_the_infrastructure_budget_fails_the_job():
-    lost = [scene.pod(0), scene.pod(1, phase="Failed")]
-    job = running()
-    job["metadata"]["annotations"][job_names.ANN_INFRASTRUCTURE_RETRIES] = "1"
-    first = look(job, ADMITTED, lost).action
+    one = RUNS.with_note(job_names.ANN_INFRASTRUCTURE_RETRIES, "1").losing_a_pod()
+    first = one.look().action
     assert isinstance(first, RequestReadmission)
-    job["metadata"]["annotations"].update(first.job_annotations)
-    again = look(job, ADMITTED, lost).action  # the controller died before it could write the check
+    one = one.after(first.job_annotations)
+    again = one.look().action  # the controller died before it could write the check
     assert isinstance(again, RequestReadmission)
-    assert (
-        again.job_annotations.get(job_names.ANN_BROKEN, job["metadata"]["annotations"][job_names.ANN_BROKEN])
-        == (job["metadata"]["annotations"][job_names.ANN_BROKEN])
-    )
+    counted = one.notes[job_names.ANN_BROKEN]
+    assert again.job_annotations.get(job_names.ANN_BROKEN, counted) == counted
     last = scene.record(2, first_step=0, first_step_at=T0 + 20)
-    job["metadata"]["annotations"].update({**scene.history(last), job_names.ANN_ATTEMPT: "2"})
-    over = look(job, ADMITTED, [scene.pod(0, attempt=2), scene.pod(1, attempt=2, phase="Failed")]).action
+    second = one.after({**scene.history(last), job_names.ANN_ATTEMPT: "2"})
+    over = second.with_pods(scene.pod(0, attempt=2), scene.pod(1, attempt=2, phase="Failed")).look().action
     assert isinstance(over, GiveUp)
     assert "its budget of 1 infrastructure retries is used up" in over.message
     assert scene.stored(over.annotations)[0].note == over.message
-    job["metadata"]["annotations"].update(over.annotations)
-    job["status"]["conditions"] = [scene.condition("Failed", True, 50)]
-    found = summarise(job, None, ())
+    found = summarise(second.after(over.annotations).ended("Failed").job, None, ())
     assert (found.phase, found.reason, found.broken_attempts) == ("Failed", "InfrastructureRetriesExceeded", 2)
 
 
 def test_an_attempt_that_stopped_with_a_checkpoint_uses_no_budget():
     record = scene.record(checkpoint="c", first_step=0, first_step_at=T0 + 20)
-    job = running(record)
-    job["metadata"]["annotations"][job_names.ANN_INFRASTRUCTURE_RETRIES] = "0"
-    action = look(job, ADMITTED, [scene.pod(0), scene.pod(1, phase="Failed")]).action
+    one = a_job().in_attempt(record).with_note(job_names.ANN_INFRASTRUCTURE_RETRIES, "0")
+    action = one.losing_a_pod().look().action
     assert isinstance(action, RequestReadmission)
     assert job_names.ANN_BROKEN not in action.job_annotations

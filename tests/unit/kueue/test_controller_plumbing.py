@@ -170,6 +170,18 @@ def test_defaults_and_what_the_chart_sets(env):
     assert (full.settings.max_budget_s, full.settings.regrow, full.settings.regrow_min_run_s) == (30, False, 0.5)
 
 
+def test_the_planner_is_off_and_reads_what_the_chart_sets(env):
+    off = config.load([], env).settings.planner
+    assert {part.mode for part in (off.cordon, off.attained_service, off.sla_tiers)} == {"none"}
+    text = '{"everySeconds":5,"limits":{"minRunSeconds":60,"tenantMovesPerHour":7},"cordon":{"mode":"act"}}'
+    some = config.load([], {**env, "SINGULARITY_PLANNER": text}).settings.planner
+    assert (some.every_s, some.arbiter.min_run_s, some.arbiter.tenant_moves_per_hour) == (5, 60, 7)
+    assert (some.cordon.mode, some.time_sharing.mode) == ("act", "none")
+    tiers = '{"slaTiers":{"mode":"propose","tiers":{"very_High":0.9},"windowSeconds":60}}'
+    named = config.load([], {**env, "SINGULARITY_PLANNER": tiers}).settings.planner.sla_tiers
+    assert (named.tiers, named.window_s) == ({"very_High": 0.9}, 60)
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -180,6 +192,23 @@ def test_defaults_and_what_the_chart_sets(env):
         ({"SINGULARITY_MAX_BUDGET_SECONDS": "0"}, "at least 1"),
         ({"SINGULARITY_REGROW": "maybe"}, "SINGULARITY_REGROW = 'maybe'"),
         ({"SINGULARITY_LEASE_RENEW_SECONDS": "9"}, "SINGULARITY_LEASE_RENEW_SECONDS"),
+        ({"SINGULARITY_PLANNER": "{"}, "SINGULARITY_PLANNER .chart value planner.: not valid JSON"),
+        ({"SINGULARITY_PLANNER": '{"cordon":{"mode":"on"}}'}, "planner.cordon.mode: 'on' is not one of 'none', 'prop"),
+        ({"SINGULARITY_PLANNER": '{"drain":{}}'}, "planner: unknown field 'drain'"),
+        ({"SINGULARITY_PLANNER": '{"limits":{"movesPerHour":0}}'}, "planner.limits.movesPerHour"),
+        ({"SINGULARITY_PLANNER": '{"limits":{"minRunSeconds":-1}}'}, "planner.limits.minRunSeconds"),
+        ({"SINGULARITY_PLANNER": '{"everySeconds":0.1}'}, "planner.everySeconds"),
+        ({"SINGULARITY_PLANNER": '{"attainedService":{"thresholds":[5,3]}}'}, "attainedService.thresholds = .5.0"),
+        ({"SINGULARITY_PLANNER": '{"slaTiers":{"mode":"act"}}'}, "slaTiers.tiers is empty"),
+        ({"SINGULARITY_PLANNER": '{"slaTiers":{"tiers":{"high":1.5}}}'}, r"planner.slaTiers.tiers.'high'."),
+        (
+            {"SINGULARITY_PLANNER": '{"timeSharing":{"mode":"propose","quantumSeconds":9}}'},
+            "timeSharing.quantumSeconds = 9: must be at least limits.minRunSeconds, 300",
+        ),
+        (
+            {"SINGULARITY_PLANNER": '{"slaTiers":{"mode":"act","tiers":{"a":1}},"attainedService":{"mode":"act"}}'},
+            "attainedService and slaTiers both set priorities",
+        ),
     ],
 )
 def test_bad_settings_are_named(env, change, named):

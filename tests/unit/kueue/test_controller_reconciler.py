@@ -14,7 +14,6 @@ from kueue_integration.controller import expectations
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.reconciler import Reconciler, Task
-from kueue_integration.controller.regrow import quota
 from kueue_integration.errors import Conflict, KubeError, Unreachable
 from kueue_integration.guard import names as guards
 from kueue_integration.kube import server_time
@@ -28,6 +27,7 @@ from kueue_integration.kube.resources import (
     WORKLOAD,
     annotation,
 )
+from kueue_integration.planner import quota
 from proxy.protocol import decode
 from proxy.protocol.messages import AttemptRecord
 

@@ -13,10 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kueue_integration.contract import job_names
-from kueue_integration.controller.regrow import quota
-from kueue_integration.controller.regrow.planner import Candidate, plan
-from kueue_integration.controller.snapshot import Job, Pod, Workload
+from kueue_integration.controller.actions import RequestReadmission
+from kueue_integration.controller.planning import carry_out
+from kueue_integration.controller.planning.look import read_job, read_queue, read_workload
+from kueue_integration.controller.snapshot import Pod
 from kueue_integration.kube.resources import merge_patch
+from kueue_integration.planner import model
+from kueue_integration.planner.arbiter import Arbiter, Limits, Terms
+from kueue_integration.planner.policies import regrow
 from proxy.protocol.messages import AttemptRecord, JobRequest, NodeRequirement, Placement, RequestStatus, to_json
 
 FLAVORS = (("ondemand", "1"), ("spot", "500m"))
@@ -50,16 +54,33 @@ class Running:
     pods: list[Any]
     history: list[AttemptRecord]
 
-    def candidate(self) -> Candidate:
-        job = merge_patch(self.job, {"metadata": {"annotations": scene.history(*self.history)}})
-        return Candidate(Job.parse(job), Workload.parse(self.workload), [Pod.parse(pod) for pod in self.pods])
+    def raw(self) -> Any:
+        return merge_patch(self.job, {"metadata": {"annotations": scene.history(*self.history)}})
+
+    def candidate(self) -> tuple[str, str]:
+        return scene.NS, self.job["metadata"]["name"]
+
+    def seen(self, workloads: dict[str, model.Workload]) -> model.Job:
+        found = read_job(self.raw(), self.workload, [Pod.parse(pod) for pod in self.pods], workloads)
+        assert found is not None
+        return found
+
+
+@dataclass
+class Outcome:
+    """What comes of the policy's proposals: the one that the arbiter allows, and when to look again."""
+
+    candidate: tuple[str, str] | None = None
+    action: RequestReadmission | None = None
+    wake_at: float | None = None
 
 
 def shrunk(*, count=2, flavor="spot", wanted=4, name="train", uid=None, priority=10, created=0, history=None):
     """A job that runs with `count` of `wanted` workers of 250m since second 20."""
     record = scene.record(first_step=5, first_step_at=T0 + 20, flavor=flavor, pods=count)
     records = [*(history or []), record]
-    job = scene.job(name, suspend=False, annotations={job_names.ANN_WORKERS: str(wanted), job_names.ANN_HOLD: "armed"})
+    notes = {job_names.ANN_WORKERS: str(wanted), job_names.ANN_HOLD: "armed"}
+    job = scene.job(name, suspend=False, uid=uid or f"uid-{name}", annotations=notes)
     workload = scene.workload(
         f"job-{name}", state="Ready", admitted=True, count=count, flavor=flavor, cpu=f"{250 * count}m", owner=name,
         uid=uid or f"uid-{name}", priority=priority, created=created,
@@ -69,10 +90,20 @@ def shrunk(*, count=2, flavor="spot", wanted=4, name="train", uid=None, priority
 
 
 def look(candidates, *, others=(), pending=(), of=None, now=T0 + 100, min_run=10.0, cohort=None):
+    """The regrowth of the jobs that hold quota, as the controller has it: a snapshot, the policy, the arbiter."""
     of = of or queue()
-    reserved = [c.workload for c in candidates] + list(others)
-    queues = quota.Queues(of, cohort or [of], reserved, list(pending))
-    return plan(queues, [c.candidate() for c in candidates], now, min_run)
+    raw = [*(c.workload for c in candidates), *others, *pending]
+    workloads = {w["metadata"]["uid"]: read_workload(w, of["metadata"]["name"]) for w in raw}
+    queues = {q["metadata"]["name"]: read_queue(q) for q in cohort or [of]}
+    jobs = {c.candidate(): c.seen(workloads) for c in candidates}
+    snapshot = model.ClusterSnapshot(now, queues, list(workloads.values()), jobs)
+    proposals = regrow.propose(snapshot, True, min_run)
+    rulings = Arbiter({regrow.NAME: Terms(Limits(0.0, None, None), weigh=False)}).rule(snapshot, proposals, 0.0)
+    chosen = next((r.proposal for r in rulings if r.allowed), None)
+    if chosen is None:
+        return Outcome(wake_at=min((now + r.wait_s for r in rulings if r.wait_s is not None), default=None))
+    job = next(c.raw() for c in candidates if c.candidate() == chosen.job)
+    return Outcome(chosen.job, carry_out.readmission(job, chosen.reason))
 
 
 def big(state="reserved", cpu="1", priority=1000, request="250m", wanted=4, flavor="ondemand", queue_name="training"):
@@ -203,6 +234,14 @@ def test_a_move_that_helped_is_not_held_against_the_next():
     grown = scene.record(2, flavor="ondemand", pods=4, ended_by="Preempted")
     candidate = shrunk(history=[moved(1), grown])
     assert look([candidate], now=T0 + 31).action is not None
+
+
+def test_pods_that_are_done_for_good_hold_no_quota():
+    """Kueue has given back what they had (reclaimablePods): it is free for who waits to grow."""
+    other = big(cpu="1", wanted=4)
+    assert look([shrunk()], others=[other]).action is None
+    other["status"]["reclaimablePods"] = [{"name": "main", "count": 4}]
+    assert look([shrunk()], others=[other]).action is not None
 
 
 def test_quota_that_the_cohort_has_lent_out_is_not_free():

@@ -31,6 +31,8 @@ from proxy.sidecar.config import ENV_ROOT
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
 WAIT_S = 90.0
+GRACE = "30"
+"""Seconds. A pod that cannot be saved waits for all of it: twice the time after which a lost leader is given up."""
 LAUNCHER = Path(job_names.LAUNCHER).parent
 CRIU = str(LAUNCHER / "criu").encode()
 """In the command line of a CRIU, also while it is held."""
@@ -128,7 +130,7 @@ class Worker:
         loader.rename(loader.with_name("loader"))
         loader.write_text(LOADER.replace("OWN", f"/shared/{index}"))
         loader.chmod(0o755)
-        command, env = ["python3", "stepper.py"], {names.ENV_GRACE: "60"}
+        command, env = ["python3", "stepper.py"], {names.ENV_GRACE: GRACE}
         self.pod = Pod(folder, job.rootfs, None, None, command, env, shared=attempt.shared, criu=agent)
         shutil.copy(HERE / "stepper.py", self.pod.volumes / "source/stepper.py")
         checkpoint = job.controller.checkpoint

@@ -37,6 +37,19 @@ def pod(make_pod: Make, rootfs: Path, torch_env: Path, criu_bundle: Path) -> Mak
     return make
 
 
+@pytest.fixture(scope="module")
+def played() -> dict[int, str]:
+    """What the uninterrupted run of this file has written: the same bits each time, so one run serves all tests."""
+    return {}
+
+
+@pytest.fixture
+def reference(pod: Make, played: dict[int, str]) -> dict[int, str]:
+    if not played:
+        played.update(uninterrupted(pod))
+    return played
+
+
 def uninterrupted(pod: Make) -> dict[int, str]:
     port = free_port()
     alone = pod("reference", fresh([0, 1], port)).start()
@@ -45,8 +58,7 @@ def uninterrupted(pod: Make) -> dict[int, str]:
     return losses({0: alone, 1: alone})
 
 
-def test_two_pods_one_pod_two_pods(pod: Make) -> None:
-    reference = uninterrupted(pod)
+def test_two_pods_one_pod_two_pods(pod: Make, reference: dict[int, str]) -> None:
     assert reference[0].count("\n") > STEPS
     assert reference[0] != reference[1]
 
@@ -82,9 +94,8 @@ def test_two_pods_one_pod_two_pods(pod: Make) -> None:
     assert losses(last) == reference
 
 
-def test_dump_in_place_and_go_on(pod: Make) -> None:
+def test_dump_in_place_and_go_on(pod: Make, reference: dict[int, str]) -> None:
     """A periodic checkpoint, and one that is cancelled after the dump: the ranks go on where they are."""
-    reference = uninterrupted(pod)
     one = pod("pod", fresh([0, 1], free_port())).start()
     for sequence, step in ((1, 40), (2, 120)):
         generation = page.generation(1, sequence)

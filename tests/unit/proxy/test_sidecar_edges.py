@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -198,8 +198,18 @@ async def test_launcher_socket(short: Path) -> None:
     await api.close()
 
 
-async def test_the_end_of_a_dump_that_the_sidecar_before_asked_for_is_not_that_of_its_own(short: Path) -> None:
-    """Pages of a stream went to a sidecar that died. Its dump fails late, when the next sidecar has asked again."""
+@dataclass
+class Following:
+    """The pod of a follower, without a leader and a launcher."""
+
+    pod: Pod
+    barrier: BarrierPage
+    sent: list[LauncherCommand]
+    """To the launcher."""
+
+
+@pytest.fixture
+def follower(short: Path) -> Iterator[Following]:
     sent: list[LauncherCommand] = []
 
     async def send(command: LauncherCommand) -> None:
@@ -207,27 +217,13 @@ async def test_the_end_of_a_dump_that_the_sidecar_before_asked_for_is_not_that_o
 
     config = from_env({**ENV, ENV_ROOT: str(short)})
     barrier = BarrierPage(config.run_dir, config.world_size)
-    pod = Pod(config, barrier, Store(f"file://{short}/store"), send, "127.0.0.1", 0)
-    await pod.apply(Directive("save", 1_000_001, 5, checkpoint_id="train-a1-g1", remaining_s=60.0, version=1))
-    (asked,) = sent
-    assert asked.op == "dump" and asked.dump
-    for kind in ("dump_failed", "dumped"):
-        pod.on_event(LauncherEvent(kind, asked.generation, message="broken pipe", dump="before"))  # type: ignore[arg-type]
-        assert (pod.report().failed, pod.report().dumped) == (0, 0)
-    pod.on_event(LauncherEvent("dump_failed", asked.generation, message="no room", dump=asked.dump))
-    assert (pod.report().failed, pod.report().message) == (asked.generation, "no room")
+    yield Following(Pod(config, barrier, Store(f"file://{short}/store"), send, "127.0.0.1", 0), barrier, sent)
+    barrier.close()
 
 
-async def test_a_follower_ends_on_the_last_word_after_the_leader_has_gone(short: Path) -> None:
+async def test_a_follower_ends_on_the_last_word_after_the_leader_has_gone(follower: Following) -> None:
     """Committed, then the leader's pod ends first: a follower that gets its SIGTERM later must not wait for it."""
-    sent: list[LauncherCommand] = []
-
-    async def send(command: LauncherCommand) -> None:
-        sent.append(command)
-
-    config = from_env({**ENV, ENV_ROOT: str(short)})
-    barrier = BarrierPage(config.run_dir, config.world_size)
-    pod = Pod(config, barrier, Store(f"file://{short}/store"), send, "127.0.0.1", 0)
+    pod, sent = follower.pod, follower.sent
     await pod.apply(Directive("stop", generation=2_000_001, version=7))
     assert sent == []
     following = asyncio.create_task(Follower(pod, "127.0.0.1", free_port(), "key").run())
@@ -236,20 +232,12 @@ async def test_a_follower_ends_on_the_last_word_after_the_leader_has_gone(short:
     assert [(c.op, c.exit_code) for c in sent] == [("exit", exit_codes.STOPPED)]
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
-    barrier.close()
 
 
 @pytest.mark.parametrize("missed", ["its end", "that it was reached", "nothing"])
-async def test_a_pod_catches_up_with_a_stop_that_is_over(short: Path, missed: str) -> None:
+async def test_a_pod_catches_up_with_a_stop_that_is_over(follower: Following, missed: str) -> None:
     """The leader was started anew between both, say. A rank that stays frozen would hold up all others for ever."""
-    sent: list[LauncherCommand] = []
-
-    async def send(command: LauncherCommand) -> None:
-        sent.append(command)
-
-    config = from_env({**ENV, ENV_ROOT: str(short)})
-    barrier = BarrierPage(config.run_dir, config.world_size)
-    pod = Pod(config, barrier, Store(f"file://{short}/store"), send, "127.0.0.1", 0)
+    pod, sent, barrier = follower.pod, follower.sent, follower.barrier
     first, second = page.generation(2, 1), page.generation(2, 2)
     over = Stop(first, 7, checkpoint_id="c1")
     await pod.apply(Directive("barrier", first, 7))
@@ -261,21 +249,13 @@ async def test_a_pod_catches_up_with_a_stop_that_is_over(short: Path, missed: st
     await pod.apply(Directive("barrier", second, 10, over=over))
     assert [(c.op, c.generation) for c in sent if c.op == "resume"] == [("resume", first)]
     assert (barrier.acquired, barrier.request) == (first, second)
-    barrier.close()
 
 
 async def test_a_follower_that_is_asked_to_end_does_not_wait_for_a_leader_that_is_lost(
-    short: Path, monkeypatch: pytest.MonkeyPatch
+    follower: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_module, "ALONE_S", 0.5)
-    sent: list[LauncherCommand] = []
-
-    async def send(command: LauncherCommand) -> None:
-        sent.append(command)
-
-    config = from_env({**ENV, ENV_ROOT: str(short)})
-    barrier = BarrierPage(config.run_dir, config.world_size)
-    pod = Pod(config, barrier, Store(f"file://{short}/store"), send, "127.0.0.1", 0)
+    pod, sent = follower.pod, follower.sent
     await pod.apply(Directive("run", version=7))
     following = asyncio.create_task(Follower(pod, "127.0.0.1", free_port(), "key").run())
     await asyncio.wait({following}, timeout=1.0)
@@ -285,7 +265,6 @@ async def test_a_follower_that_is_asked_to_end_does_not_wait_for_a_leader_that_i
     assert [(c.op, c.exit_code) for c in sent] == [("exit", exit_codes.STOPPED)]
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
-    barrier.close()
 
 
 async def test_a_failed_commit_does_not_revive_an_attempt_that_was_called_stale_meanwhile(short: Path) -> None:
@@ -349,3 +328,16 @@ async def test_the_module_refuses_a_bad_environment_with_one_sentence() -> None:
     assert process.returncode == 1 and stderr.decode().strip().endswith(
         "SINGULARITY_NAMESPACE is not set: the Job's pod template has to set it"
     )
+
+
+async def test_the_end_of_a_dump_that_the_sidecar_before_asked_for_is_not_that_of_its_own(follower: Following) -> None:
+    """Pages of a stream went to a sidecar that died. Its dump fails late, when the next sidecar has asked again."""
+    pod = follower.pod
+    await pod.apply(Directive("save", 1_000_001, 5, checkpoint_id="train-a1-g1", remaining_s=60.0, version=1))
+    (asked,) = follower.sent
+    assert asked.op == "dump" and asked.dump
+    for late in (LauncherEvent("dump_failed", 1_000_001, dump="before"), LauncherEvent("dumped", 1_000_001, dump="b")):
+        pod.on_event(late)
+        assert (pod.report().failed, pod.report().dumped) == (0, 0)
+    pod.on_event(LauncherEvent("dump_failed", 1_000_001, message="no room", dump=asked.dump))
+    assert (pod.report().failed, pod.report().message) == (1_000_001, "no room")

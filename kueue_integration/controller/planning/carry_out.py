@@ -1,0 +1,106 @@
+"""Carries one allowed proposal out, by the requests that users can make too. Nothing replaces somebody's request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from proxy.protocol.messages import JobRequest
+
+from ...contract import kinds
+from ...drain import departure
+from ...drain.look import look as drain_look
+from ...errors import RequestRefusedError
+from ...kube.client import Kube
+from ...kube.resources import POD, WORKLOAD, Object, selector
+from ...planner import priority
+from ...planner.model import BY, JobKey
+from ...planner.proposals import Proposal
+from ...requests import user_requests, verbs
+from .. import attempt_history
+from ..actions import BOTH, Action, RequestReadmission
+from ..snapshot import Job, required
+
+Perform = Callable[[Action, Object, Object], None]
+"""Writes an action for a Job and its Workload, with the versions that are shown."""
+MAX_SAVE_S = user_requests.DEFAULT_CHECKPOINT_S
+
+
+class CarryOut:
+    """`perform` writes an action of the controller's own."""
+
+    def __init__(self, kube: Kube, perform: Perform) -> None:
+        self._kube, self._perform = kube, perform
+        self._left: dict[JobKey, departure.Departure] = {}
+
+    def do(self, proposal: Proposal, job: Object, workload: Object | None) -> None:
+        """Raises RequestRefusedError (with the reason), Conflict, JobNotFoundError, PlatformError, KubeError."""
+        namespace, name = proposal.job
+        action, by = proposal.action, signed(proposal)
+        if action == "readmit":
+            assert workload is not None  # it has quota
+            # Written with the versions that were planned with: if either has changed, the plan is void.
+            self._perform(readmission(job, proposal.reason), job, workload)
+        elif action == "priority":
+            assert workload is not None
+            self._prioritise(proposal, workload)
+        elif action == "migrate":
+            self._leave(proposal, by)
+        else:
+            verbs.ask(self._kube, namespace, name, action, by, lambda stands, r: _filled(stands, r, proposal))
+
+    def tidy(self) -> list[JobKey]:
+        """Let jobs that have left a node go everywhere again; the jobs for which that was done. Raises KubeError."""
+        done = []
+        for key, left in list(self._left.items()):
+            result = verbs.look(self._kube, left.asked)
+            if not result.final:
+                continue
+            del self._left[key]
+            if result.ok and departure.allow_again(self._kube, left, left.by):
+                done.append(key)
+        return done
+
+    def _leave(self, proposal: Proposal, by: str) -> None:
+        namespace, name = proposal.job
+        job = kinds.named(self._kube, namespace, name)
+        if job is None:
+            raise RequestRefusedError(("name", name, "the job does not exist any more"))
+        pods = self._kube.list(POD, namespace, selector(kinds.pod_labels(name)))
+        seen = drain_look(job, self._kube.get_workload_for_job(job), pods, proposal.nodes, by)
+        if seen.refusal is not None:
+            raise RequestRefusedError(("name", name, f"{seen.refusal.why}; {seen.refusal.fix}"))
+        self._left[proposal.job] = departure.leave(self._kube, namespace, name, proposal.nodes, by)
+
+    def _prioritise(self, proposal: Proposal, workload: Object) -> None:
+        meta = workload["metadata"]
+        stands = int((workload.get("spec") or {}).get("priority") or 0)
+        body = priority.change(proposal.policy, proposal.priority, stands, priority.read(workload))
+        self._kube.patch(WORKLOAD, meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
+
+
+def signed(proposal: Proposal) -> str:
+    """Who asks, and why: it stands in the request, and in the history of the job."""
+    return f"{BY}{proposal.policy}: {proposal.reason}"
+
+
+def readmission(job: Object, message: str) -> RequestReadmission:
+    """Evict a Job that runs, and admit it again. Raises BadAnnotationError."""
+    history = required(Job.parse(job).history)
+    record = attempt_history.readmitted(history[-1], "regrow", message)
+    stored = attempt_history.stored(attempt_history.with_last(history, record))
+    return RequestReadmission(stored, message=message, cause="regrow", guard=BOTH)
+
+
+def _filled(job: Object, request: JobRequest, proposal: Proposal) -> JobRequest:
+    """The request in full. Raises RequestRefusedError: another one is under way, or it is no longer what it was."""
+    problem = departure.busy(job, request.by)
+    if problem is not None:
+        raise RequestRefusedError(problem)
+    if proposal.action == "resize":
+        return JobRequest(request.id, "resize", request.at, request.by, workers=proposal.workers)
+    if proposal.action == "checkpoint":
+        return JobRequest(request.id, "checkpoint", request.at, request.by, timeout_s=MAX_SAVE_S)
+    last = user_requests.asked(job, user_requests.CHANGE)
+    if proposal.action == "resume" and (last is None or last.op != "pause"):
+        raise RequestRefusedError(("request", "resume", "it is not paused any more"))
+    return request

@@ -1,0 +1,198 @@
+"""Our copies of the cluster's objects as a `ClusterSnapshot`. An object that cannot be read is named and left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus
+
+from ...contract import attempt_records, job_names, kinds
+from ...drain import nodes as drained
+from ...kube import quantities
+from ...kube.resources import Object, is_true, label
+from ...planner import model, priority, quota
+from ...planner.model import ClusterSnapshot, JobKey
+from ...requests.user_requests import Exchange
+from .. import attempt_history, views
+from ..cache import World
+from ..forever import Skips
+from ..snapshot import Job, Pod, UnreadableAnnotation, Workload, of_attempt, readable_or, required
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A snapshot, and the objects that it was made of: a write is void if they have changed since."""
+
+    snapshot: ClusterSnapshot
+    raw: dict[JobKey, tuple[Object, Object | None]] = field(default_factory=dict)
+    """Job and Workload."""
+
+
+class Eyes:
+    """Looks, again and again. What has not changed is not parsed again."""
+
+    def __init__(self, world: World, skips: Skips) -> None:
+        self._world, self._skips = world, skips
+        self._known: dict[str, tuple[object, model.Workload]] = {}
+        """UID -> (version and queue, what it says)."""
+
+    def look(self, now: float, nodes: Sequence[Object] = (), conditions: Sequence[str] = ()) -> Seen:
+        """`nodes`: of the cluster, where a policy asks for them; `conditions`: types that make a node one to leave."""
+        queues: dict[str, model.Queue] = {}
+        for raw in self._world.cluster_queues.all():
+            name = str(raw["metadata"]["name"])
+            with self._skips.over("plan", f"ClusterQueue {name}"):
+                queues[name] = read_queue(raw)
+        workloads = self._workloads()
+        jobs: dict[JobKey, model.Job] = {}
+        objects: dict[JobKey, tuple[Object, Object | None]] = {}
+        for raw in self._world.all_jobs():
+            key = str(raw["metadata"]["namespace"]), kinds.job_key(raw)
+            with self._skips.over("plan", f"Job {'/'.join(key)}"):
+                workload = self._world.workload_of(*key)
+                pods = [Pod.parse(pod) for pod in self._world.pods_of(*key)]
+                found = read_job(raw, workload, pods, workloads)
+                if found is not None:
+                    jobs[key], objects[key] = found, (raw, workload)
+        places = {str(n["metadata"]["name"]): _node(n, conditions) for n in nodes}
+        return Seen(ClusterSnapshot(now, queues, tuple(workloads.values()), jobs, places), objects)
+
+    def _workloads(self) -> dict[str, model.Workload]:
+        """By UID."""
+        found: dict[str, model.Workload] = {}
+        known: dict[str, tuple[object, model.Workload]] = {}
+        for raw in self._world.workloads.all():
+            meta = raw["metadata"]
+            with self._skips.over("plan", f"Workload {meta['name']}"):
+                if is_true(raw, "Finished"):
+                    continue
+                uid, queue = str(meta["uid"]), self._world.cluster_queue_of(raw) or ""
+                version = (meta.get("resourceVersion"), queue)
+                before = self._known.get(uid)
+                workload = before[1] if before is not None and before[0] == version else read_workload(raw, queue)
+                known[uid], found[uid] = (version, workload), workload
+        self._known = known
+        return found
+
+
+def read_queue(raw: Object) -> model.Queue:
+    """Of a ClusterQueue. Raises ValueError, LookupError, TypeError: it is not as it should be."""
+    spec = raw.get("spec") or {}
+    cohort = str(spec.get("cohortName") or spec.get("cohort") or "")
+    return model.Queue(str(raw["metadata"]["name"]), cohort, quota.groups(raw), quota.reported(raw))
+
+
+def read_workload(raw: Object, queue: str) -> model.Workload:
+    """`queue`: the ClusterQueue of its LocalQueue, "" if that is not known. Raises ValueError, LookupError, TypeError:
+    it is not as it should be."""
+    meta, spec = raw["metadata"], raw.get("spec") or {}
+    given = views.admission(raw)
+    checks = (raw.get("status") or {}).get("admissionChecks") or ()
+    return model.Workload(
+        namespace=str(meta["namespace"]),
+        name=str(meta["name"]),
+        uid=str(meta["uid"]),
+        queue=given.cluster_queue if given is not None else queue,
+        priority=int(spec.get("priority") or 0),
+        created=views.created(raw),
+        holds=quota.usage(raw) if given is not None else None,
+        asks=quota.requests(raw),
+        waits=given is None and spec.get("active", True) is not False and not meta.get("deletionTimestamp"),
+        leaves=is_true(raw, "Evicted") or any(c.get("state") in ("Retry", "Rejected") for c in checks),
+    )
+
+
+def read_job(
+    raw: Object, workload: Object | None, pods: Sequence[Pod], workloads: dict[str, model.Workload]
+) -> model.Job | None:
+    """None: it has ended, or is another cluster's to move. Raises BadAnnotationError and others: it cannot be read."""
+    if views.delegated(raw) or views.copied(raw) or views.failing(raw) or raw["metadata"].get("deletionTimestamp"):
+        return None
+    job = Job.parse(raw)
+    if any(isinstance(part, UnreadableAnnotation) for part in (job.history, job.workers_wanted, job.placement)):
+        return None
+    seen = None if workload is None else Workload.parse(workload)
+    quota_seen = None if seen is None else workloads.get(seen.uid)
+    history = required(job.history)
+    last = attempt_history.last(history)
+    running = seen is not None and _runs(job, seen)
+    mark = priority.read(workload)
+    given = seen.admission if seen is not None and running else None
+    saved, progress = readable_or(job.checkpoint, None), attempt_records.progress(raw)
+    own = progress is not None and last is not None and progress.attempt == last.attempt
+    wanted = required(job.workers_wanted)
+    return model.Job(
+        key=(str(raw["metadata"]["namespace"]), kinds.job_key(raw)),
+        uid=str(raw["metadata"]["uid"]),
+        created=job.created,
+        kind=str(raw.get("kind") or "Job"),
+        workload=quota_seen,
+        given=None if given is None else _given(given),
+        priority_class=label(raw, job_names.KUEUE_PRIORITY_LABEL) or "",
+        own_priority=priority.unplanned(mark, quota_seen.priority if quota_seen is not None else 0),
+        boosted_by=mark.policy if mark is not None else "",
+        wanted=wanted,
+        fewest=readable_or(job.fewest_workers, wanted),
+        ranks=readable_or(job.ranks(wanted), wanted),
+        resizable=kinds.is_job(raw) and job.tied and job.world_size is not None,
+        held=job.armed,
+        flavors=required(job.placement).flavors,
+        devices_per_pod=_devices(seen),
+        attempts=history,
+        runs_since=_trains_since(raw, last) if running else None,
+        whole=running and last is not None and _whole(pods, last),
+        nodes=frozenset(str(pod.node) for pod in pods if pod.node and pod.can_write),
+        change=_request(job.change),
+        save=_request(job.checkpoint_request),
+        paused=seen is not None and not seen.active and seen.paused,
+        saved_at=saved.created_at if saved is not None else None,
+        steps_done=progress.step if progress is not None and own else None,
+        steps_seen_at=progress.at if progress is not None and own else None,
+        steps_total=progress.total if progress is not None else None,
+        steps_printed=progress.printed if progress is not None else None,
+    )
+
+
+def _runs(job: Job, workload: Workload) -> bool:
+    held = workload.is_true("Admitted") and not workload.is_true("Evicted") and not workload.is_true("Finished")
+    return held and not job.suspended
+
+
+def _trains_since(raw: Object, last: AttemptRecord | None) -> float | None:
+    if last is None or last.ended_by is not None:
+        return None
+    return attempt_records.trains_since(raw, last)
+
+
+def _whole(pods: Sequence[Pod], last: AttemptRecord) -> bool:
+    """All pods run and train: then the cost of a move is known, and we never interrupt a start."""
+    running = [pod for pod in of_attempt(pods, last.attempt) if pod.phase == "Running"]
+    return last.ended_by is None and all(not pod.deleting for pod in running) and len(running) == last.pods
+
+
+def _given(given: views.Admission) -> model.Given:
+    amounts = {resource: quantities.parse(text) for resource, text in given.usage.items()}
+    return model.Given(given.count, given.flavor, given.flavors, amounts)
+
+
+def _devices(workload: Workload | None) -> int:
+    """Devices of a pod: what it asks for of extended resources (`nvidia.com/gpu`); a pod without any counts as one."""
+    asks = quota.of_pod(dict(workload.podset)) if workload is not None and workload.podset is not None else {}
+    return max(1, int(sum((amount for name, amount in asks.items() if "/" in name), Fraction(0))))
+
+
+def _request(exchange: Exchange) -> model.Request | None:
+    request: JobRequest | None = exchange.request
+    if request is None:
+        return None
+    answer: RequestStatus | None = exchange.answer
+    if answer is None:
+        return model.Request(request.op, request.by, "asked")
+    at = answer.finished_at if answer.finished_at is not None else answer.at
+    return model.Request(request.op, request.by, answer.state, answer.attempt, at)
+
+
+def _node(raw: Object, conditions: Sequence[str]) -> model.Node:
+    return model.Node(str(raw["metadata"]["name"]), drained.leaving(raw, conditions))

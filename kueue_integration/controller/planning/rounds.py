@@ -1,0 +1,176 @@
+"""Rounds of the planner: look, ask the policies, let the arbiter rule, carry out what it allows, and tell."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+
+from ...errors import JobNotFoundError, KubeError, PlatformError, RequestRefusedError
+from ...kube.client import Kube
+from ...kube.resources import NODE, Object
+from ...planner import policies
+from ...planner.arbiter import Arbiter, Limits, Ruling, Terms
+from ...planner.policies import (
+    Policy,
+    attained_service,
+    cordon,
+    marginal_gain,
+    regrow,
+    sla_tiers,
+    tidy,
+    time_sharing,
+)  # fmt: skip
+from ...planner.settings import PlannerSettings
+from ..cache import World
+from ..forever import Skips
+from ..hold import Settings
+from ..metrics import Metrics
+from .carry_out import CarryOut, Perform
+from .look import Eyes, Seen
+from .report import Report
+
+PLAN_DELAY_S = 0.3
+"""Quota changes come in bursts; one plan for a burst."""
+PLAN_SHARE = 0.1
+"""Planning looks at every Workload of a cohort: it may take this share of the worker's time, no more."""
+
+
+class Rounds:
+    """`now` gives the API server's time, Unix seconds; `clock` is monotonic."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        world: World,
+        settings: Settings,
+        skips: Skips,
+        metrics: Metrics,
+        perform: Perform,
+        now: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kube, self._world, self._settings, self._now, self._clock = kube, world, settings, now, clock
+        self._eyes, self._carry_out, self._report = Eyes(world, skips), CarryOut(kube, perform), Report(kube, metrics)
+        grows = functools.partial(regrow.propose, enabled=settings.regrow, min_run_s=settings.regrow_min_run_s)
+        planner = settings.planner
+        acting = chosen(planner, "act")
+        usual: dict[str, Policy] = {tidy.NAME: functools.partial(tidy.propose, acting={*acting}), regrow.NAME: grows}
+        self._usual, self._act = usual, {**acting, **usual}
+        self._dry: dict[str, Policy] = chosen(planner, "propose")
+        self._arbiter, self._shadow = Arbiter(terms(planner, self._act)), Arbiter(terms(planner, self._dry))
+        self._pause = PLAN_DELAY_S
+        self._planned_at = 0.0
+        self._others_at = -planner.every_s
+
+    def delay(self) -> float:
+        """Seconds until the next plan: soon, but planning as a whole stays within its share of the worker."""
+        return max(PLAN_DELAY_S, self._planned_at + self._pause - time.monotonic())
+
+    def plan(self, again: Callable[[float], None]) -> None:
+        """One round; `again` gets seconds until another one. Raises Conflict, KubeError."""
+        began = time.monotonic()
+        try:
+            self._round(again)
+        finally:
+            self._planned_at = time.monotonic()
+            self._pause = (self._planned_at - began) / PLAN_SHARE
+
+    def _round(self, again: Callable[[float], None]) -> None:
+        """Regrowth is looked at after every change; the others, whose inputs drift, every so many seconds."""
+        act, dry, nodes = self._usual, dict[str, Policy](), list[Object]()
+        others = len(self._act) > len(self._usual) or bool(self._dry)
+        if others:
+            every_s = self._settings.planner.every_s
+            if self._clock() - self._others_at >= every_s:
+                self._others_at, act, dry = self._clock(), self._act, self._dry
+                if cordon.NAME in act or cordon.NAME in dry:
+                    nodes = self._nodes()
+            again(max(PLAN_DELAY_S, self._others_at + every_s - self._clock()))
+        seen = self._eyes.look(self._now(), nodes, self._settings.planner.cordon.conditions)
+        self._dry_run(seen, dry)
+        self._really(seen, act, again)
+
+    def _nodes(self) -> list[Object]:
+        """An error here stops no other policy: nothing leaves a node that we do not see."""
+        try:
+            self._carry_out.tidy()
+            return self._kube.list(NODE)
+        except KubeError as error:
+            self._report.trouble(cordon.NAME, f"cannot see nodes or its requests: {error}", None, self._now())
+            return []
+
+    def _really(self, seen: Seen, act: Mapping[str, Policy], again: Callable[[float], None]) -> None:
+        errors: list[Exception] = []
+        for ruling in self._rulings(self._arbiter, seen, act):
+            if not ruling.allowed:
+                if ruling.wait_s is not None:
+                    again(ruling.wait_s)
+                if ruling.proposal.policy != regrow.NAME:  # it waits for quota and time, again and again
+                    self._report.refused(ruling, ruling.why, seen.snapshot.now)
+                continue
+            try:
+                self._done(ruling, seen)
+            except Exception as error:  # it has changed since, say: this plan is void, the others are not
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _done(self, ruling: Ruling, seen: Seen) -> None:
+        proposal = ruling.proposal
+        job, workload = seen.raw[proposal.job]
+        try:
+            self._carry_out.do(proposal, job, workload)
+        except (RequestRefusedError, PlatformError, JobNotFoundError) as error:
+            self._arbiter.undo(ruling)
+            self._report.refused(ruling, str(error), seen.snapshot.now)
+            return
+        except Exception:
+            self._arbiter.undo(ruling)
+            raise
+        if proposal.policy != regrow.NAME:  # `apply` tells of it, as it always has
+            self._report.done(ruling, job, seen.snapshot.now)
+
+    def _dry_run(self, seen: Seen, dry: Mapping[str, Policy]) -> None:
+        for ruling in self._rulings(self._shadow, seen, dry):
+            if ruling.allowed:
+                self._report.would(ruling, seen.raw[ruling.proposal.job][0], seen.snapshot.now)
+
+    def _rulings(self, arbiter: Arbiter, seen: Seen, asked: Mapping[str, Policy]) -> list[Ruling]:
+        def trouble(policy: str, what: str, error: BaseException | None) -> None:
+            self._report.trouble(policy, what, error, seen.snapshot.now)
+
+        proposals = policies.ask(asked, seen.snapshot, trouble)
+        return arbiter.rule(seen.snapshot, proposals, self._clock())
+
+
+def chosen(planner: PlannerSettings, mode: str) -> dict[str, Policy]:
+    """The policies with this mode, in the order in which they win."""
+    found: dict[str, Policy] = {}
+    if planner.cordon.mode == mode:
+        found[cordon.NAME] = cordon.propose
+    tiers = planner.sla_tiers
+    if tiers.mode == mode:
+        found[sla_tiers.NAME] = functools.partial(
+            sla_tiers.propose, tiers=tiers.tiers, window_s=tiers.window_s, min_run_s=planner.limits.min_run_s
+        )
+    service = planner.attained_service
+    if service.mode == mode:
+        found[attained_service.NAME] = functools.partial(
+            attained_service.propose,
+            thresholds=service.thresholds,
+            promote_after=service.promote_after,
+            min_run_s=planner.limits.min_run_s,
+        )
+    if planner.time_sharing.mode == mode:
+        found[time_sharing.NAME] = functools.partial(time_sharing.propose, quantum_s=planner.time_sharing.quantum_s)
+    if planner.marginal_gain.mode == mode:
+        found[marginal_gain.NAME] = marginal_gain.propose
+    return found
+
+
+def terms(planner: PlannerSettings, asked: Mapping[str, Policy]) -> dict[str, Terms]:
+    """Regrowth has a patience of its own. Neither it nor a node that goes can be weighed in device-seconds."""
+    free = Terms(Limits(0.0, None, None), weigh=False, only_held=False)
+    own = {tidy.NAME: free, regrow.NAME: free, cordon.NAME: Terms(planner.arbiter, weigh=False)}
+    return {name: own.get(name, Terms(planner.arbiter)) for name in asked}

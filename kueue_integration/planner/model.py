@@ -1,0 +1,202 @@
+"""What policies see: one typed look at the cluster. Times are Unix seconds of the API server's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Final
+
+from proxy.protocol.messages import AttemptRecord
+
+from .quota import Amounts, Group
+
+JobKey = tuple[str, str]
+"""Namespace, and what the job is called (`kinds.job_key`)."""
+BY: Final = "policy/"
+"""The planner signs its requests with this, the policy's name, a colon and the reason."""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A ClusterQueue."""
+
+    name: str
+    cohort: str = ""
+    groups: Sequence[Group] = ()
+    reported: Amounts = field(default_factory=dict)
+    """What Kueue says is reserved; it may know a Workload that we have not seen yet."""
+
+    @property
+    def nominal(self) -> Amounts:
+        return {key: amount for group in self.groups for key, amount in group.nominal.items()}
+
+    @property
+    def pool(self) -> str:
+        """Queues of one pool give each other quota: the cohort, or the queue alone."""
+        return f"cohort {self.cohort}" if self.cohort else f"queue {self.name}"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A Workload of Kueue that is not finished, whoever owns it."""
+
+    namespace: str
+    name: str
+    uid: str
+    queue: str
+    """Its ClusterQueue, "" where that is not known."""
+    priority: int
+    created: float
+    holds: Amounts | None = None
+    """None: it has no quota."""
+    asks: Mapping[str, Fraction] = field(default_factory=dict)
+    """resource -> amount, at least, over all of its pods."""
+    waits: bool = False
+    """It is active and waits for quota."""
+    leaves: bool = False
+    """It is evicted, or about to be: a check says so and Kueue has not acted on it yet."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What Kueue has admitted a job with."""
+
+    count: int
+    """Pods."""
+    flavor: str
+    """The flavor to show: the CPU's, else the first."""
+    flavors: Mapping[str, str]
+    """resource -> flavor."""
+    usage: Mapping[str, Fraction]
+    """resource -> amount, all pods together."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request about a job, whoever made it."""
+
+    op: str
+    by: str
+    state: str
+    """`asked`: nobody has taken it up; `running`, `done` or `failed`."""
+    attempt: int = 0
+    """That was current when it was taken up."""
+    at: float = 0.0
+    """When it was done or taken up, else 0."""
+
+    @property
+    def under_way(self) -> bool:
+        return self.state in ("asked", "running")
+
+    @property
+    def policy(self) -> str:
+        """The policy that made it, "" for anybody else."""
+        who, _, _ = self.by.partition(":")
+        return who.removeprefix(BY) if who.startswith(BY) else ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job of this platform that has not ended. Jobs that another cluster runs are left out."""
+
+    key: JobKey
+    uid: str
+    created: float
+    kind: str = "Job"
+    workload: Workload | None = None
+    given: Given | None = None
+    """None: it has no quota."""
+    priority_class: str = ""
+    own_priority: int = 0
+    """As it would be without the planner."""
+    boosted_by: str = ""
+    """The policy that has changed its priority, "" for none."""
+    wanted: int = 1
+    """Workers, as its owner or a request has it; likewise the fewest."""
+    fewest: int = 1
+    ranks: int = 1
+    resizable: bool = False
+    held: bool = True
+    """Kueue's preemption waits for its checkpoint; without that a move may lose steps."""
+    flavors: Sequence[str] = ()
+    """Flavors that it may be admitted on; empty: all of its queue."""
+    devices_per_pod: int = 1
+    attempts: Sequence[AttemptRecord] = ()
+    """Oldest first."""
+    runs_since: float | None = None
+    """Since when its current attempt trains (which may lie in the future), None while it does not."""
+    whole: bool = False
+    """All pods of the current attempt run, and none of them is being deleted."""
+    nodes: frozenset[str] = frozenset()
+    """Nodes of its pods that have not ended."""
+    change: Request | None = None
+    """The last request that changes the job, and the last for a checkpoint."""
+    save: Request | None = None
+    paused: bool = False
+    """Out of its queue because of a request to pause."""
+    saved_at: float | None = None
+    """When its newest checkpoint was made."""
+    steps_done: int | None = None
+    """Step boundaries that the current attempt has passed, counted over the whole job, and when that was seen."""
+    steps_seen_at: float | None = None
+    steps_total: int | None = None
+    """How many steps it will make, as its program prints them."""
+    steps_printed: int | None = None
+    """How many of these it has made."""
+
+    @property
+    def attempt(self) -> int:
+        """Number of the newest attempt, 0 before the first."""
+        return self.attempts[-1].attempt if self.attempts else 0
+
+    @property
+    def devices(self) -> int:
+        """Devices that it holds; of those it asks for while it holds none."""
+        return max(1, self.given.count if self.given is not None else self.wanted) * self.devices_per_pod
+
+    @property
+    def busy(self) -> Request | None:
+        """A request that is under way."""
+        return next((r for r in (self.change, self.save) if r is not None and r.under_way), None)
+
+    @property
+    def asks_for_change(self) -> bool:
+        """Whether somebody has asked for another size or place, and waits for it."""
+        return self.change is not None and self.change.state == "running" and self.change.op in ("resize", "migrate")
+
+    @property
+    def trains(self) -> bool:
+        """Whether it could be moved now: it has quota, all pods run, and no step has to be repeated for a start."""
+        return self.given is not None and self.whole and self.runs_since is not None and bool(self.attempts)
+
+    @property
+    def parked_by(self) -> str:
+        """The policy that has paused it, "" while it is not paused, or somebody else has paused it."""
+        return self.change.policy if self.paused and self.change is not None and self.change.op == "pause" else ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """`leaving`: why jobs should leave it while it still works, "" for a node that is as it should be."""
+
+    name: str
+    leaving: str = ""
+
+
+@dataclass(frozen=True)
+class ClusterSnapshot:
+    """One look. Objects that cannot be read are not in it."""
+
+    now: float
+    queues: Mapping[str, Queue] = field(default_factory=dict)
+    workloads: Sequence[Workload] = ()
+    jobs: Mapping[JobKey, Job] = field(default_factory=dict)
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+
+    def queue_of(self, job: Job) -> Queue | None:
+        return self.queues.get(job.workload.queue) if job.workload is not None else None
+
+    def around(self, queue: Queue) -> Sequence[Queue]:
+        """All queues of the cohort, this one included."""
+        return [q for q in self.queues.values() if q.pool == queue.pool]

@@ -1,0 +1,127 @@
+"""Regrowth: is there quota for more workers, or on an earlier flavor, for a job that was shrunk or moved? Pure.
+
+Kueue never moves an admitted Workload to a better place. A request to evict and admit again costs a checkpoint and a
+restart. So it is proposed only when, as far as quotas tell, the better admission is certain. Also nobody else may
+wait for that quota, and no move may have failed just before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from proxy.protocol.messages import AttemptRecord
+
+from .. import free as quotas
+from .. import quota
+from ..free import Room
+from ..model import ClusterSnapshot, Job, Queue, Workload
+from ..proposals import Proposal
+from ..quota import NONE
+
+NAME = "regrow"
+NOTE = "quota is free again"
+"""Every message and note of a regrowth starts with this."""
+FRUITLESS_BACKOFF_S = 60.0
+FRUITLESS_MAX_S = 3600.0
+
+
+def propose(snapshot: ClusterSnapshot, enabled: bool, min_run_s: float) -> list[Proposal]:
+    """`enabled` False: only for jobs whose owners have asked for another size or place, and wait for it.
+
+    :param min_run_s: the useful minimum, seconds; it grows with every move in vain
+    """
+    by_queue: dict[str, list[Job]] = {}
+    for job in snapshot.jobs.values():
+        if job.kind == "Job" and job.given is not None and (enabled or job.asks_for_change):
+            queue = snapshot.queue_of(job)
+            if queue is not None:
+                by_queue.setdefault(queue.name, []).append(job)
+    found: list[Proposal] = []
+    for name in sorted(by_queue):
+        found += _of_queue(snapshot, snapshot.queues[name], by_queue[name], min_run_s)
+    return found
+
+
+def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job], min_run_s: float) -> list[Proposal]:
+    if any(w.leaves for w in quotas.holders(snapshot, queue)):
+        return []  # quota is about to change hands
+    free, pending = quotas.room(snapshot, queue), quotas.waiting(snapshot, queue)
+    found = []
+    for job in sorted(jobs, key=_rank):
+        goal = _goal(queue, free, job) if job.trains else None
+        if goal is None or any(_competes(w, job, queue, free) for w in pending):
+            continue
+        # A user who asks for more does not wait for the useful minimum. But after moves in vain, users wait, too.
+        patience = _patience(job.attempts, 0.0 if job.asks_for_change else min_run_s)
+        assert job.runs_since is not None
+        found.append(
+            Proposal(
+                "readmit", job.key, f"{NOTE}: {goal}", 0.0, NAME, not_before=job.runs_since + patience,
+                asked=job.asks_for_change,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _rank(job: Job) -> tuple[int, float, str]:
+    assert job.workload is not None
+    return -job.workload.priority, job.workload.created, job.workload.name
+
+
+def _patience(history: Sequence[AttemptRecord], min_run_s: float) -> float:
+    """Seconds to run before a move; doubles with every move after which the job came back where it was."""
+    current, vain = history[-1], 0
+    for earlier in reversed(history[:-1]):
+        moved = earlier.readmitted_for == "regrow"
+        if not moved or (earlier.pods, earlier.flavor) != (current.pods, current.flavor):
+            break
+        vain += 1
+    if vain == 0:
+        return min_run_s
+    longer = max(min_run_s, FRUITLESS_BACKOFF_S) * 2.0 ** min(vain - 1, 30)
+    return min(longer, max(FRUITLESS_MAX_S, min_run_s))
+
+
+def _goal(queue: Queue, free: Room, job: Job) -> str | None:
+    """Words for the better admission that Kueue would give now, None if there is none."""
+    given = job.given
+    if given is None or given.count < 1 or job.workload is None:
+        return None
+    own = job.workload.holds or {}
+    earlier, names = False, []
+    for group in queue.groups:
+        used = [r for r in group.covered if r in given.usage]
+        if not used:
+            continue
+        current = given.flavors.get(used[0], "")
+        if current not in group.flavors:
+            return None
+        place = group.flavors.index(current)
+        for flavor in group.flavors[: place + 1]:
+            if job.flavors and flavor not in job.flavors:
+                continue
+            need = {(flavor, r): given.usage[r] * Fraction(job.wanted, given.count) for r in used}
+            if all(amount <= free.get(key, NONE) + own.get(key, NONE) for key, amount in need.items()):
+                earlier = earlier or flavor != current
+                names.append(flavor)
+                break
+        else:
+            return None
+    if not names or not (given.count < job.wanted or earlier):
+        return None
+    return f"{given.count} -> {job.wanted} workers on {', '.join(dict.fromkeys(names))}"
+
+
+def _competes(pending: Workload, job: Job, queue: Queue, free: Room) -> bool:
+    """Whether a waiting Workload would take the quota that the job gives up or hopes for.
+
+    A Workload that could never fit does not count: it would keep all jobs small for ever. A Workload of lower priority
+    counts only if it fits into the quota that is free during the move.
+    """
+    assert job.workload is not None
+    if not quota.fits(pending.asks, queue.groups, queue.nominal):
+        return False
+    if pending.priority >= job.workload.priority:
+        return True
+    return quota.fits(pending.asks, queue.groups, quotas.with_own(free, job.workload.holds or {}))

@@ -1,0 +1,85 @@
+"""Service tiers: a promised share of device time for each job; who has had more gives way to who has had less. Pure.
+
+Source: Singularity (Shukla et al., arXiv:2202.07848): tiers Premium, Standard and Basic. Each promises a share of
+device time, and jobs that have had more than theirs are preempted first.
+
+The tier of a job is its WorkloadPriorityClass. The delivered share is measured from the attempts within a window. While
+a job with a promise waits and is behind, those that are ahead get a priority below it. Kueue's preemption then moves
+the quota. What is at its promise, and every class that is not listed, keeps its priority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .. import measure
+from ..model import ClusterSnapshot, Job
+from ..proposals import Proposal
+from . import levels
+
+NAME = "slaTiers"
+MARGIN = 0.05
+"""Ahead begins so far above the promise: who is just at it would go back and forth."""
+YOUNG_S = 60.0
+"""A share of less time than that says nothing."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """`delivered` and `promised` device time of what the job asks for, from 0 to 1."""
+
+    job: Job
+    promised: float
+    delivered: float
+    asked: float
+    """Device-seconds that the job would have had in the window with all its workers."""
+
+    @property
+    def behind(self) -> bool:
+        return levels.waits(self.job) and self.delivered < self.promised
+
+    @property
+    def ahead(self) -> bool:
+        return self.delivered > self.promised + MARGIN
+
+    @property
+    def owed(self) -> float:
+        """Device-seconds; negative for what it has had beyond its promise."""
+        return (self.promised - self.delivered) * self.asked
+
+
+def share(job: Job, now: float, tiers: Mapping[str, float], window_s: float) -> Share | None:
+    """None: its class promises nothing, or it is too young to tell."""
+    promised, since = tiers.get(job.priority_class), max(job.created, now - window_s)
+    if promised is None or now - since < YOUNG_S:
+        return None
+    asked = (now - since) * max(1, job.wanted) * job.devices_per_pod
+    return Share(job, promised, min(1.0, measure.attained(job, now, since) / asked), asked)
+
+
+def propose(
+    snapshot: ClusterSnapshot, tiers: Mapping[str, float], window_s: float, min_run_s: float
+) -> list[Proposal]:
+    """:param tiers: WorkloadPriorityClass -> promised share, 0 to 1
+    :param window_s: seconds over which shares are measured
+    :param min_run_s: seconds after a start in which a job keeps its own priority
+    """
+    found: list[Proposal] = []
+    for _, jobs in sorted(levels.pools(snapshot).items()):
+        shares = [s for job in jobs if (s := share(job, snapshot.now, tiers, window_s)) is not None]
+        behind = [s for s in shares if s.behind]
+        owed = sum(s.owed for s in behind)
+        below = min((s.job.own_priority for s in behind), default=0) - 1
+        for each in shares:
+            job, told = each.job, f"had {each.delivered:.0%} of its device time, promised {each.promised:.0%}"
+            if behind and each.ahead and not levels.just_started(job, snapshot.now, min_run_s):
+                reason = f"{told}: gives way to {len(behind)} that are behind"
+                found += levels.to(job, min(below, job.own_priority), reason, min(owed, -each.owed), NAME)
+            elif job.boosted_by == NAME:
+                found += levels.to(job, job.own_priority, told, 0.0, NAME)
+        known = {each.job.key for each in shares}
+        for job in jobs:
+            if job.boosted_by == NAME and job.key not in known:
+                found += levels.to(job, job.own_priority, "its class promises nothing any more", 0.0, NAME)
+    return found

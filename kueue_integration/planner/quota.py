@@ -1,0 +1,107 @@
+"""Arithmetic on Kueue's quotas: what a ClusterQueue has, what Workloads use of it, what would fit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ..kube import quantities
+from ..kube.resources import Object
+
+Amounts = Mapping[tuple[str, str], Fraction]
+"""(flavor, resource) -> amount."""
+NONE = Fraction(0)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A resource group: `flavors` in order of preference."""
+
+    covered: Sequence[str]
+    flavors: Sequence[str]
+    nominal: Amounts
+
+
+# --- out of Kueue's objects -----------------------------------------------------------------------------------------
+def groups(queue: Object) -> list[Group]:
+    """Of a ClusterQueue."""
+    found = []
+    for group in (queue.get("spec") or {}).get("resourceGroups") or ():
+        flavors = group.get("flavors") or ()
+        nominal = {
+            (str(flavor["name"]), str(resource["name"])): quantities.parse(resource["nominalQuota"])
+            for flavor in flavors
+            for resource in flavor.get("resources") or ()
+        }
+        found.append(Group(list(group.get("coveredResources") or ()), [str(f["name"]) for f in flavors], nominal))
+    return found
+
+
+def usage(workload: Object) -> dict[tuple[str, str], Fraction]:
+    """What the Workload's reservation takes, without pods that are done for good (Kueue's reclaimablePods)."""
+    status = workload.get("status") or {}
+    done = {str(item["name"]): int(item.get("count") or 0) for item in status.get("reclaimablePods") or ()}
+    used: dict[tuple[str, str], Fraction] = {}
+    for item in (status.get("admission") or {}).get("podSetAssignments") or ():
+        count = int(item.get("count") or 0)
+        left = Fraction(max(0, count - done.get(str(item.get("name")), 0)), count) if count > 0 else Fraction(1)
+        flavors = item.get("flavors") or {}
+        for resource, amount in (item.get("resourceUsage") or {}).items():
+            key = (str(flavors.get(resource, "")), str(resource))
+            used[key] = used.get(key, NONE) + quantities.parse(amount) * left
+    return used
+
+
+def reported(queue: Object) -> dict[tuple[str, str], Fraction]:
+    """The reservations that Kueue itself reports; it may know a Workload that we have not seen yet."""
+    status = queue.get("status") or {}
+    return {
+        (str(flavor["name"]), str(resource["name"])): quantities.parse(resource.get("total", 0))
+        for flavor in status.get("flavorsReservation") or status.get("flavorsUsage") or ()
+        for resource in flavor.get("resources") or ()
+    }
+
+
+def requests(workload: Object) -> dict[str, Fraction]:
+    """What a pending Workload asks for at least (partial admission counted), over all its podsets."""
+    total: dict[str, Fraction] = {}
+    for podset in (workload.get("spec") or {}).get("podSets") or ():
+        count = int(podset.get("minCount") or podset.get("count") or 1)
+        for resource, amount in of_pod(podset).items():
+            total[resource] = total.get(resource, NONE) + amount * count
+    return total
+
+
+def of_pod(podset: Object) -> dict[str, Fraction]:
+    """What one pod of a podset asks for."""
+    total: dict[str, Fraction] = {}
+    spec = (podset.get("template") or {}).get("spec") or {}
+    sidecars = [c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"]
+    for container in [*(spec.get("containers") or ()), *sidecars]:
+        for resource, amount in ((container.get("resources") or {}).get("requests") or {}).items():
+            total[resource] = total.get(resource, NONE) + quantities.parse(amount)
+    return total
+
+
+# --- with amounts ---------------------------------------------------------------------------------------------------
+def added(parts: Iterable[Amounts]) -> dict[tuple[str, str], Fraction]:
+    """The sum of all `parts`."""
+    total: dict[tuple[str, str], Fraction] = {}
+    for part in parts:
+        for key, amount in part.items():
+            total[key] = total.get(key, NONE) + amount
+    return total
+
+
+def fits(
+    wanted: Mapping[str, Fraction], groups: Sequence[Group], room: Mapping[tuple[str, str], Fraction]
+) -> bool:
+    """Whether `wanted` fits into one flavor of each resource group."""
+    return all(
+        any(
+            all(wanted[r] <= room.get((flavor, r), NONE) for r in group.covered if r in wanted)
+            for flavor in group.flavors
+        )
+        for group in groups
+    )

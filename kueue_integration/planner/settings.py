@@ -1,0 +1,94 @@
+"""What the chart says about the planner: which policies are on, and the numbers of the arbiter and of each policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from proxy.protocol.decode import Within
+
+from .arbiter import Limits
+
+Mode = Literal["none", "propose", "act"]
+"""`none`: off. `propose`: a dry run, which only tells. `act`: what the arbiter allows is done."""
+Interval = Annotated[float, Within(1, 1e7)]
+Share = Annotated[float, Within(0, 1)]
+Moves = Annotated[int, Within(1, 10_000)]
+
+
+@dataclass(frozen=True)
+class MoveLimits:
+    """Of all policies but regrowth, which has its own."""
+
+    min_run_s: Annotated[float, Within(0, 1e7)] = 300.0
+    moves_per_hour: Moves = 4
+    tenant_moves_per_hour: Moves = 20
+
+
+@dataclass(frozen=True)
+class Cordon:
+    mode: Mode = "none"
+    conditions: list[str] = field(default_factory=list)
+    """Types of node conditions that count like a cordon while they are True."""
+
+
+@dataclass(frozen=True)
+class AttainedService:
+    mode: Mode = "none"
+    thresholds: list[Annotated[float, Within(1, 1e12)]] = field(default_factory=lambda: [3600.0, 36000.0])
+    """Device-seconds at which a job falls into the next queue."""
+    promote_after: Annotated[float, Within(1, 1e6)] = 8.0
+    """A job that has waited so many times as long as it has run goes back to the first queue."""
+
+
+@dataclass(frozen=True)
+class MarginalGain:
+    mode: Mode = "none"
+
+
+@dataclass(frozen=True)
+class SlaTiers:
+    mode: Mode = "none"
+    tiers: dict[str, Share] = field(default_factory=dict)
+    """WorkloadPriorityClass -> promised share of the device time that its jobs ask for."""
+    window_s: Interval = 3600.0
+
+
+@dataclass(frozen=True)
+class TimeSharing:
+    mode: Mode = "none"
+    quantum_s: Interval = 1800.0
+
+
+@dataclass(frozen=True)
+class PlannerSettings:
+    every_s: Interval = 30.0
+    limits: MoveLimits = field(default_factory=MoveLimits)
+    cordon: Cordon = field(default_factory=Cordon)
+    attained_service: AttainedService = field(default_factory=AttainedService)
+    marginal_gain: MarginalGain = field(default_factory=MarginalGain)
+    sla_tiers: SlaTiers = field(default_factory=SlaTiers)
+    time_sharing: TimeSharing = field(default_factory=TimeSharing)
+
+    @property
+    def arbiter(self) -> Limits:
+        limits = self.limits
+        return Limits(limits.min_run_s, limits.moves_per_hour, limits.tenant_moves_per_hour)
+
+
+def problem(settings: PlannerSettings) -> str:
+    """What is wrong with settings whose parts are each well formed, "" if nothing is."""
+    steps = settings.attained_service.thresholds
+    if not steps or sorted(set(steps)) != steps:
+        return f"attained_service.thresholds = {steps}: must be one or more numbers that grow"
+    if settings.sla_tiers.mode != "none" and not settings.sla_tiers.tiers:
+        return "sla_tiers.tiers is empty: name a WorkloadPriorityClass and its share, such as {high: 0.9}"
+    if settings.attained_service.mode != "none" and settings.sla_tiers.mode != "none":
+        return "attained_service and sla_tiers both set priorities: switch one of them off (mode none)"
+    sharing = settings.time_sharing
+    if sharing.mode != "none" and sharing.quantum_s < settings.limits.min_run_s:
+        return (
+            f"time_sharing.quantum_s = {sharing.quantum_s:g}: must be at least limits.min_run_s, "
+            f"{settings.limits.min_run_s:g}, before which no job is moved"
+        )
+    return ""

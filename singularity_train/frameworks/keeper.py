@@ -1,0 +1,195 @@
+"""What all adapters share: the agreement on a stop, the checkpoints, and the global batch that stays as it is.
+
+A framework adds the gradients of `workers * accumulation` micro-batches. Another number of workers gets another
+accumulation, so that each step reads the samples that it would have read. Random numbers are keyed by the place of a
+micro-batch in its step, so they do not depend on the workers either. The order of the additions does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import contract, reduce, rng
+from ..attach import checkpoints_of
+from ..errors import ContractError, DataError, StateError, UsageError
+from ..host import Host
+from ..job import FORMAT, SAVE_S
+from ..parts import Parts
+
+
+class Keeper:
+    """Of one attempt. All ranks make it, and call `agree` and `save` in the same steps.
+
+    :param framework: name of the adapter
+    :param save_every: steps between two checkpoints; None: only at a stop and at the end
+    :raises UsageError: `save_every` is too small, or only some ranks have a folder
+    :raises StateError: the folder's checkpoints were made by another adapter
+    """
+
+    def __init__(self, framework: str, host: Host, save_every: int | None) -> None:
+        if save_every is not None and save_every < 1:
+            raise UsageError(f"save_every = {save_every}: give 1 or more, or None")
+        self.framework, self.host, self._save_every = framework, host, save_every
+        self.rank, self.world_size = reduce.world()
+        self.stop_requested = self.due = False
+        self.inexact: list[str] = []
+        """Sentences: why the losses may differ in their last bits from those of an attempt that was never moved."""
+        self._checkpoints = checkpoints_of(host)
+        self._pending: Future[str] | None = None
+        self._saved_step = -1
+        self.saved = None if self._checkpoints is None else self._checkpoints.latest()
+        self.past: dict[str, Any] = {}
+        """What the adapter has stored; empty in the first attempt."""
+        if self.saved is not None:
+            by = self.saved.meta.get("framework")
+            if self.saved.meta.get("format") != FORMAT or not by or by["name"] != framework:
+                raise StateError(
+                    f"checkpoint {self.saved.id}: it is not one of the adapter {framework} in format {FORMAT}. "
+                    "Go on with what wrote it, or give another folder to begin anew."
+                )
+            self.past, self._saved_step = dict(by), self.saved.step
+
+    @property
+    def root(self) -> Any:
+        """Folder of the checkpoints."""
+        return self.host.directory()
+
+    def accumulation(self, wanted: int | None, micro: int, present: int) -> int:
+        """Micro-batches of each worker per step.
+
+        :param wanted: samples per step that the script names; None: those of the first attempt
+        :param micro: samples of one micro-batch
+        :param present: the framework's own setting, which the first attempt keeps
+        :raises ContractError: another number than the checkpoint's; UsageError: it cannot be divided
+        """
+        before = self.past.get("global_batch")
+        if before is not None and wanted not in (None, before):
+            raise ContractError(
+                f"global_batch_size = {wanted}: the checkpoint was made with {before}. Give {before} or nothing."
+            )
+        self.global_batch = int(before or wanted or micro * present * self.world_size)
+        each = micro * self.world_size
+        if self.global_batch % each:
+            raise UsageError(
+                f"world size = {self.world_size}: a step reads {self.global_batch} samples, which are no multiple of "
+                f"{each} (workers times micro-batch). Use a number of workers that divides "
+                f"{self.global_batch // micro}, or another micro-batch."
+            )
+        return self.global_batch // each
+
+    def same(self, **words: Any) -> None:
+        """Check words that decide which numbers are added, by name.
+
+        :raises ContractError: names the first that differs from the checkpoint's
+        """
+        for name, value in words.items():
+            before = self.past.get(name, value)
+            if before != value:
+                raise ContractError(
+                    f"{name} = {value!r}: the checkpoint was made with {before!r}, and another value changes what is "
+                    f"trained. Give {before!r}, or another folder to begin anew."
+                )
+
+    def samples(self, count: int, whole: bool) -> int:
+        """Check the length of the data set against the checkpoint.
+
+        :param whole: an epoch has whole steps only; else the framework fills the last one with other samples
+        :raises DataError: another one, or the end of an epoch depends on the workers and they have changed
+        """
+        before = self.past.get("samples", count)
+        if before != count:
+            raise DataError(
+                f"data: {count} samples, and the checkpoint was made with {before}. Another number means another "
+                "order, so that samples would be read twice or never: give the same data set."
+            )
+        workers = self.past.get("workers", self.world_size)
+        if not whole and count % self.global_batch and workers != self.world_size:
+            raise DataError(
+                f"data: {count} samples are no multiple of the {self.global_batch} of a step. So the end of an epoch "
+                f"depends on the workers, which were {workers} and are {self.world_size}. "
+                f"Give {count - count % self.global_batch} samples, or {workers} workers."
+            )
+        return count
+
+    def promise(self, device: Any) -> None:
+        """Find out whether the bits are those of an attempt that was never moved, as far as the library can see."""
+        mine = contract.machine(device)
+        found = list(self.past.get("inexact", []))
+        if self.past:
+            found += contract.differences(self.past["machine"], mine, "in the checkpoint")
+            if self.past["workers"] != self.world_size:
+                found.append(
+                    f"workers are {self.world_size} and were {self.past['workers']}: "
+                    f"{self.framework} adds their gradients in another order"
+                )
+        self.inexact = list(dict.fromkeys(found))
+        self._machine = contract.to_json(contract.Words(None, 0, 0, False, ""), mine)["machine"]
+
+    def seed(self, seed: int, step: int, micro: int) -> None:
+        """Before micro-batch `micro` of this worker."""
+        rng.seed(seed, "step", step, micro * self.world_size + self.rank)
+
+    def agree(self, step: int, device: Any) -> None:
+        """After a step: whether any rank was asked to stop, and whether a checkpoint is due. Collective."""
+        asked = [self.host.stop_requested(), self.host.save_requested()]
+        flags = torch.tensor([float(each) for each in asked], device=device)
+        if self.world_size > 1:
+            dist.all_reduce(flags, dist.ReduceOp.MAX)
+        stop, save = (value > 0 for value in flags.tolist())
+        self.stop_requested |= stop
+        every = self._save_every is not None and step % self._save_every == 0
+        self.due = self._checkpoints is not None and (save or every)
+
+    def save(self, parts: Parts, state: Mapping[str, Any], step: int, wait: bool) -> None:
+        """Store the training as it is after `step` steps, unless it is stored already. Collective.
+
+        :param state: what the adapter needs besides, as JSON; that of rank 0 counts
+        :param wait: until it is committed; else training goes on
+        """
+        self.due = False
+        if self._checkpoints is None:
+            return
+        self._settle()
+        if self._saved_step == step:
+            return
+        by = {
+            "name": self.framework, "workers": self.world_size, "global_batch": self.global_batch,
+            "machine": self._machine, "inexact": self.inexact, **state,
+        }  # fmt: skip
+        meta = {"format": FORMAT, "framework": by, **parts.describe()}
+        self._saved_step = step
+        if wait:
+            self.host.saved(self._checkpoints.save(parts.tree(), meta, step=step), step)
+        else:
+            self._pending = self._checkpoints.save_async(parts.tree(), meta, step=step)
+
+    def restore(self, parts: Parts) -> None:
+        """Go on from the last checkpoint, in place, if there is one. Collective.
+
+        :raises ModelChangedError, OptimizerChangedError: it is one of another training
+        """
+        if self.saved is None:
+            return
+        parts.compare(self.saved.meta)
+        parts.prepare(self.saved.meta)
+        loaded = parts.tree()
+        self._checkpoints.load(self.saved, loaded)
+        parts.apply(loaded)
+
+    def close(self) -> None:
+        """Wait for a checkpoint that is being written, and let go of the signals.
+
+        :raises Exception: what made it fail
+        """
+        self.host.close()
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self.host.saved(pending.result(SAVE_S), self._saved_step)

@@ -1,0 +1,90 @@
+"""Policies of the planner on a real Kueue: least attained service preempts, and time sharing takes turns.
+
+Nothing is measured yet when these jobs begin, so a move counts as 120 device-seconds: less is never gained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from faults import Faults
+from rows import TIMEOUT_S, Rows
+
+from kueue_integration.kube.resources import WORKLOAD
+from kueue_integration.planner import priority
+from localcluster.demo.stage import Stage
+from localcluster.demo.wait import wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+SOON = {"planner__everySeconds": 1, "planner__limits__minRunSeconds": 0, "planner__limits__movesPerHour": 100}
+USUAL = {
+    "planner__everySeconds": 30, "planner__limits__minRunSeconds": 300, "planner__limits__movesPerHour": 4,
+    "planner__attainedService__mode": "none", "planner__timeSharing__mode": "none",
+    "planner__timeSharing__quantumSeconds": 1800,
+}  # fmt: skip
+QUANTUM_S = 125
+
+
+@pytest.fixture
+def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
+    made = Rows(stage, "policies", say)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def faults(rows: Rows) -> Iterator[Faults]:
+    made = Faults(rows.stage, rows.namespace)
+    yield made
+    made.upgrade(**USUAL)
+
+
+def test_who_has_had_much_is_preempted_by_who_has_had_nothing(rows: Rows, faults: Faults) -> None:
+    rows.queue("service", {"ondemand": "50m"})
+    first = rows.train("first", "service")
+    first.until_steps()
+    second = rows.train("second", "service")
+    own = int(rows.workload("first")["spec"]["priority"])
+    rows.say("--> without the policy the second one waits for ever: both have the same priority")
+    faults.upgrade(
+        **SOON, planner__attainedService__mode="act", planner__attainedService__thresholds="{20}",
+        planner__attainedService__promoteAfter=1000,
+    )  # fmt: skip
+    second.until_attempt(1)
+    ended = first.until_ended(1)
+    assert (ended.ended_by, ended.checkpoint is not None) == ("Preempted", True), ended
+    workload = rows.workload("first")
+    assert workload["spec"]["priority"] == own - 1
+    assert priority.read(workload) == priority.Mark("attainedService", own, own - 1)
+
+    rows.say("--> switched off, the priority is the job's own again")
+    faults.upgrade(planner__attainedService__mode="none")
+    name = workload["metadata"]["name"]
+    wait_for(
+        lambda: rows.kube.get(WORKLOAD, rows.namespace, name)["spec"]["priority"] == own, "its own priority", TIMEOUT_S
+    )
+    second.assert_exact(second.finish())
+    first.until_attempt(2)
+    first.assert_exact(first.finish())
+
+
+def test_two_jobs_take_turns_on_the_quota_of_one(rows: Rows, faults: Faults) -> None:
+    rows.queue("turns", {"ondemand": "50m"})
+    first, second = rows.train("first", "turns"), rows.train("second", "turns")
+    first.until_steps()
+    faults.upgrade(**SOON, planner__timeSharing__mode="act", planner__timeSharing__quantumSeconds=QUANTUM_S)
+    rows.say(f"--> a quantum is {QUANTUM_S} s: the second one gets its turn, then the first one again")
+    second.until_attempt(1)
+    ended = first.until_ended(1)
+    assert (ended.ended_by, ended.checkpoint is not None) == ("Paused", True), ended
+    first.until_attempt(2)
+    assert second.until_ended(1).ended_by == "Paused"
+
+    rows.say("--> switched off, whoever is parked is queued again")
+    faults.upgrade(planner__timeSharing__mode="none")
+    first.assert_exact(first.finish())
+    second.until_attempt(2)
+    second.assert_exact(second.finish())

@@ -1,0 +1,135 @@
+"""Whatever the cluster looks like: no policy raises or proposes nonsense, and together they stay within the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import planner_scene as scene
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_scene import NOW
+
+from kueue_integration.controller.planning.rounds import chosen, terms
+from kueue_integration.planner import policies
+from kueue_integration.planner.arbiter import Arbiter
+from kueue_integration.planner.model import BY, ClusterSnapshot, Job, Request
+from kueue_integration.planner.policies import Policy, regrow, tidy
+from kueue_integration.planner.proposals import moves
+from kueue_integration.planner.settings import (
+    AttainedService,
+    Cordon,
+    MarginalGain,
+    PlannerSettings,
+    SlaTiers,
+    TimeSharing,
+)  # fmt: skip
+
+TIME = st.floats(NOW - 20_000, NOW + 1000)
+ENDS = st.sampled_from([None, "Preempted", "Migrated", "Paused", "Deleted", "Regrown"])
+ALL = PlannerSettings(
+    cordon=Cordon("act"), attained_service=AttainedService("act", [100.0, 5000.0]), marginal_gain=MarginalGain("act"),
+    sla_tiers=SlaTiers("act", {"high": 0.9, "low": 0.1}), time_sharing=TimeSharing("act", 300.0),
+)  # fmt: skip
+
+
+@st.composite
+def attempts(draw: Any) -> tuple[Any, ...]:
+    """Records with any times, in any order: clocks jump, and annotations are lost."""
+    found = []
+    for number in range(draw(st.integers(0, 5))):
+        some = draw(
+            st.fixed_dictionaries(
+                {"pods": st.sampled_from([0, 1, 2, 4]), "admitted_at": TIME, "ended_by": ENDS},
+                optional={
+                    "queued_at": TIME, "first_step_at": TIME, "evicted_at": TIME, "released_at": TIME,
+                    "committed_at": TIME, "barrier_at": TIME, "last_step": st.integers(0, 10**6),
+                    "restored_from": st.just("c1"), "readmitted_for": st.just("regrow"),
+                },
+            )
+        )  # fmt: skip
+        found.append(scene.record(number + 1, **some))
+    return tuple(found)
+
+
+@st.composite
+def jobs(draw: Any, name: str) -> Job:
+    queue, own = f"q{draw(st.integers(0, 3))}", draw(st.sampled_from([1, 10, 100]))
+    made = draw(st.sampled_from(["runs", "waits", "parked"]))
+    job = scene.job(name, queue_name=queue, priority=own, count=draw(st.sampled_from([1, 2, 4])))
+    if made == "waits":
+        found = scene.waiting(name, devices=draw(st.sampled_from([1, 2, 4])), priority=own, since=draw(TIME))
+        assert found.workload is not None
+        job = replace(found, workload=replace(found.workload, queue=queue))
+    elif made == "parked":
+        job = scene.parked(job, draw(st.sampled_from(["timeSharing", "gone"])))
+    request = st.builds(
+        Request, st.sampled_from(["resize", "pause", "migrate"]), st.sampled_from(["ann", f"{BY}cordon: why"]),
+        st.sampled_from(["asked", "running", "done", "failed"]), st.integers(0, 6), TIME,
+    )  # fmt: skip
+    more = draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "attempts": attempts(), "runs_since": TIME, "whole": st.booleans(), "held": st.booleans(),
+                "change": request, "save": request, "priority_class": st.sampled_from(["high", "low", "other"]),
+                "wanted": st.sampled_from([1, 2, 4]), "fewest": st.sampled_from([1, 2]),
+                "boosted_by": st.just("slaTiers"), "flavors": st.sampled_from([(), ("a100",), ("h100",)]),
+                "created": TIME, "saved_at": TIME,
+                "steps_done": st.integers(0, 10**6), "steps_seen_at": TIME, "steps_total": st.integers(0, 10**6),
+                "steps_printed": st.integers(0, 10**6), "devices_per_pod": st.sampled_from([1, 8]),
+            },
+        )
+    )  # fmt: skip
+    return replace(job, **more)
+
+
+@st.composite
+def clusters(draw: Any) -> ClusterSnapshot:
+    known = [draw(jobs(f"j{n}")) for n in range(draw(st.integers(0, 6)))]
+    size = st.sampled_from([0, 1, 4, 16])
+    queues = tuple(scene.queue(f"q{n}", draw(size), "c" if n < 2 else "", ("h100", "a100")) for n in range(3))
+    return scene.snapshot(*known, queues=queues, nodes={"n1": draw(st.sampled_from(["", "is cordoned"]))})
+
+
+def all_policies() -> dict[str, Policy]:
+    usual: dict[str, Callable[..., Any]] = {
+        tidy.NAME: partial(tidy.propose, acting=set()),
+        regrow.NAME: partial(regrow.propose, enabled=True, min_run_s=10.0),
+    }
+    return {**chosen(ALL, "act"), **usual}
+
+
+@settings(max_examples=120, deadline=None)
+@given(clusters())
+def test_no_policy_raises_or_proposes_nonsense(seen: ClusterSnapshot) -> None:
+    def trouble(policy: str, what: str, error: BaseException | None) -> None:
+        raise AssertionError(f"{policy} {what}") from error
+
+    policies.ask(all_policies(), seen, trouble)
+
+
+@settings(max_examples=120, deadline=None)
+@given(clusters())
+def test_together_they_touch_no_job_twice_and_none_that_is_busy(seen: ClusterSnapshot) -> None:
+    asked = all_policies()
+    proposals = policies.ask(asked, seen, lambda *what: None)
+    rulings = Arbiter(terms(ALL, asked)).rule(seen, proposals, 0.0)
+    assert len(rulings) == len(proposals) and all(r.why for r in rulings)
+    done = [r.proposal for r in rulings if r.allowed]
+    assert len({p.job for p in done}) == len(done)
+    pools = []
+    for proposal in done:
+        job = seen.jobs[proposal.job]
+        assert job.busy is None or (proposal.asked and job.busy is job.change)
+        if moves(proposal, job):
+            assert job.trains and (job.held or proposal.policy == regrow.NAME)
+            queue = seen.queue_of(job)
+            pools.append(queue.pool if queue is not None else "")
+    assert len(set(pools)) == len(pools)
+
+
+def test_all_of_them_are_in_the_list() -> None:
+    assert set(chosen(ALL, "act")) == {"cordon", "slaTiers", "attainedService", "timeSharing", "marginalGain"}

@@ -1,0 +1,101 @@
+"""The policy cordon: which nodes are left, by whom, and what comes first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import planner_scene as scene
+import pytest
+from planner_scene import NOW
+
+from kueue_integration.drain import nodes
+from kueue_integration.planner.model import Request
+from kueue_integration.planner.policies import cordon
+
+LEAVES = {"n1": "is cordoned", "n2": ""}
+
+
+def saved(state: str = "done", by: str = "policy/cordon: saved first", attempt: int = 1, ago: float = 5) -> Request:
+    return Request("checkpoint", by, state, attempt, NOW - ago)
+
+
+def test_a_job_is_saved_while_it_goes_on_and_then_asked_to_leave():
+    (first,) = cordon.propose(scene.snapshot(scene.job(), nodes=LEAVES))
+    assert (first.action, first.reason) == ("checkpoint", "node n1 is cordoned")
+    (then,) = cordon.propose(scene.snapshot(scene.job(save=saved()), nodes=LEAVES))
+    assert (then.action, then.nodes, then.reason) == ("migrate", ("n1",), "node n1 is cordoned")
+
+
+@pytest.mark.parametrize(
+    "save", [saved("failed"), saved(by="ann"), saved(attempt=9), saved(ago=601), saved("running")],
+    ids=["failed", "of a user", "of another attempt", "old", "under way"],
+)  # fmt: skip
+def test_only_a_fresh_save_of_its_own_counts(save):
+    (proposal,) = cordon.propose(scene.snapshot(scene.job(save=save), nodes=LEAVES))
+    assert proposal.action == "checkpoint"
+
+
+def test_jobs_elsewhere_and_jobs_without_quota_are_left_alone():
+    elsewhere = scene.job("else", nodes=frozenset({"n2"}))
+    assert cordon.propose(scene.snapshot(elsewhere, scene.waiting(), nodes=LEAVES)) == []
+    assert cordon.propose(scene.snapshot(scene.job())) == []
+
+
+def test_high_priority_goes_first():
+    jobs = [scene.job("low", priority=1), scene.job("high", priority=100)]
+    assert [p.job[1] for p in cordon.propose(scene.snapshot(*jobs, nodes=LEAVES))] == ["high"]
+
+
+def test_one_save_of_a_cohort_waits_for_its_move():
+    jobs = [scene.job("a", save=saved()), scene.job("b"), scene.job("c", queue_name="other")]
+    queues = (scene.queue(), scene.queue("other"))
+    found = cordon.propose(scene.snapshot(*jobs, queues=queues, nodes=LEAVES))
+    assert [(p.action, p.job[1]) for p in found] == [("migrate", "a"), ("checkpoint", "c")]
+
+
+def test_a_job_that_cannot_be_saved_lets_the_next_one_try():
+    stuck = scene.job("a", save=saved("failed", ago=300), priority=100)
+    (proposal,) = cordon.propose(scene.snapshot(stuck, scene.job("b"), nodes=LEAVES))
+    assert (proposal.action, proposal.job[1]) == ("checkpoint", "b")
+
+
+def test_a_job_whose_hold_is_off_is_not_saved_in_vain():
+    """The arbiter refuses its move, and says why."""
+    off, on = scene.job("off", held=False), scene.job("on")
+    found = cordon.propose(scene.snapshot(off, on, nodes=LEAVES))
+    assert {(p.action, p.job[1]) for p in found} == {("migrate", "off"), ("checkpoint", "on")}
+
+
+def test_what_is_at_risk_is_the_work_since_the_newest_checkpoint():
+    job = scene.job(since=NOW - 900, history=(scene.moved(1, 4000, save=10, restore=20),))
+    assert cordon.at_risk(job, NOW) == pytest.approx(2 * (900 + 30))
+    assert cordon.at_risk(replace(job, saved_at=NOW - 100), NOW) == pytest.approx(2 * (100 + 30))
+    assert cordon.at_risk(replace(job, saved_at=NOW - 5000), NOW) == pytest.approx(2 * (900 + 30))
+
+
+def node(ready: str = "True", conditions: tuple[str, ...] = (), **spec: Any) -> Any:
+    told = [{"type": "Ready", "status": ready}, *({"type": name, "status": "True"} for name in conditions)]
+    return {"metadata": {"name": "n1"}, "spec": spec, "status": {"conditions": told}}
+
+
+def taint(key: str, effect: str = "NoExecute") -> Any:
+    return {"taints": [{"key": key, "effect": effect}]}
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        (node(), ""),
+        (node(unschedulable=True), "is cordoned"),
+        (node(**taint("maintenance")), "has the taint maintenance (NoExecute)"),
+        (node(**taint("gpu", "NoSchedule")), ""),
+        (node(conditions=("GpuUnhealthy",)), "reports GpuUnhealthy"),
+        (node(conditions=("Other",)), ""),
+        (node("False", unschedulable=True), ""),  # nothing can be saved there any more
+        (node("Unknown", unschedulable=True), ""),
+        (node(unschedulable=True, **taint("node.kubernetes.io/unreachable")), ""),
+    ],
+)
+def test_which_nodes_are_to_be_left(of, why):
+    assert nodes.leaving(of, ["GpuUnhealthy"]) == why

@@ -1,0 +1,332 @@
+"""Rounds of the planner against an API server's objects: what is written, what a dry run tells, and what goes wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import controller_scene as scene
+import pytest
+from controller_scene import NS, T0
+from test_verbs_ask import flavor, node, queue
+
+from kueue_integration.contract import attempt_records, job_names
+from kueue_integration.controller.cache import World
+from kueue_integration.controller.forever import Skips
+from kueue_integration.controller.hold import Settings
+from kueue_integration.controller.metrics import Metrics
+from kueue_integration.controller.planning import rounds
+from kueue_integration.controller.planning.rounds import Rounds
+from kueue_integration.errors import Conflict, Forbidden
+from kueue_integration.kube.fake import FakeKube
+from kueue_integration.kube.resources import EVENT, JOB, NODE, WORKLOAD, version_of
+from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
+from kueue_integration.planner import priority
+from kueue_integration.planner.proposals import Proposal
+from kueue_integration.planner.settings import Cordon, MoveLimits, PlannerSettings
+from kueue_integration.requests import placement, user_requests
+from proxy.protocol.messages import JobRequest, RequestStatus, to_json
+
+KUEUE = "kueue.x-k8s.io/v1beta2"
+KEY = (NS, "train")
+
+
+class Stage:
+    """A job of two pods on node n1, and rounds of the planner over it. `now` is the time of both clocks."""
+
+    def __init__(self, planner: PlannerSettings) -> None:
+        record = scene.record(running_at=T0 + 15, first_step=0, first_step_at=T0 + 20)
+        notes = {job_names.ANN_HOLD: "armed", COMPLETIONS_EQUAL_PARALLELISM: "true", job_names.ANN_WORLD_SIZE: "4"}
+        job = scene.job(suspend=False, annotations={**notes, **scene.history(record)})
+        job["spec"]["template"] = {"spec": {"containers": []}}
+        pods = [scene.pod(n) for n in range(2)]
+        for pod in pods:
+            pod["spec"]["nodeName"] = "n1"
+        local = {"apiVersion": KUEUE, "kind": "LocalQueue", "metadata": {"name": "q", "namespace": NS},
+                 "spec": {"clusterQueue": "training"}}  # fmt: skip
+        nodes = [node(name, "ondemand", cordoned=name == "n1") for name in ("n1", "n2")]
+        flavors = flavor("ondemand", flavor="ondemand"), flavor("spot", flavor="spot")
+        self.kube = FakeKube(job, *pods, local, *nodes, *flavors, queue("ondemand", "spot"))
+        self.kube.put(scene.workload(state="Ready", admitted=True))
+        self.now = T0 + 500
+        self.metrics, self.settings = Metrics(), Settings(regrow=False, planner=planner)
+        self.world = World(self.kube)
+        self.world.start()
+        assert self.world.wait_synced(10)
+        self.rounds = self.again()
+
+    def again(self) -> Rounds:
+        """Rounds of a new process."""
+        skips = Skips(self.metrics)
+        return Rounds(
+            self.kube, self.world, self.settings, skips, self.metrics, self._never, lambda: self.now, lambda: self.now
+        )
+
+    @staticmethod
+    def _never(*_: Any) -> None:
+        raise AssertionError("nothing is to regrow")
+
+    def round(self, seconds: float = 31) -> list[float]:
+        """One, when our copies have caught up; the seconds until another look."""
+        self._caught_up()
+        self.now += seconds
+        wake: list[float] = []
+        self.rounds.plan(wake.append)
+        return wake
+
+    def _caught_up(self) -> None:
+        copies = {JOB: (self.world.jobs, "train"), WORKLOAD: (self.world.workloads, "job-train-1")}
+        for kind, (informer, name) in copies.items():
+            wanted = version_of(self.kube.get(kind, NS, name))
+            until(lambda: version_of(informer.get(NS, name) or {"metadata": {}}) == wanted)  # noqa: B023
+
+    def job(self) -> Any:
+        return self.kube.get(JOB, *KEY)
+
+    def asked(self, slot: user_requests.Slot = user_requests.CHANGE) -> Any:
+        return user_requests.asked(self.job(), slot)
+
+    def answer(self, slot: user_requests.Slot, state: str = "done", **notes: str) -> None:
+        """The controller's final word on the request in `slot`."""
+        request = self.asked(slot)
+        said = RequestStatus(request.id, request.op, state, "so", self.now, 1, finished_at=self.now)  # type: ignore[arg-type]
+        self.kube.patch(JOB, *KEY, {"metadata": {"annotations": {**user_requests.stored(said), **notes}}})
+
+    def events(self) -> list[tuple[str, str]]:
+        return [(e["reason"], e["message"]) for e in self.kube.objects() if e["kind"] == EVENT.name]
+
+    def count(self, label: str) -> float:
+        return self.metrics.value("singularity_planner_actions_total", label)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "the informer did not catch up"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def stage() -> Iterator[Callable[..., Stage]]:
+    made: list[Stage] = []
+
+    def start(mode: str = "act", **limits: Any) -> Stage:
+        planner = PlannerSettings(cordon=Cordon(mode), limits=replace(MoveLimits(), **limits))  # type: ignore[arg-type]
+        made.append(Stage(planner))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.world.stop()
+
+
+def test_a_job_is_saved_and_then_leaves_a_cordoned_node(stage: Callable[..., Stage]) -> None:
+    play = stage()
+    assert min(play.round()) <= 30
+    save = play.asked(user_requests.CHECKPOINT)
+    assert (save.op, save.by) == ("checkpoint", "policy/cordon: node n1 is cordoned")
+    assert play.asked() is None
+    play.round()  # the save is under way: nothing else is asked for
+    assert play.asked() is None
+    play.answer(user_requests.CHECKPOINT)
+    play.round()
+    request = play.asked()
+    assert (request.op, request.node, request.placement.avoid_nodes) == ("migrate", "n1", ["n1"])
+    assert request.by == "policy/cordon: node n1 is cordoned"
+    assert [reason for reason, _ in play.events()] == ["PlannerAction"] * 2
+    assert play.count("cordon migrate done") == play.count("cordon checkpoint done") == 1
+    # It has left: it may go everywhere again at its next start.
+    play.answer(user_requests.CHANGE, **{job_names.ANN_PLACEMENT: to_json(request.placement)})
+    for pod in play.kube.objects():
+        if pod["kind"] == "Pod":
+            play.kube.put({**pod, "spec": {"nodeName": "n2"}})
+    play.round()
+    assert play.asked().placement == placement.ANYWHERE
+
+
+def test_a_dry_run_tells_once_and_writes_nothing_on_the_job(stage: Callable[..., Stage]) -> None:
+    play = stage("propose")
+    before = play.job()
+    for _ in range(3):
+        play.round()
+    assert play.job() == before
+    ((reason, message),) = play.events()
+    assert reason == "PlannerProposal"
+    assert message.startswith("cordon: checkpoint of team/train: node n1 is cordoned (gain ")
+    assert play.count("cordon checkpoint proposed") == 1
+    play.round(700)
+    assert len(play.events()) == 2  # it is told again after a while
+
+
+def test_without_a_policy_nothing_is_asked_and_no_node_is_listed(stage: Callable[..., Stage]) -> None:
+    play = stage("none")
+    play.kube.requests.clear()
+    assert play.round() == []
+    assert not [r for r in play.kube.requests if r[0] in ("patch", "create") or r[1] == NODE.name]
+
+
+def test_a_job_that_would_lose_steps_stays_and_says_why(stage: Callable[..., Stage]) -> None:
+    play = stage()
+    play.round()
+    off = {job_names.ANN_HOLD: "off"}
+    play.answer(user_requests.CHECKPOINT, **off)
+    play.round()
+    assert [e for e in play.events() if "migrate" in e[1]] == []
+    assert play.asked() is None
+    assert play.count("cordon migrate refused") == 1
+    assert play.count("cordon migrate done") == 0
+
+
+def test_somebody_elses_request_is_not_replaced(stage: Callable[..., Stage]) -> None:
+    play = stage()
+    play.round()
+    theirs = {"metadata": {"annotations": user_requests.written(user_requests_of("ann"))}}
+    play.answer(user_requests.CHECKPOINT)
+    play.kube.patch(JOB, *KEY, theirs)
+    play.round()
+    assert play.asked().by == "ann"
+
+
+def user_requests_of(who: str) -> Any:
+    return JobRequest("r1", "resize", T0, who, workers=4)
+
+
+def test_a_conflict_voids_the_plan_and_is_not_counted_as_a_move(stage: Callable[..., Stage]) -> None:
+    play = stage(min_run_s=0.0)
+    play.round()
+    play.answer(user_requests.CHECKPOINT)
+    play._caught_up()
+    for _ in range(5):
+        play.kube.fail_next("patch", JOB, Conflict("changed", 409, "Conflict"))
+    with pytest.raises(Conflict):
+        play.round()
+    assert play.asked() is None
+    play.round()
+    assert play.asked().op == "migrate"
+
+
+def test_limits_hold_over_a_restart_of_the_planner(stage: Callable[..., Stage]) -> None:
+    play = stage(moves_per_hour=1)
+    past = scene.record(1, ended_by="Migrated", evicted_at=T0 + 100, released_at=T0 + 110, last_step=9)
+    now = scene.record(2, admitted_at=T0 + 120, first_step=10, first_step_at=T0 + 130)
+    play.kube.patch(JOB, *KEY, {"metadata": {"annotations": scene.history(past, now)}})
+    for pod in play.kube.objects():
+        if pod["kind"] == "Pod":
+            pod["metadata"]["annotations"][job_names.ANN_ATTEMPT] = "2"
+            play.kube.put(pod)
+    until(lambda: all(p["metadata"]["annotations"][job_names.ANN_ATTEMPT] == "2" for p in play.world.pods.all()))
+    assert attempt_records.history(play.job())[-1].attempt == 2
+    play.round()
+    request = play.asked(user_requests.CHECKPOINT)
+    said = RequestStatus(request.id, "checkpoint", "done", "so", play.now, 2, finished_at=play.now)
+    play.kube.patch(JOB, *KEY, {"metadata": {"annotations": user_requests.stored(said)}})
+    play.rounds = play.again()
+    play.round()
+    assert play.asked() is None and play.count("cordon migrate refused") == 1
+
+
+def test_a_policy_that_raises_is_named_and_the_others_go_on(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(seen: Any) -> Any:
+        raise ZeroDivisionError
+
+    def raving(seen: Any) -> Any:
+        return [Proposal("resize", KEY, "why not", 1e9, "raving", workers=3)]
+
+    found = {"broken": broken, "raving": raving}
+    usual = rounds.chosen
+    monkeypatch.setattr(rounds, "chosen", lambda planner, mode: {**usual(planner, mode), **found})
+    play = stage()
+    play.round()
+    assert play.asked(user_requests.CHECKPOINT).op == "checkpoint"  # of cordon
+    assert play.metrics.value("singularity_planner_policy_errors_total", "broken") == 2  # acting, and in the dry run
+    assert play.metrics.value("singularity_planner_policy_errors_total", "raving") == 2
+    assert play.asked() is None
+
+
+def test_an_api_server_that_does_not_show_nodes_stops_nothing_else(stage: Callable[..., Stage]) -> None:
+    play = stage()
+    play.kube.fail_next("list", NODE, Forbidden("nodes", 403, "Forbidden"))
+    play.round()
+    assert play.asked(user_requests.CHECKPOINT) is None
+    assert play.metrics.value("singularity_planner_policy_errors_total", "cordon") == 1
+    play.round()
+    assert play.asked(user_requests.CHECKPOINT) is not None
+
+
+def only(monkeypatch: pytest.MonkeyPatch, *wanted: Proposal) -> None:
+    """A policy `stub` that proposes just that."""
+    found = {"stub": lambda seen: wanted}
+    monkeypatch.setattr(rounds, "chosen", lambda planner, mode: found if mode == "act" else {})
+
+
+@pytest.mark.parametrize(
+    ("action", "more"), [("pause", {}), ("resize", {"workers": 1}), ("checkpoint", {})], ids=["pause", "resize", "save"]
+)
+def test_what_is_allowed_becomes_a_signed_request(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, action: Any, more: dict[str, Any]
+) -> None:
+    only(monkeypatch, Proposal(action, KEY, "a good reason", 1e9, "stub", **more))
+    play = stage("none")
+    play.round()
+    request = play.asked(user_requests.slot_of(action))
+    assert (request.op, request.by) == (action, "policy/stub: a good reason")
+    assert request.workers == more.get("workers")
+    play.round()
+    assert len(play.events()) == 1  # it is under way
+
+
+def test_a_priority_is_set_on_the_workload_and_given_back(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, Proposal("priority", KEY, "it has had much", 1e9, "stub", priority=7))
+    play = stage("none")
+    play.round()
+    workload = play.kube.get(WORKLOAD, NS, "job-train-1")
+    assert (workload["spec"]["priority"], priority.read(workload)) == (7, priority.Mark("stub", 10, 7))
+    assert play.asked() is None
+    # The policy is switched off: the next planner gives back what it finds.
+    monkeypatch.undo()
+    play.rounds = play.again()
+    play.round()
+    workload = play.kube.get(WORKLOAD, NS, "job-train-1")
+    assert (workload["spec"]["priority"], priority.read(workload)) == (10, None)
+
+
+def test_a_job_that_was_parked_is_queued_again_when_the_policy_is_off(stage: Callable[..., Stage]) -> None:
+    play = stage("none")
+    pause = JobRequest("r1", "pause", T0, "policy/timeSharing: its turn is over")
+    play.kube.patch(JOB, *KEY, {"metadata": {"annotations": user_requests.written(pause)}, "spec": {"suspend": True}})
+    play.answer(user_requests.CHANGE)
+    parked = {"metadata": {"annotations": {job_names.ANN_PAUSED: "r1"}}, "spec": {"active": False}}
+    play.kube.patch(WORKLOAD, NS, "job-train-1", parked)
+    play.kube.set_status(WORKLOAD, NS, "job-train-1", {"conditions": [], "admission": None})
+    play.round()
+    assert (play.asked().op, play.asked().by) == ("resume", "policy/tidy: policy timeSharing is off")
+
+
+def test_objects_that_cannot_be_read_are_named_and_hide_no_other(stage: Callable[..., Stage]) -> None:
+    play = stage()
+    bad = scene.workload("job-bad", owner=None, uid="uid-bad", cpu="lots", state=None)
+    play.kube.put(bad)
+    broken = queue("ondemand")
+    broken["metadata"]["name"] = "broken"
+    broken["spec"]["resourceGroups"] = [{"flavors": [{"name": "x", "resources": [{"name": "cpu"}]}]}]
+    play.kube.put(broken)
+    job = scene.job("other", suspend=False, uid="uid-other", annotations={job_names.ANN_HISTORY: "{"})
+    play.kube.put(job)
+    until(lambda: play.world.cluster_queues.get("", "broken") is not None)
+    until(lambda: play.world.workloads.get(NS, "job-bad") is not None and play.world.job(NS, "other") is not None)
+    play.round()
+    assert play.asked(user_requests.CHECKPOINT) is not None
+    assert play.metrics.value("singularity_unreadable_total", "plan") == 2
+
+
+def test_an_event_that_cannot_be_written_stops_nothing(stage: Callable[..., Stage]) -> None:
+    play = stage()
+    play.kube.fail_next("create", EVENT, Conflict("no", 409, "Conflict"))
+    play.round()
+    assert play.asked(user_requests.CHECKPOINT) is not None and play.events() == []

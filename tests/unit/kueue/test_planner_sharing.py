@@ -1,0 +1,151 @@
+"""Time sharing and marginal gain: whose turn it is, and who gets the next worker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import planner_scene as scene
+import pytest
+from planner_scene import GPU, NOW
+
+from kueue_integration.planner.model import BY, Job, Request, Workload
+from kueue_integration.planner.policies import marginal_gain, time_sharing
+
+QUANTUM = 600.0
+
+
+def turns(*jobs: Job, devices: int = 2, others: tuple[Workload, ...] = ()):
+    seen = scene.snapshot(*jobs, queues=(scene.queue(devices=devices),), others=others)
+    return [(p.action, p.job[1], round(p.gain_device_seconds)) for p in time_sharing.propose(seen, QUANTUM)]
+
+
+# --- time sharing ---------------------------------------------------------------------------------------------------
+def test_a_job_whose_quantum_is_over_makes_room_for_who_waits():
+    assert turns(scene.job("runs"), scene.waiting()) == [("pause", "runs", 1200)]
+    assert turns(scene.job("runs", since=NOW - 500), scene.waiting()) == []
+    assert turns(scene.job("runs")) == []  # nobody waits
+
+
+def test_who_fits_is_admitted_by_kueue():
+    assert turns(scene.job("runs"), scene.waiting(), devices=4) == []
+
+
+def test_who_can_never_fit_makes_nobody_wait():
+    assert turns(scene.job("runs"), scene.waiting(devices=9)) == []
+
+
+def test_other_priorities_are_kueues_matter():
+    assert turns(scene.job("runs", priority=100), scene.waiting(priority=10)) == []
+    assert turns(scene.job("runs", priority=10), scene.waiting(priority=100)) == []
+
+
+def test_the_one_that_has_run_longest_goes_first():
+    short, long = scene.job("short", since=NOW - 700), scene.job("long", since=NOW - 5000)
+    assert turns(short, long, scene.waiting(), devices=4) == [("pause", "long", 1200)]
+
+
+def test_a_parked_job_gets_its_turn_when_it_fits():
+    parked = scene.parked(scene.job("parked"), time_sharing.NAME)
+    assert turns(parked) == [("resume", "parked", 0)]
+    assert turns(parked, scene.job("runs")) == [("pause", "runs", 1200)]
+    assert turns(parked, scene.job("runs", since=NOW - 10)) == []
+
+
+def test_who_has_waited_longer_than_a_parked_job_comes_before_it():
+    parked = scene.parked(scene.job("parked"), time_sharing.NAME, ago=100)
+    assert turns(parked, scene.waiting(since=NOW - 300)) == []  # it fits: Kueue admits it
+    assert turns(parked, scene.waiting(since=NOW - 50)) == [("resume", "parked", 0)]
+
+
+def test_a_job_that_somebody_else_has_paused_stays_paused():
+    job = scene.parked(scene.job("parked"), time_sharing.NAME)
+    theirs = replace(job, change=Request("pause", "ann", "done", 1, NOW - 100))
+    assert turns(theirs) == []
+    assert turns(replace(job, change=Request("pause", f"{BY}other: why", "done", 1, NOW - 100))) == []
+
+
+def test_workloads_of_others_take_their_turn_too():
+    other = Workload("team", "ray", "wl-ray", "training", 10, NOW - 50, asks={GPU: Fraction(1)}, waits=True)
+    assert turns(scene.job("runs"), others=(other,)) == [("pause", "runs", 1200)]
+
+
+def test_everybody_gets_a_turn():
+    """Three jobs on the devices of one: played out by hand for an hour, each of them runs."""
+    served = dict.fromkeys("abc", 0)
+    jobs = {n: scene.waiting(n, since=NOW - 10 + i) for i, n in enumerate("abc")}
+    now = NOW
+    for _ in range(60):
+        now += 60
+        seen = scene.snapshot(*jobs.values(), queues=(scene.queue(devices=2),), now=now)
+        for proposal in time_sharing.propose(seen, QUANTUM):
+            name = proposal.job[1]
+            if proposal.action == "pause":
+                jobs[name] = scene.parked(jobs[name], time_sharing.NAME, ago=NOW - now)
+            else:
+                jobs[name] = replace(jobs[name], paused=False)
+        if not any(job.given for job in jobs.values()):
+            waiting = [n for n, job in jobs.items() if not job.paused]
+            if waiting:
+                jobs[waiting[0]] = scene.job(waiting[0], since=now)
+        for name, job in jobs.items():
+            served[name] += job.given is not None
+    assert min(served.values()) >= 15, served
+
+
+# --- marginal gain --------------------------------------------------------------------------------------------------
+def measured(name: str, *, one_s: float, two_s: float, left: int = 10_000, count: int = 2, **changes) -> Job:
+    """A job of up to four workers that makes a step in `one_s` seconds with one worker, in `two_s` with two."""
+    last = {1: one_s, 2: two_s}
+    past = [
+        scene.record(
+            n, pods=w, admitted_at=NOW - 50_000, first_step_at=NOW - 49_000, last_step=1000,
+            evicted_at=NOW - 49_000 + 1000 * s, released_at=NOW - 48_990 + 1000 * s, ended_by="Preempted",
+        )
+        for n, (w, s) in enumerate(last.items(), 1)
+    ]  # fmt: skip
+    job = scene.job(name, history=tuple(past), count=count, **changes)
+    seen = NOW - 980 + 99 * last[count]
+    return replace(job, steps_done=100, steps_seen_at=seen, steps_total=left + 100, steps_printed=100, ranks=4)
+
+
+def gains(*jobs: Job, devices: int = 8, waiting: tuple[Job, ...] = ()):
+    seen = scene.snapshot(*jobs, *waiting, queues=(scene.queue(devices=devices),))
+    return [(p.action, p.job[1], p.workers) for p in marginal_gain.propose(seen)]
+
+
+def test_the_next_workers_go_where_they_shorten_completion_most():
+    scales, flat = measured("scales", one_s=2.0, two_s=1.0), measured("flat", one_s=1.1, two_s=1.0)
+    assert gains(flat, scales) == [("resize", "scales", 4)]
+    assert gains(flat) == [("resize", "flat", 4)]
+
+
+def test_a_job_that_more_workers_slow_down_gets_none():
+    assert gains(measured("worse", one_s=1.0, two_s=2.0)) == []
+
+
+def test_without_free_quota_the_one_that_gains_least_gives():
+    scales, flat = measured("scales", one_s=2.0, two_s=1.0), measured("flat", one_s=1.01, two_s=1.0)
+    assert gains(scales, flat, devices=4) == []  # one worker of `flat` is not enough for the next size of `scales`
+    small = measured("small", one_s=2.0, two_s=1.0, count=1, wanted=1)
+    assert gains(small, flat, devices=3) == [("resize", "flat", 1)]
+
+
+def test_a_trade_has_to_gain_more_than_both_moves_cost():
+    flat = measured("flat", one_s=1.01, two_s=1.0)
+    nearly_done = measured("small", one_s=2.0, two_s=1.0, left=100, count=1, wanted=1)
+    assert gains(nearly_done, flat, devices=3) == []
+
+
+def test_quota_that_somebody_waits_for_is_left_to_them():
+    assert gains(measured("scales", one_s=2.0, two_s=1.0), waiting=(scene.waiting(),)) == []
+
+
+@pytest.mark.parametrize("change", [
+    {"steps_total": None}, {"resizable": False}, {"attempts": ()}, {"wanted": 4}, {"runs_since": None},
+])  # fmt: skip
+def test_a_job_whose_completion_is_not_known_is_left_alone(change):
+    job = measured("scales", one_s=2.0, two_s=1.0)
+    if "attempts" in change:
+        change = {"attempts": job.attempts[-1:]}  # one size
+    assert gains(replace(job, **change)) == []

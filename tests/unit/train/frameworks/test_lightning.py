@@ -1,0 +1,68 @@
+"""The Trainer of Lightning goes on with another number of workers, at the next step and the next sample."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from moves import STEPS, far, play, samples
+from torch_nursery import Nursery
+
+pytestmark = [pytest.mark.criu]  # root and the torch environment
+PROGRAM = "lightning_programs:train"
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.full)])
+def test_two_moves_with_other_workers(ranks: Nursery, place: Path, workers: int) -> None:
+    reference = play(ranks, PROGRAM, None, [(1, None)])
+    attempts = play(ranks, PROGRAM, place, [(2, 4), (1, 8), (2, None)], workers=workers)
+    assert samples(attempts) == samples(reference) and len(samples(attempts)) == STEPS
+    for epoch in (0, 6):
+        seen = list(chain(*samples(attempts)[epoch : epoch + 6]))
+        assert len(seen) == len(set(seen)) == 48
+    assert [each[0]["accumulation"] for each in attempts] == [2, 4, 2]
+    assert [each[0]["exact"] for each in attempts] == [True, False, False]
+    last, whole = attempts[-1][0], reference[0][0]
+    assert far(last["weights"], whole["weights"]) < 1e-6 and last["rate"] == whole["rate"]
+    assert [each[0]["validated"] for each in attempts] == [[], [6], [12]] and whole["validated"] == [6, 12]
+    assert last["epoch"] == whole["epoch"]
+
+
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.full), 2])
+def test_the_same_workers_have_the_same_bits(ranks: Nursery, place: Path, world: int) -> None:
+    reference = play(ranks, PROGRAM, None, [(world, None)])
+    attempts = play(ranks, PROGRAM, place, [(world, 4), (world, 7), (world, None)])
+    assert [each["state"] for each in attempts[-1]] == [each["state"] for each in reference[0]]
+    assert list(chain(*(each[0]["losses"] for each in attempts))) == reference[0][0]["losses"]
+    assert all(each["exact"] for found in attempts for each in found)
+
+
+WRONG = {
+    "strategy": ("UsageError", "strategy: Foreign keeps its own state"),
+    "manual": ("UsageError", "automatic_optimization = False"), "twice": ("UsageError", "is there twice"),
+    "schedule": ("UsageError", "GradientAccumulationScheduler changes"),
+    "sampler": ("DataError", "SubsetRandomSampler chooses the order itself"),
+    "loaders": ("DataError", "there are several"), "stream": ("DataError", "has no order that can be cut"),
+    "samples": ("DataError", "60 samples, and the checkpoint was made with 52"),
+    "micro": ("ContractError", "micro = 4: the checkpoint was made with 2"),
+    "batch": ("ContractError", "global_batch_size = 16: the checkpoint was made with 8"),
+    "seed": ("ContractError", "seed = 4: the checkpoint was made with 3"),
+    "model": ("ModelChangedError", "reshaped: .*net.0.bias"),
+    "not resumed": ("UsageError", "begins at step 0, and the checkpoint is of step 7"),
+}  # fmt: skip
+
+
+def test_what_cannot_move_is_refused_by_name(ranks: Nursery, place: Path) -> None:
+    (found,) = ranks.run(1, "lightning_programs:wrong", directory=str(place))
+    for case, (kind, pattern) in WRONG.items():
+        assert found[case][0] == kind, (case, found[case])
+        assert re.search(pattern, found[case][1]), (case, found[case])
+    assert found["unchanged"] == ["7", "[6]", "7", "12"]
+    assert found["over"] == ["12", "[]", "True"]
+
+
+def test_lightning_loads_what_is_exported(ranks: Nursery, place: Path) -> None:
+    (found,) = ranks.run(1, "lightning_programs:exported", directory=str(place))
+    assert found == {"own": [0, True, 3, 0.005, 6], "moved": [0, True, 4, 0.00625, 6]}
