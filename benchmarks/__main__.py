@@ -38,6 +38,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--workloads", type=int, metavar="N", help="size of the admission figures (default 15000)")
     parser.add_argument("--evictions", type=int, metavar="N", help="size of the eviction figures (default 1000)")
     parser.add_argument("--nodes", type=int, metavar="N", help="fake nodes of both (default 1000)")
+    parser.add_argument("--size", type=float, metavar="GB", help="tensors of large_state_gb_s (default 8, quick 2)")
     parser.add_argument(
         "--limit",
         type=float,
@@ -55,6 +56,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"argument --evictions: {arguments.evictions} is less than 10")
     if arguments.nodes is not None and arguments.nodes < 1:
         parser.error(f"argument --nodes: {arguments.nodes} is less than 1")
+    if arguments.size is not None and not 0.1 <= arguments.size <= 64:
+        parser.error(f"argument --size: {arguments.size:g} GB is not between 0.1 and 64")
     if arguments.limit is not None and arguments.limit <= 0:
         parser.error(f"argument --limit: {arguments.limit:g} s is no time")
     return arguments
@@ -90,7 +93,9 @@ def measure(arguments: argparse.Namespace) -> int:
 
     kept = read(arguments.output) if arguments.keep and arguments.output.exists() else []
     entries = {entry["key"]: entry for entry in kept}
-    options = Options(arguments.quick, arguments.workloads, arguments.evictions, arguments.limit, arguments.nodes)
+    options = Options(
+        arguments.quick, arguments.workloads, arguments.evictions, arguments.limit, arguments.nodes, arguments.size
+    )
     failed = []
     for group, wanted in chosen:
         say(f"{group.name}: {', '.join(spec.key for spec in wanted)}")

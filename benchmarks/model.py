@@ -16,6 +16,7 @@ class Options:
     :param workloads: size of the admission figures; None: what `quick` gives
     :param evictions: likewise of the eviction figures
     :param nodes: fake nodes of both; None: what `quick` gives
+    :param size_gb: tensors of the rank of `large_state_gb_s`; None: what `quick` gives
     :param limit_s: longest time of each side of the admission figures, and of each wait of the eviction figures
     """
 
@@ -24,6 +25,7 @@ class Options:
     evictions: int | None = None
     limit_s: float | None = None
     nodes: int | None = None
+    size_gb: float | None = None
 
 
 @dataclass(frozen=True)

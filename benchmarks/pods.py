@@ -133,25 +133,34 @@ class Job:
             raise RuntimeError(f"{error}\n" + "\n".join(pod.log()[-2000:] for pod in self.pods)) from None
         return time.monotonic()
 
-    def stop(self, dumping: Callable[[Sequence[Path]], object] = lambda images: None) -> Stop:
+    def stop(
+        self,
+        dumping: Callable[[Sequence[Path]], object] = lambda images: None,
+        before: Callable[[Sequence[Path]], object] | None = None,
+    ) -> Stop:
         """Barrier and dump of all ranks, which stand still afterwards.
 
         :param dumping: called when the dump begins, with the folders of the images, one per rank
+        :param before: called likewise before it begins. It makes the sockets that the pages are streamed to
         """
         self.generation = page.generation(self.attempt, self.generation % page.GENERATIONS_PER_ATTEMPT + 1)
         coordinator = self.coordinator()
-        before, began = max(self.counts()), time.monotonic()
+        done, began = max(self.counts()), time.monotonic()
         step = coordinator.acquire(self.generation, timeout=120)
+        barrier_s = time.monotonic() - began
+        if before is not None:
+            before(self.images())
         acquired, cpu = time.monotonic(), self.cpu.seconds()
         skip = [len(pod.sidecar.events) for pod in self.pods]
         for pod in self.pods:
-            pod.sidecar.command("dump", generation=self.generation, checkpoint_id=self.checkpoint)
+            fields = {"generation": self.generation, "checkpoint_id": self.checkpoint, "stream": before is not None}
+            pod.sidecar.command("dump", **fields)
         dumping(self.images())
         for pod, seen in zip(self.pods, skip, strict=True):
             event = pod.wait_event("dumped", "dump_failed", skip=seen)
             if event.kind != "dumped":
                 raise RuntimeError(f"{event.message}\n{pod.log()[-2000:]}")
-        return Stop(acquired - began, step - before, time.monotonic() - acquired, self.cpu.seconds() - cpu)
+        return Stop(barrier_s, step - done, time.monotonic() - acquired, self.cpu.seconds() - cpu)
 
     def go_on(self) -> None:
         """The ranks continue where they are."""

@@ -1,8 +1,9 @@
 """How much disk the images of a checkpoint may take in a pod: a limit of the volume that they lie in. Pure.
 
 The kubelet evicts a pod whose volume grows over its limit. So the launcher knows the limit too, and refuses a dump that
-would not fit. Kueue admits no Workload that requests a resource which its ClusterQueue does not cover. So nothing is
-requested here: `resources["ephemeral-storage"]` is the wish of who knows that the queues cover it.
+would not fit. The sidecar refuses such a restore. Kueue admits no Workload that requests a resource which its
+ClusterQueue does not cover. So nothing is requested here: `resources["ephemeral-storage"]` is the wish of who knows
+that the queues cover it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ SETS: Final = 2
 """Of images: those that are still uploaded, or were restored, and the next ones."""
 FILES: Final = 10 * 2**30
 """Bytes of files that travel: what the launcher lets one rank take along (`SINGULARITY_FILE_LIMIT`)."""
+_TOLD: Final = (job_names.CONTAINER_TRAIN, job_names.CONTAINER_SIDECAR)
 _NO_DEVICE: Final = frozenset(("cpu", "memory", "ephemeral-storage"))
 
 
@@ -41,9 +43,15 @@ def bounded(template: Object, wish: str | None, ranks: int) -> Object:
         else volume
         for volume in spec["volumes"]
     ]
-    told = {**train, "env": [*train["env"], {"name": names.ENV_IMAGE_ROOM, "value": str(limit)}]}
-    containers = [told if container is train else container for container in spec["containers"]]
-    return {**template, "spec": {**spec, "volumes": volumes, "containers": containers}}
+    told = {
+        kind: [_told(c, limit) if c["name"] in _TOLD else c for c in spec[kind]]
+        for kind in ("containers", "initContainers")
+    }
+    return {**template, "spec": {**spec, "volumes": volumes, **told}}
+
+
+def _told(container: Object, limit: int) -> Object:
+    return {**container, "env": [*container["env"], {"name": names.ENV_IMAGE_ROOM, "value": str(limit)}]}
 
 
 def derived(train: Mapping[str, Any], ranks: int) -> Fraction | None:

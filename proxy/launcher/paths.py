@@ -32,6 +32,11 @@ class Paths:
         return self.run / names.SOCKET_FILE
 
     @property
+    def pages_socket(self) -> Path:
+        """Where the sidecar takes pages during a dump."""
+        return self.run / names.PAGES_FILE
+
+    @property
     def agent(self) -> Path:
         return self._below(names.AGENT_DIR)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ..protocol import exit_codes, names, starters
+from ..protocol import exit_codes, image_room, names, starters
 from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Plan
 from ..protocol.phases import SavePhases, StartPhases
 from . import device, memory, reap, signals, verdict
@@ -28,7 +28,7 @@ from .ranks import environment, torchrun, user
 from .ranks.nudge import Nudge
 from .ranks.slot import Slot
 from .refusal import Refusals
-from .snapshot import container_layer, rank_dump, restore, room
+from .snapshot import container_layer, rank_dump, restore
 from .snapshot.criu import Criu
 from .tools import Tools
 
@@ -43,6 +43,13 @@ def say(message: str) -> None:
     print(f"[launcher] {message}", flush=True)
 
 
+def _image_room(env: Mapping[str, str]) -> int | None:
+    try:
+        return image_room.limit(env)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
 class Supervisor:
     """:param env: the container's environment
     :param argv: the user's command; empty: it stands in the environment
@@ -54,7 +61,7 @@ class Supervisor:
         self.argv = environment.command(env, argv)
         self.user = user.wanted(env)
         self.log_rate = rate_limit.from_env(env)
-        self.files = rank_dump.Files(time.time(), container_layer.limit(env), room.limit(env))
+        self.files = rank_dump.Files(time.time(), container_layer.limit(env), _image_room(env))
         self.tools = Tools(self.paths.tools)
         self.criu = Criu(self.tools)
         self.devices = device.find(env)
@@ -86,6 +93,12 @@ class Supervisor:
         """Dumps under way."""
         self._asked: dict[int, LauncherEvent | None] = {}
         """Generation of a dump that was asked for -> how it has ended, until its ranks go on."""
+        self._streamed: set[int] = set()
+        """Generations whose pages went to a sidecar."""
+        self._named: dict[int, str] = {}
+        """Generation -> the last command for its dump, as its sidecar calls it (`LauncherCommand.dump`)."""
+        self._again: LauncherCommand | None = None
+        """A dump that a restarted sidecar asks for while its pages still go to the one before."""
         self._postponed: list[LauncherCommand] = []
 
     # --- the loop -------------------------------------------------------------------------------------------------
@@ -337,14 +350,23 @@ class Supervisor:
             self.ended = command.exit_code or exit_codes.STOPPED
 
     def _ask_for(self, command: LauncherCommand) -> None:
-        """A restarted sidecar asks again: two dumps of one rank at the same time would disturb each other."""
+        """A restarted sidecar asks again: two dumps of one rank at the same time would disturb each other.
+
+        Pages that were streamed went to the sidecar before it, so they are dumped again.
+        """
         generation = command.generation
-        if generation not in self._asked:
+        ended = self._asked.get(generation)
+        self._named[generation] = command.dump
+        if generation in self._asked and ended is None:
+            self._again = command if command.stream else None
+        elif ended is None or generation in self._streamed:
             self._asked[generation] = None
+            if command.stream:
+                self._streamed.add(generation)
             self._dumps += 1
             self._background(lambda: self._dump(command))
-        elif (ended := self._asked[generation]) is not None:
-            self.outbox.put(ended)
+        else:
+            self.outbox.put(replace(ended, dump=command.dump))
 
     def _resume_postponed(self) -> None:
         assert self.plan is not None
@@ -367,7 +389,9 @@ class Supervisor:
         try:
             if self.codes:
                 raise DumpError(f"ranks {sorted(self.codes)} have ended")
-            order = rank_dump.Order(command.generation, command.checkpoint_id, deadline, command.anywhere, command.job)
+            order = rank_dump.Order(
+                command.generation, command.checkpoint_id, deadline, command.anywhere, command.job, command.stream
+            )
             for line in rank_dump.dump(self.slots, self.paths, self.criu, order, self.files, self.devices, laps):
                 say(line)
             event = LauncherEvent("dumped", command.generation, seconds=time.monotonic() - began)
@@ -381,7 +405,11 @@ class Supervisor:
             say(text)
             self._dumps -= 1
             self._asked[command.generation] = event
-            self.outbox.put(event)
+            again, self._again = self._again, None
+            if again is not None and again.generation == command.generation and not self._postponed:
+                self._ask_for(again)
+                return
+            self.outbox.put(replace(event, dump=self._named[command.generation]))
             self._resume_postponed()
 
         return act

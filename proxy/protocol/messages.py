@@ -304,6 +304,10 @@ class LauncherCommand:
     """Seconds from when the launcher gets this; a dump that cannot end within them is given up."""
     job: list[str] = field(default_factory=list)
     """`dump`: addresses of all pods of the job. A connection to one of them is one between ranks."""
+    dump: str = ""
+    """`dump`: drawn by the sidecar that asks. The event that answers it repeats it."""
+    stream: bool = False
+    """`dump`: the sidecar takes the ranks' pages at its socket while they are dumped (`page_frames`)."""
     master_addr: str = ""
     master_port: int = 0
     exit_code: int = 0
@@ -338,6 +342,8 @@ class LauncherEvent:
     seconds: float = 0.0
     reading: Reading | None = None
     gpus: Gpus | None = None
+    dump: str = ""
+    """`dumped`, `dump_failed`: what the command said, empty where no command was carried out."""
     save: SavePhases | None = None
     """`dumped`: as far as the launcher knows them."""
     start: StartPhases | None = None

@@ -89,6 +89,8 @@ LOST_PEER_FILE: Final = "lost-peer"
 """In the control directory of a rank that ended because a connection to another rank broke."""
 SOCKET_FILE: Final = "launcher/sidecar.sock"
 """In a folder of its own: ranks do not see it, and so cannot speak in their launcher's place."""
+PAGES_FILE: Final = "launcher/pages.sock"
+"""Beside it: where the sidecar takes pages of a dump."""
 
 HOLD_REWIND: Final = "-rewind"
 """In the store, the holder of a checkpoint that its own job is about to go back to. No job can be called so."""

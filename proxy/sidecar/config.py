@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import ConfigError
-from ..protocol import names, page
+from ..protocol import image_room, names, page
 from ..protocol.placement import ranks_of
 
 ENV_ROOT: Final = "SINGULARITY_ROOT"
@@ -35,6 +35,8 @@ class Config:
     checkpoint: str = ""
     root: Path = Path(names.ROOT)
     mesh_port: int = names.MESH_PORT
+    image_room: int | None = None
+    """Bytes that the volume of the images may hold; None: as much as the disk has."""
 
     @property
     def leader(self) -> bool:
@@ -82,6 +84,7 @@ def from_env(env: Mapping[str, str] = os.environ) -> Config:
         token_file=Path(_text(env, names.ENV_TOKEN_FILE)),
         checkpoint=env.get(names.ENV_CHECKPOINT, ""),
         root=Path(env.get(ENV_ROOT) or names.ROOT),
+        image_room=_room(env),
     )
     if config.world_size > page.MAX_WORLD:
         raise ConfigError(f"{names.ENV_WORLD_SIZE} = {config.world_size}: at most {page.MAX_WORLD} ranks fit the page")
@@ -90,6 +93,13 @@ def from_env(env: Mapping[str, str] = os.environ) -> Config:
     except ValueError as error:
         raise ConfigError(f"{names.ENV_INDEX}, {names.ENV_WORKERS}, {names.ENV_WORLD_SIZE}: {error}") from error
     return config
+
+
+def _room(env: Mapping[str, str]) -> int | None:
+    try:
+        return image_room.limit(env)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _text(env: Mapping[str, str], name: str) -> str:

@@ -97,8 +97,8 @@ class Directive:
     remaining_s: Seconds = 0.0
     """Of the checkpoint under way, counted from the time of sending. A change of it does not count as new."""
     ahead: bool = False
-    """`save`: upload while the ranks are being dumped. Not where they go on after the dump: it would take processor
-    time from what they wait for."""
+    """`save`: pages go to the upload while the ranks are dumped, and none to the pod's disk. Not where the ranks go on
+    after the dump: they would wait for the store."""
     addresses: list[str] = field(default_factory=list)
     """`save`: of all pods."""
     over: Stop | None = None

@@ -12,15 +12,17 @@ import logging
 import shutil
 import threading
 import time
+import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final
 
 from ..errors import ProxyError
-from ..protocol import exit_codes, gpus, names, page
+from ..protocol import exit_codes, gpus, image_room, names, page
 from ..protocol.manifest import RankImage
 from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Reading
 from ..protocol.ratchet import RankView
-from ..store import Store
+from ..store import PagesSocket, Store
 from . import state_machine
 from .barrier_page import BarrierPage
 from .config import Config
@@ -89,7 +91,11 @@ class Pod:
         self._done = False
         self._broken = ""
         self._saving = self._dumped = self._uploading = self._uploaded = self._failed = self._resumed = 0
+        self._dump = ""
+        """What this sidecar calls the dump that it has asked for."""
         self._message = ""
+        self._cause = ""
+        """Why the upload under way failed: a dump that streams to it fails for no other reason."""
         self._bytes_stored = 0
         self._progress = (0, 0)
         self._images: list[RankImage] | None = None
@@ -189,6 +195,9 @@ class Pod:
             return
         if event.kind == "finished" and self._done:
             return
+        if event.kind in ("dumped", "dump_failed") and event.dump not in ("", self._dump):
+            log.info("the end of a dump that the sidecar before this one asked for: %s %s", event.kind, event.message)
+            return
         log.info("launcher says %s %s", event.kind, event.message or f"generation {event.generation}")
         if event.kind in ("started", "restored"):
             self._phases.run(event)
@@ -201,9 +210,12 @@ class Pod:
             self._images_whole.set()
             if self._uploading != event.generation:
                 self._begin_upload(self.directive)
+        elif event.kind == "dump_failed" and self._restarted and event.generation != self._saving:
+            pass  # of a dump whose pages went to the sidecar before this one: it is made again, once it is asked for
         elif event.kind in ("dump_failed", "restore_failed"):
             self._cancel.set()
-            self._fail(event.generation or self._saving, event.message or event.kind.replace("_", " "))
+            why = self._cause or event.message or event.kind.replace("_", " ")
+            self._fail(event.generation or self._saving, why)
         elif event.kind == "exited":
             self._ended.add(event.rank)
             if event.code and not self._broken:
@@ -229,15 +241,18 @@ class Pod:
         except OSError as error:
             log.warning("a restarted sidecar will not know that ranks run: %s", error)
 
-    def _begin_upload(self, directive: Directive) -> None:
+    def _begin_upload(self, directive: Directive, pages: PagesSocket | None = None) -> None:
         self._uploading = directive.generation
-        work = self._save(directive.generation, directive.checkpoint_id, self._upload)
+        work = self._save(directive.generation, directive.checkpoint_id, self._upload, pages)
         self._upload = asyncio.create_task(work)
 
-    async def _save(self, generation: int, checkpoint: str, before: asyncio.Task[None] | None) -> None:
+    async def _save(
+        self, generation: int, checkpoint: str, before: asyncio.Task[None] | None, pages: PagesSocket | None
+    ) -> None:
         """Upload what was, or is being, dumped for `generation`.
 
         :param before: the upload before this one, cancelled, may still run
+        :param pages: where the launcher brings pages
         """
         cancel, whole = self._cancel, self._images_whole
         if before is not None:
@@ -257,8 +272,10 @@ class Pod:
                 progress=self._uploaded_so_far,
                 growing=lambda: not whole.is_set(),
                 below=self._config.image_dir,
+                pages=pages,
             )
         except (ProxyError, OSError) as error:
+            self._cause = f"upload: {error}"
             while not whole.is_set() and not cancel.is_set():
                 await asyncio.sleep(WATCH_S)  # the launcher would not hear that the ranks may go on
             if generation == self._saving and self._failed != generation:
@@ -315,7 +332,7 @@ class Pod:
         self._saving = directive.generation
         self._cancel.set()  # an upload that nobody waits for any more
         self._cancel, self._images_whole = threading.Event(), threading.Event()
-        self._progress = (0, 0)
+        self._progress, self._cause, self._dump = (0, 0), "", uuid.uuid4().hex
         command = LauncherCommand(
             seq=0,
             op="dump",
@@ -324,10 +341,22 @@ class Pod:
             anywhere=directive.anywhere,
             remaining_s=directive.remaining_s,
             job=directive.addresses,
+            dump=self._dump,
         )
-        await self._send(command)
-        if directive.ahead and not self._winding_up:  # its dump would never end, and nobody would cancel it
-            self._begin_upload(directive)
+        # Ranks that go on wait for their dump alone: it goes to the disk, and is stored afterwards. Beside a launcher
+        # that is ending, a streamed dump would never end, and nobody would cancel it.
+        if not directive.ahead or self._winding_up:
+            await self._send(command)
+            return
+        try:
+            self._config.image_dir.mkdir(parents=True, exist_ok=True)
+            room = image_room.of(self._config.image_dir, self._config.image_room)
+            pages = PagesSocket(self._config.run_dir / names.PAGES_FILE, room.spill)
+        except OSError as error:
+            log.warning("pages go over the pod's disk, as no socket can be made: %s", error)
+            pages = None
+        await self._send(replace(command, stream=pages is not None))
+        self._begin_upload(directive, pages)
 
     def reached(self, generation: int, stop_at: int, anywhere: bool) -> None:
         """Publish that the barrier is reached: ranks freeze, and a restarted sidecar knows it."""

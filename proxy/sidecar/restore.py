@@ -8,7 +8,7 @@ import shutil
 import time
 
 from ..errors import DamageError, ProxyError, RestoreRefusedError, StoreError
-from ..protocol import names
+from ..protocol import image_room, names
 from ..protocol.messages import CheckpointRef, Damage, DamageReport, HelloReply, Origin, Plan
 from ..store import Store
 from . import hardware
@@ -30,7 +30,8 @@ def maker(config: Config, origin: Origin | None, checkpoint: str) -> str:
 async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef, origin: Origin | None = None) -> Plan:
     """Check the manifest, fetch this pod's images, verified.
 
-    Raises RestoreRefusedError (does not fit), DamageError (names the object), StoreError.
+    Raises RestoreRefusedError (does not fit, also into the limit of the images' volume), DamageError (names the
+    object), StoreError.
     """
     _check_url(config, ref)
     store = Store(config.store)
@@ -44,7 +45,9 @@ async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef, origi
     await asyncio.to_thread(shutil.rmtree, folder, True)
     targets = {rank: folder / f"rank-{rank}" for rank in config.ranks}
     try:
-        total = await asyncio.to_thread(store.fetch_ranks, manifest, targets)
+        folder.mkdir(parents=True)
+        room = image_room.of(config.image_dir, config.image_room)
+        total = await asyncio.to_thread(store.fetch_ranks, manifest, targets, room=room)
     except ProxyError:
         await asyncio.to_thread(shutil.rmtree, folder, True)  # a part of a checkpoint is for nobody
         raise

@@ -7,5 +7,6 @@ taken, who may commit it. Nothing in this package knows about Kubernetes, ranks'
 
 from .catalog import Collected, Listing
 from .store import PutResult, Store
+from .stream import Socket as PagesSocket
 
-__all__ = ["Collected", "Listing", "PutResult", "Store"]
+__all__ = ["Collected", "Listing", "PagesSocket", "PutResult", "Store"]

@@ -7,14 +7,16 @@ no upload can come to name it (see `locks`).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointNotFoundError, CorruptChunkError, StoreError
 from ..protocol.manifest import Manifest, Stored
-from . import download, layout, locks, pack
+from . import download, layout, layout_map, locks, pack
 from .backend import TEMPORARY
 from .progress import Count, Progress
 
@@ -86,6 +88,23 @@ def _number(listing: Listing) -> tuple[int, str]:
     """Grows from checkpoint to checkpoint of a job. The times are those of the nodes, whose clocks differ."""
     assert listing.manifest is not None
     return listing.manifest.generation, listing.id
+
+
+def last_use(store: Store, namespace: str, job: str, ranks: Iterable[int]) -> dict[str, int]:
+    """Packs of these ranks' images in the newest checkpoint -> how many chunks of it one of the ranks uses at most.
+    Empty if that cannot be told."""
+    used: dict[str, int] = {}
+    folder = layout.job_folder(namespace, job)
+    with contextlib.suppress(StoreError, CorruptChunkError):
+        newest = next((each.manifest for each in list_checkpoints(store, namespace, job)), None)
+        for image in newest.ranks if newest else ():
+            if image.rank in ranks:
+                own = Counter[str]()
+                for run in itertools.chain(*download.read_recipe(store.backend, folder, image, "the last checkpoint")):
+                    if run.pack != layout_map.ZEROS:
+                        own[image.packs[run.pack - 1].name] += run.count
+                used.update({name: max(count, used.get(name, 0)) for name, count in own.items()})
+    return used
 
 
 def latest_valid(store: Store, namespace: str, job: str) -> tuple[Manifest | None, list[Listing]]:

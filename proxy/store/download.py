@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from ..errors import CorruptChunkError, DamageError, StoreError
+from ..errors import CorruptChunkError, DamageError, RestoreRefusedError, StoreError
+from ..protocol.image_room import Room
 from ..protocol.manifest import Manifest, RankImage, Stored, content_of
 from . import layout, layout_map, pack
 from .backend import Backend
@@ -123,6 +124,7 @@ def fetch(
     threads: int,
     cancelled: Callable[[], bool],
     progress: Progress,
+    room: Room | None = None,
 ) -> int:
     """See `Store.fetch_ranks`."""
     images = {image.rank: image for image in manifest.ranks}
@@ -138,6 +140,11 @@ def fetch(
             plan.add(images[rank], runs, target)
         except OSError as error:
             raise StoreError(f"cannot write images of rank {rank} to {target}: {error}") from error
+    if room is not None and plan.size > room.left:
+        raise (RestoreRefusedError if room.limited else StoreError)(
+            f"No space left on device for the images of checkpoint {manifest.id}: they take {plan.size / 2**20:.0f} "
+            f"MiB, and {room.words}. {room.fix}"
+        )
     count = Count(progress, total)
     count.add(total - plan.size)
     damage: list[CorruptChunkError] = []

@@ -96,21 +96,20 @@ class Ahead:
             return False
         ends = chunking.ends(data, final=False)
         data = data[: ends[-1]]
-        segment = segments.Segment(len(data), self._fingerprint.of(data), segments.keyed(data, ends))
-        at = 0
-        for key, size in zip(segment.chunks.keys, segment.chunks.sizes, strict=True):
-            if key:
-                self._take(file, key, data[at : at + size])
-            at += size
-        file.at += at
-        file.seen.append(segment)
+        chunks = segments.keyed(data, ends)
+        wanted, file.group = self._upload.missing(chunks.keys, file.group)
+        for index, first in wanted:
+            begin = ends[index - 1] if index else 0
+            # Content that another pod should store first is left to `put`: it may be in the store by then.
+            if first:
+                self._take(chunks.keys[index], data[begin : ends[index]])
+        file.at += len(data)
+        file.seen.append(segments.Segment(len(data), self._fingerprint.of(data), chunks))
         return True
 
-    def _take(self, file: _Growing, key: bytes, chunk: memoryview) -> None:
-        """Put them into the pack that is being filled. Content that another pod should store first is left to `put`: it
-        may be in the store by then."""
-        file.group = self._upload.turn(key, file.group)
-        if file.group != self._upload.part[0] or key in self._taken or self._upload.has(key):
+    def _take(self, key: bytes, chunk: memoryview) -> None:
+        """Put it into the pack that is being filled."""
+        if key in self._taken or self._upload.has(key):
             return
         self._draft = self._draft or self._upload.draft()
         self._draft.add([key], [len(chunk)])[:] = chunk

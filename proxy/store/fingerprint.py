@@ -1,9 +1,9 @@
 """Whether bytes are still those that were looked at: a digest for one comparison, at the speed of memory.
 
 Nobody outside knows the weights, which are drawn for each upload. So no writer can choose a change that goes unnoticed,
-and no accident is more likely to than another. A change is missed with a probability of at most 2**-33: multilinear
-hashing modulo 2**64 over halves of words (Carter, Wegman: New hash functions and their use in authentication and set
-equality, 1981; Lemire, Kaser: Strongly universal string hashing is fast, 2014).
+and no accident is more likely to than another. A change is missed with a probability of at most 2**-33. It is
+multilinear hashing modulo 2**64 over halves of words. Sources: Carter, Wegman, New hash functions and their
+use in authentication and set equality, 1981. Lemire, Kaser, Strongly universal string hashing is fast, 2014.
 
 If the lower halves of two texts differ anywhere, the first sum differs with this probability. Otherwise the upper
 halves differ, and then the second sum does. sha256 would take four times as long for an answer that is as good.

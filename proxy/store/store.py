@@ -15,9 +15,10 @@ from typing import BinaryIO, Final
 
 from ..errors import CheckpointNotFoundError, DamageError, StoreError
 from ..protocol import manifest as mf
+from ..protocol.image_room import Room
 from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import MessageError
-from . import archive, beneath, catalog, download, early_upload, images, layout, locks, upload
+from . import archive, beneath, catalog, download, early_upload, images, layout, locks, stream, upload
 from .backend import PATIENCE_S, Backend
 from .progress import Count, Progress, ignore
 
@@ -44,8 +45,8 @@ class Store:
     """A checkpoint store. Thread-safe. Everything belongs to one job's folder; jobs share nothing.
 
     Memory while it moves data: at most `threads + 1` packs of 8 MiB, each twice where a network takes it. Also 4 MiB of
-    a file, and 12 MiB more while images grow. Also about 2 % of the size of the largest rank's image, and about 2 % of
-    what the job has in the store already.
+    a file, and 12 MiB more while images grow, or 4 MiB for each rank that streams. Also about 2 % of the size of the
+    largest rank's image, and about 2 % of what the job has in the store already.
 
     :param url: any fsspec URL, for example `file:///mnt/checkpoints`
     :param patience_s: seconds during which a failing operation is tried again
@@ -73,6 +74,7 @@ class Store:
         progress: Progress = ignore,
         growing: Callable[[], bool] = _never,
         below: str | Path = "",
+        pages: stream.Socket | None = None,
     ) -> PutResult:
         """Store every file below each rank's folder; what the job's folder holds already is not written again.
 
@@ -84,6 +86,7 @@ class Store:
         :param part: (i, n): this is pod i of n that upload at the same time
         :param progress: counts bytes of the images: those that the store has
         :param growing: true while the folders are still being filled; what they contain is stored meanwhile (`ahead`)
+        :param pages: where launchers bring pages while `growing`; it is closed in the end
         :raises StoreError: not a directory, a file that is neither regular nor a directory, a failed write, or
             `cancelled()` turned true
         """
@@ -103,12 +106,18 @@ class Store:
                         backend, folder, upload_name, doomed, beneath.Beneath(top), pool, self._threads, part,
                         backend.cancelled, count,
                     )  # fmt: skip
-                    early = early_upload.Ahead(work, paths.values())
+                    if pages is None:
+                        early: early_upload.Ahead | stream.Stream = early_upload.Ahead(work, paths.values())
+                    else:
+                        work.give_up(catalog.last_use(self, namespace, job, paths))
+                        early = stream.Stream(work, pages, top)
                     early.follow(growing)
                     lists = {rank: images.walk(work.beneath, path) for rank, path in paths.items()}
                     images.require_own(file for files in lists.values() for file in files)
                     total = sum(f.size for files in lists.values() for f in files)
+                    total += sum(f.size for files in work.streamed.values() for f in files.values())
                     count.expect(total)
+                    work.put_spill()
                     for rank, files in lists.items():
                         work.put(rank, files)
                     made = work.finish()
@@ -123,6 +132,8 @@ class Store:
             raise
         finally:
             self.backend.retries += backend.retries
+            if pages is not None:
+                pages.close()
         return PutResult(made, total, work.stored, early.stored)
 
     def write_manifest(self, manifest: Manifest, cancelled: Callable[[], bool] = _never) -> str:
@@ -239,14 +250,18 @@ class Store:
         targets: Mapping[int, str | Path],
         cancelled: Callable[[], bool] = _never,
         progress: Progress = ignore,
+        room: Room | None = None,
     ) -> int:
         """Write each rank's files below its target and return their bytes. Every byte is verified.
 
-        Raises CorruptChunkError for an object that is missing or altered, StoreError for anything else.
+        :param room: what may be written; None: nobody knows
+        :raises RestoreRefusedError: more than the limit of the volume leaves. Nothing of a file was fetched then
+        :raises CorruptChunkError: an object is missing or altered
+        :raises StoreError: anything else
         """
         folder = layout.job_folder(manifest.namespace, manifest.job)
         paths = {rank: Path(path) for rank, path in targets.items()}
-        return download.fetch(self.backend, folder, manifest, paths, self._threads, cancelled, progress)
+        return download.fetch(self.backend, folder, manifest, paths, self._threads, cancelled, progress, room)
 
     def verify(self, manifest: Manifest, progress: Progress = ignore) -> list[str]:
         """Read everything a checkpoint needs and check it; what is wrong, in sentences. Raises StoreError."""

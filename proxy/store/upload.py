@@ -11,12 +11,14 @@ import hashlib
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ..errors import StoreError
+from ..protocol import decode, page_frames
 from ..protocol.manifest import ImageFile, RankImage, Stored, object_name
 from . import layout, layout_map, pack, segments, sources
 from .backend import Backend
@@ -26,13 +28,25 @@ from .draft import Draft
 from .fingerprint import Fingerprint
 from .images import File, open_listed, require_unchanged
 from .progress import Count
+from .spill import Spill
 
 WEAK: Final = 0.125
 """If a rank would use less than this part of an earlier checkpoint's pack, it does not use the pack. The pack can then
 be deleted with that checkpoint, instead of being kept for ever by a few chunks."""
 STRETCH_BITS: Final = 5
 """One chunk in 2**STRETCH_BITS begins a stretch, the unit in which replicas divide the work."""
+_LONGEST_LIST: Final = 1 << 20
+"""Bytes of `page_frames.LIST`."""
 _SLOT_MASK: Final = (1 << SLOT_BITS) - 1
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A file of a rank's image that came over a socket: it is on no disk, and all of its chunks are taken care of."""
+
+    name: str
+    size: int
+    chunks: segments.Chunks
 
 
 class Upload:
@@ -79,13 +93,54 @@ class Upload:
         """The beginnings of files, as found while the files were written (`ahead`)."""
         self.fingerprint: Fingerprint | None = None
         """That of `seen`."""
+        self.streamed: dict[int, dict[str, Streamed]] = {}
+        """Per rank, by name."""
+        self.spill: Spill | None = None
+        """Streamed content that another upload stores first."""
+        self._streams = False
+
+    def give_up(self, used: Mapping[str, int]) -> None:
+        """Content will be streamed, and cannot be read again: decide now which packs are not used any more.
+
+        :param used: pack -> how many of its chunks the last checkpoint uses. See `WEAK`
+        """
+        self._streams = True
+        packs = enumerate(zip(self._known.packs, self._known.chunk_counts, strict=True))
+        self._known.forget({n for n, (p, chunks) in packs if p and p.name in used and used[p.name] < WEAK * chunks})
+
+    def put_spill(self) -> None:
+        """Hand what the stream has left to other uploads to the writers, if these have not stored it. Raises
+        StoreError."""
+        if self.spill is None:
+            return
+        spill, (part, parts) = self.spill, self.part
+        draft: Draft | None = None
+        begin = len(spill.blocks) * part // parts  # replicas have the same: each begins with another part of it
+        for block in spill.blocks[begin:] + spill.blocks[:begin]:
+            if draft is None:
+                self._known.refresh_if_cheap()
+            wanted = [not self.has(key) for key in block.keys]
+            content, at = spill.read(block) if any(wanted) else memoryview(b""), 0
+            for key, size, want in zip(block.keys, block.sizes, wanted, strict=True):
+                if want:
+                    draft = draft or self.draft()
+                    draft.add([key], [size])[:] = content[at : at + size]
+                    if draft.full:
+                        self.store(draft, counts=False)
+                        draft = None
+                at += size
+        if draft is not None:
+            self.store(draft, counts=False)
+        spill.close()
+        self.spill = None
 
     def put(self, rank: int, files: list[File]) -> None:
         """Read one rank's files and hand what is new to the writers. Raises StoreError."""
+        streamed = self._complete(rank, files)
         layouts, where = self._scan(files)
         fresh = self._fresh(where)
         new = sources.total(where, fresh)
-        self._count.add(sum(f.size for f in files) - new)
+        self._count.add(sum(f.size for f in files) + sum(f.size for f in streamed) - new)
         for batch in self._batches(fresh, where):
             new -= sources.total(where, batch)
             draft = self.draft()
@@ -94,8 +149,31 @@ class Upload:
         self._count.add(new)  # stored by others meanwhile
         for file in files:
             require_unchanged(self.beneath, file)
-        numbers, runs = self._runs(layouts)
-        self._ranks.append((rank, [ImageFile(f.name, f.size) for f in files], numbers, layout_map.encode(runs)))
+        numbers, runs = self._runs([*layouts, *(file.chunks for file in streamed)])
+        names = [ImageFile(f.name, f.size) for f in files] + [ImageFile(f.name, f.size) for f in streamed]
+        self._ranks.append((rank, names, numbers, layout_map.encode(runs)))
+
+    def _complete(self, rank: int, files: list[File]) -> list[Streamed]:
+        """The streamed files of a rank. Raises StoreError if its image is not complete with them."""
+        listed = next((file for file in files if file.name == page_frames.LIST), None)
+        came = self.streamed.get(rank, {})
+        found: object = {}
+        if listed is not None:
+            with open(open_listed(self.beneath, listed), "rb") as source:
+                found = decode.json_value(source.read(_LONGEST_LIST + 1), _LONGEST_LIST)
+        if not isinstance(found, dict):
+            raise StoreError(f"{listed.path if listed else rank}: not a list of files of pages")
+        here = {file.name: file.size for file in files}
+        for name, size in found.items():
+            got = here[name] if name in here else came[name].size if name in came else None
+            if got != size or (name in here and name in came):
+                raise StoreError(
+                    f"rank {rank}: {name} has {size} bytes, and {'none' if got is None else got} of them came: the "
+                    "pages went to a sidecar that is gone. They have to be dumped again"
+                )
+        if any(name not in found for name in came):
+            raise StoreError(f"rank {rank}: pages came that its dump does not know of: {sorted(came)}")
+        return list(came.values())
 
     def finish(self) -> list[RankImage]:
         """Wait until everything is in the store. Raises the first error."""
@@ -141,6 +219,8 @@ class Upload:
         found = list(map(places.get, where))
         used = Counter([place >> SLOT_BITS for place in found if place is not None])
         few = {n for n, count in used.items() if n < self._earlier and count < WEAK * self._known.chunk_counts[n]}
+        if self._streams:
+            few = set()  # `give_up` has decided
         self._known.forget(few)
         return [key for key, place in zip(where, found, strict=True) if place is None or place >> SLOT_BITS in few]
 
@@ -171,6 +251,23 @@ class Upload:
     def turn(self, key: bytes, now: int) -> int:
         """Which of the uploads stores this chunk first, after one of upload `now`."""
         return key[1] % self.part[1] if key[0] >> (8 - STRETCH_BITS) == 0 else now
+
+    def missing(self, keys: list[bytes], group: int) -> tuple[list[tuple[int, bool]], int]:
+        """Which of these chunks, which follow each other, the store does not have: (index, whether this upload stores
+        it first). Also the upload of the last one.
+
+        :param group: the upload of the chunk before
+        """
+        places, (part, parts) = self._known.places, self.part
+        if parts == 1:
+            return [(i, True) for i, key in enumerate(keys) if key and key not in places], group
+        found: list[tuple[int, bool]] = []
+        for index, key in enumerate(keys):
+            if key:
+                group = self.turn(key, group)
+                if key not in places:
+                    found.append((index, group == part))
+        return found, group
 
     def has(self, key: bytes) -> bool:
         """Whether the store has it, or is about to get it."""

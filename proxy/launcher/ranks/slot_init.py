@@ -27,6 +27,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from .. import socket_room
 from . import mounts, privileges, seccomp
 
 FIRST_PID = 1000
@@ -160,6 +161,7 @@ def _exec_tool(order: dict[str, Any], said: int) -> None:
     _plain(said)
     if order["connect"]:
         connected = socket.socket(socket.AF_UNIX)
+        socket_room.widen(connected)
         connected.connect(order["connect"])
         assert connected.detach() == TOOL_SOCKET, "no other descriptor is open"
         os.set_inheritable(TOOL_SOCKET, True)

@@ -2,7 +2,11 @@
 
 A loader worker is a copy of the rank that forked it, and nearly all of its pages are still its parent's. CRIU writes
 each process whole. Here a page is left out where the base, a relative, has the same bytes at the same address. Bytes
-are compared, not page frames: no right to see frames is needed, and no page that moves can deceive us.
+are compared, not page frames: a page that moves, or that the kernel merges, cannot deceive us.
+
+The bytes of the base are read from its memory, so no disk has to keep them for the comparison. CRIU has stopped the
+whole family before the first page, and has left the base before it enters the next process. So the memory of the base
+is what was sent of it. What cannot be read is not equal: then the page is written, and nothing is lost but room.
 
     pagemap-PID.img    entries IN_PARENT for what the base has, PRESENT for the rest
     pages-N.img        content of the latter, in order
@@ -15,8 +19,8 @@ restore: the store takes no links.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
-import errno
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -24,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from . import protobuf
+from .page_sink import PageSink
 from .page_stream import BLOCK, IN_PARENT, LAZY, PAGE, PROCESS, Entry
 from .protobuf import VARINT, Field
 
@@ -42,25 +47,46 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class PageImage:
-    """Pages of one process or one shared memory segment."""
+    """Pages of one process or one shared memory segment.
 
-    def __init__(self, folder: Path, kind: int, number: int, pages_id: int, base: PageImage | None = None) -> None:
+    :param base: of the same family, and complete
+    :param sink: gets the content; None: the disk does
+    :param memory: descriptor of the process's memory, read at addresses; -1: nobody may read it. Closed here
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kind: int,
+        number: int,
+        pages_id: int,
+        base: PageImage | None = None,
+        sink: PageSink | None = None,
+        memory: int = -1,
+    ) -> None:
         self.kind, self.number, self.pages_id, self.base = kind, number, pages_id, base
+        self.memory = memory
         self.name = f"pagemap-{number}.img" if kind == PROCESS else f"pagemap-shmem-{number}.img"
         self.shared = 0
         """Pages that are left out."""
         self._folder = folder
         self._comparison: Comparison = base._comparison if base is not None else Comparison()
         self._entries: list[Entry] = []
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._file = os.open(folder / f"pages-{pages_id}.img", flags, 0o600)
-        self._size = 0
+        self._sink = sink
+        self._file = -1
+        if sink is not None:
+            sink.open(pages_id)
+        else:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._file = os.open(folder / f"pages-{pages_id}.img", flags, 0o600)
         self._starts: list[int] = []
-        self._places: list[tuple[int, int, int]] = []
-        """Where the content lies, by ascending address: end address, descriptor, offset."""
+        self._ends: list[int] = []
+        """Of the addresses whose content came, ascending."""
 
     def close(self) -> None:
-        os.close(self._file)
+        for descriptor in (self._file, self.memory):
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def add(self, entry: Entry) -> None:
         """An entry without content."""
@@ -81,10 +107,15 @@ class PageImage:
                 self.shared += size // PAGE
             else:
                 self.add(Entry(part, size // PAGE, flags))
-                self._place(part, size, self._file, self._size)
-                _write(self._file, content[at : at + size])
-                self._size += size
+                self._keep(content[at : at + size])
             at += size
+        self._cover(address, len(content))
+
+    def _keep(self, content: memoryview) -> None:
+        if self._sink is not None:
+            self._sink.write(self.pages_id, content)
+        else:
+            _write(self._file, content)
 
     def write_pagemap(self) -> None:
         head = protobuf.encode([Field(HEAD_PAGES_ID, VARINT, self.pages_id)])
@@ -96,53 +127,47 @@ class PageImage:
             yield False, len(content)
             return
         at = 0
-        for start, end, file, offset in self.base.places(address, address + len(content)):
+        for start, end in self.base.covered(address, address + len(content)):
             if start > address + at:
                 yield False, start - address - at
             at = end - address
-            for equal, size in self._comparison.runs(content[start - address : at], file, offset):
-                if equal:
-                    self._place(start, size, file, offset)
-                start, offset = start + size, offset + size
-                yield equal, size
+            yield from self._comparison.runs(content[start - address : at], self.base.memory, start)
         if at < len(content):
             yield False, len(content) - at
 
-    def places(self, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """Where content between two addresses lies: (from, to, descriptor, offset), ascending, gaps left out."""
+    def covered(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Addresses between two whose content came: (from, to), ascending, gaps left out."""
         for index in range(max(bisect.bisect_right(self._starts, begin) - 1, 0), len(self._starts)):
-            start, (stop, file, offset) = self._starts[index], self._places[index]
-            if start >= end:
+            if self._starts[index] >= end:
                 return
-            low, high = max(start, begin), min(stop, end)
+            low, high = max(self._starts[index], begin), min(self._ends[index], end)
             if low < high:
-                yield low, high, file, offset + low - start
+                yield low, high
 
-    def _place(self, address: int, size: int, file: int, offset: int) -> None:
-        if self._places:
-            stop, last, before = self._places[-1]
-            if address < stop:
-                return  # CRIU's entries ascend; of others nothing is shared
-            if (stop, last, before + stop - self._starts[-1]) == (address, file, offset):
-                self._places[-1] = (address + size, last, before)
-                return
+    def _cover(self, address: int, size: int) -> None:
+        if self._ends and address < self._ends[-1]:
+            return  # CRIU's entries ascend; of others nothing is shared
+        if self._ends and address == self._ends[-1]:
+            self._ends[-1] = address + size
+            return
         self._starts.append(address)
-        self._places.append((address + size, file, offset))
+        self._ends.append(address + size)
 
 
 class Comparison:
-    """Compares content with the content of a file. Its buffer is made once: fresh buffers would cost more than the
+    """Compares content with the memory of a process. Its buffer is made once: fresh buffers would cost more than the
     comparison."""
 
     def __init__(self) -> None:
         self._theirs = memoryview(bytearray(BLOCK))
         self._at = _address(self._theirs)
 
-    def runs(self, mine: memoryview, file: int, offset: int) -> Iterator[tuple[bool, int]]:
-        """(equal, bytes) of whole pages that follow each other and are equal, or are not. Raises OSError."""
+    def runs(self, mine: memoryview, memory: int, address: int) -> Iterator[tuple[bool, int]]:
+        """(equal, bytes) of whole pages that follow each other and are equal, or are not."""
         size = len(mine)
-        if os.preadv(file, [self._theirs[:size]], offset) != size:
-            raise OSError(errno.EIO, "a file of pages ends too early")
+        if not self._read(memory, address, size):
+            yield False, size
+            return
         here = _address(mine)
         if self._same(here, 0, size):
             yield True, size
@@ -154,6 +179,12 @@ class Comparison:
                 length = 0
             before, length = equal, length + part
         yield before, length
+
+    def _read(self, memory: int, address: int, size: int) -> bool:
+        """Whether all of it can be read: a process may have ended, or forbid it."""
+        with contextlib.suppress(OSError):
+            return os.preadv(memory, [self._theirs[:size]], address) == size
+        return False
 
     def _pages(self, here: int, size: int) -> Iterator[tuple[bool, int]]:
         for coarse in range(0, size, _COARSE):

@@ -1,4 +1,5 @@
-"""A process that takes the memory pages of one rank from CRIU and writes its memory images (`page_images`).
+"""A process that takes the memory pages of one rank from CRIU and writes its memory images (`page_images`). When
+the job leaves, it sends the content of the pages to the sidecar instead (`page_sink`).
 
 It is a process of its own. The ranks of a pod are dumped at the same time, each with as much of a core as it can get.
 It runs outside the rank's slot, so CRIU never sees it. CRIU reaches it over a unix socket in the folder of its logs.
@@ -12,8 +13,10 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from ...protocol import decode
 from .. import reap
@@ -21,6 +24,7 @@ from ..errors import DumpError
 from ..ranks import process_scan
 from ..tools import Tools
 from . import page_images, page_stream
+from .page_sink import PageSink
 from .page_stream import PROCESS, Opened
 
 ENDS_S = 10.0
@@ -28,6 +32,18 @@ ENDS_S = 10.0
 _WORDS = 500
 Bases = Mapping[int, Sequence[int]]
 """PID of a process -> PIDs of those that it may have memory in common with, the best first."""
+Memory = Callable[[int], int]
+
+
+class Sidecar(NamedTuple):
+    """Where the content of a rank's pages goes.
+
+    :param deadline: of the monotonic clock, which all processes of a machine share
+    """
+
+    socket: Path
+    rank: int
+    deadline: float
 
 
 class PageServer:
@@ -35,22 +51,31 @@ class PageServer:
 
     :param images: folder of the rank's images
     :param logs: folder for the socket
-    :param bases: see `bases`
+    :param pids: of the rank's processes, as we see them
+    :param sidecar: None: the pages are written to the images
     """
 
-    def __init__(self, tools: Tools, images: Path, logs: Path, bases: Bases) -> None:
+    def __init__(
+        self, tools: Tools, images: Path, logs: Path, pids: Sequence[int], sidecar: Sidecar | None = None
+    ) -> None:
         self.socket = logs / "pages.sock"
+        self.said = ""
         self._words = os.fdopen(os.memfd_create("pages"), "w+b")
+        family = {"bases": bases(pids), "pids": {process_scan.inner_pid(pid): pid for pid in pids}}
         with _listening(self.socket) as listener:
             number = listener.fileno()
+            sink = [] if sidecar is None else [str(sidecar.socket), str(sidecar.rank), repr(sidecar.deadline)]
             self._process = reap.spawn(
-                tools.python("snapshot.page_server", str(number), str(images), json.dumps(bases)),
+                tools.python("snapshot.page_server", str(number), str(images), json.dumps(family), *sink),
                 env=tools.environment(), pass_fds=(number,), stdin=subprocess.DEVNULL, stdout=self._words,
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
 
     def end(self, failed: bool) -> str:
-        """To be called when CRIU has ended, or has `failed`. Returns the problem of this server, "" for none."""
+        """To be called when CRIU has ended, or has `failed`. Returns the problem of this server, "" for none.
+
+        `said` is then what it said without a problem.
+        """
         try:
             code = self._process.wait(0.2 if failed else ENDS_S)
         except subprocess.TimeoutExpired:
@@ -61,6 +86,7 @@ class PageServer:
         self._words.seek(0)
         said = self._words.read().decode(errors="replace").strip()[-_WORDS:]
         self._words.close()
+        self.said = "" if code else said
         return (said or f"ended with {code}") if code else ""
 
 
@@ -90,13 +116,16 @@ def bases(pids: Sequence[int], proc: Path = process_scan.PROC) -> dict[int, list
     return found
 
 
-def receive(peer: socket.socket, folder: Path, bases: Bases) -> None:
-    """Write the memory images that CRIU sends. Raises DumpError, OSError."""
+def receive(peer: socket.socket, folder: Path, bases: Bases, memory: Memory, sink: PageSink | None = None) -> None:
+    """Write the memory images that CRIU sends; the content of pages goes to the sink. Raises DumpError, OSError.
+
+    :param memory: opens the memory of a process, by its PID as it sees itself; -1 where nobody may
+    """
     images: list[page_images.PageImage] = []
     with contextlib.ExitStack() as files:
         for what in page_stream.read(peer):
             if isinstance(what, Opened):
-                images.append(_opened(what, folder, bases, images))
+                images.append(_opened(what, folder, bases, memory, images, sink))
                 files.callback(images[-1].close)
                 continue
             entry, content = what
@@ -111,14 +140,34 @@ def receive(peer: socket.socket, folder: Path, bases: Bases) -> None:
         for image in images:
             image.write_pagemap()
         page_images.write_shared(folder, images)
+        if sink is not None:
+            sink.end(folder)
     page_stream.accept(peer)
 
 
-def _opened(what: Opened, folder: Path, bases: Bases, images: Sequence[page_images.PageImage]) -> page_images.PageImage:
-    processes = {image.number: image for image in images if image.kind == PROCESS}
+def _opened(
+    what: Opened,
+    folder: Path,
+    bases: Bases,
+    memory: Memory,
+    images: Sequence[page_images.PageImage],
+    sink: PageSink | None,
+) -> page_images.PageImage:
+    processes = {image.number: image for image in images if image.kind == PROCESS and image.memory >= 0}
     wanted = bases.get(what.number, ()) if what.kind == PROCESS else ()
     base = next((processes[pid] for pid in wanted if pid in processes), None)
-    return page_images.PageImage(folder, what.kind, what.number, page_images.FIRST_ID + len(images), base)
+    relative = what.kind == PROCESS and any(what.number in some for some in bases.values())
+    opened = memory(what.number) if relative else -1
+    number = page_images.FIRST_ID + len(images)
+    return page_images.PageImage(folder, what.kind, what.number, number, base, sink, opened)
+
+
+def _open_memory(pids: Mapping[int, int], number: int) -> int:
+    try:
+        return os.open(process_scan.PROC / str(pids[number]) / "mem", os.O_RDONLY | os.O_CLOEXEC)
+    except (KeyError, OSError) as error:
+        print(f"what process {number} shares is saved twice, as nobody may read it: {error!r}", file=sys.stderr)
+        return -1
 
 
 @contextlib.contextmanager
@@ -135,12 +184,17 @@ def _listening(path: Path) -> Iterator[socket.socket]:
 
 
 def main() -> int:
-    number, folder, given = int(sys.argv[1]), Path(sys.argv[2]), decode.json_value(sys.argv[3])
+    number, folder, family = int(sys.argv[1]), Path(sys.argv[2]), decode.json_value(sys.argv[3])
+    found, pids = ({int(key): value for key, value in family[part].items()} for part in ("bases", "pids"))
+    sidecar = sys.argv[4:]
     with socket.socket(fileno=number) as listener:
         peer, _ = listener.accept()
     try:
-        with peer:
-            receive(peer, folder, {int(pid): found for pid, found in given.items()})
+        with peer, contextlib.ExitStack() as stack:
+            sink = PageSink(Path(sidecar[0]), int(sidecar[1]), float(sidecar[2])) if sidecar else None
+            if sink is not None:
+                stack.callback(sink.close)
+            receive(peer, folder, found, partial(_open_memory, pids), sink)
     except (DumpError, OSError) as error:
         print(f"page server: {error}", file=sys.stderr)
         return 1

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...protocol import names, page
+from ...protocol import image_room, names, page
 from .. import device, pagewords, refusal
 from ..errors import DumpError, SlotError
 from ..laps import Laps
 from ..paths import Paths
 from ..ranks import control_files, halt, process_scan, user
 from ..ranks.slot import Slot
-from . import connections, container_layer, criu, image, mapped_files, page_server, room, sockets
+from . import connections, container_layer, criu, image, mapped_files, page_server, sockets
 
 POLL_S = 0.01
 SETTLE_S = 5.0
@@ -36,6 +36,7 @@ class Order:
     """:param deadline: of the monotonic clock
     :param anywhere: the ranks do not freeze, they are stopped where they are
     :param job: addresses of all pods of the job
+    :param stream: the sidecar takes the pages of the ranks while they are dumped
     """
 
     generation: int
@@ -43,6 +44,7 @@ class Order:
     deadline: float
     anywhere: bool = False
     job: Collection[str] = ()
+    stream: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def dump(
     if problems:
         raise DumpError("; ".join(problems))
     _pack_layer(changed, [paths.image(order.checkpoint_id, rank) / image.LAYER_TAR for rank in slots])
-    told = []
+    told = [f"rank {rank}: {text}" for rank, job in zip(slots, jobs, strict=True) if (text := job.result())]
     for rank, slot in slots.items():
         pids = process_scan.processes(slot.init)
         sockets.revive(pids, leading_out=True)
@@ -130,12 +132,16 @@ def _check_room(slots: Slots, paths: Paths, order: Order, files: Files, travelli
     more than its volume may hold, the kubelet evicts the pod."""
     folder = paths.images(order.checkpoint_id)
     folder.mkdir(parents=True, exist_ok=True)
-    there = room.of(folder.parent, files.room)
-    pids = [pid for slot in slots.values() for pid in process_scan.processes(slot.init)]
-    needed = process_scan.memory_bytes(pids, enough=there.left - travelling) + travelling
-    if needed > there.left:
+    there = image_room.of(folder.parent, files.room)
+    if order.stream:  # no page comes to this disk
+        left, needed, what = there.left - there.spill, travelling, "files that travel"
+    else:
+        pids = [pid for slot in slots.values() for pid in process_scan.processes(slot.init)]
+        left, what = there.left, "memory and files"
+        needed = process_scan.memory_bytes(pids, enough=left - travelling) + travelling
+    if needed > left:
         raise DumpError(
-            f"No space left on device for the images: the ranks hold {needed / 2**20:.0f} MiB of memory and files, and "
+            f"No space left on device for the images: the ranks hold {needed / 2**20:.0f} MiB of {what}, and "
             f"{there.words}. {there.fix}"
         )
 
@@ -219,14 +225,17 @@ def _dump_rank(
     devices: device.Backend,
     travels: set[str],
     real: tuple[int, int],
-) -> None:
+) -> str:
+    """Returns what the user may want to know, "" for nothing. Raises DumpError."""
     images, logs = paths.image(order.checkpoint_id, slot.rank), paths.criu_work(order.checkpoint_id, slot.rank)
     images.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     work = paths.work(slot.rank)
     written = process_scan.written_files(process_scan.processes(slot.init), work)
-    _run_criu(slot, tool, order, images, logs, files, real)
+    _forget_links(slot)
+    sidecar = page_server.Sidecar(paths.pages_socket, slot.rank, order.deadline) if order.stream else None
+    said = _run_criu(slot, tool, order, images, logs, files, real, sidecar)
     connections.sever(images, sockets.leads_out)
     sizes = [image.WrittenFile(str(path), path.stat().st_size) for path in written if path.exists()]
     log_size = paths.log(slot.rank).stat().st_size
@@ -246,15 +255,24 @@ def _dump_rank(
     if on_device is not None:
         device.write(images, on_device)
     image.write_record(images, record)
+    return said
 
 
 def _run_criu(
-    slot: Slot, tool: criu.Criu, order: Order, images: Path, logs: Path, files: Files, real: tuple[int, int]
-) -> None:
-    """Raises DumpError."""
+    slot: Slot,
+    tool: criu.Criu,
+    order: Order,
+    images: Path,
+    logs: Path,
+    files: Files,
+    real: tuple[int, int],
+    sidecar: page_server.Sidecar | None,
+) -> str:
+    """Returns what the page server said. Raises DumpError."""
     pids = process_scan.processes(slot.init)
     # A process without children shares no memory: CRIU writes its pages as fast as a disk takes them.
-    server = page_server.PageServer(tool.tools, images, logs, page_server.bases(pids)) if len(pids) > 1 else None
+    served = len(pids) > 1 or sidecar is not None
+    server = page_server.PageServer(tool.tools, images, logs, pids, sidecar) if served else None
     problem, told = "was not started", ""
     try:
         argv = tool.dump(slot, images, logs, files.limit, served=server is not None)
@@ -266,6 +284,13 @@ def _run_criu(
     if problem or told:
         lines = [*([told] if told else []), *criu.errors(logs / criu.DUMP_LOG)]
         raise DumpError(f"rank {slot.rank}: CRIU dump {problem or 'succeeded'}. {' | '.join(lines)}")
+    return server.said if server is not None else ""
+
+
+def _forget_links(slot: Slot) -> None:
+    """CRIU's, of a dump that nobody restored here: the next one would fail at them."""
+    for path in slot.shm.glob("link_remap.*"):
+        path.unlink(missing_ok=True)
 
 
 def write_resume(
@@ -325,8 +350,7 @@ def resume(
     for rank, slot in slots.items():
         write_resume(paths, rank, generation, address, port, env)
         with contextlib.suppress(SlotError, OSError):
-            for path in slot.shm.glob("link_remap.*"):  # CRIU's, of a dump that nobody restored here
-                path.unlink(missing_ok=True)
+            _forget_links(slot)
             pids = process_scan.processes(slot.init)
             sockets.revive(pids)
             halt.let_go(slot.init)

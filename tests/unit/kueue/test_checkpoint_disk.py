@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from kueue_samples import PLATFORM, spec
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import SpecError
 from kueue_integration.manifests.checkpoint_disk import FILES
 from kueue_integration.manifests.job_manifests import render
@@ -24,10 +25,15 @@ def pod_of(platform: PlatformConfig = PLATFORM, **changes: Any) -> Any:
 
 
 def limits(pod: Any) -> tuple[str | None, str | None]:
-    """Of the volume, and as the launcher is told: always the same."""
+    """Of the volume, and as launcher and sidecar are told: always the same."""
     (images,) = [volume for volume in pod["volumes"] if volume["name"] == "singularity-images"]
-    told = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
-    return images["emptyDir"].get("sizeLimit"), told.get(names.ENV_IMAGE_ROOM)
+    sidecar = next(each for each in pod["initContainers"] if each["name"] == job_names.CONTAINER_SIDECAR)
+    told = {
+        next((entry["value"] for entry in each["env"] if entry["name"] == names.ENV_IMAGE_ROOM), None)
+        for each in (pod["containers"][0], sidecar)
+    }
+    assert len(told) == 1
+    return images["emptyDir"].get("sizeLimit"), told.pop()
 
 
 @pytest.mark.parametrize(

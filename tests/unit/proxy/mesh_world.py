@@ -28,6 +28,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from proxy.agent.boundary import Boundary
+from proxy.launcher.errors import DumpError
+from proxy.launcher.snapshot.page_sink import PageSink
 from proxy.protocol import names, page
 from proxy.protocol.messages import (
     CheckpointFailure,
@@ -347,6 +349,8 @@ class FakeLauncher:
         self.waits = False
         """Its ranks have ended well, and its sidecar knows."""
         self.dump_error = ""
+        self.sent: dict[int, bytes] = {}
+        """Content of the ranks' pages, as last dumped."""
         self.own_bytes = 0
         """Of an image, which no other has and which do not compress."""
         self.pages_written: Callable[[], Awaitable[None]] | None = None
@@ -434,8 +438,16 @@ class FakeLauncher:
                         self.waits = True
             await asyncio.sleep(0.05)
 
+    def _stream(self, rank: int, pages: bytes) -> PageSink:
+        sink = PageSink(self.config.run_dir / names.PAGES_FILE, rank, time.monotonic() + 60)
+        sink.open(1)
+        with contextlib.suppress(DumpError):
+            sink.write(1, memoryview(pages))
+        return sink
+
     async def _dump(self, command: LauncherCommand) -> None:
         await eventually("ranks are frozen", lambda: all(command.generation in r.frozen for r in self.ranks))
+        sinks: list[tuple[PageSink, Path]] = []
         for rank in self.ranks:
             folder = self.config.image_dir / command.checkpoint_id / f"rank-{rank.rank}"
             folder.mkdir(parents=True, exist_ok=True)  # a sidecar that was started anew asks again
@@ -443,14 +455,24 @@ class FakeLauncher:
             (folder / "rank.json").write_text(json.dumps(record))
             own = f"{self.config.attempt} {command.generation} {rank.rank}".encode()
             shared = b"shared by all ranks".ljust(1 << 20, b"x")
-            (folder / "pages-1.img").write_bytes(shared + random.Random(own).randbytes(self.own_bytes) + own)
+            pages = shared + random.Random(own).randbytes(self.own_bytes) + own
+            self.sent[rank.rank] = pages
+            if command.stream:
+                sinks.append((await asyncio.to_thread(self._stream, rank.rank, pages), folder))
+            else:
+                (folder / "pages-1.img").write_bytes(pages)
         if self.pages_written is not None:
             await self.pages_written()
+        for sink, folder in sinks:
+            with contextlib.suppress(OSError, DumpError):  # an upload that has failed says so itself
+                await asyncio.to_thread(sink.end, folder)
+            sink.close()
         if self.dump_error:
-            await self.post(LauncherEvent("dump_failed", command.generation, message=self.dump_error))
+            failed = LauncherEvent("dump_failed", command.generation, message=self.dump_error, dump=command.dump)
+            await self.post(failed)
             return
         save = SavePhases(dump=10.0 * (1 + self.config.index))
-        await self.post(LauncherEvent("dumped", command.generation, save=save))
+        await self.post(LauncherEvent("dumped", command.generation, save=save, dump=command.dump))
 
     def kill_ranks(self) -> None:
         self.collective.close()

@@ -52,7 +52,8 @@ def dump_anywhere(pod: Pod, generation: int, **more: object) -> messages.Launche
     """Dump ranks that nobody has asked to stop, as checkpoint `c`. What the launcher says of it."""
     pod.wait_event("started", "restored")
     skip = len(pod.sidecar.events)
-    pod.sidecar.command("dump", generation=generation, checkpoint_id="c", remaining_s=60, anywhere=True, **more)
+    fields = {"remaining_s": 60, "anywhere": True, **more}
+    pod.sidecar.command("dump", generation=generation, checkpoint_id="c", **fields)
     return pod.wait_event("dumped", "dump_failed", skip=skip)
 
 

@@ -1,7 +1,8 @@
 """`python -m proxy.sidecar` with a port of its own for the mesh (argv 1): pods of a test share one network.
 
 It stands still where the test tells it to: `HOLD/hold-POINT` is there; it says so by `at-POINT`, and goes on when the
-first is gone. Points: `upload` and `fetch`, each after the first pack, and `manifest`, after it was written.
+first is gone. Points: `stream`, after the first pages of a dump that is under way; `upload`, after the first rank of a
+dump that has ended; `fetch`, after the first pack; `manifest`, after it was written.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from typing import Any
 from proxy.sidecar import restore, state_machine
 from proxy.sidecar.config import from_env
 from proxy.sidecar.sidecar import run
-from proxy.store import Store, backend, download, upload
+from proxy.store import Store, backend, download, stream, upload
 
 state_machine.SILENCE_S = 60.0  # a busy machine takes its time to start a sidecar anew
 
@@ -39,7 +40,8 @@ def then_stand(stock: Callable[..., Any], point: str) -> Callable[..., Any]:
     return held
 
 
-upload.Upload._write = then_stand(upload.Upload._write, "upload")
+stream.Stream._frame = then_stand(stream.Stream._frame, "stream")
+upload.Upload.put = then_stand(upload.Upload.put, "upload")
 download._write = then_stand(download._write, "fetch")
 Store.write_manifest = then_stand(Store.write_manifest, "manifest")
 if "PATIENCE" in os.environ:  # seconds, of the store that a checkpoint is fetched from

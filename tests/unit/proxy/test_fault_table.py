@@ -27,6 +27,7 @@ TABLE = {
     "acquire": ("back", "back", "committed", "committed", "committed"),  # pod 1 does not know that all have
     "freeze": ("back", "back", "committed", "committed", "committed"),  # rank 1 gives up its communication
     "dump": ("back", "back", "committed", "committed", "committed"),  # CRIU in pod 1
+    "stream": ("back", "back", "committed", "committed", "committed"),  # pages, on their way to a sidecar
     "upload": ("committed", "committed", "committed", "committed", "committed"),  # the victim's sidecar, or pod 1's
     "manifest": ("committed", "committed", "committed", "committed", "committed"),  # the leader: written, not committed
     "commit": ("committed", "committed", "committed", "committed", "committed"),  # the controller
@@ -35,7 +36,10 @@ TABLE = {
     "restore": ("back", "back", "goes on", "goes on", "goes on"),  # CRIU in pod 1, which is the rank's victim
 }
 ROWS = [(step, victim, out) for step, all_ in TABLE.items() for victim, out in zip(VICTIMS, all_, strict=True) if out]
-QUICK = {("dump", "rank"), ("freeze", "leader"), ("acquire", "wire"), ("upload", "rank")}
+QUICK = {
+    ("dump", "rank"), ("freeze", "leader"), ("acquire", "wire"), ("upload", "rank"), ("upload", "follower"),
+    ("stream", "follower"),
+}  # fmt: skip
 DEADLINE_S = 90.0
 LOST_S = 20.0
 """Time for a checkpoint that cannot be had."""
@@ -69,7 +73,7 @@ async def test_fault(step: str, victim: str, wanted: str, job: Job, controller: 
     go = asyncio.Event()
     attempt = await job.attempt()
     await attempt.stepped(10)
-    where = 0 if step == "manifest" or (victim == "leader" and step in ("upload", "fetch")) else 1
+    where = 0 if step == "manifest" or (victim == "leader" and step in ("stream", "upload", "fetch")) else 1
     if step in ("fetch", "restore"):
         await controller.command(DEADLINE_S)
         await attempt.until("commit", lambda: controller.commits)

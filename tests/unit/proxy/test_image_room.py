@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.launcher.errors import CommandError
-from proxy.launcher.snapshot import room
+from proxy.protocol import image_room as room
 from proxy.protocol import names
 
 MIB = 2**20
@@ -46,5 +45,5 @@ def test_the_limit_of_the_volume(text: str | None, most: int | None) -> None:
 
 @pytest.mark.parametrize("text", ["1Gi", "-1", "1.5", "\u0661"])
 def test_a_limit_that_is_no_number(text: str) -> None:
-    with pytest.raises(CommandError, match=names.ENV_IMAGE_ROOM):
+    with pytest.raises(ValueError, match=names.ENV_IMAGE_ROOM):
         room.limit({names.ENV_IMAGE_ROOM: text})

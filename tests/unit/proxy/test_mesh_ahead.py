@@ -60,8 +60,7 @@ async def test_content_is_stored_before_the_dump_has_ended(
         back = launcher.config.root / "back"
         rank = launcher.config.index
         store.fetch_ranks(made, {rank: back})
-        image = launcher.config.image_dir / made.id / f"rank-{rank}" / "pages-1.img"
-        assert (back / "pages-1.img").read_bytes() == image.read_bytes()
+        assert (back / "pages-1.img").read_bytes() == launcher.sent[rank]
 
 
 def test_ranks_that_go_on_after_the_dump_do_not_share_their_processors_with_an_upload() -> None:

@@ -17,7 +17,7 @@ from mesh_world import FakeController
 from store_samples import MIB
 from test_mesh_store_faults import Processes
 
-from proxy.protocol import exit_codes
+from proxy.protocol import exit_codes, image_room, names
 from proxy.protocol.manifest import dumps
 from proxy.store import Store, layout
 
@@ -39,9 +39,10 @@ async def again(folder: Path, controller: FakeController, gcs_server: str, gs_ur
     controller.commands.clear()
     made: list[Processes] = []
 
-    def start(patience_s: float = PATIENCE_S) -> Processes:
+    def start(patience_s: float = PATIENCE_S, **env: str) -> Processes:
         controller.attempt, controller.leader_ip = controller.attempt + 1, ""
-        made.append(Processes(folder, controller, gcs_server, gs_url, controller.attempt, PATIENCE=str(patience_s)))
+        env["PATIENCE"] = str(patience_s)
+        made.append(Processes(folder, controller, gcs_server, gs_url, controller.attempt, **env))
         return made[-1]
 
     yield start
@@ -163,6 +164,16 @@ async def test_a_store_that_may_not_be_read_is_said_at_once(again: Again, contro
     assert ": cannot read jobs/team/train/packs/" in said and "Forbidden" in said
 
 
+async def test_images_over_the_limit_of_their_volume_are_not_fetched(again: Again, controller: FakeController) -> None:
+    """The kubelet would evict the pod in the midst. No other node helps, so the restore is refused."""
+    world = again(**{names.ENV_IMAGE_ROOM: str(image_room.RESERVE + 256 * 1024)})
+    said = await refused(world, 1, exit_codes.RESTORE_REFUSED)
+    assert said.startswith("No space left on device for the images of checkpoint train-a1-g")
+    assert "may hold 0 MiB more: its limit is 16 MiB. Raise checkpoint_disk" in said
+    images = world.configs[1].image_dir
+    assert [path for path in images.rglob("*") if path.is_file()] == [], "nothing was fetched"
+
+
 @pytest.mark.full
 async def test_a_pod_without_room_for_the_images(again: Again, controller: FakeController, folder: Path) -> None:
     disk = folder / "a2p1/images"
@@ -173,7 +184,8 @@ async def test_a_pod_without_room_for_the_images(again: Again, controller: FakeC
         world = again()
         assert world.configs[1].image_dir == disk
         said = await refused(world, 1, exit_codes.PROTOCOL)
-        assert said.startswith(f"cannot write images to {disk}/") and "No space left on device" in said
+        assert said.startswith("No space left on device for the images of checkpoint train-a1-g")
+        assert f"{disk} has 2 MiB free. Give the node's disk more room" in said
         await world.end()
     finally:
         subprocess.run(["umount", str(disk)], check=True)

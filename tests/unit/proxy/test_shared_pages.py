@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,9 @@ from proxy.launcher.snapshot.page_stream import (
     SHARED_MEMORY,
 )
 from proxy.launcher.snapshot.protobuf import BYTES, VARINT, Field
-from proxy.protocol import messages
+from proxy.protocol import messages, names
+from proxy.protocol.manifest import Manifest, Requirements
+from proxy.store import PagesSocket, Store
 
 Make = Callable[..., Pod]
 Memory = dict[int, bytes]
@@ -59,14 +62,31 @@ def sent(processes: Sequence[tuple[int, Memory]], kind: int = PROCESS) -> bytes:
     return out
 
 
-def receive(folder: Path, data: bytes, bases: dict[int, list[int]]) -> bytes:
-    """Runs the server on `data`. Returns what it answered."""
+def memory_of(processes: Sequence[tuple[int, Memory]]) -> page_server.Memory:
+    """Opens their memory: a file with each page at its address, as /proc/PID/mem shows it."""
+    found = dict(processes)
+
+    def opened(pid: int) -> int:
+        if pid not in found:
+            return -1
+        memory = os.memfd_create("memory")
+        for number, content in found[pid].items():
+            os.pwrite(memory, content, number * PAGE)
+        return memory
+
+    return opened
+
+
+def receive(
+    folder: Path, data: bytes, bases: dict[int, list[int]], processes: Sequence[tuple[int, Memory]] = ()
+) -> bytes:
+    """Runs the server on `data`, beside processes with this memory. Returns what it answered."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         sender = threading.Thread(target=send, args=(ours, data))
         sender.start()
         try:
-            page_server.receive(theirs, folder, bases)
+            page_server.receive(theirs, folder, bases, memory_of(processes))
         finally:
             theirs.shutdown(socket.SHUT_RDWR)
             sender.join(10)
@@ -126,7 +146,7 @@ def test_any_family_has_the_memory_it_had(
     pids = range(10, 10 + len(found))
     bases = {pid: data.draw(st.lists(st.integers(9, pid - 1), max_size=2), label=f"bases of {pid}") for pid in pids}
     processes = list(zip(pids, found, strict=True))
-    answered = receive(folder, closed(processes), bases)
+    answered = receive(folder, closed(processes), bases, processes)
     assert answered == b"\0" * len(found) + struct.pack("=i", 0)
     shared_pages.prepare(folder)
     shared_pages.prepare(folder)  # the container may be started again
@@ -140,13 +160,25 @@ def test_a_page_is_written_once_for_three_generations(tmp_path: Path) -> None:
     grandchild = {**child, 8: page(1002)}
     stranger = dict(memory)
     family = [(10, memory), (11, child), (12, grandchild), (13, stranger)]
-    receive(tmp_path, closed(family), {11: [10], 12: [11], 13: [1]})
+    receive(tmp_path, closed(family), {11: [10], 12: [11], 13: [1]}, family)
     sizes = {p.name: p.stat().st_size // PAGE for p in tmp_path.glob("pages-*.img")}
     assert [sizes[f"pages-{page_images.FIRST_ID + i}.img"] for i in range(4)] == [300, 2, 1, 300]
     assert json.loads((tmp_path / page_images.SHARED).read_text()) == {"11": 10, "12": 11}
     shared_pages.prepare(tmp_path)
     for pid, wanted in family:
         assert restored(tmp_path, f"pagemap-{pid}.img") == wanted
+
+
+@pytest.mark.parametrize("lost", [range(300), range(100, 101), range(299, 300)], ids=["all", "a page", "the last"])
+def test_memory_that_cannot_be_read_is_written_twice_and_not_believed(tmp_path: Path, lost: range) -> None:
+    """A base that nobody may read, or whose memory has a hole meanwhile: what differs is written."""
+    memory = {number: page(number) for number in range(300)}
+    there = {number: content for number, content in memory.items() if number not in lost}
+    receive(tmp_path, closed([(10, memory), (11, memory)]), {11: [10]}, [(10, there)] if there else [])
+    size = (tmp_path / f"pages-{page_images.FIRST_ID + 1}.img").stat().st_size // PAGE
+    assert size >= len(lost)
+    shared_pages.prepare(tmp_path)
+    assert restored(tmp_path, "pagemap-11.img") == memory
 
 
 def test_shared_memory_is_nobodys_child(tmp_path: Path) -> None:
@@ -187,7 +219,8 @@ def test_a_disk_that_fills_up_ends_the_server_and_nothing_is_accepted(tmp_path: 
     "text", ['{"11"', "[]", '{"11": "10"}', '{"x": 1}', '{"11": 11}', '{"11": 99}', '{"11": true}']
 )
 def test_a_damaged_family_is_refused_in_words(tmp_path: Path, text: str) -> None:
-    receive(tmp_path, closed([(10, {1: page(1)}), (11, {1: page(1)})]), {11: [10]})
+    family = [(10, {1: page(1)}), (11, {1: page(1)})]
+    receive(tmp_path, closed(family), {11: [10]}, family)
     (tmp_path / page_images.SHARED).write_text(text)
     with pytest.raises(RestoreError):
         shared_pages.prepare(tmp_path)
@@ -297,12 +330,14 @@ def again(generation: int) -> messages.Plan:
 
 @pytest.fixture
 def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Iterator[Callable[..., Pod]]:
-    def make(name: str, plan: messages.Plan, source: Pod | None = None) -> Pod:
+    def make(name: str, plan: messages.Plan, source: Pod | Callable[[Pod], None] | None = None) -> Pod:
         command = ["python3", "family.py"]
         pod = make_pod(name, rootfs=rootfs, torch=None, plan=plan, command=command, criu=criu_bundle)
         (pod.volumes / "source/family.py").write_text(FAMILY)
-        if source is not None:
+        if isinstance(source, Pod):
             pod.bring(source, "c", 0)
+        elif source is not None:
+            source(pod)
         return pod.start()
 
     yield make
@@ -339,6 +374,87 @@ def test_a_family_moves_with_its_sharing(run: Callable[..., Pod]) -> None:
     assert pod.wait() == 0, pod.log()
     sums = {(pod.work(0) / f"cwd/{name}.sum").read_text() for name in [*NAMES, "large"]}
     assert len(sums) == 1
+
+
+@pytest.mark.criu
+@pytest.mark.timeout(300)
+def test_a_family_moves_over_a_stream(run: Callable[..., Pod], tmp_path: Path) -> None:
+    """Nothing of its pages stays on the disk, and what it shares comes back shared."""
+    store = Store(f"file://{tmp_path}/store")
+    pod = run("pod-1", fresh())
+    until(lambda: min(counts(pod)) > 3, "all work", pod)
+    first = pod.ranks_mib()
+    pod.wait_event("started")
+    whole = threading.Event()
+    pages = PagesSocket(pod.volumes / "run" / names.PAGES_FILE)
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(
+            store.put_ranks, "team", "train", "c", {0: pod.image("c", 0)}, growing=lambda: not whole.is_set(),
+            below=pod.volumes / "images", pages=pages,
+        )  # fmt: skip
+        try:
+            event = dump_anywhere(pod, 5, stream=True)
+        finally:
+            whole.set()
+        assert event.kind == "dumped", pod.log()
+        made = put.result(60)
+    assert not any(path.stat().st_size for path in pod.image("c", 0).glob("pages-*.img"))
+    assert 48 * MIB < made.bytes < 110 * MIB, "one copy of what six processes share"
+    at = counts(pod)
+    pod.terminate()
+    pod.wait_event("terminating")
+    pod.sidecar.command("exit")
+    assert pod.wait() == 143, pod.log()
+    manifest = Manifest(
+        id="c", namespace="team", job="train", attempt=1, generation=5, step=1, world_size=1, engine="process",
+        created_at=1.0, ranks=made.images, requirements=Requirements(architecture="x86_64", cpu_flags_digest=""),
+    )  # fmt: skip
+
+    def bring(target: Pod) -> None:
+        store.fetch_ranks(manifest, {0: target.image("c", 0)})
+
+    pod = run("pod-2", again(5), bring)
+    pod.wait_event("restored")
+    until(lambda: all(now > before for now, before in zip(counts(pod), at, strict=True)), "all go on", pod)
+    assert pod.ranks_mib() < 1.1 * first + 5
+    (pod.work(0) / "cwd/end").touch()
+    assert pod.wait() == 0, pod.log()
+    assert len({(pod.work(0) / f"cwd/{name}.sum").read_text() for name in [*NAMES, "large"]}) == 1
+
+
+@pytest.mark.criu
+@pytest.mark.timeout(180)
+def test_a_sidecar_that_dies_fails_the_dump_and_a_second_one_takes_it(run: Callable[..., Pod], tmp_path: Path) -> None:
+    pod = run("pod", fresh())
+    until(lambda: min(counts(pod)) > 3, "all work", pod)
+    pages = PagesSocket(pod.volumes / "run" / names.PAGES_FILE)
+
+    def die() -> None:
+        peer, _ = pages.listener.accept()
+        with peer:
+            peer.recv(8 * MIB)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(die)
+        event = dump_anywhere(pod, 5, stream=True)
+    assert event.kind == "dump_failed" and "page server" in event.message, pod.log()
+    pages.close()
+    store, whole = Store(f"file://{tmp_path}/store"), threading.Event()
+    pages = PagesSocket(pod.volumes / "run" / names.PAGES_FILE)
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(
+            store.put_ranks, "team", "train", "c", {0: pod.image("c", 0)}, growing=lambda: not whole.is_set(),
+            below=pod.volumes / "images", pages=pages,
+        )  # fmt: skip
+        try:
+            event = dump_anywhere(pod, 5, stream=True)  # the same generation, asked for by the next sidecar
+        finally:
+            whole.set()
+        assert event.kind == "dumped", pod.log()
+        assert put.result(60).bytes > 48 * MIB
+    pod.sidecar.command("resume", generation=5)
+    at = counts(pod)
+    until(lambda: all(now > before for now, before in zip(counts(pod), at, strict=True)), "all go on", pod)
 
 
 @pytest.mark.criu

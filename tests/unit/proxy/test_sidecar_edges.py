@@ -328,3 +328,16 @@ async def test_the_module_refuses_a_bad_environment_with_one_sentence() -> None:
     assert process.returncode == 1 and stderr.decode().strip().endswith(
         "SINGULARITY_NAMESPACE is not set: the Job's pod template has to set it"
     )
+
+
+async def test_the_end_of_a_dump_that_the_sidecar_before_asked_for_is_not_that_of_its_own(follower: Following) -> None:
+    """Pages of a stream went to a sidecar that died. Its dump fails late, when the next sidecar has asked again."""
+    pod = follower.pod
+    await pod.apply(Directive("save", 1_000_001, 5, checkpoint_id="train-a1-g1", remaining_s=60.0, version=1))
+    (asked,) = follower.sent
+    assert asked.op == "dump" and asked.dump
+    for late in (LauncherEvent("dump_failed", 1_000_001, dump="before"), LauncherEvent("dumped", 1_000_001, dump="b")):
+        pod.on_event(late)
+        assert (pod.report().failed, pod.report().dumped) == (0, 0)
+    pod.on_event(LauncherEvent("dump_failed", 1_000_001, message="no room", dump=asked.dump))
+    assert (pod.report().failed, pod.report().message) == (1_000_001, "no room")

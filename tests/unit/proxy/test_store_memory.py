@@ -16,11 +16,12 @@ SIZE = 384 * MIB
 MOST_MB = 150
 """What either may take beyond what the process had before: five packs of 8 MiB, each twice, and its tables."""
 CHILD = """
-import itertools, json, sys, time
+import itertools, json, sys, threading, time
 from pathlib import Path
-from proxy.store import Store
+from proxy.launcher.snapshot.page_sink import PageSink
+from proxy.store import PagesSocket, Store
 from proxy.store.backend import Backend
-from store_samples import JOB, NAMESPACE, commit
+from store_samples import JOB, NAMESPACE, commit, manifest
 
 def memory(kind):
     with open("/proc/self/status") as file:
@@ -41,6 +42,23 @@ slowly("read" if what == "download" else "write")
 before = memory("VmRSS")
 if what == "upload":
     commit(store, Path(folder))
+elif what == "upload-stream":  # from a launcher that sends as fast as it is let
+    rest, over = Path(folder + "-rest"), threading.Event()
+    rest.mkdir()
+    pages = PagesSocket(rest.parent / "run/pages.sock")
+    def send():
+        sink = PageSink(rest.parent / "run/pages.sock", 0, time.monotonic() + 180)
+        sink.open(1)
+        with open(folder + "/pages-1.img", "rb") as file:
+            while part := file.read(1 << 20):
+                sink.write(1, memoryview(part))
+        sink.end(rest)
+        over.set()
+    threading.Thread(target=send, daemon=True).start()
+    growing = lambda: not over.is_set()
+    put = store.put_ranks(NAMESPACE, JOB, f"{JOB}-a1-g1", {0: rest}, growing=growing, pages=pages)
+    store.write_manifest(manifest(put.images))
+    assert put.bytes_ahead > put.bytes / 2, put
 elif what == "upload-ahead":  # nearly all of it is looked at while it "grows"
     looks = itertools.count()
     put = store.put_ranks(NAMESPACE, JOB, f"{JOB}-a1-g1", {0: folder}, growing=lambda: next(looks) < 180)
@@ -70,4 +88,8 @@ def test_a_checkpoint_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     assert megabytes("upload", url, image) < MOST_MB
     assert megabytes("upload-ahead", f"file://{tmp_path}/other", image) < MOST_MB
     assert megabytes("download", url, back) < MOST_MB
+    streamed = f"file://{tmp_path}/streamed"
+    assert megabytes("upload-stream", streamed, image) < MOST_MB
+    assert megabytes("download", streamed, tmp_path / "again") < MOST_MB
+    assert filecmp.cmp(image / "pages-1.img", tmp_path / "again" / "pages-1.img", shallow=False)
     assert filecmp.cmp(image / "pages-1.img", back / "pages-1.img", shallow=False)

@@ -1,0 +1,265 @@
+"""A checkpoint of a job that leaves: disk of the pod, and throughput with GB of state.
+
+Pages go to the upload over a socket, in a process of its own for each pod, as the sidecar is. Beside it, in turns,
+today's way of a periodic checkpoint: files on the disk, uploaded after the dump. The ranks stand still until a stream
+has ended, and until files are written. So the pairs show which way is better for ranks that go on.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from localcluster.prepare import Prepared, prepare
+from proxy.protocol import names
+from proxy.protocol.manifest import Manifest, RankImage, Requirements
+from proxy.store import PagesSocket, PutResult, Store
+
+from . import machine
+from .harness import make_gcs_bucket, running_gcs
+from .model import Group, Measured, Options, Say, Spec
+from .pods import Job, bytes_of, copy
+from .stats import median
+
+WIDTH, WORKERS, BETWEEN = 512, 4, 20
+VOLUME = "8g"
+SAMPLE_S = 0.02
+PUT_AT_ONCE = 4
+PIECE = 8 << 20
+spawn = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Left:
+    """One checkpoint: seconds that the ranks stood still, seconds until all was stored, CPU seconds of dump and put."""
+
+    still_s: float
+    whole_s: float
+    cpu_s: float
+    bytes: int
+    new: int
+
+
+def put(
+    url: str, checkpoint: str, images: Mapping[int, Path], part: tuple[int, int], dumping: Path, pages: Path | None
+) -> tuple[PutResult, float]:
+    """One pod's upload, and its CPU seconds.
+
+    :param pages: where its socket is to be; None: the images are complete
+    """
+    began = time.process_time()
+    socket = PagesSocket(pages) if pages is not None else None
+    result = Store(url).put_ranks(
+        "bench", "job", checkpoint, images, part=part, growing=lambda: socket is not None and dumping.exists(),
+        pages=socket,
+    )  # fmt: skip
+    return result, time.process_time() - began
+
+
+def leave(job: Job, url: str, sidecars: ProcessPoolExecutor, *, streamed: bool) -> tuple[Left, list[RankImage]]:
+    """Barrier, dump and put of all pods. The ranks stand still afterwards."""
+    dumping, parts = job.folder / "dumping", len(job.pods)
+    puts: list[Future[tuple[PutResult, float]]] = []
+
+    def begin(images: Sequence[Path]) -> None:
+        share = len(images) // parts
+        for index, pod in enumerate(job.pods):
+            pages = pod.volumes / "run" / names.PAGES_FILE if streamed else None
+            if pages is not None:
+                pages.unlink(missing_ok=True)
+            mine = {rank: images[rank] for rank in range(index * share, (index + 1) * share)}
+            for folder in mine.values():
+                folder.mkdir(parents=True, exist_ok=True)
+            puts.append(sidecars.submit(put, url, job.checkpoint, mine, (index, parts), dumping, pages))
+            while pages is not None and not pages.exists():
+                if puts[-1].done():
+                    puts[-1].result()
+                time.sleep(SAMPLE_S)
+
+    dumping.touch()
+    stop = job.stop(before=begin if streamed else None)
+    dumped = time.monotonic()
+    dumping.unlink()
+    if not streamed:
+        begin(job.images())
+    made = [each.result(1800) for each in puts]
+    whole = stop.dump_s + time.monotonic() - dumped
+    left = Left(
+        stop.dump_s, whole, stop.dump_cpu_s + sum(cpu for _, cpu in made), sum(each.bytes for each, _ in made),
+        sum(each.bytes_stored for each, _ in made),
+    )  # fmt: skip
+    return left, [image for each, _ in made for image in each.images]
+
+
+# --- the disk ---------------------------------------------------------------------------------------------------------
+@contextmanager
+def volumes(pods: Sequence[Path]) -> Iterator[Callable[[], int]]:
+    """File systems of their own for these folders; what they hold together, files without a name too."""
+    for path in pods:
+        path.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={VOLUME}", "tmpfs", path], check=True)
+    try:
+        yield lambda: sum((d.f_blocks - d.f_bfree) * d.f_frsize for d in map(os.statvfs, pods))
+    finally:
+        for path in pods:
+            subprocess.run(["umount", "-l", path], check=True)
+
+
+@contextmanager
+def peak(used: Callable[[], int]) -> Iterator[list[int]]:
+    """The most that was used within the context, once it has ended."""
+    found: list[int] = [used()]
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(SAMPLE_S):
+            found[0] = max(found[0], used())
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(look)
+        try:
+            yield found
+        finally:
+            over.set()
+
+
+def disk(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
+    """Two replicas in a pod each, with loader workers. Streamed and over files in turns, into one store."""
+    runs: list[dict[str, float | bool]] = []
+    with ProcessPoolExecutor(2, spawn) as sidecars, Job(made, ["train_wide.py", str(WIDTH), str(WORKERS)], 2) as job:
+        folders = [job.folder / f"attempt-1-{index}/singularity/images" for index in range(2)]
+        with volumes(folders) as used:
+            job.start(2)
+            for number in range(4 if options.quick else 10):
+                job.wait_step(max(job.counts()) + BETWEEN)
+                before, streamed = used(), number % 2 == 0
+                with peak(used) as most:
+                    left, _ = leave(job, f"file://{job.folder}/store-{streamed}", sidecars, streamed=streamed)
+                runs.append({**vars(left), "disk": most[0] - before, "streamed": streamed})
+                say(f"checkpoint {number + 1}: {runs[-1]}")
+                job.forget_images()
+                job.go_on()
+    ways = {way: [run for run in runs if run["streamed"] is way] for way in (True, False)}
+    ratio = {way: max(run["disk"] / run["new"] for run in found) for way, found in ways.items()}
+    words = []
+    for name, found in (("streamed", ways[True]), ("over files", ways[False])):
+        still, whole, cpu = (median(run[key] for run in found) for key in ("still_s", "whole_s", "cpu_s"))
+        of = ratio[found is ways[True]]
+        words.append(f"{name} {of:.2g} x, ranks stand still {still:.2g} s, stored after {whole:.2g} s, CPU {cpu:.2g} s")
+    text = f"{'; '.join(words)}; {median(run['bytes'] for run in runs) / 1e6:.0f} MB of images"
+    return {"peak_disk_x": Measured(ratio[True], runs, text)}
+
+
+# --- large states -----------------------------------------------------------------------------------------------------
+def large(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
+    """A pod of two ranks, one with GB of tensors: to a server of the gs protocol, and back into another pod."""
+    size = options.size_gb or (2.0 if options.quick else 8.0)
+    seconds: dict[str, float] = {}
+    folder = Path(tempfile.mkdtemp(prefix="bench-"))
+    try:
+        with (
+            running_gcs(made.fake_gcs, folder / "gcs.log") as server,
+            environment("STORAGE_EMULATOR_HOST", server),
+            ProcessPoolExecutor(1, spawn) as sidecars,
+            Job(made, ["train_held.py", f"{size:g}"], ranks=2) as job,
+        ):
+            cost = machine.write_cost(job.folder)
+            job.start(1)
+            job.wait_step(BETWEEN)
+            url = make_gcs_bucket(server)
+            left, images = leave(job, url, sidecars, streamed=True)
+            seconds["dump_and_put"] = left.whole_s
+            gb = left.bytes / 1e9
+            say(f"dumped and stored {gb:.2f} GB: {left}")
+            began = time.monotonic()
+
+            def bring(targets: Mapping[int, Path]) -> None:
+                nonlocal began
+                fetching = time.monotonic()
+                sidecars.submit(fetch, url, images, dict(targets)).result(1800)
+                began = time.monotonic()
+                seconds["fetch"] = began - fetching
+
+            at = max(job.counts())
+            job.start(1, bring)
+            job.restored()
+            seconds["restore"] = time.monotonic() - began
+            job.wait_step(at + 1)
+            say(f"fetched and restored: {seconds}")
+            files = job.images()  # they lie there until the sidecar hears that the ranks are restored
+            began = time.monotonic()
+            copy(files, folder / "cp")
+            seconds["cp"] = time.monotonic() - began
+            shutil.rmtree(folder / "cp")
+            began = time.monotonic()
+            sidecars.submit(plain_upload, make_gcs_bucket(server), files).result(1800)
+            seconds["plain_upload"] = time.monotonic() - began
+            plain = bytes_of(files) / 1e9
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    speed = {what: (plain if what in ("cp", "plain_upload") else gb) / took for what, took in seconds.items()}
+    words = ", ".join(f"{what.replace('_', ' ')} {value:.2g}" for what, value in speed.items())
+    text = f"{gb:.2f} GB, in GB/s: {words}; ranks stand still {left.still_s:.2g} s; {machine.told(cost)}"
+    return {"large_state_gb_s": Measured(speed["dump_and_put"], [seconds], text)}
+
+
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def fetch(url: str, images: list[RankImage], targets: Mapping[int, Path]) -> int:
+    """Bytes of the ranks' files, as one pod fetches them."""
+    manifest = Manifest(
+        id="c", namespace="bench", job="job", attempt=1, generation=1, step=1, world_size=len(images),
+        engine="process", created_at=0.0, ranks=images, requirements=Requirements(sys.platform, ""),
+    )  # fmt: skip
+    return Store(url).fetch_ranks(manifest, targets)
+
+
+def plain_upload(url: str, folders: Sequence[Path]) -> None:
+    """What a tool that knows nothing of the content does: pieces of a pack's size, several at a time."""
+    backend = Store(url).backend
+
+    def send(path: Path, at: int) -> None:
+        with path.open("rb", buffering=0) as file:
+            file.seek(at)
+            backend.write(f"{path.parent.name}/{path.name}-{at}", file.read(PIECE))
+
+    with ThreadPoolExecutor(PUT_AT_ONCE) as pool:
+        files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+        for sent in [pool.submit(send, path, at) for path in files for at in range(0, path.stat().st_size, PIECE)]:
+            sent.result()
+
+
+DISK = Group(
+    "leaving",
+    "root, training root file system with CRIU, 4 GB of memory",
+    [Spec("peak_disk_x", "x", "<= 1.2", "the pods' disk that a checkpoint takes, against what it adds to the store")],
+    lambda options, say: disk(prepare(say), options, say),
+)
+LARGE = Group(
+    "large state",
+    "root, training root file system with CRIU, fake-gcs-server in memory; of memory and of disk 3 times --size",
+    [Spec("large_state_gb_s", "GB/s", "", "dump and store of a rank with GB of tensors; fetch, restore, cp beside it")],
+    lambda options, say: large(prepare(say), options, say),
+)
