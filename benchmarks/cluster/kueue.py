@@ -87,7 +87,7 @@ class Kueue:
     def admit(self, decision: Admit) -> None:
         active = decision.active
         self.dequeue(active)
-        self._reserved.pop(active.job.id, None)
+        self._unreserve(active)
         self.nodes[decision.flavor].take(decision.placement)
         self.used[decision.flavor][active.job.tenant] += sum(decision.placement.values())
         self.holders[active.job.tenant][active.job.id] = active
@@ -99,7 +99,22 @@ class Kueue:
         self.changed()
 
     def reserve(self, decision: Preempt) -> None:
-        self._reserved[decision.active.job.id] = decision
+        """Keep the quota, and the node of one that needs one node, for the preemptor while its victims leave."""
+        active, more = decision.active, dict[int, int]()
+        self._reserved[active.job.id] = decision
+        for victim in decision.victims:
+            _add(more, victim.placement, 1)
+        nodes = self.nodes[decision.flavor]
+        node = nodes.room_for(decision.devices, active.job.id, more) if active.job.one_node else None
+        if node is not None:
+            nodes.closed[node] = active.job.id
+
+    def _unreserve(self, active: Active) -> None:
+        decision = self._reserved.pop(active.job.id, None)
+        if decision is not None:
+            closed = self.nodes[decision.flavor].closed
+            for node in [node for node, job in closed.items() if job == active.job.id]:
+                del closed[node]
 
     def changed(self) -> None:
         """Something is free, or has another priority: look at all that waits again."""
@@ -139,7 +154,7 @@ class Kueue:
         for flavor in flavors:
             if self.room(active, flavor) >= active.goal:
                 hint = active.hint if flavor in (active.prefer, self.order[0]) else None
-                place = self.nodes[flavor].find(active.goal, active.job.one_node, hint)
+                place = self.nodes[flavor].find(active.goal, active.job.one_node, active.job.id, hint)
                 if place is not None:
                     return Admit(active, flavor, place)
         if self._leave_for(active):
@@ -150,9 +165,11 @@ class Kueue:
                 return Preempt(active, flavor, active.goal, victims)
         for flavor in flavors if active.job.least < active.goal else ():
             nodes = self.nodes[flavor]
-            fits = min(self.room(active, flavor), nodes.widest() if active.job.one_node else nodes.total_free)
+            fits = min(
+                self.room(active, flavor), nodes.widest(active.job.id) if active.job.one_node else nodes.total_free
+            )
             count = min(fits, active.goal - 1)
-            place = nodes.find(count, active.job.one_node) if count >= active.job.least else None
+            place = nodes.find(count, active.job.one_node, active.job.id) if count >= active.job.least else None
             if place is not None:
                 return Admit(active, flavor, place)
         return None
@@ -164,7 +181,7 @@ class Kueue:
             return False
         if any(victim.state is State.LEAVING for victim in mine.victims):
             return True
-        del self._reserved[active.job.id]
+        self._unreserve(active)
         return False
 
     def room(self, active: Active, flavor: str) -> int:
@@ -195,7 +212,7 @@ class Kueue:
         more: dict[int, int] = {}
 
         def fits() -> bool:
-            return room >= goal and self.nodes[flavor].fits_with(goal, job.one_node, more)
+            return room >= goal and self.nodes[flavor].fits_with(goal, job.one_node, job.id, more)
 
         for other, victim in candidates:
             if other and over[victim.job.tenant] <= 0:

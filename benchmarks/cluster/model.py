@@ -184,8 +184,10 @@ class Setting:
     """One thing to try: what a move costs, and who proposes moves.
 
     :param tick_s: between two looks of the policy
+    :param classes: each tier has a WorkloadPriorityClass; otherwise all jobs have one priority
     """
 
     costs: Costs = HELD
     limits: Limits = field(default_factory=Limits)
-    tick_s: float = 300.0
+    tick_s: float = 600.0
+    classes: bool = False

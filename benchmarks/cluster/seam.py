@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .model import Tier
+from .model import DEVICES_PER_NODE, Tier
 
 
 class Seen(NamedTuple):
@@ -30,6 +30,7 @@ class Seen(NamedTuple):
     :param delivered: fraction of the device time asked for that it was given since its arrival
     :param devices: that it has; 0 while it waits
     :param goal: that it will be given when it is admitted
+    :param placement: node of its flavor -> devices; empty while it waits
     :param speeds: of one device by flavor, relative to the reference
     """
 
@@ -46,7 +47,7 @@ class Seen(NamedTuple):
     goal: int
     devices: int
     flavor: str
-    nodes: tuple[int, ...]
+    placement: Mapping[int, int]
     packed: bool
     left_s: float
     attained_device_s: float
@@ -81,6 +82,13 @@ class View:
     prices: Mapping[str, float]
     devices: Mapping[str, int]
     quota: Sequence[int]
+
+    def packed(self, job: Seen, devices: int) -> bool:
+        """Whether a running job would find `devices` in as few nodes as possible, were its own free, too."""
+        rooms = [free + job.placement.get(node, 0) for node, free in enumerate(self.free[job.flavor])]
+        whole, rest = divmod(devices, DEVICES_PER_NODE)
+        full = sum(room == DEVICES_PER_NODE for room in rooms)
+        return full >= whole and (not rest or full > whole or any(rest <= room < DEVICES_PER_NODE for room in rooms))
 
     def running(self) -> list[Seen]:
         return [job for job in self.jobs if job.running]

@@ -73,7 +73,7 @@ class Simulation:
         self.cluster, self.setting, self.policy, self.seed, self._watch = cluster, setting, policy, seed, watch
         self.kueue = Kueue(cluster)
         self.prices = {flavor.name: flavor.price for flavor in cluster.flavors}
-        self.jobs = {job.id: Active(job, job.workers) for job in jobs}
+        self.jobs = {j.id: Active(j, j.workers, priority=j.tier.rank if setting.classes else 0) for j in jobs}
         self.present: dict[int, Active] = {}
         """Jobs that have arrived and are not done."""
         self.now = 0.0
@@ -226,7 +226,7 @@ class Simulation:
         present_s = max(self.now - job.arrival_s, 1e-9)
         return Seen(
             job.id, job.tenant, job.tier, runs, job.arrival_s, job.workers, job.least, job.most, job.one_node,
-            active.priority, active.goal, active.devices, active.flavor if runs else "", tuple(active.placement),
+            active.priority, active.goal, active.devices, active.flavor if runs else "", active.placement,
             packed(active.placement) if runs else True, active.left_s * job.misjudged,
             active.run_device_s, active.ran_s, self.now - (active.run_since if runs else active.queued_since),
             min(1.0, active.run_device_s / (job.workers * present_s)), job.alpha, job.speeds,
