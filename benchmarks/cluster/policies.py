@@ -212,22 +212,19 @@ def _elsewhere(here: Sequence[Seen], node: int, need: int, free: Sequence[int]) 
 
 def _together(job: Seen, free: list[int]) -> Sequence[Action]:
     whole, rest = divmod(job.devices, DEVICES_PER_NODE)
-    nodes = sorted((n for n, devices in enumerate(free) if devices >= DEVICES_PER_NODE), key=lambda n: n)
-    last = next((n for n in range(len(free)) if free[n] >= rest and n not in nodes[:whole]), None) if rest else -1
-    if len(nodes) < whole or last is None:
+    rooms = [room + job.placement.get(node, 0) for node, room in enumerate(free)]
+    nodes = [node for node, room in enumerate(rooms) if room == DEVICES_PER_NODE][:whole]
+    last = [node for node, room in enumerate(rooms) if room >= rest and node not in nodes] if rest else []
+    # How much faster it will be is not known before. Gavel's table shows a half and more for most families.
+    worth = job.left_s / job.rate(job.devices) > WORTH * job.move_s
+    if len(nodes) < whole or (rest and not last) or not worth:
         return ()
-    # How much faster it will be is not known before; half is what Gavel's table shows for most families.
-    if job.left_s / job.rate(job.devices) <= WORTH * job.move_s:
-        return ()
-    for node in nodes[:whole]:
+    to = min(last, key=lambda node: rooms[node]) if last else None
+    for node in nodes:
         free[node] = 0
-    if last >= 0:
-        free[last] -= rest
-    return (
-        Move(
-            job.id, job.flavor, last if last >= 0 and not whole else None, f"was spread over {len(job.placement)} nodes"
-        ),
-    )
+    if to is not None:
+        free[to] = max(0, free[to] - rest)
+    return (Move(job.id, job.flavor, None if whole else to, f"was spread over {len(job.placement)} nodes"),)
 
 
 AHEAD = 0.1

@@ -44,8 +44,11 @@ class Scenario:
     mix: Mix = field(default_factory=Mix)
     classes: bool = False
     dear: float = 1.0
-    seeds: int = 8
+    seeds: int = 6
     contenders: tuple[str, ...] = ()
+
+    def with_seeds(self, seeds: int) -> Scenario:
+        return replace(self, seeds=seeds)
 
     def cluster(self) -> Cluster:
         nodes = self.devices // DEVICES_PER_NODE // len(self.flavors)
@@ -71,8 +74,8 @@ SCENARIOS: Sequence[Scenario] = (
     Scenario("mixed", "half V100, half P100", load=0.7, flavors=("v100", "p100")),
     Scenario("tiers", "three tiers with a priority class each", load=1.1, mix=Mix(tiers=(0.3, 0.5, 0.2)), classes=True),
     Scenario("dear moves", "`shared`, but a move costs ten times as much", dear=10.0),
-    Scenario("1024 devices", "`shared`, larger and shorter", devices=1024, days=3.0, seeds=3, contenders=WIDE),
-    Scenario("4096 devices", "`shared`, larger and shorter", devices=4096, days=1.5, seeds=2, contenders=WIDE),
+    Scenario("1024 devices", "`busy`, larger", load=1.2, devices=1024, days=4.0, seeds=3, contenders=WIDE),
+    Scenario("4096 devices", "`busy`, larger", load=1.2, devices=4096, days=2.0, seeds=2, contenders=WIDE),
 )
 CONTENDERS: Mapping[str, tuple[Costs, Policy]] = {
     RESTART: (PLAIN, nobody),

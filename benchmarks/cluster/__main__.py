@@ -1,0 +1,119 @@
+"""Studies of policies on simulated clusters; nothing here needs a cluster.
+
+examples:
+  python -m benchmarks.cluster study                         all scenarios; some minutes on two cores
+  python -m benchmarks.cluster study --quick                 small ones, in seconds, to try things out
+  python -m benchmarks.cluster study --only shared,tiers --seed 100
+  python -m benchmarks.cluster study --list
+  python -m benchmarks.cluster derive philly-jobs.csv.gz throughputs.csv.gz >parameters.json
+  python -m benchmarks.cluster derive philly-jobs.csv.gz throughputs.csv.gz --compare
+
+`study` writes OUTPUT/studies.json (every measure of every run), a picture and a table for each scenario.
+`derive` prints the generator's parameters from a trace; with --compare the distance of what it draws from the trace.
+
+exit codes: 0 done, 1 a run failed, 2 wrong arguments or files
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import compare, derive, plots, traces
+from .study import BASE, CONTENDERS, SCENARIOS, Found, Scenario, play_all, quick
+
+OUTPUT = Path(__file__).resolve().parents[2] / "build" / "studies"
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    study = commands.add_parser("study", help="run the studies")
+    study.add_argument("--only", default="", metavar="SCENARIO,...", help="run these only")
+    study.add_argument("--quick", action="store_true", help="128 devices, a day and a half, two seeds")
+    study.add_argument("--seed", type=int, default=1, metavar="N", help="the first seed (default 1)")
+    study.add_argument("--seeds", type=int, metavar="N", help="how many seeds, for all scenarios")
+    study.add_argument("--processes", type=int, metavar="N", help="default: one for each core")
+    study.add_argument("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="default build/studies")
+    study.add_argument("--list", action="store_true", help="list scenarios and contenders, and run nothing")
+    derived = commands.add_parser("derive", help="the generator's parameters from a trace")
+    derived.add_argument("jobs", type=Path, metavar="JOBS", help="CSV, plain or gzip")
+    derived.add_argument("throughputs", type=Path, metavar="THROUGHPUTS", help="CSV, plain or gzip")
+    derived.add_argument("--compare", action="store_true", help="print distances of drawn workloads from the trace")
+    arguments = parser.parse_args(argv)
+    for name in ("seeds", "processes"):
+        value = getattr(arguments, name, None)
+        if value is not None and value < 1:
+            study.error(f"argument --{name}: {value} is less than 1")
+    return arguments
+
+
+def select(only: str) -> list[Scenario]:
+    """:raises ValueError: an unknown name; the message lists the known ones"""
+    wanted = [name.strip() for name in only.split(",") if name.strip()]
+    known = {scenario.name: scenario for scenario in SCENARIOS}
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise ValueError(f"--only = {','.join(unknown)}: no such scenario; there are {', '.join(known)}")
+    return [scenario for scenario in SCENARIOS if not wanted or scenario.name in wanted]
+
+
+def study(arguments: argparse.Namespace) -> int:
+    scenarios = select(arguments.only)
+    if arguments.list:
+        print("\n".join(f"{one.name:14} {one.about}" for one in scenarios) + "\n\n" + "\n".join(CONTENDERS))
+        return 0
+    if arguments.quick:
+        scenarios = quick(scenarios)
+    if arguments.seeds:
+        scenarios = [one.with_seeds(arguments.seeds) for one in scenarios]
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - began:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    try:
+        results = play_all(scenarios, arguments.seed, say, arguments.processes)
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    write(arguments.output, scenarios, results)
+    say(f"written to {arguments.output}")
+    return 0
+
+
+def write(output: Path, scenarios: Sequence[Scenario], results: dict[str, Found]) -> None:
+    """Raises OSError."""
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "studies.json").write_text(json.dumps(results, indent=1) + "\n")
+    for scenario in scenarios:
+        found, name = results[scenario.name], scenario.name.replace(" ", "-")
+        title = f"{scenario.name}: {scenario.about}, {scenario.devices} devices, load {scenario.load:g}"
+        (output / f"{name}.svg").write_text(plots.picture(title, found, BASE))
+        text = f"{title}, {scenario.seeds} seeds\n\n{plots.table(found)}\n\n{plots.changes(found, BASE)}\n"
+        (output / f"{name}.md").write_text(text)
+        print(text)
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parse(argv)
+    try:
+        if arguments.command == "study":
+            return study(arguments)
+        jobs, speeds = traces.read_jobs(arguments.jobs), traces.read_throughputs(arguments.throughputs)
+        made = derive.parameters(jobs, speeds)
+        print(compare.report(jobs, speeds, made) if arguments.compare else derive.dumped(made), end="")
+        return 0
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
