@@ -71,6 +71,8 @@ class Kueue:
         self._waiting: list[dict[Shape, list[tuple[Key, Active]]]] = [{} for _ in cluster.shares]
         self._failed: list[set[Shape]] = [set() for _ in cluster.shares]
         self._reserved: dict[int, Preempt] = {}
+        self._kept: dict[str, int] = {}
+        """By flavor: what preemptors wait for, as far as their victims have left. Forgotten when that changes."""
 
     # --- what the simulator tells ---------------------------------------------------------------------------------
     def enqueue(self, active: Active) -> None:
@@ -102,6 +104,7 @@ class Kueue:
         """Keep the quota, and the node of one that needs one node, for the preemptor while its victims leave."""
         active, more = decision.active, dict[int, int]()
         self._reserved[active.job.id] = decision
+        self._kept.clear()
         for victim in decision.victims:
             _add(more, victim.placement, 1)
         nodes = self.nodes[decision.flavor]
@@ -112,12 +115,14 @@ class Kueue:
     def _unreserve(self, active: Active) -> None:
         decision = self._reserved.pop(active.job.id, None)
         if decision is not None:
+            self._kept.clear()
             closed = self.nodes[decision.flavor].closed
             for node in [node for node, job in closed.items() if job == active.job.id]:
                 del closed[node]
 
     def changed(self) -> None:
         """Something is free, or has another priority: look at all that waits again."""
+        self._kept.clear()
         for failed in self._failed:
             failed.clear()
 
@@ -142,7 +147,8 @@ class Kueue:
         if self.cluster.strict:
             first = min((row[0] for row in rows.values()), default=None)
             return None if first is None or shape(first[1]) in failed else first[1]
-        return min((row[0] for looks, row in rows.items() if looks not in failed), default=(None, None))[1]
+        # Sets are fast, and their order does not matter: no two keys are equal.
+        return min((rows[looks][0] for looks in rows.keys() - failed), default=(None, None))[1]
 
     def _borrows(self, active: Active) -> bool:
         tenant = active.job.tenant
@@ -192,20 +198,22 @@ class Kueue:
         return min(limit, total - sum(used) - self._kept_for_others(active, flavor))
 
     def _kept_for_others(self, active: Active, flavor: str) -> int:
-        """What preemptors wait for, as far as their victims have left already."""
-        others = [one for one in self._reserved.values() if one.flavor == flavor and one.active is not active]
-        return sum(max(0, one.devices - _leaving(one.victims)) for one in others)
+        if flavor not in self._kept:
+            self._kept[flavor] = sum(_kept(one) for one in self._reserved.values() if one.flavor == flavor)
+        mine = self._reserved.get(active.job.id)
+        return self._kept[flavor] - (_kept(mine) if mine is not None and mine.flavor == flavor else 0)
 
     def _victims(self, active: Active, flavor: str) -> tuple[Active, ...]:
         """The smallest set, in Kueue's order, whose leaving makes room; empty where there is none."""
         job, goal, used, nominal = active.job, active.goal, self.used[flavor], self.nominal[flavor]
         within = used[job.tenant] + goal <= nominal[job.tenant]
-        lower = [a for a in self.holders[job.tenant].values() if a.priority < active.priority]
-        candidates = [(False, one) for one in lower]
+        candidates = [(False, one) for one in self.holders[job.tenant].values() if one.priority < active.priority]
         if within:
             lenders = [t for t in range(len(used)) if t != job.tenant and used[t] > nominal[t]]
             candidates += [(True, one) for tenant in lenders for one in self.holders[tenant].values()]
         candidates = [c for c in candidates if c[1].flavor == flavor and c[1].state is not State.LEAVING]
+        if not candidates:
+            return ()
         candidates.sort(key=lambda c: (not c[0], c[1].priority, -c[1].admitted_at, c[1].job.id))
         room, over = self.room(active, flavor), [have - own for have, own in zip(used, nominal, strict=True)]
         taken: list[Active] = []
@@ -236,8 +244,8 @@ class Kueue:
         return tuple(taken)
 
 
-def _leaving(victims: Iterable[Active]) -> int:
-    return sum(victim.devices for victim in victims if victim.state is State.LEAVING)
+def _kept(one: Preempt) -> int:
+    return max(0, one.devices - sum(victim.devices for victim in one.victims if victim.state is State.LEAVING))
 
 
 def _add(more: dict[int, int], placement: Mapping[int, int], sign: int) -> None:
