@@ -45,6 +45,7 @@ class Active:
     hint: int | None = None
     placement: Placement = field(default_factory=dict)
     devices: int = 0
+    packed: bool = True
     rate: float = 0.0
     since: float = 0.0
     done_s: float = 0.0
@@ -65,6 +66,7 @@ class Active:
     redone_device_s: float = 0.0
     over_device_s: float = 0.0
     dollars: float = 0.0
+    _move: tuple[int, float, float] = (0, 0.0, 0.0)
 
     @property
     def holds(self) -> bool:
@@ -73,6 +75,13 @@ class Active:
     @property
     def left_s(self) -> float:
         return self.job.work_s - self.done_s
+
+    def move_s(self, costs: Costs) -> tuple[float, float]:
+        """Seconds to leave and to come with the devices that it has or is to have; asked for often, so it is kept."""
+        devices = self.devices or self.goal
+        if self._move[0] != devices:
+            self._move = devices, costs.leaving(self.job, devices), costs.coming(self.job, devices, False)
+        return self._move[1:]
 
     def account(self, now: float, price: float) -> None:
         """Enter what has happened since `since`; `price` is of a device second."""

@@ -146,8 +146,7 @@ class Simulation:
 
     def _of_all(self, kind: Kind) -> None:
         if kind is Kind.WINDOW:
-            for active in self.present.values():
-                self._account(active)
+            self._account_all()
             held = sum(a.run_device_s + a.over_device_s for a in self.jobs.values())
             self._window = (held, sum(a.done_s * a.job.workers for a in self.jobs.values()))
             return
@@ -175,6 +174,7 @@ class Simulation:
         active.waited_s += self.now - active.queued_since
         active.flavor, active.placement = decision.flavor, decision.placement
         active.devices, active.prefer, active.hint = sum(decision.placement.values()), "", None
+        active.packed = packed(decision.placement)
         active.state, active.admitted_at, active.since = State.STARTING, self.now, self.now
         active.first_admitted = self.now if active.first_admitted is None else active.first_admitted
         active.attempts += 1
@@ -189,7 +189,7 @@ class Simulation:
         self._account(active)
         active.state, active.run_since, active.failures = State.RUNNING, self.now, 0
         active.began_s = active.kept_s = active.done_s
-        speed = active.job.rate(active.devices, active.flavor, packed(active.placement))
+        speed = active.job.rate(active.devices, active.flavor, active.packed)
         active.rate = speed * self.setting.costs.slowdown(active.job)
         self._next(active, active.left_s / active.rate, Kind.DONE)
 
@@ -204,12 +204,16 @@ class Simulation:
     def _release(self, active: Active) -> None:
         self._account(active)
         self.kueue.release(active)
-        active.devices, active.placement, active.rate = 0, {}, 0.0
+        active.devices, active.placement, active.rate, active.packed = 0, {}, 0.0, True
 
     # --- the policy -----------------------------------------------------------------------------------------------
-    def view(self) -> View:
+    def _account_all(self) -> None:
         for active in self.present.values():
-            self._account(active)
+            if active.holds:
+                self._account(active)
+
+    def view(self) -> View:
+        self._account_all()
         shown = [self._seen(a) for a in self.present.values() if a.state in (State.WAITING, State.RUNNING)]
         flavors = self.cluster.flavors
         return View(
@@ -227,10 +231,10 @@ class Simulation:
         return Seen(
             job.id, job.tenant, job.tier, runs, job.arrival_s, job.workers, job.least, job.most, job.one_node,
             active.priority, active.goal, active.devices, active.flavor if runs else "", active.placement,
-            packed(active.placement) if runs else True, active.left_s * job.misjudged,
+            active.packed, active.left_s * job.misjudged,
             active.run_device_s, active.ran_s, self.now - (active.run_since if runs else active.queued_since),
             min(1.0, active.run_device_s / (job.workers * present_s)), job.alpha, job.speeds,
-            costs.leaving(job, active.devices or active.goal), costs.coming(job, active.devices or active.goal, False),
+            *active.move_s(costs),
         )  # fmt: skip
 
     def _carry_out(self, action: Action) -> None:
