@@ -1,4 +1,4 @@
-"""Studies of policies on simulated clusters; nothing here needs a cluster.
+"""Studies of policies on simulated clusters; only `replay` needs a cluster, root, and a machine of its own.
 
 examples:
   python -m benchmarks.cluster study                         all scenarios; some minutes on two cores
@@ -7,9 +7,11 @@ examples:
   python -m benchmarks.cluster study --list
   python -m benchmarks.cluster derive philly-jobs.csv.gz throughputs.csv.gz >parameters.json
   python -m benchmarks.cluster derive philly-jobs.csv.gz throughputs.csv.gz --compare
+  python -m benchmarks.cluster replay --devices 64 --hours 12 --compress 120
 
 `study` writes OUTPUT/studies.json (every measure of every run), a picture and a table for each scenario.
 `derive` prints the generator's parameters from a trace; with --compare the distance of what it draws from the trace.
+`replay` plays a workload to a real Kueue and writes OUTPUT/replay.json: how far the simulator is from it.
 
 exit codes: 0 done, 1 a run failed, 2 wrong arguments or files
 """
@@ -46,6 +48,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     derived.add_argument("jobs", type=Path, metavar="JOBS", help="CSV, plain or gzip")
     derived.add_argument("throughputs", type=Path, metavar="THROUGHPUTS", help="CSV, plain or gzip")
     derived.add_argument("--compare", action="store_true", help="print distances of drawn workloads from the trace")
+    replayed = commands.add_parser("replay", help="compare the simulator with a real Kueue")
+    replayed.add_argument("--devices", type=int, default=64, metavar="N", help="a multiple of 8 (default 64)")
+    replayed.add_argument("--hours", type=float, default=12.0, metavar="H", help="in which jobs arrive (default 12)")
+    replayed.add_argument("--load", type=float, default=1.0, metavar="X", help="demand / device time (default 1)")
+    replayed.add_argument("--seed", type=int, default=1, metavar="N")
+    replayed.add_argument("--compress", type=float, default=60.0, metavar="X", help="seconds in a second (default 60)")
+    replayed.add_argument("--plain", action="store_true", help="without the hold; scripts save every 30 minutes")
+    replayed.add_argument("--limit", type=float, default=7200.0, metavar="SECONDS", help="longest time (default 7200)")
+    replayed.add_argument("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="default build/studies")
     arguments = parser.parse_args(argv)
     for name in ("seeds", "processes"):
         value = getattr(arguments, name, None)
@@ -88,6 +99,27 @@ def study(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def replay(arguments: argparse.Namespace) -> int:
+    from .. import fleet  # needs what only a machine with a local cluster has
+    from . import replay as played
+
+    made = played.plan(
+        arguments.devices, arguments.hours, arguments.load, arguments.seed, arguments.compress, arguments.plain
+    )
+    try:
+        with fleet.fleet(1, say_now) as on:
+            real = played.replay(on.kube, on.apply, made, arguments.limit, say_now)
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(played.write(arguments.output, real, made), indent=1))
+    return 0
+
+
+def say_now(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def write(output: Path, scenarios: Sequence[Scenario], results: dict[str, Found]) -> None:
     """Raises OSError."""
     output.mkdir(parents=True, exist_ok=True)
@@ -106,6 +138,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         if arguments.command == "study":
             return study(arguments)
+        if arguments.command == "replay":
+            return replay(arguments)
         jobs, speeds = traces.read_jobs(arguments.jobs), traces.read_throughputs(arguments.throughputs)
         made = derive.parameters(jobs, speeds)
         print(compare.report(jobs, speeds, made) if arguments.compare else derive.dumped(made), end="")

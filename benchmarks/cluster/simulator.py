@@ -1,6 +1,6 @@
 """A discrete-event simulator: jobs arrive, Kueue admits and preempts, a policy moves, and every move costs.
 
-Simulated; `replay.py` is to play the same workload to a real Kueue. The same jobs, cluster, setting, policy and seed
+Simulated; `replay.py` plays the same workload to a real Kueue. The same jobs, cluster, setting, policy and seed
 give the same outcome to the last digit.
 """
 
