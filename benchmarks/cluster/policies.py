@@ -75,7 +75,7 @@ QUANTUM_S = HOUR_S
 def time_sharing(view: View) -> Sequence[Action]:
     """Let the jobs of a queue take turns of a quantum while others of it wait.
 
-    Gandiva's time-slicing (Xiao et al., OSDI'18, 3.1), with a quantum of an hour instead of a minute: a turn here is a
+    Gandiva's time-slicing (Xiao et al., OSDI'18, 3.1), with a quantum of an hour instead of a minute. A turn here is a
     checkpoint and a restore, not a suspended process.
     """
     waits = {job.tenant for job in view.jobs if not job.running}
