@@ -1,7 +1,7 @@
 """Workloads from a seed, with parameters derived from real traces (`parameters.json`, made by `derive`).
 
-What no trace tells is an assumption, and is a field of `Mix`. Which jobs are elastic, which need one node, who has which
-tier, and how wrong a policy's estimates are: all of these are assumed.
+What no trace tells is an assumption, and is a field of `Mix`. That is which jobs are elastic, which need one node, who
+has which tier, and how wrong a policy's estimates are.
 """
 
 from __future__ import annotations
