@@ -9,6 +9,7 @@ examples:
   python -m benchmarks.cluster derive philly-jobs.csv.gz throughputs.csv.gz --compare
   python -m benchmarks.cluster replay --devices 64 --hours 12 --compress 120
 
+Names of contenders have commas, so separate several of them by semicolons.
 `study` writes OUTPUT/studies.json (every measure of every run), a picture and a table for each scenario.
 `derive` prints the generator's parameters from a trace; with --compare the distance of what it draws from the trace.
 `replay` plays a workload to a real Kueue and writes OUTPUT/replay.json: how far the simulator is from it.
@@ -23,9 +24,10 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from . import compare, derive, plots, traces
+from . import compare, derive, pages, plots, traces
 from .study import BASE, CONTENDERS, SCENARIOS, Found, Scenario, play_all, quick
 
 OUTPUT = Path(__file__).resolve().parents[2] / "build" / "studies"
@@ -38,6 +40,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     study = commands.add_parser("study", help="run the studies")
     study.add_argument("--only", default="", metavar="SCENARIO,...", help="run these only")
+    study.add_argument("--with", default="", dest="contenders", metavar="NAME,...", help="run these contenders only")
+    study.add_argument(
+        "--docs", type=Path, metavar="FOLDER", help="put pictures and changes into FOLDER/studies.md, too"
+    )
     study.add_argument("--quick", action="store_true", help="128 devices, a day and a half, two seeds")
     study.add_argument("--seed", type=int, default=1, metavar="N", help="the first seed (default 1)")
     study.add_argument("--seeds", type=int, metavar="N", help="how many seeds, for all scenarios")
@@ -75,8 +81,22 @@ def select(only: str) -> list[Scenario]:
     return [scenario for scenario in SCENARIOS if not wanted or scenario.name in wanted]
 
 
+def chosen(scenarios: Sequence[Scenario], names: str) -> list[Scenario]:
+    """With those of the named contenders that each scenario has, and the one that all are compared with.
+
+    :raises ValueError: an unknown name; the message lists the known ones
+    """
+    wanted = [name.strip() for name in names.split(";" if ";" in names else ",") if name.strip()]
+    unknown = [name for name in wanted if name not in CONTENDERS]
+    if unknown:
+        raise ValueError(f"--with = {','.join(unknown)}: no such contender; there are {'; '.join(CONTENDERS)}")
+    if not wanted:
+        return list(scenarios)
+    return [replace(one, contenders=tuple(n for n in one.names() if n in wanted or n == BASE)) for one in scenarios]
+
+
 def study(arguments: argparse.Namespace) -> int:
-    scenarios = select(arguments.only)
+    scenarios = chosen(select(arguments.only), arguments.contenders)
     if arguments.list:
         print("\n".join(f"{one.name:14} {one.about}" for one in scenarios) + "\n\n" + "\n".join(CONTENDERS))
         return 0
@@ -96,6 +116,8 @@ def study(arguments: argparse.Namespace) -> int:
         return 1
     write(arguments.output, scenarios, results)
     say(f"written to {arguments.output}")
+    if arguments.docs:
+        pages.put(arguments.docs, scenarios, results)
     return 0
 
 
@@ -126,7 +148,7 @@ def write(output: Path, scenarios: Sequence[Scenario], results: dict[str, Found]
     (output / "studies.json").write_text(json.dumps(results, indent=1) + "\n")
     for scenario in scenarios:
         found, name = results[scenario.name], scenario.name.replace(" ", "-")
-        title = f"{scenario.name}: {scenario.about}, {scenario.devices} devices, load {scenario.load:g}"
+        title = pages.title(scenario)
         (output / f"{name}.svg").write_text(plots.picture(title, found, BASE))
         text = f"{title}, {scenario.seeds} seeds\n\n{plots.table(found)}\n\n{plots.changes(found, BASE)}\n"
         (output / f"{name}.md").write_text(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from xml.sax.saxutils import escape
 
@@ -84,10 +84,11 @@ def _panel(
     return out
 
 
-def table(found: Found) -> str:
+def table(found: Found, leave_out: Collection[str] = ()) -> str:
     """Means over the seeds."""
-    rows = [["", *COLUMNS.values()], ["---"] * (len(COLUMNS) + 1)]
-    rows += [[name, *(f"{fmean(_of(runs, key)):.3g}" for key in COLUMNS)] for name, runs in found.items()]
+    columns = {key: label for key, label in COLUMNS.items() if key not in leave_out}
+    rows = [["", *columns.values()], ["---"] * (len(columns) + 1)]
+    rows += [[name, *(f"{fmean(_of(runs, key)):.3g}" for key in columns)] for name, runs in found.items()]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 

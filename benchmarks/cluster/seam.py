@@ -5,7 +5,7 @@ A policy is a pure function `View -> Sequence[Action]`. It is asked every `Setti
 
 A policy of the controller's planner fits here with an adapter of two functions. One makes the planner's snapshot of a
 `View`: jobs become attempts, `left_s` and `alpha` the fitted speed, `coming_s` and `leaving_s` the measured times. The
-other one makes an `Action` of each proposal. A priority or boost becomes `Priority`, a resize `Resize`, and a migration to
+other one makes an `Action` of each proposal. A priority or boost becomes `Priority`, a resize `Resize`, a migration to
 a flavor or node `Move`.
 """
 

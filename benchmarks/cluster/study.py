@@ -47,6 +47,10 @@ class Scenario:
     seeds: int = 6
     contenders: tuple[str, ...] = ()
 
+    def names(self) -> Sequence[str]:
+        """Of the contenders."""
+        return self.contenders or tuple(CONTENDERS)
+
     def with_seeds(self, seeds: int) -> Scenario:
         return replace(self, seeds=seeds)
 
@@ -104,7 +108,7 @@ def quick(scenarios: Sequence[Scenario]) -> list[Scenario]:
 
 def runs(scenarios: Sequence[Scenario], first_seed: int) -> Iterator[Run]:
     for scenario in scenarios:
-        for contender in scenario.contenders or CONTENDERS:
+        for contender in scenario.names():
             for seed in range(first_seed, first_seed + scenario.seeds):
                 yield Run(scenario, contender, seed)
 
