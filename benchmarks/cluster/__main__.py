@@ -104,6 +104,8 @@ def study(arguments: argparse.Namespace) -> int:
         scenarios = quick(scenarios)
     if arguments.seeds:
         scenarios = [one.with_seeds(arguments.seeds) for one in scenarios]
+    if arguments.docs:
+        pages.check(arguments.docs, scenarios)
     began = time.monotonic()
 
     def say(text: str) -> None:

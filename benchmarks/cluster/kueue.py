@@ -159,7 +159,7 @@ class Kueue:
         flavors = [flavor for flavor in flavors if active.job.speeds.get(flavor, 0) > 0]
         for flavor in flavors:
             if self.room(active, flavor) >= active.goal:
-                hint = active.hint if flavor in (active.prefer, self.order[0]) else None
+                hint = active.hint if flavor == active.prefer else None
                 place = self.nodes[flavor].find(active.goal, active.job.one_node, active.job.id, hint)
                 if place is not None:
                     return Admit(active, flavor, place)

@@ -29,7 +29,8 @@ class Nodes:
         """Where `devices` fit now; None where they do not. As few nodes as possible, and the fullest that will do."""
         if devices > self.total_free:
             return None
-        if hint is not None and self.free[hint] >= devices and self.closed.get(hint, job) == job:
+        known = hint is not None and 0 <= hint < len(self.free)
+        if hint is not None and known and self.free[hint] >= devices and self.closed.get(hint, job) == job:
             return {hint: devices}
         if devices <= DEVICES_PER_NODE:
             best = self._fullest(devices, job)

@@ -31,6 +31,13 @@ def put(folder: Path, scenarios: Sequence[Scenario], results: Mapping[str, Found
     page.write_text(text)
 
 
+def check(folder: Path, scenarios: Sequence[Scenario]) -> None:
+    """:raises ValueError: the page has no marks for one of them"""
+    text = (folder / PAGE).read_text()
+    for scenario in scenarios:
+        between(text, scenario.name.replace(" ", "-"), "")
+
+
 def between(text: str, name: str, new: str) -> str:
     """:raises ValueError: not exactly one pair of marks"""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"

@@ -35,7 +35,7 @@ def wild(seed: int) -> Policy:
         for one in dice.choices(view.jobs, k=5) if view.jobs and view.now < 86400 else ():
             made.append(Priority(one.id, dice.randint(-3, 3), "any"))
             made.append(Resize(one.id, dice.choice([0, one.least, one.workers, one.most, 99]), "any"))
-            made.append(Move(one.id, dice.choice(["v100", "p100", "none"]), dice.choice([None, 0, 1]), "any"))
+            made.append(Move(one.id, dice.choice(["v100", "p100", "none"]), dice.choice([None, 0, 1, 99, -5]), "any"))
         return made
 
     return propose

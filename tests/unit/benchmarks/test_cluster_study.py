@@ -40,6 +40,20 @@ def test_a_quick_study_writes_measures_a_picture_and_a_table(tmp_path: Path, cap
     assert f"{2 * len(study.CONTENDERS)} of {2 * len(study.CONTENDERS)}: " in shown.err
 
 
+def test_contenders_are_chosen_and_the_page_gets_what_came_out(tmp_path: Path) -> None:
+    page = tmp_path / "studies.md"
+    page.write_text("# x\n\n<!-- dear-moves -->\nearlier\n<!-- end of dear-moves -->\n\nafter\n")
+    options = ["--quick", "--processes", "1", "--output", str(tmp_path / "out"), "--docs", str(tmp_path)]
+    assert cli.main(["study", "--only", "dear moves", "--with", f"{study.SAVING};all", *options]) == 0
+    text = page.read_text()
+    assert text.startswith("# x") and text.endswith("<!-- end of dear-moves -->\n\nafter\n") and "earlier" not in text
+    assert "](studies-dear-moves.svg)" in text and (tmp_path / "studies-dear-moves.svg").exists()
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+    assert rows[2:] == [study.SAVING, study.HOLD, "all"]
+    assert cli.main(["study", "--only", "shared", "--with", "regrowth", *options]) == 2, "the page has no marks"
+    assert not (tmp_path / "out" / "shared.md").exists(), "that is said before anything runs"
+
+
 def test_another_process_gives_the_same_figures() -> None:
     scenario = study.Scenario("x", "y", devices=64, days=0.5, contenders=(study.HOLD, "all"), seeds=2)
     first = study.play_all([scenario], 1, print, processes=1)
@@ -51,6 +65,7 @@ def test_another_process_gives_the_same_figures() -> None:
     ("arguments", "words"),
     [
         (["study", "--only", "moon"], "--only = moon: no such scenario; there are shared, busy"),
+        (["study", "--with", "luck"], "--with = luck: no such contender; there are Kueue, jobs never save; Kueue"),
         (["derive", "nowhere.csv", "nowhere.csv"], "nowhere.csv"),
     ],
 )
