@@ -44,7 +44,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     study.add_argument(
         "--docs", type=Path, metavar="FOLDER", help="put pictures and changes into FOLDER/studies.md, too"
     )
-    study.add_argument("--quick", action="store_true", help="128 devices, a day and a half, two seeds")
+    study.add_argument("--quick", action="store_true", help="128 devices, three days, two seeds")
     study.add_argument("--seed", type=int, default=1, metavar="N", help="the first seed (default 1)")
     study.add_argument("--seeds", type=int, metavar="N", help="how many seeds, for all scenarios")
     study.add_argument("--processes", type=int, metavar="N", help="default: one for each core")

@@ -12,10 +12,12 @@ from .measures import MEASURES, change
 
 Found = Mapping[str, Sequence[Mapping[str, float]]]
 WIDTH, LEFT, ROW, TOP, GAP = 1000, 210, 20, 66, 16
-BETTER, WORSE, LINE = "#57a773", "#b3261e", "#22262c"
+BETTER, WORSE, SAME, LINE = "#57a773", "#b3261e", "#c9ced6", "#22262c"
+NOTHING = 0.05
+"""A smaller change, in per cent, is none."""
 SHOWN: Mapping[str, str] = {
     "completion_mean_h": "average completion",
-    "completion_p95_h": "95th percentile",
+    "completion_median_h": "median completion",
     "goodput": "work while jobs arrive",
     "dollars_per_h": "cost of an hour of work",
 }
@@ -49,8 +51,8 @@ def picture(title: str, found: Found, base: str) -> str:
         changes = [change(_of(found[name], key), _of(found[base], key)) for name in names]
         out += _panel(label, MEASURES[key][1], changes, LEFT + place * (room + GAP), room)
     out.append(
-        f'<text x="{LEFT}" y="{height - 6}" fill="#6a717b">per cent against "{escape(base)}" on the same seeds; '
-        "green is better, red is worse; the line is the range over seeds; simulated</text>"
+        f'<text x="16" y="{height - 6}" fill="#6a717b">simulated; per cent against "{escape(base)}" on the same seeds; '
+        "green is better, red is worse; the line is the range over the seeds</text>"
     )
     return "\n".join([*out, "</svg>"]) + "\n"
 
@@ -74,7 +76,7 @@ def _panel(
         out.append(f'<text x="{at:.1f}" y="{bottom + 14}" text-anchor="middle" font-size="10">{count * step:g}</text>')
     for place, (mean, least, most) in enumerate(changes):
         y = TOP + ROW * place
-        colour = BETTER if (mean > 0) == more_is_better else WORSE
+        colour = SAME if abs(mean) < NOTHING else BETTER if (mean > 0) == more_is_better else WORSE
         begin, width = min(x(0), x(mean)), max(abs(mean) * scale, 1.0)
         out.append(
             f'<rect x="{begin:.1f}" y="{y + 3}" width="{width:.1f}" height="{ROW - 6}" fill="{colour}">'
