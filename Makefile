@@ -28,7 +28,7 @@ ifneq ($(CA_BUNDLE),)
 export SSL_CERT_FILE := $(CA_BUNDLE)
 endif
 
-.PHONY: help demo test unit test-unit test-e2e test-full test-gpu gpu-kit test-airflow-next verify lint types imports bench anchor docs lock clean preflight parts python ready
+.PHONY: help demo test unit test-unit test-e2e test-full test-gpu gpu-kit test-airflow-next verify lint types imports bench anchor studies docs lock clean preflight parts python ready
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -90,6 +90,9 @@ bench: ready ## measure: build/bench/figures.json
 
 anchor: ready ## our operator and Airflow's own in the same trouble: build/anchor/anchor.{json,md}; ONLY=scenario,scenario
 	$(BIN)/python -m benchmarks.anchor $(if $(ONLY),--only $(ONLY))
+
+studies: $(STAMP) ## what policies are worth on simulated clusters: build/studies; QUICK=1, ONLY=scenario,scenario
+	$(BIN)/python -m benchmarks.cluster study $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)")
 
 docs: $(STAMP) ## the documentation site: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

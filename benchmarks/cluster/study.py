@@ -1,0 +1,145 @@
+"""The studies: which workloads, who contends, and how they are run.
+
+Each scenario is run with each contender on the same seeds, so that changes can be paired.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+
+from . import generator
+from .generator import Mix
+from .measures import measures
+from .model import DEVICES_PER_NODE, HELD, PLAIN, SAVES, Cluster, Costs, Flavor, Setting
+from .policies import POLICIES
+from .seam import Policy, nobody
+from .simulator import Simulation
+
+DAY_S = 86400.0
+PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}
+"""Dollars per device and hour: list prices of one cloud (Google, on demand, 2020), which Gavel's authors used."""
+Say = Callable[[str], None]
+
+RESTART, SAVING, HOLD = "Kueue, jobs never save", "Kueue, jobs save every 30 min", "Kueue with the hold"
+BASE = HOLD
+"""The others are compared with it."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """:param load: demand of the jobs that arrive, as a share of the device time of the window
+    :param dear: moves cost this many times what was measured
+    :param contenders: names; empty: all
+    """
+
+    name: str
+    about: str
+    devices: int = 256
+    days: float = 7.0
+    load: float = 0.9
+    flavors: tuple[str, ...] = ("v100",)
+    mix: Mix = field(default_factory=Mix)
+    classes: bool = False
+    dear: float = 1.0
+    seeds: int = 4
+    contenders: tuple[str, ...] = ()
+
+    def names(self) -> Sequence[str]:
+        """Of the contenders."""
+        return self.contenders or tuple(CONTENDERS)
+
+    def with_seeds(self, seeds: int) -> Scenario:
+        return replace(self, seeds=seeds)
+
+    def cluster(self) -> Cluster:
+        nodes = self.devices // DEVICES_PER_NODE // len(self.flavors)
+        flavors = [Flavor(name, nodes, PRICES[name]) for name in self.flavors]
+        return Cluster(flavors, generator.shipped().tenants)
+
+    def setting(self, costs: Costs) -> Setting:
+        dearer = replace(
+            costs,
+            leave_s=costs.leave_s * self.dear,
+            leave_s_per_gb=costs.leave_s_per_gb * self.dear,
+            come_s=costs.come_s * self.dear,
+            come_s_per_gb=costs.come_s_per_gb * self.dear,
+        )
+        return Setting(dearer, classes=self.classes)
+
+
+WIDE = (SAVING, HOLD, "marginal gain", "defragmentation", "all")
+"""Of the large ones. Least attained service alone evicts so often there that a run takes minutes."""
+SCENARIOS: Sequence[Scenario] = (
+    Scenario("shared", "Philly's mix on one type of device"),
+    Scenario("busy", "the same with more work than devices", load=1.2),
+    Scenario("topology", "every job of 2 to 8 workers needs one node", mix=Mix(one_node=1.0)),
+    Scenario("mixed", "half V100, half P100", load=0.7, flavors=("v100", "p100")),
+    Scenario("tiers", "three tiers with a priority class each", load=1.1, mix=Mix(tiers=(0.3, 0.5, 0.2)), classes=True),
+    Scenario("dear moves", "`shared`, but a move costs ten times as much", dear=10.0),
+    Scenario("1024 devices", "`busy`, larger", load=1.2, devices=1024, days=4.0, seeds=2, contenders=WIDE),
+    Scenario("4096 devices", "`busy`, larger", load=1.2, devices=4096, days=1.5, seeds=1, contenders=WIDE),
+)
+CONTENDERS: Mapping[str, tuple[Costs, Policy]] = {
+    RESTART: (PLAIN, nobody),
+    SAVING: (SAVES, nobody),
+    HOLD: (HELD, nobody),
+    **{name: (HELD, policy) for name, policy in POLICIES.items()},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    scenario: Scenario
+    contender: str
+    seed: int
+
+
+Found = dict[str, list[dict[str, float]]]
+"""Contender -> its measures, seed by seed."""
+
+
+def quick(scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """Three days on 128 devices with two seeds: to try things out."""
+    small = [one for one in scenarios if one.devices <= 256]
+    return [replace(one, devices=128, days=3.0, seeds=2) for one in small]
+
+
+def runs(scenarios: Sequence[Scenario], first_seed: int) -> Iterator[Run]:
+    for scenario in scenarios:
+        for contender in scenario.names():
+            for seed in range(first_seed, first_seed + scenario.seeds):
+                yield Run(scenario, contender, seed)
+
+
+def play(run: Run) -> dict[str, float]:
+    """Raises RuntimeError, ValueError."""
+    scenario, (costs, policy) = run.scenario, CONTENDERS[run.contender]
+    cluster, window_s = scenario.cluster(), scenario.days * DAY_S
+    demand = scenario.load * cluster.devices * window_s
+    jobs = generator.workload(run.seed, demand, window_s, scenario.flavors, scenario.mix)
+    outcome = Simulation(cluster, jobs, scenario.setting(costs), policy, run.seed).run()
+    return {**measures(outcome), "jobs": float(len(jobs)), "refused": float(sum(outcome.refused.values()))}
+
+
+def play_all(
+    scenarios: Sequence[Scenario], first_seed: int, say: Say, processes: int | None = None
+) -> dict[str, Found]:
+    """By scenario. One process for each core. Raises RuntimeError, ValueError."""
+    todo = list(runs(scenarios, first_seed))
+    results: dict[Run, dict[str, float]] = {}
+    with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
+        # The largest first: otherwise one of them runs alone at the end.
+        order = sorted(todo, key=lambda run: -run.scenario.devices * run.scenario.days)
+        futures = {pool.submit(play, run): run for run in order}
+        for future in as_completed(futures):
+            run = futures[future]
+            results[run] = future.result()
+            hours = results[run]["completion_mean_h"]
+            say(f"{len(results)} of {len(todo)}: {run.scenario.name}, {run.contender}, seed {run.seed}: {hours:.2f} h")
+    found: dict[str, Found] = {}
+    for run in todo:
+        found.setdefault(run.scenario.name, {}).setdefault(run.contender, []).append(results[run])
+    return found

@@ -1,0 +1,144 @@
+"""The command of the studies, its files, the measures, and the pictures."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.cluster import __main__ as cli
+from benchmarks.cluster import derive, generator, plots, study
+from benchmarks.cluster.active import Active, State
+from benchmarks.cluster.measures import MEASURES, change, fairness, measures
+from benchmarks.cluster.model import HELD, Cluster, Flavor, Job, Setting
+from benchmarks.cluster.simulator import Simulation
+
+ALONE = Job(0, 0, 0.0, 8, 8, 8, "X", 3600.0, 1.0, 1.0, {"v100": 1.0}, 1.0)
+SPEEDS = """gpu,placement,job_type,gpus,steps_per_s
+v100,consolidated,X (batch size 1),1,1.0
+v100,consolidated,X (batch size 1),2,2.0
+v100,consolidated,X (batch size 1),8,6.0
+"""
+
+
+def test_a_quick_study_writes_measures_a_picture_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    arguments = ["study", "--quick", "--only", "shared", "--processes", "1", "--seeds", "2", "--output", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    found = json.loads((tmp_path / "studies.json").read_text())["shared"]
+    assert list(found) == list(study.CONTENDERS)
+    assert all(len(runs) == 2 and runs[0].keys() >= MEASURES.keys() for runs in found.values())
+    assert found[study.RESTART][0]["lost_device_h"] > found[study.HOLD][0]["lost_device_h"]
+    tree = ElementTree.parse(tmp_path / "shared.svg")
+    texts = {node.text for node in tree.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"marginal gain", "average completion"} <= texts
+    assert "| marginal gain |" in (tmp_path / "shared.md").read_text()
+    shown = capsys.readouterr()
+    assert f"{2 * len(study.CONTENDERS)} of {2 * len(study.CONTENDERS)}: " in shown.err
+
+
+def test_contenders_are_chosen_and_the_page_gets_what_came_out(tmp_path: Path) -> None:
+    page = tmp_path / "studies.md"
+    page.write_text("# x\n\n<!-- dear-moves -->\nearlier\n<!-- end of dear-moves -->\n\nafter\n")
+    options = ["--quick", "--processes", "1", "--output", str(tmp_path / "out"), "--docs", str(tmp_path)]
+    assert cli.main(["study", "--only", "dear moves", "--with", f"{study.SAVING};all", *options]) == 0
+    text = page.read_text()
+    assert text.startswith("# x") and text.endswith("<!-- end of dear-moves -->\n\nafter\n") and "earlier" not in text
+    assert "](studies-dear-moves.svg)" in text and (tmp_path / "studies-dear-moves.svg").exists()
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+    assert rows[2:] == [study.SAVING, study.HOLD, "all"]
+    assert cli.main(["study", "--only", "shared", "--with", "regrowth", *options]) == 2, "the page has no marks"
+    assert not (tmp_path / "out" / "shared.md").exists(), "that is said before anything runs"
+
+
+def test_another_process_gives_the_same_figures() -> None:
+    scenario = study.Scenario("x", "y", devices=64, days=0.5, contenders=(study.HOLD, "all"), seeds=2)
+    first = study.play_all([scenario], 1, print, processes=1)
+    assert first == study.play_all([scenario], 1, print, processes=2)
+    assert first != study.play_all([scenario], 5, print, processes=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["study", "--only", "moon"], "--only = moon: no such scenario; there are shared, busy"),
+        (["study", "--with", "luck"], "--with = luck: no such contender; there are Kueue, jobs never save; Kueue"),
+        (["derive", "nowhere.csv", "nowhere.csv"], "nowhere.csv"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], words: str, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["study", "--seeds", "0"], ["study", "--processes", "-1"], []])
+def test_arguments_that_are_refused_at_once(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+
+
+def test_the_list_and_the_help(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["study", "--list"]) == 0
+    assert "least attained service" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert "python -m benchmarks.cluster study --quick" in capsys.readouterr().out
+
+
+def test_derive_reads_files_and_prints_parameters_or_distances(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    lines = ["virtual_cluster,job_type,steps,arrival_s,gpus"]
+    for number in range(600):
+        lines.append(f"vc{number % 3},X (batch size 1),{200 + number},{number * 90},{(1, 1, 2, 8)[number % 4]}")
+    (tmp_path / "jobs.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    (tmp_path / "speeds.csv").write_text(SPEEDS)
+    files = [str(tmp_path / "jobs.csv.gz"), str(tmp_path / "speeds.csv")]
+    assert cli.main(["derive", *files]) == 0
+    made = derive.loaded(capsys.readouterr().out)
+    assert made.workers == {1: 0.5, 2: 0.25, 4: 0.0, 8: 0.25, 16: 0.0, 32: 0.0}
+    assert cli.main(["derive", *files, "--compare"]) == 0
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
+    durations = [float(row[2]) for row in rows if row[0].strip().startswith("duration")]
+    assert len(durations) == 3 and max(durations) < 0.2
+
+
+def test_the_shipped_parameters_say_what_the_command_prints() -> None:
+    assert derive.dumped(generator.shipped()) == generator.PARAMETERS.read_text()
+
+
+def test_measures_of_one_job() -> None:
+    cluster = Cluster([Flavor("v100", 2, 3.0)], [1.0])
+    found = measures(Simulation(cluster, [ALONE], Setting(replace(HELD, fails=0.0))).run())
+    hours = 1 + HELD.start_s / 3600
+    assert found["completion_mean_h"] == found["makespan_h"] == pytest.approx(hours, rel=1e-4)
+    assert found["dollars_per_h"] == pytest.approx(3 * hours, rel=1e-4)
+    assert found["lost_device_h"] == pytest.approx(8 * HELD.start_s / 3600, rel=1e-4)
+    assert (found["moves_per_job"], found["queueing_mean_h"], found["fairness"]) == (0, 0, 1)
+    assert found["promises_kept"] == 1
+
+
+def test_fairness_is_jains_index() -> None:
+    def done(tenant: int, at: float) -> Active:
+        job = Job(tenant, tenant, 0.0, 1, 1, 1, "X", 100.0, 1.0, 1.0, {"v100": 1.0}, 1.0)
+        return Active(job, 1, state=State.DONE, finished_at=at)
+
+    assert fairness([done(0, 100.0), done(1, 200.0)]) == pytest.approx(1.5**2 / (2 * 1.25))
+
+
+def test_changes_are_paired_by_seed() -> None:
+    assert change([50.0, 150.0], [100.0, 100.0]) == (0.0, -50.0, 50.0)
+    with pytest.raises(ValueError, match="1 runs against 2"):
+        change([1.0], [1.0, 2.0])
+
+
+def test_a_picture_escapes_names_and_colours_by_what_is_better() -> None:
+    base = [dict.fromkeys(plots.SHOWN, 100.0)]
+    less = [dict.fromkeys(plots.SHOWN, 50.0)]
+    drawn = plots.picture("a <b>", {"base": base, "x & y": less}, "base")
+    ElementTree.fromstring(drawn)
+    fills = [line.partition('fill="')[2][:7] for line in drawn.splitlines() if "<rect" in line][1:]
+    assert fills == [plots.BETTER, plots.BETTER, plots.WORSE, plots.BETTER]
+    assert "-50.0 (-50 to -50)" in plots.changes({"base": base, "x & y": less}, "base")
