@@ -294,4 +294,4 @@ POLICIES: Mapping[str, Policy] = {
     "introspection": introspection,
     "all": together(least_attained, defragmentation, introspection, marginal_gain),
 }
-"""`all` has one policy for each lever: priority, place, flavor, size."""
+"""`all` has one policy each for priority, place, flavor and size."""
