@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -104,6 +105,13 @@ def _failed(name: str, error: Exception) -> None:
 
 
 def arm() -> None:
-    """Watch for the imports of torch. Idempotent."""
+    """Watch for the imports of torch. Idempotent.
+
+    Not with the state engine: the library in the script says where a step is over, and nothing of torch is replaced.
+    """
+    from ..protocol import names
+
+    if os.environ.get(names.ENV_ENGINE) == names.ENGINE_STATE:
+        return
     if not any(isinstance(finder, AfterImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, AfterImport(INSTALLERS))
