@@ -62,7 +62,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param namespace: default: the connection's, else `default` (templated)
     :param workers: pods wanted (templated)
     :param min_workers: fewest pods to run with, default `workers` (templated)
-    :param world_size: ranks, constant over the life of the job, default `workers` (templated)
+    :param world_size: ranks, constant over the life of the job, default `workers` (templated). With engine `state` the
+        ranks per worker are constant
     :param image: training image, default the platform's (templated)
     :param priority_class: Kueue WorkloadPriorityClass (templated)
     :param pod_resources: per pod, `{"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}` (templated)
@@ -70,7 +71,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param files: relative path -> text, copied into each rank's working directory (templated)
     :param workdir: directory in the image to start in (templated)
     :param store: fsspec URL of the checkpoint store, default the platform's (templated)
-    :param engine: `auto` or `process`
+    :param engine: `process`, `state` (the script uses `singularity_train`; no privileges, any machine and number of
+        workers) or `auto`, which is `process`
     :param checkpoint_budget_s: how long a preemption may be held for a checkpoint, seconds (templated)
     :param grace_period_s: grace period of the pods, seconds (templated)
     :param checkpoint_every: save a checkpoint and train on, again and again: `"300s"`, `"10m"`, a number of seconds,

@@ -31,7 +31,7 @@ _OPTIONS = (
     click.option("--workers", type=int, default=1, show_default=True, help="Pods wanted."),
     click.option("--min-workers", type=int, help="Fewest pods the job accepts. Default: all of them."),
     click.option("--world-size", type=int, help="Ranks, constant for life; a multiple of workers. Default: workers."),
-    click.option("--engine", default="auto", show_default=True, help="Checkpoint engine: auto or process."),
+    click.option("--engine", default="auto", show_default=True, help="Checkpoint engine: auto, process or state."),
     click.option(
         "--workdir",
         type=click.Path(exists=True, file_okay=False, path_type=Path),

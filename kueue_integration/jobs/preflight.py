@@ -33,7 +33,8 @@ def cluster(kube: Kube, spec: TrainSpec) -> None:
     problems = [*_priority(kube, spec)]
     if problems:
         raise SpecError(problems)
-    _pod_security(kube, spec.namespace)
+    if not spec.elastic:
+        _pod_security(kube, spec.namespace)
     _fence(kube, spec.queue, str(queue.get("spec", {}).get("clusterQueue", "")))
 
 
@@ -81,7 +82,7 @@ def _pod_security(kube: Kube, namespace: str) -> None:
     if level in ("baseline", "restricted"):
         raise PlatformError(
             f"namespace {namespace!r} enforces Pod Security level {level!r}, which refuses the capabilities that "
-            f"checkpoints need; label it {POD_SECURITY}=privileged or use another namespace"
+            f"engine 'process' needs; label it {POD_SECURITY}=privileged, use another namespace, or engine 'state'"
         )
 
 

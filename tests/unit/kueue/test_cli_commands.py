@@ -130,7 +130,7 @@ def test_bad_input_is_listed_one_per_line_before_a_cluster_is_asked() -> None:
         (["--pod-override", __file__], "is not YAML"),
         (["--pod-override", "/proc/sys/kernel/ostype"], "must be a piece of a Pod"),
         (["--store", "ftp://x"], "store = 'ftp://x'"),
-        (["--engine", "state"], "engine = 'state'"),
+        (["--engine", "magic"], "engine = 'magic'"),
     ],
 )
 def test_bad_input_exits_2_and_creates_nothing(kube: FakeKube, arguments: list[str], words: str) -> None:
