@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 Installer = Callable[[ModuleType], None]
@@ -108,10 +110,14 @@ def arm() -> None:
     """Watch for the imports of torch. Idempotent.
 
     Not with the state engine: the library in the script says where a step is over, and nothing of torch is replaced.
+    Only the reason of an end is noted, also of one in the first rendezvous.
     """
     from ..protocol import names
 
     if os.environ.get(names.ENV_ENGINE) == names.ENGINE_STATE:
+        from . import lost
+
+        atexit.register(lost.note, Path(os.environ[names.ENV_RANK_DIR]))
         return
     if not any(isinstance(finder, AfterImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, AfterImport(INSTALLERS))

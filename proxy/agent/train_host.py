@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import names, page
-from . import freeze, guard, lost, membership
+from . import freeze, guard, membership
 from .boundary import Boundary, NoRank
 
 Write = Callable[[Path], None]
@@ -101,7 +101,6 @@ class PodHost:
 
     def _finish(self, pid: int) -> None:
         if os.getpid() == pid:
-            lost.note(self._boundary.rank_dir)
             self._boundary.close(page.STATE_FINISHED)
 
 

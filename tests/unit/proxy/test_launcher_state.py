@@ -217,6 +217,16 @@ def test_the_world_of_the_sidecar_follows_the_workers(tmp_path: Path) -> None:
         config.from_env({**env, names.ENV_ENGINE: "magic"})
 
 
+def test_a_rank_that_loses_another_one_before_attach_says_so(tmp_path: Path, agent_lib: Path) -> None:
+    """Else the job would fail because a node was lost while its ranks met for the first time."""
+    env = {"PYTHONPATH": str(agent_lib), names.ENV_RANK_DIR: str(tmp_path), names.ENV_ENGINE: "state"}
+    note = tmp_path / names.LOST_PEER_FILE
+    for text, told in (("bad input", False), ("gloo/transport/tcp: Connection closed by peer", True)):
+        code = f"raise RuntimeError({text!r})"
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=60, check=False)
+        assert done.returncode == 1 and note.exists() == told, done.stderr
+
+
 def test_the_library_is_there_without_torch_being_imported(tmp_path: Path, agent_lib: Path) -> None:
     """`train_host` runs in the user's process, before torch may be there."""
     code = "import sys; from _singularity.agent import train_host; assert 'torch' not in sys.modules"
