@@ -16,7 +16,7 @@ from kueue_integration.jobs import lifecycle
 from kueue_integration.jobs.status import summarise
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, is_true
-from kueue_integration.spec import platform_config
+from kueue_integration.spec import engine, platform_config
 
 from . import cluster, compat, parameters, start_point, submission
 from .exceptions import (
@@ -72,7 +72,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param workdir: directory in the image to start in (templated)
     :param store: fsspec URL of the checkpoint store, default the platform's (templated)
     :param engine: `process`, `state` (the script uses `singularity_train`; no privileges, any machine and number of
-        workers) or `auto`, which is `process`
+        workers) or `auto`, which is `state` if a shipped file imports `singularity_train`, else `process`
     :param checkpoint_budget_s: how long a preemption may be held for a checkpoint, seconds (templated)
     :param grace_period_s: grace period of the pods, seconds (templated)
     :param checkpoint_every: save a checkpoint and train on, again and again: `"300s"`, `"10m"`, a number of seconds,
@@ -319,13 +319,16 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
                 if spec.fewest_workers == spec.workers
                 else (f"{spec.fewest_workers} to {spec.workers} pods")
             )
+            given = engine.chosen(spec)
             self.log.info(
-                "Job %s/%s submitted to queue %s: %s, %s ranks",
+                "Job %s/%s submitted to queue %s: %s, %s ranks; engine %s: %s",
                 claim.namespace,
                 claim.name,
                 spec.queue,
                 size,
                 spec.ranks,
+                given.name,
+                given.why,
             )
         remember(store, claim, self.kubernetes_conn_id)
         if store is not None:

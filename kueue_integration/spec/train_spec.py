@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from proxy.protocol import decode, names
 
 from ..errors import SpecError
+from . import engine
 
 if TYPE_CHECKING:
     from .platform_config import PlatformConfig
@@ -45,7 +46,7 @@ class TrainSpec:
     :param store: fsspec URL of the checkpoint store; None: the platform's default
     :param engine: `process` saves whole processes of any program, between like machines. `state` saves what the script
         has given to `singularity_train`, for any machine and number of workers, in pods without privileges. `auto` is
-        `process`
+        `state` if one of `files` imports `singularity_train`, else `process`
     :param checkpoint_budget_s: how long Kueue's preemption may be held for a checkpoint, seconds
     :param grace_period_s: terminationGracePeriodSeconds: time for a checkpoint when the hold is off or bypassed
     :param checkpoint_every: save and train on, again and again: `"300s"`, `"10m"`, a number of seconds, `"500 steps"`,
@@ -106,7 +107,7 @@ class TrainSpec:
     @property
     def elastic(self) -> bool:
         """Whether it has the state engine: the number of ranks follows the number of workers."""
-        return self.engine == names.ENGINE_STATE
+        return engine.chosen(self).name == names.ENGINE_STATE
 
     @property
     def fewest_workers(self) -> int:

@@ -21,6 +21,7 @@ from kueue_integration.kube.resources import JOB
 from kueue_integration.manifests.job_manifests import render
 from kueue_integration.manifests.pod import NOBODY
 from kueue_integration.requests import verbs
+from kueue_integration.spec import engine
 from kueue_integration.spec.train_spec import validate
 from proxy.protocol import names
 from proxy.protocol.messages import CommitRequest, JobRequest, from_json
@@ -85,6 +86,24 @@ def test_root_is_refused(where: str, field: str, value: object) -> None:
     body = context if where == "pod" else {"containers": [{"name": "train", **context}]}
     with pytest.raises(SpecError, match=rf"\.{field} = {value}: pods of engine 'state' run without root"):
         validate(spec(engine="state", pod_override={"spec": body}), PLATFORM)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text", "choice"),
+    [
+        ("auto", "import torch\nimport singularity_train as st\n", ("state", "train.py imports singularity_train")),
+        ("auto", "def f():\n    from singularity_train import attach\n", ("state", "train.py imports")),
+        ("auto", "# import singularity_train\nx = 'singularity_train'\n", ("process", "no shipped file imports")),
+        ("auto", "import singularity_trainer\n", ("process", "no shipped file imports singularity_train")),
+        ("process", "import singularity_train\n", ("process", "the job asks for it")),
+        ("state", "print()\n", ("state", "the job asks for it")),
+    ],
+)
+def test_the_engine_of_a_job_and_why(asked: str, text: str, choice: tuple[str, str]) -> None:
+    made = spec(engine=asked, files={"train.py": text, "other.py": ""})
+    found = engine.chosen(made)
+    assert found.name == choice[0] and found.why.startswith(choice[1])
+    assert made.elastic == (found.name == "state")
 
 
 def test_an_attempt_has_as_many_ranks_as_its_workers_have() -> None:
