@@ -17,7 +17,7 @@ from proxy.protocol.messages import CheckpointRef, JobRequest, Origin
 from ..contract import branches, job_names, kinds
 from ..errors import ConflictError, JobNotFoundError, RequestRefusedError, SingularityError, SpecError, StoreSaidNo
 from ..kube.api import Kube
-from ..kube.resources import CONFIG_MAP, JOB, SERVICE, Object, is_true, label
+from ..kube.resources import CONFIG_MAP, JOB, SERVICE, Object, annotation, is_true, label
 from ..manifests import live_job
 from ..manifests.pod import files_name
 from ..requests import user_requests, verbs
@@ -140,6 +140,7 @@ def fork(
         namespace=namespace,
         priority_class=priority_class or label(source, job_names.KUEUE_PRIORITY_LABEL),
         command=("forked",),
+        engine=annotation(source, job_names.ANN_ENGINE) or names.ENGINE_PROCESS,
     )
     problems = [found for found in validation.problems(spec) if found[0] in ("name", "queue", "priority_class")]
     if problems:
