@@ -112,12 +112,10 @@ def arm() -> None:
     Not with the state engine: the library in the script says where a step is over, and nothing of torch is replaced.
     Only the reason of an end is noted, also of one in the first rendezvous.
     """
-    from ..protocol import names
-
-    if os.environ.get(names.ENV_ENGINE) == names.ENGINE_STATE:
+    if os.environ.get("SINGULARITY_ENGINE") == "state":  # names.ENV_ENGINE: `names` is not for every process
         from . import lost
 
-        atexit.register(lost.note, Path(os.environ[names.ENV_RANK_DIR]))
+        atexit.register(lost.note, Path(os.environ["SINGULARITY_RANK_DIR"]))
         return
     if not any(isinstance(finder, AfterImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, AfterImport(INSTALLERS))

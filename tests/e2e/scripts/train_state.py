@@ -1,11 +1,12 @@
 """Training with singularity_train, whose losses have the same bits for 1 to 4 workers. Slow until OUTPUT/stop is there.
 
-train_state.py --output OUTPUT --pace SECONDS --ballast 0 --steps STEPS
+train_state.py --output OUTPUT --pace SECONDS --ballast 0 --steps STEPS [--by-job]
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 
@@ -51,5 +52,8 @@ if __name__ == "__main__":
     parser.add_argument("--pace", type=float, required=True)
     parser.add_argument("--ballast", type=int)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--by-job", action="store_true")
     given = parser.parse_args()
-    main(given.output, given.pace, given.steps)
+    place = given.output / os.environ["SINGULARITY_JOB"] if given.by_job else given.output
+    place.mkdir(exist_ok=True)
+    main(place, given.pace, given.steps)

@@ -198,6 +198,9 @@ class Pod:
     def delete(self) -> None:
         """Kill what is left and remove the container's own files; volumes stay for the test to look at."""
         if self.process is not None and self.process.poll() is None:
+            if self._uid:  # the kernel forgets --kill-child where a process changes its user
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.launcher_pid(), signal.SIGKILL)
             self.process.kill()
             self.process.wait(30)
         if self._fake is not None:

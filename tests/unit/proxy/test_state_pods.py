@@ -6,31 +6,41 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_sidecar import Coordinator
 from pod_harness import Pod
-from pod_moves import everyone_alive, free_port
+from pod_moves import everyone_alive, free_port, until
 from program_runs import PROGRAMS
 
 from proxy.protocol import exit_codes, names
 from proxy.protocol.messages import Plan
 
-pytestmark = [pytest.mark.criu, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
 NOBODY = 65532
+END_S = 240.0
 STEPS = 40
 Make = Callable[..., Pod]
 
 
+@pytest.fixture(scope="module")
+def shape(rootfs: Path, criu_bundle: Path, torch_env: Path) -> dict[str, Any]:
+    """Of every pod here."""
+    env = {names.ENV_ENGINE: "state", "GLOO_SOCKET_IFNAME": "lo"}
+    return {"uid": NOBODY, "rootfs": rootfs, "torch": torch_env, "criu": criu_bundle, "env": env}
+
+
+def filled(made: Pod) -> Pod:
+    (made.volumes / "source/state_loop.py").write_text((PROGRAMS / "state_loop.py").read_text())
+    return made
+
+
 @pytest.fixture
-def pod(make_pod: Make, rootfs: Path, criu_bundle: Path, torch_env: Path) -> Make:
+def pod(make_pod: Make, shape: dict[str, Any]) -> Make:
     def make(name: str, plan: Plan, *arguments: str) -> Pod:
-        made = make_pod(
-            name, plan=plan, command=["python3", "state_loop.py", str(STEPS), *arguments], uid=NOBODY, rootfs=rootfs,
-            torch=torch_env, criu=criu_bundle, env={names.ENV_ENGINE: "state", "GLOO_SOCKET_IFNAME": "lo"},
-        )  # fmt: skip
-        (made.volumes / "source/state_loop.py").write_text((PROGRAMS / "state_loop.py").read_text())
-        return made
+        command = ["python3", "state_loop.py", str(STEPS), *arguments]
+        return filled(make_pod(name, plan=plan, command=command, **shape))
 
     return make
 
@@ -54,11 +64,16 @@ def stop(pods: dict[int, Pod], generation: int, count: int) -> int:
     return step
 
 
-@pytest.fixture
-def reference(pod: Make) -> list[tuple[int, str]]:
-    alone = pod("alone", fresh([0], 1, free_port())).start()
-    assert alone.wait() == 0, alone.log()
-    return steps(alone)
+@pytest.fixture(scope="module")
+def reference(shape: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
+    """What one rank prints that nobody disturbs."""
+    folder, plan = tmp_path_factory.mktemp("reference") / "alone", fresh([0], 1, free_port())
+    alone = filled(Pod(folder, plan=plan, command=["python3", "state_loop.py", str(STEPS)], **shape)).start()
+    try:
+        assert alone.wait(END_S) == 0, alone.log()
+        return steps(alone)
+    finally:
+        alone.delete()
 
 
 def test_ranks_are_saved_and_go_on_in_another_number_of_pods(pod: Make, reference: list[tuple[int, str]]) -> None:
@@ -71,20 +86,21 @@ def test_ranks_are_saved_and_go_on_in_another_number_of_pods(pod: Make, referenc
     step = stop(four, 5, 6)
     for each in pods.values():
         each.wait_event("dumped")
+    until(lambda: len(steps(pods[0])) >= step, "its output is shown", pods[0])
     first = steps(pods[0])
     assert len(first) == step, "they stand where the barrier is"
     records = [json.loads((four[rank].image("c", rank) / "rank.json").read_text()) for rank in range(4)]
     assert records == [{"engine": "state", "rank": rank, "step": step} for rank in range(4)]
     for each in pods.values():
         each.sidecar.command("exit", exit_code=exit_codes.STOPPED)
-        assert each.wait() == exit_codes.STOPPED
+        assert each.wait(END_S) == exit_codes.STOPPED
 
     moved = pod("b", Plan("restore", 2, 2, [0, 1], "127.0.0.1", free_port(), 5, "c"))
     for rank, source in four.items():
         moved.bring(source, "c", rank)
     moved.start()
     moved.wait_event("restored")
-    assert moved.wait() == 0, moved.log()
+    assert moved.wait(END_S) == 0, moved.log()
     assert first + steps(moved) == reference
     assert not (moved.volumes / "images/.from").exists(), "nobody needs it any more"
 
@@ -95,12 +111,12 @@ def test_a_rank_goes_on_in_place_and_can_be_saved_again(pod: Make, reference: li
         skip = len(one.sidecar.events)
         step = stop({0: one, 1: one}, generation, count)
         one.wait_event("dumped", skip=skip)
-        assert len(steps(one)) == step
+        until(lambda step=step: len(steps(one)) == step, "its output is shown", one)  # type: ignore[misc]
         for rank in (0, 1):
             assert one.sidecar.page.rank(rank).count == step
         one.sidecar.page.publish(0, 0, generation)
         one.sidecar.command("resume", generation=generation)
-    assert one.wait() == 0, one.log()
+    assert one.wait(END_S) == 0, one.log()
     assert steps(one) == reference
 
 
@@ -108,10 +124,10 @@ def test_a_script_that_has_not_attached_is_refused_at_once(pod: Make) -> None:
     late = pod("late", fresh([0], 1, free_port()), "late").start()
     late.wait_event("started")
     late.sidecar.command("dump", generation=5, checkpoint_id="c", remaining_s=60, anywhere=True)
-    refused = late.wait_event("dump_failed", timeout=10)
+    refused = late.wait_event("dump_failed", timeout=60)
     assert refused.message.startswith("no rank has called singularity_train.attach so far. With engine 'state' only a")
     (late.work(0) / "cwd/attach").touch()
-    assert late.wait() == 0, late.log()
+    assert late.wait(END_S) == 0, late.log()
 
 
 def test_state_that_cannot_be_stored_fails_the_checkpoint_and_not_the_job(pod: Make) -> None:
@@ -129,12 +145,12 @@ def test_state_that_cannot_be_stored_fails_the_checkpoint_and_not_the_job(pod: M
     made.wait_event("dumped", skip=skip)
     made.sidecar.page.publish(0, 0, 6)
     made.sidecar.command("resume", generation=6)
-    assert made.wait() == 0, made.log()
+    assert made.wait(END_S) == 0, made.log()
 
 
 def test_the_program_can_be_something_that_is_not_there(pod: Make) -> None:
     made = pod("none", fresh([0], 1, free_port()))
     made._env[names.ENV_COMMAND] = '["/no/such/program"]'
     made.start()
-    assert made.wait() == exit_codes.of_program(127)
+    assert made.wait(END_S) == exit_codes.of_program(127)
     assert "/no/such/program: cannot be executed: No such file or directory" in made.log()
