@@ -16,7 +16,7 @@ from kueue_integration.jobs import lifecycle
 from kueue_integration.jobs.status import summarise
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, is_true
-from kueue_integration.spec import platform_config
+from kueue_integration.spec import engine, platform_config
 
 from . import cluster, compat, parameters, start_point, submission
 from .exceptions import (
@@ -62,7 +62,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param namespace: default: the connection's, else `default` (templated)
     :param workers: pods wanted (templated)
     :param min_workers: fewest pods to run with, default `workers` (templated)
-    :param world_size: ranks, constant over the life of the job, default `workers` (templated)
+    :param world_size: ranks, constant over the life of the job, default `workers` (templated). With engine `state` the
+        ranks per worker are constant
     :param image: training image, default the platform's (templated)
     :param priority_class: Kueue WorkloadPriorityClass (templated)
     :param pod_resources: per pod, `{"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}` (templated)
@@ -76,7 +77,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param files: relative path -> text, copied into each rank's working directory (templated)
     :param workdir: directory in the image to start in (templated)
     :param store: fsspec URL of the checkpoint store, default the platform's (templated)
-    :param engine: `auto` or `process`
+    :param engine: `process`, or `state` for a script with `singularity_train`: no privileges, any machine and number of
+        workers. `auto` is `state` if a shipped file imports `singularity_train`, else `process`
     :param checkpoint_budget_s: how long a preemption may be held for a checkpoint, seconds (templated)
     :param grace_period_s: grace period of the pods, seconds (templated)
     :param checkpoint_every: save a checkpoint and train on, again and again: `"300s"`, `"10m"`, a number of seconds,
@@ -332,13 +334,16 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
                 if spec.fewest_workers == spec.workers
                 else (f"{spec.fewest_workers} to {spec.workers} pods")
             )
+            given = engine.chosen(spec)
             self.log.info(
-                "Job %s/%s submitted to queue %s: %s, %s ranks",
+                "Job %s/%s submitted to queue %s: %s, %s ranks; engine %s: %s",
                 claim.namespace,
                 claim.name,
                 spec.queue,
                 size,
                 spec.ranks,
+                given.name,
+                given.why,
             )
         remember(store, claim, self.kubernetes_conn_id)
         if store is not None:

@@ -13,6 +13,7 @@ from kueue_integration.kube.api import Kube
 from kueue_integration.kube.resources import JOB, selector
 from kueue_integration.spec.platform_config import PlatformConfig
 from kueue_integration.spec.train_spec import TrainSpec
+from proxy.protocol import names
 
 from .identity import Claim
 
@@ -45,6 +46,8 @@ def find(kube: Kube, wanted: str | None, claim: Claim) -> Start | None:
 def hold(kube: Kube, start: Start, spec: TrainSpec, config: PlatformConfig) -> None:
     """Keep the checkpoint for the new Job, which it has to fit. Raises SpecError, PlatformError, KubeError."""
     wishes = {job_names.ANN_WORLD_SIZE: str(spec.ranks), job_names.ANN_STORE: spec.store or config.store}
+    if spec.elastic:
+        wishes[job_names.ANN_ENGINE] = names.ENGINE_STATE
     try:
         time_travel.require_fit({"metadata": {"annotations": wishes}}, start)
         time_travel.hold(time_travel.in_a_pod(kube, spec.namespace), start, spec.name)

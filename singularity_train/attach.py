@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from .buffers import RULES
 from .data import MapSource, Source, read
 from .engines import Framework, VirtualRanks
 from .errors import UsageError
-from .host import Host, LocalHost
+from .host import Host, of_environment
 from .job import Job
 from .parts import Parts, bare, named
 from .streams import StreamSource
@@ -69,9 +70,10 @@ def attach(
     :param buffers: "first": BatchNorm keeps the statistics of virtual rank 0; "mean": the mean over all
     :param threads: of torch in one operation. Default: as in the checkpoint, else as on rank 0
     :param require_exact: refuse to train where the bits cannot be promised
-    :param directory: folder for checkpoints, the same for all ranks. Default: SINGULARITY_TRAIN_DIR, else none
+    :param directory: folder for checkpoints, the same for all ranks. Default: SINGULARITY_TRAIN_DIR, else none. Not
+        used in managed pods, which keep the job's checkpoints in its store
     :param save_every: steps between two checkpoints. One more is made at a stop and at the end
-    :param host: what runs the job; default: the environment and SIGTERM
+    :param host: what runs the job; default: the one that the environment names, else the environment and SIGTERM
     :raises UsageError: called twice, after the first step, or with arguments that cannot work
     :raises DataError: data that cannot be read like this, or another data set than the checkpoint's
     :raises ContractError: other words than the checkpoint's
@@ -119,11 +121,15 @@ def attach(
         engine = Framework(list(given.values()), seed, scaler)
     else:
         engine = VirtualRanks(list(models.values()), virtual_ranks, seed, buffers, scaler)
-    host = host or LocalHost(directory, rank)
+    host = host or of_environment(directory, rank, workers)
     try:
         parts, limits = Parts(models, optimizers, more), (steps, epochs, save_every)
-        job = Job(parts, source, engine, words, host, checkpoints_of(host), limits)
-        job._restore(threads, require_exact)
+        own, start = (checkpoints_of(each) for each in (host.directory(), host.start()))
+        job = Job(parts, source, engine, words, host, own, limits)
+        job._restore(own if start is None else start, threads, require_exact, expected=start is not None)
+        if start is not None:
+            start.close()
+        host.attached(job.step)
     except BaseException:
         host.close()
         raise
@@ -131,12 +137,11 @@ def attach(
     return job
 
 
-def checkpoints_of(host: Host) -> Any:
-    """Of the host's folder, or None.
+def checkpoints_of(directory: Path | None) -> Any:
+    """Of the folder, or None.
 
     :raises UsageError: some ranks have a folder and others have none
     """
-    directory = host.directory()
     folders = reduce.gathered(directory is not None)
     if any(folders) != all(folders):
         rank = folders.index(False)

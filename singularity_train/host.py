@@ -1,32 +1,53 @@
 """What the place where a job runs tells the library, and is told: where state goes, whether to stop, how far it is.
 
-This is the seam: whoever runs the job gives another Host. On a laptop it is the environment and SIGTERM.
+This is the seam: whoever runs the job gives another Host. On a laptop it is the environment and SIGTERM. In managed
+pods the environment names the function that makes it (`ENV_HOST`).
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from .errors import UsageError
+
 ENV_DIRECTORY = "SINGULARITY_TRAIN_DIR"
 """Folder for checkpoints, the same one on all ranks. Not set: nothing is saved."""
+ENV_HOST = "SINGULARITY_TRAIN_HOST"
+"""`module:function` of whoever runs the job: `function(rank, world_size)` makes a Host, or returns None for a process
+that is none of the job's ranks. It raises ValueError where the ranks are not those of the job."""
 PROGRESS_FILE = "progress.json"
 REPORT_S = 1.0
 """Reports in between are dropped: a step may take a millisecond."""
 
 
+Write = Callable[[Path], None]
+"""Saves the state into an empty folder that this rank has to itself. Collective: all ranks call it in the same step."""
+
+
 class Host(Protocol):
-    """One rank's view. All methods are called between operations of the training, and must not block."""
+    """One rank's view. All methods are called between operations of the training. Only `boundary` may block."""
 
     def directory(self) -> Path | None:
-        """Where checkpoints are; None: the job keeps none."""
+        """Where the job keeps its checkpoints; None: it keeps none by itself."""
+
+    def start(self) -> Path | None:
+        """Folder with the checkpoint that the job has to begin with; None: with the newest one in `directory`, if any.
+        """
+
+    def attached(self, step: int) -> None:
+        """The state is that after `step` steps; the loop may begin."""
+
+    def boundary(self, step: int, write: Write) -> None:
+        """Between two steps, on each rank. It may wait, and call `write` if it does so on all ranks."""
 
     def stop_requested(self) -> bool:
         """Whether this rank knows of a request. One rank that knows is enough: the ranks agree among themselves."""
@@ -84,6 +105,15 @@ class LocalHost:
     def directory(self) -> Path | None:
         return self._directory
 
+    def start(self) -> Path | None:
+        return None
+
+    def attached(self, step: int) -> None:
+        """The script knows it."""
+
+    def boundary(self, step: int, write: Write) -> None:
+        """A stop is agreed on in the step itself."""
+
     def stop_requested(self) -> bool:
         return self._stop
 
@@ -105,3 +135,19 @@ class LocalHost:
 
     def close(self) -> None:
         self._restore()
+
+
+def of_environment(directory: str | os.PathLike[str] | None, rank: int, world_size: int) -> Host:
+    """The host that the environment names, else the laptop's.
+
+    :raises UsageError: the environment names a host that cannot be made, or one of another world
+    """
+    named = os.environ.get(ENV_HOST, "")
+    if not named:
+        return LocalHost(directory, rank)
+    module, _, function = named.partition(":")
+    try:
+        made: Host | None = getattr(importlib.import_module(module), function)(rank, world_size)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"{ENV_HOST} = {named!r}: {error}") from error
+    return LocalHost(directory, rank) if made is None else made

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -57,6 +58,8 @@ class Job:
         self._open: Step | None = None
         self._wants_save = self._saving = self._closed = False
         self._pending: Future[str] | None = None
+        self._handed: Any = None
+        """Checkpoints that the host asks for; each rank has a folder of its own."""
         self._saved_step = -1
 
     # --- what a script asks ---------------------------------------------------------------------------------------
@@ -140,6 +143,7 @@ class Job:
     def _boundary(self) -> None:
         """Between two steps: the update is made, the position is that of the next step."""
         self._host.report(asdict(self.progress))
+        self._host.boundary(self.step, self._write_to)
         due = self._save_every is not None and self.step % self._save_every == 0
         if self._checkpoints is None or self.stop_requested or not (due or self._saving):
             return
@@ -154,6 +158,26 @@ class Job:
             checkpoint = self._checkpoints.save(*self._state(), step=self.step)
             self._saved_step = self.step
             self._host.saved(checkpoint, self.step)
+
+    def _write_to(self, folder: Path) -> None:
+        """A checkpoint in a folder that this rank has to itself. Collective.
+
+        :raises StateError, StateStorageError: on all ranks, which all train on
+        """
+        from .storage import Checkpoints
+
+        problem, state = "", None
+        try:
+            state = self._state()
+        except Exception as error:
+            problem = f"rank {self.rank}: {error}"
+        problem = next(filter(None, reduce.gathered(problem)), "")
+        if state is None or problem:
+            raise StateError(problem)
+        if self._handed is None:
+            self._handed = Checkpoints(folder, shared=False)
+        self._handed.turn_to(folder)
+        self._handed.save(*state, step=self.step)
 
     def _settle(self) -> None:
         """Wait for the checkpoint that is being written.
@@ -176,9 +200,14 @@ class Job:
         }  # fmt: skip
         return self._tree(), meta
 
-    def _restore(self, threads: int | None, require_exact: bool) -> None:
-        """Go on from the last checkpoint, if there is one. Collective."""
-        saved = None if self._checkpoints is None else self._checkpoints.latest()
+    def _restore(self, checkpoints: Any, threads: int | None, require_exact: bool, expected: bool) -> None:
+        """Go on from the last of `checkpoints`, if there is one. Collective.
+
+        :param expected: there has to be one
+        """
+        saved = None if checkpoints is None else checkpoints.latest()
+        if saved is None and expected:
+            raise StateError(f"{checkpoints.root}: the job has to go on from a checkpoint, and there is none in it")
         if saved is None:
             self._promise(None, threads, require_exact)
             self._engine.agree()
@@ -202,7 +231,7 @@ class Job:
         # First to see whether it fits, so that nothing is loaded into a training that cannot go on.
         self._source.restore(meta["position"], {})
         loaded = self._tree()
-        self._checkpoints.load(saved, loaded)
+        checkpoints.load(saved, loaded)
         self._parts.apply(loaded)
         streams = {int(rank): unpack(state) for rank, state in loaded.get("streams", {}).items()}
         self._source.restore(meta["position"], streams)
@@ -244,6 +273,8 @@ class Job:
         self._closed = True
         self._source.close()
         self._host.close()
+        if self._handed is not None:
+            self._handed.close()
         self._settle()
 
     def __enter__(self) -> Job:

@@ -15,7 +15,7 @@ import yaml
 from ..errors import SpecError
 from ..jobs import lifecycle
 from ..manifests.job_manifests import render as render_objects
-from ..spec import platform_config
+from ..spec import engine, platform_config
 from ..spec.train_spec import TrainSpec, validate
 from ..spec.validation import MAX_FILES_BYTES
 from . import placement_options
@@ -32,7 +32,12 @@ _OPTIONS = (
     click.option("--workers", type=int, default=1, show_default=True, help="Pods wanted."),
     click.option("--min-workers", type=int, help="Fewest pods the job accepts. Default: all of them."),
     click.option("--world-size", type=int, help="Ranks, constant for life; a multiple of workers. Default: workers."),
-    click.option("--engine", default="auto", show_default=True, help="Checkpoint engine: auto or process."),
+    click.option(
+        "--engine",
+        default="auto",
+        show_default=True,
+        help="process, state (the script uses singularity_train), or auto: state if a file imports singularity_train.",
+    ),
     click.option(
         "--workdir",
         type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -124,11 +129,13 @@ def submit(
     """
     spec = build_spec(**options)
     validate(spec)
+    given = engine.chosen(spec)
     kube = open_cluster(kubeconfig, context)
     config = platform_config.load(kube)
     if dry_run:
         lifecycle.validate_only(kube, spec, config)
         click.echo(f"job {spec.namespace}/{spec.name} could be submitted; nothing was created")
+        click.echo(f"engine {given.name}: {given.why}")
         return
     result = lifecycle.submit(kube, spec, config)
     if output == "json":
@@ -136,7 +143,7 @@ def submit(
     else:
         verb = "adopted: it was there already" if result.adopted else f"submitted to queue {spec.queue}"
         pods = f"{spec.workers} workers" + (f" (at least {spec.min_workers})" if spec.min_workers else "")
-        click.echo(f"job {result.namespace}/{result.name} {verb}: {pods}, {spec.ranks} ranks")
+        click.echo(f"job {result.namespace}/{result.name} {verb}: {pods}, {spec.ranks} ranks, engine {given.name}")
     if wait:
         ctx.exit(wait_until_final(kube, result.namespace, result.name, timeout, err=output == "json"))
 

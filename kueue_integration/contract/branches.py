@@ -149,8 +149,11 @@ def unfit(new: Mapping[str, Any], ref: CheckpointRef) -> str:
     """Why the new job `new` cannot begin with `ref`, "" if it can."""
     if ref.unusable:
         return f"checkpoint {ref.id} cannot be restored: {ref.unusable}"
+    engine = annotation(new, job_names.ANN_ENGINE) or names.ENGINE_PROCESS
+    if engine != ref.engine:
+        return f"checkpoint {ref.id} was made with engine {ref.engine!r}, the job has {engine!r}: give the same engine"
     ranks = attempt_records.integer(new, job_names.ANN_WORLD_SIZE)
-    if ranks != ref.world_size:
+    if engine == names.ENGINE_PROCESS and ranks != ref.world_size:
         return f"checkpoint {ref.id} has {ref.world_size} ranks, the job has {ranks}: the number of ranks stays"
     store = annotation(new, job_names.ANN_STORE) or ""
     if store.rstrip("/") != ref.url.rstrip("/"):

@@ -144,7 +144,7 @@ def answer(job: Job, workload: Workload, by: Preemption, now: float, cluster: st
             reservation=reservation,
             flavor=given.flavor,
             pods=given.count,
-            ranks=required(job.ranks(default=given.count)),
+            ranks=given.count if (ranks := job.ranks(given.count)) is None else required(ranks),
             admitted_at=now,
             queued_at=_queued_at(workload, before),
             restored_from=checkpoint.id if checkpoint else None,

@@ -54,7 +54,9 @@ def _history(job: Job, workload: Workload | None) -> Repair | None:
             if found is None
             else None
         )
-    ranks = job.ranks(default=given.count)
+    ranks = job.ranks(given.count)
+    if ranks is None:
+        ranks = given.count
     if isinstance(ranks, UnreadableAnnotation):
         return None
     before = checkpoint if checkpoint is not None and checkpoint.attempt < number else None

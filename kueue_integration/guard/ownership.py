@@ -74,6 +74,8 @@ TABLE: Sequence[Annotation] = (
     Annotation(job_names.ANN_WORKERS, CREATION, _RESIZE),
     Annotation(job_names.ANN_MIN_WORKERS, CREATION, _RESIZE),
     Annotation(job_names.ANN_WORLD_SIZE, CREATION, "the number of ranks stays; submit another job"),
+    Annotation(job_names.ANN_ENGINE, CREATION, "its pods have that engine; submit another job"),
+    Annotation(job_names.ANN_RANKS_PER_WORKER, CREATION, "the ranks of a pod stay; submit another job"),
     Annotation(job_names.ANN_START_FROM, CREATION, "use `singularityctl rewind` or `fork`"),
     Annotation(job_names.ANN_STORE, CREATION, "its checkpoints stay where they are; submit another job"),
     Annotation(job_names.ANN_HOLD, USER, values=(job_names.HOLD_ARMED, job_names.HOLD_RELEASED, job_names.HOLD_OFF)),

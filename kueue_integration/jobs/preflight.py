@@ -36,7 +36,8 @@ def cluster(kube: Kube, spec: TrainSpec) -> None:
     problems = [*_priority(kube, spec), *place_check.problems(kube, spec, target or None)]
     if problems:
         raise SpecError(problems)
-    _pod_security(kube, spec.namespace)
+    if not spec.elastic:
+        _pod_security(kube, spec.namespace)
     _fence(kube, spec.queue, name, target)
 
 
@@ -84,7 +85,7 @@ def _pod_security(kube: Kube, namespace: str) -> None:
     if level in ("baseline", "restricted"):
         raise PlatformError(
             f"namespace {namespace!r} enforces Pod Security level {level!r}, which refuses the capabilities that "
-            f"checkpoints need; label it {POD_SECURITY}=privileged or use another namespace"
+            f"engine 'process' needs; label it {POD_SECURITY}=privileged, use another namespace, or engine 'state'"
         )
 
 

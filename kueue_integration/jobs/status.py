@@ -52,6 +52,7 @@ class JobStatus:
     workers: int
     min_workers: int
     world_size: int
+    """With the state engine: of the attempt that runs, else of one with all workers."""
     attempt: int
     """Current attempt, 0 before the first admission."""
     pods: int
@@ -136,6 +137,7 @@ def summarise(
     last = attempts[-1] if attempts else None
     alive = last is not None and last.ended_by is None
     back = branches.rewinds(job)
+    workers = attempt_records.integer(job, job_names.ANN_WORKERS, int(job["spec"].get("parallelism") or 1))
     return JobStatus(
         namespace=job["metadata"]["namespace"],
         name=kinds.job_key(job),
@@ -147,9 +149,9 @@ def summarise(
         priority_class=label(job, job_names.KUEUE_PRIORITY_LABEL) or "",
         identity=label(job, job_names.LABEL_IDENTITY) or "",
         hold=annotation(job, job_names.ANN_HOLD) or "off",
-        workers=attempt_records.integer(job, job_names.ANN_WORKERS, int(job["spec"].get("parallelism") or 1)),
+        workers=workers,
         min_workers=attempt_records.integer(job, job_names.ANN_MIN_WORKERS),
-        world_size=attempt_records.integer(job, job_names.ANN_WORLD_SIZE),
+        world_size=_world_size(job, workers, last if alive else None),
         attempt=attempt_records.integer(job, job_names.ANN_ATTEMPT),
         pods=last.pods if last and alive else 0,
         flavor=last.flavor if last and alive else "",
@@ -183,6 +185,13 @@ def summarise(
             *unreadable.sentences(job),
         ],
     )
+
+
+def _world_size(job: Mapping[str, Any], workers: int, running: AttemptRecord | None) -> int:
+    each = attempt_records.integer(job, job_names.ANN_RANKS_PER_WORKER)
+    if not each:
+        return attempt_records.integer(job, job_names.ANN_WORLD_SIZE)
+    return running.ranks if running is not None else workers * each
 
 
 def _evictions(workload: Mapping[str, Any] | None) -> dict[str, int]:

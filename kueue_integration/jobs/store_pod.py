@@ -11,12 +11,13 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from proxy.protocol import decode
+from proxy.protocol import decode, names
 
+from ..contract import job_names
 from ..errors import KubeError, NotFound, PlatformError, Unreachable
 from ..kube.api import Kube
-from ..kube.resources import POD, Object, selector
-from ..manifests.pod import SIDECAR_PATH, SIDECAR_PYTHON, powerless
+from ..kube.resources import POD, Object, annotation, selector
+from ..manifests.pod import SIDECAR_PATH, SIDECAR_PYTHON, powerless, restricted
 from ..spec.platform_config import PlatformConfig
 from ..spec.validation import VOLUME_PREFIX
 from .phase import pod_trouble
@@ -35,9 +36,14 @@ def manifest(
     timeout_s: float,
     job: Mapping[str, Any] | None = None,
 ) -> Object:
-    """The pod. Pure. `job` lends its volumes: its store may lie on one of its own."""
-    volumes, mounts = [*platform.volumes], [*platform.volume_mounts]
+    """The pod. Pure. `job` lends its volumes: its store may lie on one of its own.
+
+    For a job of the state engine the pod is as the job's own are. The namespace may allow no other, and the store's
+    files belong to their user.
+    """
     template = (((job or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
+    elastic = annotation(job, job_names.ANN_ENGINE) == names.ENGINE_STATE
+    volumes, mounts = ([], []) if elastic else ([*platform.volumes], [*platform.volume_mounts])
     known = {volume["name"] for volume in volumes}
     for volume in template.get("volumes") or ():
         name = str(volume["name"])
@@ -57,6 +63,7 @@ def manifest(
             "labels": dict(LABELS),
         },
         "spec": {
+            **({"securityContext": template.get("securityContext") or {}} if elastic else {}),
             "restartPolicy": "Never",
             "activeDeadlineSeconds": max(1, int(timeout_s)),
             "terminationGracePeriodSeconds": 1,
@@ -69,7 +76,7 @@ def manifest(
                     "imagePullPolicy": platform.image_pull_policy,
                     "command": [SIDECAR_PYTHON, "-m", "proxy.store", url, *question],
                     "env": [{"name": key, "value": value.replace("$", "$$")} for key, value in env.items()],
-                    "securityContext": powerless(),
+                    "securityContext": restricted() if elastic else powerless(),
                     "volumeMounts": mounts,
                 }
             ],

@@ -17,7 +17,16 @@ from proxy.protocol.messages import CheckpointRef, JobRequest, Origin
 from ..contract import branches, job_names, kinds
 from ..errors import ConflictError, JobNotFoundError, RequestRefusedError, SingularityError, SpecError, StoreSaidNo
 from ..kube.api import Kube
-from ..kube.resources import CONFIG_MAP, JOB, RESOURCE_CLAIM_TEMPLATE, SERVICE, Object, is_true, label
+from ..kube.resources import (
+    CONFIG_MAP,
+    JOB,
+    RESOURCE_CLAIM_TEMPLATE,
+    SERVICE,
+    Object,
+    annotation,
+    is_true,
+    label,
+)  # fmt: skip
 from ..manifests import live_job
 from ..manifests.pod import files_name
 from ..manifests.pod_placement import template_name
@@ -141,6 +150,7 @@ def fork(
         namespace=namespace,
         priority_class=priority_class or label(source, job_names.KUEUE_PRIORITY_LABEL),
         command=("forked",),
+        engine=annotation(source, job_names.ANN_ENGINE) or names.ENGINE_PROCESS,
     )
     problems = [found for found in validation.problems(spec) if found[0] in ("name", "queue", "priority_class")]
     if problems:

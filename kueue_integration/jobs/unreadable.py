@@ -60,6 +60,7 @@ FORMS: Final[Mapping[str, Callable[[Job, str], object]]] = {
     job_names.ANN_REQUEST_STATUS: _message(RequestStatus),
     job_names.ANN_WORKERS: _count,
     job_names.ANN_WORLD_SIZE: _count,
+    job_names.ANN_RANKS_PER_WORKER: _count,
 }
 """How each annotation of ours on a job is read."""
 _INSTEAD: Final = {

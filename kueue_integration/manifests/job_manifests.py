@@ -81,7 +81,7 @@ def _template(spec: TrainSpec, platform: PlatformConfig) -> Object:
         "metadata": {"labels": own_labels(spec), "annotations": {**spec.annotations}},
         "spec": pod_spec(spec, platform),
     }
-    whole = pod_override.merged(pod_placement.placed(made, spec), spec.pod_override)
+    whole = pod_override.merged(pod_placement.placed(made, spec), spec.pod_override, spec.elastic)
     return checkpoint_disk.bounded(whole, spec.checkpoint_disk or platform.checkpoint_disk, spec.ranks)
 
 
@@ -95,6 +95,9 @@ def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str
         job_names.ANN_STORE: spec.store or platform.store,
         COMPLETIONS_EQUAL_PARALLELISM: "true",
     }
+    if spec.elastic:
+        annotations[job_names.ANN_ENGINE] = names.ENGINE_STATE
+        annotations[job_names.ANN_RANKS_PER_WORKER] = str(spec.ranks // spec.workers)
     if spec.fewest_workers < spec.workers:
         annotations[MIN_PARALLELISM] = str(spec.fewest_workers)
     interval = save_interval.parse(spec.checkpoint_every)

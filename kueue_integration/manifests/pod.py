@@ -2,6 +2,9 @@
 
 The process engine needs capabilities and an unfiltered seccomp in `train`; the launcher there drops the capabilities
 before it starts the user's ranks. The sidecar has the token and the store's credentials but no capability at all.
+
+A pod of the state engine keeps the Pod Security level `restricted`: all of its containers are one user's, who is not
+root.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ LAUNCHER = (job_names.LAUNCHER,)
 LAUNCHER_CAPABILITIES = ("SYS_ADMIN", "NET_ADMIN", "SYS_TIME", "SYS_PTRACE")
 """What CRIU needs to dump and restore, and the launcher to give each rank its own PID and mount namespace."""
 TOKEN_SECONDS = 3600
+NOBODY = 65532
+"""uid and gid where the job names none. Images without root use it for the same."""
 
 _RUN, _AGENT, _WORK, _IMAGES, _SHM, _TOKEN, _SOURCE = (
     f"singularity-{part}" for part in ("run", "agent", "work", "images", "shm", "token", "source")
@@ -39,12 +44,13 @@ _NOT_LIMITED = ("cpu", "ephemeral-storage")
 def pod_spec(spec: TrainSpec, platform: PlatformConfig) -> Object:
     """`spec` of the pod template."""
     return {
+        **({"securityContext": restricted_pod()} if spec.elastic else {}),
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": spec.grace_period_s,
         "subdomain": spec.name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "initContainers": [_installer(platform), _sidecar(spec, platform)],
+        "initContainers": [_installer(spec, platform), _sidecar(spec, platform)],
         "containers": [_train(spec, platform)],
         "volumes": [*_own_volumes(spec), *platform.volumes, *spec.volumes],
     }
@@ -60,13 +66,14 @@ def files_name(job_name: str) -> str:
     return f"{job_name}-files"
 
 
-def _installer(platform: PlatformConfig) -> Object:
+def _installer(spec: TrainSpec, platform: PlatformConfig) -> Object:
     return {
         "name": job_names.CONTAINER_INSTALL,
         "image": platform.agent_image,
         "imagePullPolicy": platform.image_pull_policy,
         "command": [*INSTALL],
-        "securityContext": powerless(),
+        **({"env": _literals({names.ENV_ENGINE: names.ENGINE_STATE})} if spec.elastic else {}),
+        "securityContext": restricted() if spec.elastic else powerless(),
         "volumeMounts": [_mount(_AGENT, names.AGENT_DIR)],
     }
 
@@ -92,7 +99,7 @@ def _sidecar(spec: TrainSpec, platform: PlatformConfig) -> Object:
             ),
         ],
         # Without a request it takes nothing from the queue's quota, which is counted in training containers.
-        "securityContext": powerless(),
+        "securityContext": restricted() if spec.elastic else powerless(),
         "volumeMounts": [
             _mount(_RUN, names.RUN_DIR),
             _mount(_IMAGES, names.IMAGE_DIR),
@@ -131,7 +138,7 @@ def _train(spec: TrainSpec, platform: PlatformConfig) -> Object:
                 }
             ),
         ],
-        "securityContext": for_criu(),
+        "securityContext": restricted() if spec.elastic else for_criu(),
         "volumeMounts": [*mounts, *platform.volume_mounts, *spec.volume_mounts],
     }
     if spec.resources:
@@ -174,6 +181,28 @@ def powerless() -> Object:
     }
 
 
+def restricted() -> Object:
+    """Security context of every container of the state engine: what Pod Security `restricted` asks for."""
+    return {
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def restricted_pod() -> Object:
+    """... and of the pod: one user, so that sidecar, launcher and ranks read what the others have written."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": NOBODY,
+        "runAsGroup": NOBODY,
+        "fsGroup": NOBODY,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
 def _common_env(spec: TrainSpec, platform: PlatformConfig) -> list[Object]:
     return [
         _field(names.ENV_NAMESPACE, "metadata.namespace"),
@@ -190,7 +219,13 @@ def _common_env(spec: TrainSpec, platform: PlatformConfig) -> list[Object]:
             names.ENV_STORE: spec.store or platform.store,
             names.ENV_GRACE: str(spec.grace_period_s),
         }),
+        *_literals(_elastic_env(spec) if spec.elastic else {}),
     ]  # fmt: skip
+
+
+def _elastic_env(spec: TrainSpec) -> dict[str, str]:
+    each = spec.ranks // spec.workers
+    return {names.ENV_ENGINE: names.ENGINE_STATE, names.ENV_RANKS_PER_WORKER: str(each)}
 
 
 def _own_volumes(spec: TrainSpec) -> list[Object]:

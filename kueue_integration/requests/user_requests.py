@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from proxy.protocol import page
 from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import (
     CheckpointRef,
@@ -170,6 +171,10 @@ def _resize_problem(job: Mapping[str, Any], request: JobRequest) -> Problem | No
         return "name", job["metadata"]["name"], fixed + _FIXED[job["kind"]]
     if not ranks or annotation(job, COMPLETIONS_EQUAL_PARALLELISM) != "true":
         return "name", job["metadata"]["name"], "its number of pods is fixed: it was not made by submit"
+    each = attempt_records.integer(job, job_names.ANN_RANKS_PER_WORKER)
+    if each:
+        most = page.MAX_WORLD // each
+        return None if workers <= most else ("workers", workers, f"is more than {most}, which is not supported")
     if workers > ranks:
         return "workers", workers, f"is more than its world size, {ranks} ranks, which stays as it was submitted"
     if ranks % workers:

@@ -77,8 +77,11 @@ _LISTS = {"volumes": "name", "env": "name", "volumeMounts": "mountPath", "imageP
 """Lists that are merged by item; an item of the override replaces the one with the same key."""
 
 
-def merged(template: Object, override: Mapping[str, Any] | None) -> Object:
-    """`template` (metadata and spec of a pod) with `override`, which must have no `problems`."""
+def merged(template: Object, override: Mapping[str, Any] | None, rootless: bool = False) -> Object:
+    """`template` (metadata and spec of a pod) with `override`, which must have no `problems`.
+
+    :param rootless: the pod itself runs as the wanted user, and not only the program in it
+    """
     if not override:
         return template
     given = {part: override.get(part) or {} for part in ("metadata", "spec")}
@@ -90,7 +93,12 @@ def merged(template: Object, override: Mapping[str, Any] | None) -> Object:
     rest = [{key: value for key, value in c.items() if key != "securityContext"} for c in renamed]
     spec = _merge(template["spec"], {**given["spec"], "containers": rest})
     (ours,) = spec["containers"]
-    ours["env"] = [*ours["env"], *security_context.env(given["spec"], train)]
+    if rootless:
+        own = train.get("securityContext") or {}
+        wanted = {name: own[name] for name in security_context.KEPT[:2] if own.get(name) is not None}
+        spec["securityContext"] = {**spec["securityContext"], **wanted}
+    else:
+        ours["env"] = [*ours["env"], *security_context.env(given["spec"], train)]
     meta = {
         part: {**template["metadata"].get(part, {}), **(given["metadata"].get(part) or {})}
         for part in ("labels", "annotations")
@@ -184,6 +192,8 @@ def _spec(spec: TrainSpec, body: Mapping[str, Any], platform: PlatformConfig | N
         if container.get("name") in _TRAIN:
             train, inner = container, f"spec.containers[{number}]"
     yield from security_context.problems(body, train, "spec", inner)
+    if spec.elastic:
+        yield from security_context.rooted(body, train, "spec", inner)
     own = lists.get("volumes", ())
     yield from volumes("spec.volumes", own, theirs)
     # Without the platform its volumes are not known.

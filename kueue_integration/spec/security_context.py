@@ -74,6 +74,17 @@ def malformed(pod: Mapping[str, Any], container: Mapping[str, Any], where: str, 
             yield f"{path}.securityContext.supplementalGroups", groups, NEEDS_IDS
 
 
+def rooted(pod: Mapping[str, Any], container: Mapping[str, Any], where: str, inner: str) -> Iterator[Problem]:
+    """Wishes for root, in a pod that has none."""
+    for path, owner in ((where, pod), (inner, container)):
+        context = owner.get("securityContext")
+        given = context if isinstance(context, Mapping) else {}
+        if given.get("runAsUser") == 0:
+            yield f"{path}.securityContext.runAsUser", 0, "pods of engine 'state' run without root; leave it out"
+        if given.get("runAsNonRoot") is False:
+            yield f"{path}.securityContext.runAsNonRoot", False, "pods of engine 'state' run without root; leave it out"
+
+
 def not_kept(container: Mapping[str, Any]) -> list[str]:
     """What the container's security context has besides, without what the API server puts there."""
     given = container.get("securityContext") or {}

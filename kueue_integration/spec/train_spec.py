@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from proxy.protocol import decode
+from proxy.protocol import decode, names
 
 from ..errors import SpecError
+from . import engine
 
 if TYPE_CHECKING:
     from .platform_config import PlatformConfig
@@ -33,7 +34,8 @@ class TrainSpec:
         with torchrun, or if there are several ranks
     :param workers: pods wanted
     :param min_workers: fewest pods the job accepts (partial admission); None: `workers`
-    :param world_size: ranks, constant over the life of the job; None: `workers`. A multiple of `workers`
+    :param world_size: ranks; None: `workers`. A multiple of `workers`. With the process engine it is constant over the
+        life of the job. With the state engine the number of ranks per worker is
     :param image: training image; None: the platform's default
     :param resources: per pod, `{"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}`: requests, and limits for
         everything but CPU and ephemeral storage
@@ -48,6 +50,9 @@ class TrainSpec:
         directory at a fresh start
     :param workdir: directory in the image to start in; None: the per-rank directory that travels with the checkpoint
     :param store: fsspec URL of the checkpoint store; None: the platform's default
+    :param engine: `process` saves whole processes of any program, between like machines. `state` saves what the script
+        has given to `singularity_train`, for any machine and number of workers, in pods without privileges. `auto` is
+        `state` if one of `files` imports `singularity_train`, else `process`
     :param checkpoint_budget_s: how long Kueue's preemption may be held for a checkpoint, seconds
     :param grace_period_s: terminationGracePeriodSeconds: time for a checkpoint when the hold is off or bypassed
     :param checkpoint_every: save and train on, again and again: `"300s"`, `"10m"`, a number of seconds, `"500 steps"`,
@@ -108,6 +113,11 @@ class TrainSpec:
     def ranks(self) -> int:
         """World size after the default."""
         return self.workers if self.world_size is None else self.world_size
+
+    @property
+    def elastic(self) -> bool:
+        """Whether it has the state engine: the number of ranks follows the number of workers."""
+        return engine.chosen(self).name == names.ENGINE_STATE
 
     @property
     def fewest_workers(self) -> int:

@@ -12,7 +12,7 @@ from proxy.protocol import exit_codes, names, page, starters
 
 from ..kube import quantities
 from ..kube.resources import KUEUE_GROUP
-from . import save_interval
+from . import engine, save_interval
 from .platform_config import PlatformConfig
 from .train_spec import TrainSpec
 
@@ -72,10 +72,8 @@ def _names(spec: TrainSpec) -> Iterator[Problem]:
         yield "priority_class", spec.priority_class, "is not a name that a WorkloadPriorityClass can have"
     if spec.identity is not None and (not spec.identity or not _LABEL_VALUE.fullmatch(str(spec.identity))):
         yield "identity", spec.identity, "is not a label value (1-63 letters, digits, '-', '_', '.')"
-    if spec.engine == "state":
-        yield "engine", spec.engine, "the state engine is not in this release; use 'process' or 'auto'"
-    elif spec.engine not in ("auto", "process"):
-        yield "engine", spec.engine, "must be 'auto' or 'process'"
+    if spec.engine not in (engine.AUTO, *names.ENGINES):
+        yield "engine", spec.engine, "must be 'auto', 'process' or 'state'"
     if not isinstance(spec.hold, bool):
         yield "hold", spec.hold, "must be true or false"
 

@@ -10,6 +10,7 @@
 `gate`           what may begin, and what is under way: operations come from several threads
 `work`           handles of asynchronous collectives that do not keep sockets open
 `freeze`         what happens between "every rank is here" and "go on, possibly on another machine"
+`train_host`     state engine: the steps of `singularity_train` are the boundaries, and it saves the rank
 `guard`          where errors of the agent itself end
 `fork`           forked children give up the communication sockets they inherit
 

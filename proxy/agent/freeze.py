@@ -25,7 +25,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -51,20 +51,32 @@ _seconds = 0.0
 """Duration of the last meeting with the other ranks."""
 
 
+Step = Callable[["Boundary"], None]
+
+
 def freeze(boundary: Boundary, generation: int) -> None:
     """Release everything that ties the rank to this pod, wait for the order to go on, and set it all up again.
 
     Raises nothing but what an error between its steps raises; to be called again then.
     """
+    _stand(boundary, generation, _DOWN, lambda: _meet(boundary, generation))
+
+
+def freeze_in_place(boundary: Boundary, generation: int, save: Step) -> None:
+    """The same for a rank that saves its state by itself: its communication stays, and it never wakes up elsewhere."""
+    _stand(boundary, generation, {"while its state was saved": save, **_SAY}, lambda: None)
+
+
+def _stand(boundary: Boundary, generation: int, down: Mapping[str, Step], up: Callable[[], None]) -> None:
     boundary.frozen_for = generation
     if boundary.met_for != generation:
-        for doing, step in _DOWN.items():
+        for doing, step in down.items():
             try:
                 step(boundary)
             except Exception as error:
                 guard.took(error, doing)
         _wait(boundary)
-        _meet(boundary, generation)
+        up()
     boundary.met_for = generation
     _resume(boundary, generation)
     boundary.frozen_for, boundary.order = 0, {}
@@ -128,13 +140,16 @@ def _say(boundary: Boundary) -> None:
     write_json(boundary.rank_dir / names.FROZEN_FILE, report)
 
 
-_DOWN = {
+_SAY: dict[str, Step] = {
+    "before the barrier page was left": _leave_page,
+    "before the rank was saved": _say,
+}
+_DOWN: dict[str, Step] = {
     "before the GPUs stood still": _quiet,
     "while operations were under way": _finish,
     "before communication was dropped": _let_go,
     "after communication was dropped": _tidy,
-    "before the barrier page was left": _leave_page,
-    "before the rank was saved": _say,
+    **_SAY,
 }
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 Installer = Callable[[ModuleType], None]
@@ -104,6 +107,15 @@ def _failed(name: str, error: Exception) -> None:
 
 
 def arm() -> None:
-    """Watch for the imports of torch. Idempotent."""
+    """Watch for the imports of torch. Idempotent.
+
+    Not with the state engine: the library in the script says where a step is over, and nothing of torch is replaced.
+    Only the reason of an end is noted, also of one in the first rendezvous.
+    """
+    if os.environ.get("SINGULARITY_ENGINE") == "state":  # names.ENV_ENGINE: `names` is not for every process
+        from . import lost
+
+        atexit.register(lost.note, Path(os.environ["SINGULARITY_RANK_DIR"]))
+        return
     if not any(isinstance(finder, AfterImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, AfterImport(INSTALLERS))

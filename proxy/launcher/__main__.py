@@ -16,9 +16,9 @@ if __name__ == "__main__":
 
 from ..protocol import exit_codes, names
 from .device import probe
-from .errors import CommandError, LauncherError, SlotError
+from .errors import CommandError, LauncherError
 from .paths import Paths
-from .ranks import mounts
+from .snapshot import engines
 from .supervise import Supervisor, say
 from .tools import Tools
 
@@ -43,17 +43,14 @@ def main(argv: Sequence[str], given: Mapping[str, str] | None = None) -> int:
         env = environment() if given is None else given
         paths = Paths.from_env(env)
         tools = Tools(paths.tools)
-        tools.check()
-        try:
-            mounts.keep_ours(paths.root, paths.agent)
-        except OSError as error:
-            raise SlotError(f"{error}; the training container needs the capability SYS_ADMIN") from None
+        engine = engines.of(env, paths)
+        engine.prepare()
         wish = env.get(names.ENV_PROBE)
         if wish == names.PROBE_GPUS:
             return probe.main(tools.criu(), env)
         if wish:
             raise CommandError(f"{names.ENV_PROBE} = {wish!r}: only {names.PROBE_GPUS!r} can be probed")
-        return Supervisor(env, argv).run()
+        return Supervisor(env, engine, argv).run()
     except LauncherError as error:
         say(str(error))
         return error.exit_code

@@ -69,6 +69,15 @@ class Paths:
     def image(self, checkpoint_id: str, rank: int) -> Path:
         return self.images(checkpoint_id) / f"rank-{rank}"
 
+    def state_to(self, rank: int) -> Path:
+        """State engine: where a rank saves its state, on the volume of the images. No checkpoint is called so."""
+        return self._below(names.IMAGE_DIR) / ".to" / f"rank-{rank}"
+
+    @property
+    def state_from(self) -> Path:
+        """State engine: the checkpoint that the ranks begin with."""
+        return self._below(names.IMAGE_DIR) / ".from"
+
     def criu_work(self, checkpoint_id: str, rank: int) -> Path:
         """CRIU's logs and statistics: beside the image, so that they are not part of the checkpoint."""
         return self.images(checkpoint_id) / f"criu-{rank}"

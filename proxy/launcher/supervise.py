@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from ..protocol import exit_codes, image_room, names, starters
+from ..protocol import exit_codes, names, starters
 from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Plan
 from ..protocol.phases import SavePhases, StartPhases
 from . import device, memory, reap, signals, verdict
@@ -25,12 +26,11 @@ from .output.rate_limit import LogRate
 from .output.tail import Tail
 from .paths import Paths
 from .ranks import environment, torchrun, user
-from .ranks.nudge import Nudge
-from .ranks.slot import Slot
+from .ranks.rank import Rank
 from .refusal import Refusals
-from .snapshot import container_layer, rank_dump, restore
-from .snapshot.criu import Criu
-from .tools import Tools
+from .snapshot.engine import Engine
+from .snapshot.rank_dump import Order
+from .snapshot.restore import CRIU_TIMEOUT_S
 
 TICK_S = 0.05
 OUTBOX_S = 10.0
@@ -43,37 +43,26 @@ def say(message: str) -> None:
     print(f"[launcher] {message}", flush=True)
 
 
-def _image_room(env: Mapping[str, str]) -> int | None:
-    try:
-        return image_room.limit(env)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
-
-
 class Supervisor:
     """:param env: the container's environment
     :param argv: the user's command; empty: it stands in the environment
     """
 
-    def __init__(self, env: Mapping[str, str], argv: Sequence[str] = ()) -> None:
+    def __init__(self, env: Mapping[str, str], engine: Engine[Any], argv: Sequence[str] = ()) -> None:
         self.env = env
         self.paths = Paths.from_env(env)
         self.argv = environment.command(env, argv)
         self.user = user.wanted(env)
         self.log_rate = rate_limit.from_env(env)
-        self.files = rank_dump.Files(time.time(), container_layer.limit(env), _image_room(env))
-        self.tools = Tools(self.paths.tools)
-        self.criu = Criu(self.tools)
-        self.devices = device.find(env)
+        self.engine = engine
         self.client = SidecarClient(self.paths.socket)
         self.outbox = Outbox(self.client.post, say)
         self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         """What threads have for the main loop to call."""
         self.plan: Plan | None = None
-        self.slots: dict[int, Slot] = {}
+        self.ranks: dict[int, Rank] = {}
         self.tails: dict[int, Tail] = {}
-        self.readout = Readout()
-        self.nudge = Nudge(self.paths)
+        self.readout = Readout(self.paths.control(0) / names.PROGRESS_FILE)
         self.refusals = Refusals(self.paths, self.outbox.put)
         self.codes: dict[int, int] = {}
         self._oom_kills = memory.oom_kills()
@@ -108,7 +97,7 @@ class Supervisor:
             signal.signal(number, self._on_term)
         for number in signals.PASSED:
             signal.signal(number, lambda came, _: self._passing.append(came))
-        for line in [*device.health(), *filter(None, [self.devices.problem])]:
+        for line in [*device.health(), *filter(None, [self.engine.devices.problem])]:
             say(line)
         device.watch.start(self._tell_gpus)
         self._background(self._start)
@@ -127,13 +116,13 @@ class Supervisor:
             self.outbox.put(LauncherEvent("reading", reading=reading))
         self._poll_ranks()
         self._pass_signals()
-        self.nudge.due(time.monotonic(), self._living())
+        self.engine.due(time.monotonic(), self._living())
         self.refusals.due(time.monotonic(), self._living())
         self._check_term()
 
     def _end(self, code: int) -> int:
-        for slot in self.slots.values():
-            slot.kill()
+        for rank in self.ranks.values():
+            rank.kill()
         for tail in self.tails.values():
             tail.pump(final=True)
         if not self.outbox.close(OUTBOX_S):
@@ -182,7 +171,7 @@ class Supervisor:
         began, laps = time.monotonic(), self._laps()
         say(f"attempt {plan.attempt}: {plan.mode}, ranks {plan.ranks} of {plan.world_size}")
         restored = plan.mode == "restore"
-        positions = restore.log_positions(plan, self.paths) if restored else dict.fromkeys(plan.ranks, 0)
+        positions = self.engine.log_positions(plan) if restored else dict.fromkeys(plan.ranks, 0)
         out = sys.stdout.buffer
         see = {0: self.readout.see}
         self.tails = {
@@ -190,22 +179,23 @@ class Supervisor:
             for r in plan.ranks
         }
         if restored:
-            slots = restore.restore(plan, self.paths, self.criu, self._pod_env(), say, self.devices, laps)
+            ranks = self.engine.restore(plan, lambda: self._start_fresh(plan), say, laps)
         else:
-            slots = self._start_fresh(plan)
+            ranks = self._start_fresh(plan)
             laps.end("restore")
         seconds = time.monotonic() - began
-        return lambda: self._started(plan, slots, seconds, StartPhases(**laps.seconds))
+        return lambda: self._started(plan, ranks, seconds, StartPhases(**laps.seconds))
 
     def _laps(self) -> Laps:
-        return Laps(absent=("device",) if self.devices.name == "cpu" else ())
+        return Laps(absent=("device",) if self.engine.devices.name == "cpu" else ())
 
     def _complete(self) -> None:
         say("every rank of the job has ended well already: nothing is left to do for the pod of this index")
         self.ended = exit_codes.FINISHED
 
-    def _start_fresh(self, plan: Plan) -> dict[int, Slot]:
-        slots: dict[int, Slot] = {}
+    def _start_fresh(self, plan: Plan) -> dict[int, Rank]:
+        ranks: dict[int, Rank] = {}
+        devices, elastic = self.engine.devices.name != "cpu", self.engine.elastic
         problem = starters.problem(self.argv, plan.world_size)
         if problem:
             raise CommandError(f"command {' '.join(self.argv)!r} {problem}")
@@ -214,35 +204,33 @@ class Supervisor:
             say(f"in torchrun's place, each rank is started as: {' '.join(argv)}")
         try:
             for rank in plan.ranks:
-                slots[rank] = Slot(rank, self.paths, self.tools)
+                ranks[rank] = self.engine.rank(rank)
             for rank in plan.ranks:
                 cwd = environment.prepare(self.paths, rank, self.env.get(names.ENV_WORKDIR, ""), self.user)
-                devices = self.devices.name != "cpu"
-                env = environment.environment(self.env, plan, rank, self.paths, devices, torchrun=argv != self.argv)
+                own = argv != self.argv
+                env = environment.environment(self.env, plan, rank, self.paths, devices, own, elastic)
                 env.update(torchrun.environment(self.argv, rank, plan.world_size, self.env))
                 env.update(self.user.environment(self.env) if self.user else {})
-                slots[rank].start(argv, env, cwd, self.paths.log(rank), self.user)
+                env.update(self.engine.environment(rank))
+                ranks[rank].start(argv, env, cwd, self.paths.log(rank), self.user)
         except BaseException:
-            for slot in slots.values():
-                slot.kill()
+            for each in ranks.values():
+                each.kill()
             raise
-        return slots
+        return ranks
 
-    def _started(self, plan: Plan, slots: dict[int, Slot], seconds: float, phases: StartPhases) -> None:
-        self.plan, self.slots = plan, slots
+    def _started(self, plan: Plan, ranks: dict[int, Rank], seconds: float, phases: StartPhases) -> None:
+        self.plan, self.ranks = plan, ranks
         restored = self.plan.mode == "restore"
         say(f"ranks {self.plan.ranks} {'restored' if restored else 'started'} in {seconds:.2f} s")
         event = LauncherEvent("restored" if restored else "started", self.plan.generation, seconds=seconds)
         self.outbox.put(replace(event, start=phases))
         threading.Thread(target=self._listen, name="commands", daemon=True).start()
 
-    def _pod_env(self) -> dict[str, str]:
-        return environment.pod_values(self.env)
-
     # --- ranks ----------------------------------------------------------------------------------------------------
     def _poll_ranks(self) -> None:
-        for rank, slot in self.slots.items():
-            code = slot.poll() if rank not in self.codes else None
+        for rank, place in self.ranks.items():
+            code = place.poll() if rank not in self.codes else None
             if code is not None:
                 self.codes[rank] = code
                 self.tails[rank].pump(final=True)
@@ -269,16 +257,16 @@ class Supervisor:
             return
         failed_for = None if self._failed_at is None else time.monotonic() - self._failed_at
         action = verdict.stop_signal(failed_for, self._sent_term)
-        for rank, slot in self.slots.items():
+        for rank, place in self.ranks.items():
             if rank in self.codes or action is None:
                 continue
             say(f"rank {rank} is stopped with SIG{action}: another rank has failed")
             self.stopped.add(rank)
             if action == "KILL":
-                slot.kill()
+                place.kill()
             else:
                 with contextlib.suppress(SlotError):
-                    slot.signal(signal.SIGTERM)
+                    place.signal(signal.SIGTERM)
         self._sent_term = self._sent_term or action == "TERM"
 
     def _killed(self, rank: int, code: int) -> str:
@@ -375,24 +363,23 @@ class Supervisor:
             self._asked.pop(command.generation, None)
             address = command.master_addr or self.plan.master_addr
             port = command.master_port or self.plan.master_port
-            ranks, env = self._living(), self._pod_env()
-            for line in rank_dump.resume(ranks, self.paths, command.generation, address, port, env, self.devices):
+            for line in self.engine.resume(self._living(), command.generation, address, port):
                 say(line)
 
-    def _living(self) -> dict[int, Slot]:
-        return {rank: slot for rank, slot in self.slots.items() if rank not in self.codes}
+    def _living(self) -> dict[int, Rank]:
+        return {number: rank for number, rank in self.ranks.items() if number not in self.codes}
 
     def _dump(self, command: LauncherCommand) -> Callable[[], None]:
         began, laps = time.monotonic(), self._laps()
-        left = restore.CRIU_TIMEOUT_S if command.remaining_s is None else command.remaining_s
+        left = CRIU_TIMEOUT_S if command.remaining_s is None else command.remaining_s
         deadline = time.monotonic() + left
         try:
             if self.codes:
                 raise DumpError(f"ranks {sorted(self.codes)} have ended")
-            order = rank_dump.Order(
+            order = Order(
                 command.generation, command.checkpoint_id, deadline, command.anywhere, command.job, command.stream
             )
-            for line in rank_dump.dump(self.slots, self.paths, self.criu, order, self.files, self.devices, laps):
+            for line in self.engine.dump(self.ranks, order, laps):
                 say(line)
             event = LauncherEvent("dumped", command.generation, seconds=time.monotonic() - began)
             event = replace(event, save=SavePhases(**laps.seconds))

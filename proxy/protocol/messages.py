@@ -46,6 +46,10 @@ class MessageError(ValueError):
     """A message is not valid JSON, lacks a field, has an unknown one, or one of the wrong type."""
 
 
+Engine = Literal["process", "state"]
+"""As `names.ENGINES`."""
+
+
 @dataclass(frozen=True)
 class Needs:
     """What a node must have for a checkpoint's process images to run there, in the words of node labels."""
@@ -74,7 +78,9 @@ class CheckpointRef:
     sha256: str
     """Digest of the manifest's bytes. A restore compares it before it uses any field of the manifest."""
     needs: Needs | None = None
-    """None: not known."""
+    """None: not known, or none, as with the state engine."""
+    engine: Engine = "process"
+    """That has made it, and that it needs."""
     unusable: str = ""
     """Why it cannot be restored, as reported by a pod. Only the controller writes this field."""
 

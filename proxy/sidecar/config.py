@@ -10,6 +10,7 @@ from typing import Final
 
 from ..errors import ConfigError
 from ..protocol import image_room, names, page
+from ..protocol.messages import Engine
 from ..protocol.placement import ranks_of
 
 ENV_ROOT: Final = "SINGULARITY_ROOT"
@@ -18,7 +19,10 @@ ENV_ROOT: Final = "SINGULARITY_ROOT"
 
 @dataclass(frozen=True)
 class Config:
-    """The identity of this sidecar and the addresses of its peers. `mesh_port` is the leader's port."""
+    """The identity of this sidecar and the addresses of its peers. `mesh_port` is the leader's port.
+
+    :param world_size: ranks of this attempt
+    """
 
     namespace: str
     job: str
@@ -33,6 +37,7 @@ class Config:
     controller_ca: str
     token_file: Path
     checkpoint: str = ""
+    engine: Engine = names.ENGINE_PROCESS
     root: Path = Path(names.ROOT)
     mesh_port: int = names.MESH_PORT
     image_room: int | None = None
@@ -77,12 +82,13 @@ def from_env(env: Mapping[str, str] = os.environ) -> Config:
         index=_number(env, names.ENV_INDEX, 0),
         attempt=_number(env, names.ENV_ATTEMPT, 1),
         workers=_number(env, names.ENV_WORKERS, 1),
-        world_size=_number(env, names.ENV_WORLD_SIZE, 1),
+        world_size=_world_size(env),
         store=_text(env, names.ENV_STORE),
         controller_url=_text(env, names.ENV_CONTROLLER_URL).rstrip("/"),
         controller_ca=_text(env, names.ENV_CONTROLLER_CA),
         token_file=Path(_text(env, names.ENV_TOKEN_FILE)),
         checkpoint=env.get(names.ENV_CHECKPOINT, ""),
+        engine=_engine(env),
         root=Path(env.get(ENV_ROOT) or names.ROOT),
         image_room=_room(env),
     )
@@ -100,6 +106,20 @@ def _room(env: Mapping[str, str]) -> int | None:
         return image_room.limit(env)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def _engine(env: Mapping[str, str]) -> Engine:
+    named = env.get(names.ENV_ENGINE) or names.ENGINE_PROCESS
+    if named not in names.ENGINES:
+        raise ConfigError(f"{names.ENV_ENGINE} = {named!r}: this agent knows {' and '.join(names.ENGINES)}")
+    return names.ENGINE_STATE if named == names.ENGINE_STATE else names.ENGINE_PROCESS
+
+
+def _world_size(env: Mapping[str, str]) -> int:
+    """Of this attempt: with the state engine it follows the workers."""
+    if _engine(env) == names.ENGINE_PROCESS:
+        return _number(env, names.ENV_WORLD_SIZE, 1)
+    return _number(env, names.ENV_WORKERS, 1) * _number(env, names.ENV_RANKS_PER_WORKER, 1)
 
 
 def _text(env: Mapping[str, str], name: str) -> str:

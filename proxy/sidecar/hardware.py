@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 
 from ..errors import RestoreRefusedError
+from ..protocol import names
 from ..protocol.manifest import Manifest, Requirements
 from ..protocol.messages import Needs
 
@@ -67,11 +68,19 @@ def needs(machine: str = "", cpuinfo: str = "") -> Needs:
     return Needs(_ARCHITECTURES.get(machine, machine), known)
 
 
-def check(manifest: Manifest, world_size: int, here: Requirements) -> str:
-    """Raise RestoreRefusedError if the checkpoint cannot run here; return a warning, "" for none."""
+def check(manifest: Manifest, engine: str, world_size: int, here: Requirements) -> str:
+    """Raise RestoreRefusedError if the checkpoint cannot run here; return a warning, "" for none.
+
+    A checkpoint of the state engine runs on any machine and with any number of ranks.
+    """
     where = f"checkpoint {manifest.id}"
-    if manifest.engine != "process":
-        raise RestoreRefusedError(f"{where}: engine {manifest.engine!r} is not supported by this build")
+    if manifest.engine != engine:
+        raise RestoreRefusedError(
+            f"{where} was made with engine {manifest.engine!r}, this job has engine {engine!r}: submit the job with "
+            f"engine={manifest.engine!r}, or begin from a checkpoint of the other engine"
+        )
+    if engine == names.ENGINE_STATE:
+        return ""
     if manifest.world_size != world_size:
         raise RestoreRefusedError(
             f"{where} has world size {manifest.world_size}, this job has {world_size}: a process image keeps its world "

@@ -282,7 +282,7 @@ class Leader:
             generation=state.generation,
             step=state.stop_at,
             world_size=state.world_size,
-            engine="process",
+            engine=self._config.engine,
             created_at=time.time(),
             ranks=sorted((image for _, images, _ in sets for image in images), key=lambda r: r.rank),
             requirements=hardware.requirements(),
@@ -302,7 +302,8 @@ class Leader:
             bytes_stored=stored,
             created_at=manifest.created_at,
             sha256=sha256,
-            needs=hardware.needs(),
+            needs=hardware.needs() if manifest.engine == names.ENGINE_PROCESS else None,
+            engine=self._config.engine,
         )
 
     def _request(self, state: State, ref: CheckpointRef, goes_on: bool) -> CommitRequest:

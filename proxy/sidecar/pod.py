@@ -348,15 +348,21 @@ class Pod:
         if not directive.ahead or self._winding_up:
             await self._send(command)
             return
+        pages = self._pages_socket()
+        await self._send(replace(command, stream=pages is not None))
+        self._begin_upload(directive, pages)
+
+    def _pages_socket(self) -> PagesSocket | None:
+        """None: nothing streams. Ranks of the state engine write their state to the disk themselves."""
+        if self._config.engine == names.ENGINE_STATE:
+            return None
         try:
             self._config.image_dir.mkdir(parents=True, exist_ok=True)
             room = image_room.of(self._config.image_dir, self._config.image_room)
-            pages = PagesSocket(self._config.run_dir / names.PAGES_FILE, room.spill)
+            return PagesSocket(self._config.run_dir / names.PAGES_FILE, room.spill)
         except OSError as error:
             log.warning("pages go over the pod's disk, as no socket can be made: %s", error)
-            pages = None
-        await self._send(replace(command, stream=pages is not None))
-        self._begin_upload(directive, pages)
+            return None
 
     def reached(self, generation: int, stop_at: int, anywhere: bool) -> None:
         """Publish that the barrier is reached: ranks freeze, and a restarted sidecar knows it."""

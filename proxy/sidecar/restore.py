@@ -28,7 +28,7 @@ def maker(config: Config, origin: Origin | None, checkpoint: str) -> str:
 
 
 async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef, origin: Origin | None = None) -> Plan:
-    """Check the manifest, fetch this pod's images, verified.
+    """Check the manifest, fetch the images that this pod needs, verified.
 
     Raises RestoreRefusedError (does not fit, also into the limit of the images' volume), DamageError (names the
     object), StoreError.
@@ -37,13 +37,16 @@ async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef, origi
     store = Store(config.store)
     job = maker(config, origin, ref.id)
     manifest = await asyncio.to_thread(store.read_manifest, config.namespace, job, ref.id, ref.sha256)
-    warning = hardware.check(manifest, config.world_size, hardware.requirements())
+    warning = hardware.check(manifest, config.engine, config.world_size, hardware.requirements())
     if warning:
         log.warning(warning)
     started = time.monotonic()
     folder = config.image_dir / ref.id
     await asyncio.to_thread(shutil.rmtree, folder, True)
-    targets = {rank: folder / f"rank-{rank}" for rank in config.ranks}
+    # Of the state engine, a rank may need what any rank has saved.
+    whole = config.engine == names.ENGINE_STATE
+    wanted = range(manifest.world_size) if whole else config.ranks
+    targets = {rank: folder / f"rank-{rank}" for rank in wanted}
     try:
         folder.mkdir(parents=True)
         room = image_room.of(config.image_dir, config.image_room)

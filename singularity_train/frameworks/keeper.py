@@ -39,7 +39,7 @@ class Keeper:
         self.stop_requested = self.due = False
         self.inexact: list[str] = []
         """Sentences: why the losses may differ in their last bits from those of an attempt that was never moved."""
-        self._checkpoints = checkpoints_of(host)
+        self._checkpoints = checkpoints_of(host.directory())
         self._pending: Future[str] | None = None
         self._saved_step = -1
         self.saved = None if self._checkpoints is None else self._checkpoints.latest()

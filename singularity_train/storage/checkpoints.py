@@ -82,6 +82,8 @@ class Checkpoints:
     :param group: the ranks that save; None: all of them
     :param keep: how many checkpoints stay; older ones go after a newer one is committed
     :param timeout_s: longest wait for the slowest rank
+    :param shared: False: each rank has a folder of its own. What it writes lies there; rank 0's has the manifest.
+        Together in one folder they are the checkpoint
     :raises ArgumentError: `keep` or `timeout_s` is too small
     """
 
@@ -92,6 +94,7 @@ class Checkpoints:
         group: dist.ProcessGroup | None = None,
         keep: int = 2,
         timeout_s: float = 1800,
+        shared: bool = True,
     ) -> None:
         if keep < 1:
             raise ArgumentError(f"keep = {keep}: at least the newest checkpoint stays; give 1 or more")
@@ -99,11 +102,16 @@ class Checkpoints:
             raise ArgumentError(f"timeout_s = {timeout_s}: give a number above 0")
         self.root = Path(root)
         self.figures: Figures | None = None
-        self._folder, self._keep = Folder(self.root), keep
+        self._folder, self._keep, self._shared = Folder(self.root), keep, shared
         self._ranks, self._stage = Ranks(group, timeout_s), Stage()
         self._plan: _Plan | None = None
         self._pool = ThreadPoolExecutor(1, "state-save")
         self._last: Future[str] | None = None
+
+    def turn_to(self, root: Path) -> None:
+        """Use another folder from now on, which has nothing of the one before."""
+        self.wait()
+        self.root, self._folder = root, Folder(root)
 
     def save(self, state: Mapping[str, Any], meta: Mapping[str, Any], *, step: int) -> str:
         """Store `state`; its id. When it returns, the checkpoint is committed on disk.
@@ -211,7 +219,7 @@ class Checkpoints:
                 planner.stage(planner.finish_plan(self._plan.own), self._stage)
             except Exception as error:
                 failed = error
-        writer = BlobWriter(self.root, step, meta, self._ranks.size, self._folder)
+        writer = BlobWriter(self.root, step, meta, self._ranks.size, self._folder, self._shared)
         self.figures = Figures(time.perf_counter() - began, 0)
         return _Begun(planner, self._plan, writer, failed)
 

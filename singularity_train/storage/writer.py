@@ -59,6 +59,7 @@ class BlobWriter(StorageWriter):  # type: ignore[misc]
     :param root: of the checkpoints
     :param meta: JSON; that of rank 0 is stored
     :param folder: the same root, as the save before has left it
+    :param shared: all ranks have the same root
     """
 
     def __init__(
@@ -68,13 +69,14 @@ class BlobWriter(StorageWriter):  # type: ignore[misc]
         meta: Mapping[str, Any],
         world_size: int = 1,
         folder: Folder | None = None,
+        shared: bool = True,
     ) -> None:
         self.folder = folder or Folder(Path(root))
         self.written = 0
         """Bytes that this rank had to write."""
         self.id = ""
         """Of the checkpoint, on rank 0, after `finish`."""
-        self.step, self._meta, self._world = step, meta, world_size
+        self.step, self._meta, self._world, self._shared = step, meta, world_size, shared
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self.written, self.id = 0, ""
@@ -105,7 +107,7 @@ class BlobWriter(StorageWriter):  # type: ignore[misc]
         found = {result.index: result.storage_data for each in results for result in each}
         blobs = {stored.blob.name: stored.blob for stored in found.values() if stored.blob is not None}
         for blob in blobs.values():
-            if not self.folder.has(blob):
+            if self._shared and not self.folder.has(blob):
                 raise WriteError(
                     f"root = {self.folder.root}: blob {blob.name}, which another rank has written, is not there; "
                     "give a folder that all ranks share"

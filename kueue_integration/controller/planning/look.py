@@ -138,7 +138,7 @@ def read_job(
         boosted_by=mark.policy if mark is not None else "",
         wanted=wanted,
         fewest=readable_or(job.fewest_workers, wanted),
-        ranks=readable_or(job.ranks(wanted), wanted),
+        ranks=readable_or(job.ranks(wanted), None) or wanted,
         resizable=kinds.is_job(raw) and job.tied and job.world_size is not None and not topology,
         topology=topology,
         node_selector=bool((template.get("spec") or {}).get("nodeSelector")),

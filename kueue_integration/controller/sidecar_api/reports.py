@@ -267,10 +267,17 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
     return change
 
 
+def _world(job: Job, attempt: int) -> int | None:
+    """Ranks of the attempt; None: nobody says how many."""
+    _, record = _current(job, attempt)
+    ranks = job.ranks(0 if record is None else record.pods)
+    return None if ranks is None or (record is None and job.ranks_per_worker is not None) else required(ranks)
+
+
 def _require_fit(job: Job, new: CheckpointRef) -> None:
     """Raises RefusedError 400 for a checkpoint that is none of this Job's: its next attempt could not start from it."""
-    world = required(job.ranks(default=new.world_size))
-    if new.world_size != world:
+    world = _world(job, new.attempt)
+    if world is not None and new.world_size != world:
         raise RefusedError(400, f"CommitRequest.checkpoint.world_size: {new.world_size}, the Job's is {world}")
     if new.generation // page.GENERATIONS_PER_ATTEMPT != new.attempt:
         text = f"{new.generation} is not one of attempt {new.attempt}"

@@ -91,6 +91,8 @@ class Job:
     workers = _count(job_names.ANN_WORKERS)
     min_workers = _count(job_names.ANN_MIN_WORKERS)
     world_size = _count(job_names.ANN_WORLD_SIZE)
+    ranks_per_worker = _count(job_names.ANN_RANKS_PER_WORKER)
+    """None: the number of ranks is the same in all attempts."""
     budget_s = Part(lambda raw: named(raw, job_names.ANN_BUDGET, attempt_records.budget(raw)))
     placement = Part(lambda raw: named(raw, job_names.ANN_PLACEMENT, placement.of(raw)))
     placed = Part(lambda raw: annotation(raw, job_names.ANN_PLACEMENT) is not None)
@@ -168,9 +170,12 @@ class Job:
         wanted = self.workers_wanted
         return wanted if self.min_workers is None or isinstance(wanted, UnreadableAnnotation) else self.min_workers
 
-    def ranks(self, default: int) -> Count:
-        """Its world size, `default` if it says none."""
-        return default if self.world_size is None else self.world_size
+    def ranks(self, pods: int) -> Count | None:
+        """Its world size in an attempt of so many pods; None: it says none."""
+        each = self.ranks_per_worker
+        if each is None:
+            return self.world_size
+        return each if isinstance(each, UnreadableAnnotation) else pods * each
 
     def budget(self, maximum: float) -> float:
         """Seconds that Kueue may be held back for a checkpoint: what the Job asks for, but not more than `maximum`.

@@ -1,16 +1,21 @@
-"""What rank 0's own output says about its progress: step, total, loss. Pure, for any script that prints them.
+"""What rank 0's own output says about its progress: step, total, loss. For any script that prints them.
 
 It understands `loss 0.31`, `loss: 0.31`, `loss=3.1e-1`, `'loss': 0.31` (Hugging Face), `step 120/900`, `iter: 120`,
 `global_step=120` and the bars of tqdm (`120/900 [00:10<...`). It does not guess at other output.
+
+A script with `singularity_train` need not print anything: its host writes a file, which has the last word.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
+from ...protocol import decode
 from ...protocol.decode import Unreadable, whole
 from ...protocol.messages import Reading
+from ..ranks import control_files
 
 EVERY_S = 2.0
 """At most one reading in so many seconds."""
@@ -34,9 +39,13 @@ def _count(digits: bytes, before: int | None) -> int | None:
 
 
 class Readout:
-    """Collects from lines; `due` hands out what is new, not too often."""
+    """Collects from lines; `due` hands out what is new, not too often.
 
-    def __init__(self) -> None:
+    :param file: `names.PROGRESS_FILE`, where there may be one
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
         self._step: int | None = None
         self._total: int | None = None
         self._loss: float | None = None
@@ -57,8 +66,23 @@ class Readout:
 
     def due(self, now: float) -> Reading | None:
         """The newest reading if it differs from the last one handed out; `now` in seconds of any steady clock."""
-        new = Reading(self._step, self._total, self._loss)
-        if now - self._told_at < EVERY_S or new == (self._told or Reading()):
+        if now - self._told_at < EVERY_S:
+            return None
+        new = self._reading()
+        if new == (self._told or Reading()):
             return None
         self._told, self._told_at = new, now
         return new
+
+    def _reading(self) -> Reading:
+        seen = Reading(self._step, self._total, self._loss)
+        if self._file is None:
+            return seen
+        try:
+            told = control_files.read(self._file)
+        except FileNotFoundError:
+            return seen
+        if not told:
+            return seen
+        fields = {"step": told.get("step"), "total": told.get("steps"), "loss": told.get("loss")}
+        return found if isinstance(found := decode.typed(Reading, fields), Reading) else seen

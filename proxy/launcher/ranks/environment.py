@@ -64,19 +64,26 @@ def check_command(argv: Sequence[str]) -> None:
 
 
 def environment(
-    base: Mapping[str, str], plan: Plan, rank: int, paths: Paths, devices: bool = False, torchrun: bool = False
+    base: Mapping[str, str],
+    plan: Plan,
+    rank: int,
+    paths: Paths,
+    devices: bool = False,
+    torchrun: bool = False,
+    elastic: bool = False,
 ) -> dict[str, str]:
     """The environment of a new rank: the agent's variables, torchrun's variables if `distributed`, and the rest of
     `base` unchanged.
 
     :param devices: the pod has devices: their library keeps sockets of its own, which only the agent can close
     :param torchrun: the command starts it
+    :param elastic: the job may have another number of ranks in another attempt
     """
     env = dict(base)
     env.pop(names.ENV_COMMAND, None)
     lib = str(paths.agent_lib)
     others = [p for p in base.get("PYTHONPATH", "").split(os.pathsep) if p and p != lib]
-    if plan.world_size > 1:
+    if plan.world_size > 1 or elastic:
         env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: ranks share the machine
     env.update(
         {
@@ -86,11 +93,11 @@ def environment(
             "PYTHONUNBUFFERED": "1",
         }
     )
-    alone = plan.world_size == 1 and not devices
+    alone = plan.world_size == 1 and not devices and not elastic
     if alone:
         # Processes that meet within this slot use addresses that exist in every pod.
         env.update({names.ENV_ALONE: "1", "GLOO_SOCKET_IFNAME": "lo"})
-    if distributed(plan, torchrun):
+    if elastic or distributed(plan, torchrun):
         env.update(
             {
                 "RANK": str(rank),

@@ -109,6 +109,15 @@ class Slot:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
+    def pass_on(self, number: int) -> bool:
+        """The same, if that process has a handler for it. A program that is pid 1 itself does not end by a signal that
+        it does not handle, and should not end here. Raises OSError: the slot has ended."""
+        for pid in process_scan.processes(self.init):
+            if process_scan.inner_pid(pid) == self.root and process_scan.catches(pid, number):
+                os.kill(pid, number)
+                return True
+        return False
+
     @property
     def shm(self) -> Path:
         """The slot's own /dev/shm, seen from here."""

@@ -21,6 +21,7 @@ from ..errors import DumpError, SlotError
 from ..laps import Laps
 from ..paths import Paths
 from ..ranks import control_files, halt, process_scan, user
+from ..ranks.rank import Rank
 from ..ranks.slot import Slot
 from . import connections, container_layer, criu, image, mapped_files, page_server, sockets
 
@@ -73,7 +74,7 @@ def dump(
     `laps` get the phases of `SavePhases`.
     Returns what the user may want to know. Raises DumpError; the ranks are then still there, and can be resumed.
     """
-    frozen = {} if order.anywhere else {rank: _wait_frozen(slot, paths, order) for rank, slot in slots.items()}
+    frozen = {} if order.anywhere else {rank: wait_frozen(slot, paths, order) for rank, slot in slots.items()}
     laps.end("freeze")
     # Processes that stand still could not give up their device.
     images = {rank: paths.image(order.checkpoint_id, rank) for rank in slots}
@@ -168,7 +169,8 @@ def _pack_layer(changed: list[Path], archives: list[Path]) -> None:
         os.link(archives[0], other)
 
 
-def _wait_frozen(slot: Slot, paths: Paths, order: Order) -> dict[str, Any]:
+def wait_frozen(slot: Rank, paths: Paths, order: Order) -> dict[str, Any]:
+    """What the rank says once it has frozen. Raises DumpError."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             frozen = control_files.read(paths.control(slot.rank) / names.FROZEN_FILE)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from kueue_samples import PLATFORM, attempt, cluster, job, saved
+from kueue_samples import PLATFORM, attempt, cluster, job, saved, spec
 
 from kueue_integration import cli
 from kueue_integration.cli import checkpoints
@@ -18,6 +18,7 @@ from kueue_integration.errors import PlatformError
 from kueue_integration.jobs import store_pod
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import POD
+from kueue_integration.manifests.job_manifests import render
 from kueue_integration.spec import platform_config
 from proxy.protocol import names
 from proxy.protocol.manifest import Manifest, Requirements, dumps
@@ -257,6 +258,18 @@ def test_the_pod_has_the_volumes_but_no_token_and_no_power() -> None:
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert made["automountServiceAccountToken"] is False and made["activeDeadlineSeconds"] == 60
     assert "/opt/torch" not in json.dumps(container["env"])
+
+
+def test_the_pod_of_a_job_of_the_state_engine_is_as_its_own_are() -> None:
+    """Its namespace may enforce `restricted`: the platform's hostPath volumes would not be admitted."""
+    claims = tuple({"name": n, "persistentVolumeClaim": {"claimName": n}} for n in ("shared", "torch"))
+    *_, its_job = render(spec(engine="state"), replace(PLATFORM, volumes=claims))
+    made = store_pod.manifest("team", PLATFORM, "file:///shared/x", ["ls"], 60, its_job)["spec"]
+    assert made["volumes"] == [*claims]
+    assert [m["mountPath"] for m in made["containers"][0]["volumeMounts"]] == ["/shared", "/opt/torch"]
+    assert made["securityContext"] == its_job["spec"]["template"]["spec"]["securityContext"]
+    context = made["containers"][0]["securityContext"]
+    assert context["runAsNonRoot"] and not context["allowPrivilegeEscalation"] and "runAsUser" not in context
 
 
 def test_a_pod_that_does_not_answer() -> None:

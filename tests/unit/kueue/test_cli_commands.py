@@ -52,7 +52,8 @@ def test_help_of_every_command_has_its_exit_codes_or_an_example() -> None:
 def test_submit_creates_the_job(kube: FakeKube) -> None:
     done = run(*GOOD, "--env", "A=b=c", "--gpus", "1", "--priority-class", "low", "--budget", "30", *COMMAND)
     assert done.exit_code == 0, done.output
-    assert done.output == "job default/digits submitted to queue training: 4 workers (at least 2), 4 ranks\n"
+    size = "4 workers (at least 2), 4 ranks, engine process"
+    assert done.output == f"job default/digits submitted to queue training: {size}\n"
     made = kube.get_job("default", "digits")
     assert made["metadata"]["annotations"][job_names.ANN_BUDGET] == "30"
     (train,) = made["spec"]["template"]["spec"]["containers"]
@@ -164,7 +165,7 @@ def test_bad_input_is_listed_one_per_line_before_a_cluster_is_asked() -> None:
         (["--pod-override", __file__], "is not YAML"),
         (["--pod-override", "/proc/sys/kernel/ostype"], "must be a piece of a Pod"),
         (["--store", "ftp://x"], "store = 'ftp://x'"),
-        (["--engine", "state"], "engine = 'state'"),
+        (["--engine", "magic"], "engine = 'magic'"),
     ],
 )
 def test_bad_input_exits_2_and_creates_nothing(kube: FakeKube, arguments: list[str], words: str) -> None:
@@ -189,7 +190,7 @@ def test_platform_problems_exit_3(kube: FakeKube) -> None:
 
 def test_dry_run_creates_nothing(kube: FakeKube) -> None:
     done = run(*GOOD, "--dry-run", *COMMAND)
-    assert done.exit_code == 0 and "nothing was created" in done.output
+    assert done.exit_code == 0 and "nothing was created\nengine process: no shipped file imports" in done.output
     assert kube.find(JOB, "default", "digits") is None
 
 

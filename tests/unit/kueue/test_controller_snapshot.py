@@ -88,7 +88,8 @@ NEEDED = {
     job_names.ANN_HISTORY: "history", job_names.ANN_ATTEMPT: "attempt_shown", names.ANN_CHECKPOINT: "checkpoint",
     job_names.ANN_CHECKPOINT_COPY: "checkpoint_copy", job_names.ANN_HOLD_DEADLINE: "hold_deadline",
     job_names.ANN_WORKERS: "workers", job_names.ANN_MIN_WORKERS: "min_workers",
-    job_names.ANN_WORLD_SIZE: "world_size", job_names.ANN_BUDGET: "budget_s", job_names.ANN_PLACEMENT: "placement",
+    job_names.ANN_WORLD_SIZE: "world_size", job_names.ANN_RANKS_PER_WORKER: "ranks_per_worker",
+    job_names.ANN_BUDGET: "budget_s", job_names.ANN_PLACEMENT: "placement",
 }  # fmt: skip
 INSTEAD = {
     job_names.ANN_BROKEN: ("lost", None), job_names.ANN_CHECKPOINTS: ("checkpoints", ()),

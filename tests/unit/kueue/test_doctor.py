@@ -248,7 +248,7 @@ CASES: dict[str, tuple[Callable[[FakeKube], object], str, str, str, str]] = {
         lambda k: k.patch(
             NAMESPACE, None, "default", {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
         ),
-        "pod security", "fail", "'restricted'",
+        "pod security", "warn", "'restricted': only jobs with engine 'state' can run here",
         "kubectl label namespace default --overwrite pod-security.kubernetes.io/enforce=privileged",
     ),
     "no guard of pods": (

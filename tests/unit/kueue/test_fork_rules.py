@@ -91,6 +91,7 @@ def test_a_fork_of_a_fork_at_the_same_checkpoint_reads_it_where_it_was_made():
         (new(Origin("train", "train-a9-g9")), (source(),), "checkpoint = 'train-a9-g9': is no committed checkpoint"),
         (new(FROM_C1), (source(**{job_names.ANN_CHECKPOINTS: to_json([replace(C1, unusable="gone"), C2])}),), "gone"),
         (new(FROM_C1, **{job_names.ANN_WORLD_SIZE: "4"}), (source(),), "has 2 ranks, the job has 4"),
+        (new(FROM_C1, **{job_names.ANN_ENGINE: "state"}), (source(),), "with engine 'process', the job has 'state'"),
         (new(FROM_C1, **{job_names.ANN_STORE: "gs://mine"}), (source(),), "the store of the job is gs://mine"),
     ],
 )  # fmt: skip
@@ -100,6 +101,13 @@ def test_what_cannot_be_begun_with_starts_nothing(the_job, jobs, words):
     # Whoever decides without looking there starts nothing either: least of all from the beginning.
     said = scene.decide(the_job, scene.workload(owner="twin"), (), T0 + 20).action
     assert isinstance(said, Wait) and job_names.ANN_START_FROM in said.message
+
+
+def test_with_the_state_engine_the_number_of_ranks_may_be_another_one():
+    ref = replace(C1, engine="state", world_size=8)
+    wishes = {"metadata": {"annotations": {job_names.ANN_STORE: C1.url, job_names.ANN_ENGINE: "state"}}}
+    assert branches.unfit(wishes, ref) == ""
+    assert "made with engine 'state', the job has 'process'" in branches.unfit(new(FROM_C1), ref)
 
 
 def test_a_job_that_names_nothing_or_has_run_already_is_left_alone():

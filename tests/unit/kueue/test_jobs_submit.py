@@ -235,8 +235,9 @@ def test_pod_security_would_refuse_every_pod() -> None:
     kube = cluster()
     labels = {"pod-security.kubernetes.io/enforce": "baseline"}
     kube.patch(NAMESPACE, None, "default", {"metadata": {"labels": labels}})
-    with pytest.raises(PlatformError, match=r"pod-security\.kubernetes\.io/enforce=privileged"):
+    with pytest.raises(PlatformError, match=r"pod-security\.kubernetes\.io/enforce=privileged.* or engine 'state'"):
         lifecycle.submit(kube, spec(), PLATFORM)
+    assert lifecycle.submit(kube, spec(engine="state"), PLATFORM).uid
 
 
 def test_a_user_who_may_not_look_around_can_still_submit() -> None:

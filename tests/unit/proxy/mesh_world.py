@@ -37,6 +37,7 @@ from proxy.protocol.messages import (
     Command,
     CommitRequest,
     DamageReport,
+    Engine,
     Hello,
     HelloReply,
     LauncherCommand,
@@ -346,6 +347,8 @@ class FakeLauncher:
         self.ranks: list[Rank] = []
         self.exit_code: int | None = None
         self.slow_imports = False
+        self.images: list[str] = []
+        """Of which ranks, as the plan came."""
         self.waits = False
         """Its ranks have ended well, and its sidecar knows."""
         self.dump_error = ""
@@ -379,6 +382,8 @@ class FakeLauncher:
                     refusal = from_json(Refusal, await response.read())
                     self.refusal, self.refused_with = refusal.error, refusal.exit_code
                     return False
+        folder = self.config.image_dir / self.plan.checkpoint_id
+        self.images = sorted(path.name for path in folder.glob("rank-*")) if self.plan.checkpoint_id else []
         for rank in self.plan.ranks:
             count = 0
             if self.plan.mode == "restore":
@@ -493,6 +498,7 @@ class World:
         world_size: int,
         attempt: int = 1,
         job: str = "train",
+        engine: Engine = "process",
     ) -> None:
         self.controller = controller
         self.collective = Collective(world_size)
@@ -503,6 +509,7 @@ class World:
             namespace="team", job=job, pod=f"{job}-0", pod_ip="127.0.0.1", index=0, attempt=attempt, workers=workers,
             world_size=world_size, store=f"file://{folder}/store", controller_url=controller.url,
             controller_ca=controller.pem, token_file=token, checkpoint=ref.id if ref else "", mesh_port=free_port(),
+            engine=engine,
         )  # fmt: skip
         short = "" if job == "train" else f"{job}-"
         self.configs = [

@@ -48,13 +48,16 @@ hostname "$NAME"
 pivot_root . .old
 cd /
 umount -l /.old
-exec env -i $ENVIRONMENT "$SETPRIV" --bounding-set=-all$CAPABILITIES --inh-caps=-all "$LAUNCHER"
+exec env -i $ENVIRONMENT "$SETPRIV" --bounding-set=-all$CAPABILITIES --inh-caps=-all $USER_WORDS "$LAUNCHER"
 """
 _GIVEN = (
     "chown dac_override fowner fsetid kill setgid setuid setpcap net_bind_service net_raw sys_chroot mknod audit_write "
     "setfcap sys_admin net_admin sys_time sys_ptrace"
 )
 """What a container runtime gives by default, and what the training container adds (`kueue_integration.pod`)."""
+
+
+_AS = "--reuid={0} --regid={0} --clear-groups --no-new-privs"
 
 
 def install_agent(lib: Path) -> None:
@@ -64,6 +67,8 @@ def install_agent(lib: Path) -> None:
         ignored = shutil.ignore_patterns("__pycache__", "sitecustomize.py")
         shutil.copytree(REPOSITORY / "proxy" / part, package / part, ignore=ignored)
     (package / "__init__.py").write_text("")
+    library = lib / "singularity_train"
+    shutil.copytree(REPOSITORY / "singularity_train", library, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "proxy/agent/sitecustomize.py", lib / "sitecustomize.py")
 
 
@@ -72,6 +77,7 @@ class Pod:
 
     :param plan: what a fake sidecar tells the launcher; None: there is a real one
     :param criu: what the agent image installs (`collect_agent`)
+    :param uid: as a pod of the state engine has it: no root, no capability, no new privilege
     :param small: a dump has little to look through: no connections of the host, and /usr is a volume
     """
 
@@ -87,6 +93,7 @@ class Pod:
         criu: Path | None = None,
         cgroup: Path | None = None,
         small: bool = False,
+        uid: int | None = None,
     ) -> None:
         self.folder = folder
         self.name = folder.name
@@ -96,7 +103,7 @@ class Pod:
         self.volumes = folder / "singularity"
         assert criu is not None, "a pod without the launcher's tools does not start"
         self._agent, self._rootfs, self._torch, self._shared, self._cgroup = criu, rootfs, torch, shared, cgroup
-        self._small = small
+        self._small, self._uid = small, uid
         self._env = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "PYTHONPATH": f"/singularity/agent/lib:{TRAIN}",
@@ -106,6 +113,9 @@ class Pod:
             **(env or {}),
         }
         self._fake = None if plan is None else FakeSidecar(self.volumes / "run", plan.world_size, plan)
+        if uid:  # kubelets make volumes for everybody to write; the sidecar has the same user as the launcher
+            for path in (*self.volumes.iterdir(), *(self.volumes / "run").rglob("*")):
+                path.chmod(0o777)
         self.process: subprocess.Popen[bytes] | None = None
         self.output = folder / "stdout.log"
 
@@ -132,7 +142,8 @@ class Pod:
                     "SMALL": "1" if self._small else "",
                     "NAME": self.name,
                     "ENVIRONMENT": " ".join(words),
-                    "CAPABILITIES": "".join(f",+{name}" for name in _GIVEN.split()),
+                    "CAPABILITIES": "" if self._uid else "".join(f",+{name}" for name in _GIVEN.split()),
+                    "USER_WORDS": _AS.format(self._uid) if self._uid else "",
                     "SETPRIV": "/usr/bin/setpriv",
                     "LAUNCHER": f"{names.AGENT_DIR}/launcher/start",
                 },
@@ -187,6 +198,9 @@ class Pod:
     def delete(self) -> None:
         """Kill what is left and remove the container's own files; volumes stay for the test to look at."""
         if self.process is not None and self.process.poll() is None:
+            if self._uid:  # the kernel forgets --kill-child where a process changes its user
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.launcher_pid(), signal.SIGKILL)
             self.process.kill()
             self.process.wait(30)
         if self._fake is not None:

@@ -31,7 +31,7 @@ SHOWN = {"created_at"}
 WALL = {
     "proxy/sidecar/leader.py": "dates a manifest, for people",
     "proxy/sidecar/signed.py": "numbers a pod's requests, which are compared with that pod's earlier ones",
-    "proxy/launcher/supervise.py": "is compared with times of files in the container, which the same kernel wrote",
+    "proxy/launcher/snapshot/engine.py": "is compared with times of files in the container, of the same kernel",
     "proxy/sidecar/pod_phases.py": "is compared with the time of a folder that the same node has made",
     "kueue_integration/kube/server_time.py": "learns how far this clock is from the API server's, which counts",
     "kueue_integration/controller/reconciler.py": "a default; the controller hands the API server's time in",

@@ -37,6 +37,7 @@ from proxy.launcher.paths import ENV_ROOT, Paths
 from proxy.launcher.ranks import environment, mounts, process_scan, slot_init
 from proxy.launcher.ranks.slot import Ended
 from proxy.launcher.snapshot import criu, image, rank_dump, restore, sockets
+from proxy.launcher.snapshot.engine import ProcessEngine
 from proxy.launcher.supervise import Supervisor
 from proxy.launcher.tools import Tools
 from proxy.protocol import exit_codes, names
@@ -497,7 +498,8 @@ def test_ranks_are_resumed_only_after_the_dump_that_was_cancelled_has_ended(
 
     monkeypatch.setattr(rank_dump, "dump", dump)
     monkeypatch.setattr(rank_dump, "resume", lambda *given: order.append(f"resume {given[2]}") or [])
-    supervisor = Supervisor({names.ENV_COMMAND: '["python3", "x.py"]', ENV_ROOT: str(tmp_path)})
+    env = {names.ENV_COMMAND: '["python3", "x.py"]', ENV_ROOT: str(tmp_path)}
+    supervisor = Supervisor(env, ProcessEngine(env, Paths(tmp_path)))
     supervisor.plan = PLAN
     supervisor._obey(LauncherCommand(1, "dump", generation=7, checkpoint_id="c", remaining_s=60))
     assert begun.wait(20)
@@ -521,7 +523,8 @@ def test_a_dump_that_a_new_sidecar_asks_for_again_is_made_once(tmp_path: Path, m
 
     monkeypatch.setattr(rank_dump, "dump", dump)
     monkeypatch.setattr(rank_dump, "resume", lambda *_: [])
-    supervisor = Supervisor({names.ENV_COMMAND: '["python3", "x.py"]', ENV_ROOT: str(tmp_path)})
+    env = {names.ENV_COMMAND: '["python3", "x.py"]', ENV_ROOT: str(tmp_path)}
+    supervisor = Supervisor(env, ProcessEngine(env, Paths(tmp_path)))
     supervisor.plan = PLAN
     told: list[LauncherEvent] = []
     monkeypatch.setattr(supervisor.outbox, "put", told.append)
@@ -703,7 +706,7 @@ def test_an_error_of_the_launchers_own_is_not_taken_for_the_programs(monkeypatch
     def broken(self: Supervisor) -> int:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(Supervisor, "__init__", lambda self, env, argv: None)
+    monkeypatch.setattr(Supervisor, "__init__", lambda self, env, engine, argv: None)
     monkeypatch.setattr(Supervisor, "run", broken)
     monkeypatch.setattr(Tools, "check", lambda self: None)
     monkeypatch.setattr(mounts, "keep_ours", lambda root, agent: None)

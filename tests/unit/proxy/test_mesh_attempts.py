@@ -79,6 +79,41 @@ async def test_commit_then_restore_in_two_pods(folder: Path, controller: FakeCon
     assert 0 < last.start.join < 20 and 0 < last.start.fetch < 20
 
 
+async def test_the_state_engine_restores_in_another_number_of_ranks(folder: Path, controller: FakeController) -> None:
+    first = await World(folder, controller, workers=4, world_size=4, engine="state").start()
+    await first.stepped(3)
+    await controller.command(20)
+    await eventually("commit", lambda: controller.commits)
+    ref = controller.commits[0].checkpoint
+    assert (ref.engine, ref.world_size, ref.needs) == ("state", 4, None), "it needs no machine like this"
+    assert Store(ref.url).read_manifest("team", "train", ref.id).engine == "state"
+    for launcher in first.launchers:
+        await launcher.post(LauncherEvent("terminating", grace_s=30))
+    await eventually("exit", lambda: all(x.exit_code == exit_codes.STOPPED for x in first.launchers))
+    await first.end()
+
+    controller.attempt, controller.leader_ip = 2, ""
+    second = await World(folder, controller, workers=2, world_size=2, attempt=2, engine="state").start()
+    await second.stepped(ref.step + 5)
+    assert [x.plan.ranks for x in second.launchers if x.plan] == [[0], [1]]
+    assert [x.images for x in second.launchers] == [[f"rank-{rank}" for rank in range(4)]] * 2, "each has all of it"
+    await second.end()
+
+
+async def test_a_checkpoint_of_the_other_engine_is_refused(folder: Path, controller: FakeController) -> None:
+    first = await World(folder, controller, workers=1, world_size=1, engine="state").start()
+    await first.stepped(3)
+    await controller.command(20)
+    await eventually("commit", lambda: controller.commits)
+    await first.end()
+    controller.attempt, controller.leader_ip = 2, ""
+    second = await World(folder, controller, workers=1, world_size=1, attempt=2).start()
+    await eventually("refusal", lambda: second.launchers[0].refusal)
+    assert "was made with engine 'state', this job has engine 'process'" in second.launchers[0].refusal
+    assert second.launchers[0].refused_with == exit_codes.RESTORE_REFUSED
+    await second.end()
+
+
 async def test_what_gpus_do_reaches_the_controller_also_when_no_rank_makes_a_step(
     world: World, controller: FakeController
 ) -> None:

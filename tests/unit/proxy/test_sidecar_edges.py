@@ -144,14 +144,18 @@ def _manifest(**changes: object) -> Manifest:
 
 def test_fit_of_a_checkpoint() -> None:
     here = Requirements("x86_64", "abc")
-    assert hardware.check(_manifest(), 2, here) == ""
-    assert "CPU with other features" in hardware.check(_manifest(), 2, Requirements("x86_64", "other"))
+    assert hardware.check(_manifest(), "process", 2, here) == ""
+    assert "CPU with other features" in hardware.check(_manifest(), "process", 2, Requirements("x86_64", "other"))
     with pytest.raises(RestoreRefusedError, match="world size 2, this job has 4"):
-        hardware.check(_manifest(), 4, here)
+        hardware.check(_manifest(), "process", 4, here)
     with pytest.raises(RestoreRefusedError, match="taken on x86_64, this node is aarch64"):
-        hardware.check(_manifest(), 2, Requirements("aarch64", "abc"))
-    with pytest.raises(RestoreRefusedError, match="engine 'state'"):
-        hardware.check(_manifest(engine="state"), 2, here)
+        hardware.check(_manifest(), "process", 2, Requirements("aarch64", "abc"))
+    both = "was made with engine 'state', this job has engine 'process': submit the job with engine='state'"
+    with pytest.raises(RestoreRefusedError, match=both):
+        hardware.check(_manifest(engine="state"), "process", 2, here)
+    with pytest.raises(RestoreRefusedError, match="was made with engine 'process', this job has engine 'state'"):
+        hardware.check(_manifest(), "state", 2, here)
+    assert hardware.check(_manifest(engine="state"), "state", 7, Requirements("aarch64", "")) == ""
 
 
 def test_needs_are_in_the_words_of_node_labels() -> None:

@@ -1,0 +1,121 @@
+"""The Host of `singularity_train` in a managed pod: a step of its loop is a boundary, and it saves the state.
+
+The library finds `make` by its name in the environment. The two know each other by the methods of `PodHost` alone,
+which are those of `singularity_train.host.Host`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..protocol import names, page
+from . import freeze, guard, membership
+from .boundary import Boundary, NoRank
+
+Write = Callable[[Path], None]
+REPORT_S = 1.0
+"""Reports in between are dropped: a step may take a millisecond."""
+
+
+class LoopBoundary(Boundary):
+    """All ranks come to the boundaries of one loop, so they can wait there and need no other place to stop."""
+
+    __slots__ = ()
+
+    def _late(self, request: int) -> bool:
+        return False
+
+
+class PodHost:
+    """:param rank_dir: control directory of the rank"""
+
+    def __init__(self, rank_dir: Path, rank: int) -> None:
+        self._rank = rank
+        self._boundary = LoopBoundary(rank_dir, rank, self._freeze)
+        self._write: Write | None = None
+        self._reported = 0.0
+
+    def directory(self) -> Path | None:
+        """The platform keeps the checkpoints."""
+        return None
+
+    def start(self) -> Path | None:
+        given = os.environ.get(names.ENV_STATE_FROM)
+        return Path(given) if given else None
+
+    def attached(self, step: int) -> None:
+        """From here on the rank can be saved. A process that is no rank trains on without it."""
+        self._boundary.count = step
+        try:
+            self._boundary.open()
+        except NoRank as error:
+            guard.report(f"process {os.getpid()} takes no part in checkpoints: {error}")
+        except Exception as error:
+            membership.give_up(f"when it had called singularity_train.attach: {error!r}")
+        else:
+            guard.watch(self._boundary)
+            atexit.register(self._finish, os.getpid())
+
+    def boundary(self, step: int, write: Write) -> None:
+        self._write = write
+        self._boundary.count = step - 1
+        self._boundary.step()
+
+    def stop_requested(self) -> bool:
+        """The barrier stops the ranks, and not the script."""
+        return False
+
+    def save_requested(self) -> bool:
+        return False
+
+    def report(self, progress: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        if self._rank or now - self._reported < REPORT_S:
+            return
+        self._reported = now
+        try:
+            told = {name: progress[name] for name in ("step", "steps", "loss")}
+            guard.write_json(self._boundary.rank_dir / names.PROGRESS_FILE, told)
+        except (OSError, ValueError, KeyError) as error:
+            guard.report(f"the progress is not shown: {error!r}")
+
+    def saved(self, checkpoint: str, step: int) -> None:
+        """The sidecars say when a checkpoint is committed."""
+
+    def close(self) -> None:
+        """The rank is one until its process ends."""
+
+    def _freeze(self, boundary: Boundary, generation: int) -> None:
+        freeze.freeze_in_place(boundary, generation, self._save)
+
+    def _save(self, boundary: Boundary) -> None:
+        write = self._write
+        if write is None:
+            raise RuntimeError("the loop of singularity_train has made no step yet")
+        write(Path(os.environ[names.ENV_STATE_TO]) / str(boundary.frozen_for))
+
+    def _finish(self, pid: int) -> None:
+        if os.getpid() == pid:
+            self._boundary.close(page.STATE_FINISHED)
+
+
+def make(rank: int, world_size: int) -> PodHost | None:
+    """The Host of this process, which is `rank` of `world_size`. None: it is below a rank and none itself.
+
+    Raises ValueError: it has met other ranks than those of the job.
+    """
+    given = os.environ.get(names.ENV_RANK_DIR)
+    if not given:
+        return None
+    own, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if (rank, world_size) != (own, world):
+        raise ValueError(
+            f"this is rank {rank} of {world_size} to torch.distributed, and rank {own} of {world} of the job. Call "
+            "torch.distributed.init_process_group before attach, without rank and world_size"
+        )
+    return PodHost(Path(given), own)

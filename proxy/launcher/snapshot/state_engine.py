@@ -1,0 +1,140 @@
+"""The state engine: ranks are plain processes that save their state themselves, and are started anew to go on.
+
+A rank's image is a folder of `singularity_train.storage` with the blobs that this rank has written; rank 0's has the
+manifest. All of them together are the checkpoint, for any number of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from ...protocol import names, page
+from ...protocol.messages import Plan
+from .. import device, pagewords
+from ..errors import DumpError, RestoreError
+from ..laps import Laps
+from ..paths import Paths
+from ..ranks import environment
+from ..ranks.plain import PlainRank
+from . import rank_dump
+from .image import RECORD
+from .rank_dump import Order
+from .restore import Say
+
+BLOBS, CHECKPOINTS = "blobs", "checkpoints"
+HOST: Final = "_singularity.agent.train_host:make"
+LOOK_S = 0.5
+NOT_ATTACHED = (
+    "{} called singularity_train.attach so far. With engine 'state' only a script that uses singularity_train can be "
+    "saved, from attach on; use engine 'process' for others"
+)
+
+
+class StateEngine:
+    """:param env: the container's"""
+
+    elastic = True
+
+    def __init__(self, env: Mapping[str, str], paths: Paths) -> None:
+        self._env, self._paths = env, paths
+        self._from: Path | None = None
+        self._next = 0.0
+        self.devices: device.Backend = device.NoDevices()
+
+    def prepare(self) -> None:
+        """Nothing here needs a right."""
+
+    def rank(self, number: int) -> PlainRank:
+        return PlainRank(number)
+
+    def environment(self, number: int) -> dict[str, str]:
+        """Where the rank saves its state, and begins; a home, where the image's passwd does not know its user."""
+        given = {
+            names.ENV_ENGINE: names.ENGINE_STATE,
+            names.ENV_TRAIN_HOST: HOST,
+            names.ENV_STATE_TO: str(self._paths.state_to(number)),
+            **({names.ENV_STATE_FROM: str(self._from)} if self._from is not None else {}),
+        }
+        if self._env.get("HOME", "/") == "/":
+            given["HOME"] = str(self._paths.work(number))
+        if not (self._env.get("USER") or self._env.get("LOGNAME")):
+            given["USER"] = given["LOGNAME"] = "train"  # torch asks for a name
+        return given
+
+    def log_positions(self, plan: Plan) -> dict[int, int]:
+        """The ranks begin new logs."""
+        return dict.fromkeys(plan.ranks, 0)
+
+    def restore(
+        self, plan: Plan, start: Callable[[], dict[int, PlainRank]], say: Say, laps: Laps
+    ) -> dict[int, PlainRank]:
+        """The ranks are started anew, and go on when they call `attach`."""
+        folder = self._paths.state_from
+        try:
+            count = lay_together(self._paths.images(plan.checkpoint_id), folder)
+        except OSError as error:
+            raise RestoreError(f"checkpoint {plan.checkpoint_id} cannot be laid out in {folder}: {error}") from None
+        say(f"checkpoint {plan.checkpoint_id} of {count} ranks lies in {folder}")
+        self._from = folder
+        laps.end("unpack")
+        ranks = start()
+        laps.end("restore")
+        return ranks
+
+    def dump(self, ranks: Mapping[int, PlainRank], order: Order, laps: Laps) -> list[str]:
+        if order.anywhere:
+            some = any(pagewords.read(self._paths.run, rank, page.R_STATE) != page.STATE_ABSENT for rank in ranks)
+            raise DumpError(NOT_ATTACHED.format("not all ranks have" if some else "no rank has"))
+        steps = {number: rank_dump.wait_frozen(rank, self._paths, order)["step"] for number, rank in ranks.items()}
+        laps.end("freeze")
+        self._paths.images(order.checkpoint_id).mkdir(parents=True, exist_ok=True)
+        for number, step in steps.items():
+            saved, image = self._saved(number, order.generation), self._paths.image(order.checkpoint_id, number)
+            shutil.rmtree(image, ignore_errors=True)
+            try:
+                (saved / RECORD).write_text(json.dumps({"engine": names.ENGINE_STATE, "rank": number, "step": step}))
+                saved.rename(image)
+            except OSError as error:
+                raise DumpError(f"rank {number} says that its state is saved, but it is not there: {error}") from None
+        laps.end("dump")
+        return []
+
+    def resume(self, ranks: Mapping[int, PlainRank], generation: int, address: str, port: int) -> list[str]:
+        values = environment.pod_values(self._env)
+        for number in ranks:
+            rank_dump.write_resume(self._paths, number, generation, address, port, values)
+            shutil.rmtree(self._saved(number, generation), ignore_errors=True)  # of a checkpoint that was given up
+        return []
+
+    def due(self, now: float, ranks: Mapping[int, PlainRank]) -> None:
+        """The checkpoint is not needed any more when all ranks have it."""
+        if self._from is None or now < self._next:
+            return
+        self._next = now + LOOK_S
+        if ranks and all(pagewords.read(self._paths.run, rank, page.R_STATE) != page.STATE_ABSENT for rank in ranks):
+            shutil.rmtree(self._from, ignore_errors=True)
+            self._from = None
+
+    def _saved(self, rank: int, generation: int) -> Path:
+        return self._paths.state_to(rank) / str(generation)
+
+
+def lay_together(images: Path, target: Path) -> int:
+    """Move what the ranks have written, `images/rank-<r>`, into one folder; how many ranks. Raises OSError."""
+    shutil.rmtree(target, ignore_errors=True)
+    found = sorted(images.glob("rank-*"))
+    for part in (BLOBS, CHECKPOINTS):
+        (target / part).mkdir(parents=True)
+        for path in _entries(found, part):
+            path.rename(target / part / path.name)
+    if not any((target / CHECKPOINTS).iterdir()):
+        raise FileNotFoundError(f"{images} has no manifest of singularity_train")
+    return len(found)
+
+
+def _entries(images: Iterable[Path], part: str) -> list[Path]:
+    return [path for image in images if (image / part).is_dir() for path in (image / part).iterdir()]

@@ -1,0 +1,166 @@
+"""The state engine on a cluster: pods without any privilege, another flavor, another number of workers, the same bits.
+
+The namespace enforces Pod Security `restricted`, so that a pod which asks for more is never made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from other_kinds import ctl
+from rows import SCRIPT as PLAIN
+from rows import TIMEOUT_S, Rows, Training
+
+from kueue_integration.contract import attempt_records
+from kueue_integration.jobs.preflight import POD_SECURITY
+from kueue_integration.kube.resources import LOCAL_QUEUE, NAMESPACE, Object
+from localcluster.demo.stage import Stage
+from localcluster.demo.wait import wait_for
+from localcluster.shell import run
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
+
+SCRIPT = Path(__file__).parent / "scripts" / "train_state.py"
+STEPS = 1500
+
+
+def claimed(stage: Stage, namespace: str, volume: dict[str, Any]) -> dict[str, Any]:
+    """A platform's volume of this machine as a claim: `restricted` allows no hostPath in a pod."""
+    name = f"{namespace}-{volume['name']}"
+    shape = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    size = {"storage": "1Gi"}
+    objects: list[Object] = [
+        {
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+            "spec": {
+                **shape, "capacity": size, "hostPath": volume["hostPath"], "persistentVolumeReclaimPolicy": "Retain",
+                "claimRef": {"namespace": namespace, "name": name},
+            },
+        },
+        {
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": namespace},
+            "spec": {**shape, "resources": {"requests": size}, "volumeName": name},
+        },
+    ]  # fmt: skip
+    words = [str(stage.cluster.kubectl), f"--kubeconfig={stage.cluster.kubeconfig}", "apply", "-f", "-"]
+    run(words, stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}), timeout=60)
+    return {"name": volume["name"], "persistentVolumeClaim": {"claimName": name}}
+
+
+@pytest.fixture
+def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
+    made = Rows(stage, "restricted", say)
+    stage.kube.patch(NAMESPACE, None, made.namespace, {"metadata": {"labels": {POD_SECURITY: "restricted"}}})
+    made.queue("q", {"ondemand": "200m", "spot": "100m"})
+    store = stage.cluster.shared / "restricted-store"
+    store.mkdir(exist_ok=True)
+    store.chmod(0o777)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def others(stage: Stage, rows: Rows, say: Callable[[str], None]) -> Iterator[Rows]:
+    """Jobs of anybody, in the same queue."""
+    made = Rows(stage, "restricted-others", say)
+    made.make({
+        "apiVersion": LOCAL_QUEUE.api_version, "kind": LOCAL_QUEUE.name,
+        "metadata": {"name": "q", "namespace": made.namespace}, "spec": {"clusterQueue": rows.cluster_queue("q")},
+    })  # fmt: skip
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def train(rows: Rows, monkeypatch: pytest.MonkeyPatch, name: str, args: Sequence[str] = (), **spec: Any) -> Training:
+    volumes = [claimed(rows.stage, rows.namespace, dict(volume)) for volume in rows.stage.platform.volumes]
+    monkeypatch.setattr(rows.stage, "_platform", replace(rows.stage.platform, volumes=volumes))
+    given = {"script": SCRIPT.name, "files": {SCRIPT.name: SCRIPT.read_text()}, **spec}
+    more = args if "script" in spec else ["--steps", str(STEPS), *args]
+    return rows.train(name, "q", args=more, engine="state", store="file:///shared/restricted-store", **given)
+
+
+@pytest.fixture
+def alone(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[int, float]]:
+    """The losses of one worker that nobody disturbs."""
+
+    def made() -> dict[int, float]:
+        job = train(rows, monkeypatch, "alone", workers=1, pace=0)
+        job.finish()
+        losses = dict(job.lines())
+        assert list(losses) == list(range(STEPS))
+        return losses
+
+    return made
+
+
+def test_four_workers_two_four_three_without_a_privilege(
+    rows: Rows, others: Rows, monkeypatch: pytest.MonkeyPatch, alone: Callable[[], dict[int, float]]
+) -> None:
+    job = train(rows, monkeypatch, "elastic", workers=4, min_workers=2, pace=0.5)
+    monkeypatch.undo()
+    job.until_steps(5)
+    others.other("urgent", "q", pods=4)
+    job.until_attempt(2)
+    (pod,) = [pod for pod in job.pods() if pod["metadata"]["name"].startswith("elastic-0-")][-1:]
+    assert pod["spec"]["securityContext"]["runAsNonRoot"], "admitted by `restricted`"
+
+    # The quota is free again: it goes back. Three workers do not divide four virtual ranks evenly.
+    others.remove("urgent")
+    job.until_attempt(3)
+    ctl(rows, "resize", job.name, "--workers", "3", "--wait")
+    job.until_attempt(4)
+    last = job.finish()
+    seen = [(a.flavor, a.pods, a.ranks) for a in last.attempts]
+    assert seen == [("ondemand", 4, 4), ("spot", 2, 2), ("ondemand", 4, 4), ("ondemand", 3, 3)]
+    assert last.steps_lost == 0
+    assert [a.first_step for a in last.attempts[1:]] == [(a.last_step or 0) + 1 for a in last.attempts[:-1]]
+    assert all(a.restored_from == b.checkpoint for b, a in zip(last.attempts, last.attempts[1:], strict=False))
+    assert job.lines() == [*alone().items()], "every step once, and every loss with the bits of one worker's"
+
+
+def test_a_job_goes_back_and_another_goes_on_from_the_same_state(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch, alone: Callable[[], dict[int, float]]
+) -> None:
+    job = train(rows, monkeypatch, "source", args=["--by-job"], workers=2, pace=0.5)
+    monkeypatch.undo()
+    top = job.output
+    job.output = top / "source"
+    job.until_steps(3)
+    ctl(rows, "checkpoint", "source", "--wait")
+    ref = attempt_records.checkpoint(job.job())
+    assert ref is not None and (ref.engine, ref.world_size, ref.needs) == ("state", 2, None)
+    job.until(lambda s: s.attempt == 1 and s.step > ref.step + 3, "it goes on in place")
+    ctl(rows, "fork", "source", "--from", ref.id, "--name", "twin")
+    twin = Training(rows, replace(job.spec, name="twin"), top / "twin")
+    twin.until_attempt(ref.attempt + 1, steps=3)
+    ctl(rows, "rewind", "source", "--to", ref.id, "--wait")
+    assert job.until_attempt(2).attempts[1].first_step == ref.step
+    job.finish()
+    twin.finish()
+    expected = alone()
+    assert dict(job.lines()) == expected, "what it did again has the same bits"
+    assert twin.lines() == [item for item in expected.items() if item[0] >= ref.step]
+
+
+def test_a_script_without_the_library_is_told_so_and_is_not_held(
+    rows: Rows, others: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {PLAIN.name: PLAIN.read_text()}
+    job = train(rows, monkeypatch, "plain", workers=1, script=PLAIN.name, files=files)
+    monkeypatch.undo()
+    wait_for(lambda: len(job.lines()) > 3, "it trains", TIMEOUT_S)
+    said = ctl(rows, "checkpoint", "plain", "--wait", code=1)
+    assert "no rank has called singularity_train.attach so far" in said
+    others.other("urgent", "q", pods=4)
+    first = job.until_ended(1)
+    assert first.checkpoint is None and first.ended_by == "Preempted"
+    assert (first.released_at or 0) - (first.evicted_at or 0) < 60, "the hold ends at once, not with its budget"

@@ -1,0 +1,156 @@
+"""Pods of the state engine: no root, no capability, no CRIU; real launchers, real torch, real ranks that move."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_sidecar import Coordinator
+from pod_harness import Pod
+from pod_moves import everyone_alive, free_port, until
+from program_runs import PROGRAMS
+
+from proxy.protocol import exit_codes, names
+from proxy.protocol.messages import Plan
+
+pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
+NOBODY = 65532
+END_S = 240.0
+STEPS = 40
+Make = Callable[..., Pod]
+
+
+@pytest.fixture(scope="module")
+def shape(rootfs: Path, criu_bundle: Path, torch_env: Path) -> dict[str, Any]:
+    """Of every pod here."""
+    env = {names.ENV_ENGINE: "state", "GLOO_SOCKET_IFNAME": "lo"}
+    return {"uid": NOBODY, "rootfs": rootfs, "torch": torch_env, "criu": criu_bundle, "env": env}
+
+
+def filled(made: Pod) -> Pod:
+    (made.volumes / "source/state_loop.py").write_text((PROGRAMS / "state_loop.py").read_text())
+    return made
+
+
+@pytest.fixture
+def pod(make_pod: Make, shape: dict[str, Any]) -> Make:
+    def make(name: str, plan: Plan, *arguments: str) -> Pod:
+        command = ["python3", "state_loop.py", str(STEPS), *arguments]
+        return filled(make_pod(name, plan=plan, command=command, **shape))
+
+    return make
+
+
+def fresh(ranks: list[int], world: int, port: int) -> Plan:
+    return Plan("fresh", 1, world, ranks, "127.0.0.1", port)
+
+
+def steps(pod: Pod) -> list[tuple[int, str]]:
+    """(step, loss) that rank 0 has printed."""
+    return [(int(n), loss) for n, loss in re.findall(r"at (\d+) loss (\S+) world \d exact True", pod.log())]
+
+
+def stop(pods: dict[int, Pod], generation: int, count: int) -> int:
+    """Barrier after `count` steps or more, and dump as checkpoint `c`. The step."""
+    coordinator = Coordinator({rank: pod.sidecar for rank, pod in pods.items()})
+    coordinator.wait_count(count, alive=everyone_alive([*pods.values()]))
+    step = coordinator.acquire(generation)
+    for pod in {*pods.values()}:
+        pod.sidecar.command("dump", generation=generation, checkpoint_id="c", remaining_s=60)
+    return step
+
+
+@pytest.fixture(scope="module")
+def reference(shape: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
+    """What one rank prints that nobody disturbs."""
+    folder, plan = tmp_path_factory.mktemp("reference") / "alone", fresh([0], 1, free_port())
+    alone = filled(Pod(folder, plan=plan, command=["python3", "state_loop.py", str(STEPS)], **shape)).start()
+    try:
+        assert alone.wait(END_S) == 0, alone.log()
+        return steps(alone)
+    finally:
+        alone.delete()
+
+
+def test_ranks_are_saved_and_go_on_in_another_number_of_pods(pod: Make, reference: list[tuple[int, str]]) -> None:
+    assert [number for number, _ in reference] == list(range(STEPS))
+    port = free_port()
+    pods = {rank: pod(f"a{rank // 2}", fresh([rank // 2 * 2, rank // 2 * 2 + 1], 4, port)) for rank in (0, 2)}
+    for each in pods.values():
+        each.start()
+    four = {rank: pods[rank // 2 * 2] for rank in range(4)}
+    step = stop(four, 5, 6)
+    for each in pods.values():
+        each.wait_event("dumped")
+    until(lambda: len(steps(pods[0])) >= step, "its output is shown", pods[0])
+    first = steps(pods[0])
+    assert len(first) == step, "they stand where the barrier is"
+    records = [json.loads((four[rank].image("c", rank) / "rank.json").read_text()) for rank in range(4)]
+    assert records == [{"engine": "state", "rank": rank, "step": step} for rank in range(4)]
+    for each in pods.values():
+        each.sidecar.command("exit", exit_code=exit_codes.STOPPED)
+        assert each.wait(END_S) == exit_codes.STOPPED
+
+    moved = pod("b", Plan("restore", 2, 2, [0, 1], "127.0.0.1", free_port(), 5, "c"))
+    for rank, source in four.items():
+        moved.bring(source, "c", rank)
+    moved.start()
+    moved.wait_event("restored")
+    assert moved.wait(END_S) == 0, moved.log()
+    assert first + steps(moved) == reference
+    assert not (moved.volumes / "images/.from").exists(), "nobody needs it any more"
+
+
+def test_a_rank_goes_on_in_place_and_can_be_saved_again(pod: Make, reference: list[tuple[int, str]]) -> None:
+    one = pod("one", fresh([0, 1], 2, free_port())).start()
+    for generation, count in ((5, 3), (6, 12)):
+        skip = len(one.sidecar.events)
+        step = stop({0: one, 1: one}, generation, count)
+        one.wait_event("dumped", skip=skip)
+        until(lambda step=step: len(steps(one)) == step, "its output is shown", one)  # type: ignore[misc]
+        for rank in (0, 1):
+            assert one.sidecar.page.rank(rank).count == step
+        one.sidecar.page.publish(0, 0, generation)
+        one.sidecar.command("resume", generation=generation)
+    assert one.wait(END_S) == 0, one.log()
+    assert steps(one) == reference
+
+
+def test_a_script_that_has_not_attached_is_refused_at_once(pod: Make) -> None:
+    late = pod("late", fresh([0], 1, free_port()), "late").start()
+    late.wait_event("started")
+    late.sidecar.command("dump", generation=5, checkpoint_id="c", remaining_s=60, anywhere=True)
+    refused = late.wait_event("dump_failed", timeout=60)
+    assert refused.message.startswith("no rank has called singularity_train.attach so far. With engine 'state' only a")
+    (late.work(0) / "cwd/attach").touch()
+    assert late.wait(END_S) == 0, late.log()
+
+
+def test_state_that_cannot_be_stored_fails_the_checkpoint_and_not_the_job(pod: Make) -> None:
+    made = pod("spoilt", fresh([0, 1], 2, free_port()), "spoil").start()
+    made.wait_event("started")
+    (made.work(1) / "cwd/spoil").touch()
+    stop({0: made, 1: made}, 5, 3)
+    refused = made.wait_event("dump_failed")
+    assert "while its state was saved: StateError: rank 1: extra extra.spoilt: its state cannot" in refused.message
+    (made.work(1) / "cwd/spoil").unlink()
+    made.sidecar.page.publish(0, 0, 5)
+    made.sidecar.command("resume", generation=5)
+    skip = len(made.sidecar.events)
+    stop({0: made, 1: made}, 6, 12)
+    made.wait_event("dumped", skip=skip)
+    made.sidecar.page.publish(0, 0, 6)
+    made.sidecar.command("resume", generation=6)
+    assert made.wait(END_S) == 0, made.log()
+
+
+def test_the_program_can_be_something_that_is_not_there(pod: Make) -> None:
+    made = pod("none", fresh([0], 1, free_port()))
+    made._env[names.ENV_COMMAND] = '["/no/such/program"]'
+    made.start()
+    assert made.wait(END_S) == exit_codes.of_program(127)
+    assert "/no/such/program: cannot be executed: No such file or directory" in made.log()
