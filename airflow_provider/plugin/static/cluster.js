@@ -34,7 +34,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
 
   // --- quota --------------------------------------------------------------------------------------------------------
   const STRIPES = "repeating-linear-gradient(135deg, rgba(255, 255, 255, .55) 0 3px, transparent 3px 6px)";
-  const TRAINING = color("running-solid"), OTHERS = color("fg-subtle"), TRACK = color("border-emphasized");
+  const TRAINING = color("running-solid"), OTHERS = color("fg-muted"), TRACK = color("border-emphasized");
   function Bar({ line }) { // as wide as the larger of nominal and used; what is borrowed is striped and beyond the mark
     const full = Math.max(line.nominal, line.used), share = (part) => (full > 0 ? `${(100 * part) / full}%` : "0%");
     const words = `${line.name}, ${line.flavor} ${line.resource}: ${ratio(line, "used")} used, ${line.words.borrowed} borrowed, ${line.words.available} available now`;
