@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import runpy
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,28 +32,3 @@ def run(rank: int, world: int, script: str, directory: str | None, stop: int | N
         "steps": steps, "finished": finished, "saved": Folder(Path(directory)).ids() if directory else [],
         "weights": [each.flatten().tolist() for each in weights],
     }  # fmt: skip
-
-
-def torchrun(rank: int, world: int, script: str, directory: str, workers: int, stop: str = "") -> list[Any]:
-    """As a user starts it. A rank gets SIGTERM when it prints `stop`.
-
-    :returns: exit code, and what was printed
-    """
-    env = {**os.environ, "SINGULARITY_TRAIN_DIR": directory, "PYTHONUNBUFFERED": "1"}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"):
-        env.pop(name, None)
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(workers), "--standalone"]
-    process = subprocess.Popen(
-        [*words, str(EXAMPLES / f"{script}.py")], env=env, stdout=subprocess.PIPE, stderr=sys.stderr, text=True
-    )
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line.strip())
-        if stop and line.startswith(stop):
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            os.kill(int(children[-1]), signal.SIGTERM)
-            stop = ""
-    return [process.wait(100), lines]
-
-

@@ -36,18 +36,3 @@ def test_an_example_moves_twice(ranks: Nursery, place: Path, script: str, exact:
     difference = far(found[0]["weights"], whole["weights"])
     assert difference == 0 if exact else difference < 1e-4
     assert found[0]["weights"] == found[1]["weights"]
-
-
-@pytest.mark.full
-def test_torchrun_itself(ranks: Nursery, place: Path) -> None:
-    """One rank gets SIGTERM: the others learn it, all save, and torchrun ends without an error."""
-    script, lines = "train_torchrun", []
-    ((code, whole),) = ranks.run(1, "example_programs:torchrun", script=script, directory=str(place / "a"), workers=1)
-    assert code == 0 and len(whole) == 16
-    for workers, stop in ((2, "step 3 "), (1, "step 8 "), (2, "")):
-        ((code, printed),) = ranks.run(
-            1, "example_programs:torchrun", script=script, directory=str(place / "b"), workers=workers, stop=stop
-        )
-        assert code == 0
-        lines += printed
-    assert lines == whole
