@@ -34,7 +34,7 @@ def template(**changes: Any) -> Any:
     return job["spec"]["template"]
 
 
-def every(pod: Any) -> list[Any]:
+def containers_of(pod: Any) -> list[Any]:
     return [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]
 
 
@@ -45,7 +45,7 @@ def env(container: Any) -> dict[str, Any]:
 def test_every_container_keeps_what_restricted_asks_for() -> None:
     """https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted"""
     pod = template()
-    for container in every(pod):
+    for container in containers_of(pod):
         context = container["securityContext"]
         assert context["allowPrivilegeEscalation"] is False and context["runAsNonRoot"] is True
         assert context["capabilities"] == {"drop": ["ALL"]} and context["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -58,8 +58,8 @@ def test_every_container_keeps_what_restricted_asks_for() -> None:
 
 def test_all_parts_of_the_pod_know_the_engine_and_the_ranks_of_a_worker() -> None:
     pod = template()
-    assert [env(container).get(names.ENV_ENGINE) for container in every(pod)] == ["state"] * 3
-    assert [env(container).get(names.ENV_RANKS_PER_WORKER) for container in every(pod)] == [None, "2", "2"]
+    assert [env(container).get(names.ENV_ENGINE) for container in containers_of(pod)] == ["state"] * 3
+    assert [env(container).get(names.ENV_RANKS_PER_WORKER) for container in containers_of(pod)] == [None, "2", "2"]
     *_, job = render(spec(engine="state", world_size=8), PLATFORM)
     assert {key: job["metadata"]["annotations"][key] for key in ELASTIC} == ELASTIC
     *_, other = render(spec(), PLATFORM)
@@ -76,7 +76,7 @@ def test_the_user_of_the_job_is_that_of_the_whole_pod() -> None:
     found = pod["spec"]["securityContext"]
     assert (found["runAsUser"], found["runAsGroup"], found["fsGroup"]) == (1000, 3000, 2000)
     assert found["seccompProfile"] == {"type": "RuntimeDefault"} and found["runAsNonRoot"] is True
-    assert names.ENV_RUN_AS not in env(every(pod)[-1]), "nobody in the pod may become another user"
+    assert names.ENV_RUN_AS not in env(containers_of(pod)[-1]), "nobody in the pod may become another user"
 
 
 @pytest.mark.parametrize("where", ["pod", "container"])
