@@ -62,6 +62,7 @@ GOOD: dict[str, str] = {
     job_names.ANN_WORKERS: "2",
     job_names.ANN_MIN_WORKERS: "1",
     job_names.ANN_WORLD_SIZE: "2",
+    job_names.ANN_RANKS_PER_WORKER: "1",
     job_names.ANN_PHASES: to_json([AttemptPhases(1, StartPhases(join=1.5), SavePhases(dump=2.0))]),
     job_names.ANN_PLACEMENT: to_json(PLACEMENT),
     job_names.ANN_REQUEST: to_json(JobRequest("r1", "migrate", T0, placement=PLACEMENT)),
