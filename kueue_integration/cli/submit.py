@@ -121,7 +121,7 @@ def submit(
       singularityctl submit --name big --queue training --workers 8 --gpus 1 \\
           --image registry.example/train:1 --store gs://bucket/ckpt -- python3 -m mymodel.train
       singularityctl submit --name spot --queue training --workers 4 \\
-          --toleration spot=true:NoSchedule --infrastructure-retries 5 --resume-on-exit-code 75 -- python3 train.py
+          --toleration spot=true:NoSchedule --resume-on-exit-code 75 -- python3 train.py
 
     \b
     Exit codes:
