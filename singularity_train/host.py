@@ -23,7 +23,8 @@ ENV_DIRECTORY = "SINGULARITY_TRAIN_DIR"
 """Folder for checkpoints, the same one on all ranks. Not set: nothing is saved."""
 ENV_HOST = "SINGULARITY_TRAIN_HOST"
 """`module:function` of whoever runs the job: `function(rank, world_size)` makes a Host, or returns None for a process
-that is none of the job's ranks. It raises ValueError where the ranks are not those of the job."""
+that is none of the job's ranks. It raises ValueError where the ranks are not those of the job. The module has
+`start()` too, which is `Host.start`."""
 PROGRESS_FILE = "progress.json"
 REPORT_S = 1.0
 """Reports in between are dropped: a step may take a millisecond."""
@@ -135,6 +136,21 @@ class LocalHost:
 
     def close(self) -> None:
         self._restore()
+
+
+def start_of_environment() -> Path | None:
+    """`Host.start` of the host that the environment names, for those who ask before the ranks have met.
+
+    :raises UsageError: the environment names a host that cannot be made
+    """
+    named = os.environ.get(ENV_HOST, "")
+    if not named:
+        return None
+    try:
+        found: Path | None = importlib.import_module(named.partition(":")[0]).start()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"{ENV_HOST} = {named!r}: {error}") from error
+    return found
 
 
 def of_environment(directory: str | os.PathLike[str] | None, rank: int, world_size: int) -> Host:

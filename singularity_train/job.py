@@ -16,6 +16,7 @@ from . import contract, reduce, rng
 from .data import Source
 from .engines import Compute, Framework, VirtualRanks
 from .errors import ContractError, StateError, UsageError
+from .handed import Handed
 from .host import Host
 from .parts import Parts, pack, unpack
 from .step import Progress, Step
@@ -58,8 +59,7 @@ class Job:
         self._open: Step | None = None
         self._wants_save = self._saving = self._closed = False
         self._pending: Future[str] | None = None
-        self._handed: Any = None
-        """Checkpoints that the host asks for; each rank has a folder of its own."""
+        self._handed = Handed()
         self._saved_step = -1
 
     # --- what a script asks ---------------------------------------------------------------------------------------
@@ -164,20 +164,7 @@ class Job:
 
         :raises StateError, StateStorageError: on all ranks, which all train on
         """
-        from .storage import Checkpoints
-
-        problem, state = "", None
-        try:
-            state = self._state()
-        except Exception as error:
-            problem = f"rank {self.rank}: {error}"
-        problem = next(filter(None, reduce.gathered(problem)), "")
-        if state is None or problem:
-            raise StateError(problem)
-        if self._handed is None:
-            self._handed = Checkpoints(folder, shared=False)
-        self._handed.turn_to(folder)
-        self._handed.save(*state, step=self.step)
+        self._handed.save(folder, self._state, self.step)
 
     def _settle(self) -> None:
         """Wait for the checkpoint that is being written.
@@ -273,8 +260,7 @@ class Job:
         self._closed = True
         self._source.close()
         self._host.close()
-        if self._handed is not None:
-            self._handed.close()
+        self._handed.close()
         self._settle()
 
     def __enter__(self) -> Job:

@@ -45,8 +45,7 @@ class PodHost:
         return None
 
     def start(self) -> Path | None:
-        given = os.environ.get(names.ENV_STATE_FROM)
-        return Path(given) if given else None
+        return start()
 
     def attached(self, step: int) -> None:
         """From here on the rank can be saved. A process that is no rank trains on without it."""
@@ -102,6 +101,12 @@ class PodHost:
     def _finish(self, pid: int) -> None:
         if os.getpid() == pid:
             self._boundary.close(page.STATE_FINISHED)
+
+
+def start() -> Path | None:
+    """Folder of the checkpoint that the job begins with; None: it begins anew."""
+    given = os.environ.get(names.ENV_STATE_FROM)
+    return Path(given) if given else None
 
 
 def make(rank: int, world_size: int) -> PodHost | None:

@@ -23,7 +23,7 @@ from accelerate.utils import DistributedType
 from .. import rng
 from ..data import shuffles
 from ..errors import DataError, UsageError
-from ..host import Host, LocalHost
+from ..host import Host, of_environment
 from ..parts import MAIN, Parts, bare
 from ..reduce import world
 from .keeper import Keeper
@@ -64,7 +64,7 @@ def attach(
     """
     _refuse(accelerator, optimizer, scheduler)
     sampler = _sampler(loader)
-    host = host or LocalHost(directory, world()[0])
+    host = host or of_environment(directory, *world())
     try:
         keeper = Keeper("accelerate", host, save_every)
         moving = Moving(accelerator, keeper, loader, seed)
@@ -88,6 +88,7 @@ def attach(
         raise
     # One order for all; accelerate deals its batches out to the processes.
     sampler.sampler = KeyedSamples(moving._words, keeper.global_batch, (0, 1), (moving.epoch, moving._offset))
+    host.attached(moving.step)
     return moving
 
 
@@ -102,7 +103,7 @@ class Moving:
     def __init__(self, accelerator: Any, keeper: Keeper, loader: Any, seed: int) -> None:
         self._accelerator, self._keeper, self._loader, self._seed = accelerator, keeper, loader, seed
         self.epoch, self._offset = keeper.past.get("epoch", 0), keeper.past.get("offset", 0)
-        self.step = keeper.saved.step if keeper.saved is not None else 0
+        self.step = self._began = keeper.saved.step if keeper.saved is not None else 0
         self.finished = False
         self._words: dict[str, Any] = {}
         self._rate_steps = 1
@@ -142,6 +143,8 @@ class Moving:
         accelerator, keeper = self._accelerator, self._keeper
         epoch, whole = self.epoch, self._words["samples"] // keeper.global_batch * keeper.global_batch
         self._loader.set_epoch(epoch)
+        if not self._offset and self.step > self._began:  # what followed the last epoch is over
+            keeper.boundary(self.step, self._made)
         micro = 0
         for batch in self._loader:
             keeper.seed(self._seed, self.step, micro)
@@ -165,12 +168,17 @@ class Moving:
             "step": self.step, "steps": None, "epoch": self.epoch, "world_size": self._keeper.world_size,
         })  # fmt: skip
         # After the last step of an epoch the body may still evaluate: that is saved with the next step, or at the end.
+        if self._offset:
+            self._keeper.boundary(self.step, self._made)
         if self._offset and (self._keeper.due or self.stop_requested):
             self._save(wait=self.stop_requested)
 
     def _save(self, wait: bool) -> None:
+        self._keeper.save(*self._made(), self.step, wait)
+
+    def _made(self) -> tuple[Any, dict[str, Any]]:
         kept = {**self._words, "epoch": self.epoch, "offset": self._offset, "rate_steps": self._rate_steps}
-        self._keeper.save(self._parts, kept, self.step, wait)
+        return self._parts, kept
 
     def _keep_rate(self, scheduler: Any) -> Any:
         """The scheduler, which makes as many steps per update as in the first attempt."""

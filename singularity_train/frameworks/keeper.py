@@ -7,7 +7,7 @@ micro-batch in its step, so they do not depend on the workers either. The order 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from .. import contract, reduce, rng
 from ..attach import checkpoints_of
 from ..errors import ContractError, DataError, StateError, UsageError
+from ..handed import Handed
 from ..host import Host
 from ..job import FORMAT, SAVE_S
 from ..parts import Parts
@@ -28,7 +29,7 @@ class Keeper:
     :param framework: name of the adapter
     :param save_every: steps between two checkpoints; None: only at a stop and at the end
     :raises UsageError: `save_every` is too small, or only some ranks have a folder
-    :raises StateError: the folder's checkpoints were made by another adapter
+    :raises StateError: the folder's checkpoints were made by another adapter, or the one to begin with is not there
     """
 
     def __init__(self, framework: str, host: Host, save_every: int | None) -> None:
@@ -39,10 +40,17 @@ class Keeper:
         self.stop_requested = self.due = False
         self.inexact: list[str] = []
         """Sentences: why the losses may differ in their last bits from those of an attempt that was never moved."""
+        start = host.start()
+        self.root: Any = host.directory() if start is None else start
+        """Folder of the checkpoint to begin with."""
         self._checkpoints = checkpoints_of(host.directory())
+        self._first = self._checkpoints if start is None else checkpoints_of(start)
+        self._handed = Handed()
         self._pending: Future[str] | None = None
         self._saved_step = -1
-        self.saved = None if self._checkpoints is None else self._checkpoints.latest()
+        self.saved = None if self._first is None else self._first.latest()
+        if self.saved is None and start is not None:
+            raise StateError(f"{start}: the job has to go on from a checkpoint, and there is none in it")
         self.past: dict[str, Any] = {}
         """What the adapter has stored; empty in the first attempt."""
         if self.saved is not None:
@@ -53,11 +61,6 @@ class Keeper:
                     "Go on with what wrote it, or give another folder to begin anew."
                 )
             self.past, self._saved_step = dict(by), self.saved.step
-
-    @property
-    def root(self) -> Any:
-        """Folder of the checkpoints."""
-        return self.host.directory()
 
     def accumulation(self, wanted: int | None, micro: int, present: int) -> int:
         """Micro-batches of each worker per step.
@@ -157,16 +160,26 @@ class Keeper:
         self._settle()
         if self._saved_step == step:
             return
+        tree, meta = self._described(parts, state)
+        self._saved_step = step
+        if wait:
+            self.host.saved(self._checkpoints.save(tree, meta, step=step), step)
+        else:
+            self._pending = self._checkpoints.save_async(tree, meta, step=step)
+
+    def boundary(self, step: int, made: Callable[[], tuple[Parts, Mapping[str, Any]]]) -> None:
+        """Between two steps, after `step` of them: the host may wait here, and have the state saved. Collective.
+
+        :param made: the training, and what the adapter needs besides, as for `save`
+        """
+        self.host.boundary(step, lambda folder: self._handed.save(folder, lambda: self._described(*made()), step))
+
+    def _described(self, parts: Parts, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         by = {
             "name": self.framework, "workers": self.world_size, "global_batch": self.global_batch,
             "machine": self._machine, "inexact": self.inexact, **state,
         }  # fmt: skip
-        meta = {"format": FORMAT, "framework": by, **parts.describe()}
-        self._saved_step = step
-        if wait:
-            self.host.saved(self._checkpoints.save(parts.tree(), meta, step=step), step)
-        else:
-            self._pending = self._checkpoints.save_async(parts.tree(), meta, step=step)
+        return parts.tree(), {"format": FORMAT, "framework": by, **parts.describe()}
 
     def restore(self, parts: Parts) -> None:
         """Go on from the last checkpoint, in place, if there is one. Collective.
@@ -178,7 +191,7 @@ class Keeper:
         parts.compare(self.saved.meta)
         parts.prepare(self.saved.meta)
         loaded = parts.tree()
-        self._checkpoints.load(self.saved, loaded)
+        self._first.load(self.saved, loaded)
         parts.apply(loaded)
 
     def close(self) -> None:
@@ -187,6 +200,7 @@ class Keeper:
         :raises Exception: what made it fail
         """
         self.host.close()
+        self._handed.close()
         self._settle()
 
     def _settle(self) -> None:

@@ -25,7 +25,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from .. import rng
 from ..data import shuffles
 from ..errors import DataError, StateError, UsageError
-from ..host import Host, LocalHost, local_directory
+from ..host import Host, LocalHost, local_directory, of_environment, start_of_environment
 from ..parts import MAIN, Parts, pack, unpack
 from ..portable import lightning_checkpoint, portable
 from ..reduce import world
@@ -79,7 +79,10 @@ class SingularityCallback(Callback):  # type: ignore[misc]
     @property
     def checkpoint(self) -> str | None:
         """For `fit(ckpt_path=...)`; None in the first attempt."""
-        root = local_directory(self._directory) if self._host is None else self._host.directory()
+        if self._host is None:
+            root = start_of_environment() or local_directory(self._directory)
+        else:
+            root = self._host.start() or self._host.directory()
         if root is None:
             return None
         ids = Folder(root).ids()
@@ -91,7 +94,7 @@ class SingularityCallback(Callback):  # type: ignore[misc]
         if stage != "fit":
             return
         _refuse(trainer, pl_module)
-        host = self._host or LocalHost(self._directory, world()[0])
+        host = self._host or of_environment(self._directory, *world())
         try:
             self._keeper = keeper = Keeper("lightning", host, self._save_every)
             keeper.same(seed=self._seed)
@@ -146,6 +149,7 @@ class SingularityCallback(Callback):  # type: ignore[misc]
         # Lightning's own handler talks to the other ranks as soon as one of them gets the signal, which may hang.
         if isinstance(keeper.host, LocalHost):
             keeper.host.listen()
+        keeper.host.attached(trainer.global_step)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         micro = batch_idx % trainer.accumulate_grad_batches
@@ -167,11 +171,12 @@ class SingularityCallback(Callback):  # type: ignore[misc]
         # What follows the end of an epoch belongs to its last step: a stop and a checkpoint wait for one more step.
         if trainer.is_last_batch or step == trainer.max_steps:
             return
+        offset = batches // trainer.accumulate_grad_batches * keeper.global_batch
+        keeper.boundary(step, lambda: self._made(trainer, trainer.current_epoch, offset))
         if keeper.stop_requested:
             self.stop_requested = True
             _end(trainer)
         if keeper.stop_requested or keeper.due:
-            offset = batches // trainer.accumulate_grad_batches * keeper.global_batch
             self._save(trainer, trainer.current_epoch, offset, wait=keeper.stop_requested)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -188,6 +193,9 @@ class SingularityCallback(Callback):  # type: ignore[misc]
         return self._keeper
 
     def _save(self, trainer: Any, epoch: int, offset: int, wait: bool) -> None:
+        self._running().save(*self._made(trainer, epoch, offset), trainer.global_step, wait)
+
+    def _made(self, trainer: Any, epoch: int, offset: int) -> tuple[Parts, dict[str, Any]]:
         more = {f"scheduler.{place:02}": each.scheduler for place, each in enumerate(trainer.lr_scheduler_configs)}
         parts = Parts(
             {MAIN: trainer.lightning_module},
@@ -198,7 +206,7 @@ class SingularityCallback(Callback):  # type: ignore[misc]
             **self._words, "epoch": epoch, "offset": offset, "accumulation": trainer.accumulate_grad_batches,
             "finished": self.finished,
         }  # fmt: skip
-        self._running().save(parts, kept, trainer.global_step, wait)
+        return parts, kept
 
 
 class StateIO(CheckpointIO):  # type: ignore[misc]

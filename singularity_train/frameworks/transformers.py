@@ -25,7 +25,7 @@ from transformers.trainer_callback import ExportableState
 
 from .. import rng
 from ..errors import StateError, UsageError
-from ..host import Host, LocalHost
+from ..host import Host, of_environment
 from ..parts import MAIN, Parts
 from ..portable import as_trainer
 from ..reduce import gathered, world
@@ -57,7 +57,7 @@ def attach(
     :raises ContractError, DataError, ModelChangedError, StateError: the checkpoint does not fit
     """
     refuse(trainer)
-    host = host or LocalHost(directory, world()[0])
+    host = host or of_environment(directory, *world())
     try:
         callback = SingularityCallback(trainer, Keeper("transformers", host, save_every), global_batch_size)
     except BaseException:
@@ -113,6 +113,7 @@ class SingularityCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, trainer: Any, keeper: Keeper, global_batch_size: int | None) -> None:
         self._trainer, self._keeper, self._folder, self._micro = trainer, keeper, "", 0
+        self._began = 0
         self.finished = bool(keeper.past.get("finished"))
         args = trainer.args
         args.gradient_accumulation_steps = keeper.accumulation(
@@ -168,10 +169,14 @@ class SingularityCallback(TrainerCallback):  # type: ignore[misc]
         gathered(None)  # All ranks have loaded.
         if self._folder:
             shutil.rmtree(Path(self._folder).parent, ignore_errors=True)
+        self._began = state.global_step
+        self._keeper.host.attached(state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if self._keeper.due:
             self._save(wait=False)
+        if state.global_step > self._began:
+            self._keeper.boundary(state.global_step, self._made)
         self._micro = 0
         self._keeper.seed(args.seed, state.global_step, 0)
 
@@ -205,6 +210,9 @@ class SingularityCallback(TrainerCallback):  # type: ignore[misc]
         self._keeper.close()
 
     def _save(self, wait: bool) -> None:
+        self._keeper.save(*self._made(), self._trainer.state.global_step, wait)
+
+    def _made(self) -> tuple[Parts, dict[str, Any]]:
         trainer = self._trainer
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         more = {f"scheduler.{MAIN}": trainer.lr_scheduler}
@@ -220,7 +228,7 @@ class SingularityCallback(TrainerCallback):  # type: ignore[misc]
             "trainer_state": json.dumps(state, sort_keys=True), "samples": self._samples, "seed": seed,
             "finished": self.finished,
         }  # fmt: skip
-        self._keeper.save(parts, kept, trainer.state.global_step, wait)
+        return parts, kept
 
 
 def _innermost(loader: Any) -> Any:
