@@ -127,6 +127,7 @@ def test_four_workers_two_four_three_without_a_privilege(
     assert job.lines() == [*alone().items()], "every step once, and every loss with the bits of one worker's"
 
 
+@pytest.mark.full
 def test_a_job_goes_back_and_another_goes_on_from_the_same_state(
     rows: Rows, monkeypatch: pytest.MonkeyPatch, alone: Callable[[], dict[int, float]]
 ) -> None:
