@@ -62,7 +62,7 @@ def test_a_cordoned_node_is_left_with_a_checkpoint(rows: Rows, faults: Faults) -
     rows.say("--> a dry run says what it would do, and does nothing")
     faults.upgrade(**SOON, planner__cordon__mode="propose")
     faults.kubectl("cordon", leaves)
-    wait_for(lambda: told(rows, "PlannerProposal"), "a proposal in an Event", 120)
+    wait_for(lambda: told(rows, "PlannerProposal") or None, "a proposal in an Event", 120)
     assert f"node {leaves} is cordoned" in told(rows, "PlannerProposal")[0]
     status = job.look()
     assert (status.attempt, status.requests, places(job)) == (1, [], {leaves}), status
