@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from kueue_integration.errors import NotFound
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import CLUSTER_QUEUE, COHORT, JOB, JOBSET, LOCAL_QUEUE, TRAINJOB, WORKLOAD
+from kueue_integration.kube.resources import CLUSTER_QUEUE, COHORT, EVENT, JOB, JOBSET, LOCAL_QUEUE, TRAINJOB, WORKLOAD
 
-KINDS = {kind.path(): kind for kind in (CLUSTER_QUEUE, COHORT, LOCAL_QUEUE, WORKLOAD, JOB, JOBSET, TRAINJOB)}
+KINDS = {kind.path(): kind for kind in (CLUSTER_QUEUE, COHORT, LOCAL_QUEUE, WORKLOAD, JOB, JOBSET, TRAINJOB, EVENT)}
 
 
 class Server(ThreadingHTTPServer):
