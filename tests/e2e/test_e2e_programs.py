@@ -79,12 +79,13 @@ def test_a_program_without_torch_moves_in_one_eviction(rows: Rows, request: pyte
     name, ending = script.split(".")
     libraries = request.getfixturevalue("libraries") if ending == "py" else ""
     job, still = (start(rows, which, script, libraries) for which in (name, f"{name}-still"))
-    wait_for(lambda: len(lines(job)) >= 20 and lines(still), f"{name} at work", TIMEOUT_S)
+    wait_for(lambda: len(lines(job)) >= 20 and bool(lines(still)), f"{name} at work", TIMEOUT_S)
     shell = Shell(rows.stage.cluster)
     said = shell.run("migrate", name, "--flavor", "spot", "--wait", "--timeout", "240", "-n", "programs")
     assert "done" in said, said
     second = job.until(lambda s: len(s.attempts) == 2 and s.attempts[1].running_at, "the second attempt").attempts[1]
-    behind = wait_for(lambda: [when for _, _, when in lines(job) if when > second.admitted_at], "more lines", TIMEOUT_S)
+    later = lambda: [when for _, _, when in lines(job) if when > second.admitted_at]  # noqa: E731
+    behind = wait_for(lambda: later() or None, "more lines", TIMEOUT_S)
     assert second.running_at is not None
     rows.say(f"{script}: running was said {second.running_at - behind[0]:.2f} s after the first line")
     assert second.running_at - behind[0] <= SAID_S
