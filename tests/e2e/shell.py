@@ -28,8 +28,10 @@ class Shell:
         return done.stdout
 
     def start(self, output: Path, *arguments: str) -> subprocess.Popen[bytes]:
+        """As in the foreground of a shell: SIGINT ends it, also where these tests run in the background."""
+        interruptible = ["env", "--default-signal=INT", PROGRAM]
         with output.open("wb") as out, output.with_suffix(".err").open("wb") as err:
-            return subprocess.Popen([PROGRAM, *arguments], env=self._env, stdout=out, stderr=err)
+            return subprocess.Popen([*interruptible, *arguments], env=self._env, stdout=out, stderr=err)
 
     def doctor(self, *arguments: str, code: int) -> dict[str, dict[str, str]]:
         """Findings by name of the check."""
