@@ -5,10 +5,10 @@ It stands in the records of attempts. So it is known as long as the Job exists a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxy.protocol.messages import AttemptRecord, Preemptor
+from proxy.protocol.messages import Preemptor
 
 from .model import Training
 
@@ -47,16 +47,8 @@ def preemptions(trainings: Iterable[Training], now: float) -> list[Preemption]:
             flavor=record.flavor, pods=record.pods, by=record.preempted_by or "", preemptor=record.preemptor,
             checkpoint=record.checkpoint, released=record.released_at is not None,
         )
-        for job, record in _lately(trainings, now)
-        if record.ended_by == PREEMPTED and record.evicted_at is not None
-    ]  # fmt: skip
-    return sorted(found, key=lambda one: (-one.time, one.namespace, one.job))[:MOST]
-
-
-def _lately(trainings: Iterable[Training], now: float) -> Sequence[tuple[Training, AttemptRecord]]:
-    return [
-        (job, record)
         for job in trainings
         for record in job.attempts
-        if record.evicted_at is None or now - record.evicted_at <= LATELY_S
-    ]
+        if record.ended_by == PREEMPTED and record.evicted_at is not None and now - record.evicted_at <= LATELY_S
+    ]  # fmt: skip
+    return sorted(found, key=lambda one: (-one.time, one.namespace, one.job))[:MOST]

@@ -365,3 +365,9 @@ class Rows:
 
 def _kueue(kind: Kind, meta: Mapping[str, Any], spec: Mapping[str, Any]) -> Object:
     return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": dict(meta), "spec": dict(spec)}
+
+
+def places(job: Training) -> set[str]:
+    """Nodes of the pods that are at work."""
+    pods = [pod for pod in job.pods() if pod["status"].get("phase") not in ("Succeeded", "Failed")]
+    return {str(pod["spec"].get("nodeName")) for pod in pods}

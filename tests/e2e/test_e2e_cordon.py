@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from faults import Faults
-from rows import Rows, Training
+from rows import Rows, places
 
 from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import EVENT, selector
@@ -36,12 +36,6 @@ def faults(rows: Rows) -> Iterator[Faults]:
     for node in NODES:
         made.kubectl("uncordon", node)
     made.upgrade(**USUAL)
-
-
-def places(job: Training) -> set[str]:
-    """Nodes of the pods that are at work."""
-    pods = [pod for pod in job.pods() if pod["status"].get("phase") not in ("Succeeded", "Failed")]
-    return {str(pod["spec"].get("nodeName")) for pod in pods}
 
 
 def told(rows: Rows, reason: str) -> list[str]:

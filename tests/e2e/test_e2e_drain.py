@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from faults import Faults
-from rows import Rows, Training
+from rows import Rows, Training, places
 from shell import Shell
 
 from kueue_integration.drain import nodes
@@ -37,12 +37,6 @@ def faults(rows: Rows) -> Iterator[Faults]:
     yield made
     for node in NODES:
         made.kubectl("uncordon", node)
-
-
-def places(job: Training) -> set[str]:
-    """Nodes of the pods that are at work."""
-    pods = [pod for pod in job.pods() if pod["status"].get("phase") not in ("Succeeded", "Failed")]
-    return {str(pod["spec"].get("nodeName")) for pod in pods}
 
 
 def cordoned(rows: Rows, node: str) -> bool:
