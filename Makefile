@@ -41,8 +41,9 @@ test: ready ## verify, then unit and end-to-end tests (starts its own cluster an
 	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest $(BOTH_CORES) -m "not full" tests/unit
 	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest -m "not full" tests/e2e
 
-unit: $(STAMP) ## unit tests without root, Go or a cluster: what needs more is skipped with a sentence
-	@$(BIN)/pytest $(BOTH_CORES) -m "not full" tests/unit
+# Its tests wait more than they compute: two processes for each core.
+unit: $(STAMP) ## unit tests without root, Go or a cluster: what needs more is skipped with a sentence; 4 minutes
+	@$(BIN)/pytest -n 4 --dist loadfile -m "not full and not timed" tests/unit
 
 test-unit: ready ## all unit tests, with CRIU and torch
 	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest $(BOTH_CORES) tests/unit

@@ -30,20 +30,23 @@ def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 REAL = ("criu", "cluster", "airflow")
 """Markers of tests that run real worlds of processes, or a whole platform."""
-TIMED = "test_mesh_"
-"""Files of tests in which sidecars wait for each other by the clock; a busy machine may be too slow for that."""
+TIMED = ("test_mesh_", "test_store_network")
+"""Files of tests in which sidecars or servers wait for each other by the clock. They are marked `timed`."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped where there is none; they never block. Those of REAL things get a second try.
+    """Tests marked `gpu` are skipped where there is none; they never block.
 
-    The summary shows what needed it, with its first failure: a defect to look for, in the product or in the test.
+    Those of REAL things, and `timed` ones, get a second try. The summary shows what needed it, with its first failure: a defect to look for, in the product or in the test.
     """
     gpu = any(Path("/dev").glob("nvidia[0-9]*"))
     for item in items:
         if item.get_closest_marker("gpu") and not gpu:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU (/dev/nvidia0)"))
-        if item.path.name.startswith(TIMED) or any(item.get_closest_marker(name) for name in REAL):
+        if item.path.name.startswith(TIMED):
+            item.add_marker(pytest.mark.timed)
+        if any(item.get_closest_marker(name) for name in (*REAL, "timed")):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

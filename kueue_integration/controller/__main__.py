@@ -28,7 +28,7 @@ log = logging.getLogger("controller")
 STUCK_S = 60.0
 """A worker that is silent for longer makes the liveness probe fail."""
 IDLE_S = 60.0
-"""So does a longer time without any acting replica although the API server answers: a new process may help."""
+"""A longer time without any acting replica does, too, if the API server answers: a new process may help."""
 
 
 def unhealthy(silent_s: float, listed: bool, idle_s: float) -> str:

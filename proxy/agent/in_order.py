@@ -109,5 +109,5 @@ class InOrder:
         with torch.cuda.device(device), torch.cuda.stream(stream):
             stream.wait_event(ready)
             result = operation()
-            stream.synchronize()  # only then may the script's tensors be freed
+            stream.synchronize()  # the script's tensors may be freed after this only
             issued.settle(result)

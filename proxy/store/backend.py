@@ -2,8 +2,8 @@
 
 Object stores make a PUT visible as a whole. On `file://` the same comes from a temporary name, fsync and a rename;
 readers never see half an object. An operation is tried again for `patience_s` if its failure may be temporary (a server
-that answers 503, a connection that breaks). So is an operation that has no answer for long: connections die without
-notice. Every failure is a StoreError that names the URL. Counters say how often operations were tried again.
+that answers 503, a connection that breaks). The same holds for an operation without an answer for long: connections die
+without notice. Every failure is a StoreError that names the URL. Counters say how often operations were tried again.
 """
 
 from __future__ import annotations

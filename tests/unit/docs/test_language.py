@@ -25,6 +25,16 @@ PACKAGES = (
 )  # fmt: skip
 MODULES = sorted(module for package in PACKAGES for module in (ROOT / package).rglob("*.py"))
 SENTENCE_END = re.compile(r'(?<=[.!?:;])\s+(?=[A-Z0-9`"*(\[])')
+PLACE = r"(?:in|on|with|under|above|below|beside|behind|between|among|after|before|to|from|at|next to)"
+VERB = r"(?:is|are|was|were|stands?|lies|lie|lives?|comes?|goes|go|runs|follows?|sits?|belongs?|begins?|says?|waits?)"
+INVERSION = re.compile(
+    r"(?:(?:so|nor) (?:does|do|did|has|have|had|can|may|will|is|are|was|were|must) "
+    r"|(?:never|seldom|rarely|hardly|not until|only (?:then|when|after|where|if)) "
+    r"(?:[^,.;:]* )?(?:does|do|did|has|have|had|can|may|will) (?:the|a|an|it|they|its|this|that|any)\b"
+    rf"|(?:here|{PLACE} (?:it|them|this|that)) {VERB} (?:the|a|an|its|this|that|all|every|two|three)\b)",
+    re.IGNORECASE,
+)
+"""A verb before its subject, at the start of a sentence: a reader of a second language reads it twice."""
 ITEM = re.compile(r"[-*] |\d+\. |:\w+[^:]*:")
 """An item of a list, or ``:param x:``: its further lines are indented."""
 NEW_PARAGRAPH = re.compile(rf"\s*$|{ITEM.pattern}|Raises |\S+(?: \S+){{0,2}}  +\S")
@@ -95,6 +105,24 @@ def test_no_sentence_of_the_code_is_long(module: Path) -> None:
         if len(sentence.split()) > LONGEST
     ]
     assert not long, f"at most {LONGEST} words a sentence:\n" + "\n".join(long)
+
+
+def test_no_verb_stands_before_its_subject() -> None:
+    pages = {f"{page.relative_to(ROOT)}": sentences(page.read_text()) for page in PAGES}
+    code = {f"{m.relative_to(ROOT)}": (text for _, text in sentences_of_code(m.read_text())) for m in MODULES}
+    found = [f"{name}: {text}" for name, all_ in {**pages, **code}.items() for text in all_ if INVERSION.match(text)]
+    assert not found, "subject, verb, object:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "inverted"),
+    [
+        ("So does every class.", True), ("Only then does the job end.", True), ("Beside it stands the size.", True),
+        ("There is a limit.", False), ("Only the leader does it.", False), ("So a job goes on.", False),
+    ],
+)  # fmt: skip
+def test_what_is_an_inversion(text: str, inverted: bool) -> None:
+    assert bool(INVERSION.match(text)) is inverted
 
 
 def test_what_is_a_sentence() -> None:
