@@ -38,7 +38,8 @@ TIMED = ("test_mesh_", "test_store_network")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked `gpu` are skipped where there is none; they never block.
 
-    Those of REAL things, and `timed` ones, get a second try. The summary shows what needed it, with its first failure: a defect to look for, in the product or in the test.
+    Those of REAL things, and `timed` ones, get a second try. The summary shows what needed it, with its first failure:
+    a defect to look for, in the product or in the test.
     """
     gpu = any(Path("/dev").glob("nvidia[0-9]*"))
     for item in items:
