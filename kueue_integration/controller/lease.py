@@ -48,6 +48,8 @@ class LeaseKeeper:
         self._namespace, self._name, self._identity = namespace, name, identity
         self._duration_s, self._renew_s = duration_s, renew_s
         self._alive, self._on_change, self._on_repair = alive, on_change, on_repair
+        self._lived = False
+        """Whether the worker has shown life since this process began. Before that, silence is no failure."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._leads = False
@@ -95,11 +97,15 @@ class LeaseKeeper:
     def tick(self) -> None:
         """One round: renew, take over, or look on."""
         alive = self._alive()
+        self._lived |= alive
         try:
             lease = self._lease()
             if not alive:
                 self._may_take(lease)  # to see whether another one leads
-                log.error("the worker is silent: the lease is not renewed, holds end with it")
+                if self._lived:
+                    log.error("the worker is silent: the lease is not renewed, holds end with it")
+                else:
+                    log.info("the lease is not taken yet: the worker has to know all objects first")
                 self._change(self.leads)
             elif self._may_take(lease):
                 if not self._leads:  # what is written without a time tells the API server's, before ours holds or voids

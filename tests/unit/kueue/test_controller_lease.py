@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import pytest
@@ -140,6 +141,20 @@ def test_a_worker_that_hangs_stops_the_renewal():
     one.tick()
     assert spec_of(kube)["renewTime"] == before
     assert changes == [True, False]
+
+
+def test_silence_before_the_first_life_is_no_error(caplog):
+    caplog.set_level(logging.INFO)
+    alive = []
+    one = keeper(FakeKube(EMPTY), "a", alive=lambda: bool(alive))
+    one.tick()
+    assert not one.leads
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    alive.append(True)
+    one.tick()
+    alive.clear()
+    one.tick()
+    assert caplog.records[-1].levelname == "ERROR"
 
 
 def test_giving_up_lets_the_next_one_in_at_once_and_keeps_the_time():
