@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
 import planner_scene as scene
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_scene import NOW
+from planner_scene import GPU, NOW
 
 from kueue_integration.controller.planning.rounds import chosen, terms
 from kueue_integration.planner import policies
 from kueue_integration.planner.arbiter import Arbiter
 from kueue_integration.planner.model import BY, ClusterSnapshot, Job, Request
+from kueue_integration.planner.placing import HOSTNAME
 from kueue_integration.planner.policies import Policy, regrow, tidy
 from kueue_integration.planner.proposals import moves
 from kueue_integration.planner.settings import (
     AttainedService,
     Cordon,
+    Defragmentation,
+    Lending,
     MarginalGain,
     PlannerSettings,
     SlaTiers,
@@ -32,6 +36,7 @@ ENDS = st.sampled_from([None, "Preempted", "Migrated", "Paused", "Deleted", "Reg
 ALL = PlannerSettings(
     cordon=Cordon("act"), attained_service=AttainedService("act", [100.0, 5000.0]), marginal_gain=MarginalGain("act"),
     sla_tiers=SlaTiers("act", {"high": 0.9, "low": 0.1}), time_sharing=TimeSharing("act", 300.0),
+    defragmentation=Defragmentation("act"), lending=Lending("act"),
 )  # fmt: skip
 
 
@@ -77,13 +82,16 @@ def jobs(draw: Any, name: str) -> Job:
                 "change": request, "save": request, "priority_class": st.sampled_from(["high", "low", "other"]),
                 "wanted": st.sampled_from([1, 2, 4]), "fewest": st.sampled_from([1, 2]),
                 "boosted_by": st.just("slaTiers"), "flavors": st.sampled_from([(), ("a100",), ("h100",)]),
-                "created": TIME, "saved_at": TIME,
+                "created": TIME, "saved_at": TIME, "unplaced": st.integers(0, 2),
                 "steps_done": st.integers(0, 10**6), "steps_seen_at": TIME, "steps_total": st.integers(0, 10**6),
                 "steps_printed": st.integers(0, 10**6), "devices_per_pod": st.sampled_from([1, 8]),
             },
         )
     )  # fmt: skip
-    return replace(job, **more)
+    alike = {"pods": draw(st.integers(0, 4)), "per_pod": draw(st.sampled_from([{}, {GPU: Fraction(1)}]))}
+    level = draw(st.sampled_from(["", "rack", HOSTNAME]))
+    assert job.workload is not None
+    return replace(job, workload=replace(job.workload, level=level, **alike), **more)
 
 
 @st.composite
@@ -91,7 +99,14 @@ def clusters(draw: Any) -> ClusterSnapshot:
     known = [draw(jobs(f"j{n}")) for n in range(draw(st.integers(0, 6)))]
     size = st.sampled_from([0, 1, 4, 16])
     queues = tuple(scene.queue(f"q{n}", draw(size), "c" if n < 2 else "", ("h100", "a100")) for n in range(3))
-    return scene.snapshot(*known, queues=queues, nodes={"n1": draw(st.sampled_from(["", "is cordoned"]))})
+    seen = scene.snapshot(*known, queues=queues, nodes={"n1": draw(st.sampled_from(["", "is cordoned"])), "n2": ""})
+    free = st.dictionaries(st.just(GPU), st.integers(-2, 8).map(Fraction))
+    nodes = {
+        name: replace(node, labels={"rack": draw(st.sampled_from("ab")), HOSTNAME: name}, free=draw(free))
+        for name, node in seen.nodes.items()
+    }
+    flavors = draw(st.dictionaries(st.sampled_from(["h100", "a100"]), st.just(dict[str, str]())))
+    return replace(seen, nodes=nodes, flavors=flavors)
 
 
 def all_policies() -> dict[str, Policy]:
@@ -132,4 +147,7 @@ def test_together_they_touch_no_job_twice_and_none_that_is_busy(seen: ClusterSna
 
 
 def test_all_of_them_are_in_the_list() -> None:
-    assert set(chosen(ALL, "act")) == {"cordon", "slaTiers", "attainedService", "timeSharing", "marginalGain"}
+    assert set(chosen(ALL, "act")) == {
+        "cordon", "slaTiers", "attainedService", "timeSharing", "marginalGain", "lending", "lendingReturn",
+        "defragmentation",
+    }  # fmt: skip
