@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from planner_scene import GPU, NOW
 
 from kueue_integration.controller.planning.rounds import chosen, terms
-from kueue_integration.planner import policies
+from kueue_integration.planner import free as quotas
+from kueue_integration.planner import measure, policies
 from kueue_integration.planner.arbiter import Arbiter
 from kueue_integration.planner.model import BY, ClusterSnapshot, Job, Request
 from kueue_integration.planner.placing import HOSTNAME
-from kueue_integration.planner.policies import Policy, regrow, tidy
+from kueue_integration.planner.policies import Policy, defragmentation, lending, regrow, returns, tidy
 from kueue_integration.planner.proposals import moves
 from kueue_integration.planner.settings import (
     AttainedService,
@@ -144,6 +145,42 @@ def test_together_they_touch_no_job_twice_and_none_that_is_busy(seen: ClusterSna
             queue = seen.queue_of(job)
             pools.append(queue.pool if queue is not None else "")
     assert len(set(pools)) == len(pools)
+
+
+@settings(max_examples=120, deadline=None)
+@given(clusters())
+def test_lending_stays_within_the_cohort_and_takes_back_for_its_members_only(seen: ClusterSnapshot) -> None:
+    taken = quotas.used(seen)
+    for proposal in lending.propose(seen, 1800.0):
+        job = seen.jobs[proposal.job]
+        queue = seen.queue_of(job)
+        assert queue is not None and job.given is not None and job.ranks % proposal.workers == 0
+        fits = [size for size in returns.sizes(job) if job.given.count < size <= proposal.workers]
+        more = {key: amount * (fits[0] - job.given.count) for key, amount in returns.per_pod(job).items()}
+        around = seen.around(queue)
+        for key, amount in more.items():
+            whole = sum(q.nominal.get(key, Fraction(0)) for q in around)
+            assert sum(taken[q.name].get(key, Fraction(0)) for q in around) + amount <= whole
+    for proposal in returns.propose(seen, 1800.0):
+        job = seen.jobs[proposal.job]
+        queue = seen.queue_of(job)
+        assert queue is not None and job.given is not None
+        assert job.fewest <= proposal.workers < job.given.count
+        borrowed = {key: taken[queue.name][key] - queue.nominal[key] for key in returns.per_pod(job)}
+        assert any(amount > 0 for amount in borrowed.values())
+        assert any(w.waits and w.queue in {q.name for q in seen.around(queue)} - {queue.name} for w in seen.workloads)
+
+
+@settings(max_examples=120, deadline=None)
+@given(clusters())
+def test_defragmentation_moves_only_smaller_jobs_and_all_moves_pay_or_none(seen: ClusterSnapshot) -> None:
+    proposals = defragmentation.propose(seen, 4)
+    worth = [p.gain_device_seconds > measure.cost(seen.jobs[p.job]) for p in proposals]
+    for reason in {p.reason for p in proposals}:
+        same = [pays for p, pays in zip(proposals, worth, strict=True) if p.reason == reason]
+        assert len(same) <= 4 and len({*same}) == 1
+    most = max((b.devices for b in defragmentation.blocked(seen)), default=0)
+    assert all(seen.jobs[p.job].devices < most and seen.jobs[p.job].trains for p in proposals)
 
 
 def test_all_of_them_are_in_the_list() -> None:
