@@ -10,7 +10,7 @@ from dataclasses import replace
 from ...errors import JobNotFoundError, KubeError, PlatformError, RequestRefusedError
 from ...kube.client import Kube
 from ...kube.resources import NODE, Object
-from ...planner import policies
+from ...planner import blocked, policies
 from ...planner.arbiter import Arbiter, Limits, Ruling, Terms
 from ...planner.policies import (
     Policy,
@@ -109,7 +109,7 @@ class Rounds:
 
     def _with_room(self, seen: Seen, nodes: Sequence[Object]) -> Seen:
         """With the room on nodes, if somebody waits whom it may help. Without it nothing is defragmented."""
-        if not defragmentation.blocked(seen.snapshot):
+        if not blocked.of(seen.snapshot):
             return seen
         try:
             return replace(seen, snapshot=with_room(self._kube, seen.snapshot, nodes))

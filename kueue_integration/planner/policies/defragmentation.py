@@ -14,33 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
+from .. import blocked, measure, placing
 from .. import free as quotas
-from .. import measure, placing, quota
+from ..blocked import Blocked
 from ..free import Room
-from ..model import ClusterSnapshot, Job, Queue, Workload
-from ..placing import HOSTNAME
+from ..model import ClusterSnapshot, Job, Queue
 from ..proposals import Proposal
 from ..quota import NONE
 
 NAME = "defragmentation"
 MOST_NODES = 64
 """Nodes that a job is asked to leave: they stand in its affinity."""
-
-
-@dataclass(frozen=True)
-class Blocked:
-    """A Workload that free capacity would serve if it lay together."""
-
-    workload: Workload
-    since: float
-    devices: int
-    pods: int
-    level: str
-    """The pods need one domain of this level, "": quota of one flavor."""
-    flavors: Sequence[str]
-    """One of these has to have the room."""
+MOST_BLOCKED = 50
+"""So many are looked at in one round."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +49,8 @@ def propose(snapshot: ClusterSnapshot, most_moves: int) -> list[Proposal]:
     """
     found: list[Proposal] = []
     pools = set[str]()
-    for each in sorted(blocked(snapshot), key=lambda b: (-b.workload.priority, b.since, b.workload.uid)):
+    first = sorted(blocked.of(snapshot), key=lambda b: (-b.workload.priority, b.since, b.workload.uid))
+    for each in first[:MOST_BLOCKED]:
         queue = snapshot.queues[each.workload.queue]
         if queue.pool in pools:
             continue
@@ -72,60 +60,6 @@ def propose(snapshot: ClusterSnapshot, most_moves: int) -> list[Proposal]:
             pools.add(queue.pool)
             found += _moves(plan, each, snapshot.now)
     return found
-
-
-def blocked(snapshot: ClusterSnapshot) -> list[Blocked]:
-    """Whom moves might help, as far as quotas and pods tell. The room on nodes is not looked at."""
-    changing = {q.pool for w in snapshot.workloads if w.leaves and w.holds and (q := snapshot.queues.get(w.queue))}
-    own = {job.workload.uid: job for job in snapshot.jobs.values() if job.workload is not None}
-    taken: Mapping[str, Room] | None = None
-    found = []
-    for workload in snapshot.workloads:
-        queue, job = snapshot.queues.get(workload.queue), own.get(workload.uid)
-        if queue is None or queue.pool in changing or workload.leaves or workload.pods < 1:
-            continue
-        if workload.waits:
-            taken = quotas.used(snapshot) if taken is None else taken
-            each = _waits(quotas.spare(snapshot, queue, taken), queue, workload, job)
-        else:
-            each = _unplaced(job, workload)
-        if each is not None:
-            found.append(each)
-    return found
-
-
-def _waits(room: Room, queue: Queue, workload: Workload, job: Job | None) -> Blocked | None:
-    group = _group(queue, workload.asks)
-    if group is None:
-        return None
-    asked = {r: workload.asks[r] for r in group.covered if r in workload.asks}
-    flavors = [f for f in group.flavors if job is None or not job.flavors or f in job.flavors]
-    fit = [f for f in flavors if all(n <= room.get((f, r), NONE) for r, n in asked.items())]
-    devices = job.devices if job is not None else workload.devices
-    since = _idle_since(job, workload)
-    if fit:  # Kueue admits it by itself, but for the topology
-        return Blocked(workload, since, devices, workload.pods, workload.level, fit) if workload.level else None
-    together = {r: sum((max(NONE, room.get((f, r), NONE)) for f in flavors), NONE) for r in asked}
-    if any(n > together[r] for r, n in asked.items()):
-        return None
-    return Blocked(workload, since, devices, workload.pods, "", flavors)
-
-
-def _group(queue: Queue, asks: Mapping[str, Fraction]) -> quota.Group | None:
-    """The one resource group that has what is asked for; None: several have it, or none."""
-    needed = [group for group in queue.groups if any(r in asks for r in group.covered)]
-    return needed[0] if len(needed) == 1 else None
-
-
-def _unplaced(job: Job | None, workload: Workload) -> Blocked | None:
-    if job is None or not job.unplaced or job.given is None or job.topology or not job.attempts:
-        return None
-    return Blocked(workload, job.attempts[-1].admitted_at, job.devices, 1, HOSTNAME, [*{*job.given.flavors.values()}])
-
-
-def _idle_since(job: Job | None, workload: Workload) -> float:
-    last = job.attempts[-1] if job is not None and job.attempts else None
-    return workload.created if last is None or last.released_at is None else last.released_at
 
 
 # --- plans ----------------------------------------------------------------------------------------------------------
@@ -181,9 +115,9 @@ def _needed(nodes: placing.Nodes, movers: Sequence[tuple[Job, str]], each: Block
 def _of_flavors(snapshot: ClusterSnapshot, queue: Queue, each: Blocked) -> Iterator[_Plan]:
     """Jobs that leave all nodes of a flavor, for one whose quota they fit into."""
     taken = quotas.used(snapshot)
-    group = _group(queue, each.workload.asks)
+    group = blocked.group(queue, each.workload.asks)
     assert group is not None  # it was there in `blocked`
-    asked = {r: each.workload.asks[r] for r in group.covered if r in each.workload.asks}
+    asked = blocked.asked(group, each.workload)
     for flavor in each.flavors:
         leave = sorted(placing.nodes_of(snapshot, flavor))
         if not 0 < len(leave) <= MOST_NODES:
@@ -210,7 +144,7 @@ def _to_another(
         return None
     if {*job.given.flavors.values()} != {flavor} or job.workload is None:
         return None
-    group = _group(queue, job.given.usage)
+    group = blocked.group(queue, job.given.usage)
     room = quotas.spare(snapshot, queue, taken)
     for other in group.flavors if group is not None else ():
         fits = all(n <= room.get((other, r), NONE) for r, n in job.given.usage.items())

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from planner_scene import GPU, NOW
 
 from kueue_integration.controller.planning.rounds import chosen, terms
+from kueue_integration.planner import blocked, measure, policies
 from kueue_integration.planner import free as quotas
-from kueue_integration.planner import measure, policies
 from kueue_integration.planner.arbiter import Arbiter
 from kueue_integration.planner.model import BY, ClusterSnapshot, Job, Request
 from kueue_integration.planner.placing import HOSTNAME
@@ -179,7 +179,7 @@ def test_defragmentation_moves_only_smaller_jobs_and_all_moves_pay_or_none(seen:
     for reason in {p.reason for p in proposals}:
         same = [pays for p, pays in zip(proposals, worth, strict=True) if p.reason == reason]
         assert len(same) <= 4 and len({*same}) == 1
-    most = max((b.devices for b in defragmentation.blocked(seen)), default=0)
+    most = max((b.devices for b in blocked.of(seen)), default=0)
     assert all(seen.jobs[p.job].devices < most and seen.jobs[p.job].trains for p in proposals)
 
 

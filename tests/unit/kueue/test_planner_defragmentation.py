@@ -9,6 +9,7 @@ import planner_scene as scene
 import pytest
 from planner_scene import GPU, NOW
 
+from kueue_integration.planner import blocked
 from kueue_integration.planner.model import ClusterSnapshot, Job, Node, Request
 from kueue_integration.planner.policies import defragmentation
 from kueue_integration.planner.policies.defragmentation import NAME
@@ -144,8 +145,8 @@ def test_a_job_leaves_the_flavor_whose_quota_another_one_needs():
 
 def test_without_a_look_at_the_nodes_nothing_is_proposed():
     snapshot = replace(seen(small("small", "n2"), wide(), nodes=TWO_RACKS), flavors={})
-    assert len(defragmentation.blocked(snapshot)) == 1 and moves(snapshot) == []
+    assert len(blocked.of(snapshot)) == 1 and moves(snapshot) == []
 
 
 def test_nobody_is_blocked_in_a_cluster_where_all_fits():
-    assert defragmentation.blocked(seen(small("small", "n2"), wide(level=""), nodes=TWO_RACKS)) == []
+    assert blocked.of(seen(small("small", "n2"), wide(level=""), nodes=TWO_RACKS)) == []
