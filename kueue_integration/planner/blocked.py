@@ -38,6 +38,8 @@ def of(snapshot: ClusterSnapshot) -> list[Blocked]:
         queue, job = snapshot.queues.get(workload.queue), own.get(workload.uid)
         if queue is None or queue.pool in changing or workload.leaves or workload.pods < 1:
             continue
+        if workload.waits and queue.stopped:
+            continue
         if workload.waits:
             taken = taken or quotas.used(snapshot)
             if queue.name not in rooms:

@@ -26,6 +26,8 @@ class Queue:
     groups: Sequence[Group] = ()
     reported: Amounts = field(default_factory=dict)
     """What Kueue says is reserved; it may know a Workload that we have not seen yet."""
+    stopped: bool = field(default=False, kw_only=True)
+    """Kueue admits nobody there (stopPolicy): whoever leaves does not come back."""
 
     @property
     def nominal(self) -> Amounts:

@@ -82,7 +82,8 @@ def read_queue(raw: Object) -> model.Queue:
     """Of a ClusterQueue. Raises ValueError, LookupError, TypeError: it is not as it should be."""
     spec = raw.get("spec") or {}
     cohort = str(spec.get("cohortName") or spec.get("cohort") or "")
-    return model.Queue(str(raw["metadata"]["name"]), cohort, quota.groups(raw), quota.reported(raw))
+    stopped = str(spec.get("stopPolicy") or "None") != "None"
+    return model.Queue(str(raw["metadata"]["name"]), cohort, quota.groups(raw), quota.reported(raw), stopped=stopped)
 
 
 def read_workload(raw: Object, queue: str) -> model.Workload:

@@ -38,7 +38,7 @@ def propose(snapshot: ClusterSnapshot, expect_s: float) -> list[Proposal]:
     for key in sorted(snapshot.jobs):
         job = snapshot.jobs[key]
         queue = snapshot.queue_of(job)
-        if queue is None or queue.pool in changing or not _grows(job):
+        if queue is None or queue.stopped or queue.pool in changing or not _grows(job):
             continue
         if queue.name not in room:
             room[queue.name] = quotas.spare(snapshot, queue, taken)
@@ -57,9 +57,10 @@ def _changing(snapshot: ClusterSnapshot) -> set[str]:
         queue = snapshot.queues.get(workload.queue)
         if queue is None or queue.pool in found:
             continue
-        if workload.waits and queue.name not in most:
+        waits = workload.waits and not queue.stopped
+        if waits and queue.name not in most:
             most[queue.name] = quotas.most(snapshot, queue)
-        waits = workload.waits and quota.fits(workload.asks, queue.groups, most[queue.name])
+        waits = waits and quota.fits(workload.asks, queue.groups, most[queue.name])
         if waits or (workload.leaves and workload.holds is not None):
             found.add(queue.pool)
     for job in snapshot.jobs.values():

@@ -150,3 +150,13 @@ def test_without_a_look_at_the_nodes_nothing_is_proposed():
 
 def test_nobody_is_blocked_in_a_cluster_where_all_fits():
     assert blocked.of(seen(small("small", "n2"), wide(level=""), nodes=TWO_RACKS)) == []
+
+
+def test_nobody_leaves_a_stopped_queue_and_who_waits_in_one_is_not_helped():
+    found = seen(small("small", "n2"), wide(), nodes=TWO_RACKS)
+    stopped = {name: replace(queue, stopped=True) for name, queue in found.queues.items()}
+    assert moves(replace(found, queues=stopped)) == []
+    elsewhere = replace(wide(), workload=replace(wide().workload, queue="open"))
+    two = seen(small("small", "n2"), elsewhere, nodes=TWO_RACKS)
+    assert moves(replace(two, queues={**two.queues, "open": scene.queue("open", 16)})) != []
+    assert moves(replace(two, queues={**stopped, "open": scene.queue("open", 16)})) == []

@@ -195,3 +195,12 @@ def test_an_elastic_owner_gets_its_whole_size_if_that_can_come_back_and_else_its
 def test_several_queues_without_a_cohort_owe_each_other_nothing():
     queues = (scene.queue("training", 2), scene.queue("owner", 2))
     assert gives(scene.job(count=4), queues=queues) == []
+
+
+def test_who_leaves_a_stopped_queue_would_not_come_back_and_who_waits_in_one_is_not_helped():
+    stopped, owns = replace(lent("training", 2), stopped=True), lent("owner", 2)
+    assert grows(scene.job(), queues=(stopped, lent("owner", 6))) == []
+    assert gives(scene.job(count=4), queues=(stopped, owns)) == []
+    assert gives(scene.job(count=4), queues=(lent("training", 2), replace(owns, stopped=True))) == []
+    waits = (owner(),)
+    assert grows(scene.job(), queues=(lent("training", 2), replace(owns, stopped=True)), others=waits)[0][1] == 4

@@ -13,7 +13,7 @@ from test_planner_rounds import KEY, Stage, until
 from test_verbs_ask import node, queue
 
 from kueue_integration.contract import job_names
-from kueue_integration.controller.planning.look import read_workload
+from kueue_integration.controller.planning.look import read_queue, read_workload
 from kueue_integration.controller.planning.room import measured
 from kueue_integration.errors import Forbidden
 from kueue_integration.kube.resources import JOB, POD, RESOURCE_FLAVOR
@@ -61,6 +61,15 @@ def test_a_workload_says_how_many_pods_it_has_and_which_level_they_need():
     assert (found.pods, found.level, found.per_pod) == (2, RACK, {"cpu": 2})
     raw["spec"]["podSets"].append({"name": "more", "count": 1})
     assert (read_workload(raw, "training").pods, read_workload(raw, "training").level) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("policy", "stopped"), [("", False), ("None", False), ("Hold", True), ("HoldAndDrain", True)]
+)
+def test_a_queue_says_whether_it_admits_anybody(policy, stopped):
+    raw = quotas("training", "1")
+    raw["spec"].update({"stopPolicy": policy} if policy else {})
+    assert read_queue(raw).stopped is stopped
 
 
 # --- rounds ---------------------------------------------------------------------------------------------------------
