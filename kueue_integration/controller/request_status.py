@@ -60,7 +60,7 @@ def _accept(job: Job, workload: Workload | None, request: JobRequest, status: Re
         least = required(job.fewest_workers) if request.min_workers is None else request.min_workers
         fewest = min(least, request.workers)
         change = {job_names.ANN_WORKERS: str(request.workers), job_names.ANN_MIN_WORKERS: str(fewest)}
-        if given is not None and fewest <= given.count < request.workers:
+        if given is not None and fewest <= given.count < request.workers and not request.at_once:
             message = f"grows to {request.workers} workers as soon as their quota is free; has {given.count} now"
         elif given is not None and given.count != request.workers:
             message = f"goes from {given.count} to {request.workers} workers"

@@ -60,7 +60,7 @@ def decide(snapshot: Snapshot, workload: Workload, check_name: str) -> Action | 
     runs = not job.suspended and workload.is_true("Admitted") and not workload.is_true("Evicted")
     if op not in ("resize", "migrate") or record is None or not runs or record.ended_by or not workload.active:
         return None
-    problem = unfit(job, workload, snapshot.pods, record)
+    problem = unfit(job, workload, snapshot.pods, record) or _grows(job, workload, record)
     if not problem or workload.state_of(check_name) != "Ready":
         return None
     by = f" by {found[0].by}" if found is not None and found[0].by else ""
@@ -144,6 +144,15 @@ def unfit(job: Job, workload: Workload, pods: Sequence[Pod], record: AttemptReco
     nodes = {str(pod.node) for pod in of_attempt(pods, record.attempt)}
     leave = sorted(nodes & set(target.avoid_nodes))
     return f"away from node {', '.join(leave)}" if leave else ""
+
+
+def _grows(job: Job, workload: Workload, record: AttemptRecord) -> str:
+    """Why an attempt makes way for a larger one at once, "" if it does not. Raises BadAnnotationError."""
+    found, given = job.changing, workload.admission
+    if found is None or not found[0].at_once or given is None or record.attempt > found[1].attempt:
+        return ""
+    wanted = required(job.workers_wanted)
+    return f"{given.count} -> {wanted} workers" if given.count < wanted else ""
 
 
 def _wrong_admission(job: Job, workload: Workload) -> str:

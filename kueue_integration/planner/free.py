@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 
 from . import quota
@@ -37,6 +38,49 @@ def room(snapshot: ClusterSnapshot, queue: Queue) -> Room:
         )
         for key, amount in queue.nominal.items()
     }
+
+
+def spare(snapshot: ClusterSnapshot, queue: Queue, taken: Mapping[str, quota.Amounts]) -> Room:
+    """What Kueue would still admit in the queue, with quota that it may borrow in its cohort.
+
+    `available` in pkg/cache/scheduler/resource_node.go of Kueue v0.19, for a cohort without a parent. Quota of Cohort
+    objects is not counted. `taken`: by queue (`used`).
+    """
+    found: Room = {}
+    for key, nominal in queue.nominal.items():
+        shared = NONE
+        for q in snapshot.around(queue):
+            kept = _kept(q, key)
+            shared += q.nominal.get(key, NONE) - kept - max(NONE, taken[q.name].get(key, NONE) - kept)
+        kept, own = _kept(queue, key), taken[queue.name].get(key, NONE)
+        limit = next((g.most_borrowed[key] for g in queue.groups if key in g.most_borrowed), None)
+        if limit is not None:
+            shared = min(shared, nominal - kept - max(NONE, own - kept) + limit)
+        found[key] = max(NONE, kept - own) + shared
+    return found
+
+
+def most(snapshot: ClusterSnapshot, queue: Queue) -> Room:
+    """What the queue could hold if it were alone in its cohort (`potentialAvailable` there)."""
+    return spare(snapshot, queue, {q.name: {} for q in snapshot.around(queue)})
+
+
+def used(snapshot: ClusterSnapshot) -> dict[str, Room]:
+    """By queue: what its Workloads hold, by our copies or by what Kueue reports, whichever is more."""
+    held: dict[str, Room] = {name: {} for name in snapshot.queues}
+    for workload in snapshot.workloads:
+        if workload.holds is not None and workload.queue in held:
+            held[workload.queue] = quota.added((held[workload.queue], workload.holds))
+    for name, queue in snapshot.queues.items():
+        for key, amount in queue.reported.items():
+            held[name][key] = max(held[name].get(key, NONE), amount)
+    return held
+
+
+def _kept(queue: Queue, key: tuple[str, str]) -> Fraction:
+    """Nominal quota of the queue that it lends to nobody."""
+    limit = next((g.most_lent[key] for g in queue.groups if key in g.most_lent), None)
+    return NONE if limit is None else max(NONE, queue.nominal.get(key, NONE) - limit)
 
 
 def with_own(free: Room, own: quota.Amounts) -> Room:

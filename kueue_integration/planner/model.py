@@ -26,6 +26,8 @@ class Queue:
     groups: Sequence[Group] = ()
     reported: Amounts = field(default_factory=dict)
     """What Kueue says is reserved; it may know a Workload that we have not seen yet."""
+    stopped: bool = field(default=False, kw_only=True)
+    """Kueue admits nobody there (stopPolicy): whoever leaves does not come back."""
 
     @property
     def nominal(self) -> Amounts:
@@ -56,6 +58,17 @@ class Workload:
     """It is active and waits for quota."""
     leaves: bool = False
     """It is evicted, or about to be: a check says so and Kueue has not acted on it yet."""
+    pods: int = 0
+    """At least, and what each of them asks for; 0: its pods are not all alike."""
+    per_pod: Mapping[str, Fraction] = field(default_factory=dict)
+    level: str = ""
+    """The topology level (a node label) of which its pods require one domain, "" for none."""
+
+    @property
+    def devices(self) -> int:
+        """Devices that it asks for, at least; a pod without any counts as one."""
+        each = sum((amount for name, amount in self.per_pod.items() if "/" in name), Fraction(0))
+        return max(1, self.pods) * max(1, int(each))
 
 
 @dataclass(frozen=True)
@@ -134,6 +147,8 @@ class Job:
     """All pods of the current attempt run, and none of them is being deleted."""
     nodes: frozenset[str] = frozenset()
     """Nodes of its pods that have not ended."""
+    unplaced: int = 0
+    """Pods that have quota, and that no node has room for."""
     change: Request | None = None
     """The last request that changes the job, and the last for a checkpoint."""
     save: Request | None = None
@@ -186,6 +201,9 @@ class Node:
 
     name: str
     leaving: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    free: Mapping[str, Fraction] = field(default_factory=dict, kw_only=True)
+    """resource -> what no pod asks for. Empty: nobody has asked for it, or the node takes no pods."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +215,8 @@ class ClusterSnapshot:
     workloads: Sequence[Workload] = ()
     jobs: Mapping[JobKey, Job] = field(default_factory=dict)
     nodes: Mapping[str, Node] = field(default_factory=dict)
+    flavors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """ResourceFlavor -> the labels of its nodes; only where somebody has asked for the room on nodes."""
 
     def queue_of(self, job: Job) -> Queue | None:
         return self.queues.get(job.workload.queue) if job.workload is not None else None

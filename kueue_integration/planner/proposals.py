@@ -74,7 +74,8 @@ def _unfit(proposal: Proposal, job: Job, snapshot: ClusterSnapshot) -> str:
             return "its number of pods is fixed"
         if not isinstance(count, int) or not 1 <= count <= job.ranks or job.ranks % count:
             return f"{count!r} workers do not divide its {job.ranks} ranks evenly"
-        return "it has that size already" if count == job.wanted else ""
+        has = job.given is None or job.given.count == count
+        return "it has that size already" if count == job.wanted and has else ""
     if action == "migrate":
         unknown = [node for node in proposal.nodes if node not in snapshot.nodes]
         if unknown or not proposal.nodes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from ..kube import quantities
@@ -21,6 +21,9 @@ class Group:
     covered: Sequence[str]
     flavors: Sequence[str]
     nominal: Amounts
+    most_borrowed: Amounts = field(default_factory=dict)
+    """borrowingLimit, and lendingLimit; what is not in them has no limit."""
+    most_lent: Amounts = field(default_factory=dict)
 
 
 # --- out of Kueue's objects -----------------------------------------------------------------------------------------
@@ -29,12 +32,17 @@ def groups(queue: Object) -> list[Group]:
     found = []
     for group in (queue.get("spec") or {}).get("resourceGroups") or ():
         flavors = group.get("flavors") or ()
-        nominal = {
-            (str(flavor["name"]), str(resource["name"])): quantities.parse(resource["nominalQuota"])
-            for flavor in flavors
-            for resource in flavor.get("resources") or ()
-        }
-        found.append(Group(list(group.get("coveredResources") or ()), [str(f["name"]) for f in flavors], nominal))
+        nominal, borrowed, lent = (
+            {
+                (str(flavor["name"]), str(resource["name"])): quantities.parse(resource[limit])
+                for flavor in flavors
+                for resource in flavor.get("resources") or ()
+                if limit == "nominalQuota" or resource.get(limit) is not None
+            }
+            for limit in ("nominalQuota", "borrowingLimit", "lendingLimit")
+        )
+        covered, names = list(group.get("coveredResources") or ()), [str(f["name"]) for f in flavors]
+        found.append(Group(covered, names, nominal, borrowed, lent))
     return found
 
 

@@ -42,6 +42,20 @@ class AttainedService:
 
 
 @dataclass(frozen=True)
+class Defragmentation:
+    mode: Mode = "none"
+    most_moves: Annotated[int, Within(1, 64)] = 4
+    """So many jobs at most move for one that waits."""
+
+
+@dataclass(frozen=True)
+class Lending:
+    mode: Mode = "none"
+    expect_s: Interval = 1800.0
+    """Seconds for which spare quota is expected to stay spare."""
+
+
+@dataclass(frozen=True)
 class MarginalGain:
     mode: Mode = "none"
 
@@ -66,6 +80,8 @@ class PlannerSettings:
     limits: MoveLimits = field(default_factory=MoveLimits)
     cordon: Cordon = field(default_factory=Cordon)
     attained_service: AttainedService = field(default_factory=AttainedService)
+    defragmentation: Defragmentation = field(default_factory=Defragmentation)
+    lending: Lending = field(default_factory=Lending)
     marginal_gain: MarginalGain = field(default_factory=MarginalGain)
     sla_tiers: SlaTiers = field(default_factory=SlaTiers)
     time_sharing: TimeSharing = field(default_factory=TimeSharing)
@@ -85,6 +101,12 @@ def problem(settings: PlannerSettings) -> str:
         return "sla_tiers.tiers is empty: name a WorkloadPriorityClass and its share, such as {high: 0.9}"
     if settings.attained_service.mode != "none" and settings.sla_tiers.mode != "none":
         return "attained_service and sla_tiers both set priorities: switch one of them off (mode none)"
+    lending = settings.lending
+    if lending.mode != "none" and lending.expect_s < settings.limits.min_run_s:
+        return (
+            f"lending.expect_s = {lending.expect_s:g}: must be at least limits.min_run_s, "
+            f"{settings.limits.min_run_s:g}, before which no job is moved again"
+        )
     sharing = settings.time_sharing
     if sharing.mode != "none" and sharing.quantum_s < settings.limits.min_run_s:
         return (

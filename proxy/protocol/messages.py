@@ -245,6 +245,8 @@ class JobRequest:
     """checkpoint: abandon it if it is not committed this many seconds after the controller has seen it."""
     checkpoint: AnyId | None = None
     """rewind: the committed checkpoint that the job goes on from."""
+    at_once: bool | None = None
+    """resize: to more workers now, without a wait for their quota; whoever asks has seen that it is free."""
 
 
 @dataclass(frozen=True)

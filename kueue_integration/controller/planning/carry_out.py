@@ -97,7 +97,8 @@ def _filled(job: Object, request: JobRequest, proposal: Proposal) -> JobRequest:
     if problem is not None:
         raise RequestRefusedError(problem)
     if proposal.action == "resize":
-        return JobRequest(request.id, "resize", request.at, request.by, workers=proposal.workers)
+        # The policy has seen that the quota is there: a request that waits for it would be in the way of the next one.
+        return JobRequest(request.id, "resize", request.at, request.by, workers=proposal.workers, at_once=True)
     if proposal.action == "checkpoint":
         return JobRequest(request.id, "checkpoint", request.at, request.by, timeout_s=MAX_SAVE_S)
     last = user_requests.asked(job, user_requests.CHANGE)

@@ -11,7 +11,7 @@ from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus
 from ...contract import attempt_records, job_names, kinds
 from ...drain import nodes as drained
 from ...kube import quantities
-from ...kube.resources import Object, is_true, label
+from ...kube.resources import Object, condition, is_true, label
 from ...manifests.pod_placement import asks_for_topology
 from ...planner import model, priority, quota
 from ...planner.model import ClusterSnapshot, JobKey
@@ -82,7 +82,8 @@ def read_queue(raw: Object) -> model.Queue:
     """Of a ClusterQueue. Raises ValueError, LookupError, TypeError: it is not as it should be."""
     spec = raw.get("spec") or {}
     cohort = str(spec.get("cohortName") or spec.get("cohort") or "")
-    return model.Queue(str(raw["metadata"]["name"]), cohort, quota.groups(raw), quota.reported(raw))
+    stopped = str(spec.get("stopPolicy") or "None") != "None"
+    return model.Queue(str(raw["metadata"]["name"]), cohort, quota.groups(raw), quota.reported(raw), stopped=stopped)
 
 
 def read_workload(raw: Object, queue: str) -> model.Workload:
@@ -91,6 +92,8 @@ def read_workload(raw: Object, queue: str) -> model.Workload:
     meta, spec = raw["metadata"], raw.get("spec") or {}
     given = views.admission(raw)
     checks = (raw.get("status") or {}).get("admissionChecks") or ()
+    podsets: Sequence[Object] = spec.get("podSets") or ()
+    only = podsets[0] if len(podsets) == 1 else {}
     return model.Workload(
         namespace=str(meta["namespace"]),
         name=str(meta["name"]),
@@ -102,6 +105,9 @@ def read_workload(raw: Object, queue: str) -> model.Workload:
         asks=quota.requests(raw),
         waits=given is None and spec.get("active", True) is not False and not meta.get("deletionTimestamp"),
         leaves=is_true(raw, "Evicted") or any(c.get("state") in ("Retry", "Rejected") for c in checks),
+        pods=int(only.get("minCount") or only.get("count") or 0),
+        per_pod=quota.of_pod(only),
+        level=str((only.get("topologyRequest") or {}).get("required") or ""),
     )
 
 
@@ -149,6 +155,7 @@ def read_job(
         runs_since=_trains_since(raw, last) if running else None,
         whole=running and last is not None and _whole(pods, last),
         nodes=frozenset(str(pod.node) for pod in pods if pod.node and pod.can_write),
+        unplaced=_unplaced(pods, last) if running and last is not None else 0,
         change=_request(job.change),
         save=_request(job.checkpoint_request),
         paused=seen is not None and not seen.active and seen.paused,
@@ -175,6 +182,12 @@ def _whole(pods: Sequence[Pod], last: AttemptRecord) -> bool:
     """All pods run and train: then the cost of a move is known, and we never interrupt a start."""
     running = [pod for pod in of_attempt(pods, last.attempt) if pod.phase == "Running"]
     return last.ended_by is None and all(not pod.deleting for pod in running) and len(running) == last.pods
+
+
+def _unplaced(pods: Sequence[Pod], last: AttemptRecord) -> int:
+    """Pods of the current attempt that the scheduler finds no node for."""
+    waiting = [pod for pod in of_attempt(pods, last.attempt) if not pod.node and not pod.deleting]
+    return sum((condition(pod.raw, "PodScheduled") or {}).get("reason") == "Unschedulable" for pod in waiting)
 
 
 def _given(given: views.Admission) -> model.Given:

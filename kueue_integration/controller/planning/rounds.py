@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ...errors import JobNotFoundError, KubeError, PlatformError, RequestRefusedError
 from ...kube.client import Kube
 from ...kube.resources import NODE, Object
-from ...planner import policies
+from ...planner import blocked, policies
 from ...planner.arbiter import Arbiter, Limits, Ruling, Terms
 from ...planner.policies import (
     Policy,
     attained_service,
     cordon,
+    defragmentation,
+    lending,
     marginal_gain,
     regrow,
+    returns,
     sla_tiers,
     tidy,
     time_sharing,
@@ -29,6 +33,7 @@ from ..metrics import Metrics
 from .carry_out import CarryOut, Perform
 from .look import Eyes, Seen
 from .report import Report
+from .room import with_room
 
 PLAN_DELAY_S = 0.3
 """Quota changes come in bursts; one plan for a burst."""
@@ -84,10 +89,12 @@ class Rounds:
             every_s = self._settings.planner.every_s
             if self._clock() - self._others_at >= every_s:
                 self._others_at, act, dry = self._clock(), self._act, self._dry
-                if cordon.NAME in act or cordon.NAME in dry:
+                if {cordon.NAME, defragmentation.NAME} & {*act, *dry}:
                     nodes = self._nodes()
             again(max(PLAN_DELAY_S, self._others_at + every_s - self._clock()))
         seen = self._eyes.look(self._now(), nodes, self._settings.planner.cordon.conditions)
+        if defragmentation.NAME in act or defragmentation.NAME in dry:
+            seen = self._with_room(seen, nodes)
         self._dry_run(seen, dry)
         self._really(seen, act, again)
 
@@ -99,6 +106,16 @@ class Rounds:
         except KubeError as error:
             self._report.trouble(cordon.NAME, f"cannot see nodes or its requests: {error}", None, self._now())
             return []
+
+    def _with_room(self, seen: Seen, nodes: Sequence[Object]) -> Seen:
+        """With the room on nodes, if somebody waits whom it may help. Without it nothing is defragmented."""
+        if not blocked.of(seen.snapshot):
+            return seen
+        try:
+            return replace(seen, snapshot=with_room(self._kube, seen.snapshot, nodes))
+        except (KubeError, ValueError, LookupError, TypeError) as error:
+            self._report.trouble(defragmentation.NAME, f"cannot see the room on nodes: {error}", None, self._now())
+            return seen
 
     def _really(self, seen: Seen, act: Mapping[str, Policy], again: Callable[[float], None]) -> None:
         errors: list[Exception] = []
@@ -149,6 +166,8 @@ def chosen(planner: PlannerSettings, mode: str) -> dict[str, Policy]:
     found: dict[str, Policy] = {}
     if planner.cordon.mode == mode:
         found[cordon.NAME] = cordon.propose
+    if planner.lending.mode == mode:
+        found[returns.NAME] = functools.partial(returns.propose, expect_s=planner.lending.expect_s)
     tiers = planner.sla_tiers
     if tiers.mode == mode:
         found[sla_tiers.NAME] = functools.partial(
@@ -164,13 +183,22 @@ def chosen(planner: PlannerSettings, mode: str) -> dict[str, Policy]:
         )
     if planner.time_sharing.mode == mode:
         found[time_sharing.NAME] = functools.partial(time_sharing.propose, quantum_s=planner.time_sharing.quantum_s)
+    if planner.defragmentation.mode == mode:
+        moves = planner.defragmentation.most_moves
+        found[defragmentation.NAME] = functools.partial(defragmentation.propose, most_moves=moves)
     if planner.marginal_gain.mode == mode:
         found[marginal_gain.NAME] = marginal_gain.propose
+    if planner.lending.mode == mode:
+        found[lending.NAME] = functools.partial(lending.propose, expect_s=planner.lending.expect_s)
     return found
 
 
 def terms(planner: PlannerSettings, asked: Mapping[str, Policy]) -> dict[str, Terms]:
-    """Regrowth has a patience of its own. Neither it nor a node that goes can be weighed in device-seconds."""
+    """Regrowth has a patience of its own. Neither it nor a node that goes can be weighed in device-seconds.
+
+    What is lent comes back when its owner asks for it, and not when that pays.
+    """
     free = Terms(Limits(0.0, None, None), weigh=False, only_held=False)
     own = {tidy.NAME: free, regrow.NAME: free, cordon.NAME: Terms(planner.arbiter, weigh=False)}
+    own[returns.NAME] = Terms(Limits(0.0, None, None), weigh=False)
     return {name: own.get(name, Terms(planner.arbiter)) for name in asked}

@@ -130,6 +130,9 @@ def test_the_planner_gets_its_values_and_rights_only_with_a_policy():
     dry, some = of("planner.cordon.mode=propose", "planner.limits.movesPerHour=9", "planner.everySeconds=5")
     assert (dry.cordon.mode, dry.limits.moves_per_hour, dry.every_s) == ("propose", 9, 5)
     assert some - none == {("events", "create"), ("resourceflavors", "list"), ("localqueues", "get")}
+    assert of("planner.defragmentation.mode=act")[1] == some  # it moves by the same request
+    lends, rights = of("planner.lending.mode=act", "planner.lending.expectSeconds=600")
+    assert (lends.lending.mode, lends.lending.expect_s, rights - none) == ("act", 600, {("events", "create")})
 
 
 def test_helm_refuses_a_mode_that_is_none():

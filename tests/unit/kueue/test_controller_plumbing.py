@@ -173,6 +173,7 @@ def test_defaults_and_what_the_chart_sets(env):
 def test_the_planner_is_off_and_reads_what_the_chart_sets(env):
     off = config.load([], env).settings.planner
     assert {part.mode for part in (off.cordon, off.attained_service, off.sla_tiers)} == {"none"}
+    assert (off.lending.mode, off.defragmentation.mode) == ("none", "none")
     text = '{"everySeconds":5,"limits":{"minRunSeconds":60,"tenantMovesPerHour":7},"cordon":{"mode":"act"}}'
     some = config.load([], {**env, "SINGULARITY_PLANNER": text}).settings.planner
     assert (some.every_s, some.arbiter.min_run_s, some.arbiter.tenant_moves_per_hour) == (5, 60, 7)
@@ -201,6 +202,12 @@ def test_the_planner_is_off_and_reads_what_the_chart_sets(env):
         ({"SINGULARITY_PLANNER": '{"attainedService":{"thresholds":[5,3]}}'}, "attainedService.thresholds = .5.0"),
         ({"SINGULARITY_PLANNER": '{"slaTiers":{"mode":"act"}}'}, "slaTiers.tiers is empty"),
         ({"SINGULARITY_PLANNER": '{"slaTiers":{"tiers":{"high":1.5}}}'}, r"planner.slaTiers.tiers.'high'."),
+        ({"SINGULARITY_PLANNER": '{"defragmentation":{"mostMoves":0}}'}, "planner.defragmentation.mostMoves"),
+        ({"SINGULARITY_PLANNER": '{"lending":{"expectSeconds":0}}'}, "planner.lending.expectSeconds"),
+        (
+            {"SINGULARITY_PLANNER": '{"lending":{"mode":"act","expectSeconds":9}}'},
+            "lending.expectSeconds = 9: must be at least limits.minRunSeconds, 300",
+        ),
         (
             {"SINGULARITY_PLANNER": '{"timeSharing":{"mode":"propose","quantumSeconds":9}}'},
             "timeSharing.quantumSeconds = 9: must be at least limits.minRunSeconds, 300",

@@ -261,6 +261,23 @@ def test_growth_within_the_bounds_goes_on_until_there_is_quota():
     assert action(job(grow, state="running", pods=2), running(2), pods(2)) is None
 
 
+def test_growth_at_once_leaves_now_and_comes_back_with_what_kueue_gives():
+    """Whoever asks has seen the quota. The new attempt ends the request, also with fewer workers."""
+    grow = request("resize", workers=4, at_once=True)
+    taken = action(job(grow, pods=2), running(2), pods(2))
+    assert taken.status.message == "goes from 2 to 4 workers"
+    out = action(job(grow, state="running", pods=2), running(2), pods(2))
+    assert isinstance(out, PatchWorkload) and out.body["spec"] == {"active": False}
+    some = job(grow, state="running", past=second(pods=2), pods=2)
+    assert action(some, running(2), pods(2, 2)).status.state == "done"
+
+
+def test_an_older_reader_understands_a_request_that_says_nothing_of_at_once():
+    assert "at_once" not in str(user_requests.written(request("resize", workers=4)))
+    (text,) = user_requests.written(request("resize", workers=4, at_once=True)).values()
+    assert from_json(JobRequest, text).at_once is True
+
+
 def test_nobody_is_evicted_for_bounds_without_a_request():
     """Somebody edited the annotations by hand: they count at the next admission."""
     assert action(job(annotations=bounds(2, 2)), running(), pods()) is None

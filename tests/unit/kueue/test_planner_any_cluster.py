@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
 import planner_scene as scene
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_scene import NOW
+from planner_scene import GPU, NOW
 
 from kueue_integration.controller.planning.rounds import chosen, terms
-from kueue_integration.planner import policies
+from kueue_integration.planner import blocked, measure, policies
+from kueue_integration.planner import free as quotas
 from kueue_integration.planner.arbiter import Arbiter
 from kueue_integration.planner.model import BY, ClusterSnapshot, Job, Request
-from kueue_integration.planner.policies import Policy, regrow, tidy
+from kueue_integration.planner.placing import HOSTNAME
+from kueue_integration.planner.policies import Policy, defragmentation, lending, regrow, returns, tidy
 from kueue_integration.planner.proposals import moves
 from kueue_integration.planner.settings import (
     AttainedService,
     Cordon,
+    Defragmentation,
+    Lending,
     MarginalGain,
     PlannerSettings,
     SlaTiers,
@@ -32,6 +37,7 @@ ENDS = st.sampled_from([None, "Preempted", "Migrated", "Paused", "Deleted", "Reg
 ALL = PlannerSettings(
     cordon=Cordon("act"), attained_service=AttainedService("act", [100.0, 5000.0]), marginal_gain=MarginalGain("act"),
     sla_tiers=SlaTiers("act", {"high": 0.9, "low": 0.1}), time_sharing=TimeSharing("act", 300.0),
+    defragmentation=Defragmentation("act"), lending=Lending("act"),
 )  # fmt: skip
 
 
@@ -77,13 +83,16 @@ def jobs(draw: Any, name: str) -> Job:
                 "change": request, "save": request, "priority_class": st.sampled_from(["high", "low", "other"]),
                 "wanted": st.sampled_from([1, 2, 4]), "fewest": st.sampled_from([1, 2]),
                 "boosted_by": st.just("slaTiers"), "flavors": st.sampled_from([(), ("a100",), ("h100",)]),
-                "created": TIME, "saved_at": TIME,
+                "created": TIME, "saved_at": TIME, "unplaced": st.integers(0, 2),
                 "steps_done": st.integers(0, 10**6), "steps_seen_at": TIME, "steps_total": st.integers(0, 10**6),
                 "steps_printed": st.integers(0, 10**6), "devices_per_pod": st.sampled_from([1, 8]),
             },
         )
     )  # fmt: skip
-    return replace(job, **more)
+    alike = {"pods": draw(st.integers(0, 4)), "per_pod": draw(st.sampled_from([{}, {GPU: Fraction(1)}]))}
+    level = draw(st.sampled_from(["", "rack", HOSTNAME]))
+    assert job.workload is not None
+    return replace(job, workload=replace(job.workload, level=level, **alike), **more)
 
 
 @st.composite
@@ -91,7 +100,14 @@ def clusters(draw: Any) -> ClusterSnapshot:
     known = [draw(jobs(f"j{n}")) for n in range(draw(st.integers(0, 6)))]
     size = st.sampled_from([0, 1, 4, 16])
     queues = tuple(scene.queue(f"q{n}", draw(size), "c" if n < 2 else "", ("h100", "a100")) for n in range(3))
-    return scene.snapshot(*known, queues=queues, nodes={"n1": draw(st.sampled_from(["", "is cordoned"]))})
+    seen = scene.snapshot(*known, queues=queues, nodes={"n1": draw(st.sampled_from(["", "is cordoned"])), "n2": ""})
+    free = st.dictionaries(st.just(GPU), st.integers(-2, 8).map(Fraction))
+    nodes = {
+        name: replace(node, labels={"rack": draw(st.sampled_from("ab")), HOSTNAME: name}, free=draw(free))
+        for name, node in seen.nodes.items()
+    }
+    flavors = draw(st.dictionaries(st.sampled_from(["h100", "a100"]), st.just(dict[str, str]())))
+    return replace(seen, nodes=nodes, flavors=flavors)
 
 
 def all_policies() -> dict[str, Policy]:
@@ -131,5 +147,44 @@ def test_together_they_touch_no_job_twice_and_none_that_is_busy(seen: ClusterSna
     assert len(set(pools)) == len(pools)
 
 
+@settings(max_examples=120, deadline=None)
+@given(clusters())
+def test_lending_stays_within_the_cohort_and_takes_back_for_its_members_only(seen: ClusterSnapshot) -> None:
+    taken = quotas.used(seen)
+    for proposal in lending.propose(seen, 1800.0):
+        job = seen.jobs[proposal.job]
+        queue = seen.queue_of(job)
+        assert queue is not None and job.given is not None and job.ranks % proposal.workers == 0
+        fits = [size for size in returns.sizes(job) if job.given.count < size <= proposal.workers]
+        more = {key: amount * (fits[0] - job.given.count) for key, amount in returns.per_pod(job).items()}
+        around = seen.around(queue)
+        for key, amount in more.items():
+            whole = sum(q.nominal.get(key, Fraction(0)) for q in around)
+            assert sum(taken[q.name].get(key, Fraction(0)) for q in around) + amount <= whole
+    for proposal in returns.propose(seen, 1800.0):
+        job = seen.jobs[proposal.job]
+        queue = seen.queue_of(job)
+        assert queue is not None and job.given is not None
+        assert job.fewest <= proposal.workers < job.given.count
+        borrowed = {key: taken[queue.name][key] - queue.nominal[key] for key in returns.per_pod(job)}
+        assert any(amount > 0 for amount in borrowed.values())
+        assert any(w.waits and w.queue in {q.name for q in seen.around(queue)} - {queue.name} for w in seen.workloads)
+
+
+@settings(max_examples=120, deadline=None)
+@given(clusters())
+def test_defragmentation_moves_only_smaller_jobs_and_all_moves_pay_or_none(seen: ClusterSnapshot) -> None:
+    proposals = defragmentation.propose(seen, 4)
+    worth = [p.gain_device_seconds > measure.cost(seen.jobs[p.job]) for p in proposals]
+    for reason in {p.reason for p in proposals}:
+        same = [pays for p, pays in zip(proposals, worth, strict=True) if p.reason == reason]
+        assert len(same) <= 4 and len({*same}) == 1
+    most = max((b.devices for b in blocked.of(seen)), default=0)
+    assert all(seen.jobs[p.job].devices < most and seen.jobs[p.job].trains for p in proposals)
+
+
 def test_all_of_them_are_in_the_list() -> None:
-    assert set(chosen(ALL, "act")) == {"cordon", "slaTiers", "attainedService", "timeSharing", "marginalGain"}
+    assert set(chosen(ALL, "act")) == {
+        "cordon", "slaTiers", "attainedService", "timeSharing", "marginalGain", "lending", "lendingReturn",
+        "defragmentation",
+    }  # fmt: skip
