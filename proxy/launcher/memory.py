@@ -23,6 +23,13 @@ def oom_kills(cgroup: Path = CGROUP) -> int:
     return 0
 
 
+def kills_since(before: int, cgroup: Path = CGROUP) -> str:
+    """A sentence where `oom_kills` has grown, else ""."""
+    if oom_kills(cgroup) <= before:
+        return ""
+    return "The kernel killed processes of this container for memory: its limit is below what the ranks need"
+
+
 def limit(cgroup: Path = CGROUP) -> int | None:
     """The container's memory limit in bytes; None: it has none, or it is unknown."""
     for path in (cgroup / "memory.max", cgroup / "memory/memory.limit_in_bytes"):

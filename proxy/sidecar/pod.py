@@ -22,7 +22,7 @@ from ..protocol import exit_codes, gpus, image_room, names, page
 from ..protocol.manifest import RankImage
 from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Reading
 from ..protocol.ratchet import RankView
-from ..store import PagesSocket, Store
+from ..store import PagesSocket, Store, memory
 from . import state_machine
 from .barrier_page import BarrierPage
 from .config import Config
@@ -236,6 +236,7 @@ class Pod:
 
     def _ranks_run(self) -> None:
         self.started = True
+        threading.Thread(target=memory.load, daemon=True).start()  # before the first upload has to wait for it
         try:
             self._config.started_file.touch()
         except OSError as error:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
-import numpy as np
-
 LATTICE: Final = 64
 """Bytes; torch aligns CPU tensors to this."""
 SMALLEST: Final = 2048
@@ -22,8 +20,7 @@ BITS: Final = 6
 """One lattice line in 2**BITS begins a chunk: 6 KiB on average."""
 KEY_SIZE: Final = 16
 Bytes = bytes | bytearray | memoryview
-_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
-_SHIFT: Final = np.uint64(64 - BITS)
+_MULTIPLIER: Final = 0x9E3779B97F4A7C15
 _ZEROS: Final = bytes(LARGEST)
 
 
@@ -33,13 +30,16 @@ def ends(data: Bytes, final: bool) -> list[int]:
     :param data: begins where a chunk begins
     :param final: the file ends here. Otherwise the rest after the last end belongs to a chunk that is not complete.
     """
+    import numpy as np  # `memory.load`
+
+    multiplier, shift = np.uint64(_MULTIPLIER), np.uint64(64 - BITS)
     lines = len(data) // LATTICE
     words = np.frombuffer(data, dtype="<u8", count=lines * LATTICE // 8).reshape(lines, LATTICE // 8)
     # In place: new arrays at each step cost as much as the arithmetic.
-    mixed = words[:, -1] * _MULTIPLIER
+    mixed = words[:, -1] * multiplier
     mixed ^= words[:, 0]
-    mixed *= _MULTIPLIER
-    mixed >>= _SHIFT
+    mixed *= multiplier
+    mixed >>= shift
     # 1, not 0: lines of zeros are no boundaries.
     candidates: list[int] = (np.flatnonzero(mixed == 1) * LATTICE).tolist()
     found: list[int] = []

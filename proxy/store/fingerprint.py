@@ -12,16 +12,17 @@ halves differ, and then the second sum does. sha256 would take four times as lon
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Words = npt.NDArray[np.uint64]
 
 WORD: Final = 8
 """Bytes."""
-_HALF: Final = np.uint64(32)
 Mark = tuple[int, int]
-Words = npt.NDArray[np.uint64]
 
 
 class Fingerprint:
@@ -34,6 +35,8 @@ class Fingerprint:
     def _room(self) -> tuple[Words, Words]:
         """The weights, and room for upper halves. Drawn at the first text: most uploads have none."""
         if self._drawn is None:
+            import numpy as np  # `memory.load`
+
             weights = np.frombuffer(os.urandom(self._words * WORD), dtype=np.uint64)
             self._drawn = weights, np.empty(self._words, dtype=np.uint64)
         return self._drawn
@@ -43,7 +46,9 @@ class Fingerprint:
 
         :param text: whole words, no more than `most` bytes
         """
+        import numpy as np
+
         words = np.frombuffer(text, dtype=np.uint64)
         weights, upper = (row[: len(words)] for row in self._room())
-        np.right_shift(words, _HALF, out=upper)
+        np.right_shift(words, np.uint64(32), out=upper)
         return int(np.einsum("i,i", words, weights)), int(np.einsum("i,i", upper, weights))

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final
 
-import numpy as np
-
 from ..errors import StoreError
 from .beneath import Beneath
 from .draft import Draft
@@ -32,6 +30,8 @@ def add(sources: Sources, chunks: Chunks, begin: int) -> int:
 
     The key of zeros is added, too.
     """
+    import numpy as np  # `memory.load`
+
     sizes = np.array(chunks.sizes, dtype=np.int64)
     ends = sizes.cumsum() + begin
     packed = (ends - sizes) << _SIZE_BITS | sizes

@@ -2,7 +2,8 @@
 
 A loader worker is a copy of the rank that forked it, and nearly all of its pages are still its parent's. CRIU writes
 each process whole. Here a page is left out where the base, a relative, has the same bytes at the same address. Bytes
-are compared, not page frames: a page that moves, or that the kernel merges, cannot deceive us.
+are compared, not page frames: a page that moves, or that the kernel merges, cannot deceive us. Compaction, huge pages,
+KSM, and NUMA balancing change which frame holds the bytes. None of them changes a byte that a process reads.
 
 The bytes of the base are read from its memory, so no disk has to keep them for the comparison. CRIU has stopped the
 whole family before the first page, and has left the base before it enters the next process. So the memory of the base

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from ..errors import DumpError
 from ..ranks import process_scan
 from ..tools import Tools
 from . import page_images, page_stream
+from .criu import WAS_KILLED
 from .page_sink import PageSink
 from .page_stream import PROCESS, Opened
 
@@ -70,15 +72,18 @@ class PageServer:
                 env=tools.environment(), pass_fds=(number,), stdin=subprocess.DEVNULL, stdout=self._words,
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
+        _goes_first(self._process.pid)
 
     def end(self, failed: bool) -> str:
         """To be called when CRIU has ended, or has `failed`. Returns the problem of this server, "" for none.
 
         `said` is then what it said without a problem.
         """
+        ours = ""
         try:
             code = self._process.wait(0.2 if failed else ENDS_S)
         except subprocess.TimeoutExpired:
+            ours = "did not end"
             self._process.kill()
             code = self._process.wait(ENDS_S)
         reap.forget(self._process)
@@ -87,7 +92,14 @@ class PageServer:
         said = self._words.read().decode(errors="replace").strip()[-_WORDS:]
         self._words.close()
         self.said = "" if code else said
-        return (said or f"ended with {code}") if code else ""
+        ended = WAS_KILLED if code == -signal.SIGKILL else f"ended with {code}"
+        return (said or f"page server: {ours or ended}") if code else ""
+
+
+def _goes_first(pid: int) -> None:
+    """Where the container has no memory left, the kernel kills this process before a rank: a dump can be had again."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 
 def bases(pids: Sequence[int], proc: Path = process_scan.PROC) -> dict[int, list[int]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol import image_room, names, page
-from .. import device, pagewords, refusal
+from .. import device, memory, pagewords, refusal
 from ..errors import DumpError, SlotError
 from ..laps import Laps
 from ..paths import Paths
@@ -89,6 +89,7 @@ def dump(
     for ids in real.values():
         tool.ready_for(ids)
     travels = {*map(str, changed)}
+    killed = memory.oom_kills()
     with ThreadPoolExecutor(len(slots)) as pool:
         jobs = [
             pool.submit(_dump_rank, slot, paths, tool, order, frozen.get(rank), files, devices, travels, real[rank])
@@ -96,7 +97,7 @@ def dump(
         ]
     problems = [str(error) for job in jobs if (error := job.exception()) is not None]
     if problems:
-        raise DumpError("; ".join(problems))
+        raise DumpError("; ".join([*problems, *filter(None, [memory.kills_since(killed)])]))
     _pack_layer(changed, [paths.image(order.checkpoint_id, rank) / image.LAYER_TAR for rank in slots])
     told = [f"rank {rank}: {text}" for rank, job in zip(slots, jobs, strict=True) if (text := job.result())]
     for rank, slot in slots.items():

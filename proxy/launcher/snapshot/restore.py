@@ -133,11 +133,10 @@ def _restore_all(plan: Plan, paths: Paths, tool: criu.Criu, slots: Mapping[int, 
     killed = memory.oom_kills()
     with ThreadPoolExecutor(len(slots)) as pool:
         told = [text for text in pool.map(lambda slot: _restore_rank(plan, paths, tool, slot), slots.values()) if text]
-    if told and memory.oom_kills() > killed:
-        told.append("The kernel killed processes of this container for memory: its limit is below what the ranks need")
     if told:
-        by_force = memory.oom_kills() > killed or any(criu.WAS_KILLED in text for text in told)
-        raise RestoreError("; ".join(told), exit_codes.KILLED if by_force else None)
+        why = memory.kills_since(killed)
+        by_force = bool(why) or any(criu.WAS_KILLED in text for text in told)
+        raise RestoreError("; ".join([*told, *filter(None, [why])]), exit_codes.KILLED if by_force else None)
 
 
 def _restore_devices(

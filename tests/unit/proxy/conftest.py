@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from mesh_world import FakeController
 from pod_harness import Pod, install_agent
 from program_runs import PROGRAMS
 from rank_world import Ranks
+from streamed_pod import Holders
 
 from gpukit.build import collect_agent
 
@@ -81,6 +83,31 @@ def make_pod(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
     for pod in pods:
         pod.delete()
         shutil.rmtree(pod.folder / "singularity/images", ignore_errors=True)
+
+
+@pytest.fixture
+def start_holder(make_pod: Callable[..., Pod], rootfs: Path, criu_bundle: Path) -> Iterator[Callable[..., Pod]]:
+    """`start_holder(name, ...)`: a pod whose rank holds memory and counts (`streamed_pod.Holders.start`)."""
+    holders = Holders(make_pod, rootfs, criu_bundle)
+    yield holders.start
+    holders.close()
+
+
+@pytest.fixture
+def memory_256m(tmp_path: Path) -> Iterator[Path]:
+    """A memory cgroup (v1) of 256 MiB."""
+    top = Path("/sys/fs/cgroup/memory")
+    if not (top / "memory.oom_control").exists() and not (top / "memory.limit_in_bytes").exists():
+        pytest.skip("needs a cgroup v1 hierarchy for memory")
+    group = top / f"launcher-{os.getpid()}"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(256 << 20))
+    yield group
+    deadline = time.monotonic() + 30
+    while (group / "cgroup.procs").read_text():
+        assert time.monotonic() < deadline, "its processes do not end"
+        time.sleep(0.05)
+    group.rmdir()
 
 
 @pytest.fixture

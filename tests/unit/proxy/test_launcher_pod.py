@@ -9,7 +9,7 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -174,23 +174,6 @@ def test_an_isolated_interpreter_is_refused(run: Make) -> None:
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def memory_256m(tmp_path: Path) -> Iterator[Path]:
-    """A memory cgroup (v1) of 256 MiB."""
-    top = Path("/sys/fs/cgroup/memory")
-    if not (top / "memory.oom_control").exists() and not (top / "memory.limit_in_bytes").exists():
-        pytest.skip("needs a cgroup v1 hierarchy for memory")
-    group = top / f"launcher-{os.getpid()}"
-    group.mkdir()
-    (group / "memory.limit_in_bytes").write_text(str(256 << 20))
-    yield group
-    deadline = time.monotonic() + 30
-    while (group / "cgroup.procs").read_text():
-        assert time.monotonic() < deadline, "its processes do not end"
-        time.sleep(0.05)
-    group.rmdir()
-
-
 def test_a_rank_that_needs_more_memory_than_there_is(run: Make, memory_256m: Path) -> None:
     pod = run("pod", fresh([0, 1], 2), ["python3", "-c", "bytes([1])*(1<<30)"], cgroup=memory_256m)
     assert pod.wait() == 137, pod.log()

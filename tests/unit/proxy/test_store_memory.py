@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from store_samples import MIB
+from store_samples import JOB, MIB, NAMESPACE, image, manifest
+
+from proxy.store import Store
 
 SIZE = 384 * MIB
 MOST_MB = 150
@@ -93,3 +95,31 @@ def test_a_checkpoint_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     assert megabytes("download", streamed, tmp_path / "again") < MOST_MB
     assert filecmp.cmp(image / "pages-1.img", tmp_path / "again" / "pages-1.img", shallow=False)
     assert filecmp.cmp(image / "pages-1.img", back / "pages-1.img", shallow=False)
+
+
+FETCH = """
+import sys
+from pathlib import Path
+import proxy.sidecar.sidecar
+from proxy.store import PagesSocket, Store
+folder, url = Path(sys.argv[1]), sys.argv[2]
+store = Store(url)
+[listing] = store.list_checkpoints("team", "train")
+store.fetch_ranks(listing.manifest, {0: folder / "back"})
+PagesSocket(folder / "pages.sock").close()
+assert "numpy" not in sys.modules, "the first byte waits for what it does not need"
+from proxy.store import memory
+memory.load()
+assert "numpy" in sys.modules
+"""
+
+
+def test_a_restore_does_not_wait_for_what_uploads_need(tmp_path: Path) -> None:
+    store = Store(f"file://{tmp_path}/store")
+    source = image(tmp_path / "source", size=MIB)
+    made = store.put_ranks(NAMESPACE, JOB, f"{JOB}-a1-g1", {0: source})
+    store.write_manifest(manifest(made.images, 1))
+    words = [sys.executable, "-c", FETCH, str(tmp_path), f"file://{tmp_path}/store"]
+    subprocess.run(words, check=True, timeout=120)
+    for path in source.rglob("*"):
+        assert (tmp_path / "back" / path.relative_to(source)).read_bytes() == path.read_bytes()

@@ -12,7 +12,7 @@ import pytest
 from pod_harness import Pod
 from pod_moves import dump_anywhere, until
 from store_samples import manifest
-from test_streamed_dump import uploading
+from streamed_pod import uploading
 
 from proxy.protocol import messages
 from proxy.store import Store
