@@ -13,6 +13,7 @@ Mode = Literal["none", "propose", "act"]
 """`none`: off. `propose`: a dry run, which only tells. `act`: what the arbiter allows is done."""
 Interval = Annotated[float, Within(1, 1e7)]
 Share = Annotated[float, Within(0, 1)]
+Price = Annotated[float, Within(0, 1e6)]
 Moves = Annotated[int, Within(1, 10_000)]
 
 
@@ -42,6 +43,29 @@ class AttainedService:
 
 
 @dataclass(frozen=True)
+class Health:
+    mode: Mode = "none"
+    taint: bool = False
+    """Sick nodes get a taint that keeps new pods away, while the mode is `act`."""
+    failures: Annotated[int, Within(1, 1000)] = 3
+    """Attempts that a node alone has lost within the window, after which it counts as sick."""
+    window_s: Interval = 86400.0
+    throttled_percent: Annotated[float, Within(1, 100)] = 50.0
+    """Of the samples of an attempt: GPUs that heat or power has slowed down for longer are sick."""
+    conditions: list[str] = field(default_factory=list)
+    """Types of node conditions that make a node sick while they are True."""
+
+
+@dataclass(frozen=True)
+class Introspection:
+    mode: Mode = "none"
+    min_speed: Share = 0.9
+    """A cheaper flavor has to reach this share of the speed that a job has now."""
+    try_below_percent: Annotated[float, Within(0, 100)] = 30.0
+    """GPUs that are busy for less try a cheaper flavor that their job has never run on. 0: none is tried."""
+
+
+@dataclass(frozen=True)
 class MarginalGain:
     mode: Mode = "none"
 
@@ -64,7 +88,11 @@ class TimeSharing:
 class PlannerSettings:
     every_s: Interval = 30.0
     limits: MoveLimits = field(default_factory=MoveLimits)
+    prices: dict[str, Price] = field(default_factory=dict)
+    """Flavor -> price of one device for an hour; a pod without devices counts as one."""
     cordon: Cordon = field(default_factory=Cordon)
+    health: Health = field(default_factory=Health)
+    introspection: Introspection = field(default_factory=Introspection)
     attained_service: AttainedService = field(default_factory=AttainedService)
     marginal_gain: MarginalGain = field(default_factory=MarginalGain)
     sla_tiers: SlaTiers = field(default_factory=SlaTiers)
@@ -85,6 +113,8 @@ def problem(settings: PlannerSettings) -> str:
         return "sla_tiers.tiers is empty: name a WorkloadPriorityClass and its share, such as {high: 0.9}"
     if settings.attained_service.mode != "none" and settings.sla_tiers.mode != "none":
         return "attained_service and sla_tiers both set priorities: switch one of them off (mode none)"
+    if settings.introspection.mode != "none" and not settings.prices:
+        return "prices is empty: introspection compares prices, so name flavors with theirs, such as {spot: 0.9}"
     sharing = settings.time_sharing
     if sharing.mode != "none" and sharing.quantum_s < settings.limits.min_run_s:
         return (

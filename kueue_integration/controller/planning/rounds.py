@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ...errors import JobNotFoundError, KubeError, PlatformError, RequestRefusedError
 from ...kube.client import Kube
@@ -15,6 +16,8 @@ from ...planner.policies import (
     Policy,
     attained_service,
     cordon,
+    health,
+    introspection,
     marginal_gain,
     regrow,
     sla_tiers,
@@ -28,10 +31,14 @@ from ..hold import Settings
 from ..metrics import Metrics
 from .carry_out import CarryOut, Perform
 from .look import Eyes, Seen
+from .node_health import NodeHealth
 from .report import Report
+from .symptoms import Symptoms
 
 PLAN_DELAY_S = 0.3
 """Quota changes come in bursts; one plan for a burst."""
+LOOK_AT_NODES = {cordon.NAME, health.NAME}
+"""Policies that ask for the nodes."""
 PLAN_SHARE = 0.1
 """Planning looks at every Workload of a cohort: it may take this share of the worker's time, no more."""
 
@@ -59,6 +66,8 @@ class Rounds:
         self._usual, self._act = usual, {**acting, **usual}
         self._dry: dict[str, Policy] = chosen(planner, "propose")
         self._arbiter, self._shadow = Arbiter(terms(planner, self._act)), Arbiter(terms(planner, self._dry))
+        symptoms = Symptoms(world, skips, planner.health.throttled_percent)
+        self._health = NodeHealth(kube, planner.health, metrics, symptoms)
         self._pause = PLAN_DELAY_S
         self._planned_at = 0.0
         self._others_at = -planner.every_s
@@ -84,10 +93,18 @@ class Rounds:
             every_s = self._settings.planner.every_s
             if self._clock() - self._others_at >= every_s:
                 self._others_at, act, dry = self._clock(), self._act, self._dry
-                if cordon.NAME in act or cordon.NAME in dry:
+                if LOOK_AT_NODES & {*act, *dry}:
                     nodes = self._nodes()
             again(max(PLAN_DELAY_S, self._others_at + every_s - self._clock()))
         seen = self._eyes.look(self._now(), nodes, self._settings.planner.cordon.conditions)
+        asked = {*act, *dry}
+        if health.NAME in asked:
+            jobs = {key: raw for key, (raw, _) in seen.raw.items()}
+            told = self._health.look(seen.snapshot, {str(n["metadata"]["name"]): n for n in nodes}, jobs)
+            seen = replace(seen, snapshot=told)
+        if introspection.NAME in asked:
+            for flavor in introspection.unpriced(seen.snapshot, self._settings.planner.prices):
+                self._report.remark(introspection.NAME, f"leaves flavor {flavor} alone: planner.prices has none for it")
         self._dry_run(seen, dry)
         self._really(seen, act, again)
 
@@ -149,6 +166,8 @@ def chosen(planner: PlannerSettings, mode: str) -> dict[str, Policy]:
     found: dict[str, Policy] = {}
     if planner.cordon.mode == mode:
         found[cordon.NAME] = cordon.propose
+    if planner.health.mode == mode:
+        found[health.NAME] = functools.partial(health.propose, settings=planner.health)
     tiers = planner.sla_tiers
     if tiers.mode == mode:
         found[sla_tiers.NAME] = functools.partial(
@@ -166,11 +185,16 @@ def chosen(planner: PlannerSettings, mode: str) -> dict[str, Policy]:
         found[time_sharing.NAME] = functools.partial(time_sharing.propose, quantum_s=planner.time_sharing.quantum_s)
     if planner.marginal_gain.mode == mode:
         found[marginal_gain.NAME] = marginal_gain.propose
+    if planner.introspection.mode == mode:
+        found[introspection.NAME] = functools.partial(
+            introspection.propose, prices=planner.prices, settings=planner.introspection
+        )
     return found
 
 
 def terms(planner: PlannerSettings, asked: Mapping[str, Policy]) -> dict[str, Terms]:
     """Regrowth has a patience of its own. Neither it nor a node that goes can be weighed in device-seconds."""
     free = Terms(Limits(0.0, None, None), weigh=False, only_held=False)
-    own = {tidy.NAME: free, regrow.NAME: free, cordon.NAME: Terms(planner.arbiter, weigh=False)}
+    leaves = Terms(planner.arbiter, weigh=False)
+    own = {tidy.NAME: free, regrow.NAME: free, cordon.NAME: leaves, health.NAME: leaves}
     return {name: own.get(name, Terms(planner.arbiter)) for name in asked}

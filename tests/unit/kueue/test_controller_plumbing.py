@@ -200,6 +200,10 @@ def test_the_planner_is_off_and_reads_what_the_chart_sets(env):
         ({"SINGULARITY_PLANNER": '{"everySeconds":0.1}'}, "planner.everySeconds"),
         ({"SINGULARITY_PLANNER": '{"attainedService":{"thresholds":[5,3]}}'}, "attainedService.thresholds = .5.0"),
         ({"SINGULARITY_PLANNER": '{"slaTiers":{"mode":"act"}}'}, "slaTiers.tiers is empty"),
+        ({"SINGULARITY_PLANNER": '{"introspection":{"mode":"act"}}'}, r"prices is empty: .* such as {spot: 0.9}"),
+        ({"SINGULARITY_PLANNER": '{"prices":{"spot":-1}}'}, r"planner.prices.'spot'."),
+        ({"SINGULARITY_PLANNER": '{"health":{"throttledPercent":101}}'}, "planner.health.throttledPercent"),
+        ({"SINGULARITY_PLANNER": '{"health":{"taint":"yes"}}'}, "planner.health.taint"),
         ({"SINGULARITY_PLANNER": '{"slaTiers":{"tiers":{"high":1.5}}}'}, r"planner.slaTiers.tiers.'high'."),
         (
             {"SINGULARITY_PLANNER": '{"timeSharing":{"mode":"propose","quantumSeconds":9}}'},
