@@ -129,3 +129,13 @@ def test_a_job_goes_where_a_step_costs_less(rows: Rows, faults: Faults) -> None:
     last = job.finish()
     assert all(b.first_step == (a.last_step or 0) + 1 for a, b in itertools.pairwise(last.attempts))
     job.assert_exact(last)
+
+
+def test_the_last_line_of_a_traceback_is_what_the_user_reads(rows: Rows) -> None:
+    rows.queue("errors", {"ondemand": "50m"})
+    program = "def load():\n    raise ValueError('no such data')\n\nload()\n"
+    job = rows.train("broken", "errors", script="broken.py", files={"broken.py": program})
+    status = wait_for(lambda: s if (s := job.look()).final else None, "the end of the job", TIMEOUT_S)
+    said = "ValueError: no such data (broken.py:4 in <module>, broken.py:2 in load)"
+    note = lambda: next((a.note for a in job.look().attempts if a.note and said in a.note), None)  # noqa: E731
+    assert status.phase == "Failed" and wait_for(note, "the record says why", TIMEOUT_S)
