@@ -69,9 +69,12 @@ def headline(lineage: Mapping[str, Any]) -> str:
     """One sentence about a whole job for the end of the task log."""
     attempts = lineage["attempts"]
     evictions = sum(1 for record in attempts if record["evicted_at"] is not None)
+    spent, each = lineage.get("cost"), lineage.get("cost_per_step")
+    per_step = "" if each is None else f" ({each:.4g} per step)"
     return (
         f"{len(attempts) + lineage['attempts_omitted']} attempts, {evictions} evictions, "
         f"{lineage['steps_lost']} steps lost, {len(lineage['checkpoints'])} checkpoints"
+        + ("" if spent is None else f", cost {spent:.4g}{per_step}")
     )
 
 

@@ -74,6 +74,8 @@ def model_extra(lineage: Mapping[str, Any]) -> dict[str, Any]:
         "preemptions": lineage.get("preemptions"),
         "steps_lost": lineage.get("steps_lost"),
         "goodput": lineage.get("goodput"),
+        "cost": lineage.get("cost"),
+        "cost_per_step": lineage.get("cost_per_step"),
         "flavors": list(dict.fromkeys(record["flavor"] for record in attempts)),
         "checkpoint": newest_usable(lineage.get("checkpoints") or ()),
     }

@@ -133,6 +133,8 @@ def detail(status: JobStatus, wide: bool = False) -> str:
         f"Steps:       {status.step} done, {status.steps_lost} lost"
         + (f", {status.steps_given_up} given up by a rewind" if status.steps_given_up else ""),
     ]
+    if status.cost is not None:
+        lines.append(f"Cost:        {cost(status.cost, status.cost_per_step).removeprefix('cost ')}")
     if status.origin is not None:
         lines.append(f"Forked:      from checkpoint {status.origin.checkpoint} of job {status.origin.job}")
     lines += [f"Branch:      attempt {r.attempt} was {branches.sentence(r)}" for r in status.rewinds]
@@ -163,6 +165,16 @@ def detail(status: JobStatus, wide: bool = False) -> str:
         notes += [f"attempt {a.attempt}: {said}" for a in status.attempts if a.gpus and (said := _gpus(a.gpus, wide))]
         lines += [piece for note in notes for piece in _wrapped(note, 4, wide)]
     return "\n".join(lines)
+
+
+def amount(money: float | None) -> str | None:
+    """Of the unit of the chart's prices; four digits count."""
+    return None if money is None else f"{money:.4g}"
+
+
+def cost(total: float, per_step: float | None) -> str:
+    """What it has cost, and a step of it."""
+    return f"cost {amount(total)}" + ("" if per_step is None else f", {amount(per_step)} per step")
 
 
 def _gpus(told: Gpus, wide: bool) -> str:

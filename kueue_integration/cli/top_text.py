@@ -25,6 +25,7 @@ TENANTS = ["NAMESPACE", "HOLD", "WAIT", "QUOTA"]
 GOODPUT = [
     "GOODPUT", "SHARE", "HELD", "TRAINING", "START", "RESTORE", "SAVE", "RELEASE", "WAITED", "STEPS", "LOST", "GPU",
 ]  # fmt: skip
+COSTS = ["COST", "IN ALL", "PER STEP", "STEPS"]
 
 
 def text(report: Overview, rows: int = 20) -> str:
@@ -36,6 +37,7 @@ def text(report: Overview, rows: int = 20) -> str:
         _table(WAITERS, [_waiter(waiter) for waiter in report.waiters], rows),
         _table(TENANTS, [(t.namespace, t.holds, t.waits, _amounts(t.quota)) for t in report.tenants], rows),
         _table(GOODPUT, _goodputs(report), rows),
+        _table(COSTS, _costs(report), rows),
         _table(PLANNER, [_step(report, step) for step in report.steps], rows),
         *_remarks(report),
     ]
@@ -90,11 +92,22 @@ def _step(report: Overview, step: Step) -> tuple[object, ...]:
     return step.job, step.namespace, _time(max(0.0, report.at - step.at)), how, step.message
 
 
-def _goodputs(report: Overview) -> list[tuple[object, ...]]:
+def _named(report: Overview) -> list[tuple[str, Goodput]]:
     named = [("all", report.goodput)]
     named += [(f"queue {q.name or '(not known)'}", q.goodput) for q in report.queues]
-    named += [(f"namespace {tenant.namespace}", tenant.goodput) for tenant in report.tenants]
-    return [_goodput(name, done) for name, done in named if done.attempts or done.waited_s]
+    return named + [(f"namespace {tenant.namespace}", tenant.goodput) for tenant in report.tenants]
+
+
+def _goodputs(report: Overview) -> list[tuple[object, ...]]:
+    return [_goodput(name, done) for name, done in _named(report) if done.attempts or done.waited_s]
+
+
+def _costs(report: Overview) -> list[tuple[object, ...]]:
+    """None where no flavor has a price."""
+    priced = [(name, done) for name, done in _named(report) if done.cost]
+    return [
+        (name, tables.amount(done.cost), tables.amount(done.cost_per_step), done.cost_steps) for name, done in priced
+    ]
 
 
 def _goodput(name: str, done: Goodput) -> tuple[object, ...]:

@@ -56,7 +56,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: float) -> Decision:
         return Decision(answer)
     # The manager numbers the attempts of a copied Workload, and lets them in.
     if workload is not None and not workload.copied and fence.asks(workload, check_name):
-        return _at_fence(snapshot, workload, ours, check_name, now)
+        return _at_fence(snapshot, workload, ours, settings, now)
     if not ours:
         ahead = workload is not None and not job.managed and fence.asks_ahead(workload, check_name)
         return Decision(fence.UNMANAGED if ahead else None)
@@ -95,12 +95,13 @@ def _take_up(snapshot: Snapshot, now: float) -> AnswerRequest | None:
         return None
 
 
-def _at_fence(snapshot: Snapshot, workload: Workload, ours: bool, check_name: str, now: float) -> Decision:
+def _at_fence(snapshot: Snapshot, workload: Workload, ours: bool, settings: Settings, now: float) -> Decision:
     """The Workload has quota and waits for us."""
+    check_name = settings.check_name
     sent_back = _before_start(snapshot.job, workload, check_name)
     if sent_back:
         return Decision(sent_back)
-    said = fence.decide(snapshot, workload, now)
+    said = fence.decide(snapshot, workload, now, settings.planner.prices)
     # Last, as it may have to ask the API server for nodes.
     if ours and isinstance(said.action, AnswerReady):
         try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, Skipped
 
 from ..contract import job_names
+from ..planner import quota
 from . import attempt_history, origins, views
 from .actions import BOTH, Action, AnswerReady, Decision, Guard, RequestReadmission, Wait, Withdraw
 from .errors import BadAnnotationError
@@ -68,8 +69,8 @@ def withdrawal(job: Job, workload: Workload, check_name: str) -> Action | None:
     return None
 
 
-def decide(snapshot: Snapshot, workload: Workload, now: float) -> Decision:
-    """The Workload has quota and waits for us: answer, or say what we wait for."""
+def decide(snapshot: Snapshot, workload: Workload, now: float, prices: Mapping[str, float] | None = None) -> Decision:
+    """The Workload has quota and waits for us: answer, or say what we wait for. `prices`: as in `answer`."""
     job, pods = snapshot.job, snapshot.pods
     if not job.managed:
         return Decision(UNMANAGED)
@@ -83,7 +84,7 @@ def decide(snapshot: Snapshot, workload: Workload, now: float) -> Decision:
         stuck, look_at = _stuck(writers, now)
         return Decision(Wait(message=f"{waiting}{stuck}"), wake_at=look_at)
     try:
-        return Decision(answer(job, workload, snapshot.preemption, now))
+        return Decision(answer(job, workload, snapshot.preemption, now, prices=prices))
     except BadAnnotationError as error:
         return Decision(Wait(message=str(error)))
 
@@ -112,9 +113,17 @@ def _stuck(pods: Sequence[Pod], now: float) -> tuple[str, float | None]:
     return "", min(due, default=None)
 
 
-def answer(job: Job, workload: Workload, by: Preemption, now: float, cluster: str | None = None) -> AnswerReady:
+def answer(
+    job: Job,
+    workload: Workload,
+    by: Preemption,
+    now: float,
+    cluster: str | None = None,
+    prices: Mapping[str, float] | None = None,
+) -> AnswerReady:
     """The next attempt of `job` on the reservation of `workload`, which is `cluster`'s if it is in another one.
 
+    :param prices: of one device for an hour, by flavor
     Raises BadAnnotationError.
     """
     given, reservation = workload.admission, workload.reservation
@@ -151,6 +160,7 @@ def answer(job: Job, workload: Workload, by: Preemption, now: float, cluster: st
             skipped=skipped,
             held=job.hold is not None,
             cluster=cluster,
+            price=_price(prices or {}, given.flavor, workload),
         )
         change = {job_names.ANN_ATTEMPT: str(number), job_names.ANN_HOLD_DEADLINE: None}
         if job.hold is not None:
@@ -168,6 +178,11 @@ def answer(job: Job, workload: Workload, by: Preemption, now: float, cluster: st
         message=f"attempt {number}: {_start(checkpoint, skipped)}",
         guard=_guard(job, bool(change)),
     )
+
+
+def _price(prices: Mapping[str, float], flavor: str, workload: Workload) -> float | None:
+    """Of one pod for an hour."""
+    return prices[flavor] * quota.devices(workload.podset) if flavor in prices else None
 
 
 def _guard(job: Job, writes: bool) -> Guard:

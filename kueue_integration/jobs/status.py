@@ -19,7 +19,7 @@ from ..errors import Gone, JobNotFoundError, KubeError
 from ..kube.api import Kube
 from ..kube.resources import annotation, label, selector
 from ..requests import periodic_checkpoints, save_time_estimate, user_requests
-from . import loss_curve, queue_position, unreadable
+from . import cost, loss_curve, queue_position, unreadable
 from .phase import Phase, classify, evictions, shortages
 from .queue_position import Position
 from .shortage import Shortage
@@ -107,6 +107,9 @@ class JobStatus:
     rewinds: list[branches.Rewind] = field(default_factory=list)
     origin: Origin | None = None
     """The checkpoint of another job that this one began with."""
+    cost: float | None = None
+    """Of its attempts until its last report, in the unit of the chart's prices; None: no flavor of theirs has one."""
+    cost_per_step: float | None = None
 
     @property
     def final(self) -> bool:
@@ -137,6 +140,8 @@ def summarise(
     last = attempts[-1] if attempts else None
     alive = last is not None and last.ended_by is None
     back = branches.rewinds(job)
+    until = seen.at if seen is not None and last is not None and seen.attempt == last.attempt else 0.0
+    spent = cost.of_history(attempts, until, alive)
     workers = attempt_records.integer(job, job_names.ANN_WORKERS, int(job["spec"].get("parallelism") or 1))
     return JobStatus(
         namespace=job["metadata"]["namespace"],
@@ -163,6 +168,8 @@ def summarise(
         rewinds=back,
         steps_given_up=sum(rewind.steps for rewind in back),
         origin=branches.origin(job),
+        cost=round(spent.amount, 6) if spent.attempts else None,
+        cost_per_step=spent.per_step,
         requests=[status for slot in user_requests.SLOTS if (status := user_requests.answer(job, slot)) is not None],
         timings_s=timings(attempts),
         workload=workload["metadata"]["name"] if workload else "",

@@ -31,6 +31,7 @@ from dataclasses import dataclass, fields
 from proxy.protocol.messages import AttemptRecord
 
 from ..contract.attempt_records import STEPLESS_S
+from ..jobs import cost as money
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ class Goodput:
     """GPU-seconds of attempts that have recorded the utilisation of their GPUs,"""
     gpu_busy_s: float = 0.0
     """and how many of them the GPUs had work."""
+    cost: float = 0.0
+    """Of attempts whose flavor had a price, in the unit of the chart's prices,"""
+    cost_steps: int = 0
+    """and the steps that count among theirs."""
 
     @property
     def useful_s(self) -> float:
@@ -72,13 +77,19 @@ class Goodput:
         """Percent, the mean over GPU-seconds; None where no attempt has recorded it."""
         return 100 * self.gpu_busy_s / self.gpu_s if self.gpu_s > 0 else None
 
+    @property
+    def cost_per_step(self) -> float | None:
+        """None where no step was made on a flavor with a price."""
+        return self.cost / self.cost_steps if self.cost_steps else None
+
     def __add__(self, other: Goodput) -> Goodput:
         return Goodput(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 def of_history(history: Sequence[AttemptRecord], now: float, holds: bool, stepless: bool = False) -> Goodput:
     """Of one job. `holds`: its last attempt has quota still. `stepless`: its program makes no steps, so all counts."""
-    total = Goodput()
+    spent = money.of_history(history, now, holds)
+    total = Goodput(cost=spent.amount, cost_steps=spent.steps)
     again: int | None = None
     for index in reversed(range(len(history))):
         record = history[index]

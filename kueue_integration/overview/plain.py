@@ -62,11 +62,12 @@ def _claim(claim: Claim) -> dict[str, Any]:
 
 
 def _goodput(done: Goodput) -> dict[str, Any]:
-    numbers = {name: round(value, 3) for name, value in dataclasses.asdict(done).items()}
+    numbers = {name: round(value, 6 if name == "cost" else 3) for name, value in dataclasses.asdict(done).items()}
     share, busy = done.share, done.gpu_utilisation
     return {
         **numbers,
         "useful_s": round(done.useful_s, 3),
         "goodput": None if share is None else round(share, 4),
         "gpu_utilisation": None if busy is None else round(busy, 1),
+        "cost_per_step": done.cost_per_step,
     }

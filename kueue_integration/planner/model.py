@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Final
+from typing import Final, Literal
 
 from proxy.protocol.messages import AttemptRecord
 
@@ -102,6 +102,9 @@ class Request:
     def under_way(self) -> bool:
         return self.state in ("asked", "running")
 
+    pins: bool = False
+    """migrate: it names the flavor to stay on."""
+
     @property
     def policy(self) -> str:
         """The policy that made it, "" for anybody else."""
@@ -190,6 +193,11 @@ class Job:
         return self.given is not None and self.whole and self.runs_since is not None and bool(self.attempts)
 
     @property
+    def pinned_by(self) -> str:
+        """The policy that has sent it to its one flavor, "" while it is not bound to one, or somebody else has."""
+        return self.change.policy if len(self.flavors) == 1 and self.change is not None and self.change.pins else ""
+
+    @property
     def parked_by(self) -> str:
         """The policy that has paused it, "" while it is not paused, or somebody else has paused it."""
         return self.change.policy if self.paused and self.change is not None and self.change.op == "pause" else ""
@@ -204,6 +212,28 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     free: Mapping[str, Fraction] = field(default_factory=dict, kw_only=True)
     """resource -> what no pod asks for. Empty: nobody has asked for it, or the node takes no pods."""
+    ready: bool = True
+    conditions: frozenset[str] = frozenset()
+    """Types of those that are True."""
+    marked: bool = False
+    """It has our taint."""
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """Something that went wrong on a node under a training job: a pod that failed, or what NVML told of its GPUs."""
+
+    node: str
+    at: float
+    job: JobKey
+    attempt: int
+    kind: Literal["program", "memory", "machine", "gpu"]
+    """`program` ended with an error; `memory`: there was too little for it; `machine`: killed, or the pod could not
+    work; `gpu`: an error of the hardware."""
+    words: str
+    """For people. The same error has the same words, but for numbers."""
+    beside: frozenset[str] = frozenset()
+    """Other nodes that had pods of this attempt."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +247,8 @@ class ClusterSnapshot:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     flavors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """ResourceFlavor -> the labels of its nodes; only where somebody has asked for the room on nodes."""
+    symptoms: Sequence[Symptom] = ()
+    """Those that are remembered, oldest first; empty unless a policy asks for them."""
 
     def queue_of(self, job: Job) -> Queue | None:
         return self.queues.get(job.workload.queue) if job.workload is not None else None

@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 
 from .model import ClusterSnapshot, Job, JobKey
 
-Action = Literal["readmit", "resize", "migrate", "checkpoint", "pause", "resume", "priority"]
+Action = Literal["readmit", "resize", "migrate", "checkpoint", "pause", "resume", "priority", "unpin"]
 ACTIONS: Final[tuple[str, ...]] = get_args(Action)
 MAX_REASON: Final = 300
 MAX_PRIORITY: Final = 10**9
@@ -30,6 +30,8 @@ class Proposal:
     """resize."""
     nodes: tuple[str, ...] = ()
     """migrate: the nodes to leave."""
+    flavor: str = ""
+    """migrate: the flavor to go to and to stay on, until `unpin` takes that back."""
     priority: int = 0
     """priority: the one that the Workload gets."""
     not_before: float = 0.0
@@ -76,6 +78,12 @@ def _unfit(proposal: Proposal, job: Job, snapshot: ClusterSnapshot) -> str:
             return f"{count!r} workers do not divide its {job.ranks} ranks evenly"
         has = job.given is None or job.given.count == count
         return "it has that size already" if count == job.wanted and has else ""
+    if action == "migrate" and proposal.flavor:
+        queue = snapshot.queue_of(job)
+        known = [f for group in queue.groups for f in group.flavors] if queue is not None else []
+        if proposal.flavor not in known or proposal.nodes:
+            return f"flavor {str(proposal.flavor)[:60]!r} is none of its queue, or nodes are named too"
+        return "it has that flavor already" if job.given is not None and job.given.flavor == proposal.flavor else ""
     if action == "migrate":
         unknown = [node for node in proposal.nodes if node not in snapshot.nodes]
         if unknown or not proposal.nodes:
@@ -88,6 +96,8 @@ def _unfit(proposal: Proposal, job: Job, snapshot: ClusterSnapshot) -> str:
             return "it has no Workload"
         back = proposal.priority == job.own_priority and job.boosted_by
         return "it has that priority already" if proposal.priority == job.workload.priority and not back else ""
+    if action == "unpin":
+        return "" if job.flavors else "it may go everywhere"
     if action == "resume":
         return "" if job.paused else "it is not paused"
     return ""

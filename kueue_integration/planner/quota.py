@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 from ..kube import quantities
 from ..kube.resources import Object
@@ -92,6 +93,12 @@ def of_pod(podset: Object) -> dict[str, Fraction]:
     return total
 
 
+def devices(podset: Mapping[str, Any] | None) -> int:
+    """Devices of a pod: what it asks for of extended resources (`nvidia.com/gpu`); a pod without any counts as one."""
+    asks = of_pod(dict(podset)) if podset is not None else {}
+    return max(1, int(sum((amount for name, amount in asks.items() if "/" in name), NONE)))
+
+
 # --- with amounts ---------------------------------------------------------------------------------------------------
 def added(parts: Iterable[Amounts]) -> dict[tuple[str, str], Fraction]:
     """The sum of all `parts`."""
@@ -102,9 +109,7 @@ def added(parts: Iterable[Amounts]) -> dict[tuple[str, str], Fraction]:
     return total
 
 
-def fits(
-    wanted: Mapping[str, Fraction], groups: Sequence[Group], room: Mapping[tuple[str, str], Fraction]
-) -> bool:
+def fits(wanted: Mapping[str, Fraction], groups: Sequence[Group], room: Mapping[tuple[str, str], Fraction]) -> bool:
     """Whether `wanted` fits into one flavor of each resource group."""
     return all(
         any(

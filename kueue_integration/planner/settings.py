@@ -13,6 +13,7 @@ Mode = Literal["none", "propose", "act"]
 """`none`: off. `propose`: a dry run, which only tells. `act`: what the arbiter allows is done."""
 Interval = Annotated[float, Within(1, 1e7)]
 Share = Annotated[float, Within(0, 1)]
+Price = Annotated[float, Within(0, 1e6)]
 Moves = Annotated[int, Within(1, 10_000)]
 
 
@@ -56,6 +57,29 @@ class Lending:
 
 
 @dataclass(frozen=True)
+class Health:
+    mode: Mode = "none"
+    taint: bool = False
+    """Sick nodes get a taint that keeps new pods away, while the mode is `act`."""
+    failures: Annotated[int, Within(1, 1000)] = 3
+    """Attempts that a node alone has lost within the window, after which it counts as sick."""
+    window_s: Interval = 86400.0
+    throttled_percent: Annotated[float, Within(1, 100)] = 50.0
+    """Of the samples of an attempt: GPUs that heat or power has slowed down for longer are sick."""
+    conditions: list[str] = field(default_factory=list)
+    """Types of node conditions that make a node sick while they are True."""
+
+
+@dataclass(frozen=True)
+class Introspection:
+    mode: Mode = "none"
+    min_speed: Share = 0.9
+    """A cheaper flavor has to reach this share of the speed that a job has now."""
+    try_below_percent: Annotated[float, Within(0, 100)] = 30.0
+    """GPUs that are busy for less try a cheaper flavor that their job has never run on. 0: none is tried."""
+
+
+@dataclass(frozen=True)
 class MarginalGain:
     mode: Mode = "none"
 
@@ -78,7 +102,11 @@ class TimeSharing:
 class PlannerSettings:
     every_s: Interval = 30.0
     limits: MoveLimits = field(default_factory=MoveLimits)
+    prices: dict[str, Price] = field(default_factory=dict)
+    """Flavor -> price of one device for an hour; a pod without devices counts as one."""
     cordon: Cordon = field(default_factory=Cordon)
+    health: Health = field(default_factory=Health)
+    introspection: Introspection = field(default_factory=Introspection)
     attained_service: AttainedService = field(default_factory=AttainedService)
     defragmentation: Defragmentation = field(default_factory=Defragmentation)
     lending: Lending = field(default_factory=Lending)
@@ -107,6 +135,8 @@ def problem(settings: PlannerSettings) -> str:
             f"lending.expect_s = {lending.expect_s:g}: must be at least limits.min_run_s, "
             f"{settings.limits.min_run_s:g}, before which no job is moved again"
         )
+    if settings.introspection.mode != "none" and not settings.prices:
+        return "prices is empty: introspection compares prices, so name flavors with theirs, such as {spot: 0.9}"
     sharing = settings.time_sharing
     if sharing.mode != "none" and sharing.quantum_s < settings.limits.min_run_s:
         return (

@@ -20,7 +20,7 @@ from .client import SidecarClient
 from .errors import CommandError, DumpError, LauncherError, RestoreError, SidecarError, SlotError
 from .laps import Laps
 from .outbox import Outbox
-from .output import rate_limit
+from .output import last_words, rate_limit
 from .output.progress import Readout
 from .output.rate_limit import LogRate
 from .output.tail import Tail
@@ -242,7 +242,8 @@ class Supervisor:
                 say(text)
                 if code and not peer and not self._noted:
                     self._noted = True
-                    memory.note(text)
+                    said = last_words.of_file(self.paths.log(rank)) if not why else ""
+                    memory.note(f"{text}: {said}" if said else text)
                 self.outbox.put(LauncherEvent("exited", rank=rank, code=code, message=why))
                 if code and self._failed_at is None:
                     self._failed_at = time.monotonic()

@@ -124,6 +124,18 @@ class GpuFault:
 
 
 @dataclass(frozen=True)
+class PodGpus:
+    """What was wrong with the GPUs of one pod: the controller knows on which node that is."""
+
+    index: Count
+    """Of the pod."""
+    xids: list[Annotated[int, Within(0, 100_000)]] = field(default_factory=list)
+    ecc_uncorrected: Count = 0
+    throttled: Annotated[float, Within(0, 100)] = 0.0
+    """As in `Gpus`."""
+
+
+@dataclass(frozen=True)
 class Gpus:
     """What NVML tells of the GPUs of an attempt, of one pod or of all, from its start until now (`protocol.gpus`)."""
 
@@ -142,6 +154,11 @@ class Gpus:
     """The first few kinds on the first few GPUs."""
     faults_more: Count = 0
     """Events that are not among them."""
+    throttled: Annotated[float, Within(0, 100)] | None = None
+    """Percent of the samples in which heat or power made the hardware slow its clocks down, the mean of all GPUs; None
+    where NVML does not tell."""
+    pods: list[PodGpus] = field(default_factory=list)
+    """The first few pods whose GPUs had something wrong."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +208,8 @@ class AttemptRecord:
     """The worker cluster that it ran in, as MultiKueue calls it; None: the cluster of the Job itself."""
     gpus: Gpus | None = None
     """None: it has no GPUs, or no pod has reported them."""
+    price: Annotated[float, Within(0, 1e9)] | None = None
+    """Of one pod for an hour, as the chart's prices were at the admission; None: the flavor had none."""
 
     @property
     def runs_since(self) -> float | None:

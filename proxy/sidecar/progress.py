@@ -59,7 +59,7 @@ def summary(
         reading=reading,
         bytes_done=done,
         bytes_total=total,
-        gpus=gpus.merged(r.gpus for r in reports.values()) if everybody else None,
+        gpus=gpus.of_pods({index: r.gpus for index, r in reports.items()}) if everybody else None,
         start=phases.of_job_start(r.start for r in reports.values()) if everybody else None,
     )
 

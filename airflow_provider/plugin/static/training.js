@@ -204,6 +204,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
           h(Stat, { label: "Attempts", hint: `${evictions} evictions` }, job.attempts.length + (job.attempts_omitted || 0)),
           h(Stat, { label: "Pods", hint: `wants ${job.workers}, at least ${job.min_workers}; ${job.world_size} ranks` }, job.pods ? `${job.pods} × ${job.flavor}` : `0 of ${job.workers}`),
           h(Stat, { label: "Steps lost", testid: "training-lost" }, job.steps_lost),
+          known(job.cost) && h(Stat, { label: "Cost", testid: "training-cost", hint: known(job.cost_per_step) ? `${Number(job.cost_per_step).toPrecision(3)} per step` : "no step yet" }, Number(job.cost).toPrecision(3)),
           known(job.goodput) && h(Stat, { label: "Goodput", hint: "share of the time since submission in which steps ran that count" }, percent(job.goodput))),
         h(Phase, { phase: job.phase })),
       h(C.Text, { color: "fg.muted", "data-testid": "training-message" }, `Job ${job.namespace}/${job.name}, queue ${job.queue}${job.priority_class ? `, priority ${job.priority_class}` : ""}: ${job.message}`),

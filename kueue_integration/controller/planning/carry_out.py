@@ -19,6 +19,7 @@ from ...requests import user_requests, verbs
 from .. import attempt_history
 from ..actions import BOTH, Action, RequestReadmission
 from ..snapshot import Job, required
+from . import pin
 
 Perform = Callable[[Action, Object, Object], None]
 """Writes an action for a Job and its Workload, with the versions that are shown."""
@@ -43,8 +44,12 @@ class CarryOut:
         elif action == "priority":
             assert workload is not None
             self._prioritise(proposal, workload)
+        elif action == "migrate" and proposal.flavor:
+            pin.pin(self._kube, proposal.job, proposal.flavor, by)
         elif action == "migrate":
             self._leave(proposal, by)
+        elif action == "unpin":
+            pin.unpin(self._kube, proposal.job, by)
         else:
             verbs.ask(self._kube, namespace, name, action, by, lambda stands, r: _filled(stands, r, proposal))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus
 
@@ -150,7 +149,7 @@ def read_job(
         node_selector=bool((template.get("spec") or {}).get("nodeSelector")),
         held=job.armed,
         flavors=required(job.placement).flavors,
-        devices_per_pod=_devices(seen),
+        devices_per_pod=quota.devices(seen.podset if seen is not None else None),
         attempts=history,
         runs_since=_trains_since(raw, last) if running else None,
         whole=running and last is not None and _whole(pods, last),
@@ -195,22 +194,22 @@ def _given(given: views.Admission) -> model.Given:
     return model.Given(given.count, given.flavor, given.flavors, amounts)
 
 
-def _devices(workload: Workload | None) -> int:
-    """Devices of a pod: what it asks for of extended resources (`nvidia.com/gpu`); a pod without any counts as one."""
-    asks = quota.of_pod(dict(workload.podset)) if workload is not None and workload.podset is not None else {}
-    return max(1, int(sum((amount for name, amount in asks.items() if "/" in name), Fraction(0))))
-
-
 def _request(exchange: Exchange) -> model.Request | None:
     request: JobRequest | None = exchange.request
     if request is None:
         return None
     answer: RequestStatus | None = exchange.answer
     if answer is None:
-        return model.Request(request.op, request.by, "asked")
+        return model.Request(request.op, request.by, "asked", pins=request.flavor is not None)
     at = answer.finished_at if answer.finished_at is not None else answer.at
-    return model.Request(request.op, request.by, answer.state, answer.attempt, at)
+    return model.Request(request.op, request.by, answer.state, answer.attempt, at, request.flavor is not None)
 
 
 def _node(raw: Object, conditions: Sequence[str]) -> model.Node:
-    return model.Node(str(raw["metadata"]["name"]), drained.leaving(raw, conditions))
+    told = (raw.get("status") or {}).get("conditions") or ()
+    types = frozenset(str(c.get("type")) for c in told if c.get("status") == "True")
+    taints = (raw.get("spec") or {}).get("taints") or ()
+    marked = any(taint.get("key") == job_names.TAINT_UNHEALTHY for taint in taints)
+    return model.Node(
+        str(raw["metadata"]["name"]), drained.leaving(raw, conditions), "Ready" in types, types - {"Ready"}, marked
+    )

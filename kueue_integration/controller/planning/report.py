@@ -30,6 +30,7 @@ class Report:
     def __init__(self, kube: Kube, metrics: Metrics) -> None:
         self._kube, self._metrics = kube, metrics
         self._told: dict[tuple[str, ...], float] = {}
+        self._remarks: set[tuple[str, ...]] = set()
 
     def done(self, ruling: Ruling, job: Object, now: float) -> None:
         """It was carried out."""
@@ -51,6 +52,12 @@ class Report:
         self._metrics.add("singularity_planner_policy_errors_total", policy)
         if self._new(("trouble", policy, what), now):
             log.error("policy %s %s", policy, what, exc_info=error)
+
+    def remark(self, policy: str, what: str) -> None:
+        """Something that the settings leave out: told once, and no error."""
+        if (policy, what) not in self._remarks:
+            self._remarks.add((policy, what))
+            log.warning("policy %s %s", policy, what)
 
     def _tell(self, ruling: Ruling, job: Object, now: float, reason: str, how: str) -> None:
         proposal = ruling.proposal
@@ -83,6 +90,7 @@ def sentence(ruling: Ruling, why: str) -> str:
     """`cordon: migrate default/digits: node n1 is cordoned (gain 1200 device-seconds; costs about 80)`."""
     proposal = ruling.proposal
     detail = f" to {proposal.workers} workers" if proposal.action == "resize" else ""
+    detail = f" to {proposal.flavor}" if proposal.flavor else detail
     detail = f" {proposal.priority}" if proposal.action == "priority" else detail
     gain = f"gain {proposal.gain_device_seconds:.0f} device-seconds; " if proposal.gain_device_seconds else ""
     what = f"{proposal.policy}: {proposal.action}{detail} of {'/'.join(proposal.job)}: {proposal.reason}"

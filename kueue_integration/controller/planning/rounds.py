@@ -17,6 +17,8 @@ from ...planner.policies import (
     attained_service,
     cordon,
     defragmentation,
+    health,
+    introspection,
     lending,
     marginal_gain,
     regrow,
@@ -32,11 +34,15 @@ from ..hold import Settings
 from ..metrics import Metrics
 from .carry_out import CarryOut, Perform
 from .look import Eyes, Seen
+from .node_health import NodeHealth
 from .report import Report
 from .room import with_room
+from .symptoms import Symptoms
 
 PLAN_DELAY_S = 0.3
 """Quota changes come in bursts; one plan for a burst."""
+LOOK_AT_NODES = {cordon.NAME, defragmentation.NAME, health.NAME}
+"""Policies that ask for the nodes."""
 PLAN_SHARE = 0.1
 """Planning looks at every Workload of a cohort: it may take this share of the worker's time, no more."""
 
@@ -64,6 +70,8 @@ class Rounds:
         self._usual, self._act = usual, {**acting, **usual}
         self._dry: dict[str, Policy] = chosen(planner, "propose")
         self._arbiter, self._shadow = Arbiter(terms(planner, self._act)), Arbiter(terms(planner, self._dry))
+        symptoms = Symptoms(world, skips, planner.health.throttled_percent)
+        self._health = NodeHealth(kube, planner.health, metrics, symptoms)
         self._pause = PLAN_DELAY_S
         self._planned_at = 0.0
         self._others_at = -planner.every_s
@@ -89,12 +97,20 @@ class Rounds:
             every_s = self._settings.planner.every_s
             if self._clock() - self._others_at >= every_s:
                 self._others_at, act, dry = self._clock(), self._act, self._dry
-                if {cordon.NAME, defragmentation.NAME} & {*act, *dry}:
+                if LOOK_AT_NODES & {*act, *dry}:
                     nodes = self._nodes()
             again(max(PLAN_DELAY_S, self._others_at + every_s - self._clock()))
         seen = self._eyes.look(self._now(), nodes, self._settings.planner.cordon.conditions)
-        if defragmentation.NAME in act or defragmentation.NAME in dry:
+        asked = {*act, *dry}
+        if defragmentation.NAME in asked:
             seen = self._with_room(seen, nodes)
+        if health.NAME in asked:
+            jobs = {key: raw for key, (raw, _) in seen.raw.items()}
+            told = self._health.look(seen.snapshot, {str(n["metadata"]["name"]): n for n in nodes}, jobs)
+            seen = replace(seen, snapshot=told)
+        if introspection.NAME in asked:
+            for flavor in introspection.unpriced(seen.snapshot, self._settings.planner.prices):
+                self._report.remark(introspection.NAME, f"leaves flavor {flavor} alone: planner.prices has none for it")
         self._dry_run(seen, dry)
         self._really(seen, act, again)
 
@@ -168,6 +184,8 @@ def chosen(planner: PlannerSettings, mode: str) -> dict[str, Policy]:
         found[cordon.NAME] = cordon.propose
     if planner.lending.mode == mode:
         found[returns.NAME] = functools.partial(returns.propose, expect_s=planner.lending.expect_s)
+    if planner.health.mode == mode:
+        found[health.NAME] = functools.partial(health.propose, settings=planner.health)
     tiers = planner.sla_tiers
     if tiers.mode == mode:
         found[sla_tiers.NAME] = functools.partial(
@@ -190,6 +208,10 @@ def chosen(planner: PlannerSettings, mode: str) -> dict[str, Policy]:
         found[marginal_gain.NAME] = marginal_gain.propose
     if planner.lending.mode == mode:
         found[lending.NAME] = functools.partial(lending.propose, expect_s=planner.lending.expect_s)
+    if planner.introspection.mode == mode:
+        found[introspection.NAME] = functools.partial(
+            introspection.propose, prices=planner.prices, settings=planner.introspection
+        )
     return found
 
 
@@ -199,6 +221,7 @@ def terms(planner: PlannerSettings, asked: Mapping[str, Policy]) -> dict[str, Te
     What is lent comes back when its owner asks for it, and not when that pays.
     """
     free = Terms(Limits(0.0, None, None), weigh=False, only_held=False)
-    own = {tidy.NAME: free, regrow.NAME: free, cordon.NAME: Terms(planner.arbiter, weigh=False)}
+    leaves = Terms(planner.arbiter, weigh=False)
+    own = {tidy.NAME: free, regrow.NAME: free, cordon.NAME: leaves, health.NAME: leaves}
     own[returns.NAME] = Terms(Limits(0.0, None, None), weigh=False)
     return {name: own.get(name, Terms(planner.arbiter)) for name in asked}

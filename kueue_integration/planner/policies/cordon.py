@@ -8,6 +8,7 @@ all of the second one ahead of time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from .. import measure
@@ -20,41 +21,50 @@ FRESH_S = 600.0
 
 
 def propose(snapshot: ClusterSnapshot) -> list[Proposal]:
+    """For all nodes that the snapshot calls leaving."""
+    return evacuate(snapshot, {name: node.leaving for name, node in snapshot.nodes.items() if node.leaving}, NAME)
+
+
+def evacuate(snapshot: ClusterSnapshot, leaving: Mapping[str, str], policy: str) -> list[Proposal]:
     """High priority first: it chooses first where to go. One save of a cohort waits for its move: the others would be
-    old by then."""
+    old by then.
+
+    :param leaving: nodes of the snapshot, and why jobs should leave them
+    :param policy: that asks
+    """
     found, pools = list[Proposal](), set[str]()
-    leaving = [job for job in snapshot.jobs.values() if job.given is not None and _leave(snapshot, job)]
-    for job in sorted(leaving, key=lambda j: (not _saved(j, snapshot.now), _last_save(j), -_priority(j), j.key)):
+    going = [job for job in snapshot.jobs.values() if job.given is not None and job.nodes & leaving.keys()]
+
+    def turn(job: Job) -> tuple[object, ...]:
+        return not _saved(job, policy, snapshot.now), _last_save(job, policy), -_priority(job), job.key
+
+    for job in sorted(going, key=turn):
         queue = snapshot.queue_of(job)
         pool = queue.pool if queue is not None else ""
-        if _saved(job, snapshot.now) or not job.held:
-            found.append(_migrate(snapshot, job))
+        if _saved(job, policy, snapshot.now) or not job.held:
+            found.append(_migrate(snapshot, job, leaving, policy))
         elif pool not in pools:
-            found.append(replace(_migrate(snapshot, job), action="checkpoint", nodes=()))
+            found.append(replace(_migrate(snapshot, job, leaving, policy), action="checkpoint", nodes=()))
         if job.held:
             pools.add(pool)
     return found
 
 
-def _leave(snapshot: ClusterSnapshot, job: Job) -> list[str]:
-    return sorted(name for name in job.nodes if name in snapshot.nodes and snapshot.nodes[name].leaving)
+def _migrate(snapshot: ClusterSnapshot, job: Job, leaving: Mapping[str, str], policy: str) -> Proposal:
+    leave = sorted(job.nodes & leaving.keys())
+    reason = "; ".join(f"node {name} {leaving[name]}" for name in leave)[:290]
+    return Proposal("migrate", job.key, reason, at_risk(job, snapshot.now), policy, nodes=tuple(leave))
 
 
-def _migrate(snapshot: ClusterSnapshot, job: Job) -> Proposal:
-    leave = _leave(snapshot, job)
-    reason = "; ".join(f"node {name} {snapshot.nodes[name].leaving}" for name in leave)[:290]
-    return Proposal("migrate", job.key, reason, at_risk(job, snapshot.now), NAME, nodes=tuple(leave))
-
-
-def _last_save(job: Job) -> float:
+def _last_save(job: Job, policy: str) -> float:
     """When it was last saved for this policy: who has not been comes first, so that nobody keeps the others waiting."""
-    return job.save.at if job.save is not None and job.save.policy == NAME else 0.0
+    return job.save.at if job.save is not None and job.save.policy == policy else 0.0
 
 
-def _saved(job: Job, now: float) -> bool:
+def _saved(job: Job, policy: str, now: float) -> bool:
     """Whether its current attempt was saved a moment ago, because this policy has asked for it."""
     save = job.save
-    if save is None or save.policy != NAME or save.state != "done" or save.attempt != job.attempt:
+    if save is None or save.policy != policy or save.state != "done" or save.attempt != job.attempt:
         return False
     return now - save.at < FRESH_S
 

@@ -22,6 +22,8 @@ class FakeGpu:
     busy: int | None = 0
     corrected: int | None = 0
     uncorrected: int | None = 0
+    clocks: int | None = None
+    """Reasons why its clocks are not at their highest, as bits of nvml.h."""
     reports: bool = True
     """It reports Xids; a virtual GPU does not."""
     lost: bool = False
@@ -114,6 +116,9 @@ class FakeNvml:
     def nvmlDeviceGetTotalEccErrors(self, handle: int, errorType: int, counterType: int) -> int:
         gpu = self._gpu(handle)
         return self._sensor(gpu.uncorrected if errorType == self.NVML_MEMORY_ERROR_TYPE_UNCORRECTED else gpu.corrected)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
+        return self._sensor(self._gpu(handle).clocks)
 
     def nvmlDeviceGetSupportedEventTypes(self, handle: int) -> int:
         gpu = self._gpu(handle)

@@ -12,6 +12,9 @@ from typing import Any
 from . import libraries
 
 GIB = 1 << 30
+SLOWED = 0x8 | 0x20 | 0x40 | 0x80
+"""Clocks event reasons of nvml.h: hardware slowdown, thermal slowdown by software and by hardware, power brake. A power
+cap is normal under load, and is none of them."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Health:
     """Memory errors since the driver was loaded that ECC could not correct,"""
     corrected_errors: int | None = None
     """and those that it could."""
+    throttled: bool | None = None
+    """Whether heat or power makes the hardware slow its clocks down now."""
 
     @property
     def sound(self) -> bool:
@@ -86,11 +91,16 @@ def look(nvml: Any, handle: Any) -> Health:
         utilisation=_maybe(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
         uncorrected_errors=_errors(nvml, handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
         corrected_errors=_errors(nvml, handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+        throttled=None if (reasons := _reasons(nvml, handle)) is None else bool(reasons & SLOWED),
     )
 
 
 def _errors(nvml: Any, handle: Any, kind: int) -> int | None:
     return _maybe(nvml, lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, nvml.NVML_VOLATILE_ECC)))
+
+
+def _reasons(nvml: Any, handle: Any) -> int | None:
+    return _maybe(nvml, lambda: int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)))
 
 
 def _maybe(nvml: Any, ask: Any) -> int | None:

@@ -29,6 +29,9 @@ class _Gpu:
     uuid: str
     busy: int = 0
     looks: int = 0
+    slowed: int = 0
+    clocks: int = 0
+    """Looks at which its clocks were slowed down, and those at which NVML told."""
     peak: int = 0
     total: int = 0
     errors: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -37,6 +40,8 @@ class _Gpu:
     def see(self, now: Health) -> None:
         if now.utilisation is not None:
             self.busy, self.looks = self.busy + min(100, now.utilisation), self.looks + 1
+        if now.throttled is not None:
+            self.slowed, self.clocks = self.slowed + now.throttled, self.clocks + 1
         self.total = now.memory_total
         self.peak = max(self.peak, now.memory_used)
         for kind, count in (("corrected", now.corrected_errors), ("uncorrected", now.uncorrected_errors)):
@@ -70,6 +75,7 @@ class Tally:
                 memory_total=gpu.total,
                 ecc_corrected=gpu.errors["corrected"][1] if "corrected" in gpu.errors else None,
                 ecc_uncorrected=gpu.errors["uncorrected"][1] if "uncorrected" in gpu.errors else None,
+                throttled=100 * gpu.slowed / gpu.clocks if gpu.clocks else None,
                 faults=[GpuFault(gpu.uuid, xid, n) for (uuid, xid), n in self._faults.items() if uuid == gpu.uuid],
             )
             for gpu in self._gpus.values()

@@ -86,10 +86,13 @@ def parked(found: Job, policy: str, ago: float = 100.0) -> Job:
 
 def snapshot(
     *jobs: Job, queues: tuple[Queue, ...] = (), others: tuple[Workload, ...] = (), now: float = NOW,
-    nodes: dict[str, str] | None = None,
+    nodes: dict[str, str] | None = None, symptoms: tuple[model.Symptom, ...] = (),
 ) -> ClusterSnapshot:
     """`nodes`: name -> why jobs should leave it."""
     known = queues or (queue(),)
     places = {name: model.Node(name, why) for name, why in (nodes or {"n1": "", "n2": ""}).items()}
     workloads = [j.workload for j in jobs if j.workload is not None]
-    return ClusterSnapshot(now, {q.name: q for q in known}, [*workloads, *others], {j.key: j for j in jobs}, places)
+    known_jobs = {j.key: j for j in jobs}
+    return ClusterSnapshot(
+        now, {q.name: q for q in known}, [*workloads, *others], known_jobs, places, symptoms=symptoms
+    )

@@ -135,6 +135,16 @@ def test_the_planner_gets_its_values_and_rights_only_with_a_policy():
     assert (lends.lending.mode, lends.lending.expect_s, rights - none) == ("act", 600, {("events", "create")})
 
 
+def test_only_a_health_that_taints_may_write_nodes():
+    def nodes(*sets):
+        rules = render(*sets)["ClusterRole", job_names.CONTROLLER_NAME]["rules"]
+        return {verb for rule in rules if "nodes" in rule["resources"] for verb in rule["verbs"]}
+
+    assert nodes("planner.health.mode=act") == {"list"}
+    assert nodes("planner.health.mode=propose", "planner.health.taint=true") == {"list"}
+    assert nodes("planner.health.mode=act", "planner.health.taint=true") == {"list", "patch"}
+
+
 def test_helm_refuses_a_mode_that_is_none():
     done = helm("template", "s", str(CHART), "--kube-version", "1.36.0", "--set", "planner.cordon.mode=on")
     assert done.returncode != 0 and "value must be one of 'none', 'propose', 'act'" in done.stderr

@@ -17,7 +17,7 @@ from kueue_integration.controller.planning.rounds import chosen, terms
 from kueue_integration.planner import blocked, measure, policies
 from kueue_integration.planner import free as quotas
 from kueue_integration.planner.arbiter import Arbiter
-from kueue_integration.planner.model import BY, ClusterSnapshot, Job, Request
+from kueue_integration.planner.model import BY, ClusterSnapshot, Job, Request, Symptom
 from kueue_integration.planner.placing import HOSTNAME
 from kueue_integration.planner.policies import Policy, defragmentation, lending, regrow, returns, tidy
 from kueue_integration.planner.proposals import moves
@@ -25,12 +25,15 @@ from kueue_integration.planner.settings import (
     AttainedService,
     Cordon,
     Defragmentation,
+    Health,
+    Introspection,
     Lending,
     MarginalGain,
     PlannerSettings,
     SlaTiers,
     TimeSharing,
 )  # fmt: skip
+from proxy.protocol.messages import Gpus
 
 TIME = st.floats(NOW - 20_000, NOW + 1000)
 ENDS = st.sampled_from([None, "Preempted", "Migrated", "Paused", "Deleted", "Regrown"])
@@ -38,6 +41,8 @@ ALL = PlannerSettings(
     cordon=Cordon("act"), attained_service=AttainedService("act", [100.0, 5000.0]), marginal_gain=MarginalGain("act"),
     sla_tiers=SlaTiers("act", {"high": 0.9, "low": 0.1}), time_sharing=TimeSharing("act", 300.0),
     defragmentation=Defragmentation("act"), lending=Lending("act"),
+    health=Health("act", failures=1, conditions=["Bad"]), prices={"a100": 3.0, "h100": 1.0},
+    introspection=Introspection("act", min_speed=0.5),
 )  # fmt: skip
 
 
@@ -48,7 +53,8 @@ def attempts(draw: Any) -> tuple[Any, ...]:
     for number in range(draw(st.integers(0, 5))):
         some = draw(
             st.fixed_dictionaries(
-                {"pods": st.sampled_from([0, 1, 2, 4]), "admitted_at": TIME, "ended_by": ENDS},
+                {"pods": st.sampled_from([0, 1, 2, 4]), "admitted_at": TIME, "ended_by": ENDS,
+                 "flavor": st.sampled_from(["a100", "h100"]), "gpus": st.sampled_from([None, Gpus(1, 5.0)])},
                 optional={
                     "queued_at": TIME, "first_step_at": TIME, "evicted_at": TIME, "released_at": TIME,
                     "committed_at": TIME, "barrier_at": TIME, "last_step": st.integers(0, 10**6),
@@ -99,6 +105,11 @@ def jobs(draw: Any, name: str) -> Job:
 def clusters(draw: Any) -> ClusterSnapshot:
     known = [draw(jobs(f"j{n}")) for n in range(draw(st.integers(0, 6)))]
     size = st.sampled_from([0, 1, 4, 16])
+    symptoms = draw(st.lists(st.builds(
+        Symptom, st.sampled_from(["n1", "n2", "gone"]), TIME, st.sampled_from([("team", "j0"), ("team", "j9")]),
+        st.integers(0, 3), st.sampled_from(["program", "memory", "machine", "gpu"]), st.sampled_from(["", "a 1", "b"]),
+        st.sampled_from([frozenset(), frozenset({"n2"})]),
+    ), max_size=6))  # fmt: skip
     queues = tuple(scene.queue(f"q{n}", draw(size), "c" if n < 2 else "", ("h100", "a100")) for n in range(3))
     seen = scene.snapshot(*known, queues=queues, nodes={"n1": draw(st.sampled_from(["", "is cordoned"])), "n2": ""})
     free = st.dictionaries(st.just(GPU), st.integers(-2, 8).map(Fraction))
@@ -107,7 +118,7 @@ def clusters(draw: Any) -> ClusterSnapshot:
         for name, node in seen.nodes.items()
     }
     flavors = draw(st.dictionaries(st.sampled_from(["h100", "a100"]), st.just(dict[str, str]())))
-    return replace(seen, nodes=nodes, flavors=flavors)
+    return replace(seen, nodes=nodes, flavors=flavors, symptoms=tuple(symptoms))
 
 
 def all_policies() -> dict[str, Policy]:
@@ -186,5 +197,5 @@ def test_defragmentation_moves_only_smaller_jobs_and_all_moves_pay_or_none(seen:
 def test_all_of_them_are_in_the_list() -> None:
     assert set(chosen(ALL, "act")) == {
         "cordon", "slaTiers", "attainedService", "timeSharing", "marginalGain", "lending", "lendingReturn",
-        "defragmentation",
+        "defragmentation", "health", "introspection",
     }  # fmt: skip

@@ -25,9 +25,9 @@ from kueue_integration.kube.resources import EVENT, JOB, NODE, WORKLOAD, version
 from kueue_integration.manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM
 from kueue_integration.planner import priority
 from kueue_integration.planner.proposals import Proposal
-from kueue_integration.planner.settings import Cordon, MoveLimits, PlannerSettings
+from kueue_integration.planner.settings import Cordon, Introspection, MoveLimits, PlannerSettings
 from kueue_integration.requests import placement, user_requests
-from proxy.protocol.messages import JobRequest, RequestStatus, to_json
+from proxy.protocol.messages import JobRequest, Placement, RequestStatus, to_json
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
 KEY = (NS, "train")
@@ -330,3 +330,44 @@ def test_an_event_that_cannot_be_written_stops_nothing(stage: Callable[..., Stag
     play.kube.fail_next("create", EVENT, Conflict("no", 409, "Conflict"))
     play.round()
     assert play.asked(user_requests.CHECKPOINT) is not None and play.events() == []
+
+
+def test_a_job_that_is_sent_to_a_flavor_stays_there_until_the_policy_lets_it_go(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, Proposal("migrate", KEY, "cheaper", 1e9, "stub", flavor="spot"))
+    play = stage("none")
+    play.round()
+    request = play.asked()
+    assert (request.op, request.flavor, request.placement.flavors) == ("migrate", "spot", ["spot"])
+    assert request.by == "policy/stub: cheaper"
+    assert "stub: migrate to spot of team/train: cheaper" in play.events()[0][1]
+    play.answer(user_requests.CHANGE, **{job_names.ANN_PLACEMENT: to_json(request.placement)})
+    # It is off: the next planner lets the job go everywhere.
+    monkeypatch.undo()
+    play.rounds = play.again()
+    play.round()
+    assert (play.asked().placement, play.asked().by) == (placement.ANYWHERE, "policy/tidy: policy stub is off")
+
+
+def test_what_a_user_has_said_of_flavors_is_not_taken_back(stage: Callable[..., Stage]) -> None:
+    play = stage("none")
+    theirs = JobRequest("r1", "migrate", T0, "ann", flavor="spot")
+    play.kube.patch(JOB, *KEY, {"metadata": {"annotations": user_requests.written(theirs)}})
+    play.answer(user_requests.CHANGE, **{job_names.ANN_PLACEMENT: to_json(Placement(["spot"]))})
+    play.round()
+    assert play.asked().by == "ann"
+
+
+def test_a_flavor_without_a_price_is_named_once(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
+    play = stage("none")
+    play.settings = replace(
+        play.settings, planner=PlannerSettings(prices={"spot": 0.9}, introspection=Introspection("propose"))
+    )
+    play.rounds = play.again()
+    play.round()
+    play.round(700)
+    said = "policy introspection leaves flavor ondemand alone: planner.prices has none for it"
+    assert [r.getMessage() for r in caplog.records].count(said) == 1

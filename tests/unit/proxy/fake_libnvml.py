@@ -57,6 +57,9 @@ class FakeLibrary:
         ask = self._fake.nvmlDeviceGetTotalEccErrors
         return self._call(lambda: _put(out, ask(_index(handle), kind.value, counter.value)))
 
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any, out: Any) -> int:
+        return self._call(lambda: _put(out, self._fake.nvmlDeviceGetCurrentClocksEventReasons(_index(handle))))
+
     def nvmlDeviceGetSupportedEventTypes(self, handle: Any, out: Any) -> int:
         return self._call(lambda: _put(out, self._fake.nvmlDeviceGetSupportedEventTypes(_index(handle))))
 

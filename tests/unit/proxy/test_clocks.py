@@ -23,7 +23,7 @@ TRAVEL = [
 ]  # fmt: skip
 KEPT = {
     m.CheckpointRef, m.AttemptRecord, m.Preemptor, m.JobRequest, m.RequestStatus, m.Placement, m.Needs,
-    m.NodeRequirement, m.Reading, m.Skipped, m.Damage, m.Gpus, m.GpuFault, m.GpuProbe, m.Origin,
+    m.NodeRequirement, m.Reading, m.Skipped, m.Damage, m.Gpus, m.GpuFault, m.PodGpus, m.GpuProbe, m.Origin,
 }  # fmt: skip
 """In annotations, in a log, or parts of messages."""
 SHOWN = {"created_at"}

@@ -20,7 +20,9 @@ from proxy.protocol.decode import Unreadable
 from proxy.protocol.phases import SavePhases, StartPhases
 from proxy.sidecar.peers import Directive, PodReport
 
-GPUS = m.Gpus(8, 93.5, 70 << 30, 80 << 30, 4, 0, [m.GpuFault("GPU-0a1b-2c", 79, 2)], 1)
+GPUS = m.Gpus(
+    8, 93.5, 70 << 30, 80 << 30, 4, 0, [m.GpuFault("GPU-0a1b-2c", 79, 2)], 1, 12.5, [m.PodGpus(3, [79], 1, 50.0)]
+)  # fmt: skip
 RECORD = m.AttemptRecord(
     attempt=2, reservation="u/1", flavor="spot", pods=2, ranks=4, admitted_at=1.5e9, preemptor=m.Preemptor("w"),
     gpus=GPUS,

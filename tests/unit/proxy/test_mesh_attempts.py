@@ -17,7 +17,7 @@ from mesh_world import FakeController, World, eventually
 from proxy.errors import StaleAttemptError
 from proxy.protocol import exit_codes, page
 from proxy.protocol import manifest as mf
-from proxy.protocol.messages import CheckpointRef, GpuFault, Gpus, LauncherCommand, LauncherEvent
+from proxy.protocol.messages import CheckpointRef, GpuFault, Gpus, LauncherCommand, LauncherEvent, PodGpus
 from proxy.sidecar import hardware, sidecar, state_machine
 from proxy.store import Store, layout
 
@@ -126,7 +126,7 @@ async def test_what_gpus_do_reaches_the_controller_also_when_no_rank_makes_a_ste
         await launcher.post(LauncherEvent("gpus", gpus=gpus))
     bad = replace(told[2], faults=[GpuFault("GPU-7", 79, 1)])
     await world.launchers[2].post(LauncherEvent("gpus", gpus=bad))
-    whole = Gpus(8, 60.0, 8, 80, faults=bad.faults)
+    whole = Gpus(8, 60.0, 8, 80, faults=bad.faults, pods=[PodGpus(2, [79])])
     await eventually("the controller knows of all GPUs", lambda: controller.progress[-1].gpus == whole)
     for rank in world.ranks:
         rank.stalled.clear()

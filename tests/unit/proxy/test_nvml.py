@@ -16,7 +16,7 @@ from proxy.launcher import device
 from proxy.launcher.device import nvml, watch
 from proxy.launcher.device.fake_nvml import FakeGpu, FakeNvml
 from proxy.protocol import gpus
-from proxy.protocol.messages import GpuFault, Gpus
+from proxy.protocol.messages import GpuFault, Gpus, PodGpus
 
 GIB = 1 << 30
 FIRST, SECOND = (f"GPU-{n:08d}-0000-0000-0000-000000000000" for n in range(2))
@@ -216,3 +216,30 @@ def test_a_storm_of_faults_stays_small_and_is_counted() -> None:
     found = gpus.merged([Gpus(1, faults=many), Gpus(1, faults=many[:1], faults_more=5)])
     assert found is not None and len(found.faults) == gpus.MAX_FAULTS
     assert gpus.events(found) == 2 * 100 + 2 + 5 and found.faults[0] == GpuFault(FIRST, 1, 4)
+
+
+def test_the_share_of_samples_in_which_clocks_were_slowed_down_is_told(library: Any, fake: FakeNvml) -> None:
+    fake.gpus[0].clocks = 0x4  # a power cap: normal under load
+    fake.gpus[1].clocks = 0x40  # heat
+    looks = nvml.read(library)
+    assert [each.throttled for each in looks] == [False, True]
+    tally = watch.Tally()
+    for each in looks:
+        tally.look(each)
+    whole = tally.sum()
+    assert whole is not None and whole.throttled == 50.0
+    fake.gpus[0].clocks = fake.gpus[1].clocks = None
+    assert [each.throttled for each in nvml.read(library)] == [None, None]
+
+
+def test_pods_with_something_wrong_are_named() -> None:
+    good = Gpus(8, 90.0, throttled=0.0, ecc_uncorrected=0)
+    bad = Gpus(8, 10.0, throttled=80.0, ecc_uncorrected=2, faults=[GpuFault(FIRST, 79, 1), GpuFault(SECOND, 79, 2)])
+    found = gpus.of_pods({0: good, 3: bad, 1: None})
+    assert found is not None and found.pods == [PodGpus(3, [79], 2, 80.0)]
+    assert (found.throttled, found.count) == (40.0, 16)
+    assert gpus.of_pods({0: None}) is None
+    many = gpus.of_pods(dict.fromkeys(range(50), bad))
+    assert many is not None and [pod.index for pod in many.pods] == list(range(gpus.MAX_PODS))
+    storm = gpus.bounded(Gpus(1, pods=[PodGpus(0, list(range(100)))]))
+    assert len(storm.pods[0].xids) == gpus.MAX_XIDS
