@@ -84,6 +84,11 @@ def of_pod(podset: Object) -> dict[str, Fraction]:
     return total
 
 
+def devices(asks: Mapping[str, Fraction]) -> int:
+    """Devices of a pod: what it asks for of extended resources (`nvidia.com/gpu`); a pod without any counts as one."""
+    return max(1, int(sum((amount for name, amount in asks.items() if "/" in name), NONE)))
+
+
 # --- with amounts ---------------------------------------------------------------------------------------------------
 def added(parts: Iterable[Amounts]) -> dict[tuple[str, str], Fraction]:
     """The sum of all `parts`."""

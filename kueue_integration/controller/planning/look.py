@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus
 
@@ -183,9 +182,8 @@ def _given(given: views.Admission) -> model.Given:
 
 
 def _devices(workload: Workload | None) -> int:
-    """Devices of a pod: what it asks for of extended resources (`nvidia.com/gpu`); a pod without any counts as one."""
-    asks = quota.of_pod(dict(workload.podset)) if workload is not None and workload.podset is not None else {}
-    return max(1, int(sum((amount for name, amount in asks.items() if "/" in name), Fraction(0))))
+    podset = workload.podset if workload is not None else None
+    return 1 if podset is None else quota.devices(quota.of_pod(dict(podset)))
 
 
 def _request(exchange: Exchange) -> model.Request | None:
