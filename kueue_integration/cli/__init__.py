@@ -35,6 +35,7 @@ _COMMANDS = {
     "adopt": ("adopt:adopt", "Make a managed job out of a plain Job."),
     "delete": ("delete:delete", "Delete a job with everything that belongs to it."),
     "checkpoints": ("checkpoints:checkpoints", "The checkpoints of a job: ls, show, verify, gc."),
+    "cells": ("cells:cells", "Affinity cells: objects for Kueue, and whether their promise was kept."),
     "doctor": ("doctor:doctor", "Check cluster, Kueue and chart; say how to fix what is wrong."),
     "completion": ("completion:completion", "Print the completion script for bash, zsh or fish."),
 }

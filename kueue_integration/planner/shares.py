@@ -6,8 +6,8 @@
 
 Both within one window. Source: the GPU fraction of Singularity (Shukla et al., arXiv:2202.07848), by which its tiers
 are defined. A job wants to run from its creation until it has ended, but not while it is paused. Where older attempts
-are forgotten, it counts from the first one on record. The number of workers is the one that it asks for now: the records do not
-have former wishes. The policy `slaTiers`, the report and the metrics all take their numbers from here.
+are forgotten, it counts from the first one on record. The number of workers is the one that it asks for now: the
+records do not have former wishes. The policy `slaTiers`, the report and the metrics all take their numbers from here.
 """
 
 from __future__ import annotations
