@@ -109,6 +109,8 @@ def _job(cluster: Cluster, job: Training, claims: Mapping[str, Claim] | None, si
     # Without the right to see Workloads the record alone says whether the attempt has ended.
     by_record = last is not None and last.ended_by is None and job.ended is None
     holds = by_record if claims is None else claim is not None and claim.holds is not None
+    if job.ended is not None:  # the controller writes the end of the last attempt a moment later
+        holds = last is not None and last.released_at is None and last.finished_at is None
     stopped = last is not None and last.ended_by == records.PAUSED
     found = records.service(
         job.attempts,
@@ -146,7 +148,8 @@ def _remarks(found: Service) -> list[str]:
         ["attempts of the period are not on record any more: measured from the oldest one"] if found.forgotten else []
     )
     if found.unseen_ends:
-        said.append(f"{found.unseen_ends} attempts ended unseen: they count until the last moment on record")
+        many = "an attempt" if found.unseen_ends == 1 else f"{found.unseen_ends} attempts"
+        said.append(f"the end of {many} was not seen: it counts until the last moment on record")
     return said
 
 

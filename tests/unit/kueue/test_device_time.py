@@ -152,6 +152,14 @@ def test_a_job_that_has_ended_counts_until_its_end():
     assert all(each.job != "done" for each in seen(scene(done), 500.0).jobs), "it had ended before the period"
 
 
+def test_a_job_whose_end_is_not_on_record_yet_ends_with_its_condition():
+    runs = record(1, admitted_at=NOW - 900)
+    stamp = server_time.to_whole(NOW - 800)
+    done = job("done", runs, conditions=[{"type": "Complete", "status": "True", "lastTransitionTime": stamp}])
+    found = one(seen(scene(done)), "done")
+    assert (found.delivered, found.service.unseen_ends, found.remarks) == (0.5, 0, [])
+
+
 def test_missing_promises_and_rights_are_named():
     kube = scene()
     kube.delete(CONFIG_MAP, job_names.SYSTEM_NAMESPACE, job_names.PLATFORM_CONFIGMAP)
