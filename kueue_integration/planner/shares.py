@@ -62,7 +62,8 @@ def service(
     :param holds: the last attempt has its quota still
     :param paused: it is paused now
     """
-    begins = max(created, since)
+    # A Job that was made anew, by adoption say, has records that are older than itself.
+    begins = max(min([created, *(_queued(record) for record in attempts[:1])]), since)
     forgotten = bool(attempts) and attempts[0].attempt > 1 and _queued(attempts[0]) > begins
     if forgotten:
         begins = _queued(attempts[0])

@@ -82,6 +82,11 @@ def test_delivered_is_the_time_with_quota_over_the_time_asked_for():
     assert of(ended).share == pytest.approx(0.3)
 
 
+def test_records_that_are_older_than_the_job_count():
+    found = of(record(1, queued_at=NOW - 800, admitted_at=NOW - 400), created=NOW - 10, holds=True)
+    assert (found.wanted_s, found.share) == (800.0, 0.5)
+
+
 def test_a_pause_is_time_that_nobody_asked_for():
     before = record(1, admitted_at=NOW - 1000, released_at=NOW - 900, ended_by="Paused")
     paused = of(before, paused=True)
@@ -167,6 +172,8 @@ def test_missing_promises_and_rights_are_named():
     assert found.jobs[0].promised is None and found.jobs[0].delivered == 0.5
     assert any("does not exist" in note for note in found.notes)
     assert any("promises nothing" in note for note in seen(scene(tiers={})).notes)
+    spoilt = seen(scene(tiers={"high": 2}))
+    assert any("shares must be numbers from 0 to 1" in note for note in spoilt.notes) and spoilt.jobs
     blind = scene()
     blind.fail_next("list", WORKLOAD, Forbidden("no"))
     told = seen(blind)
