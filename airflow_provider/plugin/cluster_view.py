@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from kueue_integration.kube import quantities
-from kueue_integration.overview import moves, plain, quota
+from kueue_integration.overview import moves, plain, quota, shares
 from kueue_integration.overview.model import Amounts, Step
 from kueue_integration.overview.model import Claim as Workload
 from kueue_integration.overview.report import Overview
@@ -61,6 +61,7 @@ def shown(report: Overview, tasks: Mapping[str, Claim], may: Callable[[Claim], b
         "others_preempted": sum(p.uid not in seen for p in report.preemptions),
         "actions": [_action(step, seen[step.uid].key) for step in report.steps if step.uid in seen][:MOST],
         "others_moved": sum(step.uid not in seen for step in report.steps),
+        "shares": _shares(report, seen),
         "notes": full["notes"],
         "unreadable": len(report.unreadable),
     }
@@ -133,6 +134,24 @@ def _others(claims: Iterable[tuple[str, Workload]]) -> list[dict[str, Any]]:
         {"queue": queue, "count": count, "pods": pods, "quota": _amounts(sums)}
         for queue, (count, pods, sums) in sorted(found.items())
     ]
+
+
+def _shares(report: Overview, seen: Mapping[str, Claim]) -> dict[str, Any]:
+    """Promised and delivered device time: of the user's jobs, and of the tenants that have one of these."""
+    own = [job for job in report.shares.jobs if job.uid in seen]
+    mine = {(job.namespace, job.local_queue) for job in own}
+    tenants = shares.as_json(report.shares)["tenants"]
+    return {
+        "period_s": report.shares.period_s,
+        "jobs": [
+            {**shares.job_json(job), "job": f"{job.namespace}/{job.job}", "task": _place(seen[job.uid].key)}
+            for job in own[:MOST]
+        ],
+        "others": len(report.shares.jobs) - len(own),
+        "left_out": max(0, len(own) - MOST),
+        "tenants": [t for t in tenants if (t["namespace"], t["local_queue"]) in mine],
+        "notes": list(report.shares.notes),
+    }
 
 
 def _preemption(move: moves.Preemption, seen: Mapping[str, Claim]) -> dict[str, Any]:

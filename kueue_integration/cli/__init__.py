@@ -20,6 +20,7 @@ _COMMANDS = {
     "submit": ("submit:submit", "Submit a training job to a Kueue queue."),
     "status": ("status:status", "Show jobs, or one job with its attempts and checkpoints."),
     "top": ("top:top", "Show queues, quota, who holds it, who waits and why, and goodput."),
+    "report": ("report:report", "Show the promised and the delivered share of device time, per job and tenant."),
     "trace": ("trace:trace", "Show where the seconds of a move went."),
     "logs": ("logs:logs", "Print what the ranks print, across attempts."),
     "resize": ("resize:resize", "Give a job more or fewer pods."),
@@ -34,6 +35,7 @@ _COMMANDS = {
     "adopt": ("adopt:adopt", "Make a managed job out of a plain Job."),
     "delete": ("delete:delete", "Delete a job with everything that belongs to it."),
     "checkpoints": ("checkpoints:checkpoints", "The checkpoints of a job: ls, show, verify, gc."),
+    "cells": ("cells:cells", "Affinity cells: objects for Kueue, and whether their promise was kept."),
     "doctor": ("doctor:doctor", "Check cluster, Kueue and chart; say how to fix what is wrong."),
     "completion": ("completion:completion", "Print the completion script for bash, zsh or fish."),
 }

@@ -71,11 +71,11 @@ def logs(
             click.echo(line)
 
 
-def duration(text: str) -> float:
+def duration(text: str, option: str = "--since") -> float:
     """Seconds of `90s`, `10m`, `2h`, `1d` or a plain number. Raises SpecError."""
     found = _DURATION.fullmatch(text)
     if found is None or not float(found.group(1)):
-        raise SpecError([("--since", text, "is not a time span; write 90s, 10m, 2h or 1d")])
+        raise SpecError([(option, text, "is not a time span; write 90s, 10m, 2h or 1d")])
     return float(found.group(1)) * _UNITS[found.group(2)]
 
 

@@ -11,6 +11,7 @@ from ..overview.goodput import Goodput
 from ..overview.model import Key, Step
 from ..overview.quota import Line
 from ..overview.report import Holder, Overview, Waiter
+from ..overview.shares import TenantShare
 from . import tables
 from .trace_text import printable
 
@@ -21,6 +22,7 @@ QUOTA = ["QUOTA", "FLAVOR", "RESOURCE", "NOMINAL", "BORROWED", "USED", "FREE", "
 HOLDERS = ["HOLDS QUOTA", "KIND", "NAMESPACE", "QUEUE", "PRIO", "PODS", "QUOTA", "FOR", "PHASE", "GPU"]
 WAITERS = ["WAITS", "KIND", "NAMESPACE", "QUEUE", "PRIO", "PLACE", "ASKS", "FOR", "REASON", "WHY"]
 PLANNER = ["PLANNER", "NAMESPACE", "AGO", "HOW", "WHAT AND WHY"]
+SHARES = ["DEVICE TIME OF", "QUEUE", "JOBS", "NOT MEASURED", "BEHIND", "PROMISED", "DELIVERED", "OWED"]
 TENANTS = ["NAMESPACE", "HOLD", "WAIT", "QUOTA"]
 GOODPUT = [
     "GOODPUT", "SHARE", "HELD", "TRAINING", "START", "RESTORE", "SAVE", "RELEASE", "WAITED", "STEPS", "LOST", "GPU",
@@ -32,13 +34,14 @@ def text(report: Overview, rows: int = 20) -> str:
     """All tables that have a line, each with at most `rows` of them; then what could not be seen or read."""
     parts = [
         _head(report),
-        _table(QUOTA, [_quota(line) for line in report.lines], rows),
-        _table(HOLDERS, [_holder(holder) for holder in report.holders], rows),
-        _table(WAITERS, [_waiter(waiter) for waiter in report.waiters], rows),
-        _table(TENANTS, [(t.namespace, t.holds, t.waits, _amounts(t.quota)) for t in report.tenants], rows),
-        _table(GOODPUT, _goodputs(report), rows),
-        _table(COSTS, _costs(report), rows),
-        _table(PLANNER, [_step(report, step) for step in report.steps], rows),
+        listed(QUOTA, [_quota(line) for line in report.lines], rows),
+        listed(HOLDERS, [_holder(holder) for holder in report.holders], rows),
+        listed(WAITERS, [_waiter(waiter) for waiter in report.waiters], rows),
+        listed(TENANTS, [(t.namespace, t.holds, t.waits, _amounts(t.quota)) for t in report.tenants], rows),
+        listed(GOODPUT, _goodputs(report), rows),
+        listed(COSTS, _costs(report), rows),
+        listed(SHARES, [_tenant(tenant) for tenant in report.shares.tenants if tenant.promised is not None], rows),
+        listed(PLANNER, [_step(report, step) for step in report.steps], rows),
         *_remarks(report),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -53,7 +56,7 @@ def _head(report: Overview) -> str:
         f"{len(report.holders)} hold quota, {len(report.waiters)} wait",
     ]
     if share is not None:
-        said.append(f"goodput {share:.0%} of {_time(report.goodput.held_s)} pod time held")
+        said.append(f"goodput {share:.0%} of {time_words(report.goodput.held_s)} pod time held")
     stopped = [f"{q.name} is {q.trouble}" for q in report.queues if q.trouble]
     return "\n".join(_wrapped(printable("; ".join([*said, *stopped]))))
 
@@ -72,7 +75,7 @@ def _holder(holder: Holder) -> tuple[object, ...]:
     held = _amounts(claim.holds or {})
     return (
         claim.owner, claim.kind, claim.namespace, claim.cluster_queue, claim.priority, claim.pods, held,
-        _time(holder.held_s), claim.phase, busy,
+        time_words(holder.held_s), claim.phase, busy,
     )  # fmt: skip
 
 
@@ -82,14 +85,21 @@ def _waiter(waiter: Waiter) -> tuple[object, ...]:
     asks = ", ".join(f"{quantities.rounded(amount, r)} {r}" for r, amount in sorted(claim.asks.items()))
     queue = waiter.cluster_queue or claim.local_queue
     return (
-        claim.owner, claim.kind, claim.namespace, queue, claim.priority, place, asks, _time(waiter.waited_s),
+        claim.owner, claim.kind, claim.namespace, queue, claim.priority, place, asks, time_words(waiter.waited_s),
         claim.reason, claim.needs or claim.message,
     )  # fmt: skip
 
 
 def _step(report: Overview, step: Step) -> tuple[object, ...]:
     how = "done" if step.done else "dry run"
-    return step.job, step.namespace, _time(max(0.0, report.at - step.at)), how, step.message
+    return step.job, step.namespace, time_words(max(0.0, report.at - step.at)), how, step.message
+
+
+def _tenant(tenant: TenantShare) -> tuple[object, ...]:
+    return (
+        tenant.namespace, tenant.local_queue, tenant.jobs, tenant.unmeasured, tenant.behind, percent(tenant.promised),
+        percent(tenant.delivered), time_words(tenant.owed_s),
+    )  # fmt: skip
 
 
 def _named(report: Overview) -> list[tuple[str, Goodput]]:
@@ -116,15 +126,15 @@ def _goodput(name: str, done: Goodput) -> tuple[object, ...]:
     )  # fmt: skip
     busy = done.gpu_utilisation
     return (
-        name, None if done.share is None else f"{done.share:.1%}", *map(_time, times), done.steps, done.steps_lost,
+        name, percent(done.share), *map(time_words, times), done.steps, done.steps_lost,
         None if busy is None else f"{busy:.0f} %",
     )  # fmt: skip
 
 
 def _remarks(report: Overview) -> list[str]:
-    said = [_paragraph(f"({note})") for note in report.notes]
+    said = [paragraph(f"({note})") for note in report.notes]
     said += [FEWER] if said else []
-    spoilt = [_paragraph(f"({u.kind} {u.name}{f', {u.part}' if u.part else ''}: {u.why})") for u in report.unreadable]
+    spoilt = [paragraph(f"({u.kind} {u.name}{f', {u.part}' if u.part else ''}: {u.why})") for u in report.unreadable]
     if spoilt:
         more = len(spoilt) - SHOWN_UNREADABLE
         said.append(f"{len(spoilt)} cannot be read:")
@@ -135,7 +145,8 @@ def _remarks(report: Overview) -> list[str]:
     return ["\n".join(said)] if said else []
 
 
-def _table(head: Sequence[str], lines: Sequence[Sequence[object]], rows: int) -> str:
+def listed(head: Sequence[str], lines: Sequence[Sequence[object]], rows: int) -> str:
+    """A table of at most so many rows, "" without any."""
     if not lines:
         return ""
     shown = [[printable(cell) if isinstance(cell, str) else cell for cell in line] for line in lines[:rows]]
@@ -144,7 +155,8 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[object]], rows: int) ->
     return tables.table(head, shown, WIDTH) + below
 
 
-def _paragraph(sentence: str) -> str:
+def paragraph(sentence: str) -> str:
+    """Wrapped, without control characters."""
     return "\n".join(_wrapped(printable(sentence)))
 
 
@@ -163,7 +175,12 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _time(seconds: float | None) -> str | None:
+def percent(share: float | None) -> str | None:
+    """Of a share from 0 to 1."""
+    return None if share is None else f"{share:.1%}"
+
+
+def time_words(seconds: float | None) -> str | None:
     """`8 s`, `12.5 min`, `3.4 h`, `12 d`."""
     if seconds is None:
         return None

@@ -49,6 +49,14 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_gpu_utilisation_percent": ("How busy the GPUs of a running attempt have been.", ("namespace", "job")),
     "singularity_gpu_memory_peak_bytes": ("Most memory in use on a GPU of a running attempt.", ("namespace", "job")),
     "singularity_jobs": ("Training jobs by phase.", ("phase",)),
+    "singularity_job_device_time_promised_ratio": (
+        "Share of its device time that a live job's class promises.", ("namespace", "job")),
+    "singularity_job_device_time_delivered_ratio": (
+        "Share of its device time that a live job was served, in the window of the tiers.", ("namespace", "job")),
+    "singularity_tenant_device_time_promised_ratio": (
+        "The same promise, the mean over the jobs of a LocalQueue.", ("namespace", "queue")),
+    "singularity_tenant_device_time_delivered_ratio": (
+        "What the same jobs of a LocalQueue were served.", ("namespace", "queue")),
 }
 _LATENCY = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _WAIT = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0, 24 * 3600.0, 72 * 3600.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..contract import kinds
@@ -16,14 +16,14 @@ from ..errors import Conflict, KubeError
 from ..jobs import unreadable
 from ..kube.client import Kube
 from ..kube.resources import Object
-from . import installed, views
+from . import device_time, installed, views
 from .cache import World, job_of
 from .fit.nodes import Machines
 from .forever import Skips, backoff_s, forever
 from .hold import Settings
 from .look import Looks
 from .measure import Meter, live_gauges
-from .metrics import Metrics
+from .metrics import Metrics, Series
 from .overdue import Overdue
 from .planning.rounds import Rounds
 from .work_queue import WorkQueue
@@ -78,7 +78,12 @@ class Reconciler:
         self._beats = {thread.name: time.monotonic() for thread in self._threads}
         self.leads: Callable[[], bool] = lambda: False
         self._meter = Meter(metrics, lambda: self.leads())
-        metrics.compute(lambda: live_gauges(self.world, lambda: self.leads(), self._skips, now))
+        metrics.compute(self._gauges)
+
+    def _gauges(self) -> Iterable[tuple[str, Series]]:
+        leads, tiers = (lambda: self.leads()), self._settings.planner.sla_tiers
+        yield from live_gauges(self.world, leads, self._skips, self._now)
+        yield from device_time.gauges(self.world, leads, self._skips, self._now, tiers)
 
     # --- life -----------------------------------------------------------------------------------------------------
     def start(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
 from ..contract import job_names, kinds
-from ..errors import Forbidden, Gone, KubeError, NotFound, PlatformError
+from ..errors import ChartError, Forbidden, Gone, KubeError, NotFound, PlatformError
 from ..jobs import queue_position
 from ..jobs.queue_position import Position
 from ..kube.api import Kube
@@ -23,8 +23,9 @@ from ..kube.resources import (
     label,
     selector,
 )
+from ..spec import platform_config
 from . import objects
-from .model import Claim, Cluster, Training, Unreadable
+from .model import Claim, Cluster, Promises, Training, Unreadable
 
 T = TypeVar("T")
 ASKED_QUEUES = 50
@@ -67,6 +68,7 @@ def look(kube: Kube, now: float, namespace: str | None = None, keep: Collection[
         trainings=trainings,
         places=reader.places(claims or (), targets or {}),
         steps=steps or (),
+        promises=reader.promises(),
         notes=reader.notes,
         unreadable=reader.unreadable,
     )
@@ -113,6 +115,13 @@ class _Reader:
                 self._denied(kind, "training jobs, their attempts and goodput", error)
                 return None
         return found
+
+    def promises(self) -> Promises:
+        try:
+            found = platform_config.load(self._kube)
+        except ChartError as error:
+            return Promises(unknown=error.why)
+        return Promises(found.tiers, found.tiers_window_s)
 
     def trainings(self, jobs: Iterable[Object], keep: Collection[str] = ()) -> list[Training]:
         found = []

@@ -9,6 +9,7 @@ from fractions import Fraction
 from proxy.protocol.messages import AttemptRecord
 
 from ..jobs.queue_position import Position
+from ..planner import quota
 
 Key = tuple[str, str]
 """(flavor, resource)."""
@@ -95,6 +96,29 @@ class Training:
     """Its program makes no steps, as far as can be told."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Of the annotations that the reader was asked to keep, those that the Job has."""
+    created: float = 0.0
+    ended: float | None = None
+    """When it was done or had failed; None while it has not ended."""
+    priority_class: str = ""
+    pod_asks: Mapping[str, Fraction] = field(default_factory=dict)
+    """resource -> amount of one pod."""
+    required_topology: str = ""
+    """Node label of which all of its pods need the same value."""
+
+    @property
+    def devices_per_pod(self) -> int:
+        return quota.devices(self.pod_asks)
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What the platform promises (chart value `planner.slaTiers`)."""
+
+    tiers: Mapping[str, float] = field(default_factory=dict)
+    """WorkloadPriorityClass -> share of the device time that its jobs ask for, 0 to 1."""
+    window_s: float = 3600.0
+    unknown: str = ""
+    """Why nobody can tell what is promised, "" if it is known."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +167,7 @@ class Cluster:
     places: Mapping[tuple[str, str], Position] = field(default_factory=dict)
     """(namespace, Workload) -> place in the queue."""
     steps: Sequence[Step] = ()
+    promises: Promises = Promises()
     notes: Sequence[str] = ()
     """What could not be asked, and which right is missing."""
     unreadable: Sequence[Unreadable] = ()

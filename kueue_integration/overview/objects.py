@@ -3,15 +3,18 @@ be, which the reader names and leaves out."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final
+
+from proxy.protocol.messages import AttemptRecord
 
 from ..contract import attempt_records, job_names, kinds
 from ..jobs import phase, shortage, unreadable
 from ..jobs.phase import Phase
 from ..kube import quantities, server_time
 from ..kube.resources import KUEUE_JOB_UID_LABEL, Object, annotation, condition, is_true, label
+from ..manifests.pod_placement import REQUIRED_TOPOLOGY
 from ..planner import quota
 from .model import Claim, Cohort, Key, Limit, Queue, Step, Training, Unreadable
 
@@ -68,6 +71,7 @@ def training(job: Object, keep: Collection[str] = ()) -> tuple[Training, list[Un
     attempts = attempt_records.history(job)
     seen = attempt_records.progress(job)
     name = kinds.job_key(job)
+    template = job["spec"].get("template") or {}
     found = Training(
         namespace=str(meta["namespace"]),
         name=name,
@@ -77,10 +81,26 @@ def training(job: Object, keep: Collection[str] = ()) -> tuple[Training, list[Un
         attempts=attempts,
         stepless=seen is not None and seen.free and not any(a.first_step_at or a.last_step for a in attempts),
         annotations={key: text for key in keep if (text := annotation(job, key)) is not None},
+        created=server_time.parse(str(made)) if (made := meta.get("creationTimestamp")) else 0.0,
+        ended=_ended(job, attempts),
+        priority_class=label(job, job_names.KUEUE_PRIORITY_LABEL) or "",
+        pod_asks=quota.of_pod({"template": template}),
+        required_topology=annotation(template, REQUIRED_TOPOLOGY) or "",
     )
     spoilt = unreadable.found(job).items()
     where = f"{meta['namespace']}/{name}"
     return found, [Unreadable(str(job.get("kind") or "Job"), where, part, why) for part, why in spoilt]
+
+
+def _ended(job: Object, attempts: Sequence[AttemptRecord]) -> float | None:
+    """The record's time is finer than the condition's."""
+    done = next(
+        (found for kind in ("Complete", "Failed") if is_true(job, kind) and (found := condition(job, kind))), None
+    )
+    if done is None:
+        return None
+    told = attempts[-1].finished_at if attempts else None
+    return told if told is not None else server_time.transition(done)
 
 
 def claim(workload: Object, job: Object | None) -> Claim | None:

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from ..kube import quantities
+from . import shares
 from .goodput import Goodput
 from .model import Claim, Key
 from .report import Overview
@@ -40,6 +41,7 @@ def as_json(report: Overview) -> dict[str, Any]:
             for w in report.waiters
         ],
         "goodput": _goodput(report.goodput),
+        "shares": shares.as_json(report.shares),
         "planner": [dataclasses.asdict(step) for step in report.steps],
         "preemptions": [dataclasses.asdict(each) for each in report.preemptions],
         "notes": list(report.notes),

@@ -10,6 +10,7 @@ from fractions import Fraction
 from ..errors import RequestRefusedError
 from ..jobs.queue_position import Position
 from . import goodput, moves, quota
+from . import shares as device_time
 from .goodput import Goodput
 from .model import Claim, Cluster, Key, Step, Training, Unreadable
 
@@ -73,6 +74,8 @@ class Overview:
     holders: Sequence[Holder]
     waiters: Sequence[Waiter]
     goodput: Goodput
+    shares: device_time.Shares
+    """Promised and delivered, within the platform's window."""
     preemptions: Sequence[moves.Preemption]
     """Of the last day, the newest first."""
     steps: Sequence[Step]
@@ -103,11 +106,18 @@ def overview(cluster: Cluster, queue: str | None = None) -> Overview:
         holders=_holders(cluster, holding),
         waiters=waiting,
         goodput=_sum(done for _, _, done in spent),
+        shares=device_time.shares(cluster, only=shown),
         preemptions=moves.preemptions(shown, cluster.at),
         steps=sorted(_steps(cluster, queue, claims), key=lambda step: (-step.at, step.namespace, step.job)),
         notes=cluster.notes,
         unreadable=cluster.unreadable,
     )
+
+
+def trainings(cluster: Cluster, queue: str | None = None) -> list[Training]:
+    """Training jobs in the filter, as `overview` has it. Raises RequestRefusedError: there is no such queue."""
+    _chosen(cluster, queue)
+    return [job for job, _, _ in _spent(cluster, queue)]
 
 
 # --- filters --------------------------------------------------------------------------------------------------------

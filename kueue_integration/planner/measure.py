@@ -67,10 +67,15 @@ def held_s(record: AttemptRecord, now: float | None, since: float = 0.0) -> floa
 
 def attained(job: Job, now: float, since: float = 0.0) -> float:
     """Device-seconds that the job was served from `since` on: pods times devices times the time with quota."""
+    return served_s(job.attempts, job.given is not None, now, since) * job.devices_per_pod
+
+
+def served_s(attempts: Sequence[AttemptRecord], holds: bool, now: float, since: float = 0.0) -> float:
+    """Pod-seconds with quota from `since` on. `holds`: the last attempt has its quota still."""
     total = 0.0
-    for record in job.attempts:
-        holds = record is job.attempts[-1] and job.given is not None
-        total += held_s(record, now if holds else None, since) * max(1, record.pods) * job.devices_per_pod
+    for record in attempts:
+        open_end = holds and record is attempts[-1]
+        total += held_s(record, now if open_end else None, since) * max(1, record.pods)
     return total
 
 

@@ -93,10 +93,14 @@ def of_pod(podset: Object) -> dict[str, Fraction]:
     return total
 
 
-def devices(podset: Mapping[str, Any] | None) -> int:
+def devices(asks: Mapping[str, Fraction]) -> int:
     """Devices of a pod: what it asks for of extended resources (`nvidia.com/gpu`); a pod without any counts as one."""
-    asks = of_pod(dict(podset)) if podset is not None else {}
     return max(1, int(sum((amount for name, amount in asks.items() if "/" in name), NONE)))
+
+
+def devices_of(podset: Mapping[str, Any] | None) -> int:
+    """`devices` of a pod set of a Workload; 1 for none."""
+    return devices(of_pod(dict(podset))) if podset is not None else 1
 
 
 # --- with amounts ---------------------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ class PlatformConfig:
         mounts go to the training container and the sidecar
     :param max_budget_s: platform's ceiling for `checkpoint_budget_s`
     :param checkpoint_disk: default of jobs that name none, as in TrainSpec; "": derived from the memory
+    :param tiers: WorkloadPriorityClass -> promised share of the device time that its jobs ask for, 0 to 1
+    :param tiers_window_s: seconds over which these shares are measured
     """
 
     agent_image: str
@@ -45,6 +47,8 @@ class PlatformConfig:
     max_budget_s: int = 600
     image_pull_policy: str = "IfNotPresent"
     checkpoint_disk: str = ""
+    tiers: Mapping[str, float] = field(default_factory=dict)
+    tiers_window_s: int = 3600
 
 
 def to_json(config: PlatformConfig) -> str:
@@ -77,6 +81,9 @@ def from_json(text: str) -> PlatformConfig:
         if not isinstance(value, wanted) or isinstance(value, bool):
             raise ChartError(f"{CONFIG_KEY}: {item.name} = {value!r} must be of type {wanted.__name__}", _FIX)
         values[item.name] = tuple(value) if isinstance(value, list) else value
+    wrong = {k: v for k, v in values.get("tiers", {}).items() if isinstance(v, bool) or not _is_share(v)}
+    if wrong:
+        raise ChartError(f"{CONFIG_KEY}: tiers = {wrong!r}: shares must be numbers from 0 to 1", _FIX)
     if values["agent_image"] == "" or values["controller_url"] == "":
         raise ChartError(f"{CONFIG_KEY}: agent_image and controller_url must not be empty", _FIX)
     return PlatformConfig(**values)
@@ -98,5 +105,12 @@ def load(kube: Kube, namespace: str = job_names.SYSTEM_NAMESPACE) -> PlatformCon
     return from_json(text)
 
 
-_TYPES: dict[str, type] = {"volumes": list, "volume_mounts": list, "env": dict, "max_budget_s": int}
+def _is_share(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value <= 1
+
+
+_TYPES: dict[str, type] = {
+    "volumes": list, "volume_mounts": list, "env": dict, "max_budget_s": int, "tiers": dict,
+    "tiers_window_s": int,
+}  # fmt: skip
 _FIX = f"Install or upgrade it: helm upgrade --install singularity charts/singularity -n {job_names.SYSTEM_NAMESPACE}"

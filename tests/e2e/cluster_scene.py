@@ -21,7 +21,8 @@ from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
 from kueue_integration.contract import job_names
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import Object
+from kueue_integration.kube.resources import CONFIG_MAP, Object
+from kueue_integration.spec.platform_config import PlatformConfig, to_json
 from proxy.protocol.messages import AttemptRecord, Gpus, Preemptor
 
 TEAM_A = ("segmentation", "speech", "ranking", "translation", "search", "ocr")
@@ -60,6 +61,7 @@ def cluster(now: float, deployment: str) -> FakeKube:
         *(local_queue(name, name, space) for name in ("vision", "language") for space in ("team-a",)),
         local_queue("robotics", "robotics", "team-b"),
     )
+    kube.paths[CONFIG_MAP.path(job_names.SYSTEM_NAMESPACE, job_names.PLATFORM_CONFIGMAP)] = _platform()
     for obj in (*_running(now, deployment), *_waiting(now, deployment)):
         kube.put(obj)
     for queue, order in {"language": ["translation"], "vision": ["sweep", "search"], "robotics": ["grasping"]}.items():
@@ -91,6 +93,13 @@ def _attempt(number: int, start: float, hours: float | None, pods: int, flavor: 
     return record(number, **{**values, **more})
 
 
+def _platform() -> Object:
+    """What the chart publishes for everybody, here with a tier."""
+    found = PlatformConfig("agent", "https://controller", "ca", tiers={"production": 0.9})
+    meta = {"name": job_names.PLATFORM_CONFIGMAP, "namespace": job_names.SYSTEM_NAMESPACE}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"platform.json": to_json(found)}}
+
+
 def _of(dag_id: str, deployment: str, history: list[AttemptRecord], step: int = 0, **more: Any) -> Object:
     own = claim(dag_id, deployment)
     notes = {ANN_TASK: json.dumps(own.to_dict()), job_names.ANN_WORLD_SIZE: "8"}
@@ -99,6 +108,7 @@ def _of(dag_id: str, deployment: str, history: list[AttemptRecord], step: int = 
         notes |= {job_names.ANN_ATTEMPT: str(last)}
         notes |= {job_names.ANN_PROGRESS: json.dumps({"attempt": last, "step": step, "at": 1.0})}
     made = training(own.name, history, queue=QUEUE_OF[dag_id], namespace=own.namespace, annotations=notes, **more)
+    made["metadata"]["labels"][job_names.KUEUE_PRIORITY_LABEL] = "production"
     pods = history[-1].pods if history else 1
     return {**made, "spec": {**made["spec"], "parallelism": pods}, "status": {**made["status"], "ready": pods}}
 

@@ -120,6 +120,10 @@ def test_the_page_names_what_the_user_may_see_and_counts_the_rest(scene: Scene, 
         expect(waiting).to_contain_text("needs 14 nvidia.com/gpu more in flavor a100")
         expect(waiting).to_contain_text("1 job that you may not see")
         expect(page.get_by_test_id("cluster-actions")).to_contain_text("4 -> 8 workers on a100")
+        shares = page.get_by_test_id("cluster-shares")
+        expect(shares).to_contain_text("segmentation · train")
+        expect(shares).to_contain_text("90 %")
+        expect(page.get_by_test_id("cluster-tenant-shares")).to_contain_text("team-a / language")
         for name in ("robot_arm", "robot-arm", "grasping", "team-b"):
             expect(page.get_by_test_id("cluster-page")).not_to_contain_text(name)
         in_both_themes(page)

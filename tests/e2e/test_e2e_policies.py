@@ -1,15 +1,18 @@
-"""Policies of the planner on a real Kueue: least attained service preempts, and time sharing takes turns.
+"""Policies of the planner on a real Kueue: attained service and tiers preempt, and time sharing takes turns.
 
 Nothing is measured yet when these jobs begin, so a move counts as 120 device-seconds: less is never gained.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from faults import Faults
 from rows import TIMEOUT_S, Rows
+from shell import Shell
 
 from kueue_integration.kube.resources import WORKLOAD
 from kueue_integration.planner import priority
@@ -20,7 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 SOON = {"planner__everySeconds": 1, "planner__limits__minRunSeconds": 0, "planner__limits__movesPerHour": 100}
 USUAL = {
     "planner__everySeconds": 30, "planner__limits__minRunSeconds": 300, "planner__limits__movesPerHour": 4,
-    "planner__attainedService__mode": "none", "planner__timeSharing__mode": "none",
+    "planner__attainedService__mode": "none", "planner__timeSharing__mode": "none", "planner__slaTiers__mode": "none",
     "planner__timeSharing__quantumSeconds": 1800,
 }  # fmt: skip
 QUANTUM_S = 125
@@ -69,6 +72,35 @@ def test_who_has_had_much_is_preempted_by_who_has_had_nothing(rows: Rows, faults
     second.assert_exact(second.finish())
     first.until_attempt(2)
     first.assert_exact(first.finish())
+
+
+def test_who_has_had_more_than_promised_gives_way_to_who_has_had_less(rows: Rows, faults: Faults) -> None:
+    rows.queue("tiers", {"ondemand": "50m"})
+    served = rows.train("served", "tiers", priority_class="high")
+    served.until_steps()
+    promised = rows.train("promised", "tiers", priority_class="low")
+    rows.say("--> without the policy the second one waits for ever: the first one has a higher priority")
+    tiers = {"planner__slaTiers__tiers__low": 1, "planner__slaTiers__tiers__high": 0}
+    faults.upgrade(**SOON, **tiers, planner__slaTiers__mode="act")
+    shell = Shell(rows.stage.cluster)
+    told = wait_for(lambda: _measured(shell, rows, "promised"), "a share of the one that waits", TIMEOUT_S)
+    assert (told["promised"], told["delivered"], told["served_s"]) == (1.0, 0.0, 0.0) and told["owed_s"] >= 60
+    promised.until_attempt(1)
+    ended = served.until_ended(1)
+    assert (ended.ended_by, ended.checkpoint is not None) == ("Preempted", True), ended
+    own = _measured(shell, rows, "served")
+    assert own is not None and own["promised"] == 0.0 and own["delivered"] > 0 and own["owed_s"] == 0
+    assert _measured(shell, rows, "promised")["delivered"] > 0
+
+    promised.assert_exact(promised.finish())
+    served.until_attempt(2)
+    served.assert_exact(served.finish())
+
+
+def _measured(shell: Shell, rows: Rows, name: str) -> Any:
+    """What `singularityctl report` says about a job, None while it has no share yet."""
+    jobs = json.loads(shell.run("report", "-n", rows.namespace, "--json"))["jobs"]
+    return next((job for job in jobs if job["job"] == name and job["delivered"] is not None), None)
 
 
 def test_two_jobs_take_turns_on_the_quota_of_one(rows: Rows, faults: Faults) -> None:

@@ -106,6 +106,21 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
       known(done.cost_per_step) && h(Muted, { "data-testid": "cluster-cost" }, `Cost: ${Number(done.cost).toPrecision(3)}, ${Number(done.cost_per_step).toPrecision(3)} per step.`));
   }
 
+  // --- promised and delivered ---------------------------------------------------------------------------------------
+  function DeviceTime({ report }) {
+    const told = report.shares, part = (share) => (known(share) ? percent(share) : "–");
+    const owed = (one) => (one.owed_s > 0 ? h(C.Badge, { colorPalette: "failed", size: "sm" }, `owed ${seconds(one.owed_s)}`) : "");
+    const tenants = told.tenants.map((t) => [`${t.namespace} / ${t.local_queue}`, t.unmeasured ? `${t.jobs}, ${t.unmeasured} not measured` : t.jobs, part(t.promised), part(t.delivered), owed(t)]);
+    const jobs = told.jobs.map((j) => [h(Task, j), j.priority_class || "–", part(j.promised), part(j.delivered), h(C.Box, { fontSize: "sm" }, owed(j), h(Small, null, [j.unmeasured, ...j.remarks, j.paused_s > 0 && `paused for ${seconds(j.paused_s)}`, j.ended && "ended"].filter(Boolean).map(sentence).join("; ")))]);
+    return h(Card, { title: "Device time: promised and delivered", aside: h(Small, null, `last ${seconds(told.period_s)}, jobs that still exist`) },
+      tenants.length > 0 && h(Table, { testid: "cluster-tenant-shares", label: "device time of tenants", heads: ["Tenant", "Jobs", "Promised", "Delivered", ""], rows: tenants }),
+      jobs.length > 0 ? h(C.Box, { mt: 4 }, h(Table, { testid: "cluster-shares", label: "device time of jobs", heads: ["Task", "Class", "Promised", "Delivered", "Remarks"], rows: jobs }))
+        : h(Muted, null, "No training job that you may see has asked for device time lately."),
+      told.notes.map((note) => h(Muted, { key: note, mt: 2 }, sentence(note))),
+      told.left_out > 0 && h(Muted, { mt: 2 }, `${told.left_out} rows are left out here; singularityctl report has all.`),
+      told.others > 0 && h(Muted, { mt: 2 }, `${unseen(told.others)} count in the lines of their tenants only.`));
+  }
+
   // --- what moved lately --------------------------------------------------------------------------------------------
   function Preemptions({ report }) {
     const by = (p) => (p.by ? h(Task, p.by) : h(Muted, null, `a job that you may not see${known(p.by_priority) ? `, priority ${p.by_priority}` : ""}`));
@@ -138,7 +153,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
   }
   function Report({ report }) {
     return h(React.Fragment, null, h(Tiles, { report }), h(Quota, { report }), h(Waiting, { report }), h(Holding, { report }),
-      h(C.SimpleGrid, { columns: { base: 1, xl: 2 }, gap: 3 }, h(Goodput, { report }), h(Planner, { report })), h(Preemptions, { report }));
+      h(C.SimpleGrid, { columns: { base: 1, xl: 2 }, gap: 3 }, h(Goodput, { report }), h(Planner, { report })), h(DeviceTime, { report }), h(Preemptions, { report }));
   }
   function Cluster() {
     const [query, setQuery] = Router.useSearchParams();

@@ -149,7 +149,7 @@ def read_job(
         node_selector=bool((template.get("spec") or {}).get("nodeSelector")),
         held=job.armed,
         flavors=required(job.placement).flavors,
-        devices_per_pod=quota.devices(seen.podset if seen is not None else None),
+        devices_per_pod=quota.devices_of(seen.podset if seen is not None else None),
         attempts=history,
         runs_since=_trains_since(raw, last) if running else None,
         whole=running and last is not None and _whole(pods, last),

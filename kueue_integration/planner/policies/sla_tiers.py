@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .. import measure
+from .. import shares
 from ..model import ClusterSnapshot, Job
 from ..proposals import Proposal
 from . import levels
@@ -21,8 +21,6 @@ from . import levels
 NAME = "slaTiers"
 MARGIN = 0.05
 """Ahead begins so far above the promise: who is just at it would go back and forth."""
-YOUNG_S = 60.0
-"""A share of less time than that says nothing."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +49,14 @@ class Share:
 
 def share(job: Job, now: float, tiers: Mapping[str, float], window_s: float) -> Share | None:
     """None: its class promises nothing, or it is too young to tell."""
-    promised, since = tiers.get(job.priority_class), max(job.created, now - window_s)
-    if promised is None or now - since < YOUNG_S:
+    promised = tiers.get(job.priority_class)
+    found = shares.service(
+        job.attempts, wanted=job.wanted, devices_per_pod=job.devices_per_pod, created=job.created, now=now,
+        since=now - window_s, holds=job.given is not None, paused=job.paused,
+    )  # fmt: skip
+    if promised is None or found.share is None:
         return None
-    asked = (now - since) * max(1, job.wanted) * job.devices_per_pod
-    return Share(job, promised, min(1.0, measure.attained(job, now, since) / asked), asked)
+    return Share(job, promised, found.share, found.asked)
 
 
 def propose(

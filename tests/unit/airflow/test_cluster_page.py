@@ -184,6 +184,17 @@ def test_actions_of_the_planner_on_ones_own_jobs_have_their_reason(page: Page) -
     assert (action["reason"], action["action"], action["dry_run"]) == ("cordon: node n1 is cordoned", "migrate", False)
 
 
+def test_shares_of_device_time_are_those_of_ones_own_jobs_and_their_tenants(page: Page) -> None:
+    told = page.body()["report"]["shares"]
+    assert {job["job"] for job in told["jobs"]} == {"default/first", "default/next"}
+    assert told["jobs"][0]["task"]["dag_id"] == "mine" and told["others"] == 2
+    (tenant,) = told["tenants"]
+    assert (tenant["namespace"], tenant["local_queue"], tenant["jobs"], tenant["promised"]) == (
+        "default", "training", 4, None,
+    )  # fmt: skip
+    assert any("what the tiers promise is not known" in note for note in told["notes"])
+
+
 def test_long_lists_are_cut_and_say_so(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_provider.plugin.cluster_view.MOST", 2)
     for number in range(5):
@@ -314,7 +325,8 @@ def test_the_documented_role_has_every_right_that_a_look_uses(page: Page) -> Non
     rights = {(verb, name) for rule in role["rules"] for verb in rule["verbs"] for name in rule["resources"]}
     page.body()
     asked = {(verb, KINDS[kind].plural) for verb, kind, _ in page.clients._kube.requests}
-    assert asked | {("get", "clusterqueues/pendingworkloads")} == rights
+    for_everybody = {("get", "configmaps")}  # the chart lets everybody read what the platform promises
+    assert asked - for_everybody | {("get", "clusterqueues/pendingworkloads")} == rights
 
 
 # --- the bundle -------------------------------------------------------------------------------------------------------

@@ -89,7 +89,9 @@ def workload(
     meta: Object = {
         "name": f"job-{owner}", "namespace": namespace, "creationTimestamp": stamp,
         "labels": {KUEUE_JOB_UID_LABEL: f"uid-{owner}"},
-        "ownerReferences": [{"kind": kind, "name": owner, "uid": f"uid-{owner}", "controller": True}],
+        "ownerReferences": [
+            {"apiVersion": "batch/v1", "kind": kind, "name": owner, "uid": f"uid-{owner}", "controller": True},
+        ],
     }  # fmt: skip
     spec = {"queueName": queue, "priority": priority, "active": True,
             "podSets": [{"name": "main", "count": pods, "template": template}]}  # fmt: skip

@@ -57,6 +57,7 @@ def test_platform_configuration_is_what_clients_read(tmp_path):
                 "store": {"url": "file:///shared/checkpoints"},
                 "pods": pods,
                 "budget": {"maxSeconds": 33},
+                "planner": {"slaTiers": {"tiers": {"high": 0.9}, "windowSeconds": 600}},
             }
         )
     )
@@ -69,6 +70,7 @@ def test_platform_configuration_is_what_clients_read(tmp_path):
     assert (config.agent_image, config.train_image, config.store) == ("a:1", "t:1", "file:///shared/checkpoints")
     assert (list(config.volumes), list(config.volume_mounts), config.env) == ([volume], [mount], pods["env"])
     assert (config.max_budget_s, config.checkpoint_disk) == (33, "50Gi")
+    assert (config.tiers, config.tiers_window_s) == ({"high": 0.9}, 600)
     deployment = objects["Deployment", job_names.CONTROLLER_NAME]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     env = {item["name"]: item.get("value") for item in container["env"]}

@@ -124,7 +124,8 @@ def test_one_look_makes_as_many_requests_for_a_thousand_jobs_as_for_one() -> Non
         return Counter(f"{verb} {kind}" for verb, kind, _ in kube.requests)
 
     assert asked(1) == asked(200)
-    assert sum(asked(1).values()) == 8, "ClusterQueue, Cohort, LocalQueue, three kinds of jobs, Workload, Event"
+    what = "ClusterQueue, Cohort, LocalQueue, three kinds of jobs, Workload, Event, the platform's ConfigMap"
+    assert sum(asked(1).values()) == 9, what
 
 
 def test_only_so_many_queues_are_asked_for_places() -> None:
@@ -265,7 +266,7 @@ def test_finished_jobs_hold_nothing_but_their_goodput_counts() -> None:
 def test_the_json_is_complete() -> None:
     told = json.loads(json.dumps(as_json(seen(scene()))))
     lists = {"quota", "queues", "tenants", "holders", "waiting", "preemptions", "planner", "notes", "unreadable"}
-    assert set(told) == {"at", "goodput", *lists}
+    assert set(told) == {"at", "goodput", "shares", *lists}
     cohort = told["quota"][0]
     assert cohort == {
         "scope": "cohort", "name": "c", "cohort": "", "depth": 0, "flavor": "ondemand", "resource": "cpu",
