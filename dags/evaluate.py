@@ -65,28 +65,29 @@ with DAG(
         task_id="saved",
         training_task_id="train",
         min_step="{{ params.evaluate_from }}",
-        poke_interval=5,
+        poke_interval=20,
         timeout=3600,
     )
 
     @task
     def evaluate(folder: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """Accuracy of the checkpoint; the task fails below `min_accuracy`."""
-        file = f"{folder}/{checkpoint['id']}.safetensors"
+        """Accuracy of the newest checkpoint by now; the task fails below `min_accuracy`."""
+        file = f"{folder}/evaluated.safetensors"
         (digits.shared_dir() / file).unlink(missing_ok=True)  # of an earlier try
         jobs = JobVerbs(namespace=checkpoint["namespace"])
-        done = jobs.export(checkpoint["job"], f"{POD_SHARED}/{file}", "safetensors", checkpoint["id"], only="models")
+        # A job keeps its newest checkpoints only: the one that the sensor saw may be gone when this task starts.
+        done = jobs.export(checkpoint["job"], f"{POD_SHARED}/{file}", "safetensors", only="models")
         tensors = digits.read_safetensors(digits.shared_dir() / file)
         found = digits.accuracy_of(folder, {name.removeprefix("main."): each for name, each in tensors.items()})
         wanted = get_current_context()["params"]["min_accuracy"]
         if found < wanted:
             raise ValueError(f"accuracy {found:.4f} is below min_accuracy = {wanted}")
-        return {"file": file, "accuracy": found, "step": done.step, "checkpoint": checkpoint}
+        return {"file": file, "accuracy": found, "step": done.step, "checkpoint": done.checkpoint}
 
     @task
     def register(model: dict[str, Any]) -> str:
         """Write the model's card beside the registered weights; returns its path."""
-        target = digits.shared_dir() / "registry" / "digits" / model["checkpoint"]["id"]
+        target = digits.shared_dir() / "registry" / "digits" / model["checkpoint"]
         target.mkdir(parents=True, exist_ok=True)
         (target / "model.safetensors").write_bytes((digits.shared_dir() / model["file"]).read_bytes())
         (target / "card.json").write_text(json.dumps(model, indent=1))

@@ -83,7 +83,7 @@ def test_the_training_is_a_valid_job_of_the_state_engine(example: ModuleType) ->
     assert spec.command[:2] == ("python3", "train_digits_state.py") and spec.checkpoint_every == "30s"
     assert spec.store == "file:///shared/runs/digits_evaluate/manual__2026-01-01T00-00-00-00-00/checkpoints"
     for name in ("train_digits.py", "train_digits_state.py"):
-        assert spec.files[name] == (DAGS / "scripts" / name).read_text(), "templates leave it alone"
+        assert spec.files[name].rstrip() == (DAGS / "scripts" / name).read_text().rstrip(), "templates leave it alone"
 
 
 def test_the_pods_may_write_where_the_run_is(example: ModuleType, shared: Path) -> None:
@@ -98,25 +98,24 @@ def test_what_was_exported_is_evaluated_and_registered(
 ) -> None:
     asked: list[Any] = []
 
-    def export(self: Any, job: str, output: str, format: str, checkpoint: str, only: str) -> Exported:
-        asked.append((self._namespace, job, output, format, checkpoint, only))
+    def export(self: Any, job: str, output: str, format: str, only: str) -> Exported:
+        asked.append((self._namespace, job, output, format, only))
         here = shared / Path(output).relative_to("/shared")
         assert not here.exists(), "an export takes a new path"
         write_safetensors(here, weights())
-        return Exported(checkpoint, 240, format, output, 8, ())
+        return Exported("train-1-a1-g4", 270, format, output, 8, ())
 
     monkeypatch.setattr(example.JobVerbs, "export", export)
     monkeypatch.setattr(example, "get_current_context", lambda: {"params": {"min_accuracy": 0.0}})
     run_task(example, "prepare", "run")
     if again:
-        (shared / "run/train-1-a1-g3.safetensors").write_bytes(b"half")
+        (shared / "run/evaluated.safetensors").write_bytes(b"half")
     model = run_task(example, "evaluate", "run", CHECKPOINT)
-    output = "/shared/run/train-1-a1-g3.safetensors"
-    assert asked == [("team", "train-1", output, "safetensors", "train-1-a1-g3", "models")]
-    assert model["step"] == 240 and 0 <= model["accuracy"] < 0.9
+    assert asked == [("team", "train-1", "/shared/run/evaluated.safetensors", "safetensors", "models")]
+    assert (model["checkpoint"], model["step"]) == ("train-1-a1-g4", 270) and 0 <= model["accuracy"] < 0.9
     card = Path(run_task(example, "register", model))
-    assert json.loads(card.read_text()) == model
-    assert (card.parent / "model.safetensors").read_bytes() == (shared / "run/train-1-a1-g3.safetensors").read_bytes()
+    assert json.loads(card.read_text()) == model and card.parent.name == "train-1-a1-g4"
+    assert (card.parent / "model.safetensors").read_bytes() == (shared / "run/evaluated.safetensors").read_bytes()
     monkeypatch.setattr(example, "get_current_context", lambda: {"params": {"min_accuracy": 1.0}})
     with pytest.raises(ValueError, match="is below min_accuracy"):
         run_task(example, "evaluate", "run", CHECKPOINT)
