@@ -159,6 +159,19 @@ def test_here_needs_torch_and_says_so_before_it_fetches(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.pt", "slow"]
 
 
+def test_the_command_uses_a_pod_where_only_nodes_reach_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = kube_of({"result": FETCH}, {"result": DONE})
+    monkeypatch.setattr(checkpoints, "open_cluster", lambda kubeconfig, context: fake)
+    words = ["checkpoints", "export", "digits", "digits-a1-g1", FILES.output, "--format", "safetensors"]
+    done = CliRunner().invoke(cli.main, words)
+    assert done.exit_code == 0 and done.stdout == f"digits-a1-g1 (step 61): 4 tensors in {FILES.output}\n", done.output
+    assert "left out, as safetensors has no place for it: extra.flag" in done.stderr
+    here = CliRunner().invoke(cli.main, [*words[:4], "x.safetensors", *words[5:]])
+    assert here.exit_code == 2 and "give a path below a volume of the job: /shared" in here.stderr
+    gone = CliRunner().invoke(cli.main, [*words[:2], "nobody", *words[3:], "--store", "file:///shared/c"])
+    assert gone.exit_code == 2 and "its pods are not known any more" in gone.stderr
+
+
 def test_options_of_formats_are_refused_for_an_archive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "open_cluster", lambda kubeconfig, context: kube_of())
     words = ["checkpoints", "export", "digits", "digits-a1-g1", "x.tar", "--only", "models"]
