@@ -11,6 +11,7 @@ from typing import Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.bases.sensor import PokeReturnValue
 
+from kueue_integration.contract import kinds
 from kueue_integration.errors import KubeError
 from kueue_integration.jobs.status import summarise
 from kueue_integration.kube.resources import Object, is_true
@@ -24,8 +25,9 @@ from .reporting import add_to_events
 class SingularityCheckpointSensor(BaseSensorOperator):  # type: ignore[misc]
     """Succeed when the training task has a checkpoint that is new enough; its XCom is that checkpoint.
 
-    The XCom is `{"id", "attempt", "step", "committed_at", "bytes", "url", ...}`. `mode="reschedule"` (the default here)
-    holds no worker slot in between. A training that has ended without such a checkpoint fails the sensor at once. The
+    The XCom is `{"job", "namespace", "id", "attempt", "step", "committed_at", "bytes", "url", ...}`. `verbs.JobVerbs`
+    exports that checkpoint for the next task. `mode="reschedule"` (the default here) holds no worker slot in between.
+    A training that has ended without such a checkpoint fails the sensor at once. The
     event of every asset in `outlets` has it in `extra["training"]["checkpoint"]`; for one event per checkpoint see
     `airflow_provider.assets`.
 
@@ -154,5 +156,6 @@ def look(
     every = summarise(job, None, ()).checkpoints
     checkpoints = [c for c in every if not c.get("unusable") and not c.get("side_branch")]
     good = [c for c in checkpoints if (c.get("step") or 0) >= min_step and (c.get("committed_at") or 0) > after]
-    found = dict(good[-1]) if good and (checkpoints[-1].get("committed_at") or 0) <= before else None
+    whose = {"job": kinds.job_key(job), "namespace": job["metadata"].get("namespace", "default")}
+    found = {**whose, **good[-1]} if good and (checkpoints[-1].get("committed_at") or 0) <= before else None
     return found, is_true(job, "Complete") or is_true(job, "Failed")

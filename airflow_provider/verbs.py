@@ -13,7 +13,8 @@ The name of the Job of a task is in its XCom `lineage`, and in its log.
 
 from __future__ import annotations
 
-from kueue_integration.jobs import time_travel
+from kueue_integration.jobs import export, time_travel
+from kueue_integration.jobs.export import Exported
 from kueue_integration.jobs.time_travel import Forked
 from kueue_integration.kube.api import Kube
 from kueue_integration.requests import verbs
@@ -21,7 +22,7 @@ from kueue_integration.requests.verbs import Result
 
 from . import cluster
 
-__all__ = ["Forked", "JobVerbs", "Result"]
+__all__ = ["Exported", "Forked", "JobVerbs", "Result"]
 
 
 class JobVerbs:
@@ -80,6 +81,34 @@ class JobVerbs:
     ) -> Forked:
         """Create job `new`, which goes on from a checkpoint of `job`; see `kueue_integration.jobs.time_travel.fork`."""
         return time_travel.fork(*self._where(), job, new, checkpoint, queue, priority_class)
+
+    def export(
+        self,
+        job: str,
+        output: str,
+        format: str,
+        checkpoint: str | None = None,
+        only: str = "",
+        in_pod: bool = True,
+        store: str | None = None,
+        python: str = "",
+        timeout_s: float = export.TIMEOUT_S,
+    ) -> Exported:
+        """Write a checkpoint of the state engine for another program, while the job goes on; see
+        `kueue_integration.jobs.export`.
+
+        :param output: a new path; of the pod, below one of the job's volumes, or of this machine
+        :param format: `safetensors`, `torch`, `dcp`, `trainer` or `lightning`
+        :param checkpoint: its id; None: the newest
+        :param only: a first key of the state, such as `models`
+        :param in_pod: in a pod with the job's image and volumes; else here, where `store` is reached
+        :param python: a program that has torch, there
+        :raises SpecError: bad input, or no such checkpoint; StoreSaidNo, PlatformError, KubeError
+        """
+        kube, namespace = self._where()
+        found = export.stored(kube, namespace, job, checkpoint, store)
+        wanted = export.Wanted(format, output, only, python)
+        return export.in_pod(kube, found, wanted, timeout_s) if in_pod else export.here(found, wanted, timeout_s)
 
     def look(self, asked: Result) -> Result:
         """How far a request is now."""

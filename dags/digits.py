@@ -6,6 +6,7 @@ it is SINGULARITY_SHARED_DIR (environment) or the Airflow Variable `singularity_
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -56,12 +57,35 @@ def accuracy(folder: str) -> float:
     """Share of the held-out images that the weights in `folder`/output get right, computed with numpy alone."""
     import numpy as np
 
-    here = shared_dir() / folder
-    with np.load(here / "digits.npz") as data:
+    with np.load(shared_dir() / folder / "output" / "weights.npz") as weights:
+        return accuracy_of(folder, dict(weights))
+
+
+def accuracy_of(folder: str, weights: dict[str, Any]) -> float:
+    """The same of weights that are at hand, by name."""
+    import numpy as np
+
+    with np.load(shared_dir() / folder / "digits.npz") as data:
         images, labels = data["x_test"], data["y_test"]
-    with np.load(here / "output" / "weights.npz") as weights:
-        found = float((predict(dict(weights), images) == labels).mean())
+    found = float((predict(weights, images) == labels).mean())
     print(f"accuracy on {len(labels)} held-out images: {found:.4f}")
+    return found
+
+
+def read_safetensors(path: Path) -> dict[str, Any]:
+    """Arrays of float32 by name: a length, a JSON header, the bytes (https://github.com/huggingface/safetensors#format)."""
+    import numpy as np
+
+    data = path.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:begin])
+    header.pop("__metadata__", None)
+    found = {}
+    for name, entry in header.items():
+        if entry["dtype"] != "F32":
+            raise ValueError(f"{path}: {name} is of type {entry['dtype']}, and only F32 is read here")
+        first, last = entry["data_offsets"]
+        found[name] = np.frombuffer(data[begin + first : begin + last], np.float32).reshape(entry["shape"])
     return found
 
 

@@ -18,9 +18,12 @@ exit codes: 0 exported, 1 the checkpoint cannot be read or written, 2 wrong argu
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TextIO
 
 from .portable import FORMATS
 from .storage import ArgumentError, Checkpoints, StateStorageError
@@ -38,6 +41,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--format", choices=list(FORMATS))
     parser.add_argument("--output", type=Path, metavar="PATH", help="a new file, or a new folder for dcp and trainer")
     parser.add_argument("--checkpoint", metavar="ID", help="default: the newest")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line, for programs")
     parser.add_argument("--only", metavar="KEY", help="what is below this key of the state, such as model")
     arguments = parser.parse_args(argv)
     if not arguments.list and (arguments.format is None or arguments.output is None):
@@ -57,16 +61,20 @@ def main(argv: Sequence[str]) -> int:
             arguments.root, arguments.output, arguments.format, checkpoint=arguments.checkpoint, only=arguments.only,
             writers=FORMATS,
         )  # fmt: skip
-    except ArgumentError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except StateStorageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        print(json.dumps({"error": str(error)}) if arguments.json else f"error: {error}", file=_errors(arguments.json))
+        return 2 if isinstance(error, ArgumentError) else 1
+    if arguments.json:
+        print(json.dumps({"result": asdict(done)}))
+        return 0
     print(f"checkpoint {done.checkpoint} (step {done.step}): {done.tensors} tensors in {arguments.output}")
     if done.left_out:
         print(f"left out, as {arguments.format} has tensors only: {', '.join(done.left_out)}", file=sys.stderr)
     return 0
+
+
+def _errors(as_json: bool) -> TextIO:
+    return sys.stdout if as_json else sys.stderr
 
 
 if __name__ == "__main__":

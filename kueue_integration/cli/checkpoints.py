@@ -17,6 +17,7 @@ from proxy.protocol import names
 
 from ..contract import attempt_records, branches, job_names, kinds
 from ..errors import PlatformError, SpecError, StoreSaidNo
+from ..jobs import export as framework_files
 from ..jobs import store_pod
 from ..kube.api import Kube
 from ..kube.resources import POD, Object, annotation, selector
@@ -212,18 +213,51 @@ def pin(name: str, checkpoint: str, remove: bool, **options: Any) -> None:
 @checkpoints.command()
 @job_argument
 @click.argument("checkpoint")
-@click.argument("file", type=click.Path(dir_okay=False))
+@click.argument("file", type=click.Path())
+@click.option(
+    "--format",
+    type=click.Choice(["archive", *framework_files.FORMATS]),
+    default="archive",
+    show_default=True,
+    help="All but archive: of a checkpoint of the state engine, for other programs.",
+)
+@click.option("--only", default="", metavar="KEY", help="With a format: what is below this key, such as models.")
+@click.option("--python", default="", metavar="PROGRAM", help="With a format: a Python that has torch.")
 @store_options
-def export(name: str, checkpoint: str, file: str, **options: Any) -> None:
-    """Write a checkpoint to FILE, one tar archive, every byte verified.
+def export(
+    name: str, checkpoint: str, file: str, format: str, only: str, python: str, timeout: float, **options: Any
+) -> None:
+    """Write a checkpoint to FILE, every byte verified: one tar archive, or what a framework loads by itself.
+
+    \b
+      safetensors  a file of tensors             torch      a file for torch.load
+      trainer      resume_from_checkpoint        lightning  a file for ckpt_path
+                   of Hugging Face, a folder     dcp        a folder for torch.distributed.checkpoint
+
+    With a format FILE is new. A store that only the nodes reach is read in a pod with the job's image and volumes: FILE
+    is a path of that pod then, below one of the volumes.
 
     \b
     Examples:
       singularityctl checkpoints export digits digits-a1-g1 digits.tar
       singularityctl checkpoints export digits digits-a1-g1 digits.tar \\
           --store file:///mnt/checkpoints --where here
+      singularityctl checkpoints export digits digits-a1-g1 /shared/digits.safetensors \\
+          --format safetensors --only models
+      singularityctl checkpoints export digits digits-a1-g1 last.ckpt --format lightning \\
+          --store gs://bucket/checkpoints --python /opt/torch/bin/python
     """
-    asker = Asker(name, **options)
+    asker = Asker(name, timeout=timeout, **options)
+    if format != "archive":
+        wanted = framework_files.Wanted(format, file, only, python)
+        done = asker.framework_files(checkpoint, wanted)
+        click.echo(f"{checkpoint} (step {done.step}): {done.tensors} tensors in {file}")
+        if done.left_out:
+            click.echo(f"left out, as {format} has no place for it: {', '.join(done.left_out)}", err=True)
+        return
+    for option, value in (("--only", only), ("--python", python)):
+        if value:
+            raise SpecError([(option, value, "is for the formats of frameworks: add --format")])
     asker.require_here()
     question = ("export", asker.namespace, asker.maker(checkpoint), checkpoint, file, *asker.digest(checkpoint))
     found = asker.ask(*question, progress=_bar("exported"))
@@ -345,6 +379,17 @@ class Asker:
                 "is read in a pod, and the archive is a file here: run this where the store's folder is mounted, with "
             )
             raise SpecError([("--store", self.url, f"{fix}--where here --store file:///where/it/is/here")])
+
+    def framework_files(self, checkpoint: str, wanted: framework_files.Wanted) -> framework_files.Exported:
+        """Export it there where the store is read. Raises as `jobs.export`."""
+        digest = "".join(self.digest(checkpoint))
+        found = framework_files.Stored(
+            self.namespace, self.maker(checkpoint), checkpoint, self.url, digest, self._job
+        )
+        if self._in_a_pod():
+            click.echo(f"exporting from {self.url} in a pod of namespace {self.namespace}", err=True)
+            return framework_files.in_pod(self.kube, found, wanted, self._timeout)
+        return framework_files.here(found, wanted, self._timeout)
 
     def _in_a_pod(self) -> bool:
         return self._where == "pod" or (self._where == "auto" and store_pod.needed(self.url))

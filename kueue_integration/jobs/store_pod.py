@@ -14,7 +14,7 @@ from typing import Any
 from proxy.protocol import decode, names
 
 from ..contract import job_names
-from ..errors import KubeError, NotFound, PlatformError, Unreachable
+from ..errors import Invalid, KubeError, NotFound, PlatformError, Unreachable
 from ..kube.api import Kube
 from ..kube.resources import POD, Object, annotation, selector
 from ..manifests.pod import SIDECAR_PATH, SIDECAR_PYTHON, powerless, restricted
@@ -117,14 +117,18 @@ def carry_out(
 ) -> dict[str, list[str]]:
     """Run `pod` to its end and return the lines of its containers. Leaves no pod behind. `look` is called meanwhile.
 
-    Raises PlatformError, KubeError.
+    One that has not started, as one of the `initContainers` has failed, has none. Raises PlatformError, KubeError.
     """
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     kube.create(pod)
     try:
         _until_ended(kube, namespace, name, time.monotonic() + timeout_s, look)
-        containers = [str(container["name"]) for container in pod["spec"]["containers"]]
-        return {c: list(kube.pod_logs(namespace, name, c, timeout_s=30)) for c in containers}
+        spec, found = pod["spec"], {}
+        first = spec.get("initContainers", ())
+        for container in (*first, *spec["containers"]):
+            with contextlib.suppress(*((Invalid, NotFound) if first else ())):
+                found[container["name"]] = [*kube.pod_logs(namespace, name, container["name"], timeout_s=30)]
+        return found
     finally:
         with contextlib.suppress(NotFound, Unreachable):
             kube.delete(POD, namespace, name)

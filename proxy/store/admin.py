@@ -1,4 +1,4 @@
-"""What people ask a store about a job's checkpoints, as plain JSON data: list, show, verify, delete old ones.
+"""What people ask a store about a job's checkpoints, as plain JSON data: list, show, verify, take out, delete old ones.
 
 One implementation for two places: in the caller's own process, or as `python -m proxy.store` in a pod that alone
 reaches the store.
@@ -6,13 +6,16 @@ reaches the store.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointNotFoundError, DamageError, ProxyError, StoreError
+from ..protocol import names
 from ..protocol.manifest import Manifest
+from ..protocol.state_image import lay_together
 from . import catalog
 from .catalog import Listing
 from .progress import Progress, ignore
@@ -85,6 +88,43 @@ def export(
     finally:
         draft.unlink(missing_ok=True)
     return {"id": manifest.id, "file": file, "bytes": size}
+
+
+def fetch(
+    store: Store,
+    namespace: str,
+    job: str,
+    checkpoint: str,
+    folder: str,
+    progress: Progress,
+    sha256: str | None = None,
+) -> Json:
+    """Write a checkpoint of the state engine to `folder`, as `singularity_train` reads it: every rank's part, verified.
+
+    :param folder: a new one
+    :param sha256: digest of the committed manifest; a manifest with a different digest is not fetched
+    :raises StoreError: also for a checkpoint of another engine, whose images hold no tensors that others could read
+    """
+    manifest = store.read_manifest(namespace, job, checkpoint, sha256)
+    if manifest.engine != names.ENGINE_STATE:
+        raise StoreError(
+            f"checkpoint {checkpoint} is one of engine {manifest.engine!r}: images of processes, which only their own "
+            "job can go on from. Frameworks read those of engine 'state'"
+        )
+    target = Path(folder)
+    if target.exists():
+        raise StoreError(f"folder = {folder!r}: it is there already; give a new one")
+    images = target.with_name(f"{target.name}.images")
+    try:
+        images.mkdir(parents=True)
+        ranks = {rank.rank: images / f"rank-{rank.rank}" for rank in manifest.ranks}
+        size = store.fetch_ranks(manifest, ranks, progress=progress)
+        lay_together(images, target)
+    except OSError as error:
+        raise StoreError(f"cannot write {folder}: {error}") from error
+    finally:
+        shutil.rmtree(images, ignore_errors=True)
+    return {"id": manifest.id, "step": manifest.step, "folder": folder, "bytes": size}
 
 
 def take(store: Store, namespace: str, job: str, file: str, progress: Progress) -> Json:
@@ -160,6 +200,8 @@ def _ask(store: Store, question: list[str], progress: Progress) -> Any:
         return verify(store, rest[0], rest[1], rest[2], progress, *rest[3:])
     if command == "export" and len(rest) in (4, 5):
         return export(store, rest[0], rest[1], rest[2], rest[3], progress, *rest[4:])
+    if command == "fetch" and len(rest) in (4, 5):
+        return fetch(store, rest[0], rest[1], rest[2], rest[3], progress, *rest[4:])
     if command == "import" and len(rest) == 3:
         return take(store, rest[0], rest[1], rest[2], progress)
     if command == "gc" and len(rest) >= 4 and rest[2].isdigit() and rest[3] in ("plan", "delete", "delete-ended"):
@@ -167,8 +209,8 @@ def _ask(store: Store, question: list[str], progress: Progress) -> Any:
         return gc(store, rest[0], rest[1], int(rest[2]), rest[4:], what != "plan", ended=what == "delete-ended")
     raise StoreError(
         f"{' '.join(question)!r}: ask `ls NAMESPACE JOB`, `show NAMESPACE JOB ID [SHA256]`, `verify NAMESPACE JOB ID "
-        "[SHA256]`, `export NAMESPACE JOB ID FILE [SHA256]`, `import NAMESPACE JOB FILE`, "
-        "`hold NAMESPACE JOB ID HOLDER [SHA256]`, `release NAMESPACE JOB ID HOLDER` or "
+        "[SHA256]`, `export NAMESPACE JOB ID FILE [SHA256]`, `fetch NAMESPACE JOB ID FOLDER [SHA256]`, "
+        "`import NAMESPACE JOB FILE`, `hold NAMESPACE JOB ID HOLDER [SHA256]`, `release NAMESPACE JOB ID HOLDER` or "
         "`gc NAMESPACE JOB KEEP plan|delete|delete-ended [LIVE_ID ...]`"
     )
 

@@ -96,6 +96,25 @@ def test_a_model_is_an_asset_and_starts_its_registration(stage: Stage, start: St
 
 
 @pytest.mark.full
+def test_a_checkpoint_is_evaluated_and_registered_while_the_training_goes_on(stage: Stage, start: Start) -> None:
+    run = start("digits_evaluate", {"steps": 4000, "evaluate_from": 200})
+    until_trained(stage, run)
+
+    def registered() -> bool:
+        tasks = ("saved", "evaluate", "register")
+        states = {name: run.api.task(run.dag_id, run.run_id, name)["state"] for name in tasks}
+        assert not {"failed", "upstream_failed"} & set(states.values()), states
+        return states["register"] == "success"
+
+    wait_for(registered, "the checkpoint of the running job registered", TIMEOUT_S)
+    assert run.task_state() in ("running", "deferred"), "the training goes on"
+    card = json.loads(Path(run.api.xcom(run.dag_id, run.run_id, "register", "return_value")).read_text())
+    assert 200 <= card["step"] < 4000 and card["accuracy"] > 0.8
+    assert run.until_run_ends() == "success", run.log()
+    assert lineage(run)["steps_lost"] == 0
+
+
+@pytest.mark.full
 def test_a_nightly_job_gives_way_to_the_owner_of_the_machines(
     stage: Stage, start: Start, openlineage_events: Path
 ) -> None:

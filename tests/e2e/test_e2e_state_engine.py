@@ -5,23 +5,21 @@ The namespace enforces Pod Security `restricted`, so that a pod which asks for m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import state_rows
 from other_kinds import ctl
 from rows import SCRIPT as PLAIN
 from rows import TIMEOUT_S, Rows, Training
 
 from kueue_integration.contract import attempt_records
-from kueue_integration.jobs.preflight import POD_SECURITY
-from kueue_integration.kube.resources import LOCAL_QUEUE, NAMESPACE, Object
+from kueue_integration.kube.resources import LOCAL_QUEUE
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from localcluster.shell import run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
@@ -29,37 +27,9 @@ SCRIPT = Path(__file__).parent / "scripts" / "train_state.py"
 STEPS = 1500
 
 
-def claimed(stage: Stage, namespace: str, volume: dict[str, Any]) -> dict[str, Any]:
-    """A platform's volume of this machine as a claim: `restricted` allows no hostPath in a pod."""
-    name = f"{namespace}-{volume['name']}"
-    shape = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    size = {"storage": "1Gi"}
-    objects: list[Object] = [
-        {
-            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
-            "spec": {
-                **shape, "capacity": size, "hostPath": volume["hostPath"], "persistentVolumeReclaimPolicy": "Retain",
-                "claimRef": {"namespace": namespace, "name": name},
-            },
-        },
-        {
-            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": namespace},
-            "spec": {**shape, "resources": {"requests": size}, "volumeName": name},
-        },
-    ]  # fmt: skip
-    words = [str(stage.cluster.kubectl), f"--kubeconfig={stage.cluster.kubeconfig}", "apply", "-f", "-"]
-    run(words, stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}), timeout=60)
-    return {"name": volume["name"], "persistentVolumeClaim": {"claimName": name}}
-
-
 @pytest.fixture
 def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
-    made = Rows(stage, "restricted", say)
-    stage.kube.patch(NAMESPACE, None, made.namespace, {"metadata": {"labels": {POD_SECURITY: "restricted"}}})
-    made.queue("q", {"ondemand": "200m", "spot": "100m"})
-    store = stage.cluster.shared / "restricted-store"
-    store.mkdir(exist_ok=True)
-    store.chmod(0o777)
+    made = state_rows.restricted(stage, "restricted", say, {"ondemand": "200m", "spot": "100m"})
     try:
         yield made
     finally:
@@ -80,12 +50,16 @@ def others(stage: Stage, rows: Rows, say: Callable[[str], None]) -> Iterator[Row
         made.close()
 
 
-def train(rows: Rows, monkeypatch: pytest.MonkeyPatch, name: str, args: Sequence[str] = (), **spec: Any) -> Training:
-    volumes = [claimed(rows.stage, rows.namespace, dict(volume)) for volume in rows.stage.platform.volumes]
-    monkeypatch.setattr(rows.stage, "_platform", replace(rows.stage.platform, volumes=volumes))
-    given = {"script": SCRIPT.name, "files": {SCRIPT.name: SCRIPT.read_text()}, **spec}
-    more = args if "script" in spec else ["--steps", str(STEPS), *args]
-    return rows.train(name, "q", args=more, engine="state", store="file:///shared/restricted-store", **given)
+def train(
+    rows: Rows,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    args: Sequence[str] = (),
+    script: Path = SCRIPT,
+    **spec: Any,
+) -> Training:
+    more = args if script is not SCRIPT else ["--steps", str(STEPS), *args]
+    return state_rows.train(rows, monkeypatch, name, script, more, **spec)
 
 
 @pytest.fixture
@@ -106,7 +80,6 @@ def test_four_workers_two_four_three_without_a_privilege(
     rows: Rows, others: Rows, monkeypatch: pytest.MonkeyPatch, alone: Callable[[], dict[int, float]]
 ) -> None:
     job = train(rows, monkeypatch, "elastic", workers=4, min_workers=2, pace=0.5)
-    monkeypatch.undo()
     job.until_steps(5)
     others.other("urgent", "q", pods=4)
     job.until_attempt(2)
@@ -132,7 +105,6 @@ def test_a_job_goes_back_and_another_goes_on_from_the_same_state(
     rows: Rows, monkeypatch: pytest.MonkeyPatch, alone: Callable[[], dict[int, float]]
 ) -> None:
     job = train(rows, monkeypatch, "source", args=["--by-job"], workers=2, pace=0.5)
-    monkeypatch.undo()
     top = job.output
     job.output = top / "source"
     job.until_steps(3)
@@ -155,9 +127,7 @@ def test_a_job_goes_back_and_another_goes_on_from_the_same_state(
 def test_a_script_without_the_library_is_told_so_and_is_not_held(
     rows: Rows, others: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = {PLAIN.name: PLAIN.read_text()}
-    job = train(rows, monkeypatch, "plain", workers=1, script=PLAIN.name, files=files)
-    monkeypatch.undo()
+    job = train(rows, monkeypatch, "plain", workers=1, script=PLAIN)
     wait_for(lambda: len(job.lines()) > 3, "it trains", TIMEOUT_S)
     said = ctl(rows, "checkpoint", "plain", "--wait", code=1)
     assert "no rank has called singularity_train.attach so far" in said

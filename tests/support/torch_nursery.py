@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import pkgutil
+import shlex
 import signal
 import socket
 import subprocess
@@ -64,6 +65,8 @@ class Nursery:
             words = ["unshare", "--mount", "sh", "-ec", ENTER, "sh"]
             env |= {"ROOTFS": rootfs, "TORCH": str(torch), "FOLDER": str(folder), "REPO": str(ROOT)}
             env |= {"BESIDE": str(beside)} if beside is not None else {}
+        self._words = words
+        self._env = env
         self._log = folder / "nursery-log"
         with self._log.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -107,6 +110,14 @@ class Nursery:
         bad = [each for each in found if "returned" not in each]
         assert not bad, "\n".join(each.get("trace", str(each)) for each in bad) + self.log()[-3000:]
         return [each["returned"] for each in found]
+
+    def python(self) -> Path:
+        """A program: the Python of the ranks, for what a test runs by itself."""
+        program = self.folder / "python"
+        values = [f"{name}={value}" for name, value in self._env.items()]
+        program.write_text(f'#!/bin/sh\nexec env {shlex.join([*values, *self._words])} "$@"\n')
+        program.chmod(0o755)
+        return program
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")

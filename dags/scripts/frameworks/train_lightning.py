@@ -36,10 +36,10 @@ def main() -> tuple[torch.nn.Module, bool]:
     """The model, and whether it is trained."""
     torch.manual_seed(1)
     model, inputs = Net(), torch.randn(64, 16)
-    workers = int(os.environ.get("WORLD_SIZE", "1"))
+    workers, each = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     moving = SingularityCallback(global_batch_size=8)
     trainer = pl.Trainer(
-        callbacks=[moving], max_epochs=2, devices=workers if not torch.cuda.is_available() else "auto",
+        callbacks=[moving], max_epochs=2, devices=each, num_nodes=workers // each,
         strategy="ddp" if workers > 1 else "auto", logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from ...protocol import names, page
 from ...protocol.messages import Plan
+from ...protocol.state_image import lay_together
 from .. import device, pagewords
 from ..errors import DumpError, RestoreError
 from ..laps import Laps
@@ -25,7 +26,6 @@ from .image import RECORD
 from .rank_dump import Order
 from .restore import Say
 
-BLOBS, CHECKPOINTS = "blobs", "checkpoints"
 HOST: Final = "_singularity.agent.train_host:make"
 LOOK_S = 0.5
 NOT_ATTACHED = (
@@ -121,20 +121,3 @@ class StateEngine:
 
     def _saved(self, rank: int, generation: int) -> Path:
         return self._paths.state_to(rank) / str(generation)
-
-
-def lay_together(images: Path, target: Path) -> int:
-    """Move what the ranks have written, `images/rank-<r>`, into one folder; how many ranks. Raises OSError."""
-    shutil.rmtree(target, ignore_errors=True)
-    found = sorted(images.glob("rank-*"))
-    for part in (BLOBS, CHECKPOINTS):
-        (target / part).mkdir(parents=True)
-        for path in _entries(found, part):
-            path.rename(target / part / path.name)
-    if not any((target / CHECKPOINTS).iterdir()):
-        raise FileNotFoundError(f"{images} has no manifest of singularity_train")
-    return len(found)
-
-
-def _entries(images: Iterable[Path], part: str) -> list[Path]:
-    return [path for image in images if (image / part).is_dir() for path in (image / part).iterdir()]

@@ -66,6 +66,7 @@ def test_takes_the_newest_checkpoint_of_the_current_generation() -> None:
     found, over = look(kube.list(JOB, NAMESPACE), 0, 0.0)
     assert found is not None
     assert (found["id"], found["step"], over) == ("c1-2", 20, False)
+    assert (found["job"], found["namespace"]) == ("train-1-here", NAMESPACE), "the next task can ask for it"
 
 
 def test_a_checkpoint_that_cannot_be_restored_does_not_count() -> None:

@@ -26,8 +26,8 @@ def found() -> dict[str, DAG]:
 
 EXAMPLES = found()
 EXPECTED = {
-    "quickstart", "sweep", "digits_train", "digits_register", "nightly_finetune", "day_owner", "team_a_training",
-    "team_b_training",
+    "quickstart", "sweep", "digits_train", "digits_register", "digits_evaluate", "nightly_finetune", "day_owner",
+    "team_a_training", "team_b_training",
 }  # fmt: skip
 
 

@@ -26,9 +26,10 @@ from proxy.launcher.signals import pass_on
 from proxy.launcher.snapshot import engines
 from proxy.launcher.snapshot.engine import ProcessEngine
 from proxy.launcher.snapshot.rank_dump import Order
-from proxy.launcher.snapshot.state_engine import StateEngine, lay_together
+from proxy.launcher.snapshot.state_engine import StateEngine
 from proxy.protocol import names
 from proxy.protocol.messages import Plan, Reading
+from proxy.protocol.state_image import lay_together
 from proxy.sidecar import config
 
 PLAN = Plan("restore", 2, 1, [0], "10.0.0.1", 29500, 5, "c")

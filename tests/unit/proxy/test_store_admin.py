@@ -13,6 +13,7 @@ import pytest
 from proxy.protocol.manifest import Manifest, Requirements
 from proxy.store import Store, admin
 
+NOISE = os.urandom(5000)
 NEEDS = Requirements(architecture="x86_64", cpu_flags_digest="")
 
 
@@ -97,3 +98,44 @@ def test_the_same_from_the_command_line(url: str) -> None:
     code, said = ask("ftp5://nowhere", "ls", "team", "train")
     assert code == 1 and isinstance(said, dict) and "error" in said
     assert ask()[0] == 1
+
+
+def state_url(tmp_path: Path, engine: str = "state") -> str:
+    """A store with a checkpoint of two ranks, of which the first has the manifest."""
+    for rank, files in enumerate(({"blobs/a": b"1", "checkpoints/c/manifest.json": b"{}"}, {"blobs/b": NOISE})):
+        for name, data in files.items():
+            path = tmp_path / f"rank-{rank}" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    url = f"file://{tmp_path}/store"
+    folders = {rank: tmp_path / f"rank-{rank}" for rank in (0, 1)}
+    images = Store(url).put_ranks("team", "tiny", "tiny-a1-g1", folders).images
+    made = Manifest(
+        id="tiny-a1-g1", namespace="team", job="tiny", attempt=1, generation=1, step=4, world_size=2, engine=engine,
+        created_at=1e9, ranks=images, requirements=NEEDS,
+    )  # fmt: skip
+    Store(url).write_manifest(made)
+    return url
+
+
+def test_fetch_lays_the_parts_of_the_ranks_together(tmp_path: Path) -> None:
+    url, target = state_url(tmp_path), tmp_path / "deep/er/fetched"
+    question = ["fetch", "team", "tiny", "tiny-a1-g1", str(target)]
+    found = admin.answer(url, question)["result"]
+    assert found == {"id": "tiny-a1-g1", "step": 4, "folder": str(target), "bytes": 5003}
+    files = {path.relative_to(target).as_posix(): path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    assert files == {"blobs/a": b"1", "blobs/b": NOISE, "checkpoints/c/manifest.json": b"{}"}
+    assert [path.name for path in target.parent.iterdir()] == ["fetched"]
+    assert "it is there already" in admin.answer(url, question)["error"]
+    other = [*question[:-1], str(tmp_path / "other")]
+    assert "is not the manifest that was committed" in admin.answer(url, [*other, "0" * 64])["error"]
+    (pack,) = [p for p in (tmp_path / "store").rglob("packs/*") if p.stat().st_size > 4000]
+    pack.write_bytes(pack.read_bytes()[:-1] + b"x")
+    assert "pack" in admin.answer(url, other)["error"]
+    assert not (tmp_path / "other").exists() and not (tmp_path / "other.images").exists()
+
+
+def test_fetch_refuses_images_of_processes(tmp_path: Path) -> None:
+    url = state_url(tmp_path, "process")
+    said = admin.answer(url, ["fetch", "team", "tiny", "tiny-a1-g1", str(tmp_path / "x")])["error"]
+    assert "is one of engine 'process'" in said and not (tmp_path / "x").exists()

@@ -9,7 +9,7 @@ import pytest
 from moves import STEPS
 from torch_nursery import Nursery
 
-from proxy.launcher.snapshot.state_engine import lay_together
+from proxy.protocol.state_image import lay_together
 
 pytestmark = [pytest.mark.criu]  # root and the torch environment
 AT = 4

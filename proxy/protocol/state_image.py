@@ -1,0 +1,28 @@
+"""What ranks of the state engine have saved, each for itself, as the one folder that `singularity_train` reads."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+BLOBS: Final = "blobs"
+CHECKPOINTS: Final = "checkpoints"
+
+
+def lay_together(images: Path, target: Path) -> int:
+    """Move what the ranks have written, `images/rank-<r>`, into one folder; how many ranks. Raises OSError."""
+    shutil.rmtree(target, ignore_errors=True)
+    found = sorted(images.glob("rank-*"))
+    for part in (BLOBS, CHECKPOINTS):
+        (target / part).mkdir(parents=True)
+        for path in _entries(found, part):
+            path.rename(target / part / path.name)
+    if not any((target / CHECKPOINTS).iterdir()):
+        raise FileNotFoundError(f"{images} has no manifest of singularity_train")
+    return len(found)
+
+
+def _entries(images: Iterable[Path], part: str) -> list[Path]:
+    return [path for image in images if (image / part).is_dir() for path in (image / part).iterdir()]
