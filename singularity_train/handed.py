@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,39 @@ State = Callable[[], tuple[dict[str, Any], Mapping[str, Any]]]
 """Makes the tree of values and the description of a checkpoint."""
 
 
+class Order:
+    """A save that the host has the folder for, and that has not begun. All ranks call the same one of the two."""
+
+    def __init__(self, checkpoints: Any, state: tuple[dict[str, Any], Mapping[str, Any]], step: int) -> None:
+        self._checkpoints, self._state, self._step = checkpoints, state, step
+
+    def now(self) -> None:
+        """It is stored when this returns. Takes no memory but for what is written at the moment.
+
+        :raises StateStorageError: on all ranks, which all train on
+        """
+        self._checkpoints.save(*self._state, step=self._step)
+
+    def in_background(self) -> Future[str]:
+        """Returns when the state is copied out of the tensors, which takes as much memory. The future is done when the
+        copy is stored, or has what went wrong.
+
+        :raises StateStorageError: on all ranks: the state cannot be stored
+        """
+        found: Future[str] = self._checkpoints.save_async(*self._state, step=self._step)
+        return found
+
+
 class Handed:
     """Of one attempt. Each rank writes into a folder that it has to itself."""
 
     def __init__(self) -> None:
         self._checkpoints: Any = None
 
-    def save(self, folder: Path, state: State, step: int) -> None:
-        """Write the state after `step` steps. Collective.
+    def save(self, folder: Path, state: State, step: int) -> Order:
+        """How to write the state after `step` steps. Collective. Waits for a save in the background.
 
-        :raises StateError, StateStorageError: on all ranks, which all train on
+        :raises StateError: on all ranks, which all train on
         """
         from .storage import Checkpoints
 
@@ -37,7 +61,12 @@ class Handed:
         if self._checkpoints is None:
             self._checkpoints = Checkpoints(folder, shared=False)
         self._checkpoints.turn_to(folder)
-        self._checkpoints.save(*made, step=step)
+        return Order(self._checkpoints, made, step)
+
+    def wait(self) -> None:
+        """Until nothing is saved in the background. Who has asked for it learns the outcome."""
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
 
     def close(self) -> None:
         if self._checkpoints is not None:

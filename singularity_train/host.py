@@ -12,26 +12,28 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
 from .errors import UsageError
+from .handed import Order
 
 ENV_DIRECTORY = "SINGULARITY_TRAIN_DIR"
 """Folder for checkpoints, the same one on all ranks. Not set: nothing is saved."""
 ENV_HOST = "SINGULARITY_TRAIN_HOST"
 """`module:function` of whoever runs the job: `function(rank, world_size)` makes a Host, or returns None for a process
 that is none of the job's ranks. It raises ValueError where the ranks are not those of the job. The module has
-`start()` too, which is `Host.start`."""
+`start()` too, which is `Host.start`. It may have `bring(root)`, as `bring_of_environment` says."""
 PROGRESS_FILE = "progress.json"
 REPORT_S = 1.0
 """Reports in between are dropped: a step may take a millisecond."""
 
 
-Write = Callable[[Path], None]
-"""Saves the state into an empty folder that this rank has to itself. Collective: all ranks call it in the same step."""
+Write = Callable[[Path], Order]
+"""For an empty folder that this rank has to itself: how to save the state there, now or in the background. Collective:
+all ranks call it in the same step, and then the same method of what it returns."""
 
 
 class Host(Protocol):
@@ -150,6 +152,26 @@ def start_of_environment() -> Path | None:
         found: Path | None = importlib.import_module(named.partition(":")[0]).start()
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"{ENV_HOST} = {named!r}: {error}") from error
+    return found
+
+
+Bring = Callable[[Iterable[tuple[str, int, int]]], None]
+"""Brings parts of files below a folder: (path, first byte, byte after the last). Raises OSError."""
+
+
+def bring_of_environment(root: Path) -> Bring | None:
+    """What brings files of the checkpoints in `root`, where the host has not laid all of them there. Else None.
+
+    :raises UsageError: the environment names a host that cannot be made
+    """
+    named = os.environ.get(ENV_HOST, "")
+    if not named:
+        return None
+    try:
+        module = importlib.import_module(named.partition(":")[0])
+    except ImportError as error:
+        raise UsageError(f"{ENV_HOST} = {named!r}: {error}") from error
+    found: Bring | None = module.bring(root) if hasattr(module, "bring") else None
     return found
 
 

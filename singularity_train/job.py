@@ -16,7 +16,7 @@ from . import contract, reduce, rng
 from .data import Source
 from .engines import Compute, Framework, VirtualRanks
 from .errors import ContractError, StateError, UsageError
-from .handed import Handed
+from .handed import Handed, Order
 from .host import Host
 from .parts import Parts, pack, unpack
 from .step import Progress, Step
@@ -119,6 +119,7 @@ class Job:
                 self._open = None
                 self._boundary()
             self._write()
+            self._handed.wait()  # the script may end the process group next, which the save needs
         finally:
             self._open = None
             self._source.close()
@@ -159,12 +160,12 @@ class Job:
             self._saved_step = self.step
             self._host.saved(checkpoint, self.step)
 
-    def _write_to(self, folder: Path) -> None:
+    def _write_to(self, folder: Path) -> Order:
         """A checkpoint in a folder that this rank has to itself. Collective.
 
         :raises StateError, StateStorageError: on all ranks, which all train on
         """
-        self._handed.save(folder, self._state, self.step)
+        return self._handed.save(folder, self._state, self.step)
 
     def _settle(self) -> None:
         """Wait for the checkpoint that is being written.

@@ -131,6 +131,16 @@ class Boundary:
             self._map.close()
         self._map = None
 
+    def goes_on(self, generation: int) -> bool:
+        """Whether the rank goes on from the stop `generation` while its state is saved."""
+        words = self._words
+        return words is not None and bool(words[page.W_BACKGROUND] == generation)
+
+    def unblock(self) -> None:
+        """The stop is over for this rank, which has not left the page."""
+        if self._words is not None:
+            self._words[self._at + page.R_BLOCKED] = 0
+
     def step(self) -> None:
         """One step boundary."""
         gate.lead = gate.identity()
@@ -182,6 +192,15 @@ class Boundary:
 
     def refuse_always(self, message: str) -> None:
         self._refuse(page.ALWAYS, message)
+
+    def refuse_past(self, generation: int, message: str) -> None:
+        """The rank has gone on from the stop `generation`, and could not be saved for it. From any thread: the page is
+        written by its file. Raises OSError."""
+        if generation <= self.refused:
+            return
+        self.refused = generation
+        guard.write_json(self.rank_dir / names.REFUSED_FILE, {"message": message[:1000]})
+        guard.write_word(self.rank_dir.parent / names.PAGE_FILE, self._at + page.R_REFUSED, generation)
 
     def _refuse(self, generation: int, message: str) -> None:
         if generation > self.refused:

@@ -67,6 +67,25 @@ def freeze_in_place(boundary: Boundary, generation: int, save: Step) -> None:
     _stand(boundary, generation, {"while its state was saved": save, **_SAY}, lambda: None)
 
 
+def go_on(boundary: Boundary, generation: int, begin: Step) -> None:
+    """The rank does not stand: `begin` has copied its state, which is saved while the script goes on."""
+    boundary.frozen_for = generation
+    if boundary.met_for != generation:
+        try:
+            begin(boundary)
+        except Exception as error:
+            guard.took(error, "while its state was copied")
+        boundary.met_for = generation
+    boundary.unblock()
+    boundary.frozen_for = 0
+
+
+def saved(boundary: Boundary, generation: int, step: int) -> None:
+    """Say that the state of stop `generation` is stored where the launcher takes it from. Raises OSError."""
+    report = {"generation": generation, "pid": os.getpid(), "step": step}
+    write_json(boundary.rank_dir / names.FROZEN_FILE, report)
+
+
 def _stand(boundary: Boundary, generation: int, down: Mapping[str, Step], up: Callable[[], None]) -> None:
     boundary.frozen_for = generation
     if boundary.met_for != generation:

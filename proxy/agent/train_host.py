@@ -11,13 +11,23 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..protocol import names, page
-from . import freeze, guard, membership
+from . import freeze, guard, membership, state_parts
 from .boundary import Boundary, NoRank
 
-Write = Callable[[Path], None]
+
+class Save(Protocol):
+    """`singularity_train.handed.Order`."""
+
+    def now(self) -> None: ...
+
+    def in_background(self) -> Any:
+        """A concurrent.futures.Future."""
+
+
+Write = Callable[[Path], Save]
 REPORT_S = 1.0
 """Reports in between are dropped: a step may take a millisecond."""
 
@@ -90,17 +100,42 @@ class PodHost:
         """The rank is one until its process ends."""
 
     def _freeze(self, boundary: Boundary, generation: int) -> None:
-        freeze.freeze_in_place(boundary, generation, self._save)
+        if boundary.goes_on(generation):
+            freeze.go_on(boundary, generation, self._begin)
+        else:
+            freeze.freeze_in_place(boundary, generation, lambda at: self._order(at).now())
 
-    def _save(self, boundary: Boundary) -> None:
+    def _order(self, boundary: Boundary) -> Save:
         write = self._write
         if write is None:
             raise RuntimeError("the loop of singularity_train has made no step yet")
-        write(Path(os.environ[names.ENV_STATE_TO]) / str(boundary.frozen_for))
+        return write(Path(os.environ[names.ENV_STATE_TO]) / str(boundary.frozen_for))
+
+    def _begin(self, boundary: Boundary) -> None:
+        generation, step = boundary.frozen_for, boundary.count
+
+        def ended(future: Any) -> None:
+            """In the thread that saves."""
+            try:
+                error = future.exception()
+                if error is None:
+                    freeze.saved(boundary, generation, step)
+                    return
+                text = f"while its state was saved in the background: {type(error).__name__}: {error}"
+                guard.report(f"no checkpoint of step {step}, the script goes on: {text}")
+                boundary.refuse_past(generation, text)
+            except Exception as problem:
+                guard.report(f"the launcher is not told how the save of step {step} has ended: {problem!r}")
+
+        self._order(boundary).in_background().add_done_callback(ended)
 
     def _finish(self, pid: int) -> None:
         if os.getpid() == pid:
             self._boundary.close(page.STATE_FINISHED)
+
+
+bring = state_parts.bring
+"""`singularity_train.host.bring_of_environment`."""
 
 
 def start() -> Path | None:

@@ -76,7 +76,12 @@ class Paths:
     @property
     def state_from(self) -> Path:
         """State engine: the checkpoint that the ranks begin with."""
-        return self._below(names.IMAGE_DIR) / ".from"
+        return self._below(names.IMAGE_DIR) / names.STATE_FROM
+
+    @property
+    def state_parts(self) -> Path:
+        """State engine: where ranks ask the sidecar for what is not there yet."""
+        return self.run / names.PARTS_FILE
 
     def criu_work(self, checkpoint_id: str, rank: int) -> Path:
         """CRIU's logs and statistics: beside the image, so that they are not part of the checkpoint."""

@@ -340,6 +340,26 @@ class LauncherCommand:
     exit_code: int = 0
 
 
+PARTS_BYTES: Final = 16 << 20
+"""Limit of a PartsRequest."""
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """Bytes `begin` to `end`, without `end`, of a file of a checkpoint."""
+
+    path: str
+    begin: Count
+    end: Count
+
+
+@dataclass(frozen=True)
+class PartsRequest:
+    """Rank -> sidecar: parts of the checkpoint that the job begins with, to be laid below `names.STATE_FROM`."""
+
+    ranges: list[FileRange]
+
+
 @dataclass(frozen=True)
 class Reading:
     """Progress as read from rank 0's output, in the script's own counting; None for missing values."""

@@ -2,7 +2,7 @@
 
 All words are native-endian signed 64-bit. Word index = byte offset / 8.
 
-    header   0 MAGIC   1 VERSION   2 WORLD   3 REQUEST   4 STOP_AT   5 ACQUIRED   6,7 reserved
+    header   0 MAGIC   1 VERSION   2 WORLD   3 REQUEST   4 STOP_AT   5 ACQUIRED   6 BACKGROUND   7 reserved
     rank r   8 + 8*r:  +0 COUNT   +1 BLOCKED   +2 STATE   +3 PID   +4 REFUSED   +5..7 reserved
 
 Writers: the sidecar owns the header. Rank r owns its eight words (one cache line: no false sharing), except that the
@@ -13,6 +13,8 @@ REQUEST   generation of the stop that is asked for, 0 when none. Generations onl
           (attempt * GENERATIONS_PER_ATTEMPT + sequence), so that a restored rank knows an old one from a new one.
 STOP_AT   a rank blocks at a boundary while COUNT >= STOP_AT and ACQUIRED < REQUEST
 ACQUIRED  generation whose barrier every rank has reached; ranks blocked for it freeze
+BACKGROUND  the newest generation whose ranks go on as soon as their state is copied; written before ACQUIRED. Ranks of
+          the state engine read it
 COUNT     step boundaries passed since the start of the *job* (kept over restores)
 BLOCKED   generation for which the rank waits at a boundary, 0 while it runs
 STATE     one of the STATE_ values
@@ -35,7 +37,7 @@ RANK_WORDS: Final = 8
 MAX_WORLD: Final = PAGE_SIZE // 8 // RANK_WORDS - 1
 GENERATIONS_PER_ATTEMPT: Final = 1_000_000
 
-W_MAGIC, W_VERSION, W_WORLD, W_REQUEST, W_STOP_AT, W_ACQUIRED = range(6)
+W_MAGIC, W_VERSION, W_WORLD, W_REQUEST, W_STOP_AT, W_ACQUIRED, W_BACKGROUND = range(7)
 R_COUNT, R_BLOCKED, R_STATE, R_PID, R_REFUSED = range(5)
 ALWAYS: Final = 1 << 62
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
-BLOBS: Final = "blobs"
-CHECKPOINTS: Final = "checkpoints"
+from . import names
 
 
 def lay_together(images: Path, target: Path) -> int:
     """Move what the ranks have written, `images/rank-<r>`, into one folder; how many ranks. Raises OSError."""
     shutil.rmtree(target, ignore_errors=True)
     found = sorted(images.glob("rank-*"))
-    for part in (BLOBS, CHECKPOINTS):
+    for part in (names.STATE_BLOBS, names.STATE_CHECKPOINTS):
         (target / part).mkdir(parents=True)
         for path in _entries(found, part):
             path.rename(target / part / path.name)
-    if not any((target / CHECKPOINTS).iterdir()):
+    if not any((target / names.STATE_CHECKPOINTS).iterdir()):
         raise FileNotFoundError(f"{images} has no manifest of singularity_train")
     return len(found)
 

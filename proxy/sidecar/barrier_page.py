@@ -61,9 +61,14 @@ class BarrierPage:
         self._words[page.W_STOP_AT] = stop_at
         self._words[page.W_REQUEST] = generation
 
-    def acquire(self, generation: int, stop_at: int) -> None:
-        """Publish that every rank of the world waits for `generation`: they freeze."""
+    def acquire(self, generation: int, stop_at: int, background: bool = False) -> None:
+        """Publish that every rank of the world waits for `generation`: they freeze.
+
+        :param background: they go on as soon as their state is copied
+        """
         self.ask(generation, stop_at)
+        if background:
+            self._words[page.W_BACKGROUND] = generation
         self._words[page.W_ACQUIRED] = generation
 
     def pass_over(self, generation: int) -> None:

@@ -53,7 +53,8 @@ class Leader:
         self._controller = controller
         self._store = store
         self._pod = pod
-        self.state = State(config.job, config.attempt, config.workers, config.world_size, nonce)
+        overlaps = config.engine == names.ENGINE_STATE
+        self.state = State(config.job, config.attempt, config.workers, config.world_size, nonce, overlaps=overlaps)
         self.heard: dict[int, Heard] = {}
         self.directive = Directive(op="run", version=1)
         self.news = asyncio.Event()
@@ -122,7 +123,7 @@ class Leader:
             log.info("phase %s -> %s, generation %d, step %d", self.state.phase, state.phase, state.generation, step)
         if state.phase == "save" and self.state.phase != "save":
             # Before any other pod gets the directive: if this sidecar is restarted, all ranks that froze must go on.
-            self._pod.reached(state.generation, state.stop_at, state.anywhere)
+            self._pod.reached(state.generation, state.stop_at, state.anywhere, state.background)
         if state.phase == "finished" and not self._finished_at:
             self._finished_at = time.monotonic()
             self._spawn(self._leave())
@@ -351,8 +352,9 @@ class Leader:
         )
 
     def deadline(self) -> float:
-        """Deadline of the checkpoint under way, by the monotonic clock; 0 if there is none."""
-        return self.state.trigger.deadline if self.state.trigger else 0.0
+        """Deadline of the last checkpoint that is asked for, by the monotonic clock; 0 if there is none."""
+        last = self.state.waiting or self.state.trigger
+        return last.deadline if last else 0.0
 
 
 async def _first_of(limit: float, *events: asyncio.Event) -> None:

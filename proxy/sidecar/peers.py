@@ -99,6 +99,8 @@ class Directive:
     ahead: bool = False
     """`save`: pages go to the upload while the ranks are dumped, and none to the pod's disk. Not where the ranks go on
     after the dump: they would wait for the store."""
+    background: bool = False
+    """`save`: the ranks go on as soon as their state is copied."""
     addresses: list[str] = field(default_factory=list)
     """`save`: of all pods."""
     over: Stop | None = None

@@ -329,7 +329,7 @@ class Pod:
     async def _start_saving(self, directive: Directive) -> None:
         if self._saving == directive.generation:
             return
-        self.reached(directive.generation, directive.stop_at, directive.anywhere)
+        self.reached(directive.generation, directive.stop_at, directive.anywhere, directive.background)
         self._saving = directive.generation
         self._cancel.set()  # an upload that nobody waits for any more
         self._cancel, self._images_whole = threading.Event(), threading.Event()
@@ -365,12 +365,12 @@ class Pod:
             log.warning("pages go over the pod's disk, as no socket can be made: %s", error)
             return None
 
-    def reached(self, generation: int, stop_at: int, anywhere: bool) -> None:
+    def reached(self, generation: int, stop_at: int, anywhere: bool, background: bool = False) -> None:
         """Publish that the barrier is reached: ranks freeze, and a restarted sidecar knows it."""
         if anywhere:
             self._page.pass_over(generation)
         else:
-            self._page.acquire(generation, stop_at)
+            self._page.acquire(generation, stop_at, background)
 
     async def _go_on(self, stop: Stop) -> None:
         """Ranks of other pods may be frozen. Even if this pod missed the barrier's end, its ranks have to freeze and

@@ -9,10 +9,12 @@ import time
 
 from ..errors import DamageError, ProxyError, RestoreRefusedError, StoreError
 from ..protocol import image_room, names
+from ..protocol.manifest import Manifest
 from ..protocol.messages import CheckpointRef, Damage, DamageReport, HelloReply, Origin, Plan
-from ..store import Store
-from . import hardware
+from ..store import Parts, Store
+from . import hardware, state_parts
 from .config import Config
+from .state_parts import PartsServer
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +29,27 @@ def maker(config: Config, origin: Origin | None, checkpoint: str) -> str:
     return origin.job if origin is not None and origin.checkpoint == checkpoint else config.job
 
 
-async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef, origin: Origin | None = None) -> Plan:
+def parts_of(config: Config, ref: CheckpointRef, origin: Origin | None) -> Parts:
+    """State engine: the checkpoint, to be fetched in parts. Raises ProxyError. Not for the event loop."""
+    _check_url(config, ref)
+    store = Store(config.store)
+    manifest = store.read_manifest(config.namespace, maker(config, origin, ref.id), ref.id, ref.sha256)
+    folder = config.image_dir / names.STATE_FROM
+    return store.parts(
+        manifest, folder, state_parts.is_part, lambda: image_room.of(config.image_dir, config.image_room)
+    )
+
+
+async def restore_plan(
+    config: Config,
+    leader_ip: str,
+    ref: CheckpointRef,
+    origin: Origin | None = None,
+    server: PartsServer | None = None,
+) -> Plan:
     """Check the manifest, fetch the images that this pod needs, verified.
+
+    :param server: state engine: takes what ranks ask for, so that only what all of them need is fetched here
 
     Raises RestoreRefusedError (does not fit, also into the limit of the images' volume), DamageError (names the
     object), StoreError.
@@ -41,6 +62,19 @@ async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef, origi
     if warning:
         log.warning(warning)
     started = time.monotonic()
+    plan = Plan(
+        mode="restore",
+        attempt=config.attempt,
+        world_size=config.world_size,
+        ranks=config.ranks,
+        master_addr=leader_ip,
+        master_port=names.MASTER_PORT,
+        generation=manifest.generation,
+        checkpoint_id=ref.id,
+    )
+    if server is not None and await _fetched_ahead(config, manifest, server):
+        log.info("fetched what all ranks need of %s in %.1f s", ref.id, time.monotonic() - started)
+        return plan
     folder = config.image_dir / ref.id
     await asyncio.to_thread(shutil.rmtree, folder, True)
     # Of the state engine, a rank may need what any rank has saved.
@@ -55,21 +89,29 @@ async def restore_plan(config: Config, leader_ip: str, ref: CheckpointRef, origi
         await asyncio.to_thread(shutil.rmtree, folder, True)  # a part of a checkpoint is for nobody
         raise
     log.info("fetched %d bytes of %s in %.1f s", total, ref.id, time.monotonic() - started)
-    return Plan(
-        mode="restore",
-        attempt=config.attempt,
-        world_size=config.world_size,
-        ranks=config.ranks,
-        master_addr=leader_ip,
-        master_port=names.MASTER_PORT,
-        generation=manifest.generation,
-        checkpoint_id=ref.id,
-    )
+    return plan
 
 
-async def damage(
-    config: Config, ref: CheckpointRef, error: DamageError, reply: HelloReply
-) -> tuple[DamageReport, str]:
+async def _fetched_ahead(config: Config, manifest: Manifest, server: PartsServer) -> bool:
+    """Fetch what the ranks of this pod need for sure. False: these images are none of `singularity_train`.
+
+    Raises as `restore_plan` does.
+    """
+    parts = await server.parts()
+    folder = config.image_dir / names.STATE_FROM
+    paths = parts.paths()
+    await asyncio.to_thread(parts.fetch_files, [p for p in paths if p.startswith(f"{names.STATE_CHECKPOINTS}/")])
+    text = await asyncio.to_thread(state_parts.manifest_of, folder, paths)
+    if not text:
+        return False
+    await asyncio.to_thread((folder / names.STATE_BLOBS).mkdir, parents=True, exist_ok=True)
+    needed = state_parts.ahead(parts, text, config.ranks, config.world_size, manifest.world_size)
+    await asyncio.to_thread(parts.fetch_files, needed)
+    log.info("%d of %d files are needed for sure: %d bytes", len(needed), len(paths), parts.bytes_fetched)
+    return True
+
+
+async def damage(config: Config, ref: CheckpointRef, error: DamageError, reply: HelloReply) -> tuple[DamageReport, str]:
     """The report for the controller, and a sentence about what comes next. Of older checkpoints only the manifests are
     read.
 

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from ..errors import DamageError, ProxyError, StaleAttemptError
-from ..protocol import exit_codes
+from ..protocol import exit_codes, names
 from ..protocol.messages import (
     CheckpointRef,
     HelloReply,
@@ -33,6 +33,7 @@ from .mesh import Follower, MeshServer
 from .pod import Pod, beside_ranks
 from .pod_phases import PodPhases
 from .progress import Reporter
+from .state_parts import PartsServer
 
 HELLO_S: Final = 300.0
 """How long the controller may be unreachable, or know no leader, before the launcher is told that there is no plan."""
@@ -96,8 +97,12 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
         for event in early:
             pod.on_event(event)
         background = [pod.watch()]
+        server = _parts_server(config, api, controller, reply)
+        if server is not None:
+            await server.start()
+            stack.push_async_callback(server.close)
         if not pod.started:  # else this sidecar was restarted beside running ranks
-            background.append(_plan(config, api, controller, reply, phases))
+            background.append(_plan(config, api, controller, reply, phases, server))
         leader: Leader | None = None
         reporter: Reporter | None = None
         if config.leader:
@@ -175,7 +180,30 @@ def _publish(config: Config, api: LauncherApi, plan: Plan) -> None:
     api.publish_plan(plan)
 
 
-async def _plan(config: Config, api: LauncherApi, controller: Controller, reply: HelloReply, phases: PodPhases) -> None:
+def _parts_server(config: Config, api: LauncherApi, controller: Controller, reply: HelloReply) -> PartsServer | None:
+    """None: the ranks begin with nothing that they could ask for."""
+    ref = reply.checkpoint
+    if ref is None or config.engine != names.ENGINE_STATE or ref.engine != names.ENGINE_STATE:
+        return None
+
+    async def give_up(error: ProxyError) -> None:
+        """The pod ends as it would if this had come up before its plan."""
+        log.error("cannot restore: %s", error)
+        if isinstance(error, DamageError):
+            await _passed_over(config, controller, reply, ref, error)
+        await api.send(LauncherCommand(seq=0, op="exit", exit_code=error.exit_code))
+
+    return PartsServer(config.run_dir, lambda: restore.parts_of(config, ref, reply.origin), give_up)
+
+
+async def _plan(
+    config: Config,
+    api: LauncherApi,
+    controller: Controller,
+    reply: HelloReply,
+    phases: PodPhases,
+    server: PartsServer | None,
+) -> None:
     given = _given_plan(config)
     if given is not None:
         log.info("a sidecar before this one gave a plan already: %s", given.mode)
@@ -193,7 +221,7 @@ async def _plan(config: Config, api: LauncherApi, controller: Controller, reply:
     log.info("restoring %s, step %d, from %s", ref.id, ref.step, ref.url)
     while True:
         try:
-            plan = await restore.restore_plan(config, reply.leader_ip, ref, reply.origin)
+            plan = await restore.restore_plan(config, reply.leader_ip, ref, reply.origin, server)
             phases.planned()
             _publish(config, api, plan)
             return

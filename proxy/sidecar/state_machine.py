@@ -6,6 +6,10 @@
 
     run -> finished                                       every rank of every pod has ended with 0
 
+A checkpoint that ranks of the state engine go on from is saved in the background (`State.background`). A request to end
+that comes meanwhile waits for it. Then it has a barrier of its own, whether the first checkpoint was committed or not.
+So what is nearly stored is not thrown away, and the job loses some steps at most if the second one comes too late.
+
 `observe` is called with everything the leader has heard; it returns the next state and what the shell has to tell
 the controller. `committed`, `cancelled` and `stale` are how the shell answers phase `commit`.
 """
@@ -68,6 +72,12 @@ class State:
     anywhere: bool = False
     """... by stopping them where they were: no rank of this world waits for another."""
     barrier_at: float = 0.0
+    overlaps: bool = False
+    """The ranks of this engine can go on while they are saved."""
+    background: bool = False
+    """The ranks of the checkpoint under way do so."""
+    waiting: Trigger | None = None
+    """For a checkpoint in the background to end: a request that ends the attempt."""
     before: Stop | None = None
     """The newest stop before the current or last one whose barrier was reached."""
     trigger: Trigger | None = None
@@ -136,6 +146,7 @@ def directive(state: State) -> Directive:
         checkpoint_id=state.checkpoint_id if state.sequence else "",
         anywhere=state.anywhere,
         ahead=op == "save" and not state.goes_on,
+        background=op == "save" and state.background,
         over=state.over if op in ("run", "barrier") else None,
         unsaved=sorted(state.unsaved),
         broken=state.broken,
@@ -144,9 +155,11 @@ def directive(state: State) -> Directive:
 
 def request(state: State, trigger: Trigger) -> State:
     """A checkpoint is requested. The request joins a running checkpoint: `stop` wins with its deadline, otherwise the
-    earlier deadline wins."""
+    earlier deadline wins. One that ends the attempt waits for a checkpoint in the background."""
     if state.phase in ("stopped", "finished"):
         return state
+    if state.background and (trigger.then == "stop" or trigger.terminating):
+        return replace(state, waiting=_joined(state.waiting, trigger) if state.waiting else trigger)
     if state.trigger is None:
         return replace(
             state,
@@ -160,17 +173,25 @@ def request(state: State, trigger: Trigger) -> State:
             trigger=trigger,
             asked=frozenset(),
         )
-    old = state.trigger
+    return replace(state, trigger=_joined(state.trigger, trigger))
+
+
+def _joined(old: Trigger, trigger: Trigger) -> Trigger:
     # A checkpoint after which training goes on may have an early deadline. A checkpoint for which an eviction waits has
     # its own deadline.
     ending = [t for t in (old, trigger) if t.then == "stop" or t.terminating] or [old, trigger]
-    joined = replace(
+    return replace(
         old,
         deadline=min(t.deadline for t in ending),
         then="stop" if "stop" in (old.then, trigger.then) else "continue",
         terminating=old.terminating or trigger.terminating,
     )
-    return replace(state, trigger=joined)
+
+
+def _over(state: State) -> State:
+    """The checkpoint under way has ended, and the ranks go on: with a request that has waited, to the next barrier."""
+    after = replace(state, phase="run", trigger=None, barrier_at=0.0, background=False, waiting=None)
+    return after if state.waiting is None else replace(request(after, state.waiting), asked=state.asked)
 
 
 def observe(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | None]:
@@ -189,7 +210,7 @@ def committed(state: State) -> State:
     """The controller has the checkpoint."""
     assert state.trigger is not None
     if state.goes_on:
-        return replace(state, phase="run", trigger=None, barrier_at=0.0)
+        return _over(state)
     return replace(state, phase="stopped", exit_now=state.trigger.terminating, trigger=None)
 
 
@@ -200,8 +221,11 @@ def stale(state: State) -> State:
 
 def cancelled(state: State, message: str, finishing: bool = False) -> tuple[State, Failure]:
     """Give the checkpoint up: the ranks go on. Pods that were asked to end do so now, unless ranks are `finishing`."""
+    if state.waiting is not None:
+        return _over(state), Failure(message, state.goes_on)
     unsaved = state.unsaved if finishing else state.unsaved | state.asked
-    after = replace(state, phase="run", trigger=None, answered=state.answered | state.asked, unsaved=unsaved)
+    state = replace(state, answered=state.answered | state.asked, unsaved=unsaved)
+    after = replace(state, phase="run", trigger=None, background=False)
     if state.goes_on:
         after = replace(after, barrier_at=0.0)
     return replace(after, asked=frozenset()), Failure(message, state.goes_on, finishing)
@@ -254,7 +278,8 @@ def _barrier(state: State, heard: Mapping[int, Heard], now: float) -> tuple[Stat
         return cancelled(state, f"a rank has ended already: {where}", finishing=True)
     state = replace(state, stop_at=decision.stop_at)
     if decision.acquired:
-        return replace(state, phase="save", acquired=True, barrier_at=now), None
+        background = state.overlaps and state.goes_on
+        return replace(state, phase="save", acquired=True, barrier_at=now, background=background), None
     assert state.trigger is not None
     if now >= state.trigger.deadline:
         waited = max(0.0, state.trigger.deadline - state.trigger.started_at)
@@ -289,8 +314,9 @@ def _save(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, 
         for which, doing in ((dumping, "dumping"), (uploading, "uploading"))
         if which
     )
-    if now >= state.trigger.deadline:
-        waited = max(0.0, state.trigger.deadline - state.barrier_at)
+    deadline = min(t.deadline for t in (state.trigger, state.waiting) if t is not None)
+    if now >= deadline:
+        waited = max(0.0, deadline - state.barrier_at)
         text = f"the barrier was reached at step {state.stop_at}, but not saved within {waited:.0f} s: {behind}"
         return cancelled(state, text)
     silent = _silent(state, heard, now)

@@ -6,7 +6,9 @@ taken, who may commit it. Nothing in this package knows about Kubernetes, ranks'
 """
 
 from .catalog import Collected, Listing
+from .part_runs import Range
+from .parts import Parts
 from .store import PutResult, Store
 from .stream import Socket as PagesSocket
 
-__all__ = ["Collected", "Listing", "PagesSocket", "PutResult", "Store"]
+__all__ = ["Collected", "Listing", "PagesSocket", "Parts", "PutResult", "Range", "Store"]

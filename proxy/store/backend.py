@@ -144,11 +144,14 @@ class Backend:
 
     def read(self, relative: str, most: int | None = None) -> bytes | None:
         """Content of a file, or its first `most` bytes; None if there is none. Raises StoreError."""
+        return self.read_range(relative, None if most is None else 0, most)
+
+    def read_range(self, relative: str, begin: int | None, end: int | None) -> bytes | None:
+        """Bytes `begin` to `end` of a file, fewer where it ends; None if there is none. Raises StoreError."""
 
         def get(limit: float) -> bytes | None:
-            begin = None if most is None else 0
             try:
-                data: bytes = self._call("cat_file", limit, self.path(relative), start=begin, end=most)
+                data: bytes = self._call("cat_file", limit, self.path(relative), start=begin, end=end)
                 return data
             except FileNotFoundError:
                 return None

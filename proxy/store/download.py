@@ -7,9 +7,9 @@ import hashlib
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -28,14 +28,14 @@ class _Piece(NamedTuple):
     """A run of chunks and where it goes."""
 
     file: int
-    """Index into `_Plan.files`."""
+    """Index into `Placement.files`."""
     offset: int
     first: int
     chunks: int
     size: int
 
 
-class _Plan:
+class Placement:
     """What goes where, by pack, so that each pack is read once for all ranks. 40 bytes per run: a large image that
     changed here and there has many."""
 
@@ -45,17 +45,17 @@ class _Plan:
         self.size = 0
         """Bytes that packs hold; the rest of the files are holes."""
 
-    def add(self, image: RankImage, runs: list[list[layout_map.Run]], target: Path) -> None:
-        """Make the files of a rank, all holes, and note what goes there. Raises OSError."""
-        target.mkdir(parents=True, exist_ok=True)
+    def note(
+        self,
+        image: RankImage,
+        runs: list[list[layout_map.Run]],
+        target: Path,
+        wanted: Callable[[str], bool] = lambda path: True,
+    ) -> None:
+        """What goes where below `target`, of a rank; only files whose path is `wanted`."""
         for file, of_file in zip(image.files, runs, strict=True):
-            path = target / file.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            try:
-                os.ftruncate(fd, file.size)
-            finally:
-                os.close(fd)
+            if not wanted(file.path):
+                continue
             offset = 0
             for run in of_file:
                 if run.pack != layout_map.ZEROS:
@@ -63,13 +63,26 @@ class _Plan:
                     words.extend((len(self.files), offset, run.first, run.count, run.size))
                     self.size += run.size
                 offset += run.size
-            self.files.append(path)
+            self.files.append(target / file.path)
 
     def pieces(self, stored: Stored) -> Iterator[_Piece]:
         """Of one pack, in the order of the files."""
         words = self.packs[stored]
         width = len(_Piece._fields)
         return (_Piece(*words[at : at + width]) for at in range(0, len(words), width))
+
+
+def make_hole(path: Path, size: int, keep: bool = False) -> None:
+    """Make a file of `size` bytes, all of it a hole. Raises OSError.
+
+    :param keep: one that is there keeps its content
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (0 if keep else os.O_TRUNC), 0o600)
+    try:
+        os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
 
 
 def twice(look: Callable[[], T]) -> T:
@@ -128,7 +141,7 @@ def fetch(
 ) -> int:
     """See `Store.fetch_ranks`."""
     images = {image.rank: image for image in manifest.ranks}
-    plan = _Plan()
+    plan = Placement()
     total = 0
     for rank, target in targets.items():
         if rank not in images:
@@ -136,8 +149,11 @@ def fetch(
         total += sum(f.size for f in images[rank].files)
         where = f"checkpoint {manifest.id}, rank {rank}"
         runs = twice(partial(read_recipe, backend, folder, images[rank], where))
+        plan.note(images[rank], runs, target)
         try:
-            plan.add(images[rank], runs, target)
+            target.mkdir(parents=True, exist_ok=True)
+            for file in images[rank].files:
+                make_hole(target / file.path, file.size)
         except OSError as error:
             raise StoreError(f"cannot write images of rank {rank} to {target}: {error}") from error
     if room is not None and plan.size > room.left:
@@ -152,25 +168,12 @@ def fetch(
     def work(stored: Stored) -> None:
         if cancelled():
             raise StoreError(f"download of checkpoint {manifest.id} was cancelled")
-        first = plan.files[next(plan.pieces(stored)).file]
-        where = f"checkpoint {manifest.id}, file {first.name}"
-
-        def place() -> int:
-            head, data = read_pack(backend, folder, stored, where)
-            try:
-                return _write(head, data, plan.files, plan.pieces(stored))
-            except pack.PackError as error:
-                raise CorruptChunkError("pack", stored.name, where, str(error)) from None
-            except OSError as error:
-                raise StoreError(f"cannot write images to {first.parent}: {error}") from error
-
+        where = f"checkpoint {manifest.id}"
         try:
-            count.add(place() if damage else twice(place))
+            count.add(place(backend, folder, plan, stored, where, again=not damage))
         except CorruptChunkError as error:
             # The other packs are checked all the same: later uploads have to know every damaged pack.
             damage.append(error)
-            with contextlib.suppress(StoreError):
-                backend.write(layout.damage_path(folder, stored.name), b"")
 
     with ThreadPoolExecutor(threads, thread_name_prefix="store-get") as pool:
         futures = [pool.submit(work, stored) for stored in plan.packs]
@@ -186,9 +189,46 @@ def fetch(
     return total
 
 
-def _write(head: pack.Head, data: bytes, files: list[Path], pieces: Iterator[_Piece]) -> int:
-    """Write a pack's pieces, each block verified before; their bytes. Raises PackError, OSError."""
-    contents: dict[int, bytes] = {}
+def place(backend: Backend, folder: str, plan: Placement, stored: Stored, checkpoint: str, again: bool = True) -> int:
+    """Read a pack and write all of its pieces; their bytes. Damage is noted in the store, for later uploads.
+
+    :param again: look twice before it counts as damaged
+    :raises CorruptChunkError: it is missing or altered
+    :raises StoreError: anything else
+    """
+    first = plan.files[next(plan.pieces(stored)).file]
+    where = f"{checkpoint}, file {first.name}"
+
+    def once() -> int:
+        head, data = read_pack(backend, folder, stored, where)
+        try:
+            block_of = cache(lambda number: pack.read_block(head.blocks[number], data))
+            return write(head, block_of, plan.files, plan.pieces(stored))
+        except pack.PackError as error:
+            raise CorruptChunkError("pack", stored.name, where, str(error)) from None
+        except OSError as error:
+            raise StoreError(f"cannot write images to {first.parent}: {error}") from error
+
+    try:
+        return twice(once) if again else once()
+    except CorruptChunkError:
+        with contextlib.suppress(StoreError):
+            backend.write(layout.damage_path(folder, stored.name), b"")
+        raise
+
+
+def write(
+    head: pack.Head,
+    block_of: Callable[[int], bytes],
+    files: list[Path],
+    pieces: Iterator[_Piece],
+    only: Collection[int] | None = None,
+) -> int:
+    """Write a pack's pieces; their bytes. Raises PackError, OSError.
+
+    :param block_of: verified content of a block, by number
+    :param only: what lies in these blocks; None: all of it
+    """
     total = 0
     opened = fd = -1
     try:
@@ -196,22 +236,22 @@ def _write(head: pack.Head, data: bytes, files: list[Path], pieces: Iterator[_Pi
             begin, end = head.span(piece.first, piece.chunks)
             if end - begin != piece.size:
                 raise pack.PackError(f"has {end - begin} bytes where the recipe says {piece.size}")
-            if piece.file != opened:
-                if fd >= 0:
-                    os.close(fd)
-                fd = -1
-                fd = os.open(files[piece.file], os.O_WRONLY | os.O_NOFOLLOW)
-                opened = piece.file
             at = begin
             while at < end:
                 number = pack.block_at(head, at)
                 block = head.blocks[number]
-                if number not in contents:
-                    contents[number] = pack.read_block(block, data)
-                part = memoryview(contents[number])[at - block.begin : end - block.begin]
-                _pwrite(fd, part, piece.offset + at - begin)
-                at += len(part)
-            total += piece.size
+                size = min(block.begin + block.length, end) - at
+                if only is None or number in only:
+                    if piece.file != opened:
+                        if fd >= 0:
+                            os.close(fd)
+                        fd = -1
+                        fd = os.open(files[piece.file], os.O_WRONLY | os.O_NOFOLLOW)
+                        opened = piece.file
+                    part = memoryview(block_of(number))[at - block.begin : at - block.begin + size]
+                    _pwrite(fd, part, piece.offset + at - begin)
+                    total += size
+                at += size
     finally:
         if fd >= 0:
             os.close(fd)

@@ -121,6 +121,16 @@ def read_head(digest: str, data: bytes) -> Head:
     return Head(keys, starts, table, offset)
 
 
+def head_size(data: bytes) -> int:
+    """Bytes of the head that begins with `data`, which may be cut; not verified."""
+    if len(data) < _START.size:
+        return HEAD_SIZE
+    count: int
+    blocks: int
+    _, count, blocks = _START.unpack_from(data)
+    return min(_START.size + blocks * _BLOCK.size + count * (KEY_SIZE + _LENGTH), HEAD_SIZE)
+
+
 def block_at(head: Head, at: int) -> int:
     """Number of the block that holds content byte `at`."""
     return bisect_right(head.blocks, at, key=lambda b: b.begin) - 1

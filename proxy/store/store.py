@@ -20,6 +20,7 @@ from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import MessageError
 from . import archive, beneath, catalog, download, early_upload, images, layout, locks, stream, upload
 from .backend import PATIENCE_S, Backend
+from .parts import Parts
 from .progress import Count, Progress, ignore
 
 THREADS: Final = 4
@@ -262,6 +263,20 @@ class Store:
         folder = layout.job_folder(manifest.namespace, manifest.job)
         paths = {rank: Path(path) for rank, path in targets.items()}
         return download.fetch(self.backend, folder, manifest, paths, self._threads, cancelled, progress, room)
+
+    def parts(
+        self,
+        manifest: Manifest,
+        target: Path,
+        wanted: Callable[[str], bool],
+        room: Callable[[], Room] | None = None,
+    ) -> Parts:
+        """The ranks' files whose path is `wanted`, as one folder that is fetched in parts. Every byte is verified.
+
+        :raises CorruptChunkError: a recipe is missing or altered
+        :raises StoreError: anything else
+        """
+        return Parts(self.backend, manifest, target, wanted, self.pool("store-part").submit, room)
 
     def verify(self, manifest: Manifest, progress: Progress = ignore) -> list[str]:
         """Read everything a checkpoint needs and check it; what is wrong, in sentences. Raises StoreError."""

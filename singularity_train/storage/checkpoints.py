@@ -16,9 +16,11 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
+from ..host import bring_of_environment
 from . import match
 from .errors import ArgumentError, StateStorageError, UnsavableError
 from .folder import Folder
+from .manifest import Manifest
 from .memory import Stage
 from .planner import LoadPlanner, SavePlanner
 from .ranks import Ranks
@@ -107,11 +109,13 @@ class Checkpoints:
         self._plan: _Plan | None = None
         self._pool = ThreadPoolExecutor(1, "state-save")
         self._last: Future[str] | None = None
+        self._read: Manifest | None = None
+        """The last one that was read and checked: a load mostly comes next."""
 
     def turn_to(self, root: Path) -> None:
         """Use another folder from now on, which has nothing of the one before."""
         self.wait()
-        self.root, self._folder = root, Folder(root)
+        self.root, self._folder, self._read = root, Folder(root), None
 
     def save(self, state: Mapping[str, Any], meta: Mapping[str, Any], *, step: int) -> str:
         """Store `state`; its id. When it returns, the checkpoint is committed on disk.
@@ -146,7 +150,7 @@ class Checkpoints:
 
     def get(self, checkpoint: str) -> Saved:
         """:raises DamagedError, FormatError: there is no such checkpoint, or it cannot be used"""
-        manifest = self._folder.manifest(checkpoint)
+        manifest = self._read = self._folder.manifest(checkpoint)
         return Saved(manifest.id, manifest.step, manifest.meta, self._folder.path(checkpoint))
 
     def load(self, saved: Saved, state: MutableMapping[str, Any], *, optional: Collection[str] = ()) -> int:
@@ -158,7 +162,9 @@ class Checkpoints:
         :raises StateStorageError: on all ranks: MismatchError, DamagedError, FormatError, LostRankError
         """
         self.wait()
-        planner, reader = LoadPlanner(allow_partial_load=True), BlobReader(self.root, saved.id)
+        planner = LoadPlanner(allow_partial_load=True)
+        known = self._read if self._read is not None and self._read.id == saved.id else None
+        reader = BlobReader(self.root, saved.id, known, bring_of_environment(self.root))
         filled = dict(state)
         asked: Any
         try:
@@ -175,7 +181,7 @@ class Checkpoints:
                 raise ArgumentError(f"saved.id: rank 0 has {saved.id}, rank {other} {given[other][0]}; give one to all")
             match.nothing_more(set().union(*(names for _, names in given)), reader.manifest, optional)
 
-        self._ranks.agree(asked, same)
+        self._ranks.all_decide(asked, same)
         state.update(filled)
         return reader.bytes_read
 

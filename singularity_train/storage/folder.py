@@ -17,6 +17,7 @@ from .errors import DamagedError, FormatError, StateStorageError, of_write
 from .manifest import Manifest, from_bytes, to_bytes
 
 MANIFEST = "manifest.json"
+BLOBS = "blobs"
 TEMPORARY = ".tmp"
 WRITE = 32 << 20
 """Bytes of one write call."""
@@ -27,7 +28,7 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.blobs, self.checkpoints = root / "blobs", root / "checkpoints"
+        self.blobs, self.checkpoints = root / BLOBS, root / "checkpoints"
         self.known: set[str] = set()
         """Blobs that this process has written or read whole since it began; the last save's at least."""
 

@@ -80,6 +80,24 @@ class Ranks:
         """The same for all ranks."""
         return self.scatter(given, lambda values: [decide(values)] * self.size, failed)
 
+    def all_decide(self, given: Any, decide: Callable[[list[Any]], T]) -> T:
+        """The same as `agree` where `decide` is a pure function: each rank calls it, with half the messages.
+
+        :raises StateStorageError: that of the first rank that has one, or of `decide`; LostRankError
+        """
+        sent = _named(given, self.rank, self.size) if isinstance(given, Exception) else given
+        gathered: list[Any] = [sent]
+        if self._group is not None:
+            gathered = [None] * self.size
+            self._talk(lambda: dist.all_gather_object(gathered, sent, group=self._group))
+        error = next((each for each in gathered if isinstance(each, Exception)), None)
+        if error is not None:
+            raise error from (given if isinstance(given, Exception) else None)
+        try:
+            return decide(gathered)
+        except Exception as raised:
+            raise _named(raised, 0, self.size) from raised
+
     def close(self) -> None:
         if self._group is not None:
             with contextlib.suppress(Exception):

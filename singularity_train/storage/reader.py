@@ -22,11 +22,12 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from . import memory, plain
+from ..host import Bring
+from . import memory, needs, plain
 from .blocks import BLOCK, Blob, runs
-from .folder import Folder
+from .errors import DamagedError
+from .folder import BLOBS, Folder
 from .manifest import Manifest, Object, Piece, Tensor
-from .writer import PACK
 
 PART = 32 * BLOCK
 """Bytes. Longer reads are shared by threads."""
@@ -43,12 +44,19 @@ class BlobReader(StorageReader):  # type: ignore[misc]
 
     :param root: of the checkpoints
     :param checkpoint: its id
+    :param bring: called with the parts of files that this rank is about to read; they are there when it returns
     """
 
-    def __init__(self, root: str | os.PathLike[str], checkpoint: str, manifest: Manifest | None = None) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        checkpoint: str,
+        manifest: Manifest | None = None,
+        bring: Bring | None = None,
+    ) -> None:
         self.folder = Folder(Path(root))
         self.bytes_read = 0
-        self._id, self._known = checkpoint, manifest
+        self._id, self._known, self._bring = checkpoint, manifest, bring
 
     @property
     def manifest(self) -> Manifest:
@@ -81,7 +89,14 @@ class BlobReader(StorageReader):  # type: ignore[misc]
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """:raises DamagedError: a blob is not there, or is not what was written"""
+        """:raises DamagedError: a blob is not there, cannot be brought, or is not what was written"""
+        if self._bring is not None:
+            try:
+                self._bring((f"{BLOBS}/{name}", *span) for name, span in needs.of(plan.items, self.manifest))
+            except OSError as error:
+                raise DamagedError(
+                    f"checkpoint {self._id}: what this rank needs of it cannot be fetched: {error}; start the job again"
+                ) from error
         by_blob: dict[str, list[tuple[ReadItem, Tensor, Piece]]] = defaultdict(list)
         pieces = {(n, p.offsets): (t, p) for n, t in self.manifest.tensors.items() for p in t.pieces}
         for item in plan.items:
@@ -126,7 +141,7 @@ class BlobReader(StorageReader):  # type: ignore[misc]
         self, name: str, wanted: Sequence[tuple[ReadItem, Tensor, Piece]], planner: LoadPlanner
     ) -> Iterator[Callable[[], int]]:
         blob = self.manifest.blobs[name]
-        if len(wanted) > 1 and blob.bytes <= PACK:
+        if needs.is_pack(len(wanted), blob):
             yield lambda: self._read_pack(blob, wanted, planner)
             return
         for item, tensor, piece in wanted:
@@ -173,7 +188,7 @@ class BlobReader(StorageReader):  # type: ignore[misc]
     ) -> int:
         """A box whose runs lie apart, or one that goes to an accelerator."""
         size = dtype.itemsize
-        if length * size >= 4 * BLOCK or len(starts) == 1:
+        if needs.apart(starts, length * size):
             box = torch.empty(tuple(item.lengths), dtype=dtype)
             view = memory.as_bytes(box)
             got = 0

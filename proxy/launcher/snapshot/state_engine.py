@@ -57,8 +57,11 @@ class StateEngine:
             names.ENV_ENGINE: names.ENGINE_STATE,
             names.ENV_TRAIN_HOST: HOST,
             names.ENV_STATE_TO: str(self._paths.state_to(number)),
-            **({names.ENV_STATE_FROM: str(self._from)} if self._from is not None else {}),
         }
+        if self._from is not None:
+            given[names.ENV_STATE_FROM] = str(self._from)
+            if self._paths.state_parts.exists():
+                given[names.ENV_STATE_PARTS] = str(self._paths.state_parts)
         if self._env.get("HOME", "/") == "/":
             given["HOME"] = str(self._paths.work(number))
         if not (self._env.get("USER") or self._env.get("LOGNAME")):
@@ -73,12 +76,15 @@ class StateEngine:
         self, plan: Plan, start: Callable[[], dict[int, PlainRank]], say: Say, laps: Laps
     ) -> dict[int, PlainRank]:
         """The ranks are started anew, and go on when they call `attach`."""
-        folder = self._paths.state_from
-        try:
-            count = lay_together(self._paths.images(plan.checkpoint_id), folder)
-        except OSError as error:
-            raise RestoreError(f"checkpoint {plan.checkpoint_id} cannot be laid out in {folder}: {error}") from None
-        say(f"checkpoint {plan.checkpoint_id} of {count} ranks lies in {folder}")
+        folder, images = self._paths.state_from, self._paths.images(plan.checkpoint_id)
+        if not images.exists() and (folder / names.STATE_CHECKPOINTS).is_dir():
+            say(f"the ranks fetch what they need of checkpoint {plan.checkpoint_id} into {folder}")
+        else:
+            try:
+                count = lay_together(images, folder)
+            except OSError as error:
+                raise RestoreError(f"checkpoint {plan.checkpoint_id} cannot be laid out in {folder}: {error}") from None
+            say(f"checkpoint {plan.checkpoint_id} of {count} ranks lies in {folder}")
         self._from = folder
         laps.end("unpack")
         ranks = start()

@@ -304,6 +304,10 @@ class Rank(threading.Thread):
         self.resume.setdefault(generation, threading.Event()).set()
 
     def _freeze(self, boundary: Boundary, generation: int) -> None:
+        if boundary.goes_on(generation):
+            boundary.unblock()
+            self.frozen[generation] = boundary.count
+            return
         boundary.close(page.STATE_FROZEN)
         self.frozen[generation] = boundary.count
         self.resume.setdefault(generation, threading.Event()).wait(60)

@@ -286,3 +286,61 @@ def test_ranks_that_nobody_waits_for_are_stopped_where_they_are() -> None:
         state_machine.committed(replace(state, trigger=replace(COMMAND, then="continue"))), COMMAND
     )
     assert not again.anywhere
+
+
+# --- ranks that go on while they are saved ----------------------------------------------------------------------------
+ASIDE = replace(COMMAND, reason="periodic", deadline=160.0, then="continue")
+
+
+def _in_background(trigger: Trigger = ASIDE) -> State:
+    state = state_machine.request(replace(NEW, overlaps=True), trigger)
+    for views, at in (([7, 6], 101.0), ([8, 8], 102.0)):
+        blocked = G if views == [8, 8] else 0
+        state, failure = state_machine.observe(
+            state, _heard(*(_pod(i, n, blocked) for i, n in enumerate(views)), at=at), at
+        )
+        assert failure is None
+    assert state.phase == "save"
+    return state
+
+
+def test_only_a_checkpoint_that_the_job_goes_on_from_is_saved_in_the_background() -> None:
+    assert state_machine.directive(_in_background()).background
+    assert not state_machine.directive(_in_background(COMMAND)).background, "a leave"
+    assert not state_machine.directive(_in_background(replace(ASIDE, terminating=True))).background
+    assert not state_machine.directive(_saving()).background, "the process engine"
+    joined = state_machine.request(state_machine.request(replace(NEW, overlaps=True), ASIDE), COMMAND)
+    assert joined.waiting is None and not joined.goes_on, "before the barrier it joins"
+
+
+def test_a_leave_waits_for_the_save_in_the_background_and_then_has_a_barrier_of_its_own() -> None:
+    state = state_machine.request(_in_background(), COMMAND)
+    assert (state.phase, state.waiting, state.goes_on) == ("save", COMMAND, True)
+    earlier = state_machine.request(state, replace(COMMAND, deadline=120.0, terminating=True))
+    assert earlier.waiting is not None and (earlier.waiting.deadline, earlier.waiting.terminating) == (120.0, True)
+    done = {"dumped": G, "uploaded": G}
+    state, _ = state_machine.observe(state, _heard(_pod(0, 12, **done), _pod(1, 12, **done), at=103.0), 103.0)
+    assert (state.phase, state.stop_at) == ("commit", 8)
+    leave = state_machine.committed(state)
+    said = state_machine.directive(leave)
+    assert (leave.phase, leave.trigger, leave.waiting, leave.background) == ("barrier", COMMAND, None, False)
+    assert (said.op, said.generation, said.over) == ("barrier", G + 1, Stop(G, 8, False, "train-a3-g1"))
+
+
+def test_a_leave_goes_on_where_the_save_in_the_background_fails() -> None:
+    state = state_machine.request(_in_background(), COMMAND)
+    heard = _heard(_pod(0, 12), _pod(1, 12, failed=G, message="no space"), at=103.0)
+    state, failure = state_machine.observe(state, heard, 103.0)
+    assert failure is not None and failure.goes_on and "no space" in failure.message
+    assert (state.phase, state.trigger, state.generation) == ("barrier", COMMAND, G + 1)
+
+
+def test_a_pod_that_is_asked_to_end_during_a_save_in_the_background_is_part_of_the_leave() -> None:
+    reports = [_pod(0, 12), _pod(1, 12, terminating_in_s=20.0)]
+    state, _ = state_machine.observe(_in_background(), _heard(*reports, at=103.0), 103.0)
+    assert state.waiting is not None and state.waiting.terminating and state.asked == {1}
+    late, failure = state_machine.observe(state, _heard(*reports, at=123.5), 123.5)
+    assert failure is not None and "not saved within" in failure.message, "the leave's deadline ends it"
+    assert (late.phase, late.asked, late.answered, late.unsaved) == ("barrier", {1}, set(), set())
+    ended, failure = state_machine.observe(late, _heard(*reports, at=123.6), 123.6)
+    assert failure is not None and (ended.phase, ended.unsaved) == ("run", {1}), "it has nothing to wait for"

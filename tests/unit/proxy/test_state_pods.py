@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pod_harness import Pod
 from pod_moves import everyone_alive, free_port, until
 from program_runs import PROGRAMS
 
-from proxy.protocol import exit_codes, names
+from proxy.protocol import exit_codes, names, page
 from proxy.protocol.messages import Plan
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
@@ -54,9 +55,11 @@ def steps(pod: Pod) -> list[tuple[int, str]]:
     return [(int(n), loss) for n, loss in re.findall(r"at (\d+) loss (\S+) world \d exact True", pod.log())]
 
 
-def stop(pods: dict[int, Pod], generation: int, count: int) -> int:
+def stop(pods: dict[int, Pod], generation: int, count: int, background: bool = False) -> int:
     """Barrier after `count` steps or more, and dump as checkpoint `c`. The step."""
     coordinator = Coordinator({rank: pod.sidecar for rank, pod in pods.items()})
+    for pod in {*pods.values()} if background else ():
+        pod.sidecar.page.words[page.W_BACKGROUND] = generation
     coordinator.wait_count(count, alive=everyone_alive([*pods.values()]))
     step = coordinator.acquire(generation)
     for pod in {*pods.values()}:
@@ -118,6 +121,105 @@ def test_a_rank_goes_on_in_place_and_can_be_saved_again(pod: Make, reference: li
         one.sidecar.command("resume", generation=generation)
     assert one.wait(END_S) == 0, one.log()
     assert steps(one) == reference
+
+
+# --- saved in the background ------------------------------------------------------------------------------------------
+def files(pod: Pod, *names: str) -> list[Path]:
+    """In the working directory of each of two ranks."""
+    return [pod.work(rank) / "cwd" / name for rank in (0, 1) for name in names]
+
+
+def trains_on(pod: Pod, count: int) -> None:
+    """Until both ranks have made `count` steps."""
+    until(lambda: min(pod.sidecar.page.rank(r).count for r in (0, 1)) >= count, f"they make {count} steps", pod)
+
+
+def go_on(pod: Pod, generation: int) -> None:
+    """As a sidecar does when the checkpoint is committed, or given up."""
+    pod.sidecar.page.publish(0, 0, generation)
+    pod.sidecar.command("resume", generation=generation)
+
+
+@pytest.fixture
+def faulty(pod: Make) -> Pod:
+    """Two ranks whose saves wait while `hold` is there."""
+    made = pod("faulty", fresh([0, 1], 2, free_port()), "faults").start()
+    made.wait_event("started")
+    for path in files(made, "hold"):
+        path.touch()
+    return made
+
+
+def test_ranks_go_on_while_they_are_saved(faulty: Pod, pod: Make, reference: list[tuple[int, str]]) -> None:
+    step = stop({0: faulty, 1: faulty}, 5, 4, background=True)
+    trains_on(faulty, step + 5)
+    assert not any(event.kind == "dumped" for event in faulty.sidecar.events), "nothing of it is stored yet"
+    for path in files(faulty, "hold"):
+        path.unlink()
+    faulty.wait_event("dumped")
+    records = [json.loads((faulty.image("c", rank) / "rank.json").read_text())["step"] for rank in (0, 1)]
+    assert records == [step, step]
+    moved = pod("b", Plan("restore", 2, 1, [0], "127.0.0.1", free_port(), 5, "c"))
+    for rank in (0, 1):
+        moved.bring(faulty, "c", rank)
+    go_on(faulty, 5)
+    assert faulty.wait(END_S) == 0, faulty.log()
+    assert steps(faulty) == reference, "what is saved beside them changes no bit"
+    assert moved.start().wait(END_S) == 0, moved.log()
+    assert steps(moved) == reference[step:], "what is saved is the state of that step, and of no later one"
+
+
+def test_a_save_in_the_background_that_is_given_up_holds_up_the_next_one_only_until_it_ends(
+    faulty: Pod, reference: list[tuple[int, str]]
+) -> None:
+    step = stop({0: faulty, 1: faulty}, 5, 4, background=True)
+    go_on(faulty, 5)
+    trains_on(faulty, step + 3)
+    stop({0: faulty, 1: faulty}, 6, step + 3)
+    for path in files(faulty, "hold"):
+        path.unlink()
+    until(lambda: [e.generation for e in faulty.sidecar.events if e.kind == "dumped"][-1:] == [6], "saved", faulty)
+    assert len(steps(faulty)) <= faulty.sidecar.page.rank(0).count, "they stand for this one"
+    go_on(faulty, 6)
+    assert faulty.wait(END_S) == 0, faulty.log()
+    assert steps(faulty) == reference
+
+
+def test_a_rank_that_dies_while_it_is_saved_in_the_background_leaves_no_checkpoint(faulty: Pod) -> None:
+    step = stop({0: faulty, 1: faulty}, 5, 4, background=True)
+    trains_on(faulty, step + 2)
+    files(faulty, "die")[1].touch()
+    for path in files(faulty, "hold"):
+        path.unlink()
+    failed = faulty.wait_event("dump_failed")
+    assert failed.generation == 5 and re.search("rank [01] (has ended|cannot be saved)", failed.message)
+    assert faulty.wait(END_S) != 0
+    assert not any(event.kind == "dumped" for event in faulty.sidecar.events)
+
+
+def test_a_full_disk_fails_the_save_in_the_background_and_not_the_job(
+    pod: Make, reference: list[tuple[int, str]]
+) -> None:
+    made = pod("full", fresh([0, 1], 2, free_port()))
+    images = made.volumes / "images"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12k,mode=777", "tmpfs", images], check=True, timeout=60)
+    try:
+        made.start().wait_event("started")
+        step = stop({0: made, 1: made}, 5, 4, background=True)
+        failed = made.wait_event("dump_failed")
+        assert "while its state was saved in the background: NoSpaceError" in failed.message
+        assert "no space is left" in failed.message
+        trains_on(made, step + 1)
+        go_on(made, 5)
+        subprocess.run(["mount", "-o", "remount,size=64m", images], check=True, timeout=60)
+        stop({0: made, 1: made}, 6, step + 4, background=True)
+        made.wait_event("dumped")
+        go_on(made, 6)
+        assert made.wait(END_S) == 0, made.log()
+        assert steps(made) == reference
+    finally:
+        made.delete()
+        subprocess.run(["umount", "-l", images], check=True, timeout=60)
 
 
 def test_a_script_that_has_not_attached_is_refused_at_once(pod: Make) -> None:

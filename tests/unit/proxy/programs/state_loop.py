@@ -1,6 +1,10 @@
-"""A script of the state engine: state_loop.py STEPS [spoil | late]. Its losses have the same bits for 1 to 4 ranks."""
+"""A script of the state engine: state_loop.py STEPS [spoil | late | faults]. Its losses have the same bits for 1 to 4
+ranks.
+"""
 
 
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -29,7 +33,26 @@ class Spoilt:
         pass
 
 
+def break_saves() -> None:
+    """Each write of a save waits while the file `hold` is there, and ends this process where `die` is."""
+    from singularity_train.storage import folder
+
+    write = folder._write
+
+    def faulty(*arguments: object) -> None:
+        Path("writes").touch()
+        while Path("hold").exists():
+            time.sleep(0.005)
+        if Path("die").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(*arguments)  # type: ignore[arg-type]
+
+    folder._write = faulty
+
+
 def main(steps: int, how: str) -> None:
+    if how == "faults":
+        break_saves()
     dist.init_process_group("gloo")
     while how == "late" and not Path("attach").exists():
         time.sleep(0.01)

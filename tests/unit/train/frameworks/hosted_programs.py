@@ -31,7 +31,7 @@ class SavingHost(LocalHost):
         if step == int(os.environ[AT]):
             folder = Path(os.environ[PLACE]) / f"images/rank-{self._rank}"
             folder.mkdir(parents=True)
-            write(folder)
+            write(folder).now()
 
 
 made: list[SavingHost] = []
