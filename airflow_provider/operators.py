@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException
 
 from kueue_integration.errors import KubeError, SingularityError, SpecError
 from kueue_integration.jobs import lifecycle
+from kueue_integration.jobs.start_point import hold
 from kueue_integration.jobs.status import summarise
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, is_true
@@ -322,7 +323,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             self.manifest = submission.manifest(spec, config)
             start = None if decision.adopt else start_point.find(kube, self.start_from, claim)
             if start is not None:
-                start_point.hold(kube, start, spec, config)
+                hold(kube, start, spec, config)
                 ref = start.ref
                 self.log.info("Begins with checkpoint %s (step %s) of job %s", ref.id, ref.step, start.job)
             elif self.start_from and not decision.adopt:
