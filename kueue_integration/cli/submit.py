@@ -37,7 +37,7 @@ _OPTIONS = (
         "--engine",
         default="auto",
         show_default=True,
-        help="process, state (the script uses singularity_train), or auto: state if a file imports singularity_train.",
+        help="process; state, or both (the script uses singularity_train); auto: state if a file imports it.",
     ),
     click.option(
         "--workdir",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from proxy.protocol import names
-
 from ..contract import branches, job_names, kinds
 from ..errors import RequestRefusedError, SpecError
 from ..kube.api import Kube
+from ..spec import engine
 from ..spec.platform_config import PlatformConfig
 from ..spec.train_spec import TrainSpec
 from . import lifecycle, time_travel
@@ -44,8 +43,7 @@ def find(kube: Kube, namespace: str, wanted: str, forms: str = FORMS) -> Start:
 def require_fit(start: Start, spec: TrainSpec, platform: PlatformConfig) -> None:
     """Raises SpecError that names `start_from` if the job of `spec` cannot begin so."""
     wishes = {job_names.ANN_WORLD_SIZE: str(spec.ranks), job_names.ANN_STORE: spec.store or platform.store}
-    if spec.elastic:
-        wishes[job_names.ANN_ENGINE] = names.ENGINE_STATE
+    wishes[job_names.ANN_ENGINE] = engine.chosen(spec).name
     try:
         time_travel.require_fit({"metadata": {"annotations": wishes}}, start)
     except SpecError as error:

@@ -67,6 +67,12 @@ def freeze_in_place(boundary: Boundary, generation: int, save: Step) -> None:
     _stand(boundary, generation, {"while its state was saved": save, **_SAY}, lambda: None)
 
 
+def freeze_beside(boundary: Boundary, generation: int, save: Step) -> None:
+    """The same for a rank that saves its state, while it can still talk to the others, and is saved as a process too."""
+    down = {"while its state was saved": save, **_DOWN}
+    _stand(boundary, generation, down, lambda: _meet(boundary, generation))
+
+
 def _stand(boundary: Boundary, generation: int, down: Mapping[str, Step], up: Callable[[], None]) -> None:
     boundary.frozen_for = generation
     if boundary.met_for != generation:

@@ -46,7 +46,9 @@ class MessageError(ValueError):
     """A message is not valid JSON, lacks a field, has an unknown one, or one of the wrong type."""
 
 
-Engine = Literal["process", "state"]
+Engine = Literal["process", "state", "both"]
+Through = Literal["process", "state"]
+"""What of a checkpoint ranks go on from."""
 """As `names.ENGINES`."""
 
 
@@ -284,6 +286,10 @@ class Plan:
     """restore: the generation at which the ranks were frozen."""
     checkpoint_id: AnyId = ""
     """restore: images lie in IMAGE_DIR/<checkpoint id>/rank-<r>/."""
+    through: Through = "process"
+    """restore, engine `both`: all pods of an attempt have the same one."""
+    why: str = ""
+    """... why not the processes, which go first."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,12 @@ ENGINE_PROCESS: Final = "process"
 """Whole processes, by CRIU."""
 ENGINE_STATE: Final = "state"
 """What the script has given to `singularity_train`, in ranks that are plain processes of an ordinary container."""
-ENGINES: Final = (ENGINE_PROCESS, ENGINE_STATE)
+ENGINE_BOTH: Final = "both"
+"""Whole processes, and beside them, in the same checkpoint, what the script has given to `singularity_train`. A pod that
+cannot take the processes goes on from the state."""
+STATE_PART: Final = "state"
+"""ENGINE_BOTH: folder in a rank's image with what the rank has saved itself."""
+ENGINES: Final = (ENGINE_PROCESS, ENGINE_STATE, ENGINE_BOTH)
 ENV_RANKS_PER_WORKER: Final = "SINGULARITY_RANKS_PER_WORKER"
 """State engine: the world of an attempt is its workers times this number."""
 ENV_PROBE: Final = "SINGULARITY_PROBE"
@@ -72,9 +77,9 @@ it, including connections. The agent counts steps and leaves communication alone
 ENV_TRAIN_HOST: Final = "SINGULARITY_TRAIN_HOST"
 """`module:function`, for `singularity_train` in a rank: who makes its Host."""
 ENV_STATE_TO: Final = "SINGULARITY_STATE_TO"
-"""State engine: below this folder the rank saves its state, in a folder named by the generation of the stop."""
+"""State engine, ENGINE_BOTH: below this folder the rank saves its state, in a folder named by the generation of the stop."""
 ENV_STATE_FROM: Final = "SINGULARITY_STATE_FROM"
-"""State engine: folder with the checkpoint that the rank begins with; not set: there is none."""
+"""State engine, ENGINE_BOTH: folder with the checkpoint that the rank begins with; not set: there is none."""
 ENV_DEVICE: Final = "SINGULARITY_DEVICE"
 """Name of the device that a rank is on, instead of its GPU's UUID: ranks with one name share a device, also without
 any GPU. For all ranks of a job or for none."""

@@ -95,9 +95,12 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
         deliver.append(pod)
         for event in early:
             pod.on_event(event)
+        given = _given_plan(config)
+        if given is not None:
+            pod.can_go_on(given.through)  # the others may still wait for the word
         background = [pod.watch()]
         if not pod.started:  # else this sidecar was restarted beside running ranks
-            background.append(_plan(config, api, controller, reply, phases))
+            background.append(_plan(config, api, controller, reply, phases, pod))
         leader: Leader | None = None
         reporter: Reporter | None = None
         if config.leader:
@@ -175,7 +178,9 @@ def _publish(config: Config, api: LauncherApi, plan: Plan) -> None:
     api.publish_plan(plan)
 
 
-async def _plan(config: Config, api: LauncherApi, controller: Controller, reply: HelloReply, phases: PodPhases) -> None:
+async def _plan(
+    config: Config, api: LauncherApi, controller: Controller, reply: HelloReply, phases: PodPhases, pod: Pod
+) -> None:
     given = _given_plan(config)
     if given is not None:
         log.info("a sidecar before this one gave a plan already: %s", given.mode)
@@ -193,7 +198,7 @@ async def _plan(config: Config, api: LauncherApi, controller: Controller, reply:
     log.info("restoring %s, step %d, from %s", ref.id, ref.step, ref.url)
     while True:
         try:
-            plan = await restore.restore_plan(config, reply.leader_ip, ref, reply.origin)
+            plan = await restore.restore_plan(config, reply.leader_ip, ref, reply.origin, pod.agree)
             phases.planned()
             _publish(config, api, plan)
             return

@@ -45,10 +45,12 @@ class _Plan:
         self.size = 0
         """Bytes that packs hold; the rest of the files are holes."""
 
-    def add(self, image: RankImage, runs: list[list[layout_map.Run]], target: Path) -> None:
-        """Make the files of a rank, all holes, and note what goes there. Raises OSError."""
+    def add(self, image: RankImage, runs: list[list[layout_map.Run]], target: Path, wanted: Callable[[str], bool]) -> None:
+        """Make the wanted files of a rank, all holes, and note what goes there. Raises OSError."""
         target.mkdir(parents=True, exist_ok=True)
         for file, of_file in zip(image.files, runs, strict=True):
+            if not wanted(file.path):
+                continue
             path = target / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -124,7 +126,8 @@ def fetch(
     threads: int,
     cancelled: Callable[[], bool],
     progress: Progress,
-    room: Room | None = None,
+    room: Room | None,
+    wanted: Callable[[str], bool],
 ) -> int:
     """See `Store.fetch_ranks`."""
     images = {image.rank: image for image in manifest.ranks}
@@ -133,11 +136,11 @@ def fetch(
     for rank, target in targets.items():
         if rank not in images:
             raise StoreError(f"checkpoint {manifest.id} has no rank {rank}, only 0..{manifest.world_size - 1}")
-        total += sum(f.size for f in images[rank].files)
+        total += sum(f.size for f in images[rank].files if wanted(f.path))
         where = f"checkpoint {manifest.id}, rank {rank}"
         runs = twice(partial(read_recipe, backend, folder, images[rank], where))
         try:
-            plan.add(images[rank], runs, target)
+            plan.add(images[rank], runs, target, wanted)
         except OSError as error:
             raise StoreError(f"cannot write images of rank {rank} to {target}: {error}") from error
     if room is not None and plan.size > room.left:

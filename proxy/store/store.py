@@ -41,6 +41,10 @@ def _never() -> bool:
     return False
 
 
+def _every(path: str) -> bool:
+    return True
+
+
 class Store:
     """A checkpoint store. Thread-safe. Everything belongs to one job's folder; jobs share nothing.
 
@@ -251,9 +255,11 @@ class Store:
         cancelled: Callable[[], bool] = _never,
         progress: Progress = ignore,
         room: Room | None = None,
+        wanted: Callable[[str], bool] = _every,
     ) -> int:
         """Write each rank's files below its target and return their bytes. Every byte is verified.
 
+        :param wanted: which files, by path
         :param room: what may be written; None: nobody knows
         :raises RestoreRefusedError: more than the limit of the volume leaves. Nothing of a file was fetched then
         :raises CorruptChunkError: an object is missing or altered
@@ -261,7 +267,7 @@ class Store:
         """
         folder = layout.job_folder(manifest.namespace, manifest.job)
         paths = {rank: Path(path) for rank, path in targets.items()}
-        return download.fetch(self.backend, folder, manifest, paths, self._threads, cancelled, progress, room)
+        return download.fetch(self.backend, folder, manifest, paths, self._threads, cancelled, progress, room, wanted)
 
     def verify(self, manifest: Manifest, progress: Progress = ignore) -> list[str]:
         """Read everything a checkpoint needs and check it; what is wrong, in sentences. Raises StoreError."""
