@@ -152,8 +152,8 @@ def unfit(new: Mapping[str, Any], ref: CheckpointRef) -> str:
     engine = annotation(new, job_names.ANN_ENGINE) or names.ENGINE_PROCESS
     if engine != ref.engine and names.ENGINE_BOTH not in (engine, ref.engine):
         return (
-            f"checkpoint {ref.id} was made with engine {ref.engine!r}, the job has {engine!r}: give the same engine, or "
-            f"{names.ENGINE_BOTH!r} for a script that uses singularity_train"
+            f"checkpoint {ref.id} was made with engine {ref.engine!r}, the job has {engine!r}: give the same engine, "
+            f"or {names.ENGINE_BOTH!r} for a script that uses singularity_train"
         )
     ranks = attempt_records.integer(new, job_names.ANN_WORLD_SIZE)
     if names.ENGINE_PROCESS in (engine, ref.engine) and ranks != ref.world_size:

@@ -59,7 +59,8 @@ class Boundary:
 
     __slots__ = (
         "_agreed", "_asked", "_at", "_durations", "_first_behind", "_freeze", "_leading", "_map", "_marked", "_since",
-        "_talk", "_words", "count", "done", "frozen_for", "in_loop", "met_for", "order", "rank", "rank_dir", "refused", "unsaid",
+        "_talk", "_words", "count", "done", "frozen_for", "in_loop", "met_for", "order", "rank", "rank_dir", "refused",
+        "unsaid",
     )  # fmt: skip
 
     def __init__(self, rank_dir: Path, rank: int, freeze: Freeze) -> None:

@@ -68,7 +68,7 @@ def freeze_in_place(boundary: Boundary, generation: int, save: Step) -> None:
 
 
 def freeze_beside(boundary: Boundary, generation: int, save: Step) -> None:
-    """The same for a rank that saves its state, while it can still talk to the others, and is saved as a process too."""
+    """`freeze` of a rank that saves its state before, as long as it can talk to the others."""
     down = {"while its state was saved": save, **_DOWN}
     _stand(boundary, generation, down, lambda: _meet(boundary, generation))
 

@@ -435,6 +435,8 @@ class Progress:
     """Of all pods that have reported theirs."""
     start: StartPhases | None = None
     """How all programs of this attempt came to run."""
+    why_state: str = ""
+    """Engine `both`: why it began with the state of its checkpoint, and not with the processes."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ ENGINE_PROCESS: Final = "process"
 ENGINE_STATE: Final = "state"
 """What the script has given to `singularity_train`, in ranks that are plain processes of an ordinary container."""
 ENGINE_BOTH: Final = "both"
-"""Whole processes, and beside them, in the same checkpoint, what the script has given to `singularity_train`. A pod that
+"""Whole processes, and beside them in the same checkpoint what the script has given to `singularity_train`. A pod that
 cannot take the processes goes on from the state."""
 STATE_PART: Final = "state"
 """ENGINE_BOTH: folder in a rank's image with what the rank has saved itself."""
@@ -77,7 +77,7 @@ it, including connections. The agent counts steps and leaves communication alone
 ENV_TRAIN_HOST: Final = "SINGULARITY_TRAIN_HOST"
 """`module:function`, for `singularity_train` in a rank: who makes its Host."""
 ENV_STATE_TO: Final = "SINGULARITY_STATE_TO"
-"""State engine, ENGINE_BOTH: below this folder the rank saves its state, in a folder named by the generation of the stop."""
+"""State engine, ENGINE_BOTH: below this folder the rank saves its state, in a folder named by the stop's generation."""
 ENV_STATE_FROM: Final = "SINGULARITY_STATE_FROM"
 """State engine, ENGINE_BOTH: folder with the checkpoint that the rank begins with; not set: there is none."""
 ENV_DEVICE: Final = "SINGULARITY_DEVICE"

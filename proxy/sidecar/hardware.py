@@ -79,8 +79,8 @@ def through(manifest: Manifest, engine: str, world_size: int, here: Requirements
         if state:
             return "state", ""
         raise RestoreRefusedError(
-            f"checkpoint {manifest.id} was made with engine {manifest.engine!r}, this job has engine {engine!r}: submit "
-            f"the job with engine={manifest.engine!r}, or begin from a checkpoint of the other engine"
+            f"checkpoint {manifest.id} was made with engine {manifest.engine!r}, this job has engine {engine!r}: "
+            f"submit the job with engine={manifest.engine!r}, or begin from a checkpoint of the other engine"
         )
     try:
         warning = _check_processes(manifest, world_size, here)

@@ -68,6 +68,8 @@ class PodReport:
     """How generation `uploaded` was saved here."""
     through: Through | None = None
     """Engine `both`, before a restore: what this pod can go on from."""
+    why: str = ""
+    """... why not from the processes."""
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ class Pod:
         self._agreed = asyncio.Event()
         """The directive says what all pods go on from."""
         self._through: Through | None = None
+        self._why = ""
         self.directive = Directive(op="run")
         self.reading: Reading | None = None
         """The last progress that rank 0 printed, in the pod of rank 0."""
@@ -147,19 +148,21 @@ class Pod:
             start=self._phases.start,
             save=self._phases.save,
             through=self._through,
+            why=self._why,
         )
 
-    def can_go_on(self, through: Through) -> None:
-        """This pod can restore that, or has done so."""
-        self._through = through
+    def can_go_on(self, through: Through, why: str) -> None:
+        """This pod can restore that, or has done so; why not the processes."""
+        self._through, self._why = through, why
         self.changed.set()
 
-    async def agree(self, through: Through) -> Through:
+    async def agree(self, through: Through, why: str) -> Through:
         """What all pods go on from: one that restores processes and one that starts anew would never meet.
 
-        :param through: what this pod can. Raises MeshError: a pod has not said within AGREE_S what it can
+        :param through: what this pod can, and `why` not from the processes
+        Raises MeshError: a pod has not said within AGREE_S what it can.
         """
-        self.can_go_on(through)
+        self.can_go_on(through, why)
         try:
             await asyncio.wait_for(self._agreed.wait(), AGREE_S)
         except (asyncio.TimeoutError, TimeoutError):

@@ -16,7 +16,8 @@ from . import hardware
 from .config import Config
 
 log = logging.getLogger(__name__)
-Agree = Callable[[Through], Awaitable[Through]]
+Agree = Callable[[Through, str], Awaitable[Through]]
+"""`Pod.agree`."""
 
 
 def fresh_plan(config: Config, leader_ip: str) -> Plan:
@@ -34,9 +35,9 @@ async def restore_plan(
 ) -> Plan:
     """Check the manifest, fetch the images that this pod needs, verified.
 
-    :param agree: what all pods go on from, if this one could go on from that; None: what this pod can
+    :param agree: what all pods go on from, if this one can go on from that; None: what this one can
     Raises RestoreRefusedError (does not fit, also into the limit of the images' volume), DamageError (names the
-    object), StoreError, MeshError (the others have not said what they can).
+    object), StoreError. MeshError: the others have not said what they can.
     """
     _check_url(config, ref)
     store = Store(config.store)
@@ -46,7 +47,7 @@ async def restore_plan(
     if why:
         log.warning(why)
     if agree is not None and manifest.engine == config.engine == names.ENGINE_BOTH:
-        own, through = through, await agree(through)
+        own, through = through, await agree(through, why)
         why = why or ("the node of another pod cannot take the processes" if through != own else "")
         log.info("%s: ranks go on from the %s", ref.id, "processes" if through == "process" else f"state: {why}")
     started = time.monotonic()

@@ -97,7 +97,7 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
             pod.on_event(event)
         given = _given_plan(config)
         if given is not None:
-            pod.can_go_on(given.through)  # the others may still wait for the word
+            pod.can_go_on(given.through, given.why)  # the others may still wait for the word
         background = [pod.watch()]
         if not pod.started:  # else this sidecar was restarted beside running ranks
             background.append(_plan(config, api, controller, reply, phases, pod))

@@ -45,7 +45,9 @@ class _Plan:
         self.size = 0
         """Bytes that packs hold; the rest of the files are holes."""
 
-    def add(self, image: RankImage, runs: list[list[layout_map.Run]], target: Path, wanted: Callable[[str], bool]) -> None:
+    def add(
+        self, image: RankImage, runs: list[list[layout_map.Run]], target: Path, wanted: Callable[[str], bool]
+    ) -> None:
         """Make the wanted files of a rank, all holes, and note what goes there. Raises OSError."""
         target.mkdir(parents=True, exist_ok=True)
         for file, of_file in zip(image.files, runs, strict=True):

@@ -47,10 +47,14 @@ def steps(pod: Pod) -> list[tuple[int, str]]:
     return [(int(n), loss) for n, loss in re.findall(r"at (\d+) loss (\S+) world \d exact True", pod.log())]
 
 
+def shown(pod: Pod, count: int) -> None:
+    until(lambda: len(steps(pod)) == count, "its output is shown", pod)
+
+
 @pytest.fixture(scope="module")
 def reference(shape: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
     """What one rank prints that nobody disturbs, with the state engine."""
-    folder, env = tmp_path_factory.mktemp("reference") / "alone", {names.ENV_ENGINE: "state", "GLOO_SOCKET_IFNAME": "lo"}
+    folder, env = tmp_path_factory.mktemp("reference") / "alone", {names.ENV_ENGINE: "state"}
     command = ["python3", "state_loop.py", str(STEPS)]
     alone = filled(Pod(folder, plan=fresh([0], free_port(), 1), command=command, env=env, uid=65532, **shape)).start()
     try:
@@ -70,8 +74,7 @@ def test_processes_to_processes_to_state_to_processes(pod: Make, reference: list
     port = free_port()
     first = {rank: pod(f"first-{rank}", fresh([rank], port), user="1000:1000:").start() for rank in (0, 1)}
     step = stop_and_dump(first, page.generation(1, 1), "c1", 5)
-    told = steps(first[0])
-    until(lambda: len(steps(first[0])) == step, "its output is shown", first[0])
+    shown(first[0], step)
     told, source = steps(first[0]), first
     end(list(first.values()))
     plans = [
@@ -90,7 +93,7 @@ def test_processes_to_processes_to_state_to_processes(pod: Make, reference: list
         else:
             generation = page.generation(number, 1)
             step = stop_and_dump({0: one, 1: one}, generation, f"c{number}", step + 10)
-            until(lambda one=one, total=len(told): total + len(steps(one)) == step, "its output is shown", one)  # type: ignore[misc]
+            shown(one, step - len(told))
             end([one])
         told, source = told + steps(one), {0: one, 1: one}
     assert told == reference

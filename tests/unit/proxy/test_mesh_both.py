@@ -60,6 +60,7 @@ async def test_one_node_that_cannot_is_enough_for_all_to_begin_from_the_state(
     whys = sorted(plan.why for plan in plans)
     assert "was taken on a CPU with other features" in whys[0] and whys[1].startswith("the node of another pod cannot")
     assert [x.images for x in second.launchers] == [[f"rank-{rank}" for rank in range(4)]] * 2, "each has all of it"
+    await eventually("it is told", lambda: any("CPU with other features" in p.why_state for p in controller.progress))
     await second.end()
 
 
@@ -100,7 +101,7 @@ async def test_pods_that_never_say_what_they_can_end_the_attempt(
     monkeypatch.setattr(pod, "AGREE_S", 0.5)
     monkeypatch.setattr(pod.Pod, "can_go_on", lambda *_: None)
     second = await World(folder, controller, workers=1, world_size=4, attempt=2, engine="both").start()
-    await eventually("the launcher is told", lambda: second.launchers[0].refusal)
+    await eventually("the launcher hears it", lambda: second.launchers[0].refusal)
     assert "not all pods have said within 0 s" in second.launchers[0].refusal
     assert second.launchers[0].refused_with == exit_codes.LOST, "the next attempt tries again"
     await second.end()
