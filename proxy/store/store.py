@@ -41,7 +41,7 @@ def _never() -> bool:
     return False
 
 
-def _every(path: str) -> bool:
+def _any_file(path: str) -> bool:
     return True
 
 
@@ -255,7 +255,7 @@ class Store:
         cancelled: Callable[[], bool] = _never,
         progress: Progress = ignore,
         room: Room | None = None,
-        wanted: Callable[[str], bool] = _every,
+        wanted: Callable[[str], bool] = _any_file,
     ) -> int:
         """Write each rank's files below its target and return their bytes. Every byte is verified.
 

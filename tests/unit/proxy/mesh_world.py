@@ -388,7 +388,8 @@ class FakeLauncher:
             count = 0
             if self.plan.mode == "restore":
                 folder = self.config.image_dir / self.plan.checkpoint_id / f"rank-{rank}"
-                record = folder / ("rank.json" if self.plan.through == "process" else "state/checkpoints/one.json")
+                whole = folder / "rank.json"
+                record = whole if whole.exists() else folder / "state/checkpoints/one.json"
                 count = json.loads(record.read_text())["count"]
             self.ranks.append(Rank(self.config.run_dir, rank, self.collective, count, self.last))
             if self.slow_imports:
