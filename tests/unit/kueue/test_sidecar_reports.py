@@ -180,7 +180,7 @@ def test_progress_fills_the_record():
 
 def test_an_attempt_that_began_from_the_state_says_why():
     current = job(scene.record())
-    message = progress_of(first_step=5, why_state="checkpoint c was taken on x86_64, this node is aarch64: choose flavors")
+    message = progress_of(first_step=5, why_state="checkpoint c was taken on x86_64, this node is aarch64")
     change = reports.progress(current, message, NOW)
     (record,) = scene.stored(change)
     assert record.note == f"began from the state in its checkpoint: {message.why_state}"
