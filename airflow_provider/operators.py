@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException
 
 from kueue_integration.errors import KubeError, SingularityError, SpecError
 from kueue_integration.jobs import lifecycle
+from kueue_integration.jobs.start_point import hold
 from kueue_integration.jobs.status import summarise
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, is_true
@@ -78,7 +79,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param workdir: directory in the image to start in (templated)
     :param store: fsspec URL of the checkpoint store, default the platform's (templated)
     :param engine: `process`, or `state` for a script with `singularity_train`: no privileges, any machine and number of
-        workers. `auto` is `state` if a shipped file imports `singularity_train`, else `process`
+        workers. `both` saves processes with that state beside them, for nodes that cannot take processes. `auto` is
+        `state` if a shipped file imports `singularity_train`, else `process`
     :param checkpoint_budget_s: how long a preemption may be held for a checkpoint, seconds (templated)
     :param grace_period_s: grace period of the pods, seconds (templated)
     :param checkpoint_every: save a checkpoint and train on, again and again: `"300s"`, `"10m"`, a number of seconds,
@@ -322,7 +324,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             self.manifest = submission.manifest(spec, config)
             start = None if decision.adopt else start_point.find(kube, self.start_from, claim)
             if start is not None:
-                start_point.hold(kube, start, spec, config)
+                hold(kube, start, spec, config)
                 ref = start.ref
                 self.log.info("Begins with checkpoint %s (step %s) of job %s", ref.id, ref.step, start.job)
             elif self.start_from and not decision.adopt:

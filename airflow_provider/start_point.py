@@ -6,20 +6,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kueue_integration.contract import branches, job_names, kinds
-from kueue_integration.errors import RequestRefusedError, SpecError
-from kueue_integration.jobs import time_travel
+from kueue_integration.jobs import start_point, time_travel
 from kueue_integration.jobs.time_travel import Start
 from kueue_integration.kube.api import Kube
 from kueue_integration.kube.resources import JOB, selector
-from kueue_integration.spec.platform_config import PlatformConfig
-from kueue_integration.spec.train_spec import TrainSpec
-from proxy.protocol import names
 
 from .identity import Claim
 
 EARLIER_RUN: Final = "earlier run"
 """No job can be called so."""
-_FORMS = f"give {EARLIER_RUN!r}, a job, JOB/CHECKPOINT, or the id of a checkpoint"
 
 
 def find(kube: Kube, wanted: str | None, claim: Claim) -> Start | None:
@@ -29,32 +24,7 @@ def find(kube: Kube, wanted: str | None, claim: Claim) -> Start | None:
         return None
     if text == EARLIER_RUN:
         return _earlier(kube, claim)
-    job, slash, checkpoint = text.partition("/")
-    try:
-        if slash or kinds.named(kube, claim.namespace, job) is not None:
-            return time_travel.find(kube, claim.namespace, job, checkpoint or None)
-    except SpecError as error:
-        _, value, why = error.problems[0]
-        raise SpecError([("start_from", wanted, f"{value} {why}")]) from None
-    for known in kinds.list_managed(kube, claim.namespace):
-        if any(ref.id == text for ref in branches.known(known)):
-            return time_travel.find(kube, claim.namespace, kinds.job_key(known), text)
-    where = f"is neither a training job of namespace {claim.namespace!r} nor a checkpoint that one of them knows"
-    raise SpecError([("start_from", wanted, f"{where}; {_FORMS}")])
-
-
-def hold(kube: Kube, start: Start, spec: TrainSpec, config: PlatformConfig) -> None:
-    """Keep the checkpoint for the new Job, which it has to fit. Raises SpecError, PlatformError, KubeError."""
-    wishes = {job_names.ANN_WORLD_SIZE: str(spec.ranks), job_names.ANN_STORE: spec.store or config.store}
-    if spec.elastic:
-        wishes[job_names.ANN_ENGINE] = names.ENGINE_STATE
-    try:
-        time_travel.require_fit({"metadata": {"annotations": wishes}}, start)
-        time_travel.hold(time_travel.in_a_pod(kube, spec.namespace), start, spec.name)
-    except SpecError as error:
-        raise SpecError([("start_from", value, why) for _, value, why in error.problems]) from None
-    except RequestRefusedError as error:
-        raise SpecError([("start_from", start.ref.id, error.problem[2])]) from None
+    return start_point.find(kube, claim.namespace, text, f"{EARLIER_RUN!r}, {start_point.FORMS}")
 
 
 def _earlier(kube: Kube, claim: Claim) -> Start | None:

@@ -88,4 +88,6 @@ class ControllerError(ProxyError):
 
 
 class MeshError(ProxyError):
-    """A sidecar of another pod could not be reached, or answered nonsense."""
+    """A sidecar of another pod could not be reached, answered nonsense, or has not said what all wait for."""
+
+    passes = True

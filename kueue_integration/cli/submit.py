@@ -13,7 +13,8 @@ import click
 import yaml
 
 from ..errors import SpecError
-from ..jobs import lifecycle
+from ..jobs import lifecycle, start_point
+from ..jobs.time_travel import Start
 from ..manifests.job_manifests import render as render_objects
 from ..spec import engine, platform_config
 from ..spec.train_spec import TrainSpec, validate
@@ -36,7 +37,7 @@ _OPTIONS = (
         "--engine",
         default="auto",
         show_default=True,
-        help="process, state (the script uses singularity_train), or auto: state if a file imports singularity_train.",
+        help="process; state, or both (the script uses singularity_train); auto: state if a file imports it.",
     ),
     click.option(
         "--workdir",
@@ -96,6 +97,11 @@ def spec_options(function: F) -> F:
 @click.command()
 @spec_options
 @cluster_options
+@click.option(
+    "--start-from",
+    metavar="JOB|JOB/CHECKPOINT|CHECKPOINT",
+    help="Begin with the newest checkpoint of that job, or with that one, instead of step 0.",
+)
 @click.option("--wait", is_flag=True, help="Stay until the job has ended; exit 1 if it failed.")
 @click.option("--timeout", type=float, help="With --wait: give up after this many seconds (exit 1).")
 @click.option("--dry-run", is_flag=True, help="Do every check, create nothing.")
@@ -107,6 +113,7 @@ def submit(
     kubeconfig: str | None,
     context: str | None,
     wait: bool,
+    start_from: str | None,
     timeout: float | None,
     dry_run: bool,
     output: str,
@@ -122,6 +129,11 @@ def submit(
           --image registry.example/train:1 --store gs://bucket/ckpt -- python3 -m mymodel.train
       singularityctl submit --name spot --queue training --workers 4 \\
           --toleration spot=true:NoSchedule --resume-on-exit-code 75 -- python3 train.py
+      singularityctl submit --name digits-b --queue training --workers 4 \\
+          --start-from digits/digits-a1-g4-5d0c12ab -- python3 train.py
+
+    A job with --start-from goes on from a checkpoint of another job of its namespace, which is held for it in the
+    store. With engine process the saved processes go on, with the command that they were started with.
 
     \b
     Exit codes:
@@ -133,19 +145,34 @@ def submit(
     kube = open_cluster(kubeconfig, context)
     config = platform_config.load(kube)
     if dry_run:
+        start = None
+        if start_from is not None:
+            start = start_point.find(kube, spec.namespace, start_from)
+            start_point.require_fit(start, spec, config)
         lifecycle.validate_only(kube, spec, config)
         click.echo(f"job {spec.namespace}/{spec.name} could be submitted; nothing was created")
         click.echo(f"engine {given.name}: {given.why}")
+        _tell_start(start)
         return
-    result = lifecycle.submit(kube, spec, config)
+    start = None
+    if start_from is None:
+        result = lifecycle.submit(kube, spec, config)
+    else:
+        result, start = start_point.submit(kube, spec, config, start_from)
     if output == "json":
         click.echo(json.dumps(dataclasses.asdict(result)))
     else:
         verb = "adopted: it was there already" if result.adopted else f"submitted to queue {spec.queue}"
         pods = f"{spec.workers} workers" + (f" (at least {spec.min_workers})" if spec.min_workers else "")
         click.echo(f"job {result.namespace}/{result.name} {verb}: {pods}, {spec.ranks} ranks, engine {given.name}")
+        _tell_start(start)
     if wait:
         ctx.exit(wait_until_final(kube, result.namespace, result.name, timeout, err=output == "json"))
+
+
+def _tell_start(start: Start | None) -> None:
+    if start is not None:
+        click.echo(f"begins with checkpoint {start.ref.id} (step {start.ref.step}) of job {start.job}")
 
 
 @click.command()

@@ -150,10 +150,13 @@ def unfit(new: Mapping[str, Any], ref: CheckpointRef) -> str:
     if ref.unusable:
         return f"checkpoint {ref.id} cannot be restored: {ref.unusable}"
     engine = annotation(new, job_names.ANN_ENGINE) or names.ENGINE_PROCESS
-    if engine != ref.engine:
-        return f"checkpoint {ref.id} was made with engine {ref.engine!r}, the job has {engine!r}: give the same engine"
+    if engine != ref.engine and names.ENGINE_BOTH not in (engine, ref.engine):
+        return (
+            f"checkpoint {ref.id} was made with engine {ref.engine!r}, the job has {engine!r}: give the same engine, "
+            f"or {names.ENGINE_BOTH!r} for a script that uses singularity_train"
+        )
     ranks = attempt_records.integer(new, job_names.ANN_WORLD_SIZE)
-    if engine == names.ENGINE_PROCESS and ranks != ref.world_size:
+    if names.ENGINE_PROCESS in (engine, ref.engine) and ranks != ref.world_size:
         return f"checkpoint {ref.id} has {ref.world_size} ranks, the job has {ranks}: the number of ranks stays"
     store = annotation(new, job_names.ANN_STORE) or ""
     if store.rstrip("/") != ref.url.rstrip("/"):

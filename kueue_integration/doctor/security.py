@@ -44,7 +44,7 @@ def pod_security(kube: Kube, namespace: str) -> Iterator[Check]:
             "pod security",
             WARN,
             f"{namespace} enforces {level!r}: only jobs with engine 'state' can run here",
-            f"For engine 'process', allow its capabilities, or use another namespace:\n"
+            f"For engines 'process' and 'both', allow its capabilities, or use another namespace:\n"
             f"kubectl label namespace {namespace} --overwrite {POD_SECURITY}=privileged",
         )
     else:

@@ -40,7 +40,7 @@ def validate_only(kube: Kube, spec: TrainSpec, platform: PlatformConfig) -> None
     """
     objects = render(spec, platform)
     preflight.cluster(kube, spec)
-    if _existing(kube, spec) is None:
+    if existing(kube, spec) is None:
         for obj in objects:
             _create(kube, obj, dry_run=True)
 
@@ -56,12 +56,12 @@ def submit(kube: Kube, spec: TrainSpec, platform: PlatformConfig, start: Origin 
     if start is not None:
         job["metadata"]["annotations"][job_names.ANN_START_FROM] = to_json(start)
     preflight.cluster(kube, spec)
-    adopted = _existing(kube, spec)
+    adopted = existing(kube, spec)
     if adopted is None:
         try:
             found = _create(kube, job)
         except AlreadyExists:  # somebody was faster: perhaps ourselves, before a crash
-            adopted = _existing(kube, spec)
+            adopted = existing(kube, spec)
             if adopted is None:
                 raise
             found = adopted
@@ -174,8 +174,8 @@ def delete(kube: Kube, namespace: str, name: str, uid: str | None = None, propag
     return True
 
 
-def _existing(kube: Kube, spec: TrainSpec) -> Object | None:
-    """The Job that `spec` must adopt. Raises ConflictError when the name is taken by another."""
+def existing(kube: Kube, spec: TrainSpec) -> Object | None:
+    """The Job that `spec` must adopt. Raises ConflictError when the name is taken by another, KubeError."""
     if spec.identity is not None:
         ours = [job for job in search(kube, spec.namespace, spec.identity) if not _leaving(job)]
         if ours:

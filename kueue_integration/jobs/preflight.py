@@ -22,6 +22,7 @@ from ..kube.resources import (
     Kind,
     Object,
 )
+from ..spec import engine
 from ..spec.train_spec import TrainSpec
 from . import place_check
 
@@ -37,7 +38,7 @@ def cluster(kube: Kube, spec: TrainSpec) -> None:
     if problems:
         raise SpecError(problems)
     if not spec.elastic:
-        _pod_security(kube, spec.namespace)
+        _pod_security(kube, spec)
     _fence(kube, spec.queue, name, target)
 
 
@@ -79,13 +80,15 @@ def _priority(kube: Kube, spec: TrainSpec) -> list[tuple[str, object, str]]:
     return [("priority_class", spec.priority_class, f"is not a WorkloadPriorityClass of this cluster; {there}")]
 
 
-def _pod_security(kube: Kube, namespace: str) -> None:
+def _pod_security(kube: Kube, spec: TrainSpec) -> None:
+    namespace = spec.namespace
     found = _readable(kube, NAMESPACE, None, namespace)
     level = (found["metadata"].get("labels") or {}).get(POD_SECURITY) if isinstance(found, Mapping) else None
     if level in ("baseline", "restricted"):
+        name = engine.chosen(spec).name
         raise PlatformError(
             f"namespace {namespace!r} enforces Pod Security level {level!r}, which refuses the capabilities that "
-            f"engine 'process' needs; label it {POD_SECURITY}=privileged, use another namespace, or engine 'state'"
+            f"engine {name!r} needs; label it {POD_SECURITY}=privileged, use another namespace, or engine 'state'"
         )
 
 

@@ -98,6 +98,8 @@ def _job_annotations(spec: TrainSpec, platform: PlatformConfig) -> dict[str, str
     if spec.elastic:
         annotations[job_names.ANN_ENGINE] = names.ENGINE_STATE
         annotations[job_names.ANN_RANKS_PER_WORKER] = str(spec.ranks // spec.workers)
+    elif spec.engine == names.ENGINE_BOTH:
+        annotations[job_names.ANN_ENGINE] = names.ENGINE_BOTH
     if spec.fewest_workers < spec.workers:
         annotations[MIN_PARALLELISM] = str(spec.fewest_workers)
     interval = save_interval.parse(spec.checkpoint_every)

@@ -219,13 +219,14 @@ def _common_env(spec: TrainSpec, platform: PlatformConfig) -> list[Object]:
             names.ENV_STORE: spec.store or platform.store,
             names.ENV_GRACE: str(spec.grace_period_s),
         }),
-        *_literals(_elastic_env(spec) if spec.elastic else {}),
+        *_literals(_engine_env(spec)),
     ]  # fmt: skip
 
 
-def _elastic_env(spec: TrainSpec) -> dict[str, str]:
-    each = spec.ranks // spec.workers
-    return {names.ENV_ENGINE: names.ENGINE_STATE, names.ENV_RANKS_PER_WORKER: str(each)}
+def _engine_env(spec: TrainSpec) -> dict[str, str]:
+    if spec.elastic:
+        return {names.ENV_ENGINE: names.ENGINE_STATE, names.ENV_RANKS_PER_WORKER: str(spec.ranks // spec.workers)}
+    return {names.ENV_ENGINE: names.ENGINE_BOTH} if spec.engine == names.ENGINE_BOTH else {}
 
 
 def _own_volumes(spec: TrainSpec) -> list[Object]:

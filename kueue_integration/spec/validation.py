@@ -73,7 +73,7 @@ def _names(spec: TrainSpec) -> Iterator[Problem]:
     if spec.identity is not None and (not spec.identity or not _LABEL_VALUE.fullmatch(str(spec.identity))):
         yield "identity", spec.identity, "is not a label value (1-63 letters, digits, '-', '_', '.')"
     if spec.engine not in (engine.AUTO, *names.ENGINES):
-        yield "engine", spec.engine, "must be 'auto', 'process' or 'state'"
+        yield "engine", spec.engine, "must be 'auto', 'process', 'state' or 'both'"
     if not isinstance(spec.hold, bool):
         yield "hold", spec.hold, "must be true or false"
 

@@ -59,7 +59,8 @@ class Boundary:
 
     __slots__ = (
         "_agreed", "_asked", "_at", "_durations", "_first_behind", "_freeze", "_leading", "_map", "_marked", "_since",
-        "_talk", "_words", "count", "done", "frozen_for", "met_for", "order", "rank", "rank_dir", "refused", "unsaid",
+        "_talk", "_words", "count", "done", "frozen_for", "in_loop", "met_for", "order", "rank", "rank_dir", "refused",
+        "unsaid",
     )  # fmt: skip
 
     def __init__(self, rank_dir: Path, rank: int, freeze: Freeze) -> None:
@@ -80,6 +81,8 @@ class Boundary:
         """Newest generation that it cannot be saved for."""
         self.unsaid = ""
         """... why, as long as the launcher has not been told."""
+        self.in_loop = False
+        """All ranks come to the boundaries of one loop, so they can wait there and need no other place to stop."""
         self._freeze = freeze
         self._at = page.rank_word(rank, 0)
         self._map: mmap.mmap | None = None
@@ -140,6 +143,13 @@ class Boundary:
         """The stop is over for this rank, which has not left the page."""
         if self._words is not None:
             self._words[self._at + page.R_BLOCKED] = 0
+
+
+    def lead_by_loop(self, count: int, freeze: Freeze) -> None:
+        """From here on the boundaries are those of a loop that has made `count` steps."""
+        self.in_loop, self.count, self._freeze = True, count, freeze
+        if self._words is not None:
+            self._words[self._at] = count
 
     def step(self) -> None:
         """One step boundary."""
@@ -342,6 +352,8 @@ class Boundary:
 
     def _late(self, request: int) -> bool:
         """Have step boundaries had their time to answer `request`?"""
+        if self.in_loop:
+            return False
         now = time.monotonic()
         if self._asked != request:
             self._asked, self._since, self._talk, self._first_behind = request, now, None, {}

@@ -86,6 +86,12 @@ def saved(boundary: Boundary, generation: int, step: int) -> None:
     write_json(boundary.rank_dir / names.FROZEN_FILE, report)
 
 
+def freeze_beside(boundary: Boundary, generation: int, save: Step) -> None:
+    """`freeze` of a rank that saves its state before, as long as it can talk to the others."""
+    down = {"while its state was saved": save, **_DOWN}
+    _stand(boundary, generation, down, lambda: _meet(boundary, generation))
+
+
 def _stand(boundary: Boundary, generation: int, down: Mapping[str, Step], up: Callable[[], None]) -> None:
     boundary.frozen_for = generation
     if boundary.met_for != generation:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..protocol import names, page
 from . import gate, guard, lost
-from .boundary import NEVER, Boundary, NoRank
+from .boundary import NEVER, Boundary, Freeze, NoRank
 
 _UNSAFE = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous")
 """A nudge that interrupts a frame of these modules, or of ours, is repeated: a group or an operation may be half
@@ -66,6 +66,23 @@ def claim() -> Boundary | None:
         return None
     _boundary, _step = boundary, boundary.step
     return boundary
+
+
+def lead_by_loop(count: int, freeze: Freeze) -> None:
+    """The boundaries are those of a loop that has made `count` steps, and not the optimizer's any more. Nothing
+    in a process that is not the rank."""
+    global _step
+    boundary = claim()
+    if boundary is not None:
+        boundary.lead_by_loop(count, freeze)
+        _step = _nothing
+
+
+def after_step(count: int) -> None:
+    """A boundary of that loop, after `count` steps. Nothing in a process that is not the rank, as a forked child."""
+    if _boundary is not None:
+        _boundary.count = count - 1
+        _boundary.step()
 
 
 def give_up(why: str) -> None:

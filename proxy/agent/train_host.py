@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,21 +33,12 @@ REPORT_S = 1.0
 """Reports in between are dropped: a step may take a millisecond."""
 
 
-class LoopBoundary(Boundary):
-    """All ranks come to the boundaries of one loop, so they can wait there and need no other place to stop."""
-
-    __slots__ = ()
-
-    def _late(self, request: int) -> bool:
-        return False
-
-
 class PodHost:
     """:param rank_dir: control directory of the rank"""
 
     def __init__(self, rank_dir: Path, rank: int) -> None:
-        self._rank = rank
-        self._boundary = LoopBoundary(rank_dir, rank, self._freeze)
+        self._rank_dir, self._rank = rank_dir, rank
+        self._boundary = Boundary(rank_dir, rank, self._freeze)
         self._write: Write | None = None
         self._reported = 0.0
 
@@ -59,7 +51,7 @@ class PodHost:
 
     def attached(self, step: int) -> None:
         """From here on the rank can be saved. A process that is no rank trains on without it."""
-        self._boundary.count = step
+        self._boundary.lead_by_loop(step, self._freeze)
         try:
             self._boundary.open()
         except NoRank as error:
@@ -89,7 +81,7 @@ class PodHost:
         self._reported = now
         try:
             told = {name: progress[name] for name in ("step", "steps", "loss")}
-            guard.write_json(self._boundary.rank_dir / names.PROGRESS_FILE, told)
+            guard.write_json(self._rank_dir / names.PROGRESS_FILE, told)
         except (OSError, ValueError, KeyError) as error:
             guard.report(f"the progress is not shown: {error!r}")
 
@@ -134,6 +126,24 @@ class PodHost:
             self._boundary.close(page.STATE_FINISHED)
 
 
+class BesideHost(PodHost):
+    """The rank is saved as a process, too: its boundary is the one that the agent's hooks on torch have made."""
+
+    def attached(self, step: int) -> None:
+        """From here on the rank's state is saved beside its process."""
+        begun = start()
+        if begun is not None:  # it would travel with the rank
+            shutil.rmtree(begun, ignore_errors=True)
+        membership.lead_by_loop(step, self._freeze)
+
+    def boundary(self, step: int, write: Write) -> None:
+        self._write = write
+        membership.after_step(step)
+
+    def _freeze(self, boundary: Boundary, generation: int) -> None:
+        freeze.freeze_beside(boundary, generation, lambda at: self._order(at).now())
+
+
 bring = state_parts.bring
 """`singularity_train.host.bring_of_environment`."""
 
@@ -158,4 +168,5 @@ def make(rank: int, world_size: int) -> PodHost | None:
             f"this is rank {rank} of {world_size} to torch.distributed, and rank {own} of {world} of the job. Call "
             "torch.distributed.init_process_group before attach, without rank and world_size"
         )
-    return PodHost(Path(given), own)
+    kind = BesideHost if os.environ.get(names.ENV_ENGINE) == names.ENGINE_BOTH else PodHost
+    return kind(Path(given), own)

@@ -73,6 +73,14 @@ class Paths:
         """State engine: where a rank saves its state, on the volume of the images. No checkpoint is called so."""
         return self._below(names.IMAGE_DIR) / ".to" / f"rank-{rank}"
 
+    def state_beside(self, rank: int) -> Path:
+        """Engine `both`: the same, where the rank's own user may write. Ranks in slots do not see the images."""
+        return self.work(rank) / "state-to"
+
+    def state_begun(self, rank: int) -> Path:
+        """Engine `both`: the checkpoint that the rank begins with. It travels with a rank that has not read it yet."""
+        return self.work(rank) / "state-from"
+
     @property
     def state_from(self) -> Path:
         """State engine: the checkpoint that the ranks begin with."""

@@ -46,7 +46,9 @@ class MessageError(ValueError):
     """A message is not valid JSON, lacks a field, has an unknown one, or one of the wrong type."""
 
 
-Engine = Literal["process", "state"]
+Engine = Literal["process", "state", "both"]
+Through = Literal["process", "state"]
+"""What of a checkpoint ranks go on from."""
 """As `names.ENGINES`."""
 
 
@@ -305,6 +307,10 @@ class Plan:
     """restore: the generation at which the ranks were frozen."""
     checkpoint_id: AnyId = ""
     """restore: images lie in IMAGE_DIR/<checkpoint id>/rank-<r>/."""
+    through: Through = "process"
+    """restore, engine `both`: all pods of an attempt have the same one."""
+    why: str = ""
+    """... why not the processes, which go first."""
 
 
 @dataclass(frozen=True)
@@ -470,6 +476,8 @@ class Progress:
     """Of all pods that have reported theirs."""
     start: StartPhases | None = None
     """How all programs of this attempt came to run."""
+    why_state: str = ""
+    """Engine `both`: why it began with the state of its checkpoint, and not with the processes."""
 
 
 @dataclass(frozen=True)

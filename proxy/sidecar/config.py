@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from ..errors import ConfigError
 from ..protocol import image_room, names, page
@@ -111,13 +111,13 @@ def _room(env: Mapping[str, str]) -> int | None:
 def _engine(env: Mapping[str, str]) -> Engine:
     named = env.get(names.ENV_ENGINE) or names.ENGINE_PROCESS
     if named not in names.ENGINES:
-        raise ConfigError(f"{names.ENV_ENGINE} = {named!r}: this agent knows {' and '.join(names.ENGINES)}")
-    return names.ENGINE_STATE if named == names.ENGINE_STATE else names.ENGINE_PROCESS
+        raise ConfigError(f"{names.ENV_ENGINE} = {named!r}: this agent knows {', '.join(names.ENGINES)}")
+    return cast(Engine, named)
 
 
 def _world_size(env: Mapping[str, str]) -> int:
     """Of this attempt: with the state engine it follows the workers."""
-    if _engine(env) == names.ENGINE_PROCESS:
+    if _engine(env) != names.ENGINE_STATE:
         return _number(env, names.ENV_WORLD_SIZE, 1)
     return _number(env, names.ENV_WORKERS, 1) * _number(env, names.ENV_RANKS_PER_WORKER, 1)
 

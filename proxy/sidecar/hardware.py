@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import RestoreRefusedError
 from ..protocol import names
 from ..protocol.manifest import Manifest, Requirements
-from ..protocol.messages import Needs
+from ..protocol.messages import Needs, Through
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _EXTENSIONS = {
@@ -68,19 +68,32 @@ def needs(machine: str = "", cpuinfo: str = "") -> Needs:
     return Needs(_ARCHITECTURES.get(machine, machine), known)
 
 
-def check(manifest: Manifest, engine: str, world_size: int, here: Requirements) -> str:
-    """Raise RestoreRefusedError if the checkpoint cannot run here; return a warning, "" for none.
+def through(manifest: Manifest, engine: str, world_size: int, here: Requirements) -> tuple[Through, str]:
+    """What of the checkpoint a pod of `engine` goes on from, and a warning, or why not from the processes; "" for none.
 
-    A checkpoint of the state engine runs on any machine and with any number of ranks.
+    Processes go first: all of the program comes back. State runs on any machine and with any number of ranks.
+    Raises RestoreRefusedError if neither can run here.
     """
-    where = f"checkpoint {manifest.id}"
-    if manifest.engine != engine:
+    state = manifest.engine != names.ENGINE_PROCESS and engine != names.ENGINE_PROCESS
+    if manifest.engine == names.ENGINE_STATE or engine == names.ENGINE_STATE:
+        if state:
+            return "state", ""
         raise RestoreRefusedError(
-            f"{where} was made with engine {manifest.engine!r}, this job has engine {engine!r}: submit the job with "
-            f"engine={manifest.engine!r}, or begin from a checkpoint of the other engine"
+            f"checkpoint {manifest.id} was made with engine {manifest.engine!r}, this job has engine {engine!r}: "
+            f"submit the job with engine={manifest.engine!r}, or begin from a checkpoint of the other engine"
         )
-    if engine == names.ENGINE_STATE:
-        return ""
+    try:
+        warning = _check_processes(manifest, world_size, here)
+    except RestoreRefusedError as error:
+        if not state:
+            raise
+        warning = str(error)
+    return ("state" if state and warning else "process"), warning
+
+
+def _check_processes(manifest: Manifest, world_size: int, here: Requirements) -> str:
+    """Raise RestoreRefusedError if process images cannot run here; return a warning, "" for none."""
+    where = f"checkpoint {manifest.id}"
     if manifest.world_size != world_size:
         raise RestoreRefusedError(
             f"{where} has world size {manifest.world_size}, this job has {world_size}: a process image keeps its world "

@@ -8,14 +8,14 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ..errors import ControllerError, ProxyError, StaleAttemptError
 from ..protocol import names, page, phases
 from ..protocol.manifest import Manifest, RankImage
-from ..protocol.messages import CheckpointFailure, CheckpointRef, Command, CommitRequest, Origin
+from ..protocol.messages import CheckpointFailure, CheckpointRef, Command, CommitRequest, Engine, Origin, Through
 from ..store import Store
 from . import hardware, restore, state_machine
 from .config import Config
@@ -131,6 +131,7 @@ class Leader:
         now = state_machine.directive(state)
         if now.op == "save":
             now = replace(now, addresses=sorted({item.report.address for item in self.heard.values()} - {""}))
+        now = replace(now, through=agreed(self.heard, state.workers))
         if replace(now, version=self.directive.version) != self.directive:
             self.directive = replace(now, version=self.directive.version + 1)
             turned, self._turned = self._turned, asyncio.Event()
@@ -283,7 +284,7 @@ class Leader:
             generation=state.generation,
             step=state.stop_at,
             world_size=state.world_size,
-            engine=self._config.engine,
+            engine=_engine(self._config.engine, [image for _, images, _ in sets for image in images]),
             created_at=time.time(),
             ranks=sorted((image for _, images, _ in sets for image in images), key=lambda r: r.rank),
             requirements=hardware.requirements(),
@@ -304,7 +305,7 @@ class Leader:
             created_at=manifest.created_at,
             sha256=sha256,
             needs=hardware.needs() if manifest.engine == names.ENGINE_PROCESS else None,
-            engine=self._config.engine,
+            engine=cast(Engine, manifest.engine),
         )
 
     def _request(self, state: State, ref: CheckpointRef, goes_on: bool) -> CommitRequest:
@@ -355,6 +356,21 @@ class Leader:
         """Deadline of the last checkpoint that is asked for, by the monotonic clock; 0 if there is none."""
         last = self.state.waiting or self.state.trigger
         return last.deadline if last else 0.0
+
+
+def _engine(job: Engine, ranks: Sequence[RankImage]) -> Engine:
+    """What a checkpoint of these images is for. Before `attach` there is no state yet."""
+    if job != names.ENGINE_BOTH or any(file.path.startswith(f"{names.STATE_PART}/") for r in ranks for file in r.files):
+        return job
+    return "process"
+
+
+def agreed(heard: Mapping[int, Heard], workers: int) -> Through | None:
+    """What the pods of an attempt go on from; None as long as one has not said what it can."""
+    can = {item.report.through for item in heard.values()}
+    if len(heard) < workers or None in can:
+        return None
+    return "state" if "state" in can else "process"
 
 
 async def _first_of(limit: float, *events: asyncio.Event) -> None:

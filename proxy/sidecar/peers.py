@@ -13,7 +13,7 @@ from typing import Literal
 
 from ..protocol.decode import Seconds
 from ..protocol.manifest import RankImage
-from ..protocol.messages import AnyId, Gpus
+from ..protocol.messages import AnyId, Gpus, Through
 from ..protocol.phases import SavePhases, StartPhases
 
 Op = Literal["run", "barrier", "save", "stop", "exit", "finish"]
@@ -66,6 +66,10 @@ class PodReport:
     """How the ranks of this pod came to run; None also beside ranks of a sidecar that is gone."""
     save: SavePhases | None = None
     """How generation `uploaded` was saved here."""
+    through: Through | None = None
+    """Engine `both`, before a restore: what this pod can go on from."""
+    why: str = ""
+    """... why not from the processes."""
 
 
 @dataclass(frozen=True)
@@ -109,4 +113,6 @@ class Directive:
     """Indices of pods that were asked to end and whose last checkpoint failed: they have nothing to wait for."""
     broken: str = ""
     """Why this world cannot end well any more: pods that wait for its end leave, without counting as complete."""
+    through: Through | None = None
+    """Engine `both`: what all pods of this attempt go on from; None until each has said what it can."""
     version: int = 0

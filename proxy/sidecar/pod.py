@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
-from ..errors import ProxyError
+from ..errors import MeshError, ProxyError
 from ..protocol import exit_codes, gpus, image_room, names, page
 from ..protocol.manifest import RankImage
-from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Reading
+from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Reading, Through
 from ..protocol.ratchet import RankView
 from ..store import PagesSocket, Store, memory
 from . import state_machine
@@ -35,6 +35,8 @@ its end."""
 ALONE_S: Final = 15.0
 """How long a pod that was asked to end waits for its leader: without a leader there is no checkpoint."""
 WATCH_S: Final = 0.02
+AGREE_S: Final = 600.0
+"""As long as ranks wait for those of other pods: their images may be pulled meanwhile."""
 log = logging.getLogger(__name__)
 
 
@@ -77,6 +79,10 @@ class Pod:
         self._first_step = first_step
         self.changed = asyncio.Event()
         self._heard = asyncio.Event()
+        self._agreed = asyncio.Event()
+        """The directive says what all pods go on from."""
+        self._through: Through | None = None
+        self._why = ""
         self.directive = Directive(op="run")
         self.reading: Reading | None = None
         """The last progress that rank 0 printed, in the pod of rank 0."""
@@ -141,7 +147,30 @@ class Pod:
             gpus=self._gpus,
             start=self._phases.start,
             save=self._phases.save,
+            through=self._through,
+            why=self._why,
         )
+
+    def can_go_on(self, through: Through, why: str) -> None:
+        """This pod can restore that, or has done so; why not the processes."""
+        self._through, self._why = through, why
+        self.changed.set()
+
+    async def agree(self, through: Through, why: str) -> Through:
+        """What all pods go on from: one that restores processes and one that starts anew would never meet.
+
+        :param through: what this pod can, and `why` not from the processes
+        Raises MeshError: a pod has not said within AGREE_S what it can.
+        """
+        self.can_go_on(through, why)
+        try:
+            await asyncio.wait_for(self._agreed.wait(), AGREE_S)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise MeshError(
+                f"not all pods have said within {AGREE_S:.0f} s whether their nodes can take the checkpoint's processes"
+            ) from None
+        assert self.directive.through is not None  # else `apply` would not have set it
+        return self.directive.through
 
     def delivered(self, report: PodReport) -> None:
         """The leader has received `report`: its images need not be sent again."""
@@ -309,6 +338,8 @@ class Pod:
             step = max(v.count for v in self.views())
             log.info("%s: generation %d, highest step here %d", directive.op, directive.generation, step)
         self.directive, self._deadline = directive, time.monotonic() + directive.remaining_s
+        if directive.through is not None:
+            self._agreed.set()
         if directive.over is not None and directive.over.generation != self._resumed:
             await self._go_on(directive.over)
         if directive.op == "barrier":

@@ -61,6 +61,7 @@ def summary(
         bytes_total=total,
         gpus=gpus.of_pods({index: r.gpus for index, r in reports.items()}) if everybody else None,
         start=phases.of_job_start(r.start for r in reports.values()) if everybody else None,
+        why_state=next(filter(None, (reports[index].why for index in sorted(reports))), ""),
     )
 
 

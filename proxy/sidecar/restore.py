@@ -6,17 +6,20 @@ import asyncio
 import logging
 import shutil
 import time
+from collections.abc import Awaitable, Callable
 
 from ..errors import DamageError, ProxyError, RestoreRefusedError, StoreError
 from ..protocol import image_room, names
 from ..protocol.manifest import Manifest
-from ..protocol.messages import CheckpointRef, Damage, DamageReport, HelloReply, Origin, Plan
+from ..protocol.messages import CheckpointRef, Damage, DamageReport, HelloReply, Origin, Plan, Through
 from ..store import Parts, Store
 from . import hardware, state_parts
 from .config import Config
 from .state_parts import PartsServer
 
 log = logging.getLogger(__name__)
+Agree = Callable[[Through, str], Awaitable[Through]]
+"""`Pod.agree`."""
 
 
 def fresh_plan(config: Config, leader_ip: str) -> Plan:
@@ -45,22 +48,28 @@ async def restore_plan(
     leader_ip: str,
     ref: CheckpointRef,
     origin: Origin | None = None,
+    agree: Agree | None = None,
     server: PartsServer | None = None,
 ) -> Plan:
     """Check the manifest, fetch the images that this pod needs, verified.
 
+    :param agree: what all pods go on from, if this one can go on from that; None: what this one can
     :param server: state engine: takes what ranks ask for, so that only what all of them need is fetched here
 
     Raises RestoreRefusedError (does not fit, also into the limit of the images' volume), DamageError (names the
-    object), StoreError.
+    object), StoreError. MeshError: the others have not said what they can.
     """
     _check_url(config, ref)
     store = Store(config.store)
     job = maker(config, origin, ref.id)
     manifest = await asyncio.to_thread(store.read_manifest, config.namespace, job, ref.id, ref.sha256)
-    warning = hardware.check(manifest, config.engine, config.world_size, hardware.requirements())
-    if warning:
-        log.warning(warning)
+    through, why = hardware.through(manifest, config.engine, config.world_size, hardware.requirements())
+    if why:
+        log.warning(why)
+    if agree is not None and manifest.engine == config.engine == names.ENGINE_BOTH:
+        own, through = through, await agree(through, why)
+        why = why or ("the node of another pod cannot take the processes" if through != own else "")
+        log.info("%s: ranks go on from the %s", ref.id, "processes" if through == "process" else f"state: {why}")
     started = time.monotonic()
     plan = Plan(
         mode="restore",
@@ -71,6 +80,8 @@ async def restore_plan(
         master_port=names.MASTER_PORT,
         generation=manifest.generation,
         checkpoint_id=ref.id,
+        through=through,
+        why=why if through == "state" else "",
     )
     if server is not None and await _fetched_ahead(config, manifest, server):
         log.info("fetched what all ranks need of %s in %.1f s", ref.id, time.monotonic() - started)
@@ -78,13 +89,13 @@ async def restore_plan(
     folder = config.image_dir / ref.id
     await asyncio.to_thread(shutil.rmtree, folder, True)
     # Of the state engine, a rank may need what any rank has saved.
-    whole = config.engine == names.ENGINE_STATE
-    wanted = range(manifest.world_size) if whole else config.ranks
-    targets = {rank: folder / f"rank-{rank}" for rank in wanted}
+    ranks = range(manifest.world_size) if through == "state" else config.ranks
+    targets = {rank: folder / f"rank-{rank}" for rank in ranks}
     try:
         folder.mkdir(parents=True)
         room = image_room.of(config.image_dir, config.image_room)
-        total = await asyncio.to_thread(store.fetch_ranks, manifest, targets, room=room)
+        part = _part(manifest.engine, through)
+        total = await asyncio.to_thread(store.fetch_ranks, manifest, targets, room=room, wanted=part)
     except ProxyError:
         await asyncio.to_thread(shutil.rmtree, folder, True)  # a part of a checkpoint is for nobody
         raise
@@ -109,6 +120,13 @@ async def _fetched_ahead(config: Config, manifest: Manifest, server: PartsServer
     await asyncio.to_thread(parts.fetch_files, needed)
     log.info("%d of %d files are needed for sure: %d bytes", len(needed), len(paths), parts.bytes_fetched)
     return True
+
+
+def _part(engine: str, through: Through) -> Callable[[str], bool]:
+    """Which files of a rank's image are fetched, by path."""
+    if engine != names.ENGINE_BOTH:
+        return lambda path: True
+    return lambda path: path.startswith(f"{names.STATE_PART}/") == (through == "state")
 
 
 async def damage(config: Config, ref: CheckpointRef, error: DamageError, reply: HelloReply) -> tuple[DamageReport, str]:

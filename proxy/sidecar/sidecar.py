@@ -96,13 +96,16 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
         deliver.append(pod)
         for event in early:
             pod.on_event(event)
+        given = _given_plan(config)
+        if given is not None:
+            pod.can_go_on(given.through, given.why)  # the others may still wait for the word
         background = [pod.watch()]
         server = _parts_server(config, api, controller, reply)
         if server is not None:
             await server.start()
             stack.push_async_callback(server.close)
         if not pod.started:  # else this sidecar was restarted beside running ranks
-            background.append(_plan(config, api, controller, reply, phases, server))
+            background.append(_plan(config, api, controller, reply, phases, pod, server))
         leader: Leader | None = None
         reporter: Reporter | None = None
         if config.leader:
@@ -202,6 +205,7 @@ async def _plan(
     controller: Controller,
     reply: HelloReply,
     phases: PodPhases,
+    pod: Pod,
     server: PartsServer | None,
 ) -> None:
     given = _given_plan(config)
@@ -221,7 +225,7 @@ async def _plan(
     log.info("restoring %s, step %d, from %s", ref.id, ref.step, ref.url)
     while True:
         try:
-            plan = await restore.restore_plan(config, reply.leader_ip, ref, reply.origin, server)
+            plan = await restore.restore_plan(config, reply.leader_ip, ref, reply.origin, pod.agree, server)
             phases.planned()
             _publish(config, api, plan)
             return

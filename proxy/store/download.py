@@ -137,7 +137,8 @@ def fetch(
     threads: int,
     cancelled: Callable[[], bool],
     progress: Progress,
-    room: Room | None = None,
+    room: Room | None,
+    wanted: Callable[[str], bool],
 ) -> int:
     """See `Store.fetch_ranks`."""
     images = {image.rank: image for image in manifest.ranks}
@@ -146,14 +147,15 @@ def fetch(
     for rank, target in targets.items():
         if rank not in images:
             raise StoreError(f"checkpoint {manifest.id} has no rank {rank}, only 0..{manifest.world_size - 1}")
-        total += sum(f.size for f in images[rank].files)
+        total += sum(f.size for f in images[rank].files if wanted(f.path))
         where = f"checkpoint {manifest.id}, rank {rank}"
         runs = twice(partial(read_recipe, backend, folder, images[rank], where))
-        plan.note(images[rank], runs, target)
+        plan.note(images[rank], runs, target, wanted)
         try:
             target.mkdir(parents=True, exist_ok=True)
             for file in images[rank].files:
-                make_hole(target / file.path, file.size)
+                if wanted(file.path):
+                    make_hole(target / file.path, file.size)
         except OSError as error:
             raise StoreError(f"cannot write images of rank {rank} to {target}: {error}") from error
     if room is not None and plan.size > room.left:

@@ -42,6 +42,10 @@ def _never() -> bool:
     return False
 
 
+def _any_file(path: str) -> bool:
+    return True
+
+
 class Store:
     """A checkpoint store. Thread-safe. Everything belongs to one job's folder; jobs share nothing.
 
@@ -252,9 +256,11 @@ class Store:
         cancelled: Callable[[], bool] = _never,
         progress: Progress = ignore,
         room: Room | None = None,
+        wanted: Callable[[str], bool] = _any_file,
     ) -> int:
         """Write each rank's files below its target and return their bytes. Every byte is verified.
 
+        :param wanted: which files, by path
         :param room: what may be written; None: nobody knows
         :raises RestoreRefusedError: more than the limit of the volume leaves. Nothing of a file was fetched then
         :raises CorruptChunkError: an object is missing or altered
@@ -262,7 +268,7 @@ class Store:
         """
         folder = layout.job_folder(manifest.namespace, manifest.job)
         paths = {rank: Path(path) for rank, path in targets.items()}
-        return download.fetch(self.backend, folder, manifest, paths, self._threads, cancelled, progress, room)
+        return download.fetch(self.backend, folder, manifest, paths, self._threads, cancelled, progress, room, wanted)
 
     def parts(
         self,

@@ -183,6 +183,8 @@ def progress(job: Object, message: Progress, now: float, pods: Sequence[Object] 
         barrier_at=_when(record.barrier_at, message.barrier_ago_s, now),
         gpus=record.gpus if message.gpus is None else gpus.bounded(message.gpus),
     )
+    if message.why_state:
+        seen = attempt_history.noted(seen, f"began from the state in its checkpoint: {message.why_state}")
     change.update(attempt_history.roster(seen_job, seen, [Pod.parse(pod) for pod in pods]))
     if seen != record:
         change.update(attempt_history.stored(attempt_history.with_last(history, seen)))

@@ -77,7 +77,7 @@ def environment(
 
     :param devices: the pod has devices: their library keeps sockets of its own, which only the agent can close
     :param torchrun: the command starts it
-    :param elastic: the job may have another number of ranks in another attempt
+    :param elastic: as `Engine.elastic`
     """
     env = dict(base)
     env.pop(names.ENV_COMMAND, None)

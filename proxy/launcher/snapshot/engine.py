@@ -1,6 +1,7 @@
 """How ranks are saved and come back: the seam between the launcher's loop and the engines.
 
 `ProcessEngine` dumps whole processes by CRIU. `state_engine.StateEngine` keeps what the ranks save themselves.
+`both_engine.BothEngine` does both at once, and goes on from either.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Engine(Protocol[AnyRank]):
 
     devices: device.Backend
     elastic: bool
-    """The number of ranks may be another one in each attempt."""
+    """Ranks may be started anew in the middle of a training, so each is told its place in the world, also the only one.
+    """
 
     def prepare(self) -> None:
         """Before anything is started. Raises LauncherError."""

@@ -8,6 +8,7 @@ from typing import Any
 from ...protocol import names
 from ..errors import CommandError
 from ..paths import Paths
+from .both_engine import BothEngine
 from .engine import Engine, ProcessEngine
 from .state_engine import StateEngine
 
@@ -17,6 +18,8 @@ def of(env: Mapping[str, str], paths: Paths) -> Engine[Any]:
     name = env.get(names.ENV_ENGINE) or names.ENGINE_PROCESS
     if name == names.ENGINE_STATE:
         return StateEngine(env, paths)
+    if name == names.ENGINE_BOTH:
+        return BothEngine(env, paths)
     if name == names.ENGINE_PROCESS:
         return ProcessEngine(env, paths)
-    raise CommandError(f"{names.ENV_ENGINE} = {name!r}: this agent knows {' and '.join(names.ENGINES)}")
+    raise CommandError(f"{names.ENV_ENGINE} = {name!r}: this agent knows {', '.join(names.ENGINES)}")

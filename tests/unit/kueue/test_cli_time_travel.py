@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from kueue_samples import PLATFORM, attempt, cluster, spec
 
 from kueue_integration import cli
-from kueue_integration.cli import checkpoints
+from kueue_integration.cli import checkpoints, submit
 from kueue_integration.contract import branches, job_names
 from kueue_integration.errors import ConflictError, RequestRefusedError, SpecError
 from kueue_integration.jobs import lifecycle, time_travel
@@ -84,7 +84,8 @@ def kube(monkeypatch: pytest.MonkeyPatch, store: Store, refs: list[CheckpointRef
     chart = {"name": "singularity-platform", "namespace": "singularity-system"}
     fake = cluster({"apiVersion": "v1", "kind": "ConfigMap", "metadata": chart,
                     "data": {"platform.json": platform_config.to_json(platform)}})  # fmt: skip
-    monkeypatch.setattr(checkpoints, "open_cluster", lambda kubeconfig, context: fake)
+    for module in (checkpoints, submit):
+        monkeypatch.setattr(module, "open_cluster", lambda kubeconfig, context: fake)
     create = fake.create
 
     def and_run(obj: Any, dry_run: bool = False) -> Any:

@@ -110,6 +110,25 @@ def test_with_the_state_engine_the_number_of_ranks_may_be_another_one():
     assert "made with engine 'state', the job has 'process'" in branches.unfit(new(FROM_C1), ref)
 
 
+@pytest.mark.parametrize(
+    ("engine", "of", "ranks", "words"),
+    [
+        ("both", "both", "4", ""),
+        ("both", "state", "4", ""),
+        ("state", "both", "4", ""),
+        ("both", "process", "2", ""),
+        ("process", "both", "2", ""),
+        ("both", "process", "4", "has 2 ranks, the job has 4"),
+        ("process", "both", "4", "has 2 ranks, the job has 4"),
+        ("process", "state", "2", "give the same engine, or 'both' for a script that uses singularity_train"),
+    ],
+)
+def test_with_both_engines_it_begins_with_a_checkpoint_of_either(engine, of, ranks, words):
+    notes = {job_names.ANN_STORE: C1.url, job_names.ANN_ENGINE: engine, job_names.ANN_WORLD_SIZE: ranks}
+    found = branches.unfit({"metadata": {"annotations": notes}}, replace(C1, engine=of))
+    assert bool(found) == bool(words) and words in found
+
+
 def test_a_job_that_names_nothing_or_has_run_already_is_left_alone():
     assert due(new(), source()) is None
     assert due(new(FROM_C1, **scene.history(scene.record(1))), source()) is None

@@ -178,6 +178,17 @@ def test_progress_fills_the_record():
     assert reports.is_news(current, progress_of(step=13, barrier_ago_s=1.0), NOW)
 
 
+def test_an_attempt_that_began_from_the_state_says_why():
+    current = job(scene.record())
+    message = progress_of(first_step=5, why_state="checkpoint c was taken on x86_64, this node is aarch64")
+    change = reports.progress(current, message, NOW)
+    (record,) = scene.stored(change)
+    assert record.note == f"began from the state in its checkpoint: {message.why_state}"
+    current["metadata"]["annotations"].update(change)
+    (again,) = scene.stored(reports.progress(current, replace(message, step=message.step + 1), NOW))
+    assert again.note == record.note, "once"
+
+
 def test_no_step_is_not_a_completed_step():
     (record,) = scene.stored(reports.progress(job(scene.record()), progress_of(first_step=5, step=5), NOW))
     assert (record.first_step, record.last_step) == (5, None)

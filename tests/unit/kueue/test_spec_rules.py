@@ -99,7 +99,7 @@ def test_the_sample_is_valid() -> None:
         ("checkpoint_every", {"checkpoint_every": float("nan")}, "not an interval"),
         ("checkpoint_every", {"checkpoint_every": True}, "not an interval"),
         ("checkpoint_every", {"checkpoint_every": ["10m"]}, "not an interval"),
-        ("engine", {"engine": "magic"}, "'auto', 'process' or 'state'"),
+        ("engine", {"engine": "magic"}, "'auto', 'process', 'state' or 'both'"),
         ("hold", {"hold": "yes"}, "true or false"),
         ("volumes[0].name", {"volumes": [{"name": "shared"}]}, "taken"),
         ("volumes[0].name", {"volumes": [{"name": "singularity-run"}]}, "reserved"),

@@ -67,6 +67,17 @@ def test_all_parts_of_the_pod_know_the_engine_and_the_ranks_of_a_worker() -> Non
     assert names.ENV_ENGINE not in str(other) and "securityContext" not in other["spec"]["template"]["spec"]
 
 
+def test_pods_of_engine_both_are_those_of_the_process_engine_and_know_it() -> None:
+    *_, job = render(spec(engine="both"), PLATFORM)
+    *_, plain = render(spec(engine="process"), PLATFORM)
+    containers = containers_of(job["spec"]["template"])
+    assert [env(container).get(names.ENV_ENGINE) for container in containers] == [None, "both", "both"]
+    assert job["metadata"]["annotations"][job_names.ANN_ENGINE] == "both"
+    assert job_names.ANN_RANKS_PER_WORKER not in job["metadata"]["annotations"], "the number of ranks stays"
+    contexts = [container["securityContext"] for container in containers]
+    assert contexts == [container["securityContext"] for container in containers_of(plain["spec"]["template"])]
+
+
 def test_the_user_of_the_job_is_that_of_the_whole_pod() -> None:
     own = {"spec": {
         "securityContext": {"runAsUser": 1000, "fsGroup": 2000},
@@ -97,6 +108,7 @@ def test_root_is_refused(where: str, field: str, value: object) -> None:
         ("auto", "import singularity_trainer\n", ("process", "no shipped file imports singularity_train")),
         ("process", "import singularity_train\n", ("process", "the job asks for it")),
         ("state", "print()\n", ("state", "the job asks for it")),
+        ("both", "import singularity_train\n", ("both", "the job asks for it")),
     ],
 )
 def test_the_engine_of_a_job_and_why(asked: str, text: str, choice: tuple[str, str]) -> None:

@@ -392,7 +392,9 @@ class FakeLauncher:
             count = 0
             if self.plan.mode == "restore":
                 folder = self.config.image_dir / self.plan.checkpoint_id / f"rank-{rank}"
-                count = json.loads((folder / "rank.json").read_text())["count"]
+                whole = folder / "rank.json"
+                record = whole if whole.exists() else folder / "state/checkpoints/one.json"
+                count = json.loads(record.read_text())["count"]
             self.ranks.append(Rank(self.config.run_dir, rank, self.collective, count, self.last))
             if self.slow_imports:
                 self.ranks[-1].imports.clear()
@@ -462,6 +464,9 @@ class FakeLauncher:
             folder.mkdir(parents=True, exist_ok=True)  # a sidecar that was started anew asks again
             record = {"count": rank.frozen[command.generation]}
             (folder / "rank.json").write_text(json.dumps(record))
+            if self.config.engine == names.ENGINE_BOTH and not command.anywhere:
+                (folder / "state/checkpoints").mkdir(parents=True, exist_ok=True)
+                (folder / "state/checkpoints/one.json").write_text(json.dumps(record))
             own = f"{self.config.attempt} {command.generation} {rank.rank}".encode()
             shared = b"shared by all ranks".ljust(1 << 20, b"x")
             pages = shared + random.Random(own).randbytes(self.own_bytes) + own

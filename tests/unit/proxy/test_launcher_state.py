@@ -112,7 +112,7 @@ def test_a_program_that_is_not_there_and_a_user_that_nobody_can_become(tmp_path:
 def test_the_environment_says_which_engine(tmp_path: Path) -> None:
     assert isinstance(engines.of({names.ENV_ENGINE: "state"}, Paths(tmp_path)), StateEngine)
     assert isinstance(engines.of({}, Paths(tmp_path)), ProcessEngine)
-    with pytest.raises(CommandError, match="SINGULARITY_ENGINE = 'magic': this agent knows process and state"):
+    with pytest.raises(CommandError, match="SINGULARITY_ENGINE = 'magic': this agent knows process, state, both"):
         engines.of({names.ENV_ENGINE: "magic"}, Paths(tmp_path))
 
 
@@ -214,7 +214,7 @@ def test_the_world_of_the_sidecar_follows_the_workers(tmp_path: Path) -> None:
     found = config.from_env(env)
     assert (found.world_size, found.ranks, found.engine) == (6, [2, 3], "state")
     assert config.from_env({**env, names.ENV_ENGINE: ""}).ranks == [3, 4, 5], "8 ranks in 3 pods"
-    with pytest.raises(ConfigError, match="SINGULARITY_ENGINE = 'magic': this agent knows process and state"):
+    with pytest.raises(ConfigError, match="SINGULARITY_ENGINE = 'magic': this agent knows process, state, both"):
         config.from_env({**env, names.ENV_ENGINE: "magic"})
 
 

@@ -144,18 +144,38 @@ def _manifest(**changes: object) -> Manifest:
 
 def test_fit_of_a_checkpoint() -> None:
     here = Requirements("x86_64", "abc")
-    assert hardware.check(_manifest(), "process", 2, here) == ""
-    assert "CPU with other features" in hardware.check(_manifest(), "process", 2, Requirements("x86_64", "other"))
+    assert hardware.through(_manifest(), "process", 2, here) == ("process", "")
+    found, why = hardware.through(_manifest(), "process", 2, Requirements("x86_64", "other"))
+    assert found == "process" and "CPU with other features" in why
     with pytest.raises(RestoreRefusedError, match="world size 2, this job has 4"):
-        hardware.check(_manifest(), "process", 4, here)
+        hardware.through(_manifest(), "process", 4, here)
     with pytest.raises(RestoreRefusedError, match="taken on x86_64, this node is aarch64"):
-        hardware.check(_manifest(), "process", 2, Requirements("aarch64", "abc"))
+        hardware.through(_manifest(), "process", 2, Requirements("aarch64", "abc"))
     both = "was made with engine 'state', this job has engine 'process': submit the job with engine='state'"
     with pytest.raises(RestoreRefusedError, match=both):
-        hardware.check(_manifest(engine="state"), "process", 2, here)
+        hardware.through(_manifest(engine="state"), "process", 2, here)
     with pytest.raises(RestoreRefusedError, match="was made with engine 'process', this job has engine 'state'"):
-        hardware.check(_manifest(), "state", 2, here)
-    assert hardware.check(_manifest(engine="state"), "state", 7, Requirements("aarch64", "")) == ""
+        hardware.through(_manifest(), "state", 2, here)
+    assert hardware.through(_manifest(engine="state"), "state", 7, Requirements("aarch64", "")) == ("state", "")
+
+
+@pytest.mark.parametrize(
+    ("engine", "of", "here", "world", "through", "why"),
+    [
+        ("both", "both", Requirements("x86_64", "abc"), 2, "process", ""),
+        ("both", "both", Requirements("x86_64", ""), 2, "process", ""),
+        ("both", "both", Requirements("x86_64", "other"), 2, "state", "CPU with other features"),
+        ("both", "both", Requirements("aarch64", "abc"), 2, "state", "taken on x86_64, this node is aarch64"),
+        ("both", "both", Requirements("x86_64", "abc"), 4, "state", "world size 2, this job has 4"),
+        ("both", "state", Requirements("aarch64", "abc"), 4, "state", ""),
+        ("both", "process", Requirements("x86_64", "other"), 2, "process", "CPU with other features"),
+        ("state", "both", Requirements("aarch64", "abc"), 3, "state", ""),
+        ("process", "both", Requirements("x86_64", "abc"), 2, "process", ""),
+    ],
+)
+def test_what_a_pod_goes_on_from(engine: str, of: str, here: Requirements, world: int, through: str, why: str) -> None:
+    found, told = hardware.through(_manifest(engine=of), engine, world, here)
+    assert found == through and why in told and bool(why) == bool(told)
 
 
 def test_needs_are_in_the_words_of_node_labels() -> None:

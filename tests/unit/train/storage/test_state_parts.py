@@ -72,7 +72,7 @@ def pods(root: Path, ref: CheckpointRef, world: int) -> Iterator[tuple[list[Part
         config.image_dir.mkdir(parents=True)
         server = PartsServer(config.run_dir, lambda: restore.parts_of(config, ref, None), give_up, poll_s=0.2)
         await server.start()
-        plan = await restore.restore_plan(config, "127.0.0.1", ref, None, server)
+        plan = await restore.restore_plan(config, "127.0.0.1", ref, server=server)
         assert (plan.mode, plan.checkpoint_id) == ("restore", ref.id)
         return server
 
