@@ -33,6 +33,7 @@ class Active:
 
     :param goal: devices that it is to have
     :param own_priority: without the planner; `boosted_by` is the policy that has changed it
+    :param pinned: the flavor that it was asked to go to and stay on, "" for none
     :param avoid: nodes, as the planner calls them, that it was asked to leave
     :param version: of its next event; an event of an older version is void
     :param stamp: grows with each change that a policy could see
@@ -53,6 +54,7 @@ class Active:
     version: int = 0
     stamp: int = 0
     flavor: str = ""
+    pinned: str = ""
     avoid: frozenset[str] = frozenset()
     placement: Placement = field(default_factory=dict)
     devices: int = 0

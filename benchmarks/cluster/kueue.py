@@ -26,7 +26,7 @@ from .model import Cluster
 from .nodes import Nodes, Placement
 
 Key = tuple[int, float, int]
-Shape = tuple[int, int, int, bool, frozenset[str]]
+Shape = tuple[int, int, int, bool, str, frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def key(active: Active) -> Key:
 def shape(active: Active) -> Shape:
     """Two waiting jobs of one queue and one shape fit both or neither."""
     job = active.job
-    return active.priority, active.goal, job.least, job.one_node, active.avoid
+    return active.priority, active.goal, job.least, job.one_node, active.pinned, active.avoid
 
 
 class Kueue:
@@ -155,7 +155,8 @@ class Kueue:
         return all(self.used[f][tenant] + active.goal > self.nominal[f][tenant] for f in self.order)
 
     def _try(self, active: Active) -> Admit | Preempt | None:
-        flavors = [flavor for flavor in self.order if active.job.speeds.get(flavor, 0) > 0]
+        allowed = [active.pinned] if active.pinned else self.order
+        flavors = [flavor for flavor in allowed if active.job.speeds.get(flavor, 0) > 0]
         for flavor in flavors:
             if self.room(active, flavor) >= active.goal:
                 place = self.nodes[flavor].find(

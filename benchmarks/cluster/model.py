@@ -10,6 +10,10 @@ DEVICES_PER_NODE = 8
 """8 of 10 GPUs of Alibaba's cluster-trace-gpu-v2023 are in nodes of 8 (4,936 of 6,212)."""
 
 
+PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}
+"""Dollars per device and hour: list prices of one cloud (Google, on demand, 2020), which Gavel's authors used."""
+
+
 class Tier(Enum):
     """Promised fraction of the device time that a job asks for, as in Singularity's tiers (arXiv 2202.07848, 2.2).
 

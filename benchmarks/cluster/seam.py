@@ -13,6 +13,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.planning.rounds import chosen, terms
@@ -34,8 +35,15 @@ COHORT = "all"
 REPORT_S = 600.0
 """Seconds between two reports of a job's progress."""
 TIERS = {tier.name.lower(): tier.value for tier in model.Tier}
+HOST = "kubernetes.io/hostname"
 NEEDS: Mapping[str, Mapping[str, object]] = {"sla_tiers": {"tiers": TIERS}}
 """What policies of `PlannerSettings` cannot do without."""
+
+
+def known(kind: type, **values: object) -> dict[str, Any]:
+    """Those of `values` that a class of the planner has a field for: what only some versions of it ask for."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
 
 
 # --- which policies there are ---------------------------------------------------------------------------------------
@@ -49,7 +57,7 @@ def acting(names: Iterable[str], every_s: float) -> PlannerSettings:
 
     :raises ValueError: a name that `modes` does not have, or settings that the controller would refuse
     """
-    usual, on = PlannerSettings(every_s=every_s), {}
+    usual, on = PlannerSettings(every_s=every_s, **known(PlannerSettings, prices=model.PRICES)), dict[str, Any]()
     for name in names:
         if name not in modes():
             raise ValueError(f"policy {name}: there is none of this name; there are {', '.join(modes())}")
@@ -104,25 +112,31 @@ class Eyes:
     def __init__(self, cluster: model.Cluster, classes: bool) -> None:
         self._classes = classes
         self._queues = {_queue_name(t): _queue(cluster, t) for t in range(len(cluster.shares))}
-        names = [name_of(flavor.name, node) for flavor in cluster.flavors for node in range(flavor.nodes)]
-        self._nodes = {name: Node(name) for name in names}
+        self._flavors = {flavor.name: {"flavor": flavor.name} for flavor in cluster.flavors}
+        self._node = functools.lru_cache(maxsize=None)(_node)
         self._known: dict[int, tuple[int, float, Job]] = {}
 
-    def look(self, present: Iterable[Active], now: float) -> ClusterSnapshot:
-        """`now`: seconds of the simulation."""
-        jobs, workloads, known = {}, [], {}
+    def look(self, present: Iterable[Active], now: float, rooms: Mapping[str, Sequence[int]]) -> ClusterSnapshot:
+        """:param now: seconds of the simulation
+        :param rooms: free devices of each node, by flavor
+        """
+        jobs, workloads, made = {}, [], {}
         for active in present:
             before = self._known.get(active.job.id)
             stale = before is None or before[0] != active.stamp or now - before[1] >= REPORT_S
             if before is None or (stale and (before[0] != active.stamp or active.state is State.RUNNING)):
                 before = active.stamp, now, self._job(active, now)
-            known[active.job.id] = before
+            made[active.job.id] = before
             job = before[2]
             assert job.workload is not None
             jobs[job.key] = job
             workloads.append(job.workload)
-        self._known = known
-        return ClusterSnapshot(EPOCH + now, self._queues, tuple(workloads), jobs, self._nodes)
+        self._known = made
+        nodes = [self._node(flavor, n, devices) for flavor, free in rooms.items() for n, devices in enumerate(free)]
+        more = known(ClusterSnapshot, flavors=self._flavors)
+        return ClusterSnapshot(
+            EPOCH + now, self._queues, tuple(workloads), jobs, {node.name: node for node in nodes}, **more
+        )
 
     def _job(self, active: Active, now: float) -> Job:
         job, runs = active.job, active.state is State.RUNNING
@@ -143,6 +157,7 @@ class Eyes:
             ranks=max(job.most, job.workers),
             resizable=job.elastic and not job.one_node,
             topology=job.one_node,
+            flavors=(active.pinned,) if active.pinned else (),
             attempts=tuple(active.records),
             runs_since=EPOCH + active.run_since if runs else None,
             whole=runs,
@@ -158,6 +173,11 @@ class Eyes:
 
 def key_of(job: model.Job) -> tuple[str, str]:
     return f"tenant-{job.tenant}", f"job-{job.id}"
+
+
+def flavor_of(proposal: Proposal) -> str:
+    """To which a job is to go and stay, "" for no other."""
+    return str(getattr(proposal, "flavor", ""))
 
 
 def number_of(proposal: Proposal) -> int:
@@ -178,7 +198,14 @@ def _workload(active: Active, fewest: int) -> Workload:
         asks={DEVICE: Fraction(fewest)},
         waits=active.state in (State.WAITING, State.BACKOFF),
         leaves=leaves,
+        **known(Workload, pods=fewest, per_pod={DEVICE: Fraction(1)}, level=HOST if job.one_node else ""),
     )
+
+
+def _node(flavor: str, number: int, free: int) -> Node:
+    name = name_of(flavor, number)
+    room = {DEVICE: Fraction(free), "pods": Fraction(1000)}
+    return Node(name, **known(Node, labels={"flavor": flavor, HOST: name}, free=room))
 
 
 def _given(active: Active) -> Given:

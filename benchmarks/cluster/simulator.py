@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from kueue_integration.planner.model import BY, Request
+from kueue_integration.planner.model import BY, ClusterSnapshot, Request
 from kueue_integration.planner.proposals import Proposal
 
 from . import history
@@ -22,10 +22,10 @@ from .kueue import Admit, Kueue
 from .model import Cluster, Job, Setting
 from .nodes import packed
 from .outcome import Kind, Outcome, check
-from .seam import Eyes, Planner, number_of
+from .seam import Eyes, Planner, flavor_of, known, number_of
 
-HOUR_S, DAY_S = 3600.0, 86400.0
-STUCK_S = 400 * DAY_S
+HOUR_S = 3600.0
+STUCK_S = 400 * 86400.0
 """No job takes so long: a slow one of 48 hours on a quarter of its workers, spread over nodes, takes 40 days."""
 MOVES: Mapping[str, str] = {"readmit": "Regrown", "resize": "Resized", "migrate": "Migrated", "pause": "Paused"}
 """What the planner may ask of a job that trains, and how the controller calls the end of its attempt then."""
@@ -84,8 +84,7 @@ class Simulation:
             handled += 1
             last = last if kind is Kind.TICK else self.now
             if self.now - last > STUCK_S:
-                days = STUCK_S / DAY_S
-                raise RuntimeError(f"nothing has happened for {days:g} days, and {self._open} jobs are not done")
+                raise RuntimeError(f"nothing happens any more at {self.now:g} s, and {self._open} jobs are not done")
             self._handle(kind, active)
             while (decision := self.kueue.next()) is not None:
                 if isinstance(decision, Admit):
@@ -138,7 +137,7 @@ class Simulation:
         assert self.planner is not None
         self._at(self.now + self.planner.every_s, Kind.TICK)
         if self.present:
-            for proposal in self.planner.look(self._eyes.look(self.present.values(), self.now), self.now):
+            for proposal in self.planner.look(self._look(), self.now):
                 self._carry_out(proposal)
 
     def _next(self, active: Active, after_s: float, kind: Kind) -> None:
@@ -213,6 +212,9 @@ class Simulation:
             if active.holds:
                 self._account(active)
 
+    def _look(self) -> ClusterSnapshot:
+        return self._eyes.look(self.present.values(), self.now, {n: it.free for n, it in self.kueue.nodes.items()})
+
     def _carry_out(self, proposal: Proposal) -> None:
         """By the same requests as in the controller. The arbiter has checked that the job trains, where it has to."""
         active, action = self.present[number_of(proposal)], proposal.action
@@ -222,12 +224,15 @@ class Simulation:
         elif action == "resume":
             active.change = Request("resume", by, "done", active.attempts, EPOCH + self.now)
             self._queue(active)
+        elif action == "unpin":
+            active.pinned, active.stamp = "", active.stamp + 1
         elif action in MOVES:
             if action == "resize":
                 active.goal = proposal.workers
-            active.avoid = frozenset(proposal.nodes)
+            active.avoid, active.pinned = frozenset(proposal.nodes), flavor_of(proposal) or active.pinned
             if action != "readmit":
-                active.change = Request(action, by, "running", active.attempts, EPOCH + self.now)
+                pins = known(Request, pins=bool(flavor_of(proposal)))
+                active.change = Request(action, by, "running", active.attempts, EPOCH + self.now, **pins)
             active.moves.append(self.now)
             self._evict(active, MOVES[action])
         else:

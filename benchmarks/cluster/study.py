@@ -13,13 +13,11 @@ from dataclasses import dataclass, field, replace
 from . import generator
 from .generator import Mix
 from .measures import measures
-from .model import DEVICES_PER_NODE, HELD, PLAIN, SAVES, Cluster, Costs, Flavor, Setting
+from .model import DEVICES_PER_NODE, HELD, PLAIN, PRICES, SAVES, Cluster, Costs, Flavor, Setting
 from .seam import Planner, acting, modes
 from .simulator import Simulation
 
 DAY_S = 86400.0
-PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}
-"""Dollars per device and hour: list prices of one cloud (Google, on demand, 2020), which Gavel's authors used."""
 Say = Callable[[str], None]
 
 RESTART, SAVING, HOLD = "Kueue, jobs never save", "Kueue, jobs save every 30 min", "Kueue with the hold"
@@ -72,8 +70,8 @@ class Scenario:
 LOOK_S = 300.0
 """Between two looks of the planner (`planner.everySeconds`). The chart has 30 s, with which a study takes ten times as
 long. One move starts in a cohort per look, so this is also the shortest time between two moves."""
-HERE = [name for name in modes() if name != "cordon"]
-"""The policies of the planner that have something to do here: no node leaves."""
+HERE = [name for name in modes() if name not in ("cordon", "health")]
+"""The policies of the planner that have something to do here: no node leaves, and none is sick."""
 ONLY_WITH_CLASSES = ("sla tiers",)
 WITH_REGROWTH = ("marginal_gain",)
 """Alone it does nothing: it needs a job's speed at two sizes, and without regrowth few jobs change their size."""

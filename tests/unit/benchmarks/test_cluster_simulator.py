@@ -242,7 +242,7 @@ def test_who_migrates_keeps_away_from_the_node_for_one_start() -> None:
     places: list[frozenset[str]] = []
 
     def watch(simulation: Simulation) -> None:
-        for seen in simulation._eyes.look(simulation.present.values(), simulation.now).jobs.values():
+        for seen in simulation._look().jobs.values():
             if seen.nodes and seen.nodes not in places:
                 places.append(seen.nodes)
 
