@@ -118,7 +118,10 @@ SCENARIOS: Sequence[Scenario] = (
     Scenario("busy", "the same with more work than devices", load=1.2),
     Scenario("topology", "every job of 2 to 8 workers needs one node", mix=Mix(one_node=1.0)),
     Scenario("mixed", "half V100, half P100", load=0.7, flavors=("v100", "p100")),
-    Scenario("tiers", "three tiers with a priority class each", load=1.1, mix=Mix(tiers=(0.3, 0.5, 0.2)), classes=True),
+    # Smaller than the others: with 256 devices jobs preempt each other without an end.
+    Scenario(
+        "tiers", "three tiers with a priority class each", 128, 3.0, 1.1, mix=Mix(tiers=(0.3, 0.5, 0.2)), classes=True
+    ),
     Scenario("dear moves", "`shared`, but a move costs ten times as much", dear=10.0),
     Scenario("1024 devices", "`busy`, larger", load=1.2, devices=1024, days=2.0, seeds=1),
     Scenario("4096 devices", "`busy`, larger", load=1.2, devices=4096, days=1.0, seeds=1),

@@ -207,8 +207,8 @@ class ClusterSnapshot:
         """All queues of the cohort, this one included."""
         return self._pools.get(queue.pool, ())
 
-    # Each is made once for a snapshot: a policy asks for every queue, and a sum over a cohort for each of its queues
-    # would grow with the square of the cohort.
+    # Each is made once for a snapshot, because policies ask for every queue. A sum over the cohort for each of its
+    # queues would grow with the square of the cohort.
     @cached_property
     def _pools(self) -> Mapping[str, Sequence[Queue]]:
         found: dict[str, list[Queue]] = {}
