@@ -284,3 +284,10 @@ def test_nonsense_is_refused_and_a_policy_that_raises_ends_the_study() -> None:
 def test_a_job_that_can_never_run_is_told_before_the_start(bad: Job) -> None:
     with pytest.raises(ValueError, match="job 0: tenant = "):
         Simulation(ONE, [bad], Setting())
+
+
+def test_a_simulation_without_an_end_is_an_error_and_looks_do_not_count() -> None:
+    idle = planner(lambda seen: [], every_s=1.0)
+    assert Simulation(ONE, [job(0, work_s=9000)], Setting(SURE), idle).run().events < 10
+    with pytest.raises(RuntimeError, match="after 2 events 1 jobs are not done"):
+        Simulation(ONE, [job(0)], Setting(SURE)).run(2)
