@@ -47,7 +47,8 @@ class Cluster:
 def up(name: str = "default", progress: Progress = print, *, only: str | None = None) -> Cluster:
     """Bring the cluster up, or what of it does not run; returns when every part is ready.
 
-    :param only: "cluster" leaves our images and chart out; "images" does nothing else, on a cluster that runs
+    :param only: "cluster" leaves our images and chart out; "images" does nothing else, on a cluster that runs;
+        "kueue" starts an API server and Kueue alone, which no other `only` completes
     :raises LocalClusterError: the message says which part, and where its log is
     """
     check_name(name)
@@ -58,7 +59,9 @@ def up(name: str = "default", progress: Progress = print, *, only: str | None = 
         host.check(cache, clock.say)
         binaries = gobuild.build_all(cache, clock.say)
         config = registry.allocate(name)
-        if only == "cluster" or not containers.available():
+        if only == "kueue":
+            start(config, binaries, cache, clock, alone=True)
+        elif only == "cluster" or not containers.available():
             start(config, binaries, cache, clock)
         else:
             _with_product(config, binaries, cache, clock, start_first=only != "images")

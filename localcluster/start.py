@@ -36,9 +36,10 @@ BUSYBOX = Path("/bin/busybox")
 PAUSE = "pause"
 
 
-def start(config: ClusterConfig, binaries: Binaries, cache: Path, clock: Clock) -> Sandbox:
+def start(config: ClusterConfig, binaries: Binaries, cache: Path, clock: Clock, *, alone: bool = False) -> Sandbox:
     """Start everything and wait until it is ready.
 
+    :param alone: only the API server and Kueue: nothing runs pods, and no controller of Kubernetes is there
     :raises LocalClusterError: the message says which part, and where its log is
     """
     pause = _pause_image(cache, clock.say)
@@ -53,6 +54,10 @@ def start(config: ClusterConfig, binaries: Binaries, cache: Path, clock: Clock) 
     for member in NODES:
         node.write_files(config, member, runc)
     starter = _Starter(box, binaries, for_cluster(config, binaries), pause, clock)
+    if alone:
+        starter.api_server()
+        starter.kueue()
+        return box
     with ThreadPoolExecutor(max_workers=8) as pool:
         runtimes = [pool.submit(starter.containerd, member) for member in NODES]
         server = pool.submit(starter.api_server)

@@ -124,16 +124,18 @@ def study(arguments: argparse.Namespace) -> int:
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    from .. import fleet  # needs what only a machine with a local cluster has
+    from localcluster.errors import LocalClusterError
+
     from . import replay as played
+    from .alone import kueue_alone
 
     made = played.plan(
         arguments.devices, arguments.hours, arguments.load, arguments.seed, arguments.compress, arguments.plain
     )
     try:
-        with fleet.fleet(1, say_now) as on:
+        with kueue_alone(say_now) as on:
             real = played.replay(on.kube, on.apply, made, arguments.limit, say_now)
-    except RuntimeError as error:
+    except (RuntimeError, LocalClusterError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(json.dumps(played.write(arguments.output, real, made), indent=1))

@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from kueue_integration.planner.model import Request
+from proxy.protocol.messages import AttemptRecord
+
 from .model import Costs, Job
 from .nodes import Placement
 
 
 class State(Enum):
-    """What a job does. It holds devices in STARTING, RUNNING and LEAVING."""
+    """What a job does. It holds devices in STARTING, RUNNING and LEAVING; PARKED is out of its queue."""
 
     WAITING = "waiting"
     BACKOFF = "backoff"
     STARTING = "starting"
     RUNNING = "running"
     LEAVING = "leaving"
+    PARKED = "parked"
     DONE = "done"
 
 
@@ -28,7 +32,13 @@ class Active:
     """All times are seconds since the beginning; work is in seconds alone on the workers asked for.
 
     :param goal: devices that it is to have
+    :param own_priority: without the planner; `boosted_by` is the policy that has changed it
+    :param pinned: the flavor that it was asked to go to and stay on, "" for none
+    :param avoid: nodes, as the planner calls them, that it was asked to leave
     :param version: of its next event; an event of an older version is void
+    :param stamp: grows with each change that a policy could see
+    :param records: its attempts as the controller keeps them, times in Unix seconds
+    :param change: the planner's last request
     :param done_s: work that is done, up to `since`
     :param kept_s: work that survives an eviction without a hold
     :param run_device_s: device seconds spent training, `redone_device_s` of them in vain
@@ -39,10 +49,13 @@ class Active:
     goal: int
     state: State = State.WAITING
     priority: int = 0
+    own_priority: int = 0
+    boosted_by: str = ""
     version: int = 0
+    stamp: int = 0
     flavor: str = ""
-    prefer: str = ""
-    hint: int | None = None
+    pinned: str = ""
+    avoid: frozenset[str] = frozenset()
     placement: Placement = field(default_factory=dict)
     devices: int = 0
     packed: bool = True
@@ -66,7 +79,8 @@ class Active:
     redone_device_s: float = 0.0
     over_device_s: float = 0.0
     dollars: float = 0.0
-    _move: tuple[int, float, float] = (0, 0.0, 0.0)
+    records: list[AttemptRecord] = field(default_factory=list)
+    change: Request | None = None
 
     @property
     def holds(self) -> bool:
@@ -75,13 +89,6 @@ class Active:
     @property
     def left_s(self) -> float:
         return self.job.work_s - self.done_s
-
-    def move_s(self, costs: Costs) -> tuple[float, float]:
-        """Seconds to leave and to come with the devices that it has or is to have; asked for often, so it is kept."""
-        devices = self.devices or self.goal
-        if self._move[0] != devices:
-            self._move = devices, costs.leaving(self.job, devices), costs.coming(self.job, devices, False)
-        return self._move[1:]
 
     def account(self, now: float, price: float) -> None:
         """Enter what has happened since `since`; `price` is of a device second."""

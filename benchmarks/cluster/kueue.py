@@ -26,7 +26,7 @@ from .model import Cluster
 from .nodes import Nodes, Placement
 
 Key = tuple[int, float, int]
-Shape = tuple[int, int, int, bool, str, int | None]
+Shape = tuple[int, int, int, bool, str, frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def key(active: Active) -> Key:
 def shape(active: Active) -> Shape:
     """Two waiting jobs of one queue and one shape fit both or neither."""
     job = active.job
-    return active.priority, active.goal, job.least, job.one_node, active.prefer, active.hint
+    return active.priority, active.goal, job.least, job.one_node, active.pinned, active.avoid
 
 
 class Kueue:
@@ -79,7 +79,7 @@ class Kueue:
         insort(self._waiting[active.job.tenant].setdefault(shape(active), []), (key(active), active))
 
     def dequeue(self, active: Active) -> None:
-        """Before its priority, goal or preference changes, too."""
+        """Before its priority or goal changes, too."""
         rows = self._waiting[active.job.tenant]
         mine = rows[shape(active)]
         mine.remove((key(active), active))
@@ -155,12 +155,13 @@ class Kueue:
         return all(self.used[f][tenant] + active.goal > self.nominal[f][tenant] for f in self.order)
 
     def _try(self, active: Active) -> Admit | Preempt | None:
-        flavors = [active.prefer, *(f for f in self.order if f != active.prefer)] if active.prefer else self.order
-        flavors = [flavor for flavor in flavors if active.job.speeds.get(flavor, 0) > 0]
+        allowed = [active.pinned] if active.pinned else self.order
+        flavors = [flavor for flavor in allowed if active.job.speeds.get(flavor, 0) > 0]
         for flavor in flavors:
             if self.room(active, flavor) >= active.goal:
-                hint = active.hint if flavor == active.prefer else None
-                place = self.nodes[flavor].find(active.goal, active.job.one_node, active.job.id, hint)
+                place = self.nodes[flavor].find(
+                    active.goal, active.job.one_node, active.job.id, _numbers(active.avoid, flavor)
+                )
                 if place is not None:
                     return Admit(active, flavor, place)
         if self._leave_for(active):
@@ -175,7 +176,8 @@ class Kueue:
                 self.room(active, flavor), nodes.widest(active.job.id) if active.job.one_node else nodes.total_free
             )
             count = min(fits, active.goal - 1)
-            place = nodes.find(count, active.job.one_node, active.job.id) if count >= active.job.least else None
+            avoid = _numbers(active.avoid, flavor)
+            place = nodes.find(count, active.job.one_node, active.job.id, avoid) if count >= active.job.least else None
             if place is not None:
                 return Admit(active, flavor, place)
         return None
@@ -242,6 +244,11 @@ class Kueue:
                 room += victim.devices
                 _add(more, victim.placement, 1)
         return tuple(taken)
+
+
+def _numbers(names: Iterable[str], flavor: str) -> set[int]:
+    """Of those nodes that are of this flavor."""
+    return {int(name.rpartition("-")[2]) for name in names if name.rpartition("-")[0] == flavor}
 
 
 def _kept(one: Preempt) -> int:

@@ -8,8 +8,9 @@ from statistics import fmean
 
 from .active import Active
 from .model import Tier
-from .simulator import HOUR_S, Outcome
+from .outcome import Outcome
 
+HOUR_S = 3600.0
 SHORT_S = 600.0
 """Slowdowns of shorter jobs are counted as of this length: a minute of waiting is no slowdown of 60."""
 MEASURES: Mapping[str, tuple[str, bool]] = {

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 DEVICES_PER_NODE = 8
 """8 of 10 GPUs of Alibaba's cluster-trace-gpu-v2023 are in nodes of 8 (4,936 of 6,212)."""
+
+
+PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}
+"""Dollars per device and hour: list prices of one cloud (Google, on demand, 2020), which Gavel's authors used."""
 
 
 class Tier(Enum):
@@ -23,6 +27,11 @@ class Tier(Enum):
     @property
     def rank(self) -> int:
         return list(Tier).index(self)
+
+    @property
+    def priority(self) -> int:
+        """Of its WorkloadPriorityClass; further apart than the levels of a policy."""
+        return 100 * self.rank
 
 
 @dataclass(frozen=True)
@@ -166,28 +175,11 @@ HELD = Costs()
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Of the arbiter.
-
-    :param least_run_s: that a job trains between two moves
-    :param moves_per_hour: of one job
-    :param at_once: largest share of the running jobs that leave at a time; one is always allowed
-    """
-
-    least_run_s: float = 600.0
-    moves_per_hour: int = 2
-    at_once: float = 0.1
-
-
-@dataclass(frozen=True)
 class Setting:
-    """One thing to try: what a move costs, and who proposes moves.
+    """One thing to try.
 
-    :param tick_s: between two looks of the policy
     :param classes: each tier has a WorkloadPriorityClass; otherwise all jobs have one priority
     """
 
     costs: Costs = HELD
-    limits: Limits = field(default_factory=Limits)
-    tick_s: float = 600.0
     classes: bool = False

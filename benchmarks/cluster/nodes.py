@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from .model import DEVICES_PER_NODE
 
@@ -25,15 +25,12 @@ class Nodes:
         self._with: list[dict[int, None]] = [{} for _ in range(DEVICES_PER_NODE + 1)]
         self._with[DEVICES_PER_NODE] = dict.fromkeys(range(count))
 
-    def find(self, devices: int, one_node: bool, job: int, hint: int | None = None) -> Placement | None:
+    def find(self, devices: int, one_node: bool, job: int, avoid: Collection[int] = ()) -> Placement | None:
         """Where `devices` fit now; None where they do not. As few nodes as possible, and the fullest that will do."""
         if devices > self.total_free:
             return None
-        known = hint is not None and 0 <= hint < len(self.free)
-        if hint is not None and known and self.free[hint] >= devices and self.closed.get(hint, job) == job:
-            return {hint: devices}
         if devices <= DEVICES_PER_NODE:
-            best = self._fullest(devices, job)
+            best = self._fullest(devices, job, avoid)
             if best is not None or one_node:
                 return None if best is None else {best: devices}
         found: dict[int, int] = {}
@@ -42,12 +39,12 @@ class Nodes:
             for node in self._with[free]:
                 if left < free:
                     break
-                if self.closed.get(node, job) == job:
+                if self.closed.get(node, job) == job and node not in avoid:
                     found[node] = free
                     left -= free
             if left == 0:
                 return found
-            rest = self._fullest(left, job, found) if left < free else None
+            rest = self._fullest(left, job, {*found, *avoid}) if left < free else None
             if rest is not None:
                 found[rest] = left
                 return found
@@ -79,10 +76,10 @@ class Nodes:
         for node, devices in placement.items():
             self._change(node, devices)
 
-    def _fullest(self, devices: int, job: int, but: Placement | None = None) -> int | None:
+    def _fullest(self, devices: int, job: int, but: Collection[int]) -> int | None:
         for free in range(devices, DEVICES_PER_NODE + 1):
             for node in self._with[free]:
-                if self.closed.get(node, job) == job and (but is None or node not in but):
+                if self.closed.get(node, job) == job and node not in but:
                     return node
         return None
 
@@ -91,6 +88,10 @@ class Nodes:
         self.free[node] += by
         self.total_free += by
         self._with[self.free[node]][node] = None
+
+
+def name_of(flavor: str, node: int) -> str:
+    return f"{flavor}-{node}"
 
 
 def packed(placement: Placement) -> bool:

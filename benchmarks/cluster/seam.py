@@ -1,135 +1,222 @@
-"""What a policy sees, and what it may propose: the seam between policies and the simulator.
+"""The controller's planner in the simulator: policies, checks of their proposals, and the arbiter are the product's.
 
-A policy is a pure function `View -> Sequence[Action]`. It is asked every `Setting.tick_s` seconds. The arbiter in
-`arbiter.py` refuses what goes beyond the limits, and the simulator carries out the rest.
+This module shows them the simulated cluster as the `ClusterSnapshot` that the controller makes of Kubernetes objects.
+A policy that is added to the planner is found by its mode in `PlannerSettings`; nothing here names one.
 
-A policy of the controller's planner fits here with an adapter of two functions. One makes the planner's snapshot of a
-`View`: jobs become attempts, `left_s` and `alpha` the fitted speed, `coming_s` and `leaving_s` the measured times. The
-other one makes an `Action` of each proposal. A priority or boost becomes `Priority`, a resize `Resize`, a migration to
-a flavor or node `Move`.
+One worker is one pod with one device. Jobs that need one node ask for a topology, so they cannot be resized.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
 
-from .model import DEVICES_PER_NODE, Tier
+from kueue_integration.controller.hold import Settings
+from kueue_integration.controller.planning.rounds import chosen, terms
+from kueue_integration.planner import policies
+from kueue_integration.planner.arbiter import Arbiter, Terms
+from kueue_integration.planner.model import ClusterSnapshot, Given, Job, Node, Queue, Workload
+from kueue_integration.planner.policies import Policy, regrow
+from kueue_integration.planner.proposals import Proposal
+from kueue_integration.planner.quota import Group
+from kueue_integration.planner.settings import PlannerSettings, problem
+
+from . import model
+from .active import Active, State
+from .history import EPOCH
+from .nodes import name_of
+
+DEVICE = "nvidia.com/gpu"
+COHORT = "all"
+REPORT_S = 600.0
+"""Seconds between two reports of a job's progress."""
+TIERS = {tier.name.lower(): tier.value for tier in model.Tier}
+HOST = "kubernetes.io/hostname"
+NEEDS: Mapping[str, Mapping[str, object]] = {"sla_tiers": {"tiers": TIERS}}
+"""What policies of `PlannerSettings` cannot do without."""
 
 
-class Seen(NamedTuple):
-    """A job that waits or runs; one that comes or leaves is not shown.
+def known(kind: type, **values: object) -> dict[str, Any]:
+    """Those of `values` that a class of the planner has a field for: what only some versions of it ask for."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
 
-    Seconds of work are alone on `workers` devices of the reference. Estimates are as wrong as `Mix.misjudged` says.
 
-    :param left_s: estimated work that is left
-    :param attained_device_s: device seconds that it has trained
-    :param attained_s: seconds that it has trained
-    :param since_s: seconds that it has been in its present state
-    :param delivered: fraction of the device time asked for that it was given since its arrival
-    :param devices: that it has; 0 while it waits
-    :param goal: that it will be given when it is admitted
-    :param placement: node of its flavor -> devices; empty while it waits
-    :param speeds: of one device by flavor, relative to the reference
+# --- which policies there are ---------------------------------------------------------------------------------------
+def modes() -> list[str]:
+    """The fields of `PlannerSettings` that are a policy."""
+    return [f.name for f in dataclasses.fields(PlannerSettings) if hasattr(getattr(PlannerSettings(), f.name), "mode")]
+
+
+def acting(names: Iterable[str], every_s: float) -> PlannerSettings:
+    """Settings with these policies on.
+
+    :raises ValueError: a name that `modes` does not have, or settings that the controller would refuse
+    """
+    usual, on = PlannerSettings(every_s=every_s, **known(PlannerSettings, prices=model.PRICES)), dict[str, Any]()
+    for name in names:
+        if name not in modes():
+            raise ValueError(f"policy {name}: there is none of this name; there are {', '.join(modes())}")
+        on[name] = dataclasses.replace(getattr(usual, name), mode="act", **NEEDS.get(name, {}))
+    settings = dataclasses.replace(usual, **on)
+    if problem(settings):
+        raise ValueError(f"{', '.join(on)}: {problem(settings)}")
+    return settings
+
+
+class Planner:
+    """One run's planner. `refused` counts proposals that were not carried out, by policy; nonsense by its words.
+
+    :param every_s: between two looks
     """
 
-    id: int
-    tenant: int
-    tier: Tier
-    running: bool
-    arrival_s: float
-    workers: int
-    least: int
-    most: int
-    one_node: bool
-    priority: int
-    goal: int
-    devices: int
-    flavor: str
-    placement: Mapping[int, int]
-    packed: bool
-    left_s: float
-    attained_device_s: float
-    attained_s: float
-    since_s: float
-    delivered: float
-    alpha: float
-    speeds: Mapping[str, float]
-    leaving_s: float
-    coming_s: float
+    def __init__(self, asked: Mapping[str, Policy], limits: Mapping[str, Terms], every_s: float) -> None:
+        self._policies, self._arbiter, self.every_s = asked, Arbiter(limits), every_s
+        self.refused: Counter[str] = Counter()
+        self.allowed: Counter[str] = Counter()
 
-    @property
-    def move_s(self) -> float:
-        return self.leaving_s + self.coming_s
+    @classmethod
+    def of(cls, settings: PlannerSettings, regrowth: bool) -> Planner:
+        """As the controller has it with these settings."""
+        asked = chosen(settings, "act")
+        if regrowth:
+            asked[regrow.NAME] = functools.partial(regrow.propose, enabled=True, min_run_s=Settings().regrow_min_run_s)
+        return cls(asked, terms(settings, asked), settings.every_s)
 
-    def rate(self, devices: int, flavor: str = "") -> float:
-        """Work per second on `devices` of one node or as few as possible."""
-        at = flavor or self.flavor
-        return float((devices / self.workers) ** self.alpha) * (self.speeds[at] if at else 1.0)
+    def look(self, snapshot: ClusterSnapshot, clock: float) -> list[Proposal]:
+        """What is to be carried out now."""
+
+        def trouble(policy: str, what: str, error: BaseException | None) -> None:
+            if error is not None:
+                raise error  # a study of a policy that does not work is no study
+            self.refused["nonsense"] += 1
+
+        found = []
+        for ruling in self._arbiter.rule(snapshot, policies.ask(self._policies, snapshot, trouble), clock):
+            if ruling.allowed:
+                found.append(ruling.proposal)
+                self.allowed[ruling.proposal.policy] += 1
+            else:
+                self.refused[ruling.proposal.policy] += 1
+        return found
 
 
-@dataclass(frozen=True)
-class View:
-    """:param free: free devices of each node, by flavor
-    :param prices: dollars per device and hour, by flavor, in the order in which Kueue tries them
-    :param quota: nominal devices of each tenant, all flavors together
-    """
+# --- what they see --------------------------------------------------------------------------------------------------
+class Eyes:
+    """Looks, again and again; a job that has not changed is not made again."""
 
-    now: float
-    jobs: Sequence[Seen]
-    free: Mapping[str, Sequence[int]]
-    prices: Mapping[str, float]
-    devices: Mapping[str, int]
-    quota: Sequence[int]
+    def __init__(self, cluster: model.Cluster, classes: bool) -> None:
+        self._classes = classes
+        self._queues = {_queue_name(t): _queue(cluster, t) for t in range(len(cluster.shares))}
+        self._flavors = {flavor.name: {"flavor": flavor.name} for flavor in cluster.flavors}
+        self._node = functools.lru_cache(maxsize=None)(_node)
+        self._known: dict[int, tuple[int, float, Job]] = {}
 
-    def packed(self, job: Seen, devices: int) -> bool:
-        """Whether a running job would find `devices` in as few nodes as possible, were its own free, too."""
-        rooms = [free + job.placement.get(node, 0) for node, free in enumerate(self.free[job.flavor])]
-        whole, rest = divmod(devices, DEVICES_PER_NODE)
-        full = sum(room == DEVICES_PER_NODE for room in rooms)
-        return full >= whole and (not rest or full > whole or any(rest <= room < DEVICES_PER_NODE for room in rooms))
+    def look(self, present: Iterable[Active], now: float, rooms: Mapping[str, Sequence[int]]) -> ClusterSnapshot:
+        """:param now: seconds of the simulation
+        :param rooms: free devices of each node, by flavor
+        """
+        jobs, workloads, made = {}, [], {}
+        for active in present:
+            before = self._known.get(active.job.id)
+            stale = before is None or before[0] != active.stamp or now - before[1] >= REPORT_S
+            if before is None or (stale and (before[0] != active.stamp or active.state is State.RUNNING)):
+                before = active.stamp, now, self._job(active, now)
+            made[active.job.id] = before
+            job = before[2]
+            assert job.workload is not None
+            jobs[job.key] = job
+            workloads.append(job.workload)
+        self._known = made
+        nodes = [self._node(flavor, n, devices) for flavor, free in rooms.items() for n, devices in enumerate(free)]
+        more = known(ClusterSnapshot, flavors=self._flavors)
+        return ClusterSnapshot(
+            EPOCH + now, self._queues, tuple(workloads), jobs, {node.name: node for node in nodes}, **more
+        )
 
-    def running(self) -> list[Seen]:
-        return [job for job in self.jobs if job.running]
-
-    def waiting(self) -> list[Seen]:
-        """In the order of their queues: priority, then arrival."""
-        return sorted((job for job in self.jobs if not job.running), key=lambda j: (-j.priority, j.arrival_s, j.id))
-
-
-@dataclass(frozen=True)
-class Priority:
-    """Kueue's own preemption acts on it. Costs nothing by itself."""
-
-    id: int
-    value: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Resize:
-    """A running job leaves and comes back with another number of devices. One that waits is only given another goal."""
-
-    id: int
-    devices: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Move:
-    """A running job leaves and is admitted again, if possible to this flavor and node."""
-
-    id: int
-    flavor: str
-    node: int | None
-    reason: str
+    def _job(self, active: Active, now: float) -> Job:
+        job, runs = active.job, active.state is State.RUNNING
+        holds = active.state in (State.STARTING, State.RUNNING)
+        done = active.done_s + (active.rate * (now - active.since) if runs else 0.0)
+        fewest = min(job.least, active.goal)
+        return Job(
+            key=key_of(job),
+            uid=f"job-{job.id}",
+            created=EPOCH + job.arrival_s,
+            workload=_workload(active, fewest),
+            given=_given(active) if holds else None,
+            priority_class=job.tier.name.lower() if self._classes else "",
+            own_priority=active.own_priority,
+            boosted_by=active.boosted_by,
+            wanted=active.goal,
+            fewest=fewest,
+            ranks=max(job.most, job.workers),
+            resizable=job.elastic and not job.one_node,
+            topology=job.one_node,
+            flavors=(active.pinned,) if active.pinned else (),
+            attempts=tuple(active.records),
+            runs_since=EPOCH + active.run_since if runs else None,
+            whole=runs,
+            nodes=frozenset(name_of(active.flavor, node) for node in active.placement),
+            change=active.change,
+            paused=active.state is State.PARKED,
+            steps_done=int(done) if runs else None,
+            steps_seen_at=EPOCH + now if runs else None,
+            steps_total=max(int(done) + 1, int(job.work_s * job.misjudged)),
+            steps_printed=int(done),
+        )
 
 
-Action = Priority | Resize | Move
-Policy = Callable[[View], Sequence[Action]]
+def key_of(job: model.Job) -> tuple[str, str]:
+    return f"tenant-{job.tenant}", f"job-{job.id}"
 
 
-def nobody(view: View) -> Sequence[Action]:
-    """Propose nothing: Kueue alone."""
-    return ()
+def flavor_of(proposal: Proposal) -> str:
+    """To which a job is to go and stay, "" for no other."""
+    return str(getattr(proposal, "flavor", ""))
+
+
+def number_of(proposal: Proposal) -> int:
+    """The job that it is about. Raises ValueError: not a name that `key_of` gives."""
+    return int(proposal.job[1].removeprefix("job-"))
+
+
+def _workload(active: Active, fewest: int) -> Workload:
+    job, leaves = active.job, active.state is State.LEAVING
+    return Workload(
+        namespace=key_of(job)[0],
+        name=f"job-{job.id}",
+        uid=f"job-{job.id}",
+        queue=_queue_name(job.tenant),
+        priority=active.priority,
+        created=EPOCH + job.arrival_s,
+        holds={(active.flavor, DEVICE): Fraction(active.devices)} if active.holds else None,
+        asks={DEVICE: Fraction(fewest)},
+        waits=active.state in (State.WAITING, State.BACKOFF),
+        leaves=leaves,
+        **known(Workload, pods=fewest, per_pod={DEVICE: Fraction(1)}, level=HOST if job.one_node else ""),
+    )
+
+
+def _node(flavor: str, number: int, free: int) -> Node:
+    name = name_of(flavor, number)
+    room = {DEVICE: Fraction(free), "pods": Fraction(1000)}
+    return Node(name, **known(Node, labels={"flavor": flavor, HOST: name}, free=room))
+
+
+def _given(active: Active) -> Given:
+    return Given(active.devices, active.flavor, {DEVICE: active.flavor}, {DEVICE: Fraction(active.devices)})
+
+
+def _queue_name(tenant: int) -> str:
+    return f"queue-{tenant}"
+
+
+def _queue(cluster: model.Cluster, tenant: int) -> Queue:
+    names: Sequence[str] = [flavor.name for flavor in cluster.flavors]
+    nominal = {(f.name, DEVICE): Fraction(cluster.nominal(f)[tenant]) for f in cluster.flavors}
+    return Queue(_queue_name(tenant), COHORT, [Group([DEVICE], names, nominal)])

@@ -1,61 +1,40 @@
-"""A discrete-event simulator: jobs arrive, Kueue admits and preempts, a policy moves, and every move costs.
+"""A discrete-event simulator: jobs arrive, Kueue admits and preempts, the planner moves, and every move costs.
 
-Simulated; `replay.py` plays the same workload to a real Kueue. The same jobs, cluster, setting, policy and seed
+Simulated; `replay.py` plays the same workload to a real Kueue. The same jobs, cluster, setting, planner and seed
 give the same outcome to the last digit.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Mapping, Sequence
 
-from . import arbiter
+from kueue_integration.planner.model import BY, ClusterSnapshot, Request
+from kueue_integration.planner.proposals import Proposal
+
+from . import history
 from .active import Active, State
+from .history import EPOCH
 from .kueue import Admit, Kueue
 from .model import Cluster, Job, Setting
 from .nodes import packed
-from .seam import Action, Move, Policy, Priority, Resize, Seen, View, nobody
+from .outcome import Kind, Outcome, check
+from .seam import Eyes, Planner, flavor_of, known, number_of
 
 HOUR_S = 3600.0
-
-
-class Kind(Enum):
-    """Of an event."""
-
-    ARRIVES = "arrives"
-    READY = "ready"
-    NEVER_READY = "never ready"
-    DONE = "done"
-    LEFT = "left"
-    QUEUED = "queued"
-    TICK = "tick"
-    WINDOW = "window"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """:param jobs: in the order of arrival, all done
-    :param window_s: while jobs arrived
-    :param held_device_s: device seconds held within the window
-    :param worked_device_s: work done within the window, in device seconds of the reference
-    :param refused: proposals that the arbiter refused, by cause
-    """
-
-    jobs: Sequence[Active]
-    cluster: Cluster
-    window_s: float
-    held_device_s: float
-    worked_device_s: float
-    refused: Counter[str]
-    events: int
+STUCK_S = 400 * 86400.0
+"""No job takes so long: a slow one of 48 hours on a quarter of its workers, spread over nodes, takes 40 days."""
+EVENTS_PER_JOB = 500  # more is no study: jobs that preempt each other for ever
+MOVES: Mapping[str, str] = {"readmit": "Regrown", "resize": "Resized", "migrate": "Migrated", "pause": "Paused"}
+"""What the planner may ask of a job that trains, and how the controller calls the end of its attempt then."""
 
 
 class Simulation:
-    """:param watch: called after each event; for tests
+    """:param planner: None: Kueue alone
+    :param watch: called after each event; for tests
     :raises ValueError: a job that can never run on this cluster
     """
 
@@ -64,20 +43,22 @@ class Simulation:
         cluster: Cluster,
         jobs: Sequence[Job],
         setting: Setting,
-        policy: Policy = nobody,
+        planner: Planner | None = None,
         seed: int = 0,
         watch: Callable[[Simulation], None] | None = None,
     ) -> None:
         for job in jobs:
-            _check(job, cluster)
-        self.cluster, self.setting, self.policy, self.seed, self._watch = cluster, setting, policy, seed, watch
+            check(job, cluster)
+        self.cluster, self.setting, self.planner, self.seed, self._watch = cluster, setting, planner, seed, watch
         self.kueue = Kueue(cluster)
         self.prices = {flavor.name: flavor.price for flavor in cluster.flavors}
-        self.jobs = {j.id: Active(j, j.workers, priority=j.tier.rank if setting.classes else 0) for j in jobs}
+        self.jobs = {j.id: Active(j, j.workers) for j in jobs}
+        for active in self.jobs.values() if setting.classes else ():
+            active.priority = active.own_priority = active.job.tier.priority
         self.present: dict[int, Active] = {}
         """Jobs that have arrived and are not done."""
         self.now = 0.0
-        self.refused: Counter[str] = Counter()
+        self._eyes = Eyes(cluster, setting.classes)
         self._open = len(jobs)
         self._events: list[tuple[float, int, Kind, Active | None, int]] = []
         self._count = 0
@@ -85,23 +66,25 @@ class Simulation:
         for active in self.jobs.values():
             self._at(active.job.arrival_s, Kind.ARRIVES, active)
 
-    def run(self, most_events: int = 20_000_000) -> Outcome:
-        """Until all jobs are done.
+    def run(self, most_events: int | None = None) -> Outcome:
+        """Until all jobs are done; without a number `EVENTS_PER_JOB` are allowed, looks of the planner left out.
 
         :raises RuntimeError: jobs are left and nothing will ever happen to them, or there is no end
         """
         window = max((active.job.arrival_s for active in self.jobs.values()), default=0.0)
         self._at(window, Kind.WINDOW)
-        if self.policy is not nobody:
-            self._at(self.setting.tick_s, Kind.TICK)
-        handled = 0
+        if self.planner is not None:
+            self._at(self.planner.every_s, Kind.TICK)
+        handled, last = 0, 0.0
+        most = EVENTS_PER_JOB * len(self.jobs) if most_events is None else most_events
         while self._open:
-            if not self._events or handled >= most_events:
+            if not self._events or handled >= most or self.now - last > STUCK_S:
                 raise RuntimeError(f"after {handled} events {self._open} jobs are not done, at {self.now:g} s")
             self.now, _, kind, active, version = heapq.heappop(self._events)
             if active is not None and version != active.version:
                 continue
-            handled += 1
+            if kind is not Kind.TICK:
+                handled, last = handled + 1, self.now
             self._handle(kind, active)
             while (decision := self.kueue.next()) is not None:
                 if isinstance(decision, Admit):
@@ -114,7 +97,8 @@ class Simulation:
             if self._watch is not None:
                 self._watch(self)
         done = sorted(self.jobs.values(), key=lambda active: active.job.id)
-        return Outcome(done, self.cluster, window, *self._window, self.refused, handled)
+        told = (self.planner.refused, self.planner.allowed) if self.planner is not None else (Counter(), Counter())
+        return Outcome(done, self.cluster, window, *self._window, *told, handled)
 
     # --- events ---------------------------------------------------------------------------------------------------
     def _at(self, when: float, kind: Kind, active: Active | None = None) -> None:
@@ -131,7 +115,7 @@ class Simulation:
             self._ready(active)
         elif kind is Kind.LEFT:
             self._release(active)
-            self._queue(active)
+            self._left(active)
         elif kind is Kind.NEVER_READY:
             self._release(active)
             active.state, costs = State.BACKOFF, self.setting.costs
@@ -150,15 +134,16 @@ class Simulation:
             held = sum(a.run_device_s + a.over_device_s for a in self.jobs.values())
             self._window = (held, sum(a.done_s * a.job.workers for a in self.jobs.values()))
             return
-        self._at(self.now + self.setting.tick_s, Kind.TICK)
+        assert self.planner is not None
+        self._at(self.now + self.planner.every_s, Kind.TICK)
         if self.present:
-            actions = self.policy(self.view())
-            for action in arbiter.allowed(actions, self.present, self.setting.limits, self.now, self.refused):
-                self._carry_out(action)
+            for proposal in self.planner.look(self._look(), self.now):
+                self._carry_out(proposal)
 
     def _next(self, active: Active, after_s: float, kind: Kind) -> None:
         """Its earlier events are void."""
         active.version += 1
+        active.stamp += 1
         self._at(self.now + after_s, kind, active)
 
     def _account(self, active: Active) -> None:
@@ -166,18 +151,30 @@ class Simulation:
 
     def _queue(self, active: Active) -> None:
         active.state, active.queued_since, active.since = State.WAITING, self.now, self.now
+        active.stamp += 1
         self.kueue.enqueue(active)
+
+    def _left(self, active: Active) -> None:
+        """Its quota is free: it is queued again, or stays out of its queue where that was asked for."""
+        if active.change is not None and active.change.under_way:
+            active.change = dataclasses.replace(active.change, state="done", at=EPOCH + self.now)
+            if active.change.op == "pause":
+                active.state, active.since = State.PARKED, self.now
+                active.stamp += 1
+                return
+        self._queue(active)
 
     def _admit(self, decision: Admit) -> None:
         active = decision.active
         self.kueue.admit(decision)
         active.waited_s += self.now - active.queued_since
         active.flavor, active.placement = decision.flavor, decision.placement
-        active.devices, active.prefer, active.hint = sum(decision.placement.values()), "", None
+        active.devices, active.avoid = sum(decision.placement.values()), frozenset()
         active.packed = packed(decision.placement)
         active.state, active.admitted_at, active.since = State.STARTING, self.now, self.now
         active.first_admitted = self.now if active.first_admitted is None else active.first_admitted
         active.attempts += 1
+        history.admitted(active, self.now)
         costs = self.setting.costs
         dice = random.Random(f"start {self.seed} {active.job.id} {active.attempts}")
         if dice.random() < costs.fails:
@@ -191,19 +188,22 @@ class Simulation:
         active.began_s = active.kept_s = active.done_s
         speed = active.job.rate(active.devices, active.flavor, active.packed)
         active.rate = speed * self.setting.costs.slowdown(active.job)
+        history.trains(active, self.now)
         self._next(active, active.left_s / active.rate, Kind.DONE)
 
-    def _evict(self, active: Active) -> None:
+    def _evict(self, active: Active, why: str = "Preempted") -> None:
         self._account(active)
         costs, ran = self.setting.costs, active.state is State.RUNNING
         if ran:
             active.lose(self.now, costs)
+        history.evicted(active, self.now, why)
         active.state = State.LEAVING
         self._next(active, costs.leaving(active.job, active.devices) if ran else costs.evict_s, Kind.LEFT)
 
     def _release(self, active: Active) -> None:
         self._account(active)
         self.kueue.release(active)
+        history.released(active, self.now)
         active.devices, active.placement, active.rate, active.packed = 0, {}, 0.0, True
 
     # --- the policy -----------------------------------------------------------------------------------------------
@@ -212,55 +212,39 @@ class Simulation:
             if active.holds:
                 self._account(active)
 
-    def view(self) -> View:
-        self._account_all()
-        shown = [self._seen(a) for a in self.present.values() if a.state in (State.WAITING, State.RUNNING)]
-        flavors = self.cluster.flavors
-        return View(
-            self.now,
-            shown,
-            {name: nodes.free for name, nodes in self.kueue.nodes.items()},
-            self.prices,
-            self.kueue.total,
-            [sum(self.kueue.nominal[f.name][tenant] for f in flavors) for tenant in range(len(self.cluster.shares))],
-        )
+    def _look(self) -> ClusterSnapshot:
+        return self._eyes.look(self.present.values(), self.now, {n: it.free for n, it in self.kueue.nodes.items()})
 
-    def _seen(self, active: Active) -> Seen:
-        job, costs, runs = active.job, self.setting.costs, active.state is State.RUNNING
-        present_s = max(self.now - job.arrival_s, 1e-9)
-        return Seen(
-            job.id, job.tenant, job.tier, runs, job.arrival_s, job.workers, job.least, job.most, job.one_node,
-            active.priority, active.goal, active.devices, active.flavor if runs else "", active.placement,
-            active.packed, active.left_s * job.misjudged,
-            active.run_device_s, active.ran_s, self.now - (active.run_since if runs else active.queued_since),
-            min(1.0, active.run_device_s / (job.workers * present_s)), job.alpha, job.speeds,
-            *active.move_s(costs),
-        )  # fmt: skip
+    def _carry_out(self, proposal: Proposal) -> None:
+        """By the same requests as in the controller. The arbiter has checked that the job trains, where it has to."""
+        active, action = self.present[number_of(proposal)], str(proposal.action)
+        by = f"{BY}{proposal.policy}: {proposal.reason}"
+        if action == "priority":
+            self._prioritise(active, proposal)
+        elif action == "resume":
+            active.change = Request("resume", by, "done", active.attempts, EPOCH + self.now)
+            self._queue(active)
+        elif action == "unpin":
+            active.pinned, active.stamp = "", active.stamp + 1
+        elif action in MOVES:
+            if action == "resize":
+                active.goal = proposal.workers
+            active.avoid, active.pinned = frozenset(proposal.nodes), flavor_of(proposal) or active.pinned
+            if action != "readmit":
+                pins = known(Request, pins=bool(flavor_of(proposal)))
+                active.change = Request(action, by, "running", active.attempts, EPOCH + self.now, **pins)
+            active.moves.append(self.now)
+            self._evict(active, MOVES[action])
+        else:
+            raise ValueError(f"policy {proposal.policy}: the simulator has no {action}")
+        self.kueue.changed()
 
-    def _carry_out(self, action: Action) -> None:
-        active = self.present[action.id]
+    def _prioritise(self, active: Active, proposal: Proposal) -> None:
         waits = active.state is State.WAITING
         if waits:
             self.kueue.dequeue(active)
-        if isinstance(action, Priority):
-            active.priority = action.value
-        elif isinstance(action, Resize):
-            active.goal = action.devices
-        else:
-            active.prefer, active.hint = action.flavor, action.node
+        active.priority = proposal.priority
+        active.boosted_by = proposal.policy if proposal.priority != active.own_priority else ""
+        active.stamp += 1
         if waits:
             self.kueue.enqueue(active)
-        elif isinstance(action, (Resize, Move)):
-            active.moves.append(self.now)
-            self._evict(active)
-        self.kueue.changed()
-
-
-def _check(job: Job, cluster: Cluster) -> None:
-    """:raises ValueError: see `Simulation`"""
-    rooms = [flavor.devices for flavor in cluster.flavors if job.speeds.get(flavor.name, 0) > 0]
-    if job.tenant >= len(cluster.shares) or job.workers > max(rooms, default=0):
-        raise ValueError(
-            f"job {job.id}: tenant = {job.tenant}, workers = {job.workers}: the cluster has {len(cluster.shares)} "
-            f"tenants and flavors for it with at most {max(rooms, default=0)} devices"
-        )

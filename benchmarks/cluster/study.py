@@ -13,14 +13,11 @@ from dataclasses import dataclass, field, replace
 from . import generator
 from .generator import Mix
 from .measures import measures
-from .model import DEVICES_PER_NODE, HELD, PLAIN, SAVES, Cluster, Costs, Flavor, Setting
-from .policies import POLICIES
-from .seam import Policy, nobody
+from .model import DEVICES_PER_NODE, HELD, PLAIN, PRICES, SAVES, Cluster, Costs, Flavor, Setting
+from .seam import Planner, acting, modes
 from .simulator import Simulation
 
 DAY_S = 86400.0
-PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}
-"""Dollars per device and hour: list prices of one cloud (Google, on demand, 2020), which Gavel's authors used."""
 Say = Callable[[str], None]
 
 RESTART, SAVING, HOLD = "Kueue, jobs never save", "Kueue, jobs save every 30 min", "Kueue with the hold"
@@ -38,18 +35,18 @@ class Scenario:
     name: str
     about: str
     devices: int = 256
-    days: float = 7.0
+    days: float = 4.0
     load: float = 0.9
     flavors: tuple[str, ...] = ("v100",)
     mix: Mix = field(default_factory=Mix)
     classes: bool = False
     dear: float = 1.0
-    seeds: int = 4
+    seeds: int = 3
     contenders: tuple[str, ...] = ()
 
     def names(self) -> Sequence[str]:
         """Of the contenders."""
-        return self.contenders or tuple(CONTENDERS)
+        return self.contenders or tuple(n for n in CONTENDERS if self.classes or n not in ONLY_WITH_CLASSES)
 
     def with_seeds(self, seeds: int) -> Scenario:
         return replace(self, seeds=seeds)
@@ -70,24 +67,65 @@ class Scenario:
         return Setting(dearer, classes=self.classes)
 
 
-WIDE = (SAVING, HOLD, "marginal gain", "defragmentation", "all")
-"""Of the large ones. Least attained service alone evicts so often there that a run takes minutes."""
+LOOK_S = 300.0
+"""Between two looks of the planner (`planner.everySeconds`). The chart has 30 s, with which a study takes ten times as
+long. One move starts in a cohort per look, so this is also the shortest time between two moves."""
+HERE = [name for name in modes() if name not in ("cordon", "health")]
+"""The policies of the planner that have something to do here: no node leaves, and none is sick."""
+ONLY_WITH_CLASSES = ("sla tiers",)
+WITH_REGROWTH = ("marginal_gain",)
+"""Alone it does nothing: it needs a job's speed at two sizes, and without regrowth few jobs change their size."""
+REGROWTH, ALL = "regrowth", "all"
+
+
+def compatible(names: Sequence[str]) -> list[str]:
+    """As many as the controller lets stand together, the first ones first."""
+    found: list[str] = []
+    for name in names:
+        try:
+            acting([*found, name], LOOK_S)
+        except ValueError:
+            continue
+        found.append(name)
+    return found
+
+
+@dataclass(frozen=True)
+class Contender:
+    """:param policies: fields of `PlannerSettings`; None: no planner
+    :param regrowth: it is on, too
+    """
+
+    costs: Costs
+    policies: tuple[str, ...] | None = None
+    regrowth: bool = False
+
+    def planner(self) -> Planner | None:
+        """One for each run: it remembers."""
+        return None if self.policies is None else Planner.of(acting(self.policies, LOOK_S), self.regrowth)
+
+
+CONTENDERS: Mapping[str, Contender] = {
+    RESTART: Contender(PLAIN),
+    SAVING: Contender(SAVES),
+    HOLD: Contender(HELD),
+    REGROWTH: Contender(HELD, (), True),
+    **{name.replace("_", " "): Contender(HELD, (name,), name in WITH_REGROWTH) for name in HERE},
+    ALL: Contender(HELD, tuple(compatible(HERE)), True),
+}
 SCENARIOS: Sequence[Scenario] = (
     Scenario("shared", "Philly's mix on one type of device"),
     Scenario("busy", "the same with more work than devices", load=1.2),
     Scenario("topology", "every job of 2 to 8 workers needs one node", mix=Mix(one_node=1.0)),
     Scenario("mixed", "half V100, half P100", load=0.7, flavors=("v100", "p100")),
-    Scenario("tiers", "three tiers with a priority class each", load=1.1, mix=Mix(tiers=(0.3, 0.5, 0.2)), classes=True),
+    # Smaller than the others: with 256 devices jobs preempt each other without an end.
+    Scenario(
+        "tiers", "three tiers with a priority class each", 128, 3.0, 1.1, mix=Mix(tiers=(0.3, 0.5, 0.2)), classes=True
+    ),
     Scenario("dear moves", "`shared`, but a move costs ten times as much", dear=10.0),
-    Scenario("1024 devices", "`busy`, larger", load=1.2, devices=1024, days=4.0, seeds=2, contenders=WIDE),
-    Scenario("4096 devices", "`busy`, larger", load=1.2, devices=4096, days=1.5, seeds=1, contenders=WIDE),
+    Scenario("1024 devices", "`busy`, larger", load=1.2, devices=1024, days=2.0, seeds=1),
+    Scenario("4096 devices", "`busy`, larger", load=1.2, devices=4096, days=1.0, seeds=1),
 )
-CONTENDERS: Mapping[str, tuple[Costs, Policy]] = {
-    RESTART: (PLAIN, nobody),
-    SAVING: (SAVES, nobody),
-    HOLD: (HELD, nobody),
-    **{name: (HELD, policy) for name, policy in POLICIES.items()},
-}
 
 
 @dataclass(frozen=True)
@@ -116,11 +154,11 @@ def runs(scenarios: Sequence[Scenario], first_seed: int) -> Iterator[Run]:
 
 def play(run: Run) -> dict[str, float]:
     """Raises RuntimeError, ValueError."""
-    scenario, (costs, policy) = run.scenario, CONTENDERS[run.contender]
+    scenario, contender = run.scenario, CONTENDERS[run.contender]
     cluster, window_s = scenario.cluster(), scenario.days * DAY_S
     demand = scenario.load * cluster.devices * window_s
     jobs = generator.workload(run.seed, demand, window_s, scenario.flavors, scenario.mix)
-    outcome = Simulation(cluster, jobs, scenario.setting(costs), policy, run.seed).run()
+    outcome = Simulation(cluster, jobs, scenario.setting(contender.costs), contender.planner(), run.seed).run()
     return {**measures(outcome), "jobs": float(len(jobs)), "refused": float(sum(outcome.refused.values()))}
 
 

@@ -70,7 +70,7 @@ def workload(job: Job, namespace: str, classes: bool) -> Object:
         "spec": {
             "active": True,
             "queueName": queue_name(namespace, job.tenant),
-            "priority": job.tier.rank if classes else 0,
+            "priority": job.tier.priority if classes else 0,
             "podSets": [podset],
         },
     }

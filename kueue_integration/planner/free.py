@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from itertools import chain
 
 from . import quota
 from .model import ClusterSnapshot, Queue, Workload
@@ -14,29 +15,33 @@ Room = dict[tuple[str, str], Fraction]
 
 def holders(snapshot: ClusterSnapshot, queue: Queue) -> list[Workload]:
     """Workloads that hold quota in the queues around `queue`."""
-    members = {q.name for q in snapshot.around(queue)}
-    return [w for w in snapshot.workloads if w.holds is not None and w.queue in members]
+    return [w for w in _around(snapshot, queue) if w.holds is not None]
 
 
 def waiting(snapshot: ClusterSnapshot, queue: Queue) -> list[Workload]:
     """Active Workloads that wait for quota in the queues around `queue`."""
-    members = {q.name for q in snapshot.around(queue)}
-    return [w for w in snapshot.workloads if w.waits and w.queue in members]
+    return [w for w in _around(snapshot, queue) if w.waits]
+
+
+def _around(snapshot: ClusterSnapshot, queue: Queue) -> Iterator[Workload]:
+    return chain.from_iterable(snapshot.by_queue.get(q.name, ()) for q in snapshot.around(queue))
 
 
 def room(snapshot: ClusterSnapshot, queue: Queue) -> Room:
     """Free nominal quota of the queue, limited by the free quota of its cohort. The planner never counts on borrowed
     quota."""
-    reserved = holders(snapshot, queue)
-    in_cohort = quota.added(w.holds or {} for w in reserved)
-    in_queue = quota.added(w.holds or {} for w in reserved if w.queue == queue.name)
-    total = quota.added(q.nominal for q in snapshot.around(queue))
+    in_cohort, total = snapshot.pool_totals.get(queue.pool, ({}, {}))
     return {
-        key: min(
-            amount - max(in_queue.get(key, NONE), queue.reported.get(key, NONE)),
-            total.get(key, amount) - in_cohort.get(key, NONE),
-        )
-        for key, amount in queue.nominal.items()
+        key: min(amount, total.get(key, queue.nominal[key]) - in_cohort.get(key, NONE))
+        for key, amount in own_room(snapshot, queue).items()
+    }
+
+
+def own_room(snapshot: ClusterSnapshot, queue: Queue) -> Room:
+    """Nominal quota that the queue itself does not use. Others may have borrowed it: Kueue reclaims it."""
+    used = snapshot.held.get(queue.name, {})
+    return {
+        key: amount - max(used.get(key, NONE), queue.reported.get(key, NONE)) for key, amount in queue.nominal.items()
     }
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import Final, Literal
 
 from proxy.protocol.messages import AttemptRecord
 
+from . import quota
 from .quota import Amounts, Group
 
 JobKey = tuple[str, str]
@@ -29,11 +31,11 @@ class Queue:
     stopped: bool = field(default=False, kw_only=True)
     """Kueue admits nobody there (stopPolicy): whoever leaves does not come back."""
 
-    @property
+    @cached_property
     def nominal(self) -> Amounts:
         return {key: amount for group in self.groups for key, amount in group.nominal.items()}
 
-    @property
+    @cached_property
     def pool(self) -> str:
         """Queues of one pool give each other quota: the cohort, or the queue alone."""
         return f"cohort {self.cohort}" if self.cohort else f"queue {self.name}"
@@ -255,4 +257,36 @@ class ClusterSnapshot:
 
     def around(self, queue: Queue) -> Sequence[Queue]:
         """All queues of the cohort, this one included."""
-        return [q for q in self.queues.values() if q.pool == queue.pool]
+        return self._pools.get(queue.pool, ())
+
+    # Each is made once for a snapshot, because policies ask for every queue. A sum over the cohort for each of its
+    # queues would grow with the square of the cohort.
+    @cached_property
+    def _pools(self) -> Mapping[str, Sequence[Queue]]:
+        found: dict[str, list[Queue]] = {}
+        for queue in self.queues.values():
+            found.setdefault(queue.pool, []).append(queue)
+        return found
+
+    @cached_property
+    def by_queue(self) -> Mapping[str, Sequence[Workload]]:
+        """Workloads by the name of their ClusterQueue."""
+        found: dict[str, list[Workload]] = {}
+        for workload in self.workloads:
+            found.setdefault(workload.queue, []).append(workload)
+        return found
+
+    @cached_property
+    def held(self) -> Mapping[str, Amounts]:
+        """What the Workloads of each ClusterQueue hold."""
+        return {
+            name: quota.added(w.holds for w in found if w.holds is not None) for name, found in self.by_queue.items()
+        }
+
+    @cached_property
+    def pool_totals(self) -> Mapping[str, tuple[Amounts, Amounts]]:
+        """For each pool: what its queues hold, and their nominal quota."""
+        return {
+            pool: (quota.added(self.held.get(q.name, {}) for q in queues), quota.added(q.nominal for q in queues))
+            for pool, queues in self._pools.items()
+        }

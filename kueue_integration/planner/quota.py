@@ -109,7 +109,7 @@ def added(parts: Iterable[Amounts]) -> dict[tuple[str, str], Fraction]:
     total: dict[tuple[str, str], Fraction] = {}
     for part in parts:
         for key, amount in part.items():
-            total[key] = total.get(key, NONE) + amount
+            total[key] = total[key] + amount if key in total else amount
     return total
 
 

@@ -91,6 +91,10 @@ def _goal(queue: Queue, free: Room, job: Job) -> str | None:
     if job.topology and not job.asks_for_change:
         return None
     bound = job.node_selector and not job.asks_for_change
+    if given.count >= job.wanted and all(
+        given.flavors.get(r) in group.flavors[:1] for group in queue.groups for r in group.covered if r in given.usage
+    ):
+        return None  # all of it on the flavors that come first, as nearly every job has it
     own = job.workload.holds or {}
     earlier, names = False, []
     for group in queue.groups:

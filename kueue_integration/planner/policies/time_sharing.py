@@ -46,12 +46,17 @@ def propose(snapshot: ClusterSnapshot, quantum_s: float) -> list[Proposal]:
 
 def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job], quantum_s: float) -> Iterator[Proposal]:
     free = quotas.room(snapshot, queue)
-    turns = [t for t in _turns(snapshot, queue, jobs) if quota.fits(t.workload.asks, queue.groups, queue.nominal)]
-    turn = min(turns, key=lambda t: (-t.workload.priority, t.since, t.workload.uid), default=None)
+    all_turns = sorted(_turns(snapshot, queue, jobs), key=lambda t: (-t.workload.priority, t.since, t.workload.uid))
+    turn = next((t for t in all_turns if quota.fits(t.workload.asks, queue.groups, queue.nominal)), None)
     if turn is None:
+        # Parked jobs that need more than the queue has of its own ran on borrowed quota. Only Kueue knows when there
+        # is some again, so they wait in its queue as soon as nobody else does. Else they would stay parked for ever.
+        for late in all_turns:
+            if late.parked is not None:
+                yield Proposal("resume", late.parked.key, "nobody else waits, and Kueue may lend it quota", 0.0, NAME)
         return
-    if quota.fits(turn.workload.asks, queue.groups, free):
-        if turn.parked is not None:
+    if quota.fits(turn.workload.asks, queue.groups, free if turn.parked is None else quotas.own_room(snapshot, queue)):
+        if turn.parked is not None:  # in Kueue's queue it can also have back what the cohort has borrowed
             waited = snapshot.now - turn.since
             yield Proposal("resume", turn.parked.key, f"its turn, after {waited:.0f} s in the store", 0.0, NAME)
         return  # Kueue admits who waits by itself
@@ -65,8 +70,8 @@ def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job], quan
 
 def _turns(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job]) -> Iterator[_Turn]:
     since = {job.workload.uid: _idle_since(job) for job in jobs if job.workload is not None}
-    for workload in snapshot.workloads:
-        if workload.waits and workload.queue == queue.name:
+    for workload in snapshot.by_queue.get(queue.name, ()):
+        if workload.waits:
             yield _Turn(workload, since.get(workload.uid, workload.created), None)
     for job in jobs:
         if job.parked_by == NAME and job.workload is not None and job.workload.holds is None:

@@ -45,7 +45,7 @@ def test_queues_have_the_quota_of_the_tenants() -> None:
 def test_a_job_is_a_workload_of_as_many_pods() -> None:
     made = twin.workload(JOB, "replay", classes=True)
     podset = made["spec"]["podSets"][0]
-    assert (podset["count"], podset["minCount"], made["spec"]["priority"]) == (8, 2, 2)
+    assert (podset["count"], podset["minCount"], made["spec"]["priority"]) == (8, 2, Tier.PREMIUM.priority)
     assert made["spec"]["queueName"] == "replay-1" and twin.job_of(made["metadata"]["name"]) == 7
     rigid = twin.workload(replace(JOB, least=8), "replay", classes=False)
     assert "minCount" not in rigid["spec"]["podSets"][0] and rigid["spec"]["priority"] == 0

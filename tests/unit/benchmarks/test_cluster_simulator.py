@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 
 from benchmarks.cluster import generator
 from benchmarks.cluster.active import Active, State
-from benchmarks.cluster.model import HELD, PLAIN, SAVES, Cluster, Costs, Flavor, Job, Limits, Setting
-from benchmarks.cluster.seam import Action, Move, Policy, Priority, Resize, View, nobody
-from benchmarks.cluster.simulator import Outcome, Simulation
+from benchmarks.cluster.history import EPOCH
+from benchmarks.cluster.model import HELD, PLAIN, SAVES, Cluster, Costs, Flavor, Job, Setting
+from benchmarks.cluster.outcome import Outcome
+from benchmarks.cluster.seam import Planner
+from benchmarks.cluster.simulator import Simulation
+from kueue_integration.planner.arbiter import Limits, Terms
+from kueue_integration.planner.model import ClusterSnapshot
+from kueue_integration.planner.policies import Policy
+from kueue_integration.planner.proposals import Action, Proposal
 
 SURE = replace(HELD, fails=0.0)
 ONE = Cluster([Flavor("v100", 2, 2.0)], [0.5, 0.5])
@@ -26,16 +32,32 @@ def job(number: int, workers: int = 8, tenant: int = 0, at: float = 0.0, work_s:
     return Job(number, tenant, at, workers, family="X", work_s=work_s, gb=1.0, **{**given_, **more})
 
 
+def planner(policy: Policy, every_s: float = 50.0, limits: Limits | None = None) -> Planner:
+    """Of one policy, called `test`, whose moves are not weighed."""
+    return Planner({"test": policy}, {"test": Terms(limits or Limits(100.0), weigh=False)}, every_s)
+
+
+def about(job: int, action: Action, tenant: int = 0, **more) -> Proposal:
+    return Proposal(action, (f"tenant-{tenant}", f"job-{job}"), "for a test", 1.0, "test", **more)
+
+
 def wild(seed: int) -> Policy:
     """Propose anything, sense or not, for a day: for ever would let no job without a checkpoint end."""
-    dice = random.Random(seed)
+    dice, until = random.Random(seed), EPOCH + 86400
 
-    def propose(view: View) -> list[Action]:
-        made: list[Action] = []
-        for one in dice.choices(view.jobs, k=5) if view.jobs and view.now < 86400 else ():
-            made.append(Priority(one.id, dice.randint(-3, 3), "any"))
-            made.append(Resize(one.id, dice.choice([0, one.least, one.workers, one.most, 99]), "any"))
-            made.append(Move(one.id, dice.choice(["v100", "p100", "none"]), dice.choice([None, 0, 1, 99, -5]), "any"))
+    def propose(seen: ClusterSnapshot) -> list[Proposal]:
+        made: list[Proposal] = []
+        for job in dice.choices(list(seen.jobs.values()), k=5) if seen.jobs else ():
+            by = "test"
+            made.append(Proposal("resume", job.key, "any", 1.0, by))
+            if seen.now > until:
+                continue
+            made.append(Proposal("priority", job.key, "any", 1.0, by, priority=dice.randint(-3, 3)))
+            sizes = [0, job.fewest, job.wanted, job.ranks, 99]
+            made.append(Proposal("resize", job.key, "any", 1.0, by, workers=dice.choice(sizes)))
+            made.append(Proposal("migrate", job.key, "any", 1.0, by, nodes=tuple(dice.sample(sorted(seen.nodes), 2))))
+            made.append(Proposal(dice.choice(["pause", "readmit"]), job.key, "any", 1.0, by))
+        dice.shuffle(made)
         return made
 
     return propose
@@ -55,7 +77,9 @@ def check(simulation: Simulation) -> None:
             assert free == 8 - sum(a.placement.get(node, 0) for a in mine) >= 0
     for active in holders:
         assert active.devices == sum(active.placement.values())
-        assert active.job.least <= active.devices <= active.job.most, "a gang has all of its devices or none"
+        # One that leaves has its old size, and may have another goal already.
+        fewest = 1 if active.state is State.LEAVING else min(active.job.least, active.goal)
+        assert fewest <= active.devices <= active.job.most, "a gang has all of its devices or none"
         assert not active.job.one_node or len(active.placement) == 1
     waiting = list(kueue.waiting())
     assert {a.job.id for a in waiting} == {a.job.id for a in simulation.present.values() if a.state is State.WAITING}
@@ -87,9 +111,10 @@ def test_nothing_is_lost_or_given_twice(seed: int, strict: bool, borrow: float, 
     made = generator.workload(seed, 1e6, 5e4, ["v100", "p100"], mix)
     narrow = [replace(one, tenant=one.tenant % 3) for one in made if one.workers <= 3]
     jobs = [replace(one, id=number) for number, one in enumerate(narrow)]
-    setting = Setting(costs, Limits(least_run_s=60, at_once=0.5), tick_s=200)
     runs = [
-        Simulation(cluster, jobs, setting, nobody if policy == "nobody" else wild(seed), seed, check).run(200_000)
+        Simulation(
+            cluster, jobs, Setting(costs), None if policy == "nobody" else planner(wild(seed), 200), seed, check
+        ).run(200_000)
         for _ in range(2)
     ]
     complete(runs[0], jobs)
@@ -103,7 +128,7 @@ def test_work_is_conserved(seed: int, costs: Costs) -> None:
     jobs = [replace(j, spread=1.0, tenant=j.tenant % 2) for j in generator.workload(seed, 1e6, 5e4, ["v100"], mix)]
     jobs = [replace(j, id=number) for number, j in enumerate(j for j in jobs if j.workers <= 8)]
     wide = Cluster([Flavor("v100", 2, 2.0)], [0.7, 0.3])
-    outcome = Simulation(wide, jobs, Setting(costs), nobody, seed, check).run(200_000)
+    outcome = Simulation(wide, jobs, Setting(costs), None, seed, check).run(200_000)
     complete(outcome, jobs)
     for active in outcome.jobs:
         trained = (active.run_device_s - active.redone_device_s) * costs.slowdown(active.job)
@@ -111,9 +136,9 @@ def test_work_is_conserved(seed: int, costs: Costs) -> None:
         assert costs.hold <= (active.redone_device_s == 0), "with the hold nothing is made again"
 
 
-def run(jobs: list[Job], cluster: Cluster = ONE, costs: Costs = SURE, policy: Policy = nobody) -> list[Active]:
-    setting = Setting(costs, Limits(least_run_s=100), tick_s=50)
-    outcome = Simulation(cluster, jobs, setting, policy, watch=check).run(100_000)
+def run(jobs: list[Job], cluster: Cluster = ONE, costs: Costs = SURE, policy: Policy | None = None) -> list[Active]:
+    told = None if policy is None else planner(policy)
+    outcome = Simulation(cluster, jobs, Setting(costs), told, watch=check).run(100_000)
     complete(outcome, jobs)
     return list(outcome.jobs)
 
@@ -145,8 +170,8 @@ def test_without_a_hold_the_work_since_the_last_checkpoint_is_lost(costs: Costs,
 
 
 def test_a_higher_priority_preempts_in_its_own_queue_only() -> None:
-    def raise_second(view: View) -> list[Action]:
-        return [Priority(one.id, 5, "raised") for one in view.jobs if one.id == 1 and one.priority == 0]
+    def raise_second(seen: ClusterSnapshot) -> list[Proposal]:
+        return [about(1, "priority", priority=5)] if ("tenant-0", "job-1") in seen.jobs else []
 
     jobs = [job(0), job(1, 8, at=10), job(2, 8, tenant=1)]
     low, high, other = run(jobs, policy=raise_second)
@@ -194,28 +219,75 @@ def test_pods_that_are_never_ready_are_tried_again_with_a_doubling_wait() -> Non
     assert unlucky.finished_at == pytest.approx(failures * SURE.ready_s + waits + SURE.start_s + 1000)
 
 
-def test_the_arbiter_keeps_its_limits() -> None:
-    def restless(view: View) -> list[Action]:
-        return [Move(one.id, "v100", None, "for fun") for one in view.jobs for _ in range(2)]
+@pytest.mark.parametrize(("action", "more"), [("readmit", {}), ("resize", {"workers": 4}), ("pause", {})])
+def test_a_move_leaves_comes_back_and_costs_what_it_costs(action: Action, more: dict) -> None:
+    def once(seen: ClusterSnapshot) -> list[Proposal]:
+        (job,) = seen.jobs.values()
+        return [about(0, "resume")] if job.paused else [about(0, action, **more)] if job.attempt < 2 else []
 
-    simulation = Simulation(ONE, [job(0, work_s=9000)], Setting(SURE, Limits(least_run_s=300), 50), restless)
+    (moved,) = run([job(0, least=2, most=8)], policy=once)
+    leave, come = SURE.leave_s + 2.0 * 8, SURE.come_s + 2.4 * 8
+    parked = 0.0 if action != "pause" else moved.records[1].queued_at - moved.records[0].released_at
+    assert 0 <= parked <= 50 and len(moved.moves) == 1 and moved.redone_device_s == 0
+    trained, rest = moved.moves[0] - SURE.start_s, 1000 - (moved.moves[0] - SURE.start_s)
+    slower = 2 if action == "resize" else 1
+    assert moved.finished_at == pytest.approx(SURE.start_s + trained + leave + parked + come + slower * rest)
+
+
+def test_who_migrates_keeps_away_from_the_node_for_one_start() -> None:
+    def away(seen: ClusterSnapshot) -> list[Proposal]:
+        one = seen.jobs.get(("tenant-0", "job-0"))
+        return [about(0, "migrate", nodes=tuple(one.nodes))] if one is not None and one.attempt == 1 else []
+
+    places: list[frozenset[str]] = []
+
+    def watch(simulation: Simulation) -> None:
+        for seen in simulation._look().jobs.values():
+            if seen.nodes and seen.nodes not in places:
+                places.append(seen.nodes)
+
+    Simulation(ONE, [job(0)], Setting(SURE), planner(away), watch=watch).run()
+    assert places == [{"v100-0"}, {"v100-1"}]
+
+
+def test_the_planner_keeps_the_limits_of_the_product() -> None:
+    def restless(seen: ClusterSnapshot) -> list[Proposal]:
+        return [about(0, "readmit") for _ in range(2)]
+
+    told = planner(restless, limits=Limits(300.0, moves_per_hour=2))
+    simulation = Simulation(ONE, [job(0, work_s=9000)], Setting(SURE), told)
     (moved,) = simulation.run().jobs
     for place, at in enumerate(moved.moves):
         assert sum(at - 3600 < earlier <= at for earlier in moved.moves[: place + 1]) <= 2
     assert len(moved.moves) > 3
-    assert {"has just come", "moved too often", "a second move"} <= simulation.refused.keys()
+    assert told.refused["test"] > 100
 
 
-def test_nonsense_is_refused() -> None:
-    def confused(view: View) -> list[Action]:
-        return [Resize(0, 99, ""), Resize(0, 0, ""), Move(0, "h900", None, ""), Move(77, "v100", None, "")]
+def test_nonsense_is_refused_and_a_policy_that_raises_ends_the_study() -> None:
+    def confused(seen: ClusterSnapshot) -> list[Proposal]:
+        return [about(0, "resize", workers=99), about(0, "migrate", nodes=("moon",)), about(77, "readmit")]
 
-    simulation = Simulation(ONE, [job(0)], Setting(SURE, tick_s=500), confused)
-    assert not simulation.run().jobs[0].moves
-    assert simulation.refused == Counter({"size out of bounds": 4, "cannot run there": 2, "no such job": 2})
+    def broken(seen: ClusterSnapshot) -> list[Proposal]:
+        raise KeyError("x")
+
+    told = planner(confused, 500)
+    assert not Simulation(ONE, [job(0)], Setting(SURE), told).run().jobs[0].moves
+    assert told.refused == Counter({"nonsense": 6})
+    with pytest.raises(KeyError):
+        Simulation(ONE, [job(0)], Setting(SURE), planner(broken, 500)).run()
+    save = planner(lambda seen: [about(0, "checkpoint")], 500)
+    with pytest.raises(ValueError, match="policy test: the simulator has no checkpoint"):
+        Simulation(ONE, [job(0)], Setting(SURE), save).run()
 
 
 @pytest.mark.parametrize("bad", [job(0, 17), job(0, tenant=2), job(0, speeds={"k80": 1.0})])
 def test_a_job_that_can_never_run_is_told_before_the_start(bad: Job) -> None:
     with pytest.raises(ValueError, match="job 0: tenant = "):
         Simulation(ONE, [bad], Setting())
+
+
+def test_a_simulation_without_an_end_is_an_error_and_looks_do_not_count() -> None:
+    idle = planner(lambda seen: [], every_s=1.0)
+    assert Simulation(ONE, [job(0, work_s=9000)], Setting(SURE), idle).run().events < 10
+    with pytest.raises(RuntimeError, match="after 2 events 1 jobs are not done"):
+        Simulation(ONE, [job(0)], Setting(SURE)).run(2)

@@ -58,6 +58,20 @@ def test_who_has_waited_longer_than_a_parked_job_comes_before_it():
     assert turns(parked, scene.waiting(since=NOW - 50)) == [("resume", "parked", 0)]
 
 
+def test_a_parked_job_that_ran_on_borrowed_quota_comes_back_when_nobody_else_waits():
+    wide = scene.parked(scene.job("wide", count=4), time_sharing.NAME)
+    assert turns(wide) == [("resume", "wide", 0)]
+    assert turns(wide, scene.waiting(since=NOW - 10)) == [], "Kueue admits who waits"
+
+
+def test_a_parked_job_reclaims_what_its_queue_has_lent():
+    parked = scene.parked(scene.job("parked"), time_sharing.NAME)
+    borrower = scene.job("borrower", namespace="other", queue_name="other", count=4)
+    queues = tuple(scene.queue(name, devices=2, cohort="all") for name in ("training", "other"))
+    seen = scene.snapshot(parked, borrower, queues=queues)
+    assert [(p.action, p.job[1]) for p in time_sharing.propose(seen, 600)] == [("resume", "parked")]
+
+
 def test_a_job_that_somebody_else_has_paused_stays_paused():
     job = scene.parked(scene.job("parked"), time_sharing.NAME)
     theirs = replace(job, change=Request("pause", "ann", "done", 1, NOW - 100))
