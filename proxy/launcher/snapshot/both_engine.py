@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ...protocol import names
 from ...protocol.messages import Plan
+from ...protocol.state_image import lay_together
 from ..errors import DumpError, RestoreError
 from ..laps import Laps
 from ..paths import Paths
@@ -22,7 +23,7 @@ from . import rank_dump
 from .engine import ProcessEngine
 from .rank_dump import Order
 from .restore import Say
-from .state_engine import HOST, lay_together
+from .state_engine import HOST
 
 
 class BothEngine(ProcessEngine):
