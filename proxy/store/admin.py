@@ -106,10 +106,10 @@ def fetch(
     :raises StoreError: also for a checkpoint of another engine, whose images hold no tensors that others could read
     """
     manifest = store.read_manifest(namespace, job, checkpoint, sha256)
-    if manifest.engine != names.ENGINE_STATE:
+    if manifest.engine not in (names.ENGINE_STATE, names.ENGINE_BOTH):
         raise StoreError(
             f"checkpoint {checkpoint} is one of engine {manifest.engine!r}: images of processes, which only their own "
-            "job can go on from. Frameworks read those of engine 'state'"
+            "job can go on from. Frameworks read those of engines 'state' and 'both'"
         )
     target = Path(folder)
     if target.exists():
@@ -118,7 +118,8 @@ def fetch(
     try:
         images.mkdir(parents=True)
         ranks = {rank.rank: images / f"rank-{rank.rank}" for rank in manifest.ranks}
-        size = store.fetch_ranks(manifest, ranks, progress=progress)
+        beside = f"{names.STATE_PART}/" if manifest.engine == names.ENGINE_BOTH else ""
+        size = store.fetch_ranks(manifest, ranks, progress=progress, wanted=lambda path: path.startswith(beside))
         lay_together(images, target)
     except OSError as error:
         raise StoreError(f"cannot write {folder}: {error}") from error
