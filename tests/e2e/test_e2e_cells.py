@@ -32,7 +32,7 @@ from kueue_integration.kube.resources import (
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 NAMESPACE = "cells"
 HALL, RACK, HOST = "example.com/hall", "example.com/rack", "kubernetes.io/hostname"
 RACKS = {"ondemand-0": "a", "ondemand-1": "b", "spot-0": "b"}

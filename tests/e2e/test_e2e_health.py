@@ -15,7 +15,7 @@ from kueue_integration.requests import placement, verbs
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 NODES = ("ondemand-0", "ondemand-1")
 SOON = {"planner__everySeconds": 1, "planner__limits__minRunSeconds": 0, "planner__limits__movesPerHour": 100}
 USUAL = {

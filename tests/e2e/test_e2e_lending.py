@@ -18,7 +18,7 @@ from kueue_integration.planner.policies import defragmentation, lending, returns
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 SOON = {"planner__everySeconds": 1, "planner__limits__minRunSeconds": 0, "planner__limits__movesPerHour": 100}
 USUAL = {
     "planner__everySeconds": 30, "planner__limits__minRunSeconds": 300, "planner__limits__movesPerHour": 4,
