@@ -57,7 +57,7 @@ def generate(kubeconfig: str | None, context: str | None, file: Path) -> None:
 
     \b
     Exit codes:
-      0 printed   2 the file is wrong, or there are too few cells   3 no cluster, or nodes may not be listed
+      0 printed   2 the file is wrong, or too few cells   3 no cluster, or nodes may not be listed
     """
     said = description.read(file.read_text(encoding="utf-8"))
     there = library.nodes(open_cluster(kubeconfig, context))
@@ -103,7 +103,7 @@ def check(
 
     \b
     Exit codes:
-      0 the promise was kept   1 a job waited longer   2 bad input   3 no cluster, no Kueue, or nothing may be read
+      0 kept   1 a job waited longer   2 bad input   3 no cluster, no Kueue, or nothing may be read
     """
     seconds = duration(period, "--period")
     said = description.read(file.read_text(encoding="utf-8"))
