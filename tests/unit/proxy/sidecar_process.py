@@ -42,7 +42,7 @@ def then_stand(stock: Callable[..., Any], point: str) -> Callable[..., Any]:
 
 stream.Stream._frame = then_stand(stream.Stream._frame, "stream")
 upload.Upload.put = then_stand(upload.Upload.put, "upload")
-download._write = then_stand(download._write, "fetch")
+download.write = then_stand(download.write, "fetch")
 Store.write_manifest = then_stand(Store.write_manifest, "manifest")
 if "PATIENCE" in os.environ:  # seconds, of the store that a checkpoint is fetched from
     backend.FIRST_TRY_S = float(os.environ["PATIENCE"])

@@ -20,6 +20,7 @@ from proxy.sidecar import peers, signed
 TRAVEL = [
     m.Plan, m.Refusal, m.LauncherCommand, m.LauncherEvent, m.Hello, m.HelloReply, m.Command, m.Progress,
     m.CommitRequest, m.CheckpointFailure, m.DamageReport, peers.PodReport, peers.Directive, signed.Current,
+    m.PartsRequest, m.FileRange,
 ]  # fmt: skip
 KEPT = {
     m.CheckpointRef, m.AttemptRecord, m.Preemptor, m.JobRequest, m.RequestStatus, m.Placement, m.Needs,
@@ -40,6 +41,8 @@ WALL = {
     "kueue_integration/requests/verbs.py": "dates a request, for people",
     "kueue_integration/cli/status.py": "shows the time beside a line",
     "kueue_integration/cli/drain.py": "shows the time beside a line",
+    "kueue_integration/cli/cells.py": "says which attempts of the last hours are played out again",
+    "kueue_integration/cli/report.py": "says how long things have lasted, and is no ground for anything",
     "kueue_integration/cli/top.py": "says how long things have lasted, and is no ground for anything",
     "kueue_integration/cli/verbs.py": "shows the time beside a line",
     "kueue_integration/cli/doctor.py": "says how old things are, and is no ground for anything",
