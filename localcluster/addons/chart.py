@@ -39,14 +39,15 @@ class Chart:
     kubectl: Kubectl
     torch: Path
 
-    def upgrade(self, **values: bool | int | str) -> None:
+    def upgrade(self, **values: bool | float | str) -> None:
         """Set values of the installed release, `a__b=True` for `a.b: true`; what else it was given stays. Returns when
         the controller that has them is ready.
 
         :raises CommandError: helm failed
         :raises NotReadyError: the controller did not become ready; the message has the end of its log
         """
-        given = [f"--set={name.replace('__', '.')}={str(value).lower()}" for name, value in values.items()]
+        # `--set` would make a string of a number with a point.
+        given = [f"--set-json={name.replace('__', '.')}={json.dumps(value)}" for name, value in values.items()]
         self._forget_interrupted()
         self.helm("upgrade", RELEASE, str(CHART), "--reuse-values", *given)
         self.await_controller()
