@@ -18,6 +18,7 @@ import pytest
 from proxy.errors import StoreAwayError, StoreError
 from proxy.store import Store
 from proxy.store.backend import Backend
+from proxy.store.chunk_index import Known
 
 Act = Callable[[], None]
 
@@ -179,6 +180,8 @@ class _intercepted:
         for name in ("write", "read", "find", "delete"):
             wrap(name)
         self._patch.setattr(Store, "pool", lambda store, name: Inline())
+        # Whether a look at the store is cheap depends on the clock; a schedule must not.
+        self._patch.setattr(Known, "refresh_if_cheap", Known.refresh)
 
     def __exit__(self, *_: object) -> None:
         self._patch.undo()

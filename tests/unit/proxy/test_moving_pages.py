@@ -122,11 +122,13 @@ def collapse(pids: list[int]) -> None:
 
 
 class Unrest:
-    """Threads that move pages of these processes all the time. `moved`: frames that were seen to change, by cause."""
+    """Threads that move pages of these processes all the time. `moved`: frames that were seen to change, by cause;
+    `rounds`: how often each cause has come to its end."""
 
     def __init__(self, pids: list[int], causes: list[Callable[[list[int]], None]]) -> None:
         self._pids, self._over = pids, threading.Event()
         self.moved: Counter[str] = Counter()
+        self.rounds: Counter[str] = Counter()
         self._threads = [threading.Thread(target=self._run, args=(cause,)) for cause in causes]
 
     def __enter__(self) -> Unrest:
@@ -147,18 +149,16 @@ class Unrest:
                 after = [frames(pid) for pid in self._pids]
                 pairs = [pair for two in zip(before, after, strict=True) for pair in zip(*two, strict=False)]
                 self.moved[cause.__name__] += sum(old != new for old, new in pairs)
+                self.rounds[cause.__name__] += 1
 
 
-def merge(_: list[int]) -> None:
-    """Until it has begun."""
+def split_and_merge(_: list[int]) -> None:
+    """All merged pages become several again, at once; then KSM merges until it has begun."""
+    (KSM / "run").write_text("2")
     (KSM / "run").write_text("1")
-    limit = time.monotonic() + 2
+    limit = time.monotonic() + 20
     while not int((KSM / "pages_sharing").read_text()) and time.monotonic() < limit:
         time.sleep(0.01)
-
-
-def split(_: list[int]) -> None:
-    (KSM / "run").write_text("2")
 
 
 def compact(_: list[int]) -> None:
@@ -231,6 +231,8 @@ def moved_in(tree: Family, causes: list[Callable[[list[int]], None]]) -> Counter
     pids = family(tree.pod)
     assert len(pids) == len(NAMES) and all(regions(pid) for pid in pids)
     with Unrest(pids, causes) as unrest:
+        until(lambda: len(unrest.rounds) == len(causes), "each cause has moved pages once", tree.pod)
+        unrest.moved.clear()
         size = tree.dump(5)
     assert 24 * MIB < size < 90 * MIB, "what they have in common is written once"
     tree.move()
@@ -241,10 +243,10 @@ def moved_in(tree: Family, causes: list[Callable[[list[int]], None]]) -> Counter
 
 def test_pages_that_are_moved_while_they_are_dumped(tree: Family) -> None:
     moved = moved_in(tree, [collapse, compact])
-    if not moved["collapse"]:
-        pytest.skip("this kernel moved no page: MADV_COLLAPSE of another process needs Linux 6.1")
+    if not moved.total():
+        pytest.skip("this kernel moved no page: it has no compaction, and MADV_COLLAPSE of another needs Linux 6.1")
 
 
 def test_pages_that_are_merged_and_split_while_they_are_dumped(tree: Family, merging: None) -> None:
-    moved = moved_in(tree, [merge, split])
-    assert moved["merge"], "KSM merged nothing"
+    moved = moved_in(tree, [split_and_merge])
+    assert moved["split_and_merge"], "KSM split and merged nothing"

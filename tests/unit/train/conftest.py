@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,17 +14,20 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+def nursery() -> Iterator[Nursery]:
     if Nursery.reason():
         pytest.skip(Nursery.reason())
-    made = Nursery.of_environment(tmp_path_factory.mktemp("nursery"), [HERE, HERE / "storage"])
+    folder = Path(tempfile.mkdtemp(prefix="ranks-"))  # short: unix socket paths have at most 107 bytes
+    made = Nursery.of_environment(folder, [HERE, HERE / "storage"])
     yield made
     made.close()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
-def root(nursery: Nursery, request: pytest.FixtureRequest) -> Iterator[Path]:
+def root(nursery: Nursery) -> Iterator[Path]:
     """An empty folder that the ranks see too."""
-    path = nursery.folder / "".join(each if each.isalnum() else "-" for each in request.node.name)
+    path = Path(tempfile.mkdtemp(dir=nursery.folder, prefix="test-"))
+    path.chmod(0o755)
     yield path
     shutil.rmtree(path, ignore_errors=True)

@@ -114,7 +114,7 @@ def fills_the_disk(rank: int, world: int, root: str) -> dict[str, Any]:
     """A file system of 6 MB. The second state does not fit until somebody makes room."""
     path = Path(root)
     if rank == 0:
-        path.mkdir()
+        path.mkdir(exist_ok=True)
         libc = ctypes.CDLL(None, use_errno=True)
         code = libc.mount(b"tmpfs", root.encode(), b"tmpfs", 0, b"size=6m")
         assert code == 0, os.strerror(ctypes.get_errno())
