@@ -8,9 +8,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import node_racks
 import numpy as np
 import pytest
 from dag_run import Run
+from faults import Faults
+from rows import Rows
 
 from localcluster import cluster
 from localcluster.demo.follow import managed_jobs
@@ -96,6 +99,35 @@ def digits(stage: Stage) -> str:
     images = (data.images / 16.0).astype(np.float32)
     np.savez(folder / "digits.npz", x_train=images, y_train=data.target.astype(np.int64))
     return "/shared/e2e/digits.npz"
+
+
+@pytest.fixture
+def rows(request: pytest.FixtureRequest, stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
+    """Jobs in the namespace `NAMESPACE` of the test's module, with the queues that its `QUEUES` has, if any."""
+    made = Rows(stage, request.module.NAMESPACE, say)
+    try:
+        for name, quota in getattr(request.module, "QUEUES", {}).items():
+            made.queue(name, quota)
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def faults(request: pytest.FixtureRequest, rows: Rows) -> Iterator[Faults]:
+    """Afterwards the chart has the values of the module's `USUAL`, if any, and no node is cordoned any more."""
+    made = Faults(rows.stage, rows.namespace)
+    yield made
+    if usual := getattr(request.module, "USUAL", {}):
+        made.upgrade(**usual)
+    made.uncordon_all()
+
+
+@pytest.fixture
+def racked(rows: Rows) -> Iterator[str]:
+    """Name of a flavor of all nodes, and of its topology: racks by the labels of `node_racks`."""
+    with node_racks.labelled(rows):
+        yield node_racks.flavor(rows, "e2e-racks")
 
 
 @pytest.fixture

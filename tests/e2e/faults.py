@@ -34,6 +34,7 @@ from pathlib import Path
 import pod_processes
 
 from kueue_integration.contract import job_names
+from kueue_integration.drain import nodes
 from kueue_integration.errors import KubeError
 from kueue_integration.guard import names as guards
 from kueue_integration.kube.resources import ADMISSION_POLICY, ADMISSION_POLICY_BINDING, NODE, POD, Object, is_true
@@ -79,6 +80,11 @@ class Faults:
         done = self._kubectl(*words)
         assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def uncordon_all(self) -> None:
+        for node in self.kube.list(NODE):
+            if nodes.cordoned(node):
+                self.kubectl("uncordon", node["metadata"]["name"])
 
     def _kubectl(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [str(self.stage.cluster.kubectl), "--kubeconfig", str(self.stage.cluster.kubeconfig), *words]

@@ -3,94 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from faults import Faults
-from rows import Rows, Training
+from node_racks import HOST, RACK, RACKS, flavor, label, labelled, most_of_a_node, racks, waits_for
+from rows import TIMEOUT_S, Rows, Training
 from shell import Shell
 
 from kueue_integration.cells.binding import LABEL
-from kueue_integration.kube import quantities
 from kueue_integration.kube.resources import (
     CLUSTER_QUEUE,
     COHORT,
-    KUEUE_GROUP,
-    KUEUE_VERSION,
     LOCAL_QUEUE,
     NODE,
     RESOURCE_FLAVOR,
     TOPOLOGY,
     Object,
-    condition,
     is_true,
     kind_of,
 )
-from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 NAMESPACE = "cells"
-HALL, RACK, HOST = "example.com/hall", "example.com/rack", "kubernetes.io/hostname"
-RACKS = {"ondemand-0": "a", "ondemand-1": "b", "spot-0": "b"}
-"""Rack of each node of the local cluster: only rack b has two."""
-TIMEOUT_S = 600.0
 
 
-@pytest.fixture
-def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
-    made = Rows(stage, NAMESPACE, say)
-    for node, rack in RACKS.items():
-        label_node(made, node, {HALL: "one", RACK: rack})
-    try:
-        yield made
-    finally:
-        made.close()
-        for node in RACKS:
-            label_node(made, node, {HALL: None, RACK: None, LABEL: None})
-
-
-@pytest.fixture
-def faults(rows: Rows) -> Iterator[Faults]:
-    made = Faults(rows.stage, rows.namespace)
-    yield made
-    for node in RACKS:
-        made.kubectl("uncordon", node)
-
-
-def label_node(rows: Rows, node: str, labels: dict[str, str | None]) -> None:
-    rows.kube.patch(NODE, None, node, {"metadata": {"labels": labels}})
-
-
-def most_of_a_node(rows: Rows) -> int:
-    """Millicores of which a node has room for one pod, and not for two."""
-    free = [quantities.parse(rows.kube.get(NODE, None, n)["status"]["allocatable"]["cpu"]) for n in RACKS]
-    return int(min(free) * 600)
-
-
-def racks(job: Training) -> list[str]:
-    """Rack of each pod that is at work, sorted."""
-    pods = [pod for pod in job.pods() if pod["status"].get("phase") not in ("Succeeded", "Failed")]
-    return sorted(RACKS[str(pod["spec"].get("nodeName"))] for pod in pods)
-
-
-def waits_for_the_topology(rows: Rows, job: str, name: str) -> bool:
-    """Kueue has looked, and says that the topology is what the job waits for."""
-    workload = rows.workload(job)
-    told = condition(workload, "QuotaReserved") or {}
-    return not is_true(workload, "QuotaReserved") and f'topology "{name}"' in str(told.get("message"))
+@pytest.fixture(autouse=True)
+def _labelled(rows: Rows) -> Iterator[None]:
+    with labelled(rows, LABEL):
+        yield
 
 
 def plain_quota(rows: Rows, cpu: int) -> None:
     """The same amounts without cells: two queues of a cohort, one flavor of all nodes."""
-    head = {"apiVersion": f"{KUEUE_GROUP}/{KUEUE_VERSION}"}
-    levels = [{"nodeLabel": label} for label in (HALL, RACK, HOST)]
-    rows.make({**head, "kind": "Topology", "metadata": {"name": "e2e-plain"}, "spec": {"levels": levels}})
-    flavor = {"nodeLabels": {HALL: "one"}, "topologyName": "e2e-plain"}
-    rows.make({**head, "kind": "ResourceFlavor", "metadata": {"name": "e2e-plain"}, "spec": flavor})
+    flavor(rows, "e2e-plain")
     reclaim = {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Any"}
     rows.queue("vision-plain", {"e2e-plain": f"{2 * cpu}m"}, cohort="plain", preemption=reclaim)
     rows.queue("speech-plain", {"e2e-plain": f"{cpu}m"}, cohort="plain", preemption=reclaim)
@@ -112,7 +62,7 @@ def generated(rows: Rows, tmp_path: Path) -> Path:
     text = Shell(rows.stage.cluster).run("cells", "generate", str(file))
     for manifest in yaml.safe_load_all(text):
         if kind_of(manifest) is NODE:
-            label_node(rows, manifest["metadata"]["name"], manifest["metadata"]["labels"])
+            label(rows, manifest["metadata"]["name"], manifest["metadata"]["labels"])
         else:
             rows.make(manifest)
     assert {node: _label(rows, node) for node in RACKS} == {
@@ -141,7 +91,7 @@ def test_plain_quota_lets_a_job_wait_that_its_private_rack_would_take(rows: Rows
     small = in_the_way(rows, faults, "small", "speech-plain", cpu)
     pair = rows.train("pair", "vision-plain", workers=2, cpu=f"{cpu}m", topology={"required": RACK})
     rows.say("--> vision has quota for two nodes and nobody borrows it, but no rack has two free ones")
-    wait_for(lambda: waits_for_the_topology(rows, "pair", "e2e-plain"), "pair waits for a rack", TIMEOUT_S)
+    wait_for(lambda: waits_for(rows, "pair", "e2e-plain"), "pair waits for a rack", TIMEOUT_S)
     small.finish()
     pair.until_steps()
     assert racks(pair) == ["b", "b"]

@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 from faults import Faults
+from planning import LIMITS, SOON, told
 from rows import Rows, places
 
-from kueue_integration.contract import job_names
-from kueue_integration.kube.resources import EVENT, selector
 from kueue_integration.requests import placement
-from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+NAMESPACE = "cordon"
 NODES = ("ondemand-0", "ondemand-1")
-SOON = {"planner__everySeconds": 1, "planner__limits__minRunSeconds": 0}
-USUAL = {"planner__everySeconds": 30, "planner__limits__minRunSeconds": 300, "planner__cordon__mode": "none"}
-
-
-@pytest.fixture
-def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
-    made = Rows(stage, "cordon", say)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def faults(rows: Rows) -> Iterator[Faults]:
-    made = Faults(rows.stage, rows.namespace)
-    yield made
-    for node in NODES:
-        made.kubectl("uncordon", node)
-    made.upgrade(**USUAL)
-
-
-def told(rows: Rows, reason: str) -> list[str]:
-    """Messages of the planner's Events."""
-    events = rows.kube.list(EVENT, rows.namespace, selector({job_names.LABEL_PLANNER: "cordon"}))
-    return [str(event["message"]) for event in events if event["reason"] == reason]
+USUAL = {**LIMITS, "planner__cordon__mode": "none"}
 
 
 def test_a_cordoned_node_is_left_with_a_checkpoint(rows: Rows, faults: Faults) -> None:
@@ -56,8 +28,8 @@ def test_a_cordoned_node_is_left_with_a_checkpoint(rows: Rows, faults: Faults) -
     rows.say("--> a dry run says what it would do, and does nothing")
     faults.upgrade(**SOON, planner__cordon__mode="propose")
     faults.kubectl("cordon", leaves)
-    wait_for(lambda: told(rows, "PlannerProposal") or None, "a proposal in an Event", 120)
-    assert f"node {leaves} is cordoned" in told(rows, "PlannerProposal")[0]
+    wait_for(lambda: told(rows, "cordon", "PlannerProposal") or None, "a proposal in an Event", 120)
+    assert f"node {leaves} is cordoned" in told(rows, "cordon", "PlannerProposal")[0]
     status = job.look()
     assert (status.attempt, status.requests, places(job)) == (1, [], {leaves}), status
 
@@ -68,6 +40,6 @@ def test_a_cordoned_node_is_left_with_a_checkpoint(rows: Rows, faults: Faults) -
     first = status.attempts[0]
     assert (first.ended_by, first.checkpoint is not None) == ("Migrated", True), first
     assert first.note and f"policy/cordon: node {leaves} is cordoned" in first.note, first
-    assert any("migrate" in message for message in told(rows, "PlannerAction"))
+    assert any("migrate" in message for message in told(rows, "cordon", "PlannerAction"))
     wait_for(lambda: placement.of(job.job()) == placement.ANYWHERE, "no node is avoided any more", 120)
     job.assert_exact(job.finish())

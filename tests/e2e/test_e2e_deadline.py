@@ -100,11 +100,6 @@ def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
     faults.upgrade(budget__maxSeconds=stage.platform.max_budget_s)
 
 
-@pytest.fixture
-def faults(rows: Rows) -> Faults:
-    return Faults(rows.stage, rows.namespace)
-
-
 @contextlib.contextmanager
 def foul(rows: Rows, name: str) -> Iterator[Training]:
     """Two ranks at work that will not come to the end of a step; preempted, they start again in the end."""

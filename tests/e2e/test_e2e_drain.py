@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 
 import pytest
 from faults import Faults
@@ -13,30 +12,13 @@ from shell import Shell
 from kueue_integration.drain import nodes
 from kueue_integration.kube.resources import NODE
 from kueue_integration.requests import placement
-from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+NAMESPACE = "drain"
 NODES = ("ondemand-0", "ondemand-1")
 SHORT_GRACE_S = 10
 """`kubectl drain` alone would leave the pods no more than this."""
-
-
-@pytest.fixture
-def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
-    made = Rows(stage, "drain", say)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def faults(rows: Rows) -> Iterator[Faults]:
-    made = Faults(rows.stage, rows.namespace)
-    yield made
-    for node in NODES:
-        made.kubectl("uncordon", node)
 
 
 def cordoned(rows: Rows, node: str) -> bool:

@@ -37,11 +37,6 @@ def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
 
 
 @pytest.fixture
-def faults(rows: Rows) -> Faults:
-    return Faults(rows.stage, rows.namespace)
-
-
-@pytest.fixture
 def job(rows: Rows, request: pytest.FixtureRequest) -> Iterator[Training]:
     """A job that takes a moment to be saved, at work."""
     made = rows.train(f"f{abs(hash(request.node.name)) % 10**8}", "faults", ballast=64, grace_period_s=600)

@@ -3,59 +3,42 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from faults import Faults
+from planning import LIMITS, SOON, told
 from rows import TIMEOUT_S, Rows, places
 
 from kueue_integration.contract import job_names
-from kueue_integration.kube.resources import EVENT, NODE, selector
+from kueue_integration.kube.resources import EVENT, NODE
 from kueue_integration.requests import placement, verbs
-from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
+NAMESPACE = "health"
 NODES = ("ondemand-0", "ondemand-1")
-SOON = {"planner__everySeconds": 1, "planner__limits__minRunSeconds": 0, "planner__limits__movesPerHour": 100}
 USUAL = {
-    "planner__everySeconds": 30, "planner__limits__minRunSeconds": 300, "planner__limits__movesPerHour": 4,
+    **LIMITS,
     "planner__health__mode": "none", "planner__health__taint": False, "planner__health__failures": 3,
     "planner__introspection__mode": "none", "planner__introspection__minSpeed": 0.9,
     "planner__prices__ondemand": 0, "planner__prices__spot": 0,
 }  # fmt: skip
 
 
-@pytest.fixture
-def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
-    made = Rows(stage, "health", say)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def faults(rows: Rows) -> Iterator[Faults]:
-    made = Faults(rows.stage, rows.namespace)
-    yield made
-    made.upgrade(**USUAL)
+@pytest.fixture(autouse=True)
+def _untainted(rows: Rows) -> Iterator[None]:
+    """Takes taints away once `faults` has switched the policy off."""
+    yield
     for node in NODES:
-        made.kubectl("uncordon", node)
         if marks(rows, node):
-            made.kubectl("taint", "nodes", node, f"{job_names.TAINT_UNHEALTHY}-")
+            Faults(rows.stage, rows.namespace).kubectl("taint", "nodes", node, f"{job_names.TAINT_UNHEALTHY}-")
 
 
 def marks(rows: Rows, node: str) -> list[str]:
     """Effects of our taint on the node."""
     taints = rows.kube.get(NODE, None, node)["spec"].get("taints") or ()
     return [str(taint["effect"]) for taint in taints if taint["key"] == job_names.TAINT_UNHEALTHY]
-
-
-def told(rows: Rows, policy: str, reason: str) -> list[str]:
-    """Messages of the planner's Events on jobs."""
-    events = rows.kube.list(EVENT, rows.namespace, selector({job_names.LABEL_PLANNER: policy}))
-    return [str(event["message"]) for event in events if event["reason"] == reason]
 
 
 def of_node(rows: Rows, node: str) -> list[str]:

@@ -5,68 +5,19 @@ Nothing is measured yet when these jobs begin, so a move counts as 120 device-se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 from faults import Faults
-from rows import CPU, Rows
-from test_e2e_placement import HALL, HOST, RACK, RACKS, does_not_fit, kueue, label_node, most_of_a_node, racks
+from node_racks import RACK, most_of_a_node, racks, waits_for
+from planning import LIMITS, SOON, first_told
+from rows import CPU, TIMEOUT_S, Rows
 
-from kueue_integration.contract import job_names
-from kueue_integration.kube.resources import EVENT, RESOURCE_FLAVOR, TOPOLOGY, is_true, selector
+from kueue_integration.kube.resources import is_true
 from kueue_integration.planner.policies import defragmentation, lending, returns
-from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
-SOON = {"planner__everySeconds": 1, "planner__limits__minRunSeconds": 0, "planner__limits__movesPerHour": 100}
-USUAL = {
-    "planner__everySeconds": 30, "planner__limits__minRunSeconds": 300, "planner__limits__movesPerHour": 4,
-    "planner__lending__mode": "none", "planner__defragmentation__mode": "none",
-}  # fmt: skip
-TIMEOUT_S = 600.0
-
-
-@pytest.fixture
-def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
-    made = Rows(stage, "lending", say)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def faults(rows: Rows) -> Iterator[Faults]:
-    made = Faults(rows.stage, rows.namespace)
-    yield made
-    for node in RACKS:
-        made.kubectl("uncordon", node)
-    made.upgrade(**USUAL)
-
-
-@pytest.fixture
-def racked(rows: Rows) -> Iterator[str]:
-    """A flavor with a topology: only rack b has two nodes."""
-    for node, rack in RACKS.items():
-        label_node(rows, node, {HALL: "one", RACK: rack})
-    levels = [{"nodeLabel": label} for label in (HALL, RACK, HOST)]
-    rows.make(kueue(TOPOLOGY.name, "e2e-racks", {"levels": levels}))
-    flavor = {"nodeLabels": {HALL: "one"}, "topologyName": "e2e-racks"}
-    rows.make(kueue(RESOURCE_FLAVOR.name, "e2e-racked", flavor))
-    yield "e2e-racked"
-    for node in RACKS:
-        label_node(rows, node, {HALL: None, RACK: None})
-
-
-def told(rows: Rows, policy: str, reason: str) -> str:
-    """The message of the planner's first Event of that policy and reason, waited for."""
-
-    def first() -> str | None:
-        events = rows.kube.list(EVENT, rows.namespace, selector({job_names.LABEL_PLANNER: policy}))
-        return next((str(event["message"]) for event in events if event["reason"] == reason), None)
-
-    return wait_for(first, f"an Event {reason} of {policy}", TIMEOUT_S)
+NAMESPACE = "lending"
+USUAL = {**LIMITS, "planner__lending__mode": "none", "planner__defragmentation__mode": "none"}
 
 
 def test_spare_quota_is_lent_and_comes_back_when_its_owner_waits(rows: Rows, faults: Faults) -> None:
@@ -77,7 +28,7 @@ def test_spare_quota_is_lent_and_comes_back_when_its_owner_waits(rows: Rows, fau
 
     rows.say("--> a dry run says what it would do; then the job grows into the quota of the other queue")
     faults.upgrade(**SOON, planner__lending__mode="propose")
-    assert "1 -> 2 workers on borrowed cpu" in told(rows, lending.NAME, "PlannerProposal")
+    assert "1 -> 2 workers on borrowed cpu" in first_told(rows, lending.NAME, "PlannerProposal")
     status = elastic.look()
     assert (status.attempt, status.requests) == (1, []), status
     faults.upgrade(planner__lending__mode="act")
@@ -89,7 +40,7 @@ def test_spare_quota_is_lent_and_comes_back_when_its_owner_waits(rows: Rows, fau
     rows.say("--> without the policy the owner of the quota waits: Kueue takes nothing back in this cohort")
     faults.upgrade(planner__lending__mode="propose")
     mine = rows.train("mine", "owner")
-    assert "elastic: 2 -> 1 workers" in told(rows, returns.NAME, "PlannerProposal")
+    assert "elastic: 2 -> 1 workers" in first_told(rows, returns.NAME, "PlannerProposal")
     assert not is_true(rows.workload("mine"), "QuotaReserved")
 
     rows.say("--> with it the borrower shrinks, and goes on beside the owner")
@@ -118,10 +69,10 @@ def test_a_small_job_leaves_the_rack_that_a_larger_one_needs(rows: Rows, faults:
 
     rows.say("--> quota and nodes are free for two more pods, but not in one rack: the pair waits")
     pair = rows.train("pair", "racks", workers=2, cpu=cpu, topology={"required": RACK})
-    wait_for(lambda: does_not_fit(rows, "pair"), "Kueue finds no rack for pair", TIMEOUT_S)
+    wait_for(lambda: waits_for(rows, "pair", racked), "Kueue finds no rack for pair", TIMEOUT_S)
     faults.upgrade(**SOON, planner__defragmentation__mode="propose")
-    assert "makes room in rack b for job-pair" in told(rows, defragmentation.NAME, "PlannerProposal")
-    assert does_not_fit(rows, "pair") and small.look().attempt == 1
+    assert "makes room in rack b for job-pair" in first_told(rows, defragmentation.NAME, "PlannerProposal")
+    assert waits_for(rows, "pair", racked) and small.look().attempt == 1
 
     rows.say("--> the policy acts: the small one is saved and moves to the other rack")
     faults.upgrade(planner__defragmentation__mode="act")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,21 +10,11 @@ from rows import TIMEOUT_S, Rows, Training
 from shell import Shell
 
 from kueue_integration.requests import verbs
-from localcluster.demo.stage import Stage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400), pytest.mark.full]
 SCRIPT = Path(__file__).parent / "scripts" / "train_loader.py"
 NAMESPACE = "loaders"
 PHASES = {"barrier", "freeze", "dump", "release", "pods", "fetch", "restore", "first step"}
-
-
-@pytest.fixture
-def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
-    made = Rows(stage, NAMESPACE, say)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def train(rows: Rows, name: str) -> Training:

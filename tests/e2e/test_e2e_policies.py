@@ -6,43 +6,26 @@ Nothing is measured yet when these jobs begin, so a move counts as 120 device-se
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from faults import Faults
+from planning import LIMITS, SOON
 from rows import TIMEOUT_S, Rows
 from shell import Shell
 
 from kueue_integration.kube.resources import WORKLOAD
 from kueue_integration.planner import priority
-from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
-SOON = {"planner__everySeconds": 1, "planner__limits__minRunSeconds": 0, "planner__limits__movesPerHour": 100}
+NAMESPACE = "policies"
 USUAL = {
-    "planner__everySeconds": 30, "planner__limits__minRunSeconds": 300, "planner__limits__movesPerHour": 4,
+    **LIMITS,
     "planner__attainedService__mode": "none", "planner__timeSharing__mode": "none", "planner__slaTiers__mode": "none",
     "planner__timeSharing__quantumSeconds": 1800,
 }  # fmt: skip
 QUANTUM_S = 125
-
-
-@pytest.fixture
-def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
-    made = Rows(stage, "policies", say)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def faults(rows: Rows) -> Iterator[Faults]:
-    made = Faults(rows.stage, rows.namespace)
-    yield made
-    made.upgrade(**USUAL)
 
 
 def test_who_has_had_much_is_preempted_by_who_has_had_nothing(rows: Rows, faults: Faults) -> None:

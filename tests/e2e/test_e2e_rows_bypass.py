@@ -28,12 +28,11 @@ def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
 
 
 @pytest.fixture
-def faults(rows: Rows) -> Iterator[Faults]:
-    made = Faults(rows.stage, rows.namespace)
-    yield made
-    for node in ("ondemand-0", "ondemand-1"):  # whatever of it a failed test has left
-        made.kubectl("uncordon", node)
-        made.kubectl("taint", "node", node, f"{TAINT}:NoExecute-", "--overwrite=true") if _tainted(made, node) else None
+def faults(faults: Faults) -> Iterator[Faults]:
+    yield faults
+    for node in ("ondemand-0", "ondemand-1"):  # what a failed test has left
+        if _tainted(faults, node):
+            faults.kubectl("taint", "node", node, f"{TAINT}:NoExecute-", "--overwrite=true")
 
 
 def _tainted(faults: Faults, node: str) -> bool:

@@ -6,7 +6,6 @@ One pod with two ranks. The script writes into a folder that is called like the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,20 +13,11 @@ from other_kinds import ctl
 from rows import TIMEOUT_S, Rows, Training, expected_losses
 
 from kueue_integration.contract import attempt_records, branches
-from localcluster.demo.stage import Stage
 from proxy.protocol.messages import CheckpointRef, Origin
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
-
-
-@pytest.fixture
-def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
-    made = Rows(stage, "branches", say)
-    made.queue("q", {"ondemand": "200m"})
-    try:
-        yield made
-    finally:
-        made.close()
+NAMESPACE = "branches"
+QUEUES = {"q": {"ondemand": "200m"}}
 
 
 def saved(rows: Rows, job: Training) -> CheckpointRef:

@@ -5,25 +5,17 @@ A pod that ends with 0 completes its index, and Kubernetes never makes a pod of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from rows import TIMEOUT_S, Rows, Training
 
 from kueue_integration.kube.resources import LOCAL_QUEUE
-from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+NAMESPACE = "rows-uneven"
 SCRIPT = Path(__file__).parent / "scripts" / "train_uneven.py"
-
-
-@pytest.fixture
-def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
-    made = Rows(stage, "rows-uneven", say)
-    yield made
-    made.close()
 
 
 def submit(rows: Rows, name: str, **spec: object) -> Training:

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,10 @@ from kueue_integration.errors import RequestRefusedError
 from kueue_integration.jobs.status import JobStatus
 from kueue_integration.kube.resources import Object
 from kueue_integration.requests import verbs
-from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 NAMESPACE = "verbs"
-
-
-@pytest.fixture
-def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
-    made = Rows(stage, NAMESPACE, say)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def ctl(rows: Rows, *args: str) -> subprocess.CompletedProcess[str]:
