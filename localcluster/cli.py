@@ -126,12 +126,28 @@ def logs(name: str, part: str, lines: int, follow: bool) -> None:
     show_default=True,
     help="Directory of the report, the picture and the logs.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["process", "state"]),
+    default="process",
+    show_default=True,
+    help="process: a task of Airflow, any script; state: one with singularity_train, in pods without a privilege.",
+)
+@NAME
 @click.pass_context
-def demo(ctx: click.Context, keep: bool, output: Path) -> None:
-    """Run the demonstration: a training step in Airflow that Kueue preempts, moves, shrinks and grows.
+def demo(ctx: click.Context, keep: bool, output: Path, engine: str, name: str) -> None:
+    """Run the demonstration: a training that Kueue preempts, moves, shrinks and grows.
 
-    Needs root, Go and a checkout; exits 0 only if the verdict of the report is `pass`.
+    With --engine process it is a task of Airflow and keeps its 4 ranks in 4, 2 and 4 pods. With --engine state it is in
+    a namespace that enforces Pod Security `restricted`, and has as many ranks as pods: 4, 2, 4, and 3 after a resize.
+
+    Needs root, Go and a checkout; exits 0 only if the verdict of the report is `pass`. A cluster that was up stays up.
+
+    \b
+    Examples:
+      singularityctl demo
+      singularityctl demo --engine state --output build/demo-state
     """
     # Loaded by name, because `local` needs nothing of the demonstration and its libraries.
     run_demo = importlib.import_module("localcluster.demo.main").run_demo
-    ctx.exit(run_demo(keep=keep, output=output))
+    ctx.exit(run_demo(keep=keep, output=output, cluster=name, engine=engine))

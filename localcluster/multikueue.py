@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import cluster, registry
+from . import cluster, registry, shared_folder
 from .addons.chart import CHART, DEPLOYMENT, NAMESPACE, RELEASE, Chart
 from .cache import Progress
 from .cluster import Cluster
@@ -59,8 +59,7 @@ def up(name: str, progress: Progress = print, worker_lost_timeout: str = "15m") 
     """
     clusters = {each: cluster.up(each, progress) for each in names(name)}
     shared = SHARED_ROOT / name
-    shared.mkdir(parents=True, exist_ok=True)
-    shared.chmod(0o1777)
+    shared_folder.prepare(shared)
     binaries = gobuild.build_all(cache_dir(), progress)
     configs = {each: _config(each) for each in clusters}
     workers = [each for each in clusters if each != name]

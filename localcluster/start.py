@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import host
+from . import host, shared_folder
 from .addons import kueue, network
 from .cache import Progress, digest, made_once
 from .clock import Clock
@@ -43,9 +43,8 @@ def start(config: ClusterConfig, binaries: Binaries, cache: Path, clock: Clock, 
     :raises LocalClusterError: the message says which part, and where its log is
     """
     pause = _pause_image(cache, clock.say)
-    for folder in (config.logs, config.shared):
-        folder.mkdir(parents=True, exist_ok=True)
-    config.shared.chmod(0o1777)
+    config.logs.mkdir(parents=True, exist_ok=True)
+    shared_folder.prepare(config.shared)
     _link_programs(config, binaries)
     pki.create(config)
     cgroups.create(config, NODES)

@@ -20,6 +20,7 @@ from ..images.containers import AGENT, CHECKOUT, CONTROLLER, TRAIN
 from ..images.gobuild import Binaries
 from ..images.oci import Image
 from ..images.rootfs import TORCH_MOUNT
+from ..shared_folder import STORE
 from ..shell import run, without_proxies
 
 CHART = CHECKOUT / "charts" / "singularity"
@@ -39,7 +40,7 @@ class Chart:
     kubectl: Kubectl
     torch: Path
 
-    def upgrade(self, **values: bool | float | str) -> None:
+    def upgrade(self, **values: bool | float | str | list[float]) -> None:
         """Set values of the installed release, `a__b=True` for `a.b: true`; what else it was given stays. Returns when
         the controller that has them is ready.
 
@@ -121,7 +122,7 @@ def local_values(config: ClusterConfig, torch: Path, images: Mapping[str, Image]
         "controller": {"podAnnotations": {"singularity.dev/image": images[CONTROLLER.name].manifest}},
         "imagePullPolicy": "IfNotPresent",
         "kueue": {"username": KUEUE_USER},
-        "store": {"url": f"file://{SHARED_MOUNT}/checkpoints"},
+        "store": {"url": f"file://{SHARED_MOUNT}/{STORE}"},
         "pods": {
             "volumes": [
                 {"name": "shared", "hostPath": {"path": str(config.shared), "type": "Directory"}},

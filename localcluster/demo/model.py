@@ -57,6 +57,19 @@ class Expectation:
     other_flavor: str
     intruder: str
     """Name of the high-priority Job."""
+    elastic: bool = False
+    """Whether the ranks follow the workers (state engine), or stay."""
+    last_workers: int | None = None
+    """Workers that a user asks for once it has grown back; None: it is left alone."""
+
+    def ranks_of(self, pods: int) -> int:
+        """Ranks that an attempt of `pods` pods has."""
+        return pods * (self.ranks // self.workers) if self.elastic else self.ranks
+
+    @property
+    def logs(self) -> int:
+        """Ranks that write their losses: all, or the first where the loss is that of all virtual ranks."""
+        return 1 if self.elastic else self.ranks
 
 
 @dataclass(frozen=True)
@@ -80,3 +93,5 @@ class Outcome:
 
     record: StoryRecord
     comparison: Comparison
+    samples: Sequence[str] | None = None
+    """Sentences: what is wrong with the samples that were trained on. None: they were not written down."""

@@ -83,15 +83,19 @@ def submitted_job(stage: Stage, run_id: str, known: set[str]) -> str:
     return wait_for(found, "the train task's Job", SUBMITTED_TIMEOUT_S)
 
 
-def clear_the_way(kube: Kube) -> None:
-    """Undo what a killed demo leaves on a cluster that stayed up. Raises StoryError for a Job that may be a user's."""
+def clear_the_way(kube: Kube, *namespaces: str) -> None:
+    """Undo what a killed demo leaves on a cluster that stayed up. Raises StoryError for a Job that may be a user's.
+
+    :param namespaces: that share the queue with the usual one
+    """
     remove(kube, NAMESPACE, INTRUDER)
-    for job in kube.list(JOB, NAMESPACE, f"{job_names.LABEL_MANAGED}=true"):
-        name = job["metadata"]["name"]
+    managed = f"{job_names.LABEL_MANAGED}=true"
+    for job in (job for namespace in (NAMESPACE, *namespaces) for job in kube.list(JOB, namespace, managed)):
+        name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
         if not (is_true(job, "Complete") or is_true(job, "Failed")):
             raise StoryError(
-                f"Job {name} is still there and would take part of the queue that the story needs: "
-                f"wait for its end, or delete it with `singularityctl delete {name}`"
+                f"Job {name} of namespace {namespace} is still there and would take part of the queue that the story "
+                f"needs: wait for its end, or delete it with `singularityctl delete {name} --namespace {namespace}`"
             )
 
 

@@ -95,6 +95,7 @@ def job_checks(expect: Expectation, outcome: Outcome) -> list[Check]:
     shapes = [f"{a.pods} pods on {a.flavor}" for a in attempts]
     moved = any(a.flavor == expect.other_flavor and a.pods == expect.min_workers for a in attempts[1:-1])
     home = f"{expect.workers} pods on {expect.flavor}"
+    back = -1 if expect.last_workers is None else -2
     by = first.preempted_by if first else None
     return [
         Check("attempts", len(attempts) >= 3, f"{len(attempts)} attempts, at least 3 expected"),
@@ -104,11 +105,12 @@ def job_checks(expect: Expectation, outcome: Outcome) -> list[Check]:
             moved,
             f"attempts: {shapes}, expected one in between with {expect.min_workers} pods on {expect.other_flavor}",
         ),
-        Check("grown back", bool(shapes) and shapes[-1] == home, f"last attempt: {shapes[-1:]}, expected {home}"),
+        Check("grown back", shapes[back:][:1] == [home], f"attempts: {shapes}, expected {home} at {back}"),
+        *_resized(expect, shapes),
         Check(
             "ranks",
-            bool(attempts) and all(a.ranks == expect.ranks for a in attempts),
-            f"ranks per attempt: {[a.ranks for a in attempts]}, expected {expect.ranks} each",
+            bool(attempts) and all(a.ranks == expect.ranks_of(a.pods) for a in attempts),
+            f"ranks per attempt: {[a.ranks for a in attempts]}, expected {[expect.ranks_of(a.pods) for a in attempts]}",
         ),
         Check(
             "preempted",
@@ -124,11 +126,25 @@ def job_checks(expect: Expectation, outcome: Outcome) -> list[Check]:
         ),
         Check(
             "bit-identical",
-            comparison.bit_identical and comparison.ranks == expect.ranks and comparison.steps == expect.steps,
+            comparison.bit_identical and comparison.ranks == expect.logs and comparison.steps == expect.steps,
             "; ".join(comparison.differences)
-            or f"{comparison.ranks} ranks, {comparison.steps} steps, weights equal byte by byte",
+            or f"{comparison.ranks} logs of losses, {comparison.steps} steps, weights equal byte by byte",
         ),
+        *_samples(outcome.samples),
     ]
+
+
+def _resized(expect: Expectation, shapes: Sequence[str]) -> list[Check]:
+    if expect.last_workers is None:
+        return []
+    wanted = f"{expect.last_workers} pods on {expect.flavor}"
+    return [Check("resized", list(shapes[-1:]) == [wanted], f"last attempt: {shapes[-1:]}, expected {wanted}")]
+
+
+def _samples(wrong: Sequence[str] | None) -> list[Check]:
+    if wrong is None:
+        return []
+    return [Check("every sample once", not wrong, "; ".join(wrong[:3]) or "no epoch has a sample twice")]
 
 
 def timing_checks(record: StoryRecord) -> list[Check]:

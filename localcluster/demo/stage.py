@@ -14,6 +14,7 @@ from kueue_integration.kube.client import Kube, connect
 from kueue_integration.spec.platform_config import PlatformConfig, load
 from localcluster import cluster as local
 from localcluster import host, registry
+from localcluster.control_plane.kubectl import Kubectl
 from localcluster.namespaces import sandbox
 
 from .airflow import Airflow
@@ -87,6 +88,11 @@ class Stage:
         return _there(self._kube)
 
     @property
+    def kubectl(self) -> Kubectl:
+        """For kinds that `kube` does not know."""
+        return Kubectl(_there(registry.find(self.name)), str(self.cluster.kubectl))
+
+    @property
     def platform(self) -> PlatformConfig:
         return _there(self._platform)
 
@@ -96,15 +102,18 @@ class Stage:
 
     def where(self) -> str:
         """Where a person can look while it runs."""
+        command = f"KUBECONFIG={self.cluster.kubeconfig} {self.cluster.kubectl} get workloads,jobs,pods -A"
+        if self._airflow is None:
+            return f"look at the cluster: {command}"
         return (
             f"look at Airflow: {self.airflow.url} (no login is asked for, it listens on this machine only)\n"
-            f"look at the cluster: KUBECONFIG={self.cluster.kubeconfig} {self.cluster.kubectl} get workloads,jobs,pods"
+            f"look at the cluster: {command}"
         )
 
-    def save_evidence(self, target: Path) -> None:
+    def save_evidence(self, target: Path, namespace: str = NAMESPACE) -> None:
         """Copy the logs of everything that is up to `target` and print the useful ends."""
         known = registry.find(self.name)
-        collect(self._kube, self._airflow, NAMESPACE, known.logs if known else None, target)
+        collect(self._kube, self._airflow, namespace, known.logs if known else None, target)
         show(target, self.say)
 
     def stop_airflow(self) -> None:
@@ -115,7 +124,7 @@ class Stage:
     def close(self, keep: bool = False) -> None:
         """Take down what `up` started; with `keep` say how to do it later."""
         if keep:
-            if self._airflow is not None:
+            if self._kube is not None:
                 self.say(f"{self.where()}\nit stays up; stop it with: singularityctl local down --name {self.name}")
             return
         try:

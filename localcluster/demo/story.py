@@ -46,15 +46,22 @@ def drive(
     image: str,
     say: Callable[[str], None],
     pace: Pace = Pace(),
+    intruder_from: str | None = None,
+    then: Callable[[], None] = lambda: None,
 ) -> JobStatus:
-    """Preempt, move, grow back, finish. Returns the last status; raises StoryError when it goes another way."""
+    """Preempt, move, grow back, finish. Returns the last status; raises StoryError when it goes another way.
+
+    :param intruder_from: namespace of the high-priority job; None: that of the training
+    :param then: called when the training has grown back
+    """
+    elsewhere = intruder_from or namespace
     follower.until(
         lambda s: runs(s, expect.flavor, expect.workers, pace.before),
         f"{pace.before} steps done by {expect.workers} pods on {expect.flavor}",
         START_TIMEOUT_S,
     )
     say(f"--> high-priority job {expect.intruder} arrives and wants all of {expect.flavor}")
-    kube.create(intruder(expect.intruder, namespace, QUEUE, image, expect.workers, CPU_PER_POD))
+    kube.create(intruder(expect.intruder, elsewhere, QUEUE, image, expect.workers, CPU_PER_POD))
     try:
         follower.until(
             lambda s: runs(s, expect.other_flavor, expect.min_workers, pace.moved),
@@ -62,19 +69,20 @@ def drive(
             MOVE_TIMEOUT_S,
         )
         wait_for(
-            lambda: running_pods(kube, namespace, f"job-name={expect.intruder}") == expect.workers,
+            lambda: running_pods(kube, elsewhere, f"job-name={expect.intruder}") == expect.workers,
             f"{expect.workers} running pods of {expect.intruder}",
             MOVE_TIMEOUT_S,
         )
         say(f"--> {expect.intruder} had its {expect.workers} pods on {expect.flavor}; now it ends")
     finally:
-        remove(kube, namespace, expect.intruder)
+        remove(kube, elsewhere, expect.intruder)
     follower.until(
         lambda s: runs(s, expect.flavor, expect.workers, 1),
         f"grown back to {expect.workers} pods on {expect.flavor} (if the training ended first, give it more steps)",
         MOVE_TIMEOUT_S,
     )
     say(f"--> grown back to {expect.workers} pods on {expect.flavor}")
+    then()
     last = follower.until(lambda s: s.phase in ENDED, "the end of the training", FINISH_TIMEOUT_S)
     if last.phase != "Succeeded":
         raise StoryError(f"the training job {last.phase.lower()}: {last.reason or ''} {last.message or ''}".rstrip())

@@ -168,7 +168,7 @@ class Faults:
             self.kube.create({**binding, "metadata": meta})
         wait_for(lambda: self._refuses(probe), "the policy is in force again", TIMEOUT_S, tick_s=0.1)
 
-    def upgrade(self, **values: bool | float | str) -> None:
+    def upgrade(self, **values: bool | float | str | list[float]) -> None:
         """Values of the chart, `a__b=1` for `a.b: 1`; the controller has them afterwards."""
         binaries = gobuild.build_all(cache_dir(), lambda text: None)
         Chart(self.config, binaries, for_cluster(self.config, binaries), self.config.root).upgrade(**values)

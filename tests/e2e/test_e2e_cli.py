@@ -150,6 +150,7 @@ def _checkpoints(stage: Stage, shell: Shell) -> None:
     assert not stage.kube.list(POD, NAMESPACE, "app.kubernetes.io/name=singularity-store")
 
 
+@pytest.mark.full
 def test_the_commands_of_the_runbooks_run(stage: Stage, rows: Rows, shell: Shell) -> None:
     """Each line of each shell block, with a job and a namespace of this cluster in the place of the reader's."""
     job = rows.train("digits", QUEUE)

@@ -10,7 +10,7 @@ from rows import Rows, places
 from kueue_integration.requests import placement
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1200)]
 NAMESPACE = "cordon"
 NODES = ("ondemand-0", "ondemand-1")
 USUAL = {**LIMITS, "planner__cordon__mode": "none"}

@@ -115,7 +115,8 @@ def foul(rows: Rows, name: str) -> Iterator[Training]:
         rows.remove(name)
 
 
-@pytest.mark.parametrize("guarded", [True, pytest.param(False, marks=pytest.mark.full)], ids=["guarded", "unguarded"])
+@pytest.mark.full
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "unguarded"])
 def test_a_tenant_who_rewrites_the_deadline_every_two_seconds_is_preempted_in_time(
     rows: Rows, faults: Faults, guarded: bool
 ) -> None:

@@ -80,7 +80,8 @@ def steps(job: Training) -> list[tuple[int, list[int], float]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("framework", ["lightning", pytest.param("trainer", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("framework", ["lightning", "trainer"])
 def test_two_moves_with_other_workers_lose_no_step_and_no_sample(
     rows: Rows, others: Rows, libraries: dict[str, str], monkeypatch: pytest.MonkeyPatch, framework: str
 ) -> None:

@@ -11,7 +11,7 @@ from shell import Shell
 from kueue_integration.errors import SpecError
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1200)]
 NAMESPACE = "placement"
 
 

@@ -36,7 +36,7 @@ def test_who_has_had_much_is_preempted_by_who_has_had_nothing(rows: Rows, faults
     own = int(rows.workload("first")["spec"]["priority"])
     rows.say("--> without the policy the second one waits for ever: both have the same priority")
     faults.upgrade(
-        **SOON, planner__attainedService__mode="act", planner__attainedService__thresholds="{20}",
+        **SOON, planner__attainedService__mode="act", planner__attainedService__thresholds=[20],
         planner__attainedService__promoteAfter=1000,
     )  # fmt: skip
     second.until_attempt(1)

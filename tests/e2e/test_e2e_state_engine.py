@@ -5,6 +5,9 @@ The namespace enforces Pod Security `restricted`, so that a pod which asks for m
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,9 @@ from rows import SCRIPT as PLAIN
 from rows import TIMEOUT_S, Rows, Training
 
 from kueue_integration.contract import attempt_records
-from kueue_integration.kube.resources import LOCAL_QUEUE
+from kueue_integration.jobs.preflight import POD_SECURITY
+from kueue_integration.kube.resources import LOCAL_QUEUE, NAMESPACE
+from localcluster.demo import state
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
@@ -135,3 +140,20 @@ def test_a_script_without_the_library_is_told_so_and_is_not_held(
     first = job.until_ended(1)
     assert first.checkpoint is None and first.ended_by == "Preempted"
     assert (first.released_at or 0) - (first.evicted_at or 0) < 60, "the hold ends at once, not with its budget"
+
+
+@pytest.mark.full
+def test_the_command_of_the_demonstration_plays_it(stage: Stage, tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("singularityctl")
+    command = [program, "demo", "--engine", "state", "--name", stage.name, "--output", tmp_path]
+    assert subprocess.run(command, timeout=1400).returncode == 0
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert (written["verdict"], written["steps_lost"], written["bit_identical"]) == ("pass", 0, True)
+    assert written["steps_total"] == state.STEPS and "airflow" not in written
+    seen = [(a["flavor"], a["pods"], a["ranks"]) for a in written["attempts"]]
+    assert seen == [("ondemand", 4, 4), ("spot", 2, 2), ("ondemand", 4, 4), ("ondemand", 3, 3)]
+    assert {"every step once", "every sample once", "resized"} <= {check["name"] for check in written["checks"]}
+    assert "preempted by" in (tmp_path / "timeline.svg").read_text()
+    # A cluster that was up stays up, and its pods were admitted by the level.
+    labels = stage.kube.get(NAMESPACE, None, state.RESTRICTED)["metadata"]["labels"]
+    assert labels[POD_SECURITY] == "restricted"

@@ -15,7 +15,7 @@ from rows import TIMEOUT_S, Rows, Training, expected_losses
 from kueue_integration.contract import attempt_records, branches
 from proxy.protocol.messages import CheckpointRef, Origin
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1200)]
 NAMESPACE = "branches"
 QUEUES = {"q": {"ondemand": "200m"}}
 

@@ -67,7 +67,8 @@ def containers(job: Training) -> dict[str, str]:
     return {**found, "phase": pod["status"]["phase"]}
 
 
-@pytest.mark.parametrize("moment", ["ranks", pytest.param("pod", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("moment", ["ranks", "pod"])
 def test_an_eviction_after_the_last_step_is_no_loss_and_starts_no_other_attempt(rows: Rows, moment: str) -> None:
     """Between the end of the ranks and a complete Job lie seconds: sidecar, kubelet and Job controller take them."""
     rows.queue("last", {"ondemand": "50m"})
