@@ -75,7 +75,9 @@ def test_who_has_had_more_than_promised_gives_way_to_who_has_had_less(rows: Rows
     assert own is not None and own["promised"] == 0.0 and own["delivered"] > 0 and own["owed_s"] == 0
     assert _measured(shell, rows, "promised")["delivered"] > 0
 
-    promised.assert_exact(promised.finish())
+    done = promised.finish()
+    promised.assert_exact(done)
+    assert len(done.attempts) == 1, "it keeps the quota until it has had its promise"
     served.until_attempt(2)
     served.assert_exact(served.finish())
 

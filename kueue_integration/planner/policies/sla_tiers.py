@@ -5,7 +5,9 @@ device time, and jobs that have had more than theirs are preempted first.
 
 The tier of a job is its WorkloadPriorityClass. The delivered share is measured from the attempts within a window. While
 a job with a promise waits and is behind, those that are ahead get a priority below it. Kueue's preemption then moves
-the quota. What is at its promise, and every class that is not listed, keeps its priority.
+the quota. Who gave way stays below until the others have had what was promised to them. Otherwise it would take the
+quota back as soon as they have it, and nobody would train. What is at its promise, and every class that is not listed,
+keeps its priority.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from . import levels
 
 NAME = "slaTiers"
 MARGIN = 0.05
-"""Ahead begins so far above the promise: who is just at it would go back and forth."""
+"""Ahead begins so far above the promise, and who was behind has recovered so far above it: else jobs would go back and
+forth."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,11 @@ class Share:
     @property
     def ahead(self) -> bool:
         return self.delivered > self.promised + MARGIN
+
+    @property
+    def recovering(self) -> bool:
+        """It waits or trains, and has not yet had what was promised to it."""
+        return self.delivered < min(1.0, self.promised + MARGIN)
 
     @property
     def owed(self) -> float:
@@ -74,10 +82,11 @@ def propose(
         below = min((s.job.own_priority for s in behind), default=0) - 1
         for each in shares:
             job, told = each.job, f"had {each.delivered:.0%} of its device time, promised {each.promised:.0%}"
-            if behind and each.ahead and not levels.just_started(job, snapshot.now, min_run_s):
+            gives_way = each.ahead and not levels.just_started(job, snapshot.now, min_run_s)
+            if behind and gives_way:
                 reason = f"{told}: gives way to {len(behind)} that are behind"
                 found += levels.to(job, min(below, job.own_priority), reason, min(owed, -each.owed), NAME)
-            elif job.boosted_by == NAME:
+            elif job.boosted_by == NAME and not (gives_way and any(o.recovering for o in shares if o is not each)):
                 found += levels.to(job, job.own_priority, told, 0.0, NAME)
         known = {each.job.key for each in shares}
         for job in jobs:

@@ -28,7 +28,7 @@ def train(nursery: Nursery, data: Path, ranks: int) -> Path:
     output = data.parent / f"output-{ranks}"
     output.mkdir()
     # A machine's own name need not resolve to an address that it listens at.
-    launch = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", f"--nproc-per-node={ranks}"]
     options = {"data": data, "output": output, "steps": STEPS, "batch-size": MICRO_BATCH, "width": 4}
     words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
     script = [*(launch if ranks > 1 else []), state.SCRIPT, *words]

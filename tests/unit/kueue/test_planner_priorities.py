@@ -134,6 +134,23 @@ def test_its_own_priority_comes_back_when_nobody_is_behind():
     assert tiers(low, tier(scene.waiting("behind"), "basic", 10)) == {}  # it has it already
 
 
+def test_who_gave_way_does_not_take_the_quota_back_before_the_other_has_had_its_promise():
+    """Else both would send each other away as soon as one has the quota."""
+    past = (scene.moved(1, 200),)
+    waits = boosted(tier(scene.waiting("low", since=NOW - 2000), "free", 1000), 9, sla_tiers.NAME)
+    waits = replace(waits, attempts=past)
+    recovers = tier(scene.job("recovers", since=NOW - 100, created=NOW - 1000), "premium", 10)
+    assert tiers(waits, recovers) == {}
+    recovered = tier(scene.job("recovered", since=NOW - 1000), "premium", 10)
+    assert tiers(waits, recovered) == {"low": 1000}
+
+
+def test_who_gave_way_and_is_no_longer_ahead_gets_its_own_priority_back():
+    behind = boosted(tier(scene.waiting("low", since=NOW - 2000), "basic", 1000), 9, sla_tiers.NAME)
+    recovers = tier(scene.job("recovers", since=NOW - 100, created=NOW - 1000), "premium", 10)
+    assert tiers(behind, recovers) == {"low": 1000}
+
+
 def test_the_gain_is_what_is_owed_and_no_more_than_the_surplus():
     ahead, behind = tier(scene.job("ahead"), "free", 100), tier(scene.waiting("behind", devices=1), "premium", 10)
     (proposal,) = sla_tiers.propose(scene.snapshot(ahead, behind), TIERS, 1000.0, 60.0)
