@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.protocol.messages import AttemptRecord
+from proxy.protocol.messages import AttemptRecord, Gpus
 
 from .active import Active
+from .utilisation import busy_percent
 
 EPOCH = 1_700_000_000.0
 """Unix seconds of the beginning of a simulation."""
@@ -34,7 +35,9 @@ def admitted(active: Active, now: float) -> None:
 
 def trains(active: Active, now: float) -> None:
     first = int(active.done_s)
-    _last(active, running_at=EPOCH + now, first_step=first, first_step_at=EPOCH + now)
+    busy = busy_percent(active.job.speeds, active.flavor)
+    gpus = None if busy is None else Gpus(count=active.devices, utilisation=busy)
+    _last(active, running_at=EPOCH + now, first_step=first, first_step_at=EPOCH + now, gpus=gpus)
 
 
 def evicted(active: Active, now: float, why: str) -> None:

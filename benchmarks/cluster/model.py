@@ -179,7 +179,9 @@ class Setting:
     """One thing to try.
 
     :param classes: each tier has a WorkloadPriorityClass; otherwise all jobs have one priority
+    :param ranked: a higher tier's class has a higher value; otherwise a class only names the promise
     """
 
     costs: Costs = HELD
     classes: bool = False
+    ranked: bool = True

@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from . import plots
-from .study import BASE, Found, Scenario
+from . import plots, verdict
+from .study import BASE, RESTART, SAVING, Found, Scenario
 
 PAGE = "studies.md"
+VERDICT = "verdict"
+"""The marks of the tables of clear gains and losses. They are written when all scenarios of the page were played."""
 
 
 def title(scenario: Scenario) -> str:
@@ -28,7 +30,14 @@ def put(folder: Path, scenarios: Sequence[Scenario], results: Mapping[str, Found
         found = results[scenario.name]
         text = between(text, name, block(scenario, found, f"{PAGE.removesuffix('.md')}-{name}.svg"))
         (folder / f"studies-{name}.svg").write_text(plots.picture(title(scenario), found, BASE))
+    if set(results) >= set(marks(text)) - {VERDICT} and VERDICT in marks(text):
+        text = between(text, VERDICT, verdict.text(results, BASE, (RESTART, SAVING)))
     page.write_text(text)
+
+
+def marks(text: str) -> list[str]:
+    """Names of the scenarios that a page has room for, and `VERDICT`."""
+    return [name.replace("-", " ") for name in re.findall(r"<!-- end of (\S+) -->", text)]
 
 
 def check(folder: Path, scenarios: Sequence[Scenario]) -> None:
@@ -47,6 +56,10 @@ def between(text: str, name: str, new: str) -> str:
 
 
 def block(scenario: Scenario, found: Found, picture: str) -> str:
-    seeds = f"{scenario.seeds} seeds, {scenario.days:g} days of arrivals."
+    count = "1 seed" if scenario.seeds == 1 else f"{scenario.seeds} seeds"
+    seeds = f"{count}, {scenario.days:g} days of arrivals."
+    endless = [name for name in scenario.names() if name not in found]
+    if endless:
+        seeds += f" Left out, because its jobs preempt each other without an end: {', '.join(endless)}."
     leave_out = {"held_share", "slowdown_p95"} | (set() if scenario.classes else {"promises_kept", "premium_kept"})
     return f"![{title(scenario)}]({picture})\n\n{seeds} Means over the seeds:\n\n{plots.table(found, leave_out)}"

@@ -32,6 +32,10 @@ MOVES: Mapping[str, str] = {"readmit": "Regrown", "resize": "Resized", "migrate"
 """What the planner may ask of a job that trains, and how the controller calls the end of its attempt then."""
 
 
+class EndlessError(RuntimeError):
+    """Jobs are left, and they preempt each other for ever or nothing will ever happen to them."""
+
+
 class Simulation:
     """:param planner: None: Kueue alone
     :param watch: called after each event; for tests
@@ -53,7 +57,7 @@ class Simulation:
         self.kueue = Kueue(cluster)
         self.prices = {flavor.name: flavor.price for flavor in cluster.flavors}
         self.jobs = {j.id: Active(j, j.workers) for j in jobs}
-        for active in self.jobs.values() if setting.classes else ():
+        for active in self.jobs.values() if setting.classes and setting.ranked else ():
             active.priority = active.own_priority = active.job.tier.priority
         self.present: dict[int, Active] = {}
         """Jobs that have arrived and are not done."""
@@ -69,7 +73,7 @@ class Simulation:
     def run(self, most_events: int | None = None) -> Outcome:
         """Until all jobs are done; without a number `EVENTS_PER_JOB` are allowed, looks of the planner left out.
 
-        :raises RuntimeError: jobs are left and nothing will ever happen to them, or there is no end
+        :raises EndlessError: jobs are left and nothing will ever happen to them, or there is no end
         """
         window = max((active.job.arrival_s for active in self.jobs.values()), default=0.0)
         self._at(window, Kind.WINDOW)
@@ -79,7 +83,7 @@ class Simulation:
         most = EVENTS_PER_JOB * len(self.jobs) if most_events is None else most_events
         while self._open:
             if not self._events or handled >= most or self.now - last > STUCK_S:
-                raise RuntimeError(f"after {handled} events {self._open} jobs are not done, at {self.now:g} s")
+                raise EndlessError(f"after {handled} events {self._open} jobs are not done, at {self.now:g} s")
             self.now, _, kind, active, version = heapq.heappop(self._events)
             if active is not None and version != active.version:
                 continue

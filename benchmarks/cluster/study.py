@@ -15,7 +15,7 @@ from .generator import Mix
 from .measures import measures
 from .model import DEVICES_PER_NODE, HELD, PLAIN, PRICES, SAVES, Cluster, Costs, Flavor, Setting
 from .seam import Planner, acting, modes
-from .simulator import Simulation
+from .simulator import EndlessError, Simulation
 
 DAY_S = 86400.0
 Say = Callable[[str], None]
@@ -29,6 +29,8 @@ BASE = HOLD
 class Scenario:
     """:param load: demand of the jobs that arrive, as a share of the device time of the window
     :param dear: moves cost this many times what was measured
+    :param classes: each tier has a WorkloadPriorityClass
+    :param ranked: a higher tier's class has a higher value; otherwise a class only names the promise
     :param contenders: names; empty: all
     """
 
@@ -40,6 +42,7 @@ class Scenario:
     flavors: tuple[str, ...] = ("v100",)
     mix: Mix = field(default_factory=Mix)
     classes: bool = False
+    ranked: bool = True
     dear: float = 1.0
     seeds: int = 3
     contenders: tuple[str, ...] = ()
@@ -64,7 +67,7 @@ class Scenario:
             come_s=costs.come_s * self.dear,
             come_s_per_gb=costs.come_s_per_gb * self.dear,
         )
-        return Setting(dearer, classes=self.classes)
+        return Setting(dearer, self.classes, self.ranked)
 
 
 LOOK_S = 300.0
@@ -122,6 +125,16 @@ SCENARIOS: Sequence[Scenario] = (
     Scenario(
         "tiers", "three tiers with a priority class each", 128, 3.0, 1.1, mix=Mix(tiers=(0.3, 0.5, 0.2)), classes=True
     ),
+    Scenario(
+        "promises",
+        "the same, but all classes have one priority",
+        128,
+        3.0,
+        1.1,
+        mix=Mix(tiers=(0.3, 0.5, 0.2)),
+        classes=True,
+        ranked=False,
+    ),
     Scenario("dear moves", "`shared`, but a move costs ten times as much", dear=10.0),
     Scenario("1024 devices", "`busy`, larger", load=1.2, devices=1024, days=2.0, seeds=1),
     Scenario("4096 devices", "`busy`, larger", load=1.2, devices=4096, days=1.0, seeds=1),
@@ -165,19 +178,33 @@ def play(run: Run) -> dict[str, float]:
 def play_all(
     scenarios: Sequence[Scenario], first_seed: int, say: Say, processes: int | None = None
 ) -> dict[str, Found]:
-    """By scenario. One process for each core. Raises RuntimeError, ValueError."""
+    """By scenario. One process for each core. A contender with a run that has no end is left out of its scenario.
+
+    :raises RuntimeError: a run failed, or the contender that all are compared with has no end
+    :raises ValueError: settings that the controller would refuse
+    """
     todo = list(runs(scenarios, first_seed))
     results: dict[Run, dict[str, float]] = {}
+    endless = set[tuple[str, str]]()
     with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
         # The largest first: otherwise one of them runs alone at the end.
         order = sorted(todo, key=lambda run: -run.scenario.devices * run.scenario.days)
         futures = {pool.submit(play, run): run for run in order}
         for future in as_completed(futures):
             run = futures[future]
-            results[run] = future.result()
+            try:
+                results[run] = future.result()
+            except EndlessError as error:
+                say(f"{run.scenario.name}, {run.contender}, seed {run.seed}: {error}")
+                endless.add((run.scenario.name, run.contender))
+                continue
             hours = results[run]["completion_mean_h"]
             say(f"{len(results)} of {len(todo)}: {run.scenario.name}, {run.contender}, seed {run.seed}: {hours:.2f} h")
     found: dict[str, Found] = {}
     for run in todo:
+        if (run.scenario.name, BASE) in endless:
+            raise RuntimeError(f"{run.scenario.name}: {BASE} has no end, and all are compared with it")
+        if (run.scenario.name, run.contender) in endless:
+            continue
         found.setdefault(run.scenario.name, {}).setdefault(run.contender, []).append(results[run])
     return found

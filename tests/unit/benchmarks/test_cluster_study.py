@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,11 +12,12 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.cluster import __main__ as cli
-from benchmarks.cluster import derive, generator, plots, study
+from benchmarks.cluster import derive, generator, pages, plots, study, verdict
 from benchmarks.cluster.active import Active, State
 from benchmarks.cluster.measures import MEASURES, change, fairness, measures
-from benchmarks.cluster.model import HELD, Cluster, Flavor, Job, Setting
-from benchmarks.cluster.simulator import Simulation
+from benchmarks.cluster.model import HELD, Cluster, Flavor, Job, Setting, Tier
+from benchmarks.cluster.simulator import EndlessError, Simulation
+from benchmarks.cluster.utilisation import busy_percent
 
 ALONE = Job(0, 0, 0.0, 8, 8, 8, "X", 3600.0, 1.0, 1.0, {"v100": 1.0}, 1.0)
 SPEEDS = """gpu,placement,job_type,gpus,steps_per_s
@@ -142,3 +144,79 @@ def test_a_picture_escapes_names_and_colours_by_what_is_better() -> None:
     fills = [line.partition('fill="')[2][:7] for line in drawn.splitlines() if "<rect" in line][1:]
     assert fills == [plots.BETTER, plots.BETTER, plots.WORSE, plots.BETTER]
     assert "-50.0 (-50 to -50)" in plots.changes({"base": base, "x & y": less}, "base")
+
+
+def test_a_contender_without_an_end_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    scenario = study.Scenario("x", "y", devices=64, days=0.5, contenders=(study.HOLD, "lending"), seeds=2)
+    usual = study.play
+
+    def endless(run: study.Run) -> dict[str, float]:
+        if run.contender == ends_not and run.seed == 2:
+            raise EndlessError("after 7 events 1 jobs are not done")
+        return usual(run)
+
+    monkeypatch.setattr(study, "play", endless)
+    monkeypatch.setattr(study, "ProcessPoolExecutor", ThreadPoolExecutor)
+    told: list[str] = []
+    ends_not = "lending"
+    found = study.play_all([scenario], 1, told.append, processes=1)
+    assert list(found["x"]) == [study.HOLD] and "x, lending, seed 2: after 7 events" in "".join(told)
+    assert "Left out, because its jobs preempt each other without an end: lending." in pages.block(
+        scenario, found["x"], ""
+    )
+    ends_not = study.HOLD
+    with pytest.raises(RuntimeError, match="x: Kueue with the hold has no end, and all are compared with it"):
+        study.play_all([scenario], 1, told.append, processes=1)
+
+
+def test_classes_that_only_name_a_promise_have_one_priority() -> None:
+    cluster = Cluster([Flavor("v100", 1, 3.0)], [1.0])
+    premium = replace(ALONE, tier=Tier.PREMIUM)
+    ranked, equal = (Simulation(cluster, [premium], Setting(HELD, True, one)).jobs[0].priority for one in (True, False))
+    assert (ranked, equal) == (Tier.PREMIUM.priority, 0)
+
+
+def test_only_clear_changes_are_gains_or_losses() -> None:
+    base = [dict.fromkeys(verdict.ASKED, 100.0)] * 2
+    mixed = [{**base[0], "completion_mean_h": 80.0}, {**base[0], "completion_mean_h": 120.0, "goodput": 99.0}]
+    better = [{**base[0], "completion_mean_h": 90.0, "goodput": 103.0}, {**base[0], "completion_mean_h": 80.0}]
+    found = {"busy": {"base": base, "mixed": mixed, "better": better, "other": mixed}, "one": {"base": base[:1]}}
+    (one,) = verdict.clear(found, "base", ("other",))
+    assert one.better and one.text == "average completion -15.0 % (-20 to -10)"
+    text = verdict.text(found, "base")
+    assert "**Gains**: 1 policies" in text and "| better | busy | average completion -15.0 % (-20 to -10) |" in text
+    assert text.endswith(
+        "**Losses**: 0 policies\n\n| policy | scenario | change against base |\n| --- | --- | --- |\n| none |  |  |"
+    )
+    dearer = {"x": {"base": base[:1], "worse": [{**base[0], "dollars_per_h": 110.0}]}}
+    assert "| worse | x | cost of work +10.0 % (one seed) |" in verdict.text(dearer, "base")
+
+
+def test_a_page_gets_its_verdict_when_all_its_scenarios_were_played(tmp_path: Path) -> None:
+    page, runs = tmp_path / pages.PAGE, [{**dict.fromkeys(MEASURES, 1.0)}]
+    text = "".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in ("verdict", "x", "y-z"))
+    page.write_text(text)
+    scenarios = [study.Scenario(name, "", contenders=(study.HOLD,), seeds=1) for name in ("x", "y z")]
+    pages.put(tmp_path, scenarios[:1], {"x": {study.HOLD: runs}})
+    assert "**Gains**" not in page.read_text()
+    pages.put(tmp_path, scenarios, {name: {study.HOLD: runs} for name in ("x", "y z")})
+    assert "**Gains**" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("speeds", "flavor", "percent"),
+    [
+        ({"v100": 1.0, "p100": 1.0}, "v100", 0.0),
+        ({"v100": 1.0, "p100": 2.2}, "v100", 0.0),
+        ({"v100": 1.0, "p100": 9.3 / 14.0}, "v100", 100.0),
+        ({"v100": 1.0, "p100": 9.3 / 14.0}, "p100", 100.0),
+        ({"v100": 1.0, "p100": 0.8}, "v100", 49.5),
+        ({"v100": 1.0, "p100": 0.8}, "p100", 59.6),
+        ({"v100": 1.0}, "v100", None),
+        ({"v100": 1.0, "p100": 0.0}, "v100", None),
+    ],
+)
+def test_who_is_as_fast_on_a_slower_gpu_keeps_the_faster_one_idle(
+    speeds: dict[str, float], flavor: str, percent: float | None
+) -> None:
+    assert busy_percent(speeds, flavor) == percent
