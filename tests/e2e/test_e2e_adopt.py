@@ -154,6 +154,7 @@ def rank_ids(rows: Rows, job: str) -> set[tuple[str, ...]]:
     return found
 
 
+@pytest.mark.full
 def test_a_job_that_waits_is_recreated_by_the_command_and_trains(rows: Rows) -> None:
     rows.other("first", "own", pods=2)
     rows.until_admitted("first")

@@ -78,6 +78,7 @@ def test_helm_test_runs_doctor_inside_the_cluster(
     assert rows.kube.find(role, None, "singularity-doctor") is None, "what may read stays for the test only"
 
 
+@pytest.mark.full
 def test_a_preemption_from_the_shell(
     stage: Stage, rows: Rows, shell: Shell, tmp_path: Path, say: Callable[[str], None]
 ) -> None:

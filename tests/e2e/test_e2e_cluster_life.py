@@ -20,7 +20,7 @@ from localcluster.control_plane.kubectl import Kubectl, for_cluster
 from localcluster.images import gobuild
 from localcluster.namespaces import processes, sandbox
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 VICTIMS = ("kubelet", "containerd", "kube-apiserver", "etcd", "kueue")
 NAME = f"{os.environ.get('SINGULARITY_TEST_CLUSTER', 'test')}-bare"
 

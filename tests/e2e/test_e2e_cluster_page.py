@@ -24,7 +24,7 @@ from localcluster.demo.airflow import Airflow
 from localcluster.demo.stage import CHECKOUT
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.airflow, pytest.mark.full, pytest.mark.timeout(900)]
 PICTURES = CHECKOUT / "build" / "e2e" / "cluster-page"
 USERS = "worker:user:team-a,stranger:user:team-c"
 DAG = """

@@ -130,6 +130,7 @@ def test_the_leader_is_killed_in_the_middle_of_an_eviction(
     job.assert_exact(job.finish())
 
 
+@pytest.mark.full
 def test_lifting_the_hold_suspends_the_job_at_once(rows: Rows, say: Callable[[str], None]) -> None:
     """Measured and reported, not asserted: a busy machine is no fault of the hold's."""
     rows.queue("latency", {"ondemand": "100m"})

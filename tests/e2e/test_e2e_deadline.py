@@ -29,7 +29,7 @@ from localcluster.demo.stage import NAMESPACE, Stage
 from localcluster.demo.story import QUEUE, remove
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 BUDGET_S = 10
 MAX_S = 20
 """The platform's budget.maxSeconds while a tenant plays foul."""
@@ -115,7 +115,6 @@ def foul(rows: Rows, name: str) -> Iterator[Training]:
         rows.remove(name)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "unguarded"])
 def test_a_tenant_who_rewrites_the_deadline_every_two_seconds_is_preempted_in_time(
     rows: Rows, faults: Faults, guarded: bool
@@ -128,7 +127,6 @@ def test_a_tenant_who_rewrites_the_deadline_every_two_seconds_is_preempted_in_ti
         assert bool(faults.count["refused"]) == guarded
 
 
-@pytest.mark.full
 def test_a_job_that_the_controller_cannot_write_is_preempted_in_time(rows: Rows, faults: Faults) -> None:
     """A policy of somebody else's refuses it; full annotations would. Nothing changes on the Job meanwhile."""
     with foul(rows, "unwritable") as job:

@@ -14,7 +14,7 @@ from kueue_integration.kube.resources import NODE
 from kueue_integration.requests import placement
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1200)]
 NAMESPACE = "drain"
 NODES = ("ondemand-0", "ondemand-1")
 SHORT_GRACE_S = 10

@@ -15,7 +15,7 @@ from kueue_integration.jobs.status import describe
 from localcluster.demo.stage import DAGS, NAMESPACE, Stage
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.full, pytest.mark.timeout(2400)]
 
 TIMEOUT_S = 600.0
 Start = Callable[[str, dict[str, Any] | None], Run]
@@ -95,7 +95,6 @@ def test_a_model_is_an_asset_and_starts_its_registration(stage: Stage, start: St
     wait_for(summed, "the task's own COMPLETE", TIMEOUT_S)
 
 
-@pytest.mark.full
 def test_a_checkpoint_is_evaluated_and_registered_while_the_training_goes_on(stage: Stage, start: Start) -> None:
     run = start("digits_evaluate", {"steps": 4000, "evaluate_from": 200})
     until_trained(stage, run)
@@ -114,7 +113,6 @@ def test_a_checkpoint_is_evaluated_and_registered_while_the_training_goes_on(sta
     assert lineage(run)["steps_lost"] == 0
 
 
-@pytest.mark.full
 def test_a_nightly_job_gives_way_to_the_owner_of_the_machines(
     stage: Stage, start: Start, openlineage_events: Path
 ) -> None:
@@ -150,7 +148,6 @@ def test_a_nightly_job_gives_way_to_the_owner_of_the_machines(
     assert (event["dag_id"], event["run_id"], event["task_id"]) == (night.dag_id, night.run_id, "train")
 
 
-@pytest.mark.full
 def test_teams_lend_and_reclaim(stage: Stage, start: Start) -> None:
     apply(stage, "two-teams.yaml")
     team_a = start("team_a_training", {"steps": 900})

@@ -17,7 +17,7 @@ from localcluster.demo.stage import CHECKOUT, Stage
 sys.path.insert(0, str(CHECKOUT / "tests" / "unit" / "proxy"))
 import planted
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1200)]
 HOSTILE = SCRIPT.with_name("hostile.py")
 
 

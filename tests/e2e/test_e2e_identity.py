@@ -56,6 +56,7 @@ def test_triggerer_killed_while_deferred(stage: Stage, start_run: Callable[[str]
     assert len({job["metadata"]["uid"] for kind, job in run.job_events() if kind == "ADDED"}) == 1
 
 
+@pytest.mark.full
 def test_task_cleared_while_deferred(start_run: Callable[[str], Run]) -> None:
     run = start_run("cleared")
     run.until_state("deferred")

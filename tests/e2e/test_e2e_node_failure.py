@@ -16,7 +16,7 @@ from kueue_integration.requests import verbs
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 NODES = {"ondemand-0", "ondemand-1"}
 
 
@@ -78,7 +78,6 @@ def test_node_fails_then_another_is_emptied(rows: Rows, stage: Stage) -> None:
     assert (third.restored_from, third.first_step) == (second.checkpoint, (second.last_step or 0) + 1)
 
 
-@pytest.mark.full
 def test_nobody_waits_for_ever_for_a_node_that_is_removed(rows: Rows, stage: Stage) -> None:
     """One pod, and all of the job dies with its node: Kubernetes itself ends it once the Node object is deleted."""
     faults = Faults(stage, rows.namespace)

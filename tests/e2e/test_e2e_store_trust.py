@@ -21,7 +21,7 @@ from proxy.protocol.manifest import dumps
 from proxy.protocol.messages import CheckpointRef
 from proxy.store import Store, layout
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,6 @@ def test_manifest_and_packs_that_were_overwritten_are_not_unpacked(rows: Rows) -
     goes_on_from(job, rows, newer, older, "is not the manifest that was committed")
 
 
-@pytest.mark.full
 def test_one_flipped_byte_costs_the_steps_since_the_checkpoint_before(rows: Rows) -> None:
     job, newer, older = saved_twice(rows, "flipped")
     _, packs = own_packs(rows, job, newer, older)

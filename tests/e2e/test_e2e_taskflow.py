@@ -15,7 +15,7 @@ from localcluster.demo.stage import NAMESPACE, Stage
 from localcluster.demo.story import QUEUE, remove
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.full, pytest.mark.timeout(2400)]
 
 
 def test_a_sweep_of_functions_returns_its_values(stage: Stage, start_run: Callable[[str], Run]) -> None:
@@ -32,7 +32,6 @@ def test_a_sweep_of_functions_returns_its_values(stage: Stage, start_run: Callab
     assert len(made) == len(set(made)) == 3
 
 
-@pytest.mark.full
 def test_a_function_that_is_preempted_returns_its_value(stage: Stage, start_run: Callable[[str], Run]) -> None:
     run = start_run("returned")
     job, kube = run.job(), stage.kube

@@ -17,7 +17,7 @@ from kueue_integration.jobs.status import describe
 from localcluster.demo.stage import CHECKOUT, NAMESPACE, Stage
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.full, pytest.mark.timeout(2400)]
 PICTURES = CHECKOUT / "build" / "e2e" / "ui"
 
 

@@ -13,7 +13,7 @@ from rows import TIMEOUT_S, Rows, Training
 from kueue_integration.kube.resources import LOCAL_QUEUE
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(3600)]
 NAMESPACE = "rows-uneven"
 SCRIPT = Path(__file__).parent / "scripts" / "train_uneven.py"
 
@@ -67,7 +67,6 @@ def containers(job: Training) -> dict[str, str]:
     return {**found, "phase": pod["status"]["phase"]}
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("moment", ["ranks", "pod"])
 def test_an_eviction_after_the_last_step_is_no_loss_and_starts_no_other_attempt(rows: Rows, moment: str) -> None:
     """Between the end of the ranks and a complete Job lie seconds: sidecar, kubelet and Job controller take them."""
