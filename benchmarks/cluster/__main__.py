@@ -133,13 +133,18 @@ def replay(arguments: argparse.Namespace) -> int:
         arguments.devices, arguments.hours, arguments.load, arguments.seed, arguments.compress, arguments.plain
     )
     try:
+        expected = played.simulated(made)  # first: a plan without an end is no reason to start a cluster
+        ends_s = max(one.finished_at or 0.0 for one in expected) / made.compress
+        say_now(f"{len(made.jobs)} jobs; the simulator's are done after {ends_s:.0f} s of this compressed time")
         with kueue_alone(say_now) as on:
             real = played.replay(on.kube, on.apply, made, arguments.limit, say_now)
+            print(json.dumps(played.write(arguments.output, real, expected, made), indent=1), flush=True)
     except (RuntimeError, LocalClusterError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(played.write(arguments.output, real, made), indent=1))
-    return 0
+    if real.trouble:
+        print(f"error: replay: {real.trouble}; {arguments.output / 'replay.json'} has what was done", file=sys.stderr)
+    return 1 if real.trouble else 0
 
 
 def say_now(text: str) -> None:

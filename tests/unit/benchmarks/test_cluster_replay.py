@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.cluster import __main__ as cli
-from benchmarks.cluster import replay, twin
+from benchmarks.cluster import alone, replay, twin
 from benchmarks.cluster.active import Active, State
 from benchmarks.cluster.model import HELD, SAVES, Cluster, Flavor, Job, Setting, Tier
-from benchmarks.cluster.simulator import Simulation
+from benchmarks.cluster.simulator import EndlessError, Simulation
 from benchmarks.events import changes
+from kueue_integration.errors import Invalid, Unreachable
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import WORKLOAD, Object, is_true
 
@@ -121,8 +125,9 @@ def test_a_replay_ends_and_is_compared() -> None:
     made = replay.Plan(CLUSTER, jobs, replace(HELD, fails=0.0), compress=1000.0)
     kube = FakeKube()
     with kueue_that_admits_all(kube):
-        real = replay.replay(kube, lambda objects: None, made, 60, print)
-    assert all(one.state is State.DONE for one in real)
+        played = replay.replay(kube, lambda objects: None, made, 60, print)
+    real = played.books
+    assert played.trouble == "" and all(one.state is State.DONE for one in real)
     assert [one.attempts for one in real] == [2, 1, 1]
     assert real[1].finished_at >= 10 + HELD.start_s + 1000
     simulated = Simulation(Cluster([Flavor("v100", 3, 2.0)], [0.0, 1.0]), jobs, Setting(made.costs)).run()
@@ -131,6 +136,70 @@ def test_a_replay_ends_and_is_compared() -> None:
     assert found.completion_mean > 0
     with pytest.raises(ValueError, match="the same jobs"):
         twin.agreement(real[:1], simulated.jobs[1:2])
+
+
+ONE = replay.Plan(CLUSTER, [replace(JOB, id=0)], replace(HELD, fails=0.0), compress=1000.0)
+
+
+def seen_by(player: replay.Player, kube: FakeKube, **states: str) -> None:
+    """Kueue writes these conditions, and the player sees them."""
+    player.look(kube.set_status(WORKLOAD, replay.NAMESPACE, "job-0", status(8, **states)["status"]))
+
+
+class SlowKube(FakeKube):
+    """Does something else before it answers the next change."""
+
+    before_patch: Callable[[], object] = staticmethod(lambda: None)
+
+    def patch(self, *arguments: Any, **more: Any) -> Object:
+        self.before_patch()
+        return super().patch(*arguments, **more)
+
+
+def test_a_job_whose_end_was_being_written_when_its_eviction_was_seen_is_done() -> None:
+    kube = SlowKube(twin.workload(ONE.jobs[0], replay.NAMESPACE, classes=True))
+    player = replay.Player(kube, ONE, print)
+    seen_by(player, kube, Admitted="True")
+    evicted = {"metadata": {"name": "job-0"}, **status(8, Admitted="True", Evicted="True")}
+    kube.before_patch = lambda: player.look(evicted)
+    player.carry_out(0, "end", 1)
+    kube.before_patch = lambda: None
+    player.carry_out(0, "leave", 2)
+    assert player.books[0].state is State.DONE and player.over.is_set()
+    assert is_true(kube.get(WORKLOAD, replay.NAMESPACE, "job-0"), "Finished")
+
+
+def test_an_answer_that_will_not_change_ends_the_replay_and_another_is_said_once() -> None:
+    kube, told = FakeKube(), list[str]()
+    player = replay.Player(kube, ONE, told.append)
+    for error in (Unreachable("nobody answers"), Unreachable("nobody answers"), Invalid("no such field", 422)):
+        kube.fail_next("create", WORKLOAD, error)
+    with player:
+        assert player.over.wait(30)
+    assert player.trouble == "Invalid: no such field"
+    assert len([line for line in told if "nobody answers" in line]) == 1
+
+
+def test_a_replay_whose_time_is_up_writes_its_books(tmp_path: Path) -> None:
+    made = replay.plan(8, 0.5, 1.0, 1, 3600.0, plain=False)
+    played = replay.replay(FakeKube(), lambda objects: None, made, 0.2, print)
+    found = replay.write(tmp_path, played, replay.simulated(made), made)
+    written = json.loads((tmp_path / "replay.json").read_text())
+    assert f"{len(made.jobs)} jobs are not done in 0.2 s" == found["trouble"] == written["trouble"]
+    assert written["agreement"] is None and written["asked"]["seed"] == 1 and written["costs"]["evict_s"] > 0
+    assert [row["kueue_s"] for row in written["jobs"]] == [None] * len(made.jobs)
+
+
+def test_a_plan_without_an_end_starts_no_cluster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def endless(*_: object) -> None:
+        raise EndlessError("3 jobs are not done")
+
+    monkeypatch.setattr(Simulation, "run", endless)
+    monkeypatch.setattr(alone, "kueue_alone", lambda say: pytest.fail("a cluster was started"))
+    assert cli.main(["replay", "--devices", "8", "--hours", "1"]) == 1
+    assert "3 jobs are not done" in capsys.readouterr().err
 
 
 def test_a_simulator_agrees_with_itself() -> None:
