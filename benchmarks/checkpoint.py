@@ -170,7 +170,7 @@ GROUP = Group(
     "checkpoint",
     "root, training root file system with CRIU, 30 GB of disk",
     [
-        Spec("dump_vs_cp", "", ">= 0.8", "dump-to-store throughput against cp of the same bytes to the same disk"),
+        Spec("dump_vs_cp", "", ">= 1.5", "dump-to-store throughput against cp of the same bytes to the same disk"),
         Spec("dedup_replicas_x", "x", "<= 1.15", "stored bytes of 4 data-parallel replicas against one, model state"),
         Spec("dedup_first_x", "x", ">= 3", "bytes dumped against stored, first checkpoint of 4 ranks with workers"),
         Spec("dedup_next_x", "x", ">= 3", "bytes dumped against newly stored, second checkpoint 30 steps later"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 CPUACCT = Path("/sys/fs/cgroup/cpuacct")
@@ -37,6 +38,10 @@ class CpuMeter:
             return int((self._folder / "cpuacct.usage").read_text()) / 1e9
         usage = dict(line.split() for line in (self._folder / "cpu.stat").read_text().splitlines())
         return int(usage["usage_usec"]) / 1e6
+
+    def pids(self) -> list[int]:
+        """Of all processes in it."""
+        return [int(pid) for pid in (self._folder / "cgroup.procs").read_text().split()]
 
     def close(self) -> None:
         """Waits a while for the processes in it, which have been killed, to be gone."""
@@ -71,6 +76,28 @@ class WithoutRequest:
             with contextlib.suppress(OSError):
                 (self._folder.parent / "cgroup.procs").write_text(pid)
         self._folder.rmdir()
+
+
+def mapped_bytes(pids: Iterable[int], proc: Path = Path("/proc")) -> int:
+    """Memory of their own that processes in containers have mapped: what a dump of each of them alone would write.
+
+    A page that several of them have mapped counts for each of them. A container's first process, the launcher, and
+    processes outside of containers do not count: nobody dumps them.
+    """
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):  # one that has just ended
+            status = _fields(proc / str(pid) / "status")
+            numbers = status["NSpid"].split()
+            if len(numbers) > 1 and numbers[-1] != "1":
+                total += int(_fields(proc / str(pid) / "smaps_rollup")["Anonymous"].split()[0]) * 1024
+    return total
+
+
+def _fields(path: Path) -> dict[str, str]:
+    """Of a file with lines `name: value`. Raises OSError."""
+    pairs = [line.partition(":") for line in path.read_text().splitlines()]
+    return {name: value.strip() for name, _, value in pairs}
 
 
 def write_cost(folder: Path) -> tuple[float, float]:

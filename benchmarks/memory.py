@@ -117,8 +117,8 @@ GROUP = Group(
     "root, 3 GB of disk, fake-gcs-server in memory (1 GB)",
     [
         Spec("sidecar_rss_mb", "MB", "<= 512", "peak of a sidecar's memory while it uploads 1 GiB of new bytes"),
-        Spec("put_cpu_s_per_gb", "s/GB", "", "processor seconds that the upload of new bytes takes"),
-        Spec("known_cpu_s_per_gb", "s/GB", "", "processor seconds that the upload of bytes takes that the store has"),
+        Spec("put_cpu_s_per_gb", "s/GB", "<= 2.5", "processor seconds that the upload of new bytes takes"),
+        Spec("known_cpu_s_per_gb", "s/GB", "<= 0.9", "processor seconds to upload bytes that the store has"),
     ],
     measure,
 )

@@ -45,7 +45,8 @@ def measure(options: Options, say: Say) -> Mapping[str, Measured]:
             say(f"move {number + 1}: {moves[-1]}")
             job.wait_step(at + WARM)
     totals = [m["barrier"] + m["dump"] + m["first_step"] for m in moves]
-    per_gb = [s["stall_s"] / s["gb"] for s in stalls]
+    per_gb = [s["stall_s"] / s["mapped_gb"] for s in stalls]
+    written = median(s["stall_s"] / s["gb"] for s in stalls)
     seconds = [b["s"] for b in barriers]
     steps = [b["steps"] for b in barriers]
     parts_text = ", ".join(f"{key} {median(m[key] for m in moves):.2f}" for key in ("barrier", "dump", "restore"))
@@ -59,8 +60,9 @@ def measure(options: Options, say: Say) -> Mapping[str, Measured]:
         "periodic_stall_s_per_gb": Measured(
             median(per_gb),
             stalls,
-            f"{gb:.2f} GB of images of 4 ranks with a worker each; spread {spread(per_gb):.2g}; CPU time of the dump "
-            f"{median(s['dump_cpu_s'] for s in stalls) / gb:.2f} s/GB; {machine.told(cost)}",
+            f"{median(s['mapped_gb'] for s in stalls):.2f} GB mapped by 4 ranks with a worker each; spread "
+            f"{spread(per_gb):.2g}; {written:.2g} per GB of the {gb:.2f} GB that are written; CPU time of the dump "
+            f"{median(s['dump_cpu_s'] for s in stalls) / gb:.2f} s per GB written; {machine.told(cost)}",
         ),
     }
 
@@ -76,14 +78,14 @@ def stall(job: Job) -> dict[str, float]:
     asked = time.monotonic()
     stop = job.stop()
     at = max(job.counts())
-    gb = bytes_of(job.images()) / 1e9
+    gb, mapped = bytes_of(job.images()) / 1e9, machine.mapped_bytes(job.cpu.pids()) / 1e9
     copied = time.monotonic()  # looking at sizes is ours, not the product's
     job.go_on()
     again = job.wait_step(at + 1)
     stopped = stop.barrier_s + stop.dump_s + (again - copied) - usual * (stop.steps + 1)
     assert copied >= asked
-    parts = {"stall_s": stopped, "gb": gb, "barrier_s": stop.barrier_s, "steps": stop.steps, "dump_s": stop.dump_s}
-    parts["dump_cpu_s"] = stop.dump_cpu_s
+    parts = {"stall_s": stopped, "gb": gb, "mapped_gb": mapped, "dump_s": stop.dump_s, "dump_cpu_s": stop.dump_cpu_s}
+    parts |= {"barrier_s": stop.barrier_s, "steps": stop.steps}
     return {key: round(value, 4) for key, value in parts.items()}
 
 
@@ -94,7 +96,7 @@ GROUP = Group(
         Spec("barrier_steps", "steps", "<= 2", "mini-batches from request to barrier, 4 ranks in 4 and in 2 pods"),
         Spec("barrier_s", "s", "<= 1", "seconds from request to barrier"),
         Spec("freeze_dump_restore_s", "s", "<= 5", "barrier + dump + restore without transfer, 4 ranks"),
-        Spec("periodic_stall_s_per_gb", "s/GB", "<= 1", "interruption of training by a periodic checkpoint"),
+        Spec("periodic_stall_s_per_gb", "s/GB", "<= 0.5", "interruption by a periodic checkpoint, per GB mapped"),
     ],
     measure,
 )

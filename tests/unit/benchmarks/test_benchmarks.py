@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import __main__ as cli
-from benchmarks import catalogue, compare, model, move_small, scale, stats, table
+from benchmarks import catalogue, compare, machine, model, move_small, scale, stats, table
 from kueue_integration.contract import job_names
 from kueue_integration.contract.attempt_phases import AttemptPhases
 from kueue_integration.jobs.status import summarise
@@ -50,6 +50,21 @@ def test_every_key_is_measured_once_and_has_a_readable_aim():
     assert len(keys) == len(set(keys))
     for spec in catalogue.specs():
         model.reaches(0.0, spec.aim)
+
+
+def test_aims_of_speed_are_not_loosened():
+    aims = {spec.key: spec.aim for spec in catalogue.specs()}
+    keys = ("put_cpu_s_per_gb", "known_cpu_s_per_gb", "dump_vs_cp", "periodic_stall_s_per_gb")
+    assert [aims[key] for key in keys] == ["<= 2.5", "<= 0.9", ">= 1.5", "<= 0.5"]
+
+
+def test_mapped_memory_counts_for_each_process_of_a_container_but_its_first(tmp_path):
+    for pid, within, kb in [(10, "10\t1", 5), (11, "11\t7", 300), (12, "12\t8", 300), (13, "13", 7000)]:
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "status").write_text(f"Name:\tpython3\nNSpid:\t{within}\n")
+        rollup = f"55-7f ---p 00000000 00:00 0 [rollup]\nRss: 900 kB\nAnonymous: {kb} kB\nLazyFree: 0 kB\n"
+        (tmp_path / str(pid) / "smaps_rollup").write_text(rollup)
+    assert machine.mapped_bytes([10, 11, 12, 13, 14], tmp_path) == 600 * 1024, "14 has ended"
 
 
 def test_selection_keeps_groups_together():
