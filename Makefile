@@ -28,7 +28,7 @@ ifneq ($(CA_BUNDLE),)
 export SSL_CERT_FILE := $(CA_BUNDLE)
 endif
 
-.PHONY: help demo test unit test-unit test-e2e test-full test-gpu gpu-kit test-airflow-next verify lint types imports bench anchor studies docs lock clean preflight parts python ready
+.PHONY: help demo test unit test-unit test-e2e test-full test-gpu gpu-kit test-airflow-next verify lint types imports bench anchor studies docs chart-docs lock clean preflight parts python ready
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -97,6 +97,9 @@ studies: $(STAMP) ## what policies are worth on simulated clusters: build/studie
 
 docs: $(STAMP) ## the documentation site: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+chart-docs: $(STAMP) ## charts/singularity/README.md, from the chart's values
+	$(BIN)/python docs/chart_reference.py
 
 lock: $(STAMP) ## take the newest versions that pyproject.toml allows into requirements.lock
 	@{ grep '^#' requirements.lock; echo scikit-learn | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \

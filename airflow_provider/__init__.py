@@ -10,11 +10,17 @@ from typing import Any
 
 PACKAGE = "airflow-provider-singularity"
 VERSION = "0.1.0"
+_GUIDES = ("/docs/operator.md", "/docs/start/first-dag.md")
+"""In the checkout and the sdist."""
 _LINKS = ("TrainingLink", "JobLink", "WorkloadLink", "LogsLink")
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Entry point `apache_airflow_provider`; valid against `airflow/provider_info.schema.json`."""
+    """Entry point `apache_airflow_provider`; valid against `airflow/provider_info.schema.json`.
+
+    There are no `connection-types` and no `hooks`. All goes over Airflow's connection type `kubernetes`, which the
+    provider `cncf.kubernetes` brings.
+    """
     return {
         "package-name": PACKAGE,
         "name": "Singularity",
@@ -23,7 +29,9 @@ def get_provider_info() -> dict[str, Any]:
         "integrations": [
             {
                 "integration-name": "Singularity",
+                # Of what the operators speak to. The provider's own pages are in the sdist; no address serves them yet.
                 "external-doc-url": "https://kueue.sigs.k8s.io/",
+                "how-to-guide": list(_GUIDES),
                 "tags": ["software"],
             }
         ],

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+from chart_reference import chart_values, table  # noqa: E402
+
 NOTE = "*Generated from `{}`.*\n"
 _FOLDERS = "proxy|kueue_integration|airflow_provider|benchmarks|dags|tests|charts|images|localcluster"
 _REPOSITORY_LINK = re.compile(rf"\[([^\]]+)\]\((?:\.\./)+((?:{_FOLDERS})[^)]*)\)")
@@ -51,15 +53,6 @@ def defaults(function: ast.FunctionDef) -> dict[str, str]:
     """Source text of each keyword-only parameter's default; "" for a parameter that must be given."""
     pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
     return {argument.arg: ast.unparse(default) if default else "" for argument, default in pairs}
-
-
-def cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(cell(value) for value in row) + " |" for row in rows]) + "\n"
 
 
 # --- pages ----------------------------------------------------------------------------------------------------------
@@ -124,51 +117,6 @@ def singularityctl() -> str:
     return f"# singularityctl: every command\n\n{NOTE.format('kueue_integration/cli')}\n{pages}"
 
 
-def chart_values() -> str:
-    source = ROOT / "charts/singularity/values.yaml"
-    comments = value_comments(source.read_text())
-    rows: list[tuple[str, ...]] = []
-
-    def meaning(path: str) -> str:
-        """The comment of the value itself, else of the closest group around it."""
-        return comments.get(path) or (meaning(path.rpartition(".")[0]) if "." in path else "")
-
-    def walk(value: Any, path: str) -> None:
-        if isinstance(value, dict) and value:
-            for key, below in value.items():
-                walk(below, f"{path}.{key}" if path else str(key))
-        else:
-            text = yaml.safe_dump(value, default_flow_style=True, width=10_000)
-            shown = text.removesuffix("\n").removesuffix("\n...")
-            rows.append((f"`{path}`", f"`{shown}`", meaning(path)))
-
-    walk(yaml.safe_load(source.read_text()), "")
-    return (
-        f"# Chart values\n\n{NOTE.format('charts/singularity/values.yaml')}\n"
-        + table(("value", "default", "meaning"), rows)
-    )
-
-
-def value_comments(text: str) -> dict[str, str]:
-    """Path of a value -> the comment lines right above it."""
-    found: dict[str, str] = {}
-    path: list[tuple[int, str]] = []
-    comment: list[str] = []
-    for line in text.splitlines():
-        bare = line.strip()
-        if bare.startswith("#"):
-            comment.append(bare.lstrip("# "))
-        elif match := re.match(r"( *)([A-Za-z][\w-]*):", line):
-            depth = len(match[1])
-            path = [(at, name) for at, name in path if at < depth] + [(depth, match[2])]
-            if comment:
-                found[".".join(name for _, name in path)] = " ".join(comment)
-            comment = []
-        elif not bare:
-            comment = []
-    return found
-
-
 def annotations() -> str:
     from kueue_integration.guard.ownership import CONTROLLER, CREATION, LABELS, TABLE, USER
 
@@ -223,8 +171,6 @@ def exit_codes() -> str:
         "\nThe exit codes of the command line are on the page [singularityctl](../singularityctl.md).\n"
     )
 
-
-sys.path.insert(0, str(ROOT))
 
 PAGES: dict[str, Callable[[], str]] = {
     "reference/operator.md": operator,

@@ -31,6 +31,15 @@ def test_provider_info_is_valid_and_names_modules_that_exist() -> None:
                 assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
 
 
+def test_provider_info_names_guides_that_exist_and_the_connection_is_airflows() -> None:
+    info = airflow_provider.get_provider_info()
+    guides = [guide for entry in info["integrations"] for guide in entry["how-to-guide"]]
+    assert guides and all(guide.startswith("/docs/") and (ROOT / guide[1:]).is_file() for guide in guides)
+    requires = importlib.metadata.requires(airflow_provider.PACKAGE) or []
+    assert any(name.startswith("apache-airflow-providers-cncf-kubernetes") for name in requires)
+    assert not {"connection-types", "hooks", "hook-class-names"} & set(info)
+
+
 def test_the_schema_check_can_fail() -> None:
     broken = {**airflow_provider.get_provider_info(), "name": 3}
     with pytest.raises(jsonschema.ValidationError):
