@@ -26,6 +26,7 @@ from .measure import Meter, live_gauges
 from .metrics import Metrics, Series
 from .overdue import Overdue
 from .planning.rounds import Rounds
+from .snapshot import Pod
 from .work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,9 @@ class Task:
 
 
 class Reconciler:
-    """`notify(namespace, job)` is called, from informer threads, for every change of a managed Job or its pods.
+    """`notify(namespace, job, leader)` is called, from informer threads, for every change of a managed Job or its pods.
+
+    `leader`: of the Job itself, or of its first pod.
 
     `now` gives the API server's time, Unix seconds.
     """
@@ -56,7 +59,7 @@ class Reconciler:
         kube: Kube,
         settings: Settings,
         metrics: Metrics,
-        notify: Callable[[str, str], None] = lambda namespace, job: None,
+        notify: Callable[[str, str, bool], None] = lambda namespace, job, leader: None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._kube = kube
@@ -117,7 +120,7 @@ class Reconciler:
         namespace, name = str(job["metadata"]["namespace"]), kinds.job_key(job)
         self.queue.add(Task("job", namespace, name))
         self.queue.add(Task("plan"), self._rounds.delay())
-        self._notify(namespace, name)
+        self._notify(namespace, name, True)
         self._meter.see(job, deleted)
         if not deleted and self.leads():
             self._tell_unreadable(job, f"{namespace}/{name}")
@@ -142,7 +145,7 @@ class Reconciler:
         if name:
             namespace = str(pod["metadata"]["namespace"])
             self.queue.add(Task("job", namespace, name))
-            self._notify(namespace, name)
+            self._notify(namespace, name, Pod.parse(pod).index == 0)
 
     def _on_queue(self, queue: Object, deleted: bool) -> None:
         self.queue.add(Task("plan"), self._rounds.delay())

@@ -35,6 +35,10 @@ T = TypeVar("T")
 TRY_S: Final = 10.0
 """One request, seconds; a long poll gets its own limit."""
 POLL_S: Final = 30.0
+HELLO_POLL_S: Final = 5
+"""The controller answers a hello at the latest then; a moment after it knows the leader's address."""
+WAITED_S: Final = 1.0
+"""A hello that took longer has waited."""
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 5.0
 _FATAL: Final = frozenset({400, 404, 405, 413})
@@ -73,15 +77,23 @@ class Controller:
         """
         c = self._config
         hello = Hello(namespace=c.namespace, job=c.job, attempt=c.attempt, index=c.index, pod=c.pod, pod_ip=c.pod_ip)
+        pause = FIRST_PAUSE_S
         while True:
-            status, body = await self._retry("POST", "/v1/hello", deadline, lambda: to_json(hello))
+            began = time.monotonic()
+            # The answer has to come before the deadline.
+            query = {"wait_s": str(int(min(HELLO_POLL_S, max(0.0, deadline - began - 1))))}
+            status, body = await self._retry("POST", "/v1/hello", deadline, lambda: to_json(hello), query)
             if status == 200:
                 return _parse(HelloReply, body)
             if restarted and _ended(body):
                 raise StaleAttemptError("this attempt has ended with a checkpoint, which has been committed")
             if time.monotonic() >= deadline:
                 raise ControllerError("the controller knows no leader (pod with index 0) of this attempt")
-            await asyncio.sleep(0.5)
+            if time.monotonic() - began >= WAITED_S:
+                pause = FIRST_PAUSE_S
+            await asyncio.sleep(pause)
+            # An answer at once says that the attempt is over: its pods ask less and less often.
+            pause = min(LONGEST_PAUSE_S, pause * 2)
 
     async def next_command(self, after: int) -> Command | None:
         """Long poll; None when there is no command. Raises StaleAttemptError, ControllerError (not retried)."""
@@ -117,14 +129,16 @@ class Controller:
         """Report that a checkpoint cannot be restored. Raises StaleAttemptError, ControllerError at the deadline."""
         await self._retry("POST", "/v1/damage", deadline, lambda: to_json(report))
 
-    async def _retry(self, method: str, path: str, deadline: float, body: Callable[[], str]) -> tuple[int, bytes]:
+    async def _retry(
+        self, method: str, path: str, deadline: float, body: Callable[[], str], query: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
         """`deadline`: of the monotonic clock. `body` is called for each try."""
         pause = FIRST_PAUSE_S
         while True:
             left = deadline - time.monotonic()
             problem: StaleAttemptError | ControllerError
             try:
-                status, answer = await self._once(method, path, body(), max(0.5, min(TRY_S, left)))
+                status, answer = await self._once(method, path, body(), max(0.5, min(TRY_S, left)), query)
             except ControllerError as error:
                 problem = error
             else:

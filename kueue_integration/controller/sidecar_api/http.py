@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 LONG_POLL_S = 20.0
+HELLO_POLL_S = 5.0
+"""A hello waits as long for the leader's address, if the pod waits as well."""
 PROGRESS_EVERY_S = 2.0
 WRITE_TRIES = 8
 MAX_BODY = 64 * 1024
@@ -56,27 +58,42 @@ MAX_BODY = 64 * 1024
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+Key = tuple[str, str, bool]
+
+
 class Hub:
     """Wakes the long polls of a Job. `notify` may be called from any thread."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: dict[tuple[str, str], set[asyncio.Event]] = {}
+        self._waiting: dict[Key, set[asyncio.Event]] = {}
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
-    def notify(self, namespace: str, job: str) -> None:
+    def notify(self, namespace: str, job: str, leader: bool = True) -> None:
+        """`leader`: what has changed is the Job itself, or its first pod."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake, (namespace, job))
+            self._loop.call_soon_threadsafe(self._wake, namespace, job, leader)
 
-    def _wake(self, key: tuple[str, str]) -> None:
-        for event in self._waiting.get(key, ()):
-            event.set()
+    def _wake(self, namespace: str, job: str, leader: bool) -> None:
+        for narrow in (False, True) if leader else (False,):
+            for event in self._waiting.get((namespace, job, narrow), ()):
+                event.set()
 
-    async def until(self, namespace: str, job: str, look: Callable[[], T | None], timeout_s: float) -> T | None:
-        """The first non-None result of `look`, called now and after every change; None after `timeout_s` seconds."""
-        event, key = asyncio.Event(), (namespace, job)
+    def waiting(self, namespace: str, job: str) -> int:
+        """How many long polls of a Job wait."""
+        return sum(len(self._waiting.get((namespace, job, narrow), ())) for narrow in (False, True))
+
+    async def until(
+        self, namespace: str, job: str, look: Callable[[], T | None], timeout_s: float, leader: bool = False
+    ) -> T | None:
+        """The first non-None result of `look`, called now and after every change; None after `timeout_s` seconds.
+
+        :param leader: changes of the Job and of its first pod are enough. All pods of a job that starts wait so, and
+            each of its pods changes several times meanwhile
+        """
+        event, key = asyncio.Event(), (namespace, job, leader)
         end = time.monotonic() + timeout_s
         self._waiting.setdefault(key, set()).add(event)
         try:
@@ -143,6 +160,11 @@ class Api:
         reports.require_current(job, attempt)
         return job
 
+    def _newest(self, namespace: str, name: str, job: Object, attempt: int) -> Object:
+        """Our copy, or `job` where our copy is older than what the API server has said."""
+        copy = self._world.job(namespace, name)
+        return job if copy is None or _behind(copy, job, attempt) else copy
+
     async def _speaker(self, request: web.Request) -> tokens.Speaker:
         """Who makes the request: checked before its body is read, and before any fact about a Job is sent.
 
@@ -196,14 +218,21 @@ class Api:
     async def _hello(self, request: web.Request) -> web.Response:
         speaker = await self._speaker(request)
         message = from_json(Hello, await request.text())
-        job = await self._allowed(speaker, message.namespace, message.job, message.attempt, leader=False)
-        pods = self._world.pods_of(message.namespace, message.job)
-        reply = reports.hello(job, pods, message, self._secret)
-        if reply is None and reports.ended(job, message.attempt):
-            return _json({"error": "the attempt has ended with a checkpoint", "ended": True}, 202)
-        if reply is None:
-            return _json({"error": "the leader is not known yet: ask again"}, 202)
-        return web.Response(text=lean_json(reply, "origin"), content_type="application/json")
+        namespace, name, attempt = message.namespace, message.job, message.attempt
+        wait_s = min(HELLO_POLL_S, _number(request.query.get("wait_s", "0"), "wait_s"))
+        job = await self._allowed(speaker, namespace, name, attempt, leader=False)
+
+        def look() -> web.Response | None:
+            current = self._newest(namespace, name, job, attempt)
+            reply = reports.hello(current, self._world.pods_of(namespace, name), message, self._secret)
+            if reply is None and reports.ended(current, attempt):
+                return _json({"error": "the attempt has ended with a checkpoint", "ended": True}, 202)
+            if reply is None:
+                return None
+            return web.Response(text=lean_json(reply, "origin"), content_type="application/json")
+
+        found = await self._hub.until(namespace, name, look, wait_s, leader=True)
+        return _json({"error": "the leader is not known yet: ask again"}, 202) if found is None else found
 
     async def _commands(self, request: web.Request) -> web.Response:
         speaker, query = await self._speaker(request), request.query
@@ -212,9 +241,7 @@ class Api:
         job = await self._allowed(speaker, namespace, name, attempt, leader=True)
 
         def look() -> Command | None:
-            current = self._world.job(namespace, name)
-            if current is None or _behind(current, job, attempt):
-                current = job  # our copy is older than what the API server has just said
+            current = self._newest(namespace, name, job, attempt)
             reports.require_current(current, attempt)
             command = reports.command(current, self._now())
             return command if command is not None and command.seq > after else None

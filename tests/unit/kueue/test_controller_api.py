@@ -26,7 +26,7 @@ from kueue_integration.controller.sidecar_api.shares import SHARE, Shares
 from kueue_integration.errors import Conflict, Unreachable
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import JOB, TOKEN_REVIEW, annotation
+from kueue_integration.kube.resources import JOB, POD, TOKEN_REVIEW, annotation
 from proxy.protocol import names
 from proxy.protocol.messages import (
     CheckpointFailure,
@@ -54,6 +54,14 @@ def certificate(tmp_path_factory):
     return where / "crt", where / "key"
 
 
+async def eventually(condition):
+    """Wait for a copy, or a call, to come."""
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        await asyncio.sleep(0.005)
+
+
 def token_of(pod, audience=names.TOKEN_AUDIENCE, namespace=NS):
     meta = pod["metadata"]
     extra = {
@@ -74,9 +82,12 @@ def jwt(name, audience=names.TOKEN_AUDIENCE, expires_in=3600.0, **claims):
 class Client:
     """One running API and what a pod needs to talk to it. `tokens`: by the name of who has it."""
 
-    def __init__(self, kube, world, session, url, metrics, tokens):
+    def __init__(self, kube, world, session, url, metrics, tokens, hub):
         self.kube, self.world, self.session, self.url, self.metrics = kube, world, session, url, metrics
-        self.tokens = tokens
+        self.tokens, self.hub = tokens, hub
+
+    def pods(self):
+        return self.world.pods_of(NS, "train")
 
     def _auth(self, token):
         return {"Authorization": f"Bearer {self.tokens.get(token, token)}"} if token else {}
@@ -140,7 +151,11 @@ async def served(certificate):
     kube.tokens = {tokens[name]: status for name, status in told.items()}
     hub, metrics = Hub(), Metrics()
     hub.attach(asyncio.get_running_loop())
-    world = World(kube, on_job=lambda obj, deleted: hub.notify(NS, obj["metadata"]["name"]))
+    world = World(
+        kube,
+        on_job=lambda obj, deleted: hub.notify(NS, obj["metadata"]["name"]),
+        on_pod=lambda obj, deleted: hub.notify(NS, "train", leader=obj["metadata"]["name"] == "train-0-a1"),
+    )
     world.start()
     assert await asyncio.to_thread(world.wait_synced, 10)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -152,7 +167,7 @@ async def served(certificate):
     port = runner.addresses[0][1]
     connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=str(certificate[0])))
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(30)) as session:
-        yield Client(kube, world, session, f"https://localhost:{port}", metrics, tokens)
+        yield Client(kube, world, session, f"https://localhost:{port}", metrics, tokens, hub)
     world.stop()
     await runner.cleanup()
 
@@ -390,6 +405,47 @@ async def test_health_and_metrics():
         assert await get("/readyz") == (200, "ok\n")
         assert "singularity_leader 0" in (await get("/metrics"))[1]
     await runner.cleanup()
+
+
+def address(ip):
+    return {"status": {"podIP": ip}}
+
+
+async def test_a_hello_that_waits_is_answered_when_the_leader_has_an_address(served):
+    served.kube.patch(POD, NS, "train-0-a1", address(None), subresource="status")
+    await eventually(lambda: not any(pod["status"].get("podIP") == "10.0.0.1" for pod in served.pods()))
+    assert (await served.post("/v1/hello", HELLO, "follower"))[0] == 202, "nobody waits unless asked to"
+    waiting = asyncio.create_task(served.post("/v1/hello?wait_s=9999", HELLO, "follower"))
+    await eventually(lambda: served.hub.waiting(NS, "train"))
+    served.kube.patch(POD, NS, "train-0-a1", address("10.0.0.9"), subresource="status")
+    status, body = await waiting
+    assert (status, body["leader_ip"]) == (200, "10.0.0.9")
+    status, body = await served.post("/v1/hello?wait_s=soon", HELLO, "follower")
+    assert (status, "query parameter wait_s = 'soon'" in body["error"]) == (400, True)
+
+
+async def test_a_hello_waits_for_a_bounded_time(served, monkeypatch):
+    monkeypatch.setattr(api_module, "HELLO_POLL_S", 0.1)
+    served.kube.patch(POD, NS, "train-0-a1", address(None), subresource="status")
+    await eventually(lambda: not any(pod["status"].get("podIP") == "10.0.0.1" for pod in served.pods()))
+    status, body = await served.post("/v1/hello?wait_s=60", HELLO, "follower")
+    assert (status, body) == (202, {"error": "the leader is not known yet: ask again"})
+    assert not served.hub.waiting(NS, "train")
+
+
+async def test_a_hello_looks_again_at_changes_of_the_leader_only():
+    """A job that starts has as many hellos waiting as pods, and each of its pods changes several times."""
+    hub, looks = Hub(), []
+    hub.attach(asyncio.get_running_loop())
+    waiting = asyncio.create_task(hub.until(NS, "train", lambda: looks.append(1) or len(looks) > 1 or None, 30, True))
+    await eventually(lambda: looks)
+    for _ in range(3):
+        hub.notify(NS, "train", leader=False)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert len(looks) == 1
+    hub.notify(NS, "train", leader=True)
+    assert await waiting is True and len(looks) == 2
 
 
 async def test_hello_says_when_the_attempt_has_ended(served):

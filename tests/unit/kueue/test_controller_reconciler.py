@@ -66,6 +66,22 @@ def world():
         reconciler.world.stop()
 
 
+def test_who_waits_for_a_job_hears_which_pod_has_changed():
+    heard = []
+    kube = FakeKube(scene.job(suspend=False, annotations=scene.history(scene.record())))
+    reconciler = Reconciler(kube, Settings(regrow=False), Metrics(), lambda *about: heard.append(about))
+    reconciler.world.start()
+    try:
+        eventually(lambda: (NS, "train", True) in heard)
+        for index in (0, 1):
+            heard.clear()
+            kube.put(scene.pod(index))
+            eventually(lambda: heard)
+            assert {*heard} == {(NS, "train", index == 0)}
+    finally:
+        reconciler.world.stop()
+
+
 def eventually(condition, timeout=10.0):
     """Wait for an informer to catch up."""
     end = time.monotonic() + timeout

@@ -108,6 +108,8 @@ class FakeController:
         self.checkpoint: CheckpointRef | None = None
         self.leader_ip = ""
         self.hellos: list[Hello] = []
+        self.asked: list[tuple[float, str]] = []
+        """When each hello came (monotonic clock), and how long it would wait."""
         self.progress: list[Progress] = []
         self.commits: list[CommitRequest] = []
         self.failures: list[CheckpointFailure] = []
@@ -166,6 +168,7 @@ class FakeController:
     async def _hello(self, request: web.Request) -> web.Response:
         hello = from_json(Hello, await request.read())
         self.hellos.append(hello)
+        self.asked.append((time.monotonic(), request.query.get("wait_s", "")))
         if self.away:
             return web.json_response({"error": "API server is away"}, status=503)
         if self.finished:

@@ -428,8 +428,11 @@ async def test_a_sidecar_restarted_after_the_commit_lets_its_pod_end(
 async def test_a_pod_that_comes_anew_to_an_ended_attempt_waits(folder: Path, controller: FakeController) -> None:
     controller.ended = True
     world = await World(folder, controller, workers=1, world_size=1).start()
-    await eventually("two questions", lambda: len(controller.hellos) >= 2)
+    await eventually("questions", lambda: len(controller.hellos) >= 4)
     assert world.launchers[0].plan is None and not world.launchers[0].refusal
+    (first, wait_s), *_ = controller.asked
+    assert controller.asked[3][0] - first >= 0.2 + 0.4 + 0.8 - 0.01, "it asks less and less often"
+    assert wait_s == "5", "the controller may wait with its answer until the leader has an address"
     await world.end()
 
 
