@@ -92,8 +92,8 @@ bench: ready ## measure: build/bench/figures.json
 anchor: ready ## our operator and Airflow's own in the same trouble: build/anchor/anchor.{json,md}; ONLY=scenario,scenario
 	$(BIN)/python -m benchmarks.anchor $(if $(ONLY),--only $(ONLY))
 
-studies: $(STAMP) ## what policies are worth on simulated clusters: build/studies; QUICK=1, ONLY=scenario,scenario, DOCS=1
-	$(BIN)/python -m benchmarks.cluster study $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(if $(DOCS),--docs docs)
+studies: $(STAMP) ## what policies are worth on simulated clusters: build/studies; QUICK=1, ONLY=scenario,scenario, GO_ON=1, DOCS=1
+	$(BIN)/python -m benchmarks.cluster study $(if $(QUICK),--quick) $(if $(GO_ON),--go-on) $(if $(ONLY),--only "$(ONLY)") $(if $(DOCS),--docs docs)
 
 docs: $(STAMP) ## the documentation site: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -4,13 +4,15 @@ examples:
   python -m benchmarks.cluster study                         all scenarios; some minutes on two cores
   python -m benchmarks.cluster study --quick                 small ones, in seconds, to try things out
   python -m benchmarks.cluster study --only shared,tiers --seed 100
+  python -m benchmarks.cluster study --go-on                 after a stop, with the same code
   python -m benchmarks.cluster study --list
   python -m benchmarks.cluster derive philly-jobs.csv.gz throughputs.csv.gz >parameters.json
   python -m benchmarks.cluster derive philly-jobs.csv.gz throughputs.csv.gz --compare
   python -m benchmarks.cluster replay --devices 64 --hours 12 --compress 120
 
 Names of contenders have commas, so separate several of them by semicolons.
-`study` writes OUTPUT/studies.json (every measure of every run), a picture and a table for each scenario.
+`study` writes OUTPUT/studies.json (every measure of every run, when it is done), a picture and a table for each
+scenario. Scenarios and contenders that are not played stay in the file as they are, and count for the page's verdict.
 `derive` prints the generator's parameters from a trace; with --compare the distance of what it draws from the trace.
 `replay` plays a workload to a real Kueue and writes OUTPUT/replay.json: how far the simulator is from it.
 
@@ -28,7 +30,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import compare, derive, pages, plots, traces
-from .study import BASE, CONTENDERS, SCENARIOS, Found, Scenario, play_all, quick
+from .book import Book
+from .study import BASE, CONTENDERS, SCENARIOS, Scenario, play_all, quick
 
 OUTPUT = Path(__file__).resolve().parents[2] / "build" / "studies"
 
@@ -49,6 +52,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     study.add_argument("--seeds", type=int, metavar="N", help="how many seeds, for all scenarios")
     study.add_argument("--processes", type=int, metavar="N", help="default: one for each core")
     study.add_argument("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="default build/studies")
+    study.add_argument("--go-on", action="store_true", help="after a stop: play only what OUTPUT/studies.json lacks")
     study.add_argument("--list", action="store_true", help="list scenarios and contenders, and run nothing")
     derived = commands.add_parser("derive", help="the generator's parameters from a trace")
     derived.add_argument("jobs", type=Path, metavar="JOBS", help="CSV, plain or gzip")
@@ -111,15 +115,16 @@ def study(arguments: argparse.Namespace) -> int:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:6.1f} s] {text}", file=sys.stderr, flush=True)
 
+    book = Book(arguments.output / "studies.json")
     try:
-        results = play_all(scenarios, arguments.seed, say, arguments.processes)
+        play_all(scenarios, arguments.seed, say, arguments.processes, book, arguments.go_on)
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    write(arguments.output, scenarios, results)
+    write(arguments.output, scenarios, book)
     say(f"written to {arguments.output}")
     if arguments.docs:
-        pages.put(arguments.docs, scenarios, results)
+        pages.put(arguments.docs, scenarios, book)
     return 0
 
 
@@ -151,12 +156,10 @@ def say_now(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def write(output: Path, scenarios: Sequence[Scenario], results: dict[str, Found]) -> None:
+def write(output: Path, scenarios: Sequence[Scenario], book: Book) -> None:
     """Raises OSError."""
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "studies.json").write_text(json.dumps(results, indent=1) + "\n")
     for scenario in scenarios:
-        found, name = results[scenario.name], scenario.name.replace(" ", "-")
+        found, name = book.found(scenario.name, scenario.names()), scenario.name.replace(" ", "-")
         title = pages.title(scenario)
         (output / f"{name}.svg").write_text(plots.picture(title, found, BASE))
         text = f"{title}, {scenario.seeds} seeds\n\n{plots.table(found)}\n\n{plots.changes(found, BASE)}\n"

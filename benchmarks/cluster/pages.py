@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import plots, verdict
-from .study import BASE, RESTART, SAVING, Found, Scenario
+from .book import Book, Found
+from .study import BASE, CONTENDERS, RESTART, SAVING, Scenario
 
 PAGE = "studies.md"
 VERDICT = "verdict"
-"""The marks of the tables of clear gains and losses. They are written when all scenarios of the page were played."""
+"""The marks of the tables of clear gains and losses. They are written when the book has all scenarios of the page."""
 
 
 def title(scenario: Scenario) -> str:
     return f"{scenario.name}: {scenario.about}, {scenario.devices} devices, load {scenario.load:g}"
 
 
-def put(folder: Path, scenarios: Sequence[Scenario], results: Mapping[str, Found]) -> None:
+def put(folder: Path, scenarios: Sequence[Scenario], book: Book) -> None:
     """Write `studies-NAME.svg`, and into the page what stands between `<!-- NAME -->` and `<!-- end of NAME -->`.
 
     :raises ValueError: the page has no such marks
@@ -27,10 +28,13 @@ def put(folder: Path, scenarios: Sequence[Scenario], results: Mapping[str, Found
     text = page.read_text()
     for scenario in scenarios:
         name = scenario.name.replace(" ", "-")
-        found = results[scenario.name]
-        text = between(text, name, block(scenario, found, f"{PAGE.removesuffix('.md')}-{name}.svg"))
-        (folder / f"studies-{name}.svg").write_text(plots.picture(title(scenario), found, BASE))
-    if set(results) >= set(marks(text)) - {VERDICT} and VERDICT in marks(text):
+        found = book.found(scenario.name, scenario.names())
+        picture = f"{PAGE.removesuffix('.md')}-{name}.svg"
+        text = between(text, name, block(scenario, found, book.endless(scenario.name), picture))
+        (folder / picture).write_text(plots.picture(title(scenario), found, BASE))
+    wanted = [name for name in marks(text) if name != VERDICT]
+    results = {name: book.found(name, list(CONTENDERS)) for name in wanted if name in book.names()}
+    if VERDICT in marks(text) and all(BASE in results.get(name, {}) for name in wanted):
         text = between(text, VERDICT, verdict.text(results, BASE, (RESTART, SAVING)))
     page.write_text(text)
 
@@ -55,11 +59,13 @@ def between(text: str, name: str, new: str) -> str:
     return re.sub(f"{re.escape(begin)}.*{re.escape(end)}", lambda _: f"{begin}\n{new}\n{end}", text, flags=re.DOTALL)
 
 
-def block(scenario: Scenario, found: Found, picture: str) -> str:
+def block(scenario: Scenario, found: Found, endless: Sequence[str], picture: str) -> str:
     count = "1 seed" if scenario.seeds == 1 else f"{scenario.seeds} seeds"
     seeds = f"{count}, {scenario.days:g} days of arrivals."
-    endless = [name for name in scenario.names() if name not in found]
     if endless:
         seeds += f" Left out, because its jobs preempt each other without an end: {', '.join(endless)}."
-    leave_out = {"held_share", "slowdown_p95"} | (set() if scenario.classes else {"promises_kept", "premium_kept"})
+    unplayed = [name for name in scenario.names() if name not in found and name not in endless]
+    if unplayed:
+        seeds += f" Not played: {', '.join(unplayed)}."
+    leave_out = {"slowdown_p95"} | (set() if scenario.classes else {"promises_kept", "premium_kept"})
     return f"![{title(scenario)}]({picture})\n\n{seeds} Means over the seeds:\n\n{plots.table(found, leave_out)}"

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 
 from . import generator
+from .book import Book, Found
 from .generator import Mix
 from .measures import measures
 from .model import DEVICES_PER_NODE, HELD, PLAIN, PRICES, SAVES, Cluster, Costs, Flavor, Setting
@@ -148,10 +149,6 @@ class Run:
     seed: int
 
 
-Found = dict[str, list[dict[str, float]]]
-"""Contender -> its measures, seed by seed."""
-
-
 def quick(scenarios: Sequence[Scenario]) -> list[Scenario]:
     """Three days on 128 devices with two seeds: to try things out."""
     small = [one for one in scenarios if one.devices <= 256]
@@ -176,35 +173,47 @@ def play(run: Run) -> dict[str, float]:
 
 
 def play_all(
-    scenarios: Sequence[Scenario], first_seed: int, say: Say, processes: int | None = None
+    scenarios: Sequence[Scenario],
+    first_seed: int,
+    say: Say,
+    processes: int | None = None,
+    book: Book | None = None,
+    go_on: bool = False,
 ) -> dict[str, Found]:
     """By scenario. One process for each core. A contender with a run that has no end is left out of its scenario.
 
+    :param book: gets each run when it is done
+    :param go_on: leave out what the book has already
     :raises RuntimeError: a run failed, or the contender that all are compared with has no end
     :raises ValueError: settings that the controller would refuse
     """
-    todo = list(runs(scenarios, first_seed))
-    results: dict[Run, dict[str, float]] = {}
-    endless = set[tuple[str, str]]()
-    with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
-        # The largest first: otherwise one of them runs alone at the end.
-        order = sorted(todo, key=lambda run: -run.scenario.devices * run.scenario.days)
-        futures = {pool.submit(play, run): run for run in order}
-        for future in as_completed(futures):
+    book = Book() if book is None else book
+    for scenario in scenarios:
+        book.begin(scenario, first_seed, go_on)
+    every = list(runs(scenarios, first_seed))
+    todo = [run for run in every if not book.has(run)]
+    if len(todo) < len(every):
+        say(f"{len(every) - len(todo)} of {len(every)} runs are in the book")
+    workers = processes or os.cpu_count() or 1
+    if workers > 1:  # the largest first: otherwise one of them runs alone at the end
+        todo.sort(key=lambda run: -run.scenario.devices * run.scenario.days)
+    pool = ProcessPoolExecutor(workers)
+    try:
+        futures = {pool.submit(play, run): run for run in todo}
+        for count, future in enumerate(as_completed(futures), 1):
             run = futures[future]
+            told = f"{run.scenario.name}, {run.contender}, seed {run.seed}"
             try:
-                results[run] = future.result()
+                measured = future.result()
             except EndlessError as error:
-                say(f"{run.scenario.name}, {run.contender}, seed {run.seed}: {error}")
-                endless.add((run.scenario.name, run.contender))
+                say(f"{count} of {len(todo)}: {told}: {error}")
+                book.enter_endless(run, str(error))
                 continue
-            hours = results[run]["completion_mean_h"]
-            say(f"{len(results)} of {len(todo)}: {run.scenario.name}, {run.contender}, seed {run.seed}: {hours:.2f} h")
-    found: dict[str, Found] = {}
-    for run in todo:
-        if (run.scenario.name, BASE) in endless:
-            raise RuntimeError(f"{run.scenario.name}: {BASE} has no end, and all are compared with it")
-        if (run.scenario.name, run.contender) in endless:
-            continue
-        found.setdefault(run.scenario.name, {}).setdefault(run.contender, []).append(results[run])
-    return found
+            book.enter(run, measured)
+            say(f"{count} of {len(todo)}: {told}: {measured['completion_mean_h']:.2f} h")
+    finally:
+        pool.shutdown(cancel_futures=True)
+    for scenario in scenarios:
+        if BASE in book.endless(scenario.name):
+            raise RuntimeError(f"{scenario.name}: {BASE} has no end, and all are compared with it")
+    return {one.name: book.found(one.name, one.names()) for one in scenarios}

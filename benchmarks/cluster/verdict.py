@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from .measures import MEASURES, change
 
@@ -15,9 +16,12 @@ Found = Mapping[str, Sequence[Mapping[str, float]]]
 LEAST = 3.0
 ASKED: Mapping[str, str] = {
     "completion_mean_h": "average completion", "completion_median_h": "median completion",
-    "completion_p95_h": "95th percentile", "goodput": "work while jobs arrive", "dollars_per_h": "cost of work",
-    "premium_kept": "premium promises kept",
+    "completion_p95_h": "95th percentile", "makespan_h": "makespan", "queueing_mean_h": "average queueing",
+    "goodput": "work while jobs arrive", "held_share": "devices in use", "fairness": "fairness",
+    "dollars_per_h": "cost of work", "premium_kept": "premium promises kept",
 }  # fmt: skip
+MOVES = "moves_per_job"
+"""Neither a gain nor a loss by itself: what moves cost is in all other measures. The tables have it beside them."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,20 @@ def text(results: Mapping[str, Found], base: str, left_out: Collection[str] = ()
     changes = clear(results, base, left_out)
     parts = []
     for title, better in (("Gains", True), ("Losses", False)):
-        rows = [["policy", "scenario", f"change against {base}"], ["---"] * 3]
+        rows = [["policy", "scenario", f"change against {base}", "moves per job"], ["---"] * 4]
         by_place: dict[tuple[str, str], list[str]] = {}
         for one in changes:
             if one.better == better:
                 by_place.setdefault((one.contender, one.scenario), []).append(one.text)
-        rows += [[*place, "; ".join(texts)] for place, texts in by_place.items()] or [["none", "", ""]]
+        rows += [
+            [*place, "; ".join(texts), _moves(results[place[1]], place[0], base)] for place, texts in by_place.items()
+        ] or [["none", "", "", ""]]
         table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-        parts.append(f"**{title}**: {len({name for name, _ in by_place})} policies\n\n{table}")
+        count = len({name for name, _ in by_place})
+        parts.append(f"**{title}**: {count} {'policy' if count == 1 else 'policies'}\n\n{table}")
     return "\n\n".join(parts)
+
+
+def _moves(found: Found, name: str, base: str) -> str:
+    before, after = (fmean(run[MOVES] for run in found[one]) for one in (base, name))
+    return f"{before:.2f} to {after:.2f}"

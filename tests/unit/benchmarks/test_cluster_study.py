@@ -14,6 +14,7 @@ import pytest
 from benchmarks.cluster import __main__ as cli
 from benchmarks.cluster import derive, generator, pages, plots, study, verdict
 from benchmarks.cluster.active import Active, State
+from benchmarks.cluster.book import Book
 from benchmarks.cluster.measures import MEASURES, change, fairness, measures
 from benchmarks.cluster.model import HELD, Cluster, Flavor, Job, Setting, Tier
 from benchmarks.cluster.simulator import EndlessError, Simulation
@@ -30,7 +31,7 @@ v100,consolidated,X (batch size 1),8,6.0
 def test_a_quick_study_writes_measures_a_picture_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     arguments = ["study", "--quick", "--only", "shared", "--processes", "1", "--seeds", "2", "--output", str(tmp_path)]
     assert cli.main(arguments) == 0
-    found = json.loads((tmp_path / "studies.json").read_text())["shared"]
+    found = Book(tmp_path / "studies.json").found("shared")
     assert list(found) == [name for name in study.CONTENDERS if name not in study.ONLY_WITH_CLASSES]
     assert all(len(runs) == 2 and runs[0].keys() >= MEASURES.keys() for runs in found.values())
     assert found[study.RESTART][0]["lost_device_h"] > found[study.HOLD][0]["lost_device_h"]
@@ -40,6 +41,10 @@ def test_a_quick_study_writes_measures_a_picture_and_a_table(tmp_path: Path, cap
     assert "| marginal gain |" in (tmp_path / "shared.md").read_text()
     shown = capsys.readouterr()
     assert f"{2 * len(found)} of {2 * len(found)}: " in shown.err
+    before = (tmp_path / "shared.svg").read_text()
+    assert cli.main([*arguments, "--go-on"]) == 0
+    assert f"{2 * len(found)} of {2 * len(found)} runs are in the book" in capsys.readouterr().err
+    assert (tmp_path / "shared.svg").read_text() == before
 
 
 def test_contenders_are_chosen_and_the_page_gets_what_came_out(tmp_path: Path) -> None:
@@ -161,9 +166,8 @@ def test_a_contender_without_an_end_is_left_out_and_said(monkeypatch: pytest.Mon
     ends_not = "lending"
     found = study.play_all([scenario], 1, told.append, processes=1)
     assert list(found["x"]) == [study.HOLD] and "x, lending, seed 2: after 7 events" in "".join(told)
-    assert "Left out, because its jobs preempt each other without an end: lending." in pages.block(
-        scenario, found["x"], ""
-    )
+    text = pages.block(scenario, found["x"], ["lending"], "")
+    assert "Left out, because its jobs preempt each other without an end: lending." in text
     ends_not = study.HOLD
     with pytest.raises(RuntimeError, match="x: Kueue with the hold has no end, and all are compared with it"):
         study.play_all([scenario], 1, told.append, processes=1)
@@ -177,30 +181,75 @@ def test_classes_that_only_name_a_promise_have_one_priority() -> None:
 
 
 def test_only_clear_changes_are_gains_or_losses() -> None:
-    base = [dict.fromkeys(verdict.ASKED, 100.0)] * 2
+    base = [{**dict.fromkeys(verdict.ASKED, 100.0), verdict.MOVES: 1.0}] * 2
     mixed = [{**base[0], "completion_mean_h": 80.0}, {**base[0], "completion_mean_h": 120.0, "goodput": 99.0}]
     better = [{**base[0], "completion_mean_h": 90.0, "goodput": 103.0}, {**base[0], "completion_mean_h": 80.0}]
+    better[0][verdict.MOVES] = 4.0
     found = {"busy": {"base": base, "mixed": mixed, "better": better, "other": mixed}, "one": {"base": base[:1]}}
     (one,) = verdict.clear(found, "base", ("other",))
     assert one.better and one.text == "average completion -15.0 % (-20 to -10)"
     text = verdict.text(found, "base")
-    assert "**Gains**: 1 policies" in text and "| better | busy | average completion -15.0 % (-20 to -10) |" in text
-    assert text.endswith(
-        "**Losses**: 0 policies\n\n| policy | scenario | change against base |\n| --- | --- | --- |\n| none |  |  |"
-    )
+    row = "| better | busy | average completion -15.0 % (-20 to -10) | 1.00 to 2.50 |"
+    assert "**Gains**: 1 policy\n" in text and row in text
+    assert "**Losses**: 0 policies\n" in text and text.endswith("| none |  |  |  |")
     dearer = {"x": {"base": base[:1], "worse": [{**base[0], "dollars_per_h": 110.0}]}}
-    assert "| worse | x | cost of work +10.0 % (one seed) |" in verdict.text(dearer, "base")
+    assert "| worse | x | cost of work +10.0 % (one seed) | 1.00 to 1.00 |" in verdict.text(dearer, "base")
 
 
-def test_a_page_gets_its_verdict_when_all_its_scenarios_were_played(tmp_path: Path) -> None:
-    page, runs = tmp_path / pages.PAGE, [{**dict.fromkeys(MEASURES, 1.0)}]
+def test_a_page_gets_its_verdict_when_all_its_scenarios_are_in_the_book(tmp_path: Path) -> None:
+    page, book = tmp_path / pages.PAGE, Book()
     text = "".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in ("verdict", "x", "y-z"))
     page.write_text(text)
-    scenarios = [study.Scenario(name, "", contenders=(study.HOLD,), seeds=1) for name in ("x", "y z")]
-    pages.put(tmp_path, scenarios[:1], {"x": {study.HOLD: runs}})
-    assert "**Gains**" not in page.read_text()
-    pages.put(tmp_path, scenarios, {name: {study.HOLD: runs} for name in ("x", "y z")})
-    assert "**Gains**" in page.read_text()
+    scenarios = [study.Scenario(name, "", contenders=(study.HOLD, "all"), seeds=1) for name in ("x", "y z")]
+    for number, scenario in enumerate(scenarios):
+        book.begin(scenario, 1, go_on=False)
+        book.enter(study.Run(scenario, study.HOLD, 1), dict.fromkeys(MEASURES, 1.0))
+        pages.put(tmp_path, [scenario], book)
+        assert ("**Gains**" in page.read_text()) == (number == 1)
+    assert "Not played: all." in page.read_text()
+
+
+def test_a_book_keeps_what_was_played_with_the_same_parameters(tmp_path: Path) -> None:
+    path, one = tmp_path / "studies.json", study.Scenario("x", "", contenders=(study.HOLD, "all"), seeds=2)
+    runs = list(study.runs([one], 1))
+    book = Book(path)
+    book.begin(one, 1, go_on=False)
+    for run in runs[:3]:
+        book.enter(run, {"goodput": float(run.seed)})
+    book = Book(path)
+    book.begin(replace(one, about="other words"), 1, go_on=True)
+    assert [book.has(run) for run in runs] == [True, True, True, False]
+    assert book.found("x") == {study.HOLD: [{"goodput": 1.0}, {"goodput": 2.0}]}, "the other one lacks a seed"
+    book.begin(replace(one, contenders=("all",)), 1, go_on=False)
+    assert [book.has(run) for run in runs] == [True, True, False, False], "it is to be played again"
+    book.enter_endless(runs[2], "no end")
+    assert [book.has(run) for run in runs] == [True, True, True, True] and book.endless("x") == ["all"]
+    book.begin(replace(one, load=2.0), 1, go_on=True)
+    assert not any(book.has(run) for run in runs), "with another load it is another scenario"
+
+
+def test_a_study_that_was_stopped_has_saved_its_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    scenario = study.Scenario("x", "y", devices=64, days=0.5, contenders=(study.HOLD, "all"), seeds=1)
+    usual, played = study.play, list[str]()
+
+    def play(run: study.Run) -> dict[str, float]:
+        played.append(run.contender)
+        if len(played) == 2:
+            raise KeyboardInterrupt
+        return usual(run)
+
+    monkeypatch.setattr(study, "play", play)
+    monkeypatch.setattr(study, "ProcessPoolExecutor", ThreadPoolExecutor)
+    with pytest.raises(KeyboardInterrupt):
+        study.play_all([scenario], 1, print, 1, Book(tmp_path / "studies.json"))
+    found = study.play_all([scenario], 1, print, 1, Book(tmp_path / "studies.json"), go_on=True)
+    assert played == [study.HOLD, "all", "all"] and list(found["x"]) == [study.HOLD, "all"]
+
+
+def test_a_book_of_an_earlier_version_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "studies.json").write_text(json.dumps({"shared": {study.HOLD: []}}))
+    assert cli.main(["study", "--quick", "--only", "shared", "--output", str(tmp_path)]) == 2
+    assert "is of an earlier version: remove it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
