@@ -59,6 +59,15 @@ class Bench:
     def ours(self, state: dict[str, Any]) -> Callable[[], object]:
         return self.checkpoints.save_async(state, {}, step=self.turn).result
 
+    def ours_sync(self, state: dict[str, Any]) -> Callable[[], object]:
+        self.checkpoints.save(state, {}, step=self.turn)
+        return lambda: None
+
+    def theirs_sync(self, state: dict[str, Any]) -> Callable[[], object]:
+        path = self.folder / f"theirs-{self.turn}-sync"
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(path), process_group=self.group)
+        return lambda: None
+
     def theirs(self, state: dict[str, Any], stager: Any = None) -> Callable[[], object]:
         path = self.folder / f"theirs-{self.turn}-{stager is not None}"
         future: Any = dcp.async_save(
@@ -86,6 +95,8 @@ class Bench:
             "ours": self.ours,
             "theirs": self.theirs,
             "cached": lambda state: self.theirs(state, self.stager),
+            "ours_sync": self.ours_sync,
+            "theirs_sync": self.theirs_sync,
         }
         found = []
         for turn in range(turns + 1):
@@ -174,7 +185,8 @@ def rank(number: int, plan: dict[str, Any]) -> None:
     dist.init_process_group("gloo", rank=number, world_size=plan["ranks"])
     bench = Bench(number, plan["ranks"], plan["kind"], plan["width"], Path(plan["folder"]))
     bench.step()
-    found = {"saves": bench.saves(plan["turns"]), "written": bench.written(), "loads": bench.loads(plan["turns"])}
+    saves = bench.saves(plan["turns"]) if plan["saves"] else []
+    found = {"saves": saves, "written": bench.written(), "loads": bench.loads(plan["turns"])}
     if number == 0:
         print(json.dumps(found), flush=True)
     dist.barrier()
