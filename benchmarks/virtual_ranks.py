@@ -7,8 +7,9 @@ worst case: it does little with each byte of its gradients.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from localcluster.prepare import prepare
 
@@ -33,19 +34,27 @@ def measure(options: Options, say: Say) -> Mapping[str, Measured]:
                 given = {"kind": kind, "count": count, "steps": STEPS}
                 ranks = nursery.run(world, "virtual_turns:turns", **given)
                 # A step is over when its slowest rank is.
-                pairs = [
-                    (max(ours for ours, _ in turn), max(theirs for _, theirs in turn))
-                    for turn in zip(*ranks, strict=True)
-                ]
+                pairs, cpu = compared(ranks, 0, max), compared(ranks, 1, sum)
                 ratios.append(median_ratio(pairs))
                 scatter = spread([ours / theirs for ours, theirs in pairs])
                 middle = sorted(theirs for _, theirs in pairs)[len(pairs) // 2] * 1000
-                texts.append(f"{kind} {ratios[-1]:.3g} (+- {scatter:.2g}) of {middle:.3g} ms")
-                runs.append(pairs)
+                used = f"CPU time {median_ratio(cpu):.3g} (+- {spread([ours / theirs for ours, theirs in cpu]):.2g})"
+                texts.append(f"{kind} {ratios[-1]:.3g} (+- {scatter:.2g}) of {middle:.3g} ms, {used}")
+                runs.append({"seconds": pairs, "cpu": cpu})
                 say(f"{world} workers: {texts[-1]}")
             found[f"virtual_ranks_k{world}_x"] = Measured(max(ratios), runs, "; ".join(texts))
         nursery.close()
     return found
+
+
+def compared(ranks: Sequence[Any], what: int, join: Callable[[Iterable[float]], float]) -> list[tuple[float, float]]:
+    """(ours, theirs) of each turn, of all ranks together.
+
+    :param ranks: for each rank its turns, of which each has two sides, of which each has two figures
+    :param what: which of them
+    """
+    turns = zip(*ranks, strict=True)
+    return [(join(ours[what] for ours, _ in turn), join(theirs[what] for _, theirs in turn)) for turn in turns]
 
 
 GROUP = Group(

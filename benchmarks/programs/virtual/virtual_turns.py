@@ -41,8 +41,8 @@ def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.cross_entropy(out.reshape(-1, out.shape[-1]), batch[1].reshape(-1))
 
 
-def turns(rank: int, world: int, kind: str, count: int, steps: int) -> list[list[float]]:
-    """`count` pairs of mean seconds per step: virtual ranks, DDP."""
+def turns(rank: int, world: int, kind: str, count: int, steps: int) -> list[list[list[float]]]:
+    """`count` pairs of mean seconds per step and of CPU seconds of them: virtual ranks, DDP."""
     ours, data, size = made(kind)
     optimizer = torch.optim.AdamW(ours.parameters())
     job = singularity_train.attach(
@@ -68,11 +68,11 @@ def turns(rank: int, world: int, kind: str, count: int, steps: int) -> list[list
         other.step()
         other.zero_grad()
 
-    def timed(step: Any) -> float:
-        began = time.perf_counter()
+    def timed(step: Any) -> list[float]:
+        began, used = time.perf_counter(), time.process_time()
         for _ in range(steps):
             step()
-        return (time.perf_counter() - began) / steps
+        return [(time.perf_counter() - began) / steps, (time.process_time() - used) / steps]
 
     pairs = []
     for turn in range(count + 1):
