@@ -5,7 +5,7 @@ examples (root; starts a local cluster and takes it down):
   python -m benchmarks.cluster replay --devices 64 --hours 12 --compress 120 --plain
 
 The API server and Kueue are real, the jobs are Workloads whose owner is this program. Writes OUTPUT/replay.json, also
-when the time is up or something fails: then it says so, has the books as far as they go, and no comparison.
+when the time is up or something fails. It says so then, and has the books as far as they go, but no comparison.
 Kueue's own time is not compressed: keep --compress so small that an admission (some 30 ms) is nothing beside a move.
 Kueue orders a queue by times in whole seconds. So jobs that arrive within --compress seconds have no order.
 """

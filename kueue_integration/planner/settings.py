@@ -40,6 +40,8 @@ class AttainedService:
     """Device-seconds at which a job falls into the next queue."""
     promote_after: Annotated[float, Within(1, 1e6)] = 8.0
     """A job that has waited so many times as long as it has run goes back to the first queue."""
+    history: list[Annotated[float, Within(0, 1e12)]] = field(default_factory=list)
+    """Device-seconds that earlier jobs needed, as quantiles at equal steps: orders the queues by the Gittins index."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,9 @@ def problem(settings: PlannerSettings) -> str:
     steps = settings.attained_service.thresholds
     if not steps or sorted(set(steps)) != steps:
         return f"attained_service.thresholds = {steps}: must be one or more numbers that grow"
+    history = settings.attained_service.history
+    if history and (len(history) < 2 or sorted(set(history)) != history):
+        return f"attained_service.history = {history}: must be two or more numbers that grow, or none"
     if settings.sla_tiers.mode != "none" and not settings.sla_tiers.tiers:
         return "sla_tiers.tiers is empty: name a WorkloadPriorityClass and its share, such as {high: 0.9}"
     if settings.attained_service.mode != "none" and settings.sla_tiers.mode != "none":

@@ -198,6 +198,7 @@ def chosen(planner: PlannerSettings, mode: str) -> dict[str, Policy]:
             thresholds=service.thresholds,
             promote_after=service.promote_after,
             min_run_s=planner.limits.min_run_s,
+            history=service.history,
         )
     if planner.time_sharing.mode == mode:
         found[time_sharing.NAME] = functools.partial(time_sharing.propose, quantum_s=planner.time_sharing.quantum_s)

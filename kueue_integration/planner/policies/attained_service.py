@@ -5,6 +5,9 @@ At each threshold it falls into the next queue, where it comes after all jobs ab
 within a queue. Who has waited so many times as long as it has run starts again in the first queue (PROMOTEKNOB), so
 nobody starves.
 
+With a history of what earlier jobs needed, the queues are ordered by the Gittins index instead (`gittins.py`). So the
+queue of jobs that are likely to end soon comes first, however much they have had.
+
 The queue number is taken off the priority of the Workload. Priority classes further apart than the number of queues
 keep their order. Kueue does the rest: it admits by priority, and preempts where the ClusterQueue allows it.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .. import measure
+from .. import gittins, measure
 from ..model import ClusterSnapshot, Job
 from ..proposals import Proposal
 from . import levels
@@ -22,25 +25,40 @@ NAME = "attainedService"
 
 
 def propose(
-    snapshot: ClusterSnapshot, thresholds: Sequence[float], promote_after: float, min_run_s: float
+    snapshot: ClusterSnapshot,
+    thresholds: Sequence[float],
+    promote_after: float,
+    min_run_s: float,
+    history: Sequence[float] = (),
 ) -> list[Proposal]:
     """:param thresholds: device-seconds, growing
     :param promote_after: waiting time over run time
     :param min_run_s: seconds after a start in which a job keeps its own priority
+    :param history: device-seconds that earlier jobs needed, as quantiles; empty: unknown
     """
+    ranks = gittins.ranks(thresholds, history) if history else range(len(thresholds) + 1)
     found: list[Proposal] = []
     for _, jobs in sorted(levels.pools(snapshot).items()):
         had = {job.key: served(job, snapshot.now, promote_after) for job in jobs}
-        least = min((had[job.key] for job in jobs if levels.waits(job)), default=None)
+        needs = {key: _needs(service, history) for key, service in had.items()}
+        least = min((needs[job.key] for job in jobs if levels.waits(job)), default=None)
         for job in jobs:
-            number = sum(had[job.key] >= step for step in thresholds)
-            if levels.just_started(job, snapshot.now, min_run_s):
-                number = 0
+            queue = sum(had[job.key] >= step for step in thresholds)
+            promoted = levels.waits(job) and bool(job.attempts) and not had[job.key]
+            number = 0 if promoted or levels.just_started(job, snapshot.now, min_run_s) else ranks[queue]
             reason = f"queue {number} of {len(thresholds)} after {had[job.key]:.0f} device-seconds"
-            # Who has had much needs much: so long the one that has had least would wait for it.
-            gain = max(0.0, had[job.key] - least) if least is not None else 0.0
+            gain = max(0.0, needs[job.key] - least) if least is not None else 0.0
             found += levels.to(job, job.own_priority - number, reason, gain, NAME)
     return found
+
+
+def _needs(service: float, history: Sequence[float]) -> float:
+    """Device-seconds until an end, on average: so long the one that needs least would wait for it.
+
+    Without a history, who has had much needs much.
+    """
+    likely = gittins.index(service, history) if history else 0.0
+    return 1 / likely if likely else service
 
 
 def served(job: Job, now: float, promote_after: float) -> float:
