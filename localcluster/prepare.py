@@ -29,6 +29,7 @@ class Prepared:
     fake_gcs: Path
     apiserver: Path
     etcd: Path
+    kueue_crds: Path
 
 
 def prepare(progress: Progress, test_servers: bool = True) -> Prepared:
@@ -47,7 +48,9 @@ def prepare(progress: Progress, test_servers: bool = True) -> Prepared:
         folders = pool.submit(lambda: (rootfs.debian(cache, progress), rootfs.torch(cache, progress)))
         binaries, fake_gcs = programs.result()
         programs_of = (Path(binaries[name]) for name in ("kube-apiserver", "etcd"))
-        return Prepared(*folders.result(), Path(binaries["helm"]), fake_gcs / "fake-gcs-server", *programs_of)
+        crds = gobuild.folder(gobuild.KUEUE, cache) / "crds"
+        servers = (fake_gcs / "fake-gcs-server", *programs_of)
+        return Prepared(*folders.result(), Path(binaries["helm"]), *servers, kueue_crds=crds)
 
 
 def _programs(cache: Path, progress: Progress, test_servers: bool) -> tuple[gobuild.Binaries, Path]:
@@ -73,6 +76,7 @@ def main() -> int:
         print(f"SINGULARITY_TEST_ROOTFS={made.rootfs} SINGULARITY_TEST_TORCH={made.torch}")
         print(f"SINGULARITY_HELM={made.helm} SINGULARITY_FAKE_GCS={made.fake_gcs}")
         print(f"SINGULARITY_APISERVER={made.apiserver} SINGULARITY_ETCD={made.etcd}")
+        print(f"SINGULARITY_KUEUE_CRDS={made.kueue_crds}")
     return 0
 
 

@@ -5,7 +5,8 @@ An ordinary training script: it knows nothing about checkpoints, queues or preem
     torchrun --nproc-per-node 4 train_digits.py --data digits.npz --output out --steps 900
     python3 train_digits.py --data digits.npz --output out --steps 900                       (one process)
 
-Reads an .npz with `x_train` (float32, n x 8 x 8, values 0..1) and `y_train` (int64, n). Writes to --output:
+Reads an .npz with `x_train` (float32, n x 8 x 8, values 0..1) and `y_train` (int64, n). Without --data the images are
+made up, which is enough to see a job move. Writes to --output:
 `loss-rank<r>.log`, and `weights.npz` and `weights.pt` from rank 0. The log has one line `step loss` per step, the loss
 as a hexadecimal float, so that two runs can be compared bit by bit. Equal arguments and an equal number of ranks give
 equal bytes.
@@ -51,8 +52,8 @@ class DigitNet(nn.Module):
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a digit classifier with DDP on CPUs.")
-    parser.add_argument("--data", type=Path, required=True, help=".npz with x_train and y_train")
-    parser.add_argument("--output", type=Path, required=True, help="directory for loss logs and weights")
+    parser.add_argument("--data", type=Path, help=".npz with x_train and y_train; without it images are made up")
+    parser.add_argument("--output", type=Path, default=Path("out"), help="directory for loss logs and weights")
     parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
@@ -75,6 +76,17 @@ def learning_rate(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
+def data_of(path: Path | None) -> TensorDataset:
+    """Images and labels of the file; without one, ten patterns under noise, the same in every process."""
+    if path is not None:
+        with np.load(path) as data:
+            return TensorDataset(torch.from_numpy(data["x_train"]).unsqueeze(1), torch.from_numpy(data["y_train"]))
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(10, (1797,), generator=generator)
+    patterns, noise = (torch.rand(n, 1, 8, 8, generator=generator) for n in (10, 1797))
+    return TensorDataset((patterns[labels] + noise) / 2, labels)
+
+
 def main() -> None:
     args = parse_args()
     torch.set_num_threads(1)  # several ranks share few cores; and sums must not depend on the machine's core count
@@ -85,10 +97,7 @@ def main() -> None:
         rank, world = dist.get_rank(), dist.get_world_size()
     args.output.mkdir(parents=True, exist_ok=True)
 
-    with np.load(args.data) as data:
-        images = torch.from_numpy(data["x_train"]).unsqueeze(1)
-        labels = torch.from_numpy(data["y_train"])
-    dataset = TensorDataset(images, labels)
+    dataset = data_of(args.data)
     sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(
         dataset, world, rank, shuffle=True, seed=args.seed
     )

@@ -7,38 +7,17 @@ as the program reads it, and nothing is run.
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+from shell_blocks import ROOT, calls, words_after
 
 from kueue_integration import cli
 from localcluster.cli import demo, local
 
-ROOT = Path(__file__).parents[3]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 NUMBERS = {"N": "1", "M": "1"}
 """Placeholders of numbers; those of names are read as names."""
-
-
-def lines(page: str) -> Iterator[str]:
-    """Yield the commands of the shell blocks; one that goes on in the next line is one."""
-    for block in re.findall(r"^ *```(?:sh|bash|console)\n(.*?)^ *```", page, flags=re.DOTALL | re.MULTILINE):
-        for line in block.replace("\\\n", " ").splitlines():
-            yield line.strip().removeprefix("$ ")
-
-
-def words_after(program: str, page: str) -> Iterator[list[str]]:
-    """Yield the words behind each call of `program`, also within `$(...)` and behind `&&`, `|` and assignments."""
-    for line in lines(page):
-        for part in re.split(r"&&|\|\||[|;]|\$\(", line):
-            words = shlex.split(part.replace(")", " ") if "$(" in line else part, comments=True)
-            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-                words.pop(0)
-            if words and words[0] == program:
-                yield words[1:]
 
 
 def read(words: list[str]) -> None:
@@ -60,12 +39,6 @@ def read(words: list[str]) -> None:
 
 def named(value: object) -> str:
     return " ".join(value) if isinstance(value, list) else str(value)
-
-
-def calls(program: str) -> list[tuple[str, list[str]]]:
-    return [
-        (str(page.relative_to(ROOT)), words) for page in PAGES for words in words_after(program, page.read_text())
-    ]
 
 
 @pytest.mark.parametrize(("page", "words"), calls("singularityctl"), ids=named)

@@ -12,7 +12,7 @@ import yaml
 
 from kueue_integration.contract import job_names
 
-CHART = Path(__file__).parents[3] / "charts" / "singularity"
+CHART = Path(__file__).parents[2] / "charts" / "singularity"
 HELM = os.environ.get("SINGULARITY_HELM") or shutil.which("helm")
 NO_HELM = "no helm: put it on PATH or in SINGULARITY_HELM"
 
