@@ -47,10 +47,17 @@ def prepare(progress: Progress, test_servers: bool = True) -> Prepared:
         programs = pool.submit(_programs, cache, progress, test_servers)
         folders = pool.submit(lambda: (rootfs.debian(cache, progress), rootfs.torch(cache, progress)))
         binaries, fake_gcs = programs.result()
-        programs_of = (Path(binaries[name]) for name in ("kube-apiserver", "etcd"))
-        crds = gobuild.folder(gobuild.KUEUE, cache) / "crds"
-        servers = (fake_gcs / "fake-gcs-server", *programs_of)
-        return Prepared(*folders.result(), Path(binaries["helm"]), *servers, kueue_crds=crds)
+        apiserver, etcd = (Path(binaries[name]) for name in ("kube-apiserver", "etcd"))
+        debian, torch = folders.result()
+        return Prepared(
+            rootfs=debian,
+            torch=torch,
+            helm=Path(binaries["helm"]),
+            fake_gcs=fake_gcs / "fake-gcs-server",
+            apiserver=apiserver,
+            etcd=etcd,
+            kueue_crds=gobuild.folder(gobuild.KUEUE, cache) / "crds",
+        )
 
 
 def _programs(cache: Path, progress: Progress, test_servers: bool) -> tuple[gobuild.Binaries, Path]:
