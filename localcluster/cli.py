@@ -15,8 +15,9 @@ from typing import ParamSpec, TypeVar
 
 import click
 
-from . import cluster, registry
+from . import cluster, machines, registry
 from .addons import jobset, trainer
+from .config import NODES
 from .errors import LocalClusterError
 from .status import find_log
 from .status import status as cluster_status
@@ -70,6 +71,22 @@ def up(name: str, only: str | None, with_jobset: bool, with_trainer: bool) -> No
 def down(name: str) -> None:
     """End the cluster and remove everything of it."""
     cluster.down(name, click.echo)
+
+
+@local.command("machines")
+@NAME
+@click.argument("flavor", required=False, type=click.Choice(sorted({node.flavor for node in NODES})))
+@_plain_errors
+def announced_machines(name: str, flavor: str | None) -> None:
+    """Make the nodes of FLAVOR announce older machines than the rest; without FLAVOR all are alike again.
+
+    Containers there see fewer features of the processor in /proc/cpuinfo, and all nodes have the labels of node
+    feature discovery. The processor is what it is.
+    """
+    if flavor is None:
+        machines.alike(name, click.echo)
+    else:
+        machines.differ(name, flavor, click.echo)
 
 
 @local.command()

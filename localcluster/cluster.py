@@ -54,7 +54,7 @@ def up(name: str = "default", progress: Progress = print, *, only: str | None = 
     check_name(name)
     host.check_root()
     clock = Clock(progress)
-    with _cluster_lock(name, clock.say):
+    with cluster_lock(name, clock.say):
         cache = cache_dir()
         host.check(cache, clock.say)
         binaries = gobuild.build_all(cache, clock.say)
@@ -75,7 +75,7 @@ def reconfigure_kueue(name: str, fields: Mapping[str, Any], progress: Progress =
     :raises LocalClusterError: the cluster does not run, or Kueue does not start with the fields: see its log
     """
     clock = Clock(progress)
-    with _cluster_lock(name, clock.say):
+    with cluster_lock(name, clock.say):
         config = registry.find(name)
         box = sandbox.find(config) if config is not None else None
         if config is None or box is None:
@@ -127,7 +127,7 @@ def down(name: str = "default", progress: Progress = print) -> None:
     if registry.find(name) is None:
         clock.say(f"cluster {name} does not exist")
         return
-    with _cluster_lock(name, clock.say):
+    with cluster_lock(name, clock.say):
         config = registry.find(name)
         if config is not None:
             guests.stop(config.root)
@@ -143,7 +143,7 @@ def down(name: str = "default", progress: Progress = print) -> None:
 
 
 @contextmanager
-def _cluster_lock(name: str, say: Progress) -> Iterator[None]:
+def cluster_lock(name: str, say: Progress) -> Iterator[None]:
     with locked(
         STATE_ROOT / f"{name}.lock",
         timeout=3600,

@@ -73,6 +73,15 @@ def restart_kueue(box: Sandbox, binaries: Binaries, cache: Path, clock: Clock) -
     _Starter(box, binaries, for_cluster(box.config, binaries), _pause_image(cache, clock.say), clock).kueue()
 
 
+def restart_runtime(box: Sandbox, binaries: Binaries, cache: Path, clock: Clock, member: Node) -> None:
+    """Write a node's configuration anew and restart its containerd; its pods stay. Returns when it answers."""
+    node.write_files(box.config, member, host.find_runc())
+    processes.stop(box, node.containerd_name(member))
+    starter = _Starter(box, binaries, for_cluster(box.config, binaries), _pause_image(cache, clock.say), clock)
+    starter.containerd(member)
+    starter.kubelet(member)
+
+
 def _finish(jobs: list[Future[None]]) -> None:
     """Wait for all; the first error counts, as the others may only follow from it."""
     for job in as_completed(jobs):

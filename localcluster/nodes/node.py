@@ -27,10 +27,17 @@ def kubelet_name(node: Node) -> str:
     return f"kubelet-{node.name}"
 
 
+def base_spec(config: ClusterConfig, node: Node) -> Path:
+    """What containers are made from, if it is not containerd's own: the file is there for an announced machine."""
+    return config.node_dir(node) / "base-spec.json"
+
+
 def containerd_toml(config: ClusterConfig, node: Node, runc: str) -> str:
     """containerd's configuration, version 3 of its format (containerd 2)."""
     directory = config.node_dir(node)
     state = config.containerd_state / node.name
+    base = base_spec(config, node)
+    from_base = f'  base_runtime_spec = "{base}"\n' if base.exists() else ""
     return f"""version = 3
 root = "{directory / "containerd"}"
 state = "{state}"
@@ -54,7 +61,7 @@ oom_score = 0
   default_runtime_name = "runc"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
-[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+{from_base}[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
   BinaryName = "{runc}"
   SystemdCgroup = false
 [plugins.'io.containerd.cri.v1.runtime'.cni]

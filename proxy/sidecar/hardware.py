@@ -3,50 +3,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from pathlib import Path
 
 from ..errors import RestoreRefusedError
-from ..protocol import names
+from ..protocol import cpu, names
 from ..protocol.manifest import Manifest, Requirements
 from ..protocol.messages import Needs, Through
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-_EXTENSIONS = {
-    "avx": "AVX",
-    "avx2": "AVX2",
-    "fma": "FMA3",
-    "avx_vnni": "AVXVNNI",
-    "avx512f": "AVX512F",
-    "avx512bw": "AVX512BW",
-    "avx512cd": "AVX512CD",
-    "avx512dq": "AVX512DQ",
-    "avx512vl": "AVX512VL",
-    "avx512_vnni": "AVX512VNNI",
-    "avx512_bf16": "AVX512BF16",
-    "avx512_fp16": "AVX512FP16",
-    "amx_tile": "AMXTILE",
-    "amx_int8": "AMXINT8",
-    "amx_bf16": "AMXBF16",
-}
-"""Flag of /proc/cpuinfo -> name by node feature discovery. Libraries choose other code for these flags at their start,
-and node feature discovery labels them by default."""
-
-
-def _flags(cpuinfo: str) -> set[str]:
-    """Feature flags of the first processor in the text of /proc/cpuinfo; none if it names none."""
-    for line in cpuinfo.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return set(value.split())
-    return set()
-
-
-def cpu_flags_digest(cpuinfo: str) -> str:
-    """sha256 of the sorted feature flags of the first processor in the text of /proc/cpuinfo; "" if it names none."""
-    flags = _flags(cpuinfo)
-    return hashlib.sha256(" ".join(sorted(flags)).encode()).hexdigest() if flags else ""
 
 
 def _cpuinfo() -> str:
@@ -58,14 +23,13 @@ def _cpuinfo() -> str:
 
 def requirements() -> Requirements:
     """Of a checkpoint taken on this machine."""
-    return Requirements(platform.machine(), cpu_flags_digest(_cpuinfo()))
+    return Requirements(platform.machine(), cpu.flags_digest(_cpuinfo()))
 
 
 def needs(machine: str = "", cpuinfo: str = "") -> Needs:
     """Of a checkpoint taken on this machine, or on one with these facts."""
-    machine, flags = machine or platform.machine(), _flags(cpuinfo or _cpuinfo())
-    known = sorted(name for flag, name in _EXTENSIONS.items() if flag in flags)
-    return Needs(_ARCHITECTURES.get(machine, machine), known)
+    machine = machine or platform.machine()
+    return Needs(_ARCHITECTURES.get(machine, machine), cpu.extensions(cpuinfo or _cpuinfo()))
 
 
 def through(manifest: Manifest, engine: str, world_size: int, here: Requirements) -> tuple[Through, str]:

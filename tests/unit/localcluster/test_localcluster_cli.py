@@ -28,6 +28,12 @@ def test_bad_name(command: str) -> None:
     assert "cluster name = 'Not/Good'" in result.output
 
 
+def test_nodes_of_no_cluster_announce_nothing() -> None:
+    result = CliRunner().invoke(local, ["machines", "--name", NOBODY])
+    assert (result.exit_code, result.output) == (0, "")
+    assert CliRunner().invoke(local, ["machines", "moon"]).exit_code == 2
+
+
 @pytest.mark.parametrize("command", ["up", "down"])
 def test_not_root(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

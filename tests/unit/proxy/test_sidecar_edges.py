@@ -19,7 +19,7 @@ import pytest
 from mesh_world import eventually, free_port
 
 from proxy.errors import ConfigError, ControllerError, RestoreRefusedError, StaleAttemptError
-from proxy.protocol import exit_codes, names, page
+from proxy.protocol import cpu, exit_codes, names, page
 from proxy.protocol.manifest import Manifest, RankImage, Requirements, Stored, object_name
 from proxy.protocol.messages import Command, LauncherCommand, LauncherEvent, Needs, Plan, from_json, to_json
 from proxy.protocol.page import STATE_ABSENT, STATE_RUNNING
@@ -187,9 +187,9 @@ def test_needs_are_in_the_words_of_node_labels() -> None:
 
 
 def test_cpu_flags_digest_ignores_order_and_depends_on_the_flags() -> None:
-    one = hardware.cpu_flags_digest("processor: 0\nflags\t\t: sse avx\n")
-    assert one == hardware.cpu_flags_digest("flags : avx sse avx\n") != ""
-    assert one != hardware.cpu_flags_digest("flags : avx\n") and hardware.cpu_flags_digest("x: y") == ""
+    one = cpu.flags_digest("processor: 0\nflags\t\t: sse avx\n")
+    assert one == cpu.flags_digest("flags : avx sse avx\n") != ""
+    assert one != cpu.flags_digest("flags : avx\n") and cpu.flags_digest("x: y") == ""
     assert hardware.requirements().architecture
 
 
