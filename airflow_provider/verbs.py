@@ -13,6 +13,8 @@ The name of the Job of a task is in its XCom `lineage`, and in its log.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kueue_integration.jobs import export, time_travel
 from kueue_integration.jobs.export import Exported
 from kueue_integration.jobs.time_travel import Forked
@@ -78,9 +80,13 @@ class JobVerbs:
         checkpoint: str | None = None,
         queue: str | None = None,
         priority_class: str | None = None,
+        command: Sequence[str] = (),
     ) -> Forked:
-        """Create job `new`, which goes on from a checkpoint of `job`; see `kueue_integration.jobs.time_travel.fork`."""
-        return time_travel.fork(*self._where(), job, new, checkpoint, queue, priority_class)
+        """Create job `new`, which goes on from a checkpoint of `job`; see `kueue_integration.jobs.time_travel.fork`.
+
+        :param command: what its ranks run instead of the command of `job`; for the state engine alone
+        """
+        return time_travel.fork(*self._where(), job, new, checkpoint, queue, priority_class, command=command)
 
     def export(
         self,

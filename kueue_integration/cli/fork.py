@@ -13,6 +13,7 @@ from .common import job_argument
 
 @click.command()
 @job_argument
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @store_options
 @click.option("--from", "checkpoint", metavar="CHECKPOINT", help="Checkpoint to go on from. Default: the newest.")
 @click.option("--name", "new", required=True, metavar="NEW", help="Name of the new job.")
@@ -20,6 +21,7 @@ from .common import job_argument
 @click.option("--priority-class", help="WorkloadPriorityClass of the new job. Default: that of NAME.")
 def fork(
     name: str,
+    command: tuple[str, ...],
     checkpoint: str | None,
     new: str,
     queue: str | None,
@@ -29,20 +31,25 @@ def fork(
 ) -> None:
     """Create a second job that goes on from a checkpoint of job NAME, which is left alone.
 
-    The new job has the pods, the size and the store of NAME, and a folder of its own there. It continues the saved
-    processes, so command and environment are those of NAME. Only SINGULARITY_JOB tells a program that it goes on in
-    another job.
+    The new job has the pods, the size, the files and the store of NAME, and a folder of its own in the store.
+
+    Engine state: the program starts anew, and `attach` brings the state back. A COMMAND after -- replaces that of
+    NAME, so a fork can have other arguments.
+
+    Engines process and both: the saved processes go on, with the command and the environment of NAME. A COMMAND is
+    refused. Only SINGULARITY_JOB tells a program that it goes on in another job.
 
     \b
     Examples:
       singularityctl fork digits --from digits-a1-g4-5d0c12ab --name digits-b
       singularityctl fork digits --name digits-c --queue spot
+      singularityctl fork digits --name digits-d -- python3 train.py --learning-rate 0.01
 
     \b
     Exit codes:
       0 created   2 refused: nothing was created   3 the cluster or the platform is not as it must be
     """
     ask = Asker(name, namespace=namespace, **options)
-    made = time_travel.fork(ask.kube, namespace, name, new, checkpoint, queue, priority_class, ask=ask.question)
+    made = time_travel.fork(ask.kube, namespace, name, new, checkpoint, queue, priority_class, ask.question, command)
     where = f"checkpoint {made.checkpoint} (step {made.step}) of job {made.source}"
     click.echo(f"job {made.namespace}/{made.name} goes on from {where} when it is admitted")

@@ -14,7 +14,7 @@ from typing import Any
 from proxy.protocol import names
 from proxy.protocol.messages import CheckpointRef, JobRequest, Origin
 
-from ..contract import branches, job_names, kinds
+from ..contract import attempt_records, branches, job_names, kinds
 from ..errors import ConflictError, JobNotFoundError, RequestRefusedError, SingularityError, SpecError, StoreSaidNo
 from ..kube.api import Kube
 from ..kube.resources import (
@@ -40,6 +40,11 @@ Ask = Callable[[Object, str, Sequence[str]], Any]
 KubeError."""
 TIMEOUT_S = 300.0
 _AIRFLOW = f"airflow.{names.DOMAIN}/"
+_GIVEN = ("name", "queue", "priority_class", "command")
+_NO_COMMAND = (
+    "the job has engine {0!r}: its saved processes go on with the command that they were started with. Leave the "
+    "command out; for other arguments the script has to use singularity_train, with engine 'state'"
+)
 
 
 @dataclass(frozen=True)
@@ -131,10 +136,12 @@ def fork(
     queue: str | None = None,
     priority_class: str | None = None,
     ask: Ask | None = None,
+    command: Sequence[str] = (),
 ) -> Forked:
     """Create job `new`, which goes on from `checkpoint` of job `name` (None: its newest), beside it.
 
-    It has the pods of `name`, its size as wished, and its priority class, unless others are given here.
+    It has the pods of `name`, its size as wished, its priority class and its command, unless others are given here.
+    Another command is for the state engine alone: with the others the saved processes go on, and nothing reads it.
     Raises SpecError, ConflictError (the name is taken), RequestRefusedError (the store lacks a part of the checkpoint),
     JobNotFoundError, PlatformError, KubeError.
     """
@@ -144,22 +151,27 @@ def fork(
         raise SpecError([("NAME", name, f"is a {source['kind']}: only a Job can be forked")])
     if delegated(source):
         raise SpecError([("NAME", name, "MultiKueue runs it in another cluster: fork it there")])
+    engine = annotation(source, job_names.ANN_ENGINE) or names.ENGINE_PROCESS
+    if command and engine != names.ENGINE_STATE:
+        raise SpecError([("command", command, _NO_COMMAND.format(engine))])
     spec = TrainSpec(
         name=new,
         queue=queue or label(source, job_names.KUEUE_QUEUE_LABEL) or "",
         namespace=namespace,
         priority_class=priority_class or label(source, job_names.KUEUE_PRIORITY_LABEL),
-        command=("forked",),
-        engine=annotation(source, job_names.ANN_ENGINE) or names.ENGINE_PROCESS,
+        command=command or ("forked",),
+        world_size=attempt_records.integer(source, job_names.ANN_WORLD_SIZE),
+        engine=engine,
     )
-    problems = [found for found in validation.problems(spec) if found[0] in ("name", "queue", "priority_class")]
+    problems = [found for found in validation.problems(spec) if found[0] in _GIVEN]
     if problems:
         raise SpecError(problems)
     if kube.find(JOB, namespace, new) is not None:
         raise ConflictError(f"Job {new!r} in namespace {namespace!r} exists already; choose another --name")
     preflight.cluster(kube, spec)
     workload = kube.get_workload_for_job(source)
-    made = live_job.forked(source, workload, live_job.Fork(new, spec.queue, spec.priority_class, start.origin))
+    wanted = live_job.Fork(new, spec.queue, spec.priority_class, start.origin, tuple(command))
+    made = live_job.forked(source, workload, wanted)
     require_fit(made, start)
     children = _children(kube, source, new)
     lifecycle.create(kube, made, children, dry_run=True)

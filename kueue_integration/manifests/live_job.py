@@ -12,7 +12,7 @@ from proxy.protocol.messages import Origin, to_json
 
 from ..contract import job_names
 from ..kube.resources import Object, annotation
-from .pod import files_name
+from .pod import command_text, files_name, literal
 from .pod_placement import template_name
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
@@ -53,6 +53,8 @@ class Fork:
     queue: str
     priority_class: str | None
     start: Origin
+    command: tuple[str, ...] = ()
+    """What its ranks run; empty for the command of the other one."""
 
 
 def forked(source: Mapping[str, Any], workload: Mapping[str, Any] | None, new: Fork) -> Object:
@@ -88,6 +90,9 @@ def forked(source: Mapping[str, Any], workload: Mapping[str, Any] | None, new: F
     spec["suspend"] = True
     spec.pop("activeDeadlineSeconds", None)
     _rename_pods(spec["template"], old, new.name, annotation(source, job_names.ANN_PLACEMENT) is not None)
+    if new.command:
+        for entry in _variables(spec["template"], names.ENV_COMMAND):
+            entry["value"] = literal(command_text(new.command))
     return made
 
 
@@ -116,10 +121,8 @@ def _rename_pods(template: Object, old: str, new: str, placed: bool) -> None:
         pod.pop("affinity", None)
     if pod.get("subdomain") == old:
         pod["subdomain"] = new
-    for container in (*(pod.get("initContainers") or ()), *pod["containers"]):
-        for entry in container.get("env") or ():
-            if entry.get("name") == names.ENV_JOB:
-                entry["value"] = new
+    for entry in _variables(template, names.ENV_JOB):
+        entry["value"] = new
     for volume in pod.get("volumes") or ():
         files = volume.get("configMap") or {}
         if files.get("name") == files_name(old):
@@ -127,6 +130,12 @@ def _rename_pods(template: Object, old: str, new: str, placed: bool) -> None:
     for claim in pod.get("resourceClaims") or ():
         if claim.get("resourceClaimTemplateName") == template_name(old, claim["name"]):
             claim["resourceClaimTemplateName"] = template_name(new, claim["name"])
+
+
+def _variables(template: Mapping[str, Any], name: str) -> list[Object]:
+    pod = template["spec"]
+    containers = (*(pod.get("initContainers") or ()), *pod["containers"])
+    return [entry for container in containers for entry in container.get("env") or () if entry.get("name") == name]
 
 
 def _kept(entries: Mapping[str, str] | None) -> dict[str, str]:

@@ -10,6 +10,7 @@ root.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from proxy.protocol import names
@@ -133,7 +134,7 @@ def _train(spec: TrainSpec, platform: PlatformConfig) -> Object:
             *_common_env(spec, platform),
             *_literals(
                 {
-                    names.ENV_COMMAND: json.dumps([*spec.command]),
+                    names.ENV_COMMAND: command_text(spec.command),
                     names.ENV_WORKDIR: spec.workdir or "",
                 }
             ),
@@ -251,9 +252,18 @@ def _mount(volume: str, path: str, read_only: bool = False) -> Object:
     return {**mount, "readOnly": True} if read_only else mount
 
 
-def _literals(values: dict[str, Any]) -> list[Object]:
+def command_text(command: Sequence[str]) -> str:
+    """What the launcher reads as the program of a rank."""
+    return json.dumps([*command])
+
+
+def literal(value: object) -> str:
     """Kubernetes expands `$(NAME)` in values; `$$` stands for a plain `$`."""
-    return [{"name": key, "value": str(value).replace("$", "$$")} for key, value in values.items()]
+    return str(value).replace("$", "$$")
+
+
+def _literals(values: dict[str, Any]) -> list[Object]:
+    return [{"name": key, "value": literal(value)} for key, value in values.items()]
 
 
 def _field(name: str, path: str) -> Object:
