@@ -1,4 +1,5 @@
-"""Policies of the planner on a real Kueue: attained service and tiers preempt, and time sharing takes turns.
+"""Policies of the planner on a real Kueue: attained service and tiers preempt, time sharing takes turns, and marginal
+gain gives the next worker.
 
 Nothing is measured yet when these jobs begin, so a move counts as 120 device-seconds: less is never gained.
 """
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 from faults import Faults
-from planning import LIMITS, SOON
-from rows import TIMEOUT_S, Rows
+from planning import LIMITS, SOON, first_told
+from rows import TIMEOUT_S, Rows, Training
 from shell import Shell
 
 from kueue_integration.kube.resources import WORKLOAD
 from kueue_integration.planner import priority
+from kueue_integration.planner.policies import marginal_gain
+from kueue_integration.requests import verbs
 from localcluster.demo.wait import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
@@ -23,7 +26,7 @@ NAMESPACE = "policies"
 USUAL = {
     **LIMITS,
     "planner__attainedService__mode": "none", "planner__timeSharing__mode": "none", "planner__slaTiers__mode": "none",
-    "planner__timeSharing__quantumSeconds": 1800,
+    "planner__timeSharing__quantumSeconds": 1800, "planner__marginalGain__mode": "none",
 }  # fmt: skip
 QUANTUM_S = 125
 
@@ -105,3 +108,39 @@ def test_two_jobs_take_turns_on_the_quota_of_one(rows: Rows, faults: Faults) -> 
     first.assert_exact(first.finish())
     second.until_attempt(2)
     second.assert_exact(second.finish())
+
+
+def test_the_next_worker_goes_where_it_shortens_completion(rows: Rows, faults: Faults) -> None:
+    """At first each is as fast as it was measured with two workers and with one; then one worker is free."""
+    rows.queue("gain", {"ondemand": "150m"})
+    gains = _measured_twice(rows, "gains", ["--turns"])
+    flat = _measured_twice(rows, "flat", [])
+
+    rows.say("--> a dry run says what it would do, and does nothing")
+    faults.upgrade(**SOON, planner__marginalGain__mode="propose")
+    assert "gains: 1 -> 2 workers: done in " in first_told(rows, marginal_gain.NAME, "PlannerProposal")
+    assert [job.look().attempt for job in (gains, flat)] == [2, 2]
+
+    rows.say("--> the policy acts: who is faster with two workers gets the free one, the other one trains on")
+    faults.upgrade(planner__marginalGain__mode="act")
+    status = gains.until_attempt(3)
+    assert [record.pods for record in status.attempts] == [2, 1, 2]
+    before = status.attempts[1]
+    assert (before.ended_by, before.checkpoint is not None) == ("Resized", True), before
+    assert before.note and "policy/marginalGain: 1 -> 2 workers" in before.note, before
+    assert [record.pods for record in flat.look().attempts] == [2, 1]
+    faults.upgrade(planner__marginalGain__mode="none")
+    for job in (gains, flat):
+        job.assert_exact(job.finish())
+
+
+def _measured_twice(rows: Rows, name: str, args: list[str]) -> Training:
+    """A job of two ranks that says how many steps it makes, once with two workers and now with one."""
+    job = rows.train(
+        name, "gain", workers=2, min_workers=1, world_size=2, pace=0.4, args=["--total", "--steps", "20000", *args]
+    )
+    job.until_steps(8)
+    verbs.resize(rows.kube, rows.namespace, name, workers=1)
+    job.until_attempt(2, steps=8)
+    assert job.until_ended(1).ended_by == "Resized"
+    return job

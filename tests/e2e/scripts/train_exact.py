@@ -8,6 +8,7 @@ and never holds the file open over a step. It ends after N steps, or when DIR/st
 While DIR/slow exists a step does not end, so that a test may choose what happens in the middle of one. With several
 ranks nothing is saved in that time either: it is one call of native code. (A single rank is stopped wherever it is.)
 The rank that finds DIR/hungry takes it away and then all memory it gets.
+With --turns the ranks of a pod take turns on one device, each for the pace in a step. So more pods are faster.
 With --by-job it looks at each file which job it is a part of, and DIR is a folder of that name below the given one.
 """
 
@@ -16,8 +17,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import os
 import shlex
+import tempfile
 import time
 from pathlib import Path
 
@@ -45,6 +48,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--pace", type=float, default=0.05, help="what a step takes, seconds")
     parser.add_argument("--ballast", type=int, default=0, help="MiB of state that travels with the checkpoint")
+    parser.add_argument("--turns", action="store_true", help="the pace is of a device that ranks of a pod share")
+    parser.add_argument("--total", action="store_true", help="say how many steps there are")
     parser.add_argument("--by-job", action="store_true", help="in a fork, write into another folder")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -70,13 +75,17 @@ def main() -> None:
         if not go_on.item():
             break
         optimizer.zero_grad()
+        if args.turns:
+            with open(Path(tempfile.gettempdir(), "device"), "w") as device:
+                fcntl.flock(device, fcntl.LOCK_EX)
+                time.sleep(args.pace)
         loss = model(target(step, rank))
         loss.backward()
         optimizer.step()
         with open(output(f"rank-{rank}.log"), "a") as file:
             file.write(f"{step} {loss.item().hex()}\n")
-        print(f"step {step}", flush=True)
-        time.sleep(args.pace)
+        print(f"step {step}/{args.steps}" if args.total else f"step {step}", flush=True)
+        time.sleep(0 if args.turns else args.pace)
         with contextlib.suppress(FileNotFoundError):
             output("hungry").unlink()
             eaten = [bytes([1]) * (64 << 20) for _ in range(1024)]
