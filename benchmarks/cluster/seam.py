@@ -42,8 +42,13 @@ NEEDS: Mapping[str, Mapping[str, object]] = {"sla_tiers": {"tiers": TIERS}}
 
 def known(kind: type, **values: object) -> dict[str, Any]:
     """Those of `values` that a class of the planner has a field for: what only some versions of it ask for."""
-    names = {field.name for field in dataclasses.fields(kind)}
+    names = _fields(kind)
     return {name: value for name, value in values.items() if name in names}
+
+
+@functools.cache
+def _fields(kind: type) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(kind))
 
 
 # --- which policies there are ---------------------------------------------------------------------------------------

@@ -50,7 +50,8 @@ class Scenario:
 
     def names(self) -> Sequence[str]:
         """Of the contenders."""
-        return self.contenders or tuple(n for n in CONTENDERS if self.classes or n not in ONLY_WITH_CLASSES)
+        idle = [*([] if self.classes else ONLY_WITH_CLASSES), *(ONLY_WITH_FLAVORS if len(self.flavors) == 1 else [])]
+        return self.contenders or tuple(n for n in CONTENDERS if n not in idle)
 
     def with_seeds(self, seeds: int) -> Scenario:
         return replace(self, seeds=seeds)
@@ -76,7 +77,7 @@ LOOK_S = 300.0
 long. One move starts in a cohort per look, so this is also the shortest time between two moves."""
 HERE = [name for name in modes() if name not in ("cordon", "health")]
 """The policies of the planner that have something to do here: no node leaves, and none is sick."""
-ONLY_WITH_CLASSES = ("sla tiers",)
+ONLY_WITH_CLASSES, ONLY_WITH_FLAVORS = ("sla tiers",), ("introspection",)
 WITH_REGROWTH = ("marginal_gain",)
 """Alone it does nothing: it needs a job's speed at two sizes, and without regrowth few jobs change their size."""
 REGROWTH, ALL = "regrowth", "all"
