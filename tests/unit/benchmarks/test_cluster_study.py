@@ -51,7 +51,17 @@ def test_a_quick_study_writes_measures_a_picture_and_a_table(tmp_path: Path, cap
 def test_contenders_are_chosen_and_the_page_gets_what_came_out(tmp_path: Path) -> None:
     page = tmp_path / "studies.md"
     page.write_text("# x\n\n<!-- dear-moves -->\nearlier\n<!-- end of dear-moves -->\n\nafter\n")
-    options = ["--quick", "--seeds", "1", "--processes", "1", "--output", str(tmp_path / "out"), "--docs", str(tmp_path)]
+    options = [
+        "--quick",
+        "--seeds",
+        "1",
+        "--processes",
+        "1",
+        "--output",
+        str(tmp_path / "out"),
+        "--docs",
+        str(tmp_path),
+    ]
     assert cli.main(["study", "--only", "dear moves", "--with", f"{study.SAVING};all", *options]) == 0
     text = page.read_text()
     assert text.startswith("# x") and text.endswith("<!-- end of dear-moves -->\n\nafter\n") and "earlier" not in text
