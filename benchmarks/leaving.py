@@ -1,4 +1,4 @@
-"""A checkpoint of a job that leaves: disk of the pod, and throughput with GB of state.
+"""A checkpoint of a job that leaves: what its pod's disk takes.
 
 Pages go to the upload over a socket, in a process of its own for each pod, as the sidecar is. Beside it, in turns,
 today's way of a periodic checkpoint: files on the disk, uploaded after the dump. The ranks stand still until a stream
@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,20 +20,16 @@ from pathlib import Path
 
 from localcluster.prepare import Prepared, prepare
 from proxy.protocol import names
-from proxy.protocol.manifest import Manifest, RankImage, Requirements
+from proxy.protocol.manifest import RankImage
 from proxy.store import PagesSocket, PutResult, Store
 
-from . import machine
-from .harness import make_gcs_bucket, running_gcs
 from .model import Group, Measured, Options, Say, Spec
-from .pods import Job, bytes_of, copy
+from .pods import Job
 from .stats import median
 
 WIDTH, WORKERS, BETWEEN = 512, 4, 20
 VOLUME = "8g"
 SAMPLE_S = 0.02
-PUT_AT_ONCE = 4
-PIECE = 8 << 20
 spawn = multiprocessing.get_context("spawn")
 
 
@@ -161,105 +154,9 @@ def disk(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
     return {"peak_disk_x": Measured(ratio[True], runs, text)}
 
 
-# --- large states -----------------------------------------------------------------------------------------------------
-def large(made: Prepared, options: Options, say: Say) -> Mapping[str, Measured]:
-    """A pod of two ranks, one with GB of tensors: to a server of the gs protocol, and back into another pod."""
-    size = options.size_gb or (2.0 if options.quick else 8.0)
-    seconds: dict[str, float] = {}
-    folder = Path(tempfile.mkdtemp(prefix="bench-"))
-    try:
-        with (
-            running_gcs(made.fake_gcs, folder / "gcs.log") as server,
-            environment("STORAGE_EMULATOR_HOST", server),
-            ProcessPoolExecutor(1, spawn) as sidecars,
-            Job(made, ["train_held.py", f"{size:g}"], ranks=2) as job,
-        ):
-            cost = machine.write_cost(job.folder)
-            job.start(1)
-            job.wait_step(BETWEEN)
-            url = make_gcs_bucket(server)
-            left, images = leave(job, url, sidecars, streamed=True)
-            seconds["dump_and_put"] = left.whole_s
-            gb = left.bytes / 1e9
-            say(f"dumped and stored {gb:.2f} GB: {left}")
-            began = time.monotonic()
-
-            def bring(targets: Mapping[int, Path]) -> None:
-                nonlocal began
-                fetching = time.monotonic()
-                sidecars.submit(fetch, url, images, dict(targets)).result(1800)
-                began = time.monotonic()
-                seconds["fetch"] = began - fetching
-
-            at = max(job.counts())
-            job.start(1, bring)
-            job.restored()
-            seconds["restore"] = time.monotonic() - began
-            job.wait_step(at + 1)
-            say(f"fetched and restored: {seconds}")
-            files = job.images()  # they lie there until the sidecar hears that the ranks are restored
-            began = time.monotonic()
-            copy(files, folder / "cp")
-            seconds["cp"] = time.monotonic() - began
-            shutil.rmtree(folder / "cp")
-            began = time.monotonic()
-            sidecars.submit(plain_upload, make_gcs_bucket(server), files).result(1800)
-            seconds["plain_upload"] = time.monotonic() - began
-            plain = bytes_of(files) / 1e9
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    speed = {what: (plain if what in ("cp", "plain_upload") else gb) / took for what, took in seconds.items()}
-    words = ", ".join(f"{what.replace('_', ' ')} {value:.2g}" for what, value in speed.items())
-    text = f"{gb:.2f} GB, in GB/s: {words}; ranks stand still {left.still_s:.2g} s; {machine.told(cost)}"
-    return {"large_state_gb_s": Measured(speed["dump_and_put"], [seconds], text)}
-
-
-@contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-def fetch(url: str, images: list[RankImage], targets: Mapping[int, Path]) -> int:
-    """Bytes of the ranks' files, as one pod fetches them."""
-    manifest = Manifest(
-        id="c", namespace="bench", job="job", attempt=1, generation=1, step=1, world_size=len(images),
-        engine="process", created_at=0.0, ranks=images, requirements=Requirements(sys.platform, ""),
-    )  # fmt: skip
-    return Store(url).fetch_ranks(manifest, targets)
-
-
-def plain_upload(url: str, folders: Sequence[Path]) -> None:
-    """What a tool that knows nothing of the content does: pieces of a pack's size, several at a time."""
-    backend = Store(url).backend
-
-    def send(path: Path, at: int) -> None:
-        with path.open("rb", buffering=0) as file:
-            file.seek(at)
-            backend.write(f"{path.parent.name}/{path.name}-{at}", file.read(PIECE))
-
-    with ThreadPoolExecutor(PUT_AT_ONCE) as pool:
-        files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-        for sent in [pool.submit(send, path, at) for path in files for at in range(0, path.stat().st_size, PIECE)]:
-            sent.result()
-
-
-DISK = Group(
+GROUP = Group(
     "leaving",
     "root, training root file system with CRIU, 4 GB of memory",
     [Spec("peak_disk_x", "x", "<= 1.2", "the pods' disk that a checkpoint takes, against what it adds to the store")],
     lambda options, say: disk(prepare(say), options, say),
-)
-LARGE = Group(
-    "large state",
-    "root, training root file system with CRIU, fake-gcs-server in memory; of memory and of disk 3 times --size",
-    [Spec("large_state_gb_s", "GB/s", "", "dump and store of a rank with GB of tensors; fetch, restore, cp beside it")],
-    lambda options, say: large(prepare(say), options, say),
 )
