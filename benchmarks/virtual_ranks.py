@@ -19,6 +19,7 @@ from .stats import median_ratio, spread
 from .world import PROGRAMS
 
 TURNS, STEPS = 11, 5
+LIMIT_S = 1800.0
 KINDS = ("mlp", "transformer")
 
 
@@ -32,7 +33,7 @@ def measure(options: Options, say: Say) -> Mapping[str, Measured]:
             ratios, texts, runs = [], [], []
             for kind in KINDS:
                 given = {"kind": kind, "count": count, "steps": STEPS}
-                ranks = nursery.run(world, "virtual_turns:turns", **given)
+                ranks = nursery.run(world, "virtual_turns:turns", limit_s=LIMIT_S, **given)
                 # A step is over when its slowest rank is.
                 pairs, cpu = compared(ranks, 0, max), compared(ranks, 1, sum)
                 ratios.append(median_ratio(pairs))

@@ -1,8 +1,8 @@
 """Real ranks over gloo at the price of one import of torch: a process that has it forks the ranks of each run.
 
 Two halves. `Nursery` is for the tests' own Python, which has no torch. Run as a script, where torch is, the module
-reads one line per run: `{"world": 4, "program": "module:function", "arguments": {...}, "env": {...}, "grace_s": 5}`. It
-answers with a line that has what each rank returned or raised.
+reads one line per run: `{"world": 4, "program": "module:function", "arguments": {...}, "env": {...}, "grace_s": 5,
+"limit_s": 150}`. It answers with a line that has what each rank returned or raised.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 150.0
-"""Of one run."""
+"""Of one run, unless it is given another."""
 GRACE_S = 5.0
 """Others would wait for a rank that has failed: they get this time to fail by themselves."""
 ENTER = r"""
@@ -92,11 +92,18 @@ class Nursery:
         return cls(folder, programs, rootfs if usable else None, torch, beside, preload)
 
     def ask(
-        self, world: int, program: str, env: dict[str, str] | None = None, grace_s: float = GRACE_S, **arguments: Any
+        self,
+        world: int,
+        program: str,
+        env: dict[str, str] | None = None,
+        grace_s: float = GRACE_S,
+        limit_s: float = LIMIT_S,
+        **arguments: Any,
     ) -> list[dict[str, Any]]:
         """For each rank `returned`, or `raised`, `message` and `trace`; and `code`."""
         assert self._process.stdin is not None and self._process.stdout is not None
         line = {"world": world, "program": program, "arguments": arguments, "env": env or {}, "grace_s": grace_s}
+        line["limit_s"] = limit_s
         self._process.stdin.write(json.dumps(line) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
@@ -165,7 +172,13 @@ def rank_main(number: int, world: int, port: int, program: str, arguments: dict[
 
 
 def run_ranks(
-    world: int, program: str, arguments: dict[str, Any], env: dict[str, str], grace_s: float, folder: Path
+    world: int,
+    program: str,
+    arguments: dict[str, Any],
+    env: dict[str, str],
+    grace_s: float,
+    limit_s: float,
+    folder: Path,
 ) -> list[Any]:
     port = free_port()
     answers = [folder / f"answer-{number}" for number in range(world)]
@@ -179,7 +192,7 @@ def run_ranks(
             rank_main(number, world, port, program, arguments, answers[number])
         pids.append(pid)
     codes: dict[int, int] = {}
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + limit_s
     while len(codes) < world:
         late = time.monotonic() > deadline or any(codes.values())
         for number, pid in enumerate(pids):
