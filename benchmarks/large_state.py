@@ -1,6 +1,6 @@
 """Throughput with GB of state in one rank, beside what a machine does with plain files of the same size.
 
-A pod of two ranks, one with GB of tensors, goes to a server of the gs protocol in memory, and comes back into another
+One of a pod's two ranks has GB of tensors. They go to a server of the gs protocol in memory, and come back into another
 pod. In turns with it, the same bytes are uploaded as a plain file. Each turn has a server of its own, as two of them
 together would not fit into the memory.
 """
