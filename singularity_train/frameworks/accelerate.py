@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ from .order import KeyedSamples
 
 TYPES = ("NO", "MULTI_CPU", "MULTI_GPU")
 """Their model is whole on each worker."""
+_attached: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 def attach(
@@ -59,7 +61,8 @@ def attach(
     :param save_every: steps between two checkpoints. One more is made at a stop and at the end
     :param global_batch_size: samples per step; default: those of the first attempt
     :param seed: of the order of samples and of dropout
-    :raises UsageError, DataError: a strategy, an optimizer or a loader whose state cannot move
+    :raises UsageError: it is called twice or after the first step, or a strategy or an optimizer cannot move
+    :raises DataError: a loader whose order cannot move
     :raises ContractError, ModelChangedError, OptimizerChangedError, StateError: the checkpoint does not fit
     """
     _refuse(accelerator, optimizer, scheduler)
@@ -89,6 +92,7 @@ def attach(
     # One order for all; accelerate deals its batches out to the processes.
     sampler.sampler = KeyedSamples(moving._words, keeper.global_batch, (0, 1), (moving.epoch, moving._offset))
     host.attached(moving.step)
+    _attached.add(optimizer.optimizer)
     return moving
 
 
@@ -236,5 +240,10 @@ def _refuse(accelerator: Any, optimizer: Any, scheduler: Any) -> None:
         raise UsageError(
             f"optimizer: {type(optimizer).__name__} was not prepared. Give what accelerator.prepare returned."
         )
+    if optimizer.optimizer in _attached:
+        raise UsageError("attach: called twice for this optimizer. Call it once, before the loops over epochs.")
+    held = [parameter for group in optimizer.optimizer.param_groups for parameter in group["params"]]
+    if optimizer.optimizer.state or any(parameter.grad is not None for parameter in held):
+        raise UsageError("optimizer: it has made a step, or has gradients. Call attach before the first step.")
     if scheduler is not None and not (hasattr(scheduler, "state_dict") and hasattr(scheduler, "load_state_dict")):
         raise UsageError(f"scheduler: {type(scheduler).__name__} has no state_dict and load_state_dict. Give it both.")

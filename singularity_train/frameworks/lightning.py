@@ -146,6 +146,11 @@ class SingularityCallback(Callback):  # type: ignore[misc]
                 f"fit: it begins at step {trainer.global_step}, and the checkpoint is of step {keeper.saved.step}. "
                 "Call fit(..., ckpt_path=moving.checkpoint) with the callback's."
             )
+        if keeper.saved is None and trainer.global_step:
+            raise UsageError(
+                f"fit: it begins at step {trainer.global_step}, and the callback knows of no step before. Give it to "
+                "the Trainer before its first step, and begin with no other checkpoint than the callback's."
+            )
         # Lightning's own handler talks to the other ranks as soon as one of them gets the signal, which may hang.
         if isinstance(keeper.host, LocalHost):
             keeper.host.listen()

@@ -72,6 +72,10 @@ def refuse(trainer: Any) -> None:
     args = trainer.args
     if any(isinstance(each, SingularityCallback) for each in trainer.callback_handler.callbacks):
         raise UsageError("attach: called twice for this Trainer. Call it once.")
+    if trainer.state.global_step:
+        raise UsageError(
+            f"attach: this Trainer has made {trainer.state.global_step} steps already. Call it before train."
+        )
     data = trainer.train_dataset
     wrong = {
         "deepspeed: DeepSpeed keeps its own state": trainer.is_deepspeed_enabled,

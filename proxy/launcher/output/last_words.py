@@ -17,6 +17,8 @@ FRAMES: Final = 3
 MOST: Final = 500
 """Characters; the whole termination message may have 4096 bytes."""
 _BEGIN: Final = "Traceback (most recent call last):"
+_OF_RANK: Final = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
+"""torch puts it before each line, once a process group is there."""
 _FRAME: Final = re.compile(r'^\s+File "(?:.*/)?([^"/]+)", line (\d+), in (.+)$')
 
 
@@ -35,7 +37,7 @@ def of_text(text: str) -> str:
     if not begin:
         return ""
     frames: list[str] = []
-    for line in rest.splitlines()[1:]:
+    for line in _OF_RANK.sub("", rest).splitlines()[1:]:
         found = _FRAME.match(line)
         if found is not None:
             frames.append(f"{found[1]}:{found[2]} in {found[3]}")

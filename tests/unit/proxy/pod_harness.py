@@ -32,6 +32,9 @@ mkdir -p singularity opt/torch dev/shm proc tmp .old
 mount -t proc proc proc
 mount -t tmpfs tmpfs dev
 for d in null zero full random urandom tty; do touch dev/$d; mount --bind /dev/$d dev/$d; done
+touch "$POD/said" dev/termination-log
+chmod 666 "$POD/said"
+mount --bind "$POD/said" dev/termination-log
 mkdir dev/shm
 mount -t tmpfs -o size=1g tmpfs dev/shm
 if [ -n "$TORCH" ]; then mount --bind "$TORCH" opt/torch; mount -o remount,bind,ro opt/torch; fi
@@ -218,6 +221,10 @@ class Pod:
 
     def log(self) -> str:
         return self.output.read_text(errors="replace")
+
+    def said(self) -> str:
+        """What the pod's status would have as the message of the container's end."""
+        return (self.folder / "said").read_text()
 
     def image(self, checkpoint_id: str, rank: int) -> Path:
         return self.volumes / "images" / checkpoint_id / f"rank-{rank}"

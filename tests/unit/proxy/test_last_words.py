@@ -39,6 +39,16 @@ def test_without_a_whole_traceback_there_are_none(text: str) -> None:
     assert last_words.of_text(text) == ""
 
 
+def test_what_torch_puts_before_each_line_is_left_out(tmp_path: Path) -> None:
+    """So ranks that fail with the same words are seen to do so."""
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    marked = "".join(f"[rank13]: {line}\n" if line else "\n" for line in done.stderr.splitlines())
+    assert last_words.of_text(f"step 7\n{marked}") == last_words.of_text(done.stderr)
+    assert last_words.of_text(marked).startswith("ValueError: bad batch 3 (train.py:8 in <module>")
+
+
 def test_the_last_of_several_counts() -> None:
     caught = 'Traceback (most recent call last):\n  File "/x/a.py", line 1, in f\nKeyError: 1\n'
     assert last_words.of_text(f"{caught}step 3\n{caught.replace('KeyError: 1', 'OSError: 2')}bye\n") == (

@@ -17,7 +17,7 @@ from mesh_world import FakeController, World, eventually
 from proxy.errors import StaleAttemptError
 from proxy.protocol import exit_codes, page
 from proxy.protocol import manifest as mf
-from proxy.protocol.messages import CheckpointRef, GpuFault, Gpus, LauncherCommand, LauncherEvent, PodGpus
+from proxy.protocol.messages import CheckpointRef, Engine, GpuFault, Gpus, LauncherCommand, LauncherEvent, PodGpus
 from proxy.sidecar import hardware, sidecar, state_machine
 from proxy.store import Store, layout
 
@@ -178,23 +178,32 @@ async def test_a_follower_that_is_asked_to_end_gets_its_checkpoint(world: World,
     assert [x.commands[0].job for x in world.launchers] == [everybody] * len(everybody), "who the job's pods are"
 
 
+@pytest.mark.parametrize(("engine", "ranks"), [("process", 5), ("state", 4)])
 async def test_no_boundary_cancels_with_a_sentence_and_training_goes_on(
-    world: World, controller: FakeController
+    folder: Path, controller: FakeController, engine: Engine, ranks: int
 ) -> None:
+    world = await World(folder, controller, workers=4, world_size=ranks, engine=engine).start()
     await world.stepped(3)
+    await controller.command(20, then="continue")
+    await eventually("a first commit", lambda: controller.commits)
+    before = controller.commits[0].checkpoint
+    await world.stepped(before.step + 5)
     world.ranks[3].stalled.set()
     await eventually("stall", world.ranks[3].stands.is_set)
     await controller.command(3.0)
     await eventually("failure", lambda: controller.failures)
     message = controller.failures[0].message
     step = world.ranks[3].boundary.count
-    assert message == f"no step boundary within 3 s: ranks 0-4 at step {step}", "all wait for rank 3's collective"
+    assert message == f"no step boundary within 3 s: ranks 0-{ranks - 1} at step {step}", "all wait for rank 3"
+    best, skipped = Store(before.url).latest_valid("team", "train")
+    assert best is not None and (best.id, skipped) == (before.id, []) and controller.checkpoint == before
     world.ranks[3].stalled.clear()
     await world.stepped(max(r.boundary.count for r in world.ranks) + 5)
-    assert not controller.commits and all(not r.frozen for r in world.ranks)
+    assert len(controller.commits) == 1 and all(set(r.frozen) == {before.generation} for r in world.ranks)
     await controller.command(20)
-    await eventually("the next one succeeds", lambda: controller.commits)
-    assert controller.commits[0].checkpoint.generation == page.generation(1, 2)
+    await eventually("the next one succeeds", lambda: controller.commits[1:])
+    assert controller.commits[1].checkpoint.generation == page.generation(1, 3)
+    await world.end()
 
 
 async def test_failed_dump_resumes_every_rank(world: World, controller: FakeController) -> None:

@@ -55,15 +55,15 @@ def steps(pod: Pod) -> list[tuple[int, str]]:
     return [(int(n), loss) for n, loss in re.findall(r"at (\d+) loss (\S+) world \d exact True", pod.log())]
 
 
-def stop(pods: dict[int, Pod], generation: int, count: int, background: bool = False) -> int:
-    """Barrier after `count` steps or more, and dump as checkpoint `c`. The step."""
+def stop(pods: dict[int, Pod], generation: int, count: int, background: bool = False, name: str = "c") -> int:
+    """Barrier after `count` steps or more, and dump as checkpoint `name`. The step."""
     coordinator = Coordinator({rank: pod.sidecar for rank, pod in pods.items()})
     for pod in {*pods.values()} if background else ():
         pod.sidecar.page.words[page.W_BACKGROUND] = generation
     coordinator.wait_count(count, alive=everyone_alive([*pods.values()]))
     step = coordinator.acquire(generation)
     for pod in {*pods.values()}:
-        pod.sidecar.command("dump", generation=generation, checkpoint_id="c", remaining_s=60)
+        pod.sidecar.command("dump", generation=generation, checkpoint_id=name, remaining_s=60)
     return step
 
 
@@ -185,16 +185,31 @@ def test_a_save_in_the_background_that_is_given_up_holds_up_the_next_one_only_un
     assert steps(faulty) == reference
 
 
-def test_a_rank_that_dies_while_it_is_saved_in_the_background_leaves_no_checkpoint(faulty: Pod) -> None:
-    step = stop({0: faulty, 1: faulty}, 5, 4, background=True)
+def test_a_rank_that_dies_while_it_is_saved_in_the_background_leaves_the_checkpoint_before(
+    faulty: Pod, pod: Make, reference: list[tuple[int, str]]
+) -> None:
+    for path in files(faulty, "hold"):
+        path.unlink()
+    before = stop({0: faulty, 1: faulty}, 5, 3, background=True, name="before")
+    faulty.wait_event("dumped")
+    go_on(faulty, 5)
+    for path in files(faulty, "hold"):
+        path.touch()
+    step = stop({0: faulty, 1: faulty}, 6, before + 2, background=True)
     trains_on(faulty, step + 2)
     files(faulty, "die")[1].touch()
     for path in files(faulty, "hold"):
         path.unlink()
     failed = faulty.wait_event("dump_failed")
-    assert failed.generation == 5 and re.search("rank [01] (has ended|cannot be saved)", failed.message)
+    assert failed.generation == 6 and re.search("rank [01] (has ended|cannot be saved)", failed.message)
     assert faulty.wait(END_S) != 0
-    assert not any(event.kind == "dumped" for event in faulty.sidecar.events)
+    assert [event.generation for event in faulty.sidecar.events if event.kind == "dumped"] == [5]
+    # The job goes on from the one before, in another number of ranks.
+    moved = pod("b", Plan("restore", 2, 1, [0], "127.0.0.1", free_port(), 5, "before"))
+    for rank in (0, 1):
+        moved.bring(faulty, "before", rank)
+    assert moved.start().wait(END_S) == 0, moved.log()
+    assert steps(moved) == reference[before:]
 
 
 def test_a_full_disk_fails_the_save_in_the_background_and_not_the_job(
@@ -248,6 +263,14 @@ def test_state_that_cannot_be_stored_fails_the_checkpoint_and_not_the_job(pod: M
     made.sidecar.page.publish(0, 0, 6)
     made.sidecar.command("resume", generation=6)
     assert made.wait(END_S) == 0, made.log()
+
+
+def test_what_one_of_two_ranks_raises_is_the_cause(pod: Make) -> None:
+    """The other one fails because of it: its collective breaks, or it is stopped."""
+    made = pod("raises", fresh([0, 1], 2, free_port()), "raise").start()
+    assert made.wait(END_S) == exit_codes.of_program(1), made.log()
+    said = "rank 1 ended with code 1: ValueError: the batch of step 3 is bad (state_loop.py:"
+    assert made.said().startswith(said), (made.said(), made.log())
 
 
 def test_the_program_can_be_something_that_is_not_there(pod: Make) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -269,6 +270,40 @@ def test_an_upload_that_fails_lets_the_launcher_know(pod: Pod, tmp_path: Path, m
     with pytest.raises(StoreError, match="503 slow down"):
         pod.put(store, [0], lambda: pod.send({0: {65537: noise(1, 200 * MIB)}}, random.Random(0)))
     assert isinstance(pod.error, (OSError, DumpError)), "its dump fails"
+
+
+def test_a_store_whose_disk_is_full_fails_the_dump_at_once_and_keeps_the_checkpoint_before(tmp_path: Path) -> None:
+    """The launcher is told in the midst of its dump. Once there is space, the same pages are taken."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("needs root: mounts a small file system")
+    try:
+        store = Store(f"file://{disk}/store")
+        earlier, kept = {0: {65537: noise(7, 5 * MIB)}}, Pod(tmp_path, "kept")
+        made = kept.put(store, [0], lambda: kept.send(earlier, random.Random(0)))
+        store.write_manifest(manifest(made.images, 1))
+        files = {p for p in disk.rglob("*") if p.is_file() and p.parent.name != "packs"}
+
+        sent, pod = {0: {65537: noise(1, 100 * MIB)}}, Pod(tmp_path)
+        with pytest.raises(StoreError, match="the disk is full") as caught:
+            pod.put(store, [0], lambda: pod.send(sent, random.Random(0)), name=f"{JOB}-a1-g2")
+        assert isinstance(caught.value.__cause__, OSError) and caught.value.__cause__.errno == errno.ENOSPC
+        assert isinstance(pod.error, (OSError, DumpError)), "its dump fails"
+        assert store.backend.retries == 0, "waiting would not help"
+        left = [p for p in disk.rglob("*") if p.is_file()]
+        assert {p for p in left if p.parent.name != "packs"} == files, "no manifest, no lock"
+        assert not [p for p in left if ".tmp-" in p.name], "nothing half written"
+        best, skipped = store.latest_valid(NAMESPACE, JOB)
+        assert best is not None and (best.id, skipped) == (NAME, []) and store.verify(best) == []
+
+        subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
+        again = Pod(tmp_path, "again")
+        result = again.put(store, [0], lambda: again.send(sent, random.Random(0)), name=f"{JOB}-a1-g2")
+        assert again.error is None
+        check(store, result, sent, tmp_path / "back")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_an_upload_that_is_cancelled_lets_the_launcher_know(store: Store, pod: Pod) -> None:

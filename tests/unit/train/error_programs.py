@@ -184,6 +184,20 @@ def no_folder(rank: int, world: int) -> list[Any]:
         return [handler, "nothing" if sorted(Path().iterdir()) == before else "something", job.step]
 
 
+def one_raises(rank: int, world: int, directory: str, at: int | None) -> list[int]:
+    """Rank 1 raises in step `at`, before it computes anything; every step is saved. The steps that are made."""
+    model, made = small(), []
+
+    def body(step: Any) -> None:
+        made.append(step.number)
+        if step.number == at and rank == 1:
+            raise ValueError(f"rank 1 has read a bad batch in step {at}")
+        step.backward(lambda batch: loss_of(model, batch))
+
+    run(model, body=body, directory=directory, steps=4, save_every=1)
+    return made
+
+
 class Told(singularity_train.host.LocalHost):
     """Wants a checkpoint in step 2 and a stop in step 3."""
 

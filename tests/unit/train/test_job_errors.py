@@ -64,6 +64,17 @@ def test_wrong_calls_say_what_to_do(nursery: Nursery) -> None:
         assert re.search(pattern, found[case][1]), (case, found[case])
 
 
+def test_what_one_of_two_ranks_raises_leaves_the_loop_as_it_is(nursery: Nursery, root: Path) -> None:
+    """The other one fails too, by the connection that breaks. The last checkpoint stays, of step 1 or 2."""
+    words = {"directory": str(root)}
+    other, raised = nursery.ask(2, "error_programs:one_raises", at=2, grace_s=30, **words)
+    assert (raised["raised"], raised["message"]) == ("ValueError", "rank 1 has read a bad batch in step 2")
+    assert "During handling" not in raised["trace"] and "direct cause" not in raised["trace"], raised["trace"]
+    assert other["code"] == 1 and other["raised"] != "ValueError", other
+    went_on = nursery.run(2, "error_programs:one_raises", at=None, **words)
+    assert went_on[0] == went_on[1] and went_on[0] in ([1, 2, 3], [2, 3])
+
+
 @pytest.mark.parametrize(
     ("case", "kind", "pattern"),
     [

@@ -1,5 +1,6 @@
-"""A script of the state engine: state_loop.py STEPS [spoil | late | faults]. Its losses have the same bits for 1 to 4
-ranks.
+"""A script of the state engine: state_loop.py STEPS [spoil | late | faults | raise].
+
+Its losses have the same bits for 1 to 4 ranks.
 """
 
 
@@ -65,6 +66,8 @@ def main(steps: int, how: str) -> None:
         model=model, optimizer=optimizer, data=Samples(), batch_size=2, virtual_ranks=4, steps=steps, extra=extra
     )
     for step in job:
+        if how == "raise" and step.number == 3 and dist.get_rank() == 1:
+            raise ValueError("the batch of step 3 is bad")
         loss = step.backward(lambda batch: (model(batch) - batch.sum(1, keepdim=True)).square().mean())
         optimizer.step()
         if dist.get_rank() == 0:

@@ -96,6 +96,13 @@ def wrong(rank: int, world: int, directory: str) -> dict[str, list[str]]:
     def early(moving: Any) -> None:
         next(moving.batches())
 
+    def trained(made: list[Any]) -> None:
+        made[0].backward(made[1](torch.zeros(1, 12)).sum())
+        made[2].optimizer.step()
+
+    def attached(made: list[Any]) -> None:
+        adapter.attach(*made, directory=directory, seed=3)
+
     def plain(moving: Any) -> None:
         moving._accelerator.gradient_state._set_sync_gradients(False)
         list(moving.batches())
@@ -109,6 +116,7 @@ def wrong(rank: int, world: int, directory: str) -> dict[str, list[str]]:
         "scheduler": attempt(change=lambda made: made.pop()),
         "extra": attempt({"extra": {"mean": nn.Linear(1, 1)}}), "early": attempt(body=early),
         "no accumulate": attempt(body=plain), "deepspeed": attempt(change=deepspeed),
+        "late": attempt(change=trained), "twice": attempt(change=attached),
     }  # fmt: skip
     from accelerate.state import AcceleratorState
 

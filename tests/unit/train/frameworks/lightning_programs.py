@@ -118,6 +118,13 @@ def wrong(rank: int, world: int, directory: str) -> dict[str, list[str]]:
 
         return raised(call)
 
+    def late() -> None:
+        trainer = trainer_of(1, [], max_epochs=1)
+        trainer.fit(net := Net(), DataLoader(Numbered(), 2))
+        trainer.callbacks.append(SingularityCallback(directory=f"{directory}/late"))
+        trainer.fit_loop.max_epochs = 2
+        trainer.fit(net, DataLoader(Numbered(), 2))
+
     picked = torch.utils.data.SubsetRandomSampler(range(40))
     found = {
         "strategy": attempt(strategy=Foreign("cpu")),
@@ -129,7 +136,7 @@ def wrong(rank: int, world: int, directory: str) -> dict[str, list[str]]:
         "stream": attempt(loader=iter(DataLoader(Numbered(), 2))), "samples": attempt(samples=60),
         "micro": attempt(loader=DataLoader(Numbered(), 4, shuffle=True)),
         "batch": attempt(given={"global_batch_size": 16}), "seed": attempt(given={"seed": 4}),
-        "model": attempt(Net(width=25)), "not resumed": attempt(resume=False),
+        "model": attempt(Net(width=25)), "not resumed": attempt(resume=False), "late": raised(late),
     }  # fmt: skip
     last = train(0, 1, directory)
     found["unchanged"] = [str(first["step"]), str(first["validated"]), str(last["began"]), str(last["step"])]

@@ -51,6 +51,7 @@ WRONG = {
     "model": ("ModelChangedError", "reshaped: 0.bias"),
     "scheduler": ("OptimizerChangedError", "missing here: scheduler.main"),
     "extra": ("OptimizerChangedError", "new here: extra.mean"), "early": ("UsageError", "left moving.batches"),
+    "late": ("UsageError", "Call attach before the first step"), "twice": ("UsageError", "attach: called twice"),
     "no accumulate": ("UsageError", "no step was made"), "deepspeed": ("UsageError", "DEEPSPEED keeps its own state"),
 }  # fmt: skip
 

@@ -50,6 +50,7 @@ WRONG = {
     "batch": ("ContractError", "global_batch_size = 16: the checkpoint was made with 8"),
     "seed": ("ContractError", "seed = 4: the checkpoint was made with 3"),
     "model": ("ModelChangedError", "reshaped: .*net.0.bias"),
+    "late": ("UsageError", "begins at step 13, and the callback knows of no step before"),
     "not resumed": ("UsageError", "begins at step 0, and the checkpoint is of step 7"),
 }  # fmt: skip
 

@@ -41,7 +41,8 @@ def test_the_same_workers_have_the_same_bits(ranks: Nursery, place: Path, world:
 WRONG = {
     "deepspeed": ("UsageError", "DeepSpeed keeps its own state"), "fsdp": ("UsageError", "fsdp: .*fully_shard"),
     "model parallel": ("UsageError", "several devices"), "stream": ("UsageError", "Stream has no order"),
-    "twice": ("UsageError", "called twice"), "skip": ("UsageError", "ignore_data_skip = True"),
+    "twice": ("UsageError", "called twice"), "late": ("UsageError", "has made 1 steps already. Call it before train"),
+    "skip": ("UsageError", "ignore_data_skip = True"),
     "jit": ("UsageError", "enable_jit_checkpoint = True"), "sampler": ("UsageError", "LengthGroupedSampler draws"),
     "not resumed": ("UsageError", "begins at step 0, and the checkpoint is of step 4"),
     "batch": ("ContractError", "global_batch_size = 16: the checkpoint was made with 8"),

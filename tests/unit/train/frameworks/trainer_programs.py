@@ -128,12 +128,17 @@ def wrong(rank: int, world: int, directory: str) -> dict[str, list[str]]:
         adapter.attach(trainer, directory=directory)
         adapter.attach(trainer, directory=directory)
 
+    def late(trainer: Any) -> None:
+        trainer.args.max_steps = 1
+        trainer.train()
+        adapter.attach(trainer, directory=directory)
+
     eight = {"gradient_accumulation_steps": 4}
     found = {
         "deepspeed": attempt(call=fake("is_deepspeed_enabled", True)),
         "fsdp": attempt(call=fake("is_fsdp_enabled", True)),
         "model parallel": attempt(call=fake("is_model_parallel", True)),
-        "stream": attempt(call=stream), "twice": attempt(call=twice),
+        "stream": attempt(call=stream), "twice": attempt(call=twice), "late": attempt(call=late),
         "skip": attempt(ignore_data_skip=True), "jit": attempt(enable_jit_checkpoint=True),
         "sampler": attempt(train_sampling_strategy="group_by_length", **eight),
         "not resumed": attempt({"resume": False}, **eight), "batch": attempt({"global_batch_size": 16}),
