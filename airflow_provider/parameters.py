@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kueue_integration.errors import SpecError
-from kueue_integration.spec.train_spec import TrainSpec, from_mapping, validate
+from kueue_integration.spec.train_spec import TrainSpec, from_mapping
+from kueue_integration.spec.validate import validate
 
 from .exceptions import InvalidTrainingError
 

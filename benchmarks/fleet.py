@@ -95,7 +95,7 @@ class Fleet:
         for entry in Path("/proc").iterdir():
             try:
                 command = (entry / "cmdline").read_bytes()
-                if b"kueue_integration.controller" in command and self.config.cgroup in (entry / "cgroup").read_text():
+                if b"kueue_integration.serve" in command and self.config.cgroup in (entry / "cgroup").read_text():
                     return int(entry.name)
             except (OSError, ValueError):
                 continue

@@ -20,4 +20,4 @@ RUN /opt/singularity/venv/bin/python -m compileall -q /opt/singularity/app
 ENV PYTHONPATH=/opt/singularity/app PYTHONUNBUFFERED=1
 USER 65532:65532
 ENTRYPOINT []
-CMD ["/opt/singularity/venv/bin/python", "-m", "kueue_integration.controller"]
+CMD ["/opt/singularity/venv/bin/python", "-m", "kueue_integration.serve"]

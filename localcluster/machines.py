@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from kueue_integration.controller.fit import checkpoint_fit
+from kueue_integration.controller import checkpoint_fit
 
 from . import registry
 from .cache import Progress

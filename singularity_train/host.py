@@ -1,7 +1,7 @@
 """What the place where a job runs tells the library, and is told: where state goes, whether to stop, how far it is.
 
 This is the seam: whoever runs the job gives another Host. On a laptop it is the environment and SIGTERM. In managed
-pods the environment names the function that makes it (`ENV_HOST`).
+pods the environment names the function that makes it (`environment.ENV_HOST`).
 """
 
 from __future__ import annotations
@@ -12,20 +12,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from .environment import ENV_HOST
 from .errors import UsageError
 from .handed import Order
 
 ENV_DIRECTORY = "SINGULARITY_TRAIN_DIR"
 """Folder for checkpoints, the same one on all ranks. Not set: nothing is saved."""
-ENV_HOST = "SINGULARITY_TRAIN_HOST"
-"""`module:function` of whoever runs the job: `function(rank, world_size)` makes a Host, or returns None for a process
-that is none of the job's ranks. It raises ValueError where the ranks are not those of the job. The module has
-`start()` too, which is `Host.start`. It may have `bring(root)`, as `bring_of_environment` says."""
 PROGRESS_FILE = "progress.json"
 REPORT_S = 1.0
 """Reports in between are dropped: a step may take a millisecond."""
@@ -152,26 +149,6 @@ def start_of_environment() -> Path | None:
         found: Path | None = importlib.import_module(named.partition(":")[0]).start()
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"{ENV_HOST} = {named!r}: {error}") from error
-    return found
-
-
-Bring = Callable[[Iterable[tuple[str, int, int]]], None]
-"""Brings parts of files below a folder: (path, first byte, byte after the last). Raises OSError."""
-
-
-def bring_of_environment(root: Path) -> Bring | None:
-    """What brings files of the checkpoints in `root`, where the host has not laid all of them there. Else None.
-
-    :raises UsageError: the environment names a host that cannot be made
-    """
-    named = os.environ.get(ENV_HOST, "")
-    if not named:
-        return None
-    try:
-        module = importlib.import_module(named.partition(":")[0])
-    except ImportError as error:
-        raise UsageError(f"{ENV_HOST} = {named!r}: {error}") from error
-    found: Bring | None = module.bring(root) if hasattr(module, "bring") else None
     return found
 
 

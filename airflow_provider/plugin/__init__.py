@@ -9,16 +9,13 @@ a Dag is authorised for that Dag; actions need what Airflow asks for clearing a 
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
 from . import listener
+from .static_files import PREFIX, bundle
 
-PREFIX = "/singularity"
-STATIC = Path(__file__).parent / "static"
 OPERATORS = ["SingularityTrainOperator", "_SingularityTrainDecoratedOperator"]
 """For `applies_to`, which Airflow 3.3 accepts and ignores: there the tab is on every task and says when it is empty."""
 
@@ -32,13 +29,6 @@ class _ApiOnDemand:
         return [{"app": app, "url_prefix": PREFIX, "name": "Singularity"}]
 
 
-def _bundle(place: str, script: str = "training.js") -> str:
-    # A module runs once per URL: each place needs an URL of its own. Browsers keep what has a `v` for good. A script
-    # gives its `v` on to what it imports, so all of them have one.
-    content = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(STATIC.glob("*.js")))).hexdigest()[:12]
-    return f"{PREFIX.strip('/')}/static/{script}?v={content}&place={place}"
-
-
 class SingularityPlugin(AirflowPlugin):  # type: ignore[misc]
     """Entry point `airflow.plugins`."""
 
@@ -49,15 +39,15 @@ class SingularityPlugin(AirflowPlugin):  # type: ignore[misc]
     react_apps = [  # noqa: RUF012 (Airflow's convention; it removes entries that it does not accept)
         {
             "name": "Training",
-            "bundle_url": _bundle("task"),
+            "bundle_url": bundle("task"),
             "destination": "task_instance",
             "url_route": "training",
             "applies_to": {"operator_name": OPERATORS},
         },
-        {"name": "Training", "bundle_url": _bundle("dag"), "destination": "dag", "url_route": "training_runs"},
+        {"name": "Training", "bundle_url": bundle("dag"), "destination": "dag", "url_route": "training_runs"},
         {
             "name": "Training",
-            "bundle_url": _bundle("nav"),
+            "bundle_url": bundle("nav"),
             "destination": "nav",
             "url_route": "training_all",
             "nav_top_level": True,
@@ -66,7 +56,7 @@ class SingularityPlugin(AirflowPlugin):  # type: ignore[misc]
         },
         {
             "name": "Training cluster",
-            "bundle_url": _bundle("nav", "cluster.js"),
+            "bundle_url": bundle("nav", "cluster.js"),
             "destination": "nav",
             "url_route": "training_cluster",
             "category": "browse",

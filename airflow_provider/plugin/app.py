@@ -35,8 +35,9 @@ from proxy.protocol.messages import CHECKPOINT_ID
 
 from .. import lineage
 from ..identity import TaskKey
-from . import STATIC, cluster_api, connection, data, listing
+from . import cluster_api, connection, data, listing
 from .actions import NotTheJobError, clusters, find
+from .static_files import STATIC
 
 log = logging.getLogger(__name__)
 

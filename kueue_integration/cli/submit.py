@@ -17,7 +17,8 @@ from ..jobs import lifecycle, start_point
 from ..jobs.time_travel import Start
 from ..manifests.job_manifests import render as render_objects
 from ..spec import engine, platform_config
-from ..spec.train_spec import TrainSpec, validate
+from ..spec.train_spec import TrainSpec
+from ..spec.validate import validate
 from ..spec.validation import MAX_FILES_BYTES
 from . import placement_options
 from .common import cluster_options, open_cluster

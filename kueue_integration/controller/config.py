@@ -84,7 +84,7 @@ def _camel(text: str) -> str:
 
 def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
     """Raises ConfigError that names the variable; exits for bad flags as argparse does."""
-    parser = argparse.ArgumentParser(prog="python -m kueue_integration.controller", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m kueue_integration.serve", description=__doc__)
     parser.add_argument("--kubeconfig", help="default: the pod's own credentials, else $KUBECONFIG")
     parser.add_argument("--namespace", default=env.get(names.ENV_NAMESPACE) or job_names.SYSTEM_NAMESPACE)
     parser.add_argument("--identity", default=env.get(names.ENV_POD) or "", help="name in the Lease, the pod's name")

@@ -9,7 +9,18 @@ from proxy.protocol.messages import AttemptRecord
 
 from ..contract import job_names
 from ..requests import periodic_checkpoints
-from . import attempt_history, fence, hold, reactivation, repair, request_status, reshape, retry_budget, rewind
+from . import (
+    attempt_history,
+    checkpoint_fit,
+    fence,
+    hold,
+    reactivation,
+    repair,
+    request_status,
+    reshape,
+    retry_budget,
+    rewind,
+)
 from .actions import (
     Action,
     AnswerReady,
@@ -24,7 +35,6 @@ from .actions import (
     Wait,
 )
 from .errors import BadAnnotationError
-from .fit import checkpoint_fit
 from .hold import Settings
 from .snapshot import Job, Pod, Snapshot, Workload, ends_of, of_attempt, ranks_ended, required
 

@@ -13,8 +13,8 @@ from .actions import Action, BeginFrom, Guard, Wait
 from .cache import World
 from .decide import decide
 from .expectations import Expectations
-from .fit.machines import MachinesOf
 from .hold import Settings
+from .machines import MachinesOf
 from .metrics import Metrics
 from .overdue import Overdue
 from .snapshot import Job, Snapshot, Surroundings, Workload

@@ -18,10 +18,10 @@ from ..kube.client import Kube
 from ..kube.resources import Object
 from . import device_time, installed, views
 from .cache import World, job_of
-from .fit.nodes import Machines
 from .forever import Skips, backoff_s, forever
 from .hold import Settings
 from .look import Looks
+from .machines.nodes import Machines
 from .measure import Meter, live_gauges
 from .metrics import Metrics, Series
 from .overdue import Overdue

@@ -9,18 +9,11 @@ from ..errors import KubeError, PlatformError
 from ..jobs import store_pod
 from ..kube.api import Kube
 from ..kube.resources import RESOURCE_FLAVOR, Object
+from ..manifests import criu_probe
 from ..manifests.pod import for_criu
 from ..spec.platform_config import PlatformConfig
 from .check import FAIL, OK, WARN, Check
 
-CRIU = "criu"
-_FOLDER = "/opt/singularity/launcher"
-_LOADER = (f"{_FOLDER}/ld-linux-x86-64.so.2", "--library-path", f"{_FOLDER}/lib", f"{_FOLDER}/criu")
-FEATURE = "seccomp_suspend"
-"""What differs between nodes: it needs a kernel made for checkpoints, the capabilities, and no filter of the runtime.
-CRIU looks at one feature at a time. All that `criu check` looks for would be too much: tun devices, for one."""
-COMMAND = (*_LOADER, "check", "--feature", FEATURE)
-"""The one program besides the launcher that the guard policies let have its capabilities."""
 TOGETHER = 4
 
 
@@ -38,10 +31,10 @@ def pod(namespace: str, config: PlatformConfig, flavor: Object, timeout_s: float
     made["spec"] |= nodes_of(flavor)
     made["spec"]["containers"].append(
         {
-            "name": CRIU,
+            "name": criu_probe.CRIU,
             "image": config.agent_image,
             "imagePullPolicy": config.image_pull_policy,
-            "command": [*COMMAND],
+            "command": [*criu_probe.COMMAND],
             "securityContext": for_criu(),
         }
     )
@@ -64,7 +57,7 @@ def _flavor(kube: Kube, namespace: str, config: PlatformConfig, flavor: Object, 
     except (PlatformError, KubeError) as error:
         fix = f"See whether a node has the labels of ResourceFlavor {name} and room for a pod."
         return [Check(f"probe {name}", WARN, f"not probed: {error}", fix)]
-    return [_store(name, config.store, lines[store_pod.CONTAINER]), _criu(name, lines[CRIU])]
+    return [_store(name, config.store, lines[store_pod.CONTAINER]), _criu(name, lines[criu_probe.CRIU])]
 
 
 def _store(flavor: str, url: str, lines: list[str]) -> Check:
@@ -76,7 +69,7 @@ def _store(flavor: str, url: str, lines: list[str]) -> Check:
 
 
 def _criu(flavor: str, lines: list[str]) -> Check:
-    if f"{FEATURE} is supported" in lines:
+    if f"{criu_probe.FEATURE} is supported" in lines:
         return Check(f"node of {flavor}", OK, "CRIU finds what it needs, with the capabilities of training pods")
     words = " | ".join(line for line in lines if "rror" in line) or " | ".join(lines[-3:]) or "it said nothing"
     fix = "Preempt a small job there first; see the kernel's configuration for what CRIU names."

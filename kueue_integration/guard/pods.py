@@ -17,7 +17,7 @@ from proxy.protocol import names
 
 from ..contract import job_names
 from ..contract.kinds import CONTAINER_NODE
-from ..doctor import probe
+from ..manifests import criu_probe
 from ..manifests.pod import AGENT_VOLUME, INSTALL, LAUNCHER, LAUNCHER_CAPABILITIES, SIDECAR
 from ..spec.validation import VOLUME_PREFIX
 from .cel import literal
@@ -100,8 +100,8 @@ VARIABLES: dict[str, str] = {
     "strong": f"variables.every.filter(c, {_ADDED}.exists(a, !(a in {literal(ORDINARY)})))",
     "launchers": f"variables.spec.containers.filter(c, {_named(*TRAINERS)} && {_starts(LAUNCHER)} && !({_HOOKS})"
     f" && {_mounts(_ITS_PLACE)})",
-    "probes": f"variables.spec.containers.filter(c, {_named(probe.CRIU)} && {_OURS}"
-    f" && c.?command.orValue([]) == {literal(probe.COMMAND)}"
+    "probes": f"variables.spec.containers.filter(c, {_named(criu_probe.CRIU)} && {_OURS}"
+    f" && c.?command.orValue([]) == {literal(criu_probe.COMMAND)}"
     f" && !(has(c.args) || has(c.envFrom) || {_HOOKS}) && !{_env(_LOADED)} && !{_mounts(_NO_SECRET)})",
     "installed": f"variables.inits.exists(c, {_named(job_names.CONTAINER_INSTALL)})",
 }

@@ -17,7 +17,8 @@ from ..contract import job_names
 from ..kube.resources import Object
 from ..spec import pod_override, save_interval
 from ..spec.platform_config import PlatformConfig
-from ..spec.train_spec import TrainSpec, validate
+from ..spec.train_spec import TrainSpec
+from ..spec.validate import validate
 from . import checkpoint_disk, pod_placement
 from .pod import file_keys, files_name, pod_spec
 

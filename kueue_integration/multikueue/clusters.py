@@ -15,8 +15,8 @@ from ..contract import job_names
 from ..contract.kinds import JOB_NAME_LABEL
 from ..controller import views
 from ..controller.copies import Copies
-from ..controller.fit.nodes import Machines
 from ..controller.informer import Informer
+from ..controller.machines.nodes import Machines
 from ..errors import KubeError, NotFound, PlatformError
 from ..kube.api import Kube
 from ..kube.client import connect_to

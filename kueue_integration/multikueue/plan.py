@@ -15,11 +15,10 @@ from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, RequestStatus
 
 from ..contract import job_names
-from ..controller import attempt_history, fence, views
+from ..controller import attempt_history, checkpoint_fit, fence, views
 from ..controller.actions import Annotations, AnswerReady, RequestReadmission
 from ..controller.errors import BadAnnotationError
-from ..controller.fit import checkpoint_fit
-from ..controller.fit.machines import MachinesOf, unknown
+from ..controller.machines import MachinesOf, unknown
 from ..controller.snapshot import Job, Pod, Preemption, Workload, required
 from ..kube.resources import Object, annotation, label
 from ..requests import user_requests

@@ -1,4 +1,4 @@
-"""`TrainSpec`: everything a user says about a training job. Plain data; `validate` checks it without any I/O."""
+"""`TrainSpec`: everything a user says about a training job. Plain data; `spec.validate` checks it without any I/O."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxy.protocol import decode, names
 
 from ..errors import SpecError
 from . import engine
-
-if TYPE_CHECKING:
-    from .platform_config import PlatformConfig
 
 _INTEGERS = (
     "workers", "min_workers", "world_size", "checkpoint_budget_s", "grace_period_s", "infrastructure_retries",
@@ -124,25 +121,6 @@ class TrainSpec:
     def fewest_workers(self) -> int:
         """`min_workers` after the default."""
         return self.workers if self.min_workers is None else self.min_workers
-
-    def validated(self, platform: PlatformConfig | None = None) -> TrainSpec:
-        """This spec, if it is valid. Raises SpecError with every problem."""
-        validate(self, platform)
-        return self
-
-
-def validate(spec: TrainSpec, platform: PlatformConfig | None = None) -> None:
-    """Raise SpecError listing every problem of `spec` by field, with value and fix; no I/O.
-
-    Without `platform` the rules that depend on its defaults (image, store, budget ceiling) are left out.
-    """
-    from . import pod_override, pod_placement, validation  # the rules know the dataclass, not the other way round
-
-    found = [
-        *validation.problems(spec, platform), *pod_placement.problems(spec), *pod_override.problems(spec, platform),
-    ]  # fmt: skip
-    if found:
-        raise SpecError(found)
 
 
 def from_mapping(data: Mapping[str, Any]) -> TrainSpec:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kueue_integration.controller.fit.checkpoint_fit import CPUID
+from kueue_integration.controller.checkpoint_fit import CPUID
 from proxy.protocol import cpu
 
 from ..config import ClusterConfig, Node

@@ -5,12 +5,16 @@
 `boundary`       hot path: one store and one load per optimizer step; blocking at the barrier
 `membership`     which process is a rank of the job, and which stands aside
 `cut`            what every rank has issued, compared where step boundaries do not answer a stop
-`comm`           replaceable backends below the stock ProcessGroup
+`comm`           puts replaceable backends below the stock ProcessGroup
+`swap_backend`   such a backend
+`groups`         all that the script has made: dropped together, and made again
 `store`          replaceable rendezvous store, with what the script keeps in it
 `gate`           what may begin, and what is under way: operations come from several threads
 `work`           handles of asynchronous collectives that do not keep sockets open
 `freeze`         what happens between "every rank is here" and "go on, possibly on another machine"
 `train_host`     state engine: the steps of `singularity_train` are the boundaries, and it saves the rank
+`resume_order`   the launcher's order to go on, and where the ranks meet
+`gpu_names`      UUIDs of the GPUs, also of those that have taken another's place
 `guard`          where errors of the agent itself end
 `fork`           forked children give up the communication sockets they inherit
 

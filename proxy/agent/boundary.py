@@ -20,6 +20,8 @@ from typing import Any
 
 from ..protocol import cut, names, page
 from . import gate, guard, work
+from .cut import Talk
+from .store import stores
 
 POLL_S = 0.001
 """How often a rank that waits at a boundary looks at the page."""
@@ -144,7 +146,6 @@ class Boundary:
         if self._words is not None:
             self._words[self._at + page.R_BLOCKED] = 0
 
-
     def lead_by_loop(self, count: int, freeze: Freeze) -> None:
         """From here on the boundaries are those of a loop that has made `count` steps."""
         self.in_loop, self.count, self._freeze = True, count, freeze
@@ -266,9 +267,7 @@ class Boundary:
                 self._stop(self.frozen_for)
             except Exception as error:
                 failed = error
-        from . import freeze
-
-        freeze.end(self, failed or RuntimeError("no reason"))
+        guard.end_process(self.rank, self.rank_dir, failed or RuntimeError("no reason"))
 
     # --- step boundaries ------------------------------------------------------------------------------------------
     def _at_boundary(self) -> None:
@@ -411,9 +410,6 @@ class Boundary:
         return cut.may_pass(channel, self._talk.behind_on(), own)
 
     def _open_talk(self, words: memoryview) -> Any:
-        from .cut import Talk
-        from .store import stores
-
         if self._talk is None:
             world = words[page.W_WORLD]
             store = stores[-1].inner if stores else None

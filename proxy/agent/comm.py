@@ -1,7 +1,8 @@
 """Communication that can be dropped and rebuilt while the program keeps its ProcessGroup objects.
 
-DDP's reducer, DeviceMesh and the script all hold stock ProcessGroups. Inside them sits `SwapBackend`, whose real
-backend can be thrown away and made again; below the stock PrefixStores sits `store.ProxyStore`.
+DDP's reducer, DeviceMesh and the script all hold stock ProcessGroups. Inside them sits `swap_backend.SwapBackend`,
+whose real backend can be thrown away and made again; below the stock PrefixStores sits `store.ProxyStore`. This module
+puts both in their places. `groups` knows the backends that were made.
 Measured with torch 2.15, gloo; destroying the backend object is the only thing that closes gloo's sockets.
 """
 
@@ -9,193 +10,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 from ..protocol import names
-from . import fork, gate, guard, membership, shared_device, store, work
-from .store import stores
+from . import fork, gate, groups, guard, membership, resume_order, shared_device, store, work
+from .swap_backend import make_backend_class
 
-_COLLECTIVES = [
-    "broadcast",
-    "allreduce",
-    "allreduce_sparse",
-    "allreduce_coalesced",
-    "reduce",
-    "allgather",
-    "all_gather_single",
-    "allgather_coalesced",
-    "all_gather_single_coalesced",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "all_to_all_single",
-    "alltoall",
-    "barrier",
-]
-_POINT_TO_POINT = {"send": (0, 1), "recv": (1, 0)}
-"""Does the peer, or do we, receive: order of (we, peer) in the channel's name."""
-_FORWARDED = [
-    "set_timeout",
-    "_set_sequence_number_for_group",
-    "_get_sequence_number_for_group",
-    "_enable_collectives_timing",
-    "eager_connect_single_device",
-    "abort",
-    "shutdown",
-    "supports_tensor_alloc",
-    "allocate_tensor",
-    "get_error",
-]
 _C10D = "torch._C._distributed_c10d"
 SWAPPED = ("GLOO", "NCCL")
-
-# Strong references: a Python subclass of a pybind class loses its overrides when only C++ still holds it.
-backends: list[Any] = []
-epoch = 0
-"""How often the script has destroyed all its groups."""
-
-
-def _forward(name: str) -> Any:
-    """A method that calls the one of the same name of `self.inner`."""
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        gate.enter("", place=False)
-        try:
-            return getattr(self.inner, name)(*args, **kwargs)
-        finally:
-            gate.leave()
-
-    method.__name__ = name
-    return method
-
-
-def _read(name: str) -> Any:
-    def value(self: Any) -> Any:
-        gate.enter("", place=False)
-        try:
-            return getattr(self.inner, name)
-        finally:
-            gate.leave()
-
-    return value
-
-
-def _collective(name: str, swap_work: Any) -> Any:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        gate.enter(self.channel, free=self.coalescing)
-        try:
-            started = getattr(self.inner, name)(*args, **kwargs)
-        finally:
-            gate.leave()
-        return work.handle(started, swap_work)
-
-    method.__name__ = name
-    return method
-
-
-def _point_to_point(name: str, order: tuple[int, int], swap_work: Any) -> Any:
-    def method(self: Any, tensors: Any, peer: int, tag: int) -> Any:
-        gate.enter(_message(self, peer, order), free=self.coalescing)
-        try:
-            started = getattr(self.inner, name)(tensors, peer, tag)
-        finally:
-            gate.leave()
-        return work.handle(started, swap_work, message=True)
-
-    method.__name__ = name
-    return method
-
-
-def _message(backend: Any, peer: int, order: tuple[int, int]) -> str:
-    """Name of the channel of messages between us and `peer`, a rank within the group."""
-    try:
-        both = (backend.own, peer)
-        ends = (both[order[0]], both[order[1]])
-        channel = backend.messages.get(ends)
-        if channel is None:
-            channel = backend.messages[ends] = f"{backend.channel}:{ends[0]}>{ends[1]}"
-            gate.known(channel, tuple(backend.ranks[end] for end in ends))
-        return str(channel)
-    except Exception as error:
-        guard.took(error, "before a message of the script")
-        return ""
-
-
-def make_backend_class(base: Any, swap_work: Any, source_work: Any) -> Any:
-    """SwapBackend, a subclass of torch's C++ Backend; its collectives return `swap_work`."""
-
-    class SwapBackend(base):  # type: ignore[misc]
-        def __init__(self, make: Any, inner: Any, rank: int, ranks: Sequence[int], name: str, channel: str) -> None:
-            super().__init__(rank, len(ranks))
-            self.make = make
-            self.inner = inner
-            self.built_for = 0
-            self.own = rank
-            self.ranks = ranks
-            """Global ranks."""
-            self._label = name
-            self.channel = channel
-            self.messages: dict[tuple[int, int], str] = {}
-            """(from, to), both ranks within the group -> channel."""
-            self.coalescing = False
-            """Between start and end of operations that are issued as one, and only then are under way."""
-
-        def name(self) -> str:
-            return self._label
-
-        def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> Any:
-            gate.enter(self.channel)
-            try:
-                return self.inner.monitored_barrier(options.timeout, wait_all_ranks)
-            finally:
-                gate.leave()
-
-        def recv_anysource(self, tensors: Any, tag: int) -> Any:
-            # The sender is known only when the receive has ended. So it belongs between two stops, and to no channel.
-            gate.enter("", place=False)
-            try:
-                started = self.inner.recv_anysource(tensors, tag)
-            finally:
-                gate.leave()
-            return work.handle(started, source_work)
-
-        def start_coalescing(self) -> None:
-            gate.enter("", opens=True)  # until the end: no stop comes between
-            try:
-                self.inner._start_coalescing()
-            except BaseException:
-                gate.leave(closes=True)
-                raise
-            self.coalescing = True
-
-        def end_coalescing(self) -> Any:
-            self.coalescing = False
-            try:
-                started = self.inner._end_coalescing()
-            finally:
-                gate.leave(closes=True)
-            return work.handle(started, swap_work, message=True)
-
-        @property
-        def supports_splitting(self) -> bool:
-            return False
-
-        options = property(_read("options"))
-        supports_coalescing = property(_read("supports_coalescing"))
-
-    for name in _COLLECTIVES:
-        if hasattr(base, name):
-            setattr(SwapBackend, name, _collective(name, swap_work))
-    for name, order in _POINT_TO_POINT.items():
-        setattr(SwapBackend, name, _point_to_point(name, order, swap_work))
-    for name in _FORWARDED:
-        if hasattr(base, name):
-            setattr(SwapBackend, name, _forward(name))
-    return SwapBackend
 
 
 def install(module: ModuleType) -> None:
@@ -208,7 +31,7 @@ def install(module: ModuleType) -> None:
         _refuse(module)
         return
     c10d: Any = sys.modules[_C10D]
-    proxy_store = store.make_store_class(c10d.Store)
+    proxy_store = store.make_store_class(c10d.Store, membership.broke)
     swap_work = work.make_work_class(c10d.Work)
     source_work = work.make_source_class(c10d.Work, lambda: sys.modules["torch"].futures.Future())
     swap_backend = make_backend_class(c10d.Backend, swap_work, source_work)
@@ -261,8 +84,6 @@ def _wrap_rendezvous(module: Any, proxy_store: Any) -> None:
 
 def _claims(rank: int, world_size: int) -> bool:
     """Whether this process is a rank, which is about to meet the others."""
-    from . import freeze  # which needs us
-
     try:
         problem = membership.stranger(rank, world_size)
     except (OSError, ValueError, KeyError):  # `claim` says so, too, and what becomes of it
@@ -271,7 +92,7 @@ def _claims(rank: int, world_size: int) -> bool:
         membership.stand_aside(problem)
         return False
     membership.claim()
-    freeze.adopt_address()
+    resume_order.adopt_address()
     return True
 
 
@@ -315,8 +136,9 @@ def _wrap_registration(module: Any, swap_backend: Any) -> None:
             finally:
                 gate.leave()
             try:
-                backends.append(swap_backend(make, inner, options.group_rank, ranks, label, channel))
-                return backends[-1]
+                swapped = swap_backend(make, inner, options.group_rank, ranks, label, channel)
+                groups.backends.append(swapped)
+                return swapped
             except Exception as error:
                 membership.broke(error, "after a group of the script was made")
                 return inner
@@ -354,7 +176,7 @@ def _place(options: Any, name: str) -> tuple[str, tuple[int, ...]]:
     try:
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))  # none are named for the world
         group = f"{options.group_id}/{name}"
-        same = sum(backend.channel.startswith(f"{group}/") for backend in backends)
+        same = sum(backend.channel.startswith(f"{group}/") for backend in groups.backends)
         gate.known(f"{group}/{same}", ranks)
         return f"{group}/{same}", ranks
     except Exception as error:
@@ -397,40 +219,9 @@ def _wrap_destroy(module: Any) -> None:
         stock(group)
         if everything:  # our strong references must not keep sockets open that the script has done with
             try:
-                forget()
+                groups.forget()
             except Exception as error:
                 guard.took(error, "after the script has destroyed its groups")
 
     destroy_process_group.__doc__ = stock.__doc__
     module.destroy_process_group = destroy_process_group
-
-
-def forget() -> None:
-    """The script has destroyed all its groups."""
-    global epoch
-    epoch += 1
-    for backend in backends:
-        backend.inner = None
-    for known in stores:
-        known.inner = None
-    backends.clear()
-    stores.clear()
-    gate.forget()
-    shared_device.close()
-
-
-def drop() -> None:
-    """Let go of every backend. Nothing is under way. The caller collects garbage."""
-    for backend in backends:
-        backend.inner = None
-    shared_device.close()
-
-
-def rebuild(generation: int) -> None:
-    """Make every backend again, in the order of their creation. The store is there already. After an error those that
-    were made stay; to be called again then."""
-    for backend in backends:
-        if backend.built_for != generation:
-            backend.inner = None
-            backend.inner = backend.make(generation)
-            backend.built_for = generation

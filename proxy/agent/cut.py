@@ -9,7 +9,7 @@ import contextlib
 from typing import Any
 
 from ..protocol import cut
-from . import comm, fork, gate
+from . import fork, gate, groups
 from .store import OURS
 
 PREFIX = f"{OURS}cut"
@@ -41,7 +41,7 @@ class Talk:
 
     def publish(self, count: int, waiting: bool) -> None:
         """All that this rank has issued; `waiting`: the leading thread is at a place where it can stop."""
-        entry = cut.Entry(comm.epoch, waiting, count, gate.channels())
+        entry = cut.Entry(groups.epoch, waiting, count, gate.channels())
         if entry != self._entries.get(self._rank):
             self._entries[self._rank] = entry
             if self._store is not None:

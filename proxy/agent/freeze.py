@@ -20,21 +20,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 from ..protocol import names, page
-from . import comm, fork, gate, guard, store, work
+from . import fork, gate, gpu_names, groups, guard, resume_order, store, work
+from .boundary import Boundary
 from .guard import write_json
-
-if TYPE_CHECKING:
-    from .boundary import Boundary
 
 POLL_S = 0.01
 LET_END_S = 5.0
@@ -42,16 +38,12 @@ LET_END_S = 5.0
 rank has refused the stop. An operation that the ranks have agreed on may not even have left its thread then."""
 TRIES = 3
 """Number of tries to rebuild communication, unless an error of torch ends them before."""
-END_CODE = 1
-"""Of a process that cannot go on with the others; with the file `names.LOST_PEER_FILE` the launcher knows why."""
-_moves: dict[str, str] = {}
-"""UUID of a GPU that torch saw first -> of the one in whose place it is by now."""
 _devices: list[str] = []
 _seconds = 0.0
 """Duration of the last meeting with the other ranks."""
 
 
-Step = Callable[["Boundary"], None]
+Step = Callable[[Boundary], None]
 
 
 def freeze(boundary: Boundary, generation: int) -> None:
@@ -113,7 +105,7 @@ def _quiet(boundary: Boundary) -> None:
     _devices.clear()
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
-        _devices.extend(used_devices(torch.cuda))
+        _devices.extend(gpu_names.used_devices(torch.cuda))
 
 
 def _finish(boundary: Boundary) -> None:
@@ -136,7 +128,7 @@ def _finish(boundary: Boundary) -> None:
 
 
 def _let_go(boundary: Boundary) -> None:
-    comm.drop()
+    groups.drop()
     store.drop(boundary.rank, boundary.frozen_for)
 
 
@@ -188,51 +180,10 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def used_devices(cuda: Any) -> list[str]:
-    """UUIDs of the GPUs that this process has memory on, or is set to."""
-    numbers = {n for n in range(cuda.device_count()) if cuda.memory_reserved(n)} | {cuda.current_device()}
-    return [uuid(cuda, n) for n in sorted(numbers)]
-
-
-def uuid(cuda: Any, number: int) -> str:
-    """UUID of the GPU that this process calls `number`, wherever it is by now."""
-    found = f"GPU-{cuda.get_device_properties(number).uuid}"
-    return _moves.get(found, found)
-
-
-def _moved(devices: dict[str, Any]) -> None:
-    """`devices`: UUID of a GPU -> of the one that has taken its place."""
-    new = {str(old): str(target) for old, target in devices.items()}
-    known = {first: new.get(now, now) for first, now in _moves.items()}
-    seen_first = {old: target for old, target in new.items() if old not in _moves.values()}
-    _moves.clear()
-    _moves.update(seen_first | known)
-
-
-def adopt_address() -> None:
-    """Before the first rendezvous: the job may have moved since this process was started, and the others with it."""
-    try:
-        order = json.loads((Path(os.environ[names.ENV_RANK_DIR]) / names.RESUME_FILE).read_text())
-    except FileNotFoundError:
-        return
-    _name(str(order["master_addr"]), int(order["master_port"]))
-
-
-def _name(address: str, port: int) -> None:
-    """Set where the ranks meet, if the script got such variables at its start: a plain command of one rank did not."""
-    if "MASTER_ADDR" in os.environ:
-        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
-
-
 def _order(boundary: Boundary) -> dict[str, Any] | None:
     """The order to go on after the stop that the rank is frozen for; an older one may lie there still."""
-    try:
-        order = json.loads((boundary.rank_dir / names.RESUME_FILE).read_text())
-        if order["generation"] >= boundary.frozen_for:
-            return dict(order)
-    except FileNotFoundError:
-        pass
-    return None
+    order = resume_order.read(boundary.rank_dir)
+    return order if order is not None and order["generation"] >= boundary.frozen_for else None
 
 
 def _wait(boundary: Boundary) -> None:
@@ -257,7 +208,7 @@ def _meet(boundary: Boundary, generation: int) -> None:
     """Set up communication again. Does not return if that is impossible."""
     error = _tried(lambda: _rebuild(boundary, generation), torch_is_final=True)
     if error is not None:
-        end(boundary, error)
+        guard.end_process(boundary.rank, boundary.rank_dir, error)
 
 
 def _resume(boundary: Boundary, generation: int) -> None:
@@ -297,26 +248,15 @@ def _rebuild(boundary: Boundary, generation: int) -> None:
     order = boundary.order
     address, port = str(order["master_addr"]), int(order["master_port"])
     os.environ.update({str(k): str(v) for k, v in order.get("env", {}).items()})
-    _name(address, port)
+    resume_order.meet_at(address, port)
     if order.get("devices"):
-        _moved(order.pop("devices"))
-    if store.stores or comm.backends:
+        gpu_names.moved(order.pop("devices"))
+    if store.stores or groups.backends:
         if store.dropped_for != generation:  # it failed before
             store.drop(boundary.rank, generation)
         before = fork.seen()
         store.rebuild(sys.modules["torch._C._distributed_c10d"].TCPStore, generation, boundary.rank, address, port)
         fork.communication(before)
-        comm.rebuild(generation)
+        groups.rebuild(generation)
         guard.report(f"rank {boundary.rank} meets the others at {address}:{port}")
     _seconds = time.monotonic() - started
-
-
-def end(boundary: Boundary, error: BaseException) -> NoReturn:
-    """This rank cannot go on with the others: the process ends, so that the attempt is lost and not the job."""
-    text = f"rank {boundary.rank} cannot meet the others again: {type(error).__name__}: {error}"
-    guard.report(f"{text}. The process ends: the job goes on from its last checkpoint")
-    try:
-        (boundary.rank_dir / names.LOST_PEER_FILE).write_text(text[:1000])
-    except BaseException:
-        os.kill(os.getpid(), signal.SIGKILL)  # an exit code that the job is not failed for
-    os._exit(END_CODE)

@@ -7,7 +7,7 @@ request it holds from now on, because the agent may have lost count of what it h
 checkpoint at once.
 
 Errors of the script's own operations do not come here. They surface where the script waits for the operation. An error
-after communication was dropped cannot be passed over: see `freeze`.
+after communication was dropped cannot be passed over: see `freeze` and `end_process`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ import struct
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from ..protocol import names
+
+END_CODE = 1
+"""Of a process that cannot go on with the others; with the file `names.LOST_PEER_FILE` the launcher knows why."""
 MOST_REPORTS = 20
 """Lines on the rank's stderr, however often something goes wrong."""
 _WORD = struct.Struct("=q")
@@ -80,6 +84,17 @@ def from_a_handler(error: BaseException) -> bool:
 
 
 _FOLDER = str(Path(__file__).parent) + os.sep
+
+
+def end_process(rank: int, rank_dir: Path, error: BaseException) -> NoReturn:
+    """This rank cannot go on with the others: the process ends, so that the attempt is lost and not the job."""
+    text = f"rank {rank} cannot meet the others again: {type(error).__name__}: {error}"
+    report(f"{text}. The process ends: the job goes on from its last checkpoint")
+    try:
+        (rank_dir / names.LOST_PEER_FILE).write_text(text[:1000])
+    except BaseException:
+        os.kill(os.getpid(), signal.SIGKILL)  # an exit code that the job is not failed for
+    os._exit(END_CODE)
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from ..protocol import names, page
-from . import gate, guard, lost
+from . import freeze, gate, guard, lost
 from .boundary import NEVER, Boundary, Freeze, NoRank
 
 _UNSAFE = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous")
@@ -42,8 +42,6 @@ def claim() -> Boundary | None:
     global _boundary, _off, _step
     if _boundary is not None or _off:
         return _boundary
-    from . import freeze
-
     boundary: Boundary | None = None
     try:
         boundary = Boundary(Path(os.environ[names.ENV_RANK_DIR]), _rank(), freeze.freeze)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..protocol import names
-from . import freeze, guard
+from . import gpu_names, guard
 from .store import OURS
 
 EXCLUSIVE = ("NCCL",)
@@ -21,7 +21,7 @@ EXCLUSIVE = ("NCCL",)
 PREFIX = f"{OURS}device"
 
 parts: list[Any] = []
-"""Backends of groups that share devices; strong references, see `comm`."""
+"""Backends of groups that share devices; strong references, see `groups`."""
 _told: set[tuple[int, ...]] = set()
 
 
@@ -44,10 +44,10 @@ def own_device(options: Any) -> str:
         return ""
     bound = getattr(getattr(options, "process_group", None), "bound_device_id", None)
     if bound is not None and bound.index is not None:
-        return freeze.uuid(cuda, bound.index)
+        return gpu_names.uuid(cuda, bound.index)
     local = os.environ.get("LOCAL_RANK")
     ranks = list(options.global_ranks_in_group)
-    return freeze.uuid(cuda, int(local or (ranks or range(options.group_size))[options.group_rank]) % count)
+    return gpu_names.uuid(cuda, int(local or (ranks or range(options.group_size))[options.group_rank]) % count)
 
 
 def exchange(store: Any, rank: int, size: int, own: str) -> list[str]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
-from . import fork, gate, guard, membership
+from . import fork, gate, guard
 
 OURS: Final = "singularity.dev/"
 """In all keys of the agent. They belong to one life of the store and are not kept."""
@@ -81,8 +82,11 @@ def _wait_beside(store: Any, *args: Any) -> None:
         guard.took(error, "while a thread of the script waits for the store")
 
 
-def make_store_class(base: Any) -> Any:
-    """ProxyStore, a subclass of torch's Store."""
+def make_store_class(base: Any, broke: Callable[[Exception, str], None]) -> Any:
+    """ProxyStore, a subclass of torch's Store.
+
+    :param broke: gets an error after which a store of the script's is out of our hands, and what was being done
+    """
 
     class ProxyStore(base):  # type: ignore[misc]
         def __init__(self, inner: Any, world_size: int) -> None:
@@ -106,7 +110,7 @@ def make_store_class(base: Any) -> Any:
             try:
                 return ProxyStore(inner, self.world_size)
             except Exception as error:
-                membership.broke(error, "after the script has cloned its store")
+                broke(error, "after the script has cloned its store")
                 return inner
 
         @property

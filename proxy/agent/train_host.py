@@ -145,7 +145,7 @@ class BesideHost(PodHost):
 
 
 bring = state_parts.bring
-"""`singularity_train.host.bring_of_environment`."""
+"""`singularity_train.environment.bring_of_environment`."""
 
 
 def start() -> Path | None:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
-from ..host import bring_of_environment
+from ..environment import bring_of_environment
 from . import match
 from .errors import ArgumentError, StateStorageError, UnsavableError
 from .folder import Folder

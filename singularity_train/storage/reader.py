@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from ..host import Bring
+from ..environment import Bring
 from . import memory, needs, plain
 from .blocks import BLOCK, Blob, runs
 from .errors import DamagedError

@@ -274,7 +274,7 @@ class Faults:
         kubeconfig = self._kubeconfig_of_controller(folder)
         ports = [_free_port(), _free_port()]
         command = [
-            *(sys.executable, "-m", "kueue_integration.controller", "--identity", identity),
+            *(sys.executable, "-m", "kueue_integration.serve", "--identity", identity),
             *("--kubeconfig", str(kubeconfig), "--secret-dir", str(folder)),
             *("--namespace", job_names.SYSTEM_NAMESPACE, "--api-port", str(ports[0]), "--health-port", str(ports[1])),
         ]

@@ -10,8 +10,8 @@ from typing import Any
 from kueue_integration.contract import job_names
 from kueue_integration.controller import decide as decide_module
 from kueue_integration.controller.actions import Decision
-from kueue_integration.controller.fit.machines import MachinesOf, unknown
 from kueue_integration.controller.hold import Settings
+from kueue_integration.controller.machines import MachinesOf, unknown
 from kueue_integration.controller.snapshot import Snapshot, Surroundings, Workload
 from kueue_integration.kube import server_time
 from kueue_integration.kube.resources import KUEUE_JOB_UID_LABEL

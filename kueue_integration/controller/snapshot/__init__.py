@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from proxy.protocol.messages import Preemptor
 
 from ...kube.resources import Object
-from ..fit.machines import MachinesOf, unknown
+from ..machines import MachinesOf, unknown
 from .job import Job
 from .pods import Pod, ends_of, of_attempt, ranks_ended, roster_text
 from .unreadable import UnreadableAnnotation, readable_or, required

@@ -24,9 +24,10 @@ from overview_scene import NOW, cluster_queue, local_queue, planner_event, recor
 from airflow_provider import compat, memory
 from airflow_provider.identity import ANN_TASK, DEPLOYMENT, Claim, TaskKey, Try
 from airflow_provider.operators import SingularityTrainOperator
-from airflow_provider.plugin import STATIC, SingularityPlugin, cluster_api, cluster_looks
+from airflow_provider.plugin import SingularityPlugin, cluster_api, cluster_looks
 from airflow_provider.plugin.app import app
 from airflow_provider.plugin.cluster_looks import Looks
+from airflow_provider.plugin.static_files import STATIC
 from kueue_integration.errors import Forbidden, Unreachable
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.fake import FakeKube

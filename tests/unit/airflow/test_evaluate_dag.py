@@ -17,7 +17,7 @@ from torch_nursery import Nursery
 from airflow_provider.identity import Claim, TaskKey, Try, job_name
 from airflow_provider.submission import build_spec
 from kueue_integration.jobs.export import Exported
-from kueue_integration.spec.train_spec import validate
+from kueue_integration.spec.validate import validate
 
 ROOT = Path(__file__).parents[3]
 DAGS = ROOT / "dags"

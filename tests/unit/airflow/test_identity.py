@@ -118,7 +118,8 @@ def test_a_new_generation_has_a_name_and_an_identity_of_its_own() -> None:
 
 @given(prefix=st.text(max_size=80), dag=st.text(max_size=250), index=st.integers(-1, 10_000))
 def test_job_names_are_dns_labels_that_kueue_integration_accepts(prefix: str, dag: str, index: int) -> None:
-    from kueue_integration.spec.train_spec import TrainSpec, validate
+    from kueue_integration.spec.train_spec import TrainSpec
+    from kueue_integration.spec.validate import validate
 
     key = TaskKey(dag, "manual__2026-01-01T00:00:00+00:00", "t", index)
     claim = Claim(key, 0, FIRST, "ns", job_name(prefix, key, 0))

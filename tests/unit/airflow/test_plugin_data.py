@@ -19,7 +19,8 @@ from airflow_provider import memory
 from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
 from airflow_provider.lineage import condensed, goodput
 from airflow_provider.lineage import moves as document_moves
-from airflow_provider.plugin import STATIC, SingularityPlugin, actions, data, listing
+from airflow_provider.plugin import SingularityPlugin, actions, data, listing
+from airflow_provider.plugin.static_files import STATIC
 from kueue_integration.cli import trace_svg
 from kueue_integration.contract import job_names
 from kueue_integration.contract.attempt_phases import AttemptPhases

@@ -45,7 +45,7 @@ def test_the_dag_can_be_serialised_for_the_scheduler(quickstart: ModuleType) -> 
 def test_rendered_parameters_make_a_valid_spec(quickstart: ModuleType) -> None:
     from airflow_provider.identity import Claim, TaskKey, Try, job_name
     from airflow_provider.submission import build_spec
-    from kueue_integration.spec.train_spec import validate
+    from kueue_integration.spec.validate import validate
 
     train = quickstart.dag.task_dict["train"].prepare_for_execution()
     params = quickstart.dag.params.dump()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from kueue_integration.spec.train_spec import validate
+from kueue_integration.spec.validate import validate
 from localcluster import cli
 from localcluster.demo import main, report, state
 from localcluster.demo.compare import Comparison

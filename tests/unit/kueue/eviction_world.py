@@ -17,10 +17,10 @@ from controller_scene import CHECK, NS, T0
 from kueue_integration.contract import attempt_records, job_names
 from kueue_integration.controller import apply, views
 from kueue_integration.controller.errors import RefusedError
-from kueue_integration.controller.fit.nodes import Machines
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.lease import LeaseKeeper
 from kueue_integration.controller.look import Looks
+from kueue_integration.controller.machines.nodes import Machines
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.reconciler import Reconciler, Task
 from kueue_integration.controller.sidecar_api import reports

@@ -13,7 +13,7 @@ from kueue_integration.errors import SpecError
 from kueue_integration.manifests.checkpoint_disk import FILES
 from kueue_integration.manifests.job_manifests import render
 from kueue_integration.spec.platform_config import PlatformConfig
-from kueue_integration.spec.train_spec import validate
+from kueue_integration.spec.validate import validate
 from proxy.protocol import names
 
 GIB = 2**30

@@ -10,10 +10,10 @@ from controller_scene import T0
 
 from kueue_integration.cli import tables
 from kueue_integration.contract import attempt_records, job_names
+from kueue_integration.controller import checkpoint_fit
 from kueue_integration.controller.actions import AnswerReady, RequestReadmission
 from kueue_integration.controller.errors import RefusedError
-from kueue_integration.controller.fit import checkpoint_fit
-from kueue_integration.controller.fit.machines import FlavorMachines
+from kueue_integration.controller.machines import FlavorMachines
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.snapshot import Job, Workload
 from kueue_integration.jobs.status import newest_usable, summarise

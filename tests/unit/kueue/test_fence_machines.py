@@ -9,14 +9,13 @@ import pytest
 from controller_scene import T0
 
 from kueue_integration.contract import attempt_records, job_names
-from kueue_integration.controller import reshape
+from kueue_integration.controller import checkpoint_fit, reshape
 from kueue_integration.controller.actions import AnswerReady, PatchWorkload, RequestReadmission, Reshape, Wait
+from kueue_integration.controller.checkpoint_fit import ARCHITECTURE, CPUID
 from kueue_integration.controller.errors import RefusedError
-from kueue_integration.controller.fit import checkpoint_fit
-from kueue_integration.controller.fit.checkpoint_fit import ARCHITECTURE, CPUID
-from kueue_integration.controller.fit.machines import FlavorMachines
-from kueue_integration.controller.fit.nodes import KEPT_S, Machines
 from kueue_integration.controller.hold import Settings
+from kueue_integration.controller.machines import FlavorMachines
+from kueue_integration.controller.machines.nodes import KEPT_S, Machines
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.reconciler import Reconciler, Task
 from kueue_integration.controller.sidecar_api import reports

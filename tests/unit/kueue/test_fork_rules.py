@@ -12,9 +12,9 @@ from controller_scene import NS, T0
 from kueue_integration.contract import attempt_records, branches, job_names
 from kueue_integration.controller import origins
 from kueue_integration.controller.actions import AnswerReady, BeginFrom, Wait
-from kueue_integration.controller.fit.machines import unknown
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.look import Looks
+from kueue_integration.controller.machines import unknown
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.snapshot import Job

@@ -16,7 +16,6 @@ from controller_scene import CHECK, NS
 
 from kueue_integration.contract import job_names
 from kueue_integration.controller import installed
-from kueue_integration.controller.__main__ import unhealthy
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.informer import Informer
 from kueue_integration.controller.lease import LeaseKeeper
@@ -27,6 +26,7 @@ from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.interning import MAX_STRINGS
 from kueue_integration.kube.resources import ADMISSION_CHECK, JOB, LEASE, WORKLOAD
+from kueue_integration.serve import unhealthy
 from proxy.protocol import names
 
 LEASE_S = 3

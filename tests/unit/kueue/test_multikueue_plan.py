@@ -11,8 +11,8 @@ from controller_scene import CHECK, T0, at, condition, pod
 
 from kueue_integration.cli import tables
 from kueue_integration.contract import attempt_records, job_names
-from kueue_integration.controller.fit.checkpoint_fit import ARCHITECTURE, CPUID, LONGEST_PAUSE_S
-from kueue_integration.controller.fit.machines import FlavorMachines
+from kueue_integration.controller.checkpoint_fit import ARCHITECTURE, CPUID, LONGEST_PAUSE_S
+from kueue_integration.controller.machines import FlavorMachines
 from kueue_integration.jobs.status import summarise
 from kueue_integration.multikueue import plan
 from kueue_integration.multikueue.plan import Back, Drop, End, Grant, Hand, Record, Say, Site

@@ -15,7 +15,7 @@ from controller_scene import CHECK, NS, pod
 from test_multikueue_plan import NAME, copy, local, ran, there
 
 from kueue_integration.contract import attempt_records, job_names
-from kueue_integration.controller.fit.checkpoint_fit import ARCHITECTURE, CPUID
+from kueue_integration.controller.checkpoint_fit import ARCHITECTURE, CPUID
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.errors import Conflict, PlatformError, Unreachable
 from kueue_integration.kube.client import connect_to

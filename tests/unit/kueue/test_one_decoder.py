@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 MAY_PARSE = {
     "proxy/protocol/decode.py": "it is the decoder",
     "proxy/protocol/cut.py": "ranks of one job tell each other, through a store of their own",
-    "proxy/agent/freeze.py": "in the rank: what its launcher has written for it",
+    "proxy/agent/resume_order.py": "in the rank: what its launcher has written for it",
     "proxy/launcher/ranks/slot.py": "answers of our own helper, over a pipe that ranks do not have",
     "proxy/launcher/ranks/slot_init.py": "orders of our own launcher, over that pipe",
     "proxy/launcher/device/facts.py": "what a program of ours prints",

@@ -10,7 +10,8 @@ from kueue_samples import PLATFORM, spec
 from kueue_integration.contract import job_names
 from kueue_integration.errors import SpecError
 from kueue_integration.manifests.job_manifests import render
-from kueue_integration.spec.train_spec import from_mapping, validate
+from kueue_integration.spec.train_spec import from_mapping
+from kueue_integration.spec.validate import validate
 from proxy.protocol import names
 
 

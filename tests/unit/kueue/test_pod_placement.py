@@ -17,7 +17,8 @@ from kueue_integration.kube.resources import NAMESPACE
 from kueue_integration.manifests import live_job
 from kueue_integration.manifests.job_manifests import render
 from kueue_integration.multikueue import companions
-from kueue_integration.spec.train_spec import TrainSpec, from_mapping, validate
+from kueue_integration.spec.train_spec import TrainSpec, from_mapping
+from kueue_integration.spec.validate import validate
 from proxy.protocol import names
 from proxy.protocol.messages import Origin
 

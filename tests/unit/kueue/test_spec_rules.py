@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from kueue_samples import PLATFORM, spec
 
 from kueue_integration.errors import SpecError
-from kueue_integration.spec.train_spec import TrainSpec, from_mapping, validate
+from kueue_integration.spec.train_spec import TrainSpec, from_mapping
+from kueue_integration.spec.validate import validate
 
 MOUNT = {"name": "shared", "mountPath": "/shared"}
 
@@ -23,7 +24,7 @@ def problems(**changes: Any) -> dict[str, str]:
 
 def test_the_sample_is_valid() -> None:
     assert problems() == {}
-    assert spec().validated(PLATFORM) == spec()
+    assert validate(spec(), PLATFORM) is None
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from kueue_integration.manifests.job_manifests import render
 from kueue_integration.manifests.pod import NOBODY
 from kueue_integration.requests import verbs
 from kueue_integration.spec import engine
-from kueue_integration.spec.train_spec import validate
+from kueue_integration.spec.validate import validate
 from proxy.protocol import names
 from proxy.protocol.messages import CommitRequest, JobRequest, from_json
 

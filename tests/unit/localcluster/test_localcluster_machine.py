@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tomllib
 
-from kueue_integration.controller.fit import checkpoint_fit
+from kueue_integration.controller import checkpoint_fit
 from localcluster.config import NODES, ClusterConfig
 from localcluster.errors import ConfigError
 from localcluster.nodes import machine, node

@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from _singularity.agent import boundary, comm, freeze, membership
+from _singularity.agent import boundary, freeze, groups, membership
 
 SHARED = Path("/shared")
 OWN, OTHER = int(os.environ["RANK"]), 1 - int(os.environ["RANK"])
@@ -42,7 +42,7 @@ def meet(step):
 
 # Other places than boundaries are compared through the script's own store, and there is none.
 boundary.PATIENCE_S = boundary.LONGEST_PATIENCE_S = boundary.NO_STEPS_S = 600.0
-comm.drop = at("freeze", comm.drop)
+groups.drop = at("freeze", groups.drop)
 freeze._resume = at("resume", freeze._resume)
 rank = membership.claim()
 log = open("numbers", "a", buffering=1)  # noqa: SIM115

@@ -38,7 +38,7 @@ OPERATIONS = {
 """Functions that do what the script has asked for, between calls of the agent that never raise."""
 NEVER_RAISE = {
     "gate.enter", "gate.leave", "gate.begin", "gate.enter_store", "gate.leave_store", "fork.seen", "fork.communication",
-    "guard.report", "work.handle", "comm._message", "comm._place", "comm._with_ours", "store._wait_beside",
+    "guard.report", "work.handle", "swap_backend._message", "comm._place", "comm._with_ours", "store._wait_beside",
     "hooks._failed",
 }  # fmt: skip
 """Calls of these are exempt, for they catch what goes wrong in them; the calls in them are not."""
@@ -57,11 +57,11 @@ def exempt(site: Site) -> bool:
         return True
     if function.endswith((".rendezvous", ".register_backend")) and not callee.startswith("_singularity"):
         return True
-    return function in OPERATIONS and file in ("comm.py", "store.py", "work.py", "shared_device.py")
+    return function in OPERATIONS and file in ("comm.py", "swap_backend.py", "store.py", "work.py", "shared_device.py")
 
 
 def test_what_is_exempt() -> None:
-    assert exempt(("comm.py", "_collective.<locals>.method", 8, "torch.allreduce"))
+    assert exempt(("swap_backend.py", "_collective.<locals>.method", 8, "torch.allreduce"))
     assert exempt(("gate.py", "enter", 8, ".RLock.__enter__"))
     assert exempt(("work.py", "make_work_class.<locals>.SwapWork.settle", 8, "torch._C.wait"))
     assert not exempt(("work.py", "make_work_class.<locals>.SwapWork.settle", 8, "SwapWork._let_go"))

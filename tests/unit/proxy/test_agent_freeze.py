@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from fake_sidecar import Page
 
-from proxy.agent import freeze, gate
+from proxy.agent import freeze, gate, gpu_names, resume_order
 from proxy.agent.boundary import Boundary
 from proxy.launcher.paths import Paths
 from proxy.launcher.snapshot import rank_dump
@@ -56,7 +56,7 @@ def test_freeze_and_resume_in_a_pod_with_a_new_page(
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv("SINGULARITY_POD", "old")
-    monkeypatch.setattr(freeze, "_moves", {})
+    monkeypatch.setattr(gpu_names, "_moves", {})
     thread = threading.Thread(target=freeze.freeze, args=(rank, 1_000_001), daemon=True)
     thread.start()
     report = wait_for(rank.rank_dir / "frozen.json")
@@ -73,7 +73,7 @@ def test_freeze_and_resume_in_a_pod_with_a_new_page(
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("10.0.0.9", "29601")
     assert os.environ["SINGULARITY_POD"] == "new"
     known = SimpleNamespace(get_device_properties=lambda number: SimpleNamespace(uuid=str(number)))
-    assert [freeze.uuid(known, number) for number in (0, 1)] == ["GPU-0", "GPU-2"]
+    assert [gpu_names.uuid(known, number) for number in (0, 1)] == ["GPU-0", "GPU-2"]
     assert (new.rank(1).count, new.rank(1).state) == (41, page.STATE_RUNNING)
     assert not (rank.rank_dir / "resume.json").exists()
 
@@ -86,7 +86,7 @@ def test_who_was_not_told_where_the_ranks_meet_is_not_told_after_a_move(
         monkeypatch.delenv(name, raising=False)
     rank_dump.write_resume(Paths(tmp_path), 1, 5, "10.0.0.9", 29601, {})
     monkeypatch.setenv("SINGULARITY_RANK_DIR", str(rank.rank_dir))
-    freeze.adopt_address()
+    resume_order.adopt_address()
     freeze.freeze(rank, 5)
     assert not {"MASTER_ADDR", "MASTER_PORT"} & os.environ.keys()
 

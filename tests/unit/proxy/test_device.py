@@ -20,7 +20,7 @@ from typing import Any
 import device_figures
 import pytest
 
-from proxy.agent import freeze
+from proxy.agent import gpu_names
 from proxy.launcher import device
 from proxy.launcher.device import backend, copies, cycle, libraries, nvml, remap
 from proxy.launcher.device.backend import Cuda, DeviceRecord, NoDevices
@@ -659,4 +659,4 @@ def test_the_agent_tells_which_gpus_hold_memory() -> None:
         current_device=lambda: 0,
         get_device_properties=lambda n: SimpleNamespace(uuid=f"uuid-{n}"),
     )
-    assert json.dumps(freeze.used_devices(cuda)) == '["GPU-uuid-0", "GPU-uuid-2"]'
+    assert json.dumps(gpu_names.used_devices(cuda)) == '["GPU-uuid-0", "GPU-uuid-2"]'

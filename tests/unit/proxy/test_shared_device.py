@@ -13,7 +13,7 @@ from pod_harness import Pod
 from pod_moves import end, free_port, fresh, restored, spread, stop_and_dump
 from rank_world import Ranks
 
-from proxy.agent import freeze, shared_device
+from proxy.agent import gpu_names, shared_device
 from proxy.protocol import messages, names, page
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -171,7 +171,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     for name in ("LOCAL_RANK", names.ENV_DEVICE):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(freeze, "_moves", {})
+    monkeypatch.setattr(gpu_names, "_moves", {})
     return cuda
 
 
@@ -190,8 +190,8 @@ def test_a_gpu_is_known_by_the_name_of_the_one_in_its_place(
 ) -> None:
     """Two moves: torch goes on to say what it read first."""
     for devices in ({"GPU-0": "GPU-8", "GPU-1": "GPU-9"}, {"GPU-9": "GPU-8", "GPU-8": "GPU-7"}):
-        freeze._moved(devices)
-    assert [freeze.uuid(gpus, n) for n in (0, 1)] == ["GPU-7", "GPU-8"]
+        gpu_names.moved(devices)
+    assert [gpu_names.uuid(gpus, n) for n in (0, 1)] == ["GPU-7", "GPU-8"]
 
 
 class Table(dict[str, bytes]):

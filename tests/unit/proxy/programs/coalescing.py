@@ -4,7 +4,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from _singularity.agent import comm
+from _singularity.agent import groups
 
 
 class Several(dist.Work):
@@ -44,7 +44,7 @@ class Batching:
 
 def main():
     dist.init_process_group("gloo")
-    [backend] = comm.backends
+    [backend] = groups.backends
     stock = backend.make
     backend.make = lambda generation: Batching(stock(generation))
     backend.inner = Batching(backend.inner)

@@ -7,7 +7,8 @@ import pkgutil
 from pathlib import Path
 from typing import Any
 
-from singularity_train.host import ENV_HOST, LocalHost, Write
+from singularity_train.environment import ENV_HOST
+from singularity_train.host import LocalHost, Write
 
 PLACE, AT = "TEST_HOST_PLACE", "TEST_HOST_AT"
 

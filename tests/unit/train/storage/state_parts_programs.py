@@ -8,7 +8,7 @@ from typing import Any
 
 from state_programs import digest, state_of, steps, training
 
-from singularity_train.host import ENV_HOST
+from singularity_train.environment import ENV_HOST
 from singularity_train.storage import Checkpoints
 
 WIDTH = 1500

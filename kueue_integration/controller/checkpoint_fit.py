@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from proxy.protocol.messages import CheckpointRef, Needs, NodeRequirement, Placement, to_json
 
-from ...contract import job_names
-from ...errors import SpecError
-from ...requests import placement
-from .. import attempt_history, reshape
-from ..actions import RequestReadmission
-from ..snapshot import Job, Preemption, Snapshot, Surroundings, Workload, required
+from ..contract import job_names
+from ..errors import SpecError
+from ..requests import placement
+from . import attempt_history, reshape
+from .actions import RequestReadmission
 from .machines import Labels, MachinesOf
+from .snapshot import Job, Preemption, Snapshot, Surroundings, Workload, required
 
 NOTE = "does not fit the checkpoint"
 """Every message and note about an admission that is sent back because of its machines starts with this."""

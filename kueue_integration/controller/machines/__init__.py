@@ -1,4 +1,7 @@
-"""What is known of the machines of a ResourceFlavor."""
+"""What is known of the machines of a ResourceFlavor, and what reads it (`nodes`). Only a restore asks for it.
+
+Nothing here decides whether a machine will do: `checkpoint_fit` does.
+"""
 
 from __future__ import annotations
 

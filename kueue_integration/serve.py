@@ -1,4 +1,4 @@
-"""`python -m kueue_integration.controller`: wires the parts, serves until SIGTERM, gives the Lease up, exits 0."""
+"""`python -m kueue_integration.serve`: wires the controller, serves until SIGTERM, gives the Lease up, exits 0."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
-from ..errors import SingularityError
-from ..kube import server_time
-from ..kube.client import connect
-from ..multikueue.reconciler import MultiKueueReconciler
-from . import config, logs
-from .lease import LeaseKeeper
-from .metrics import Metrics
-from .reconciler import Reconciler
-from .sidecar_api.http import Api, Hub, health_app
-from .sidecar_api.shares import THREADS
+from .controller import config, logs
+from .controller.lease import LeaseKeeper
+from .controller.metrics import Metrics
+from .controller.reconciler import Reconciler
+from .controller.sidecar_api.http import Api, Hub, health_app
+from .controller.sidecar_api.shares import THREADS
+from .errors import SingularityError
+from .kube import server_time
+from .kube.client import connect
+from .multikueue.reconciler import MultiKueueReconciler
 
 log = logging.getLogger("controller")
 

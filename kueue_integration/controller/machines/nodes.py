@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ...errors import Forbidden, NotFound
 from ...kube.client import Kube
 from ...kube.resources import NODE, RESOURCE_FLAVOR, selector
-from .machines import FlavorMachines
+from . import FlavorMachines
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,0 @@
-"""Whether the nodes of a flavor can continue a checkpoint. The nodes are read only before a restore."""
