@@ -6,4 +6,6 @@ free. Cells are parts of the topology, so that cannot happen.
 
 `description` is what a platform team writes. `tree` makes cells out of nodes, `buddy` hands them out, `binding` gives
 each tenant its cells. `objects` makes Kueue's objects of that. `replay` checks the promise from history.
+
+Nothing here places a job: Kueue and the scheduler do, by the objects that are made here.
 """

@@ -1,4 +1,4 @@
-"""`singularityctl`. One module per command, loaded when it is used. No logic of its own: it calls the library.
+"""`singularityctl`. One module per command, loaded when it is used. Nothing here decides: it calls the library.
 
 Exit codes: 0 done; 1 the job failed; 2 bad input; 3 the cluster or the platform is not as it must be.
 """

@@ -1,1 +1,1 @@
-"""A valid TrainSpec as Kubernetes objects. Pure: no cluster is asked, and no rule is checked here."""
+"""A valid TrainSpec as Kubernetes objects. Pure: nothing here asks a cluster, or checks a rule."""

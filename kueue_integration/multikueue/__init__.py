@@ -6,4 +6,6 @@ manager's controller. It brings those records to the manager's Job, from where K
 It numbers the attempts, and lets one attempt at a time through the fences of the workers. See docs/multikueue.md.
 
 `plan` decides and is pure; `clusters` are the connections; `reconciler` acts.
+
+Nothing here decides about a job inside a worker cluster, or chooses the cluster: Kueue does.
 """

@@ -3,4 +3,6 @@
 `look` asks the API server (a few lists, however many jobs there are) and `objects` makes typed values of the answers.
 `report` is a pure function from these values to an `Overview`; `quota` and `goodput` do its arithmetic. `singularityctl
 top` prints it, and a page may show the same.
+
+Nothing here writes to the cluster, and nothing here knows how an answer is printed.
 """

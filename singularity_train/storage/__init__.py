@@ -1,4 +1,7 @@
-"""The state of a training job on disk: content-addressed, checked, committed by a manifest, for any number of ranks."""
+"""The state of a training job on disk: content-addressed, checked, committed by a manifest, for any number of ranks.
+
+Nothing here knows what a value means to the training, or when it is saved.
+"""
 
 from .checkpoints import Checkpoints, Figures, Saved
 from .errors import (

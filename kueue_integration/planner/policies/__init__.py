@@ -1,6 +1,8 @@
 """The policies, and the one place that asks them. Pure.
 
 Each has a module with its source, and a page in docs/policies. The order here is the order in which they win.
+
+Nothing here allows a move: the arbiter does.
 """
 
 from __future__ import annotations
