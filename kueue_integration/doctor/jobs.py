@@ -10,6 +10,7 @@ from ..contract import attempt_records, job_names, kinds
 from ..jobs import unreadable
 from ..kube.api import Kube
 from ..kube.resources import Object, annotation, is_true
+from . import engines
 from .check import FAIL, OK, WARN, Check, shown, unexpected, unix
 
 RETRY_S = 30.0
@@ -19,6 +20,7 @@ RETRY_S = 30.0
 def running(kube: Kube, namespace: str, now: float, max_budget_s: int) -> Iterator[Check]:
     """`max_budget_s` is the platform's ceiling in seconds, 0 when it is not known."""
     managed = kinds.list_managed(kube, namespace)
+    yield from engines.of_jobs(kube, [job for job in managed if not _ended(job)])
     live = [job for job in managed if not (job.get("spec") or {}).get("suspend") and not _ended(job)]
     if not live:
         yield Check("jobs", OK, f"{len(managed)} in namespace {namespace}, none runs")

@@ -9,6 +9,7 @@ from ..errors import Forbidden
 from ..jobs.preflight import POD_SECURITY
 from ..kube.api import Kube
 from ..kube.resources import CONFIG_MAP, JOB, LOCAL_QUEUE, NAMESPACE, POD, SERVICE, WORKLOAD, Kind, label
+from . import engines
 from .check import FAIL, OK, WARN, Check
 
 MISSING = "namespace"
@@ -49,6 +50,7 @@ def pod_security(kube: Kube, namespace: str) -> Iterator[Check]:
         )
     else:
         yield Check("pod security", OK, f"namespace {namespace}: {level or 'no level of its own'}")
+    yield engines.automatic(namespace, level)
 
 
 def training(kube: Kube, namespace: str) -> Iterator[Check]:

@@ -8,6 +8,7 @@ cannot be seen from here.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from .train_spec import TrainSpec
 
 AUTO = "auto"
-_IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+singularity_train\b", re.MULTILINE)
+LIBRARY = "singularity_train"
+_IMPORT = re.compile(rf"^[ \t]*(?:import|from)[ \t]+{LIBRARY}\b", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,15 @@ def chosen(spec: TrainSpec) -> Choice:
     """The engine of `spec`."""
     if spec.engine != AUTO:
         return Choice(spec.engine, "the job asks for it")
-    user = next((path for path, text in sorted(spec.files.items()) if _imports(text)), None)
+    return automatic(spec.files)
+
+
+def automatic(files: Mapping[str, str]) -> Choice:
+    """What `auto` is for a job that ships `files`, as path and text."""
+    user = next((path for path, text in sorted(files.items()) if _imports(text)), None)
     if user is not None:
-        return Choice(names.ENGINE_STATE, f"{user} imports singularity_train")
-    return Choice(names.ENGINE_PROCESS, "no shipped file imports singularity_train")
+        return Choice(names.ENGINE_STATE, f"{user} imports {LIBRARY}")
+    return Choice(names.ENGINE_PROCESS, f"no shipped file imports {LIBRARY}")
 
 
 def _imports(text: object) -> bool:
