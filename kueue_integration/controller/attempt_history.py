@@ -10,7 +10,7 @@ from proxy.protocol.messages import AttemptRecord, CheckpointRef, Readmission, S
 from ..contract import job_names
 from ..kube import server_time
 from . import views
-from .snapshot import Job, Pod, Preemption, Workload, roster_text
+from .snapshot import Job, Pod, Preemption, Workload, of_attempt, roster_text
 
 MAX_RECORDS = 50
 """The history is an annotation: it has to stay far below the 256 KiB that an object's annotations may have."""
@@ -148,6 +148,14 @@ def observe(
     return record
 
 
+def emptied(record: AttemptRecord, pods: Sequence[Pod], now: float) -> AttemptRecord:
+    """`record` of an attempt that was evicted, with the moment at which none of its pods could write any more."""
+    known = record.pods_gone_at is not None or record.evicted_at is None or record.finished_at is not None
+    if known or record.cluster is not None or any(pod.can_write for pod in of_attempt(pods, record.attempt)):
+        return record
+    return replace(record, pods_gone_at=now)
+
+
 def orphaned(record: AttemptRecord, now: float) -> AttemptRecord:
     """`record` of an attempt whose Workload was deleted while it ran: Kueue suspends the Job and makes a new one."""
     if record.evicted_at is not None or record.finished_at is not None:
@@ -196,6 +204,8 @@ def closed(record: AttemptRecord, workload: Workload, preemptor: str | None, now
 
     Kueue keeps the text of an eviction in the condition's message when it turns the condition False.
     """
+    if record.evicted_at is not None and record.pods_gone_at is None and record.cluster is None:
+        record = replace(record, pods_gone_at=now)  # the fence has waited for them until this moment
     if record.evicted_at is not None and record.released_at is None:
         # We saw the eviction, so release and new reservation were at the same moment. Otherwise the time is unknown,
         # and stays empty.

@@ -136,6 +136,7 @@ def _bookkeeping(snapshot: Snapshot, now: float) -> Action | None:
     if record is None:
         return None
     seen = attempt_history.observe(record, job, snapshot.workload, by.name, now)
+    seen = attempt_history.emptied(seen, snapshot.pods, now)
     seen = attempt_history.explained(seen, ends_of(of_attempt(snapshot.pods, record.attempt)))
     change = attempt_history.roster(job, seen, snapshot.pods)
     if seen != record:

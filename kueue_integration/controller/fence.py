@@ -8,6 +8,7 @@ from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, Skipped
 
 from ..contract import job_names
+from ..kube import server_time
 from ..planner import quota
 from . import attempt_history, origins, views
 from .actions import BOTH, Action, AnswerReady, Decision, Guard, RequestReadmission, Wait, Withdraw
@@ -156,6 +157,7 @@ def answer(
             ranks=given.count if (ranks := job.ranks(given.count)) is None else required(ranks),
             admitted_at=now,
             queued_at=_queued_at(workload, before),
+            reserved_at=server_time.observed(workload.condition("QuotaReserved"), now),
             restored_from=checkpoint.id if checkpoint else None,
             skipped=skipped,
             held=job.hold is not None,

@@ -86,7 +86,7 @@ def _move(
 ) -> Move:
     save = before.save if before is not None and left.committed_at is not None else None
     start = after.start if after is not None else None
-    moments = [*_leaving(left, save), *(_coming(left, right, start) if right else ())]
+    moments = [*_leaving(left, save), *_gone(left, right), *(_coming(left, right, start) if right else ())]
     moments.sort(key=lambda moment: moment.at)
     spans = [*_spans(moments)]
     notes = [UNSEEN] if left.evicted_at is None and left.barrier_at is None else []
@@ -126,8 +126,29 @@ def _leaving(record: AttemptRecord, save: SavePhases | None) -> Iterator[_Moment
         yield _Moment(record.released_at, ("release", "Kueue"))
 
 
+def _gone(left: AttemptRecord, right: AttemptRecord | None) -> Iterator[_Moment]:
+    """The end of the pods. It shows where somebody has waited for it: Kueue, before the release, or the fence.
+
+    A job that waits in the queue meanwhile waits for quota, and not for them.
+    """
+    at, released = left.pods_gone_at, left.released_at
+    if at is None:
+        return
+    at = at if right is None else min(at, right.admitted_at)
+    queued = right is not None and released is not None and released < at <= _reserved(left, right)
+    if not queued:
+        yield _Moment(at, ("pods end", "Kubernetes"))
+
+
+def _reserved(left: AttemptRecord, right: AttemptRecord) -> float:
+    """When `right` got its quota: not before `left` has given it back. Records of earlier versions do not have it."""
+    at = right.admitted_at if right.reserved_at is None else right.reserved_at
+    return min(right.admitted_at, max(at, left.released_at or 0.0))
+
+
 def _coming(left: AttemptRecord, right: AttemptRecord, start: StartPhases | None) -> Iterator[_Moment]:
-    yield _Moment(right.admitted_at, ("queue" if left.released_at is not None else "release, queue", "Kueue"))
+    yield _Moment(_reserved(left, right), ("queue" if left.released_at is not None else "release, queue", "Kueue"))
+    yield _Moment(right.admitted_at, ("fence", "controller"))
     ends = [at for at in (right.running_at, right.first_step_at) if at is not None]
     if not ends:
         return

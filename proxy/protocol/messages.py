@@ -175,6 +175,8 @@ class AttemptRecord:
     ranks: Count
     admitted_at: UnixTime
     queued_at: UnixTime | None = None
+    reserved_at: UnixTime | None = None
+    """Since when it had the quota with which the fence has let it in; within a second."""
     running_at: UnixTime | None = None
     """Time from which all of its programs run: they were started, or were restored and have met. By the controller's
     clock."""
@@ -193,6 +195,8 @@ class AttemptRecord:
     evicted_at: UnixTime | None = None
     barrier_at: UnixTime | None = None
     committed_at: UnixTime | None = None
+    pods_gone_at: UnixTime | None = None
+    """From then on no pod of it could write. None also of one that was not evicted, or ran in another cluster."""
     released_at: UnixTime | None = None
     finished_at: UnixTime | None = None
     checkpoint: str | None = None

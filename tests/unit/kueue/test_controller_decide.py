@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import controller_scene as scene
 import pytest
 from controller_scene import T0, at
@@ -40,6 +42,27 @@ def test_the_release_of_quota_is_recorded_with_kueues_second():
     late = look(job, scene.workload(reserved_at=None, extra_conditions=released), now=T0 + 90).action
     assert isinstance(late, RecordHistory)
     assert T0 + 33 <= scene.stored(late.job_annotations)[0].released_at < T0 + 34
+
+
+def test_the_end_of_an_evicted_attempts_pods_is_recorded_once():
+    ended = scene.record(evicted_at=T0 + 30, ended_by="Preempted", released_at=T0 + 33.4)
+    job = scene.job(annotations=scene.history(ended))
+    waits = scene.workload(reserved_at=None, extra_conditions=[scene.condition("QuotaReserved", False, 33)])
+    leaving, gone = scene.pod(0, deleting=True), scene.pod(1, phase="Failed")
+    assert look(job, waits, [leaving, gone], now=T0 + 34).action is None
+    action = look(job, waits, [scene.pod(0, attempt=2), gone], now=T0 + 35).action
+    assert isinstance(action, RecordHistory)
+    (record,) = scene.stored(action.job_annotations)
+    assert record == replace(ended, pods_gone_at=T0 + 35)
+    job = scene.job(annotations=scene.history(record))
+    assert look(job, waits, [gone], now=T0 + 36).action is None
+    assert look(job, waits, [leaving], now=T0 + 37).action is None
+
+
+def test_pods_in_another_cluster_are_not_taken_for_gone():
+    ended = scene.record(evicted_at=T0 + 30, ended_by="Preempted", released_at=T0 + 33.4, cluster="far")
+    waits = scene.workload(reserved_at=None, extra_conditions=[scene.condition("QuotaReserved", False, 33)])
+    assert look(scene.job(annotations=scene.history(ended)), waits, now=T0 + 35).action is None
 
 
 @pytest.mark.parametrize(("type_", "ended"), [("Complete", "Finished"), ("Failed", "Failed")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import controller_scene as scene
@@ -67,7 +68,7 @@ def test_everything_else_is_left_to_kueue(workload: dict[str, Any]) -> None:
 
 
 def test_it_is_done_once_the_end_of_the_attempt_is_recorded() -> None:
-    ended = scene.record(evicted_at=T0 + 30, ended_by=REASON, committed_at=T0 + 32, released_at=T0 + 40)
-    job = scene.job(annotations=scene.history(ended))
+    ended = scene.record(evicted_at=T0 + 30, ended_by=REASON, committed_at=T0 + 32, pods_gone_at=T0 + 33)
+    job = scene.job(annotations=scene.history(replace(ended, released_at=T0 + 40)))
     action = scene.decide(job, deactivated(True), [], T0 + 60).action
     assert isinstance(action, Revive)

@@ -44,7 +44,8 @@ def machines(**flavors):
 
 
 def job(needs=AMD, **annotations):
-    ended = scene.record(ended_by="Preempted", evicted_at=T0 + 20, committed_at=T0 + 22, released_at=T0 + 23)
+    ended = scene.record(ended_by="Preempted", evicted_at=T0 + 20, committed_at=T0 + 22, pods_gone_at=T0 + 22.5)
+    ended = replace(ended, released_at=T0 + 23)
     saved = {names.ANN_CHECKPOINT: to_json(replace(scene.checkpoint(), needs=needs))}
     made = scene.job(annotations={**scene.history(ended), **saved, **annotations})
     made["spec"]["template"] = {"spec": {"containers": [{"name": "train"}]}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import controller_scene as scene
 import pytest
@@ -175,7 +176,8 @@ def test_the_next_attempt_continues_from_the_committed_checkpoint():
     assert action.pod_annotations[names.ANN_CHECKPOINT] == "train-a1-g1"
     before, new = scene.stored(action.job_annotations)
     assert (new.attempt, new.restored_from, new.queued_at) == (2, "train-a1-g1", T0 + 23)
-    assert before == ended
+    assert before == replace(ended, pods_gone_at=NOW), "the fence has waited for its pods until now"
+    assert new.reserved_at == T0 + 40
     assert job_names.ANN_HOLD not in action.job_annotations  # this job never wanted the hold
 
 

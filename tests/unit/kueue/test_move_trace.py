@@ -103,6 +103,36 @@ def test_a_wall_clock_of_a_node_plays_no_part() -> None:
     assert (found["fetch"], found["meet"]) == (3.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("gone", "reserved", "found"),
+    [
+        (4.25, 14.5, {"pods end": 0.25, "release": 0.75, "queue": 9.5, "fence": 0.5}),
+        (7.0, 14.5, {"release": 1.0, "queue": 9.5, "fence": 0.5}),
+        (14.75, 6.0, {"release": 1.0, "queue": 1.0, "pods end": 8.75, "fence": 0.25}),
+        (14.75, 3.0, {"release": 1.0, "pods end": 9.75, "fence": 0.25}),
+        (15.5, 99.0, {"release": 1.0, "queue": 10.0}),
+        (4.25, None, {"pods end": 0.25, "release": 0.75, "queue": 10.0}),
+    ],
+    ids=["before the quota", "in the queue", "the fence waits", "a whole second", "clocks", "older record"],
+)
+def test_the_end_of_the_pods_shows_where_somebody_waits_for_it(
+    gone: float, reserved: float | None, found: dict[str, float]
+) -> None:
+    """Kueue frees the quota of a Job before its pods have ended: then only the fence waits for them."""
+    left = replace(LEFT, pods_gone_at=T0 + gone)
+    move = one(left, replace(RIGHT, reserved_at=None if reserved is None else T0 + reserved))
+    shown = seconds(move)
+    names = list(shown)
+    assert {name: shown[name] for name in names[names.index("commit") + 1 : names.index("pods")]} == found
+    assert list(found) == names[names.index("commit") + 1 : names.index("pods")]
+    assert move.seconds == 20.0 and sum(shown.values()) == pytest.approx(20.0)
+
+
+def test_pods_that_end_while_the_job_waits_are_shown_as_far_as_it_is_known() -> None:
+    move = one(replace(LEFT, pods_gone_at=T0 + 6), None)
+    assert list(seconds(move))[-2:] == ["release", "pods end"] and move.seconds == 6.0
+
+
 def test_an_attempt_without_a_checkpoint_starts_anew() -> None:
     left = replace(LEFT, barrier_at=None, committed_at=None, checkpoint=None)
     move = one(left, replace(RIGHT, restored_from=None), [TOLD[0], AttemptPhases(2, StartPhases(restore=0.5))])
