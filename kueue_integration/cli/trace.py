@@ -15,7 +15,7 @@ from ..errors import JobNotFoundError, PlatformError, SpecError
 from ..jobs import move_trace
 from ..jobs.move_trace import Move
 from ..kube.resources import Object
-from . import trace_svg, trace_text
+from . import trace_otlp, trace_svg, trace_text
 from .common import cluster_options, job_argument, open_cluster
 
 
@@ -24,7 +24,7 @@ from .common import cluster_options, job_argument, open_cluster
 @cluster_options
 @click.option("--attempt", type=click.IntRange(min=1), help="The move that ended this attempt. Default: the last one.")
 @click.option("--all", "every", is_flag=True, help="All moves whose attempts are still recorded.")
-@click.option("-o", "--output", type=click.Choice(["text", "json", "svg"]), default="text", show_default=True)
+@click.option("-o", "--output", type=click.Choice(["text", "json", "svg", "otlp"]), default="text", show_default=True)
 def trace(
     name: str,
     kubeconfig: str | None,
@@ -45,6 +45,8 @@ def trace(
       singularityctl trace digits --attempt 2
       singularityctl trace digits --all -o json | python3 -m json.tool
       singularityctl trace digits -o svg > move.svg
+      singularityctl trace digits -o otlp | curl -H 'Content-Type: application/json' \\
+        --data-binary @- http://localhost:4318/v1/traces
 
     \b
     Exit codes:
@@ -59,6 +61,8 @@ def trace(
     chosen = choose(job, name, attempt, every)
     if output == "json":
         click.echo(json.dumps([dataclasses.asdict(move) for move in chosen], indent=2))
+    elif output == "otlp":
+        click.echo(json.dumps(trace_otlp.document(job, chosen)))
     elif output == "svg":
         click.echo(trace_svg.picture(f"{namespace}/{name}", chosen), nl=False)
     else:

@@ -56,6 +56,8 @@ class Move:
     seconds: float
     """Of all spans: nothing is counted twice, and nothing is left out."""
     notes: list[str] = field(default_factory=list)
+    began: float = 0.0
+    """Unix seconds, by the controller's clock; 0 where nothing was seen."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ def _move(
         spans=spans,
         seconds=round(moments[-1].at - moments[0].at, 3) if moments else 0.0,
         notes=notes,
+        began=moments[0].at if moments else 0.0,
     )
 
 
