@@ -22,7 +22,8 @@ NOTE = "does not fit the checkpoint"
 """Every message and note about an admission that is sent back because of its machines starts with this."""
 ARCHITECTURE = "kubernetes.io/arch"
 CPUID = "feature.node.kubernetes.io/cpu-cpuid."
-LONGEST_PAUSE_S = 300
+NO_FIT_S = 5
+"""Seconds before Kueue tries again where no flavor fits: only a new node could help."""
 
 
 def missing(checkpoint: CheckpointRef, nodes: Sequence[Labels]) -> str:
@@ -89,10 +90,8 @@ def unfit(job: Job, workload: Workload, machines_of: MachinesOf) -> str:
 
 
 def pause_s(workload: Workload, check_name: str) -> int:
-    """How long an admission that was sent back waits: longer each time."""
-    retries = int(workload.checks.get(check_name, {}).get("retryCount") or 0)
-    pause: int = min(reshape.SENT_BACK_S * 2 ** min(retries, 10), LONGEST_PAUSE_S)
-    return pause
+    """How long an admission that no machines fit waits: longer each time."""
+    return reshape.doubled(NO_FIT_S, workload, check_name)
 
 
 def _common(flavors: Sequence[str], machines_of: MachinesOf) -> list[Labels]:

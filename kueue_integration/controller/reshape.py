@@ -25,8 +25,13 @@ from .snapshot import Job, Pod, Snapshot, Workload, of_attempt, required
 
 NOTE = "as asked for"
 """Every message and note of an eviction that a user's request needs starts with this."""
-SENT_BACK_S = 5
-"""Seconds before Kueue looks again at an admission that the fence does not want."""
+SENT_BACK_S = 2
+"""Seconds before Kueue looks again at an admission that the fence does not want. In truth 1 to 2: Kueue counts from a
+time that is cut to whole seconds. With 1 there might be no pause, and Kueue would admit the old shape at once.
+"""
+LONGEST_BACK_S = 300
+FORMER_S = 5
+"""The same where a Workload of the job is about to go: Kueue must have seen that it is gone."""
 
 
 def goal(where_to: Placement | None) -> str:
@@ -78,12 +83,21 @@ def at_fence(job: Job, workload: Workload, check_name: str) -> Action | None:
     found = job.changing
     if found is not None and found[0].op == "pause":
         return PatchWorkload(body=_paused(found[0]), why="pause")
-    problem = _wrong_admission(job, workload) or _beside_its_former(job, workload, check_name)
+    wrong = _wrong_admission(job, workload)
+    problem = wrong or _beside_its_former(job, workload, check_name)
     if not problem:
         return None
     if _stale(job, workload):
         return PatchWorkload(body=_out_of_the_queue(problem), why="reshape")
-    return RequestReadmission(message=f"{NOTE}: {problem}", requeue_after_s=SENT_BACK_S, cause="request")
+    pause = doubled(SENT_BACK_S, workload, check_name) if wrong else FORMER_S
+    return RequestReadmission(message=f"{NOTE}: {problem}", requeue_after_s=pause, cause="request")
+
+
+def doubled(first_s: int, workload: Workload, check_name: str) -> int:
+    """Seconds for which an admission that was sent back waits: longer each time, from `first_s` on."""
+    retries = int(workload.checks.get(check_name, {}).get("retryCount") or 0)
+    pause: int = min(first_s * 2 ** min(retries, 10), LONGEST_BACK_S)
+    return pause
 
 
 def _out_of_the_queue(problem: str) -> dict[str, Any]:

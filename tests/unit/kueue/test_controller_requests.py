@@ -406,7 +406,7 @@ def test_a_partial_admission_beside_the_workload_before_it_is_sent_back_once():
     fresh["metadata"]["uid"] = "another-uid"
     sent = action(current, fresh)
     assert isinstance(sent, RequestReadmission)
-    assert (sent.cause, sent.requeue_after_s) == ("request", reshape.SENT_BACK_S)
+    assert (sent.cause, sent.requeue_after_s) == ("request", reshape.FORMER_S)
     assert "2 of 4 workers, while the Workload before this one still counted" in sent.message
     fresh["status"]["admissionChecks"][-1]["retryCount"] = 1
     assert isinstance(action(current, fresh), AnswerReady), "what Kueue gives then is what it has"
@@ -419,6 +419,9 @@ def test_an_admission_on_the_wrong_flavor_is_sent_back_at_the_fence():
     sent = action(current, admitted(where=SPOT))
     assert isinstance(sent, RequestReadmission)
     assert (sent.message, sent.requeue_after_s) == ("as asked for: not on ondemand, only on spot", reshape.SENT_BACK_S)
+    again = admitted(where=SPOT)
+    again["status"]["admissionChecks"][-1]["retryCount"] = 3
+    assert action(current, again).requeue_after_s == 16, "ever later, should Kueue not know better"
     assert isinstance(action(current, admitted(flavor="spot")), PatchWorkload)  # by chance: Kueue knows nothing
     assert isinstance(action(current, admitted(flavor="spot", where=SPOT)), AnswerReady)
 

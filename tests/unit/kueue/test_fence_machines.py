@@ -9,7 +9,7 @@ import pytest
 from controller_scene import T0
 
 from kueue_integration.contract import attempt_records, job_names
-from kueue_integration.controller import checkpoint_fit, reshape
+from kueue_integration.controller import reshape
 from kueue_integration.controller.actions import AnswerReady, PatchWorkload, RequestReadmission, Reshape, Wait
 from kueue_integration.controller.checkpoint_fit import ARCHITECTURE, CPUID
 from kueue_integration.controller.errors import RefusedError
@@ -144,7 +144,7 @@ def test_when_no_flavor_fits_kueue_tries_again_ever_later_and_nothing_starts():
         assert job_names.ANN_PLACEMENT not in action.job_annotations
         pauses.append(action.requeue_after_s)
         current = merge_patch(current, {"metadata": {"annotations": dict(action.job_annotations)}})
-    assert pauses == [5, 10, 40, checkpoint_fit.LONGEST_PAUSE_S]
+    assert pauses == [5, 10, 40, reshape.LONGEST_BACK_S]
     (record,) = attempt_records.history(current)
     assert record.note.count("no flavor it may use fits") == 1
 

@@ -11,8 +11,9 @@ from controller_scene import CHECK, T0, at, condition, pod
 
 from kueue_integration.cli import tables
 from kueue_integration.contract import attempt_records, job_names
-from kueue_integration.controller.checkpoint_fit import ARCHITECTURE, CPUID, LONGEST_PAUSE_S
+from kueue_integration.controller.checkpoint_fit import ARCHITECTURE, CPUID
 from kueue_integration.controller.machines import FlavorMachines
+from kueue_integration.controller.reshape import LONGEST_BACK_S
 from kueue_integration.jobs.status import summarise
 from kueue_integration.multikueue import plan
 from kueue_integration.multikueue.plan import Back, Drop, End, Grant, Hand, Record, Say, Site
@@ -162,7 +163,7 @@ def test_quota_on_machines_that_cannot_run_the_checkpoint_is_given_back_and_the_
         assert isinstance(step, Back) and step.cluster == "a" and not step.action.job_annotations
         assert "its nodes lack AVX2" in step.action.message
         pauses.append(step.action.requeue_after_s)
-    assert pauses == sorted(set(pauses)) and pauses[-1] == LONGEST_PAUSE_S
+    assert pauses == sorted(set(pauses)) and pauses[-1] == LONGEST_BACK_S
 
 
 def test_an_attempt_that_is_recorded_already_is_let_in_whatever_is_found_out_since():
