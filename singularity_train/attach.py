@@ -73,7 +73,7 @@ def attach(
     :param directory: folder for checkpoints, the same for all ranks. Default: SINGULARITY_TRAIN_DIR, else none. Not
         used in managed pods, which keep the job's checkpoints in its store
     :param save_every: steps between two checkpoints. One more is made at a stop and at the end
-    :param host: what runs the job; default: the one that the environment names, else the environment and SIGTERM
+    :param host: what runs the job; default: the one that the environment names, else the environment and signals
     :raises UsageError: called twice, after the first step, or with arguments that cannot work
     :raises DataError: data that cannot be read like this, or another data set than the checkpoint's
     :raises ContractError: other words than the checkpoint's

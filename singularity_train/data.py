@@ -7,6 +7,7 @@ augmentation the same for any number of loader workers.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -175,11 +176,27 @@ class Keyed(tud.Dataset):  # type: ignore[misc]
         return self._dataset[index]
 
 
+@dataclass(frozen=True)
+class WorkerStart:
+    """`worker_init_fn`: Ctrl-C reaches loader workers too, and the ranks need them until the step before a stop.
+
+    :param then: the script's own
+    """
+
+    then: Callable[[int], Any] | None
+
+    def __call__(self, worker: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self.then is not None:
+            self.then(worker)
+
+
 def loader(dataset: Any, loading: Loading, **more: Any) -> Any:
     """A DataLoader. Without loader workers the options that are about them are left out."""
-    return tud.DataLoader(
-        dataset, num_workers=loading.num_workers, collate_fn=loading.collate_fn, **loading.options, **more
-    )
+    options = dict(loading.options)
+    if loading.num_workers:
+        options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
+    return tud.DataLoader(dataset, num_workers=loading.num_workers, collate_fn=loading.collate_fn, **options, **more)
 
 
 def read(

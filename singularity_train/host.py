@@ -1,7 +1,7 @@
 """What the place where a job runs tells the library, and is told: where state goes, whether to stop, how far it is.
 
-This is the seam: whoever runs the job gives another Host. On a laptop it is the environment and SIGTERM. In managed
-pods the environment names the function that makes it (`environment.ENV_HOST`).
+This is the seam: whoever runs the job gives another Host. On a laptop it is the environment, SIGTERM and Ctrl-C. In
+managed pods the environment names the function that makes it (`environment.ENV_HOST`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from .handed import Order
 ENV_DIRECTORY = "SINGULARITY_TRAIN_DIR"
 """Folder for checkpoints, the same one on all ranks. Not set: nothing is saved."""
 PROGRESS_FILE = "progress.json"
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""What asks for a stop on a laptop. torchrun passes Ctrl-C on to each rank as SIGINT."""
 REPORT_S = 1.0
 """Reports in between are dropped: a step may take a millisecond."""
 
@@ -72,7 +74,7 @@ def local_directory(directory: str | os.PathLike[str] | None) -> Path | None:
 
 
 class LocalHost:
-    """Folder from the script or the environment; SIGTERM asks for a stop, a second one ends the process.
+    """Folder from the script or the environment; SIGTERM or Ctrl-C asks for a stop, a second one ends the process.
 
     :param directory: None: what SINGULARITY_TRAIN_DIR says
     :param rank: the first one writes `progress.json` into the folder
@@ -81,26 +83,28 @@ class LocalHost:
     def __init__(self, directory: str | os.PathLike[str] | None, rank: int) -> None:
         self._directory = local_directory(directory)
         self._rank, self._stop, self._reported = rank, False, 0.0
-        self._before: Any = None
+        self._before: dict[signal.Signals, Any] = {}
         self.listen()
 
     def listen(self) -> None:
-        """Be what SIGTERM reaches, also where a framework has put its own handler in place in the meantime."""
+        """Be what the signals reach, also where a framework has put its own handler in place in the meantime."""
         # Without a folder a stop would save nothing: the signal keeps its meaning.
         if self._directory is None or threading.current_thread() is not threading.main_thread():
             return
-        before = signal.signal(signal.SIGTERM, self._asked)
-        if self._before is None:
-            self._before = before
+        for number in STOP_SIGNALS:
+            # A job that a shell runs in the background ignores Ctrl-C, which is for the program in front.
+            if number is signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN:
+                continue
+            self._before.setdefault(number, signal.signal(number, self._asked))
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
         self._stop = True
         self._restore()
 
     def _restore(self) -> None:
-        if self._before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._before)
-            self._before = None
+        if threading.current_thread() is threading.main_thread():
+            while self._before:
+                signal.signal(*self._before.popitem())
 
     def directory(self) -> Path | None:
         return self._directory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import random
 import signal
@@ -128,6 +129,7 @@ def train(
     directory: str | None = None,
     stop: int | None = None,
     stop_rank: int = 0,
+    stop_by: str = "SIGTERM",
     virtual_ranks: int = 8,
     num_workers: int = 0,
     precision: str = "",
@@ -137,7 +139,7 @@ def train(
 ) -> dict[str, Any]:
     """A plain loop with the usual company.
 
-    :param stop: the step in whose body one rank gets SIGTERM
+    :param stop: the step in whose body one rank gets the signal `stop_by`; SIGINT goes to its children, too
     :param precision: "scaler"; "bf16" by autocast; "half": the parameters are bf16
     """
     model = model_of(kind).to(torch.bfloat16 if precision == "half" else torch.float32)
@@ -178,9 +180,13 @@ def train(
         optimizer.zero_grad()
         losses.append(f"{loss.item().hex()} {norm.item().hex()} {torch.rand(()).item()} {random.random()}")
         if step.number == stop and rank == stop_rank:
-            os.kill(os.getpid(), signal.SIGTERM)
+            family = multiprocessing.active_children() if stop_by == "SIGINT" else []
+            for one in (os.getpid(), *(child.pid for child in family)):
+                os.kill(one, signal.Signals[stop_by])
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     job.close()
     return {
+        "handlers": [getattr(one, "__name__", str(one)) for one in handlers],
         "losses": losses, "seen": seen, "began": began, "step": job.step, "finished": job.finished, "exact": job.exact,
         "stopped": job.stop_requested, "epoch": job.epoch, "why": job.inexact,
         "state": digest(model.state_dict(), optimizer.state_dict()["state"], scheduler.state_dict()["last_epoch"]),

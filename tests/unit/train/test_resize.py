@@ -56,6 +56,14 @@ def test_no_step_and_no_sample_is_lost(nursery: Nursery, root: Path, data: str, 
     assert sorted(samples) == list(range(160)) and samples != sorted(samples)
 
 
+def test_control_c_saves_and_the_second_one_ends(nursery: Nursery, root: Path) -> None:
+    """It reaches the loader workers as well, which are needed for one more step."""
+    attempts = play(nursery, root, [(2, 2), (1, None)], num_workers=2, stop_by="SIGINT")
+    assert joined(attempts) == joined([nursery.run(1, "job_programs:train", kind="mlp", steps=STEPS)])
+    asked, unasked = attempts[0][1]["handlers"], attempts[0][0]["handlers"]
+    assert unasked == ["_asked", "_asked"] and "_asked" not in asked
+
+
 def test_a_stream_that_cannot_say_where_it_is_is_read_again(nursery: Nursery, root: Path) -> None:
     reference = joined([nursery.run(1, "job_programs:train", kind="mlp", steps=8, stream="forgetful")])
     assert joined(play(nursery, root, [(3, 2), (2, None)], steps=8, stream="forgetful")) == reference
