@@ -5,13 +5,14 @@ A job of two ranks with about 1 GB of images gives way to a Job of high priority
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kueue_integration.jobs import lifecycle, move_trace
 from kueue_integration.jobs.move_trace import Move
 from kueue_integration.jobs.status import JobStatus, describe
 from kueue_integration.kube.resources import JOB
+from kueue_integration.spec.train_spec import TrainSpec
 from localcluster.demo.cluster_jobs import intruder
 from localcluster.demo.stage import NAMESPACE, Stage
 from localcluster.demo.story import QUEUE, remove
@@ -29,29 +30,48 @@ LIMIT_S = 600.0
 
 def measure(options: Options, say: Say) -> Mapping[str, Measured]:
     with stage(say) as on:
-        runs = [once(on, f"small-{number}", say) for number in range(1 if options.quick else 5)]
+        runs = [once(on, wide(f"small-{number}", WIDTH, PODS, CPU), say) for number in range(1 if options.quick else 5)]
     leave, come = median(run["leave_s"] for run in runs), median(run["come_s"] for run in runs)
     size = median(run["gb"] for run in runs)
     text = f"evicted to quota free {leave:.3g} s, admitted to first step {come:.3g} s; {size:.2g} GB of images"
     return {"move_small_s": Measured(max(leave, come), runs, f"{text}; {runs[-1]['longest']}")}
 
 
-def once(on: Stage, name: str, say: Say) -> dict[str, Any]:
-    """One move there and back. Raises ValueError where the job did not move with a checkpoint."""
-    kube, rival = on.kube, f"rival-{name}"
-    lifecycle.submit(kube, wide(name, WIDTH, PODS, CPU), on.platform)
+def nothing(status: JobStatus) -> dict[str, Any]:
+    return {}
+
+
+def once(on: Stage, spec: TrainSpec, say: Say, look: Callable[[JobStatus], dict[str, Any]] = nothing) -> dict[str, Any]:
+    """One move of a job there and back. Raises ValueError where it did not move with a checkpoint.
+
+    :param look: called when the job trains, before the move and after it; `before` and `after` are what it returns
+    """
+    kube, name, rival = on.kube, spec.name, f"rival-{spec.name}"
+    lifecycle.submit(kube, spec, on.platform)
     try:
-        wait_for(lambda: trains_in(describe(kube, NAMESPACE, name), 1), f"{name} trains", LIMIT_S)
+        before = look(until_trains(on, name, 1))
         kube.create(intruder(rival, NAMESPACE, QUEUE, on.platform.train_image, PODS, CPU))
         wait_for(lambda: not kube.get(JOB, NAMESPACE, rival)["spec"]["suspend"], "the preemptor's admission", LIMIT_S)
         remove(kube, NAMESPACE, rival)
-        wait_for(lambda: trains_in(describe(kube, NAMESPACE, name), 2), f"{name} trains again", LIMIT_S)
-        found = figures(describe(kube, NAMESPACE, name))
+        after = look(until_trains(on, name, 2))
+        found = {**figures(describe(kube, NAMESPACE, name)), "before": before, "after": after}
     finally:
         remove(kube, NAMESPACE, rival)
         remove(kube, NAMESPACE, name)
     say(f"{name}: {found}")
     return found
+
+
+def until_trains(on: Stage, name: str, attempt: int, steps: int = 0) -> JobStatus:
+    """Until the attempt has made its first step, and `steps` more. Raises StoryTimeoutError."""
+
+    def holds() -> JobStatus | None:
+        status = describe(on.kube, NAMESPACE, name)
+        first = next((record.first_step for record in status.attempts if record.attempt == attempt), None)
+        enough = not steps or (first is not None and status.step >= first + steps)
+        return status if enough and trains_in(status, attempt) else None
+
+    return wait_for(holds, f"{name} trains in attempt {attempt}, {steps} steps", LIMIT_S)
 
 
 def trains_in(status: JobStatus, attempt: int) -> bool:

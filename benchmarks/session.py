@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ESTABLISHED = "01"
@@ -33,14 +33,7 @@ class Session:
 
     def memory_kb(self) -> float:
         """Proportional set size: what is shared counts once."""
-        total = 0
-        for pid in self.pids():
-            try:
-                text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            except OSError:
-                continue
-            total += sum(int(number) for number in re.findall(r"^Pss:\s+(\d+) kB", text, re.MULTILINE))
-        return float(total)
+        return pss_kb(self.pids())
 
     def connections(self, port: int) -> int:
         """Established TCP connections to a remote `port`."""
@@ -57,6 +50,13 @@ class Session:
                     remote_port = int(columns[2].rpartition(":")[2], 16)
                     rows[columns[9]] = columns[3] == ESTABLISHED and remote_port == port
         return sum(rows.get(inode, False) for inode in inodes)
+
+
+def pss_kb(pids: Iterable[int]) -> float:
+    """Proportional set size of these processes, without those that have just ended."""
+    texts = [_text(Path(f"/proc/{pid}/smaps_rollup")) for pid in pids]
+    found = [number for text in texts for number in re.findall(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)]
+    return float(sum(map(int, found)))
 
 
 def _all() -> Iterator[tuple[int, list[str]]]:

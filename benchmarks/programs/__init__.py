@@ -11,5 +11,9 @@ def train_paced_source() -> str:
     return (Path(__file__).parent / "train_paced.py").read_text()
 
 
+def train_resized_source() -> str:
+    return (Path(__file__).parent / "train_resized.py").read_text()
+
+
 def deferred_dag_source() -> str:
     return (Path(__file__).parent / "deferred_dag.py").read_text()
