@@ -125,6 +125,34 @@ def test_what_is_an_inversion(text: str, inverted: bool) -> None:
     assert bool(INVERSION.match(text)) is inverted
 
 
+BARE = re.compile(
+    r"\b(?:is|are|was|were|be|been|being|not|never|and|or|what|as) (?:said|told)\b|(?:^|[|,;(]) ?(?:said|told)\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""`said` or `told` without who says it: name the message, the log or the page instead."""
+
+
+def bare(page: str) -> list[str]:
+    text = re.sub(r"```.*?```|`[^`]*`", "", page, flags=re.DOTALL)
+    return [match.group(0).strip("|,;( \n") for match in BARE.finditer(re.sub(r"(?<=\w)\n[ ]*(?=\w)", " ", text))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_names_who_says_it(page: Path) -> None:
+    assert bare(page.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("They are told so.", ["are told"]), ("It is\nsaid.", ["is said"]), ("| 403 | said at once |", ["said"]),
+        ("The log tells it.", []), ("before the controller said that it ends", []), ("`is told`", []),
+    ],
+)  # fmt: skip
+def test_what_is_bare(text: str, wanted: list[str]) -> None:
+    assert bare(text) == wanted
+
+
 def test_what_is_a_sentence() -> None:
     page = "# A title\n\nOne. Two: `three` is [here](x.md).\n\n| a | b. |\n\n```sh\nmake it.\n```\n- Item.\n- Two.\n"
     assert [s for s in sentences(page) if s] == ["One.", "Two:", "`three` is here.", "- Item.", "- Two."]
