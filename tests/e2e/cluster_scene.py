@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "kueue"))
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "airflow"))
+sys.path.append(str(Path(__file__).parents[1] / "support"))  # it is run as a script, too
 
 from overview_scene import cluster_queue, cohort, local_queue, planner_event, record, training, workload
 

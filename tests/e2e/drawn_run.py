@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "airflow"))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import db_rows
 from airflow.models.dag_version import DagVersion

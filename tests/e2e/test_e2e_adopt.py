@@ -15,6 +15,7 @@ from pathlib import Path
 import pod_processes
 import pytest
 import yaml
+from adoption_cases import BAD, GOOD, changed, plain
 from plain_jobs import labelled, plain_training
 from rows import SCRIPT, Rows
 
@@ -24,11 +25,8 @@ from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
 from kueue_integration.guard.policy import OURS
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, Object, annotation
-from localcluster.demo.stage import CHECKOUT, Stage
+from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-
-sys.path.insert(0, str(CHECKOUT / "tests" / "unit" / "kueue"))
-from adoption_cases import BAD, GOOD, changed, plain
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 _HOST = "must not be set: pods here stay out of the node's namespaces"

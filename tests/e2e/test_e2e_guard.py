@@ -5,18 +5,14 @@ That ordinary, adopted, JobSet and TrainJob jobs run under it is what all other 
 
 from __future__ import annotations
 
-import sys
-
 import pytest
+from pod_variants import BAD, GOOD, Make
 
 from kueue_integration.contract import job_names
 from kueue_integration.errors import KubeError
 from kueue_integration.kube.resources import NAMESPACE, Object, label
-from localcluster.demo.stage import CHECKOUT, Stage
 from localcluster.demo.stage import NAMESPACE as DEFAULT
-
-sys.path.insert(0, str(CHECKOUT / "tests" / "unit" / "kueue"))
-from pod_variants import BAD, GOOD, Make
+from localcluster.demo.stage import Stage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

@@ -4,18 +4,15 @@ launcher, in place, through a preemption and in the next pod; and its training k
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 
+import planted
 import pod_processes
 import pytest
 from rows import SCRIPT, Rows, Training
 
 from kueue_integration.requests import verbs
-from localcluster.demo.stage import CHECKOUT, Stage
-
-sys.path.insert(0, str(CHECKOUT / "tests" / "unit" / "proxy"))
-import planted
+from localcluster.demo.stage import Stage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1200)]
 HOSTILE = SCRIPT.with_name("hostile.py")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,10 +15,8 @@ from airflow.api_fastapi.common.db.common import _get_session
 from airflow.api_fastapi.core_api.security import get_user
 from airflow.sdk import DAG
 from fastapi.testclient import TestClient
-from sqlalchemy.orm import Session
-
-sys.path.append(str(Path(__file__).parents[1] / "kueue"))  # the scene of the overview's own tests
 from overview_scene import NOW, cluster_queue, local_queue, planner_event, record, training, workload
+from sqlalchemy.orm import Session
 
 from airflow_provider import compat, memory
 from airflow_provider.identity import ANN_TASK, DEPLOYMENT, Claim, TaskKey, Try

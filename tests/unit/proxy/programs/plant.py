@@ -3,7 +3,7 @@
     import plant; plant.everything(stdlib=True)
 
 In its working directory lie planted.program, planted.library and planted.module, in hexadecimal digits
-(`tests/unit/proxy/planted.py`). `stdlib` takes the standard library too: whoever does that imports nothing afterwards.
+(`tests/support/planted.py`). `stdlib` takes the standard library too: whoever does that imports nothing afterwards.
 """
 
 import shutil

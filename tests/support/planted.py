@@ -71,7 +71,7 @@ def _segment(kind: int, offset: int, address: int, size: int, flags: int) -> byt
 def files() -> dict[str, str]:
     """What a rank that plants needs in its working directory: `plant.py`, and what it plants."""
     made = {"program": program(), "library": library(), "module": PYTHON.encode()}
-    plant = Path(__file__).parent / "programs/plant.py"
+    plant = Path(__file__).parents[1] / "unit/proxy/programs/plant.py"
     return {plant.name: plant.read_text(), **{f"planted.{name}": content.hex() for name, content in made.items()}}
 
 
