@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import pkgutil
 import random
 import signal
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -60,7 +62,13 @@ class Samples(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> Any:
         if self.inputs is None:
             return index, self.words[index, :8], self.words[index, 1:]
-        return index, self.inputs[index] + 0.1 * torch.rand(()) + 0.1 * random.random(), self.words[index, 0] % 4
+        return index, self.inputs[index] + noise(), self.words[index, 0] % 4
+
+
+def noise() -> torch.Tensor:
+    """Of all three generators. Each part changes the bits of what it is added to."""
+    drawn = torch.tensor(random.random() + np.random.random(), dtype=torch.float32)
+    return 0.1 * torch.rand(()) + 0.1 * drawn
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -133,13 +141,14 @@ def train(
     virtual_ranks: int = 8,
     num_workers: int = 0,
     precision: str = "",
-    loader: bool = False,
+    loader: str = "",
     stream: str = "",
     **options: Any,
 ) -> dict[str, Any]:
     """A plain loop with the usual company.
 
     :param stop: the step in whose body one rank gets the signal `stop_by`; SIGINT goes to its children, too
+    :param loader: class of a loader around the data, as "module:name"
     :param precision: "scaler"; "bf16" by autocast; "half": the parameters are bf16
     """
     model = model_of(kind).to(torch.bfloat16 if precision == "half" else torch.float32)
@@ -150,7 +159,7 @@ def train(
     if stream:
         data = lambda v, count: {"stream": Stream, "forgetful": Forgetful}[stream](v, count, kind)  # noqa: E731
     if loader:
-        data = torch.utils.data.DataLoader(data, 2, shuffle=True, num_workers=num_workers)
+        data = pkgutil.resolve_name(loader)(data, 2, shuffle=True, num_workers=num_workers)
     seen: list[list[int]] = []
     job = singularity_train.attach(
         model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, data=data,
@@ -162,7 +171,9 @@ def train(
     def compute(batch: Any) -> torch.Tensor:
         seen[-1].extend(batch[0].tolist())
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            return loss_of(model, [batch[0], batch[1].to(model[0].weight.dtype), batch[2]] if kind == "mlp" else batch)
+            scale = 1 + 0.01 * noise()  # the function of each virtual rank draws, too
+            given = [batch[0], batch[1].to(model[0].weight.dtype), batch[2]] if kind == "mlp" else batch
+            return loss_of(model, given) * scale
 
     losses = []
     for step in job:
@@ -178,7 +189,8 @@ def train(
             scaler.update()
         scheduler.step()
         optimizer.zero_grad()
-        losses.append(f"{loss.item().hex()} {norm.item().hex()} {torch.rand(()).item()} {random.random()}")
+        drawn = [torch.rand(()).item(), random.random(), np.random.random()]
+        losses.append(" ".join(number.hex() for number in (loss.item(), norm.item(), *drawn)))
         if step.number == stop and rank == stop_rank:
             family = multiprocessing.active_children() if stop_by == "SIGINT" else []
             for one in (os.getpid(), *(child.pid for child in family)):

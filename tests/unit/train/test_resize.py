@@ -12,6 +12,7 @@ from torch_nursery import Nursery
 MOVES = [(4, 2), (2, 6), (3, 10), (8, None)]
 """Workers, and the step in which one of them is asked to stop. An epoch has 10 steps."""
 STEPS = 14
+LOADER = "torch.utils.data:DataLoader"
 
 
 def play(nursery: Nursery, folder: Path, moves: list[tuple[int, int | None]], **arguments: Any) -> list[list[Any]]:
@@ -47,7 +48,8 @@ def joined(attempts: list[list[Any]]) -> tuple[list[str], list[list[int]], str]:
     ],
 )  # fmt: skip
 def test_no_step_and_no_sample_is_lost(nursery: Nursery, root: Path, data: str, workers: int) -> None:
-    arguments: dict[str, Any] = {"stream": "stream"} if data == "stream" else {"loader": data == "loader"}
+    of = {"map": {}, "loader": {"loader": LOADER}, "stream": {"stream": "stream"}}
+    arguments: dict[str, Any] = of[data]
     reference = joined([nursery.run(1, "job_programs:train", kind="mlp", steps=STEPS, **arguments)])
     attempts = play(nursery, root, MOVES, num_workers=workers, **arguments)
     assert joined(attempts) == reference
