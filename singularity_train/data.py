@@ -8,6 +8,7 @@ augmentation the same for any number of loader workers.
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -229,7 +230,9 @@ def read(
 
 
 def shuffles(sampler: Any) -> bool:
-    if isinstance(sampler, tud.RandomSampler) and not sampler.replacement:
+    # A StatefulDataLoader has a class of its own for this. Who has not imported it has none.
+    stateful = getattr(sys.modules.get("torchdata.stateful_dataloader.sampler"), "RandomSampler", tud.RandomSampler)
+    if isinstance(sampler, (tud.RandomSampler, stateful)) and not sampler.replacement:
         return True
     if isinstance(sampler, tud.SequentialSampler):
         return False

@@ -14,7 +14,7 @@ from localcluster.errors import LocalClusterError
 from localcluster.images.rootfs import beside_torch
 
 HERE = Path(__file__).parent
-PACKAGES = ("transformers==5.23.0", "accelerate==1.15.0", "lightning==2.6.6")
+PACKAGES = ("transformers==5.23.0", "accelerate==1.15.0", "lightning==2.6.6", "torchdata==0.11.0")
 
 
 @pytest.fixture(scope="session")
