@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from torch_nursery import Nursery
+from unavailable import unavailable
 
 from localcluster.config import cache_dir
 from localcluster.errors import LocalClusterError
@@ -24,7 +25,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     try:
         beside = beside_torch(cache_dir(), PACKAGES, print)
     except (LocalClusterError, OSError) as error:
-        pytest.skip(f"needs {', '.join(PACKAGES)}, which cannot be installed: {error}")
+        unavailable(f"needs {', '.join(PACKAGES)}, which cannot be installed: {error}")
     preload = ("transformers", "transformers.trainer", "lightning.pytorch")
     made = Nursery.of_environment(tmp_path_factory.mktemp("frameworks"), [HERE, HERE.parent], beside, preload)
     yield made
