@@ -13,9 +13,12 @@ from browser import SLOW_MS, open_page
 from dag_run import Run
 from playwright.sync_api import Page, expect
 
+from kueue_integration.contract import branches
 from kueue_integration.jobs.status import describe
+from kueue_integration.kube.resources import JOB
 from localcluster.demo.stage import CHECKOUT, NAMESPACE, Stage
 from localcluster.demo.wait import wait_for
+from proxy.protocol.messages import Origin
 
 pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.full, pytest.mark.timeout(2400)]
 PICTURES = CHECKOUT / "build" / "e2e" / "ui"
@@ -117,6 +120,64 @@ def airflow_kept_it(stage: Stage, run: Run, job: str, url: str) -> None:
     lineage = run.api.xcom(run.dag_id, run.run_id, "train", "lineage")
     assert saved["step"] >= 20
     assert saved["id"] in [checkpoint["id"] for checkpoint in lineage["checkpoints"]]
+
+
+@pytest.mark.full
+def test_rewind_and_fork_are_clicked_beside_a_checkpoint(
+    stage: Stage, digits: str, start_run: Callable[[str], Run], say: Callable[[str], None]
+) -> None:
+    """Two checkpoints; a second job goes on from the newer one, and the job itself goes back to the older one."""
+    run = start_run("ui")
+    run.until_state("deferred")
+    job = run.job()
+    with open_page(say) as (page, errors):
+        page.goto(f"{stage.airflow.url}/dags/{run.dag_id}/runs/{run.run_id}/tasks/train/plugin/training")
+        phase(page, "Running")
+        wait_for(lambda: describe(stage.kube, NAMESPACE, job).step >= 20, "20 steps of training", 300)
+        save(page, run, job)
+        page.get_by_test_id("training-checkpoint").click()
+        rows = page.get_by_test_id("training-checkpoints").locator("tbody tr")
+        expect(rows).to_have_count(2, timeout=SLOW_MS)
+        newer, older = (entry["id"] for entry in reversed(describe(stage.kube, NAMESPACE, job).checkpoints))
+        fork_it(page, stage, job, newer)
+        say("ui: forked")
+
+        expect(rows.last).to_contain_text(older)
+        rows.last.get_by_test_id("training-rewind").click()
+        expect(page.get_by_test_id("training-dialog").locator("input")).to_have_value(older)
+        page.get_by_test_id("training-send").click()
+        answered(page, "rewind: ")
+        note = page.get_by_test_id("training-rewind-note")
+        expect(note).to_contain_text(f"to checkpoint {older}", timeout=2 * SLOW_MS)
+        expect(rows.filter(has_text=newer)).to_contain_text("side branch", timeout=SLOW_MS)
+        expect(rows.filter(has_text=older)).to_contain_text("current")
+        phase(page, "Running")
+        status = describe(stage.kube, NAMESPACE, job)
+        assert [(back.checkpoint, back.attempt) for back in status.rewinds] == [(older, 1)] and status.attempt == 2
+        assert errors == []
+    audit = stage.airflow.api.call("GET", f"eventLogs?dag_id={run.dag_id}&run_id={run.run_id}&limit=100")["event_logs"]
+    assert {"training_rewind", "training_fork"} <= {each["event"] for each in audit}
+    run.api.mark_run(run.dag_id, run.run_id, "failed")
+    assert run.until_run_ends() == "failed"
+
+
+def answered(page: Page, words: str) -> None:
+    """Beside the answers of other buttons."""
+    expect(page.get_by_test_id("training-success").filter(has_text=words)).to_be_visible(timeout=SLOW_MS)
+
+
+def fork_it(page: Page, stage: Stage, job: str, checkpoint: str) -> None:
+    """The second job is there, and begins with the checkpoint; the test needs no more of it."""
+    rows = page.get_by_test_id("training-checkpoints").locator("tbody tr")
+    rows.filter(has_text=checkpoint).get_by_test_id("training-fork").click()
+    page.get_by_test_id("training-dialog").locator("input").fill("ui-twin")
+    page.get_by_test_id("training-send").click()
+    try:
+        answered(page, "fork: job ui-twin goes on")
+        assert branches.start_from(stage.kube.get_job(NAMESPACE, "ui-twin")) == Origin(job, checkpoint)
+    finally:
+        if stage.kube.find(JOB, NAMESPACE, "ui-twin") is not None:
+            stage.kube.delete(JOB, NAMESPACE, "ui-twin")
 
 
 def test_tab_of_another_task_says_that_it_is_empty(
