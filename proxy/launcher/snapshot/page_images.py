@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from . import protobuf
+from .page_disk import PageDisk
 from .page_sink import PageSink
 from .page_stream import BLOCK, IN_PARENT, LAZY, PAGE, PROCESS, Entry
 from .protobuf import VARINT, Field
@@ -51,7 +52,7 @@ class PageImage:
     """Pages of one process or one shared memory segment.
 
     :param base: of the same family, and complete
-    :param sink: gets the content; None: the disk does
+    :param sink: gets the content
     :param memory: descriptor of the process's memory, read at addresses; -1: nobody may read it. Closed here
     """
 
@@ -61,8 +62,8 @@ class PageImage:
         kind: int,
         number: int,
         pages_id: int,
+        sink: PageSink | PageDisk,
         base: PageImage | None = None,
-        sink: PageSink | None = None,
         memory: int = -1,
     ) -> None:
         self.kind, self.number, self.pages_id, self.base = kind, number, pages_id, base
@@ -74,20 +75,14 @@ class PageImage:
         self._comparison: Comparison = base._comparison if base is not None else Comparison()
         self._entries: list[Entry] = []
         self._sink = sink
-        self._file = -1
-        if sink is not None:
-            sink.open(pages_id)
-        else:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._file = os.open(folder / f"pages-{pages_id}.img", flags, 0o600)
+        sink.open(pages_id)
         self._starts: list[int] = []
         self._ends: list[int] = []
         """Of the addresses whose content came, ascending."""
 
     def close(self) -> None:
-        for descriptor in (self._file, self.memory):
-            if descriptor >= 0:
-                os.close(descriptor)
+        if self.memory >= 0:
+            os.close(self.memory)
 
     def add(self, entry: Entry) -> None:
         """An entry without content."""
@@ -108,15 +103,9 @@ class PageImage:
                 self.shared += size // PAGE
             else:
                 self.add(Entry(part, size // PAGE, flags))
-                self._keep(content[at : at + size])
+                self._sink.write(self.pages_id, content[at : at + size])
             at += size
         self._cover(address, len(content))
-
-    def _keep(self, content: memoryview) -> None:
-        if self._sink is not None:
-            self._sink.write(self.pages_id, content)
-        else:
-            _write(self._file, content)
 
     def write_pagemap(self) -> None:
         head = protobuf.encode([Field(HEAD_PAGES_ID, VARINT, self.pages_id)])
@@ -213,8 +202,3 @@ def write_shared(folder: Path, images: Iterable[PageImage]) -> None:
 def _message(entry: Entry) -> bytes:
     numbers = ((ADDRESS, entry.address), (OLD_PAGES, 0), (FLAGS, entry.flags), (PAGES, entry.pages))
     return protobuf.encode(Field(number, VARINT, value) for number, value in numbers)
-
-
-def _write(file: int, content: memoryview) -> None:
-    while len(content):
-        content = content[os.write(file, content) :]

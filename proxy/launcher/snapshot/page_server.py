@@ -26,6 +26,7 @@ from ..ranks import process_scan
 from ..tools import Tools
 from . import page_images, page_stream
 from .criu import WAS_KILLED
+from .page_disk import PageDisk
 from .page_sink import PageSink
 from .page_stream import PROCESS, Opened
 
@@ -128,7 +129,7 @@ def bases(pids: Sequence[int], proc: Path = process_scan.PROC) -> dict[int, list
     return found
 
 
-def receive(peer: socket.socket, folder: Path, bases: Bases, memory: Memory, sink: PageSink | None = None) -> None:
+def receive(peer: socket.socket, folder: Path, bases: Bases, memory: Memory, sink: PageSink | PageDisk) -> None:
     """Write the memory images that CRIU sends; the content of pages goes to the sink. Raises DumpError, OSError.
 
     :param memory: opens the memory of a process, by its PID as it sees itself; -1 where nobody may
@@ -152,8 +153,7 @@ def receive(peer: socket.socket, folder: Path, bases: Bases, memory: Memory, sin
         for image in images:
             image.write_pagemap()
         page_images.write_shared(folder, images)
-        if sink is not None:
-            sink.end(folder)
+        sink.end(folder)
     page_stream.accept(peer)
 
 
@@ -163,7 +163,7 @@ def _opened(
     bases: Bases,
     memory: Memory,
     images: Sequence[page_images.PageImage],
-    sink: PageSink | None,
+    sink: PageSink | PageDisk,
 ) -> page_images.PageImage:
     processes = {image.number: image for image in images if image.kind == PROCESS and image.memory >= 0}
     wanted = bases.get(what.number, ()) if what.kind == PROCESS else ()
@@ -171,7 +171,7 @@ def _opened(
     relative = what.kind == PROCESS and any(what.number in some for some in bases.values())
     opened = memory(what.number) if relative else -1
     number = page_images.FIRST_ID + len(images)
-    return page_images.PageImage(folder, what.kind, what.number, number, base, sink, opened)
+    return page_images.PageImage(folder, what.kind, what.number, number, sink, base, opened)
 
 
 def _open_memory(pids: Mapping[int, int], number: int) -> int:
@@ -203,9 +203,8 @@ def main() -> int:
         peer, _ = listener.accept()
     try:
         with peer, contextlib.ExitStack() as stack:
-            sink = PageSink(Path(sidecar[0]), int(sidecar[1]), float(sidecar[2])) if sidecar else None
-            if sink is not None:
-                stack.callback(sink.close)
+            sink = PageSink(Path(sidecar[0]), int(sidecar[1]), float(sidecar[2])) if sidecar else PageDisk(folder)
+            stack.callback(sink.close)
             receive(peer, folder, found, partial(_open_memory, pids), sink)
     except (DumpError, OSError) as error:
         print(f"page server: {error}", file=sys.stderr)

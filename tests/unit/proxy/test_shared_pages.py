@@ -25,6 +25,7 @@ from pod_moves import dump_anywhere, until
 
 from proxy.launcher.errors import DumpError, RestoreError
 from proxy.launcher.snapshot import page_images, page_server, protobuf, shared_pages
+from proxy.launcher.snapshot.page_disk import PageDisk
 from proxy.launcher.snapshot.page_stream import (
     ADD_F,
     CLOSE,
@@ -85,9 +86,11 @@ def receive(
     with ours, theirs:
         sender = threading.Thread(target=send, args=(ours, data))
         sender.start()
+        disk = PageDisk(folder)
         try:
-            page_server.receive(theirs, folder, bases, memory_of(processes))
+            page_server.receive(theirs, folder, bases, memory_of(processes), disk)
         finally:
+            disk.close()
             theirs.shutdown(socket.SHUT_RDWR)
             sender.join(10)
         answered = b""
