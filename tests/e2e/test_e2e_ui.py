@@ -151,9 +151,10 @@ def test_rewind_and_fork_are_clicked_beside_a_checkpoint(
         expect(note).to_contain_text(f"to checkpoint {older}", timeout=2 * SLOW_MS)
         expect(rows.filter(has_text=newer)).to_contain_text("side branch", timeout=SLOW_MS)
         expect(rows.filter(has_text=older)).to_contain_text("current")
+        wait_for(lambda: describe(stage.kube, NAMESPACE, job).attempt == 2, "the attempt after the rewind", 300)
         phase(page, "Running")
-        status = describe(stage.kube, NAMESPACE, job)
-        assert [(back.checkpoint, back.attempt) for back in status.rewinds] == [(older, 1)] and status.attempt == 2
+        rewinds = describe(stage.kube, NAMESPACE, job).rewinds
+        assert [(back.checkpoint, back.attempt) for back in rewinds] == [(older, 1)]
         assert errors == []
     audit = stage.airflow.api.call("GET", f"eventLogs?dag_id={run.dag_id}&run_id={run.run_id}&limit=100")["event_logs"]
     assert {"training_rewind", "training_fork"} <= {each["event"] for each in audit}
