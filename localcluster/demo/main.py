@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kueue_integration.errors import SingularityError
+from localcluster import machines
 from localcluster.errors import LocalClusterError
 from proxy.protocol import names
 
@@ -73,6 +74,7 @@ def _run(stage: Stage, output: Path, keep: bool, engine: str) -> int:
 
 
 def _play_process(stage: Stage, keep: bool) -> tuple[Expectation, Outcome]:
+    machines.alike(stage.name, stage.say)  # of another story on this cluster that was killed
     expect, record = play(stage, STEPS)
     if not keep:
         stage.stop_airflow()

@@ -5,7 +5,7 @@ All times are Unix seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.protocol.messages import AttemptRecord
@@ -88,6 +88,17 @@ class StoryRecord:
 
 
 @dataclass(frozen=True)
+class Machines:
+    """What a flavor's nodes were announced to lack, and what the pods saw."""
+
+    flavor: str
+    lacks: Sequence[str]
+    """Features of the processor, as node feature discovery names them."""
+    seen: Mapping[str, str]
+    """Flavor -> digest of the features, from a checkpoint that was made there; "" where that says none."""
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A finished story with its comparison."""
 
@@ -95,3 +106,5 @@ class Outcome:
     comparison: Comparison
     samples: Sequence[str] | None = None
     """Sentences: what is wrong with the samples that were trained on. None: they were not written down."""
+    machines: Machines | None = None
+    """None: all nodes were alike."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from proxy.protocol.messages import AttemptRecord
 
-from .model import Expectation, Outcome, Saved, StoryRecord, TaskSample
+from .model import Expectation, Machines, Outcome, Saved, StoryRecord, TaskSample
 
 BEFORE = frozenset({"none", "scheduled", "queued", "running"})
 AFTER = frozenset({"scheduled", "queued", "running"})
@@ -131,6 +131,7 @@ def job_checks(expect: Expectation, outcome: Outcome) -> list[Check]:
             or f"{comparison.ranks} logs of losses, {comparison.steps} steps, weights equal byte by byte",
         ),
         *_samples(outcome.samples),
+        *_machines(outcome.machines),
     ]
 
 
@@ -145,6 +146,15 @@ def _samples(wrong: Sequence[str] | None) -> list[Check]:
     if wrong is None:
         return []
     return [Check("every sample once", not wrong, "; ".join(wrong[:3]) or "no epoch has a sample twice")]
+
+
+def _machines(machines: Machines | None) -> list[Check]:
+    if machines is None:
+        return []
+    seen = machines.seen
+    ok = machines.flavor in seen and len(seen) > 1 and all(seen.values()) and len({*seen.values()}) == len(seen)
+    told = ", ".join(f"{digest[:8] or 'nothing'} on {flavor}" for flavor, digest in seen.items())
+    return [Check("other machines", ok, f"features of the processor that the pods saw: {told}")]
 
 
 def timing_checks(record: StoryRecord) -> list[Check]:
@@ -202,6 +212,12 @@ def build(expect: Expectation, outcome: Outcome, *, with_airflow: bool = True) -
             "try_number": final.try_number if final else None,
             "dag_run": record.dag_run_state,
             "states_seen": distinct_states(record.task_samples),
+        }
+    if outcome.machines is not None:
+        report["machines"] = {
+            "flavor": outcome.machines.flavor,
+            "lacks": [*outcome.machines.lacks],
+            "seen": {**outcome.machines.seen},
         }
     report |= {
         "attempts": [_attempt(a) for a in record.attempts],
@@ -267,6 +283,11 @@ def summary(report: Mapping[str, Any]) -> str:
         airflow = report["airflow"]
         seen = " -> ".join(airflow["states_seen"])
         lines.append(f"airflow task {airflow['state']}, try {airflow['try_number']}, states {seen}")
+    if "machines" in report:
+        other = report["machines"]
+        lines.append(
+            f"nodes of {other['flavor']} were announced as other machines, without {', '.join(other['lacks'])}"
+        )
     spans = report["timings_s"].items()
     lines.append("seconds: " + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in spans))
     lines.append(f"checkpoint {_mib(report['checkpoint_bytes'])}, stored {_mib(report['checkpoint_bytes_stored'])}")

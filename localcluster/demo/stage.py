@@ -58,7 +58,7 @@ class Stage:
         with ThreadPoolExecutor(max_workers=1) as pool:
             booting = pool.submit(self._start, place) if with_airflow else None
             try:
-                self._cluster = local.up(self.name, progress=lambda text: self.say(_unstamped(text)))
+                self._cluster = local.up(self.name, progress=lambda text: self.say(unstamped(text)))
                 if booting is not None:
                     booting.result()
             except BaseException:
@@ -131,11 +131,11 @@ class Stage:
             self.stop_airflow()
         finally:
             if self._started and not self._was_up:
-                local.down(self.name, progress=lambda text: self.say(_unstamped(text)))
+                local.down(self.name, progress=lambda text: self.say(unstamped(text)))
         self._cluster = None
 
 
-def _unstamped(text: str) -> str:
+def unstamped(text: str) -> str:
     """A line of the local cluster without its own clock."""
     return "cluster: " + re.sub(r"^\[ *[0-9.]+ s\] ", "", text)
 

@@ -1,7 +1,8 @@
 """The story with `engine="state"`: pods without a privilege, as many ranks as there are pods, a user who resizes.
 
 The training runs in a namespace that enforces Pod Security `restricted`, so a pod that asks for more is never made. It
-goes 4 -> 2 -> 4 -> 3 pods. Its reference is one worker that nobody disturbs: virtual ranks give both the same bits.
+goes 4 -> 2 -> 4 -> 3 pods. The nodes of one flavor announce other machines, where no saved process could go on. The
+reference is one worker that nobody disturbs: virtual ranks give both the same bits.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ from kueue_integration.jobs import lifecycle
 from kueue_integration.kube.resources import LOCAL_QUEUE
 from kueue_integration.requests import verbs
 from kueue_integration.spec.train_spec import TrainSpec
+from localcluster import machines
 from localcluster.addons import restricted
 from localcluster.addons.chart import SHARED_MOUNT
+from proxy.protocol.manifest import loads
 
 from . import samples
 from .compare import compare, read_output
 from .errors import StoryError
 from .follow import ENDED, Follower, runs
-from .model import Expectation, Outcome, StoryRecord
+from .model import Expectation, Machines, Outcome, StoryRecord
 from .quickstart import INTRUDER, clear_the_way
 from .reference import host_path, with_option
-from .stage import DAGS, NAMESPACE, Stage
+from .stage import DAGS, NAMESPACE, Stage, unstamped
 from .story import CPU_PER_POD, MOVE_TIMEOUT_S, QUEUE, drive, record
 
 RESTRICTED = "demo-restricted"
@@ -69,8 +72,23 @@ def spec(name: str, expect: Expectation, folder: str) -> TrainSpec:
 
 def play_and_judge(stage: Stage, steps: int = STEPS) -> tuple[Expectation, Outcome]:
     """The story, and what is to be said of it. Raises StoryError, SingularityError, LocalClusterError, OSError."""
-    expect, measured, job = play(stage, steps)
-    return expect, judge(stage, expect, measured, job)
+    flavor = expectation(steps).other_flavor
+    with machines.different(stage.name, flavor, lambda text: stage.say(unstamped(text))) as lacking:
+        expect, measured, job = play(stage, steps)
+    outcome = judge(stage, expect, measured, job)
+    return expect, replace(outcome, machines=Machines(flavor, lacking, seen(stage, measured)))
+
+
+def seen(stage: Stage, measured: StoryRecord) -> dict[str, str]:
+    """Flavor -> digest of the processor's features, as its first checkpoint has them. Raises OSError, ValueError."""
+    # Where the store keeps manifests; the store's own code is nothing that this program may import.
+    store = host_path(stage.platform, stage.platform.store.removeprefix("file://"))
+    found: dict[str, str] = {}
+    for attempt in measured.attempts:
+        manifest = store / "jobs" / RESTRICTED / measured.job / f"{attempt.checkpoint}.json"
+        if attempt.flavor not in found and manifest.exists():
+            found[attempt.flavor] = loads(manifest.read_text()).requirements.cpu_flags_digest
+    return found
 
 
 def play(stage: Stage, steps: int) -> tuple[Expectation, StoryRecord, TrainSpec]:

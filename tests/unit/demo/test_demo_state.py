@@ -14,7 +14,7 @@ from kueue_integration.spec.validate import validate
 from localcluster import cli
 from localcluster.demo import main, report, state
 from localcluster.demo.compare import Comparison
-from localcluster.demo.model import Outcome, Saved, StoryRecord
+from localcluster.demo.model import Machines, Outcome, Saved, StoryRecord
 from proxy.protocol.messages import AttemptRecord
 
 EXPECT = state.expectation(700)
@@ -68,6 +68,16 @@ def test_a_good_run_passes() -> None:
 def test_each_thing_that_is_wrong_fails_the_verdict_by_name(bad: Outcome, failed: str) -> None:
     content = report.build(EXPECT, bad, with_airflow=False)
     assert content["verdict"] == "fail" and f"FAILED {failed}" in report.summary(content)
+
+
+@pytest.mark.parametrize("seen", [{"ondemand": "aa", "spot": "aa"}, {"ondemand": "aa"}, {"ondemand": "aa", "spot": ""}])
+def test_nodes_that_were_to_differ_and_do_not_fail_the_verdict(seen: dict[str, str]) -> None:
+    good = replace(outcome(), machines=Machines("spot", ["AVX512F"], {"ondemand": "aa", "spot": "bb"}))
+    content = report.build(EXPECT, good, with_airflow=False)
+    assert content["verdict"] == "pass" and content["machines"]["lacks"] == ["AVX512F"]
+    assert "nodes of spot were announced as other machines, without AVX512F" in report.summary(content)
+    bad = report.build(EXPECT, replace(good, machines=Machines("spot", ["AVX512F"], seen)), with_airflow=False)
+    assert bad["verdict"] == "fail" and "FAILED other machines" in report.summary(bad)
 
 
 def test_the_picture_says_that_the_ranks_are_virtual(tmp_path: Path) -> None:
