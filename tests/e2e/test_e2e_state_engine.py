@@ -20,11 +20,14 @@ from rows import SCRIPT as PLAIN
 from rows import TIMEOUT_S, Rows, Training
 
 from kueue_integration.contract import attempt_records
+from kueue_integration.jobs import start_point
 from kueue_integration.jobs.preflight import POD_SECURITY
 from kueue_integration.kube.resources import LOCAL_QUEUE, NAMESPACE
+from localcluster.addons import restricted
 from localcluster.demo import state
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
+from proxy.protocol.messages import Origin
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
@@ -68,11 +71,11 @@ def train(
 
 
 @pytest.fixture
-def alone(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[int, float]]:
+def alone(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[int, float]]:
     """The losses of one worker that nobody disturbs."""
 
-    def made() -> dict[int, float]:
-        job = train(rows, monkeypatch, "alone", workers=1, pace=0)
+    def made(*args: str) -> dict[int, float]:
+        job = train(rows, monkeypatch, f"alone-{len(args)}", args=args, workers=1, pace=0)
         job.finish()
         losses = dict(job.lines())
         assert list(losses) == list(range(STEPS))
@@ -82,7 +85,7 @@ def alone(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[int,
 
 
 def test_four_workers_two_four_three_without_a_privilege(
-    rows: Rows, others: Rows, monkeypatch: pytest.MonkeyPatch, alone: Callable[[], dict[int, float]]
+    rows: Rows, others: Rows, monkeypatch: pytest.MonkeyPatch, alone: Callable[..., dict[int, float]]
 ) -> None:
     job = train(rows, monkeypatch, "elastic", workers=4, min_workers=2, pace=0.5)
     job.until_steps(5)
@@ -107,7 +110,7 @@ def test_four_workers_two_four_three_without_a_privilege(
 
 @pytest.mark.full
 def test_a_job_goes_back_and_another_goes_on_from_the_same_state(
-    rows: Rows, monkeypatch: pytest.MonkeyPatch, alone: Callable[[], dict[int, float]]
+    rows: Rows, monkeypatch: pytest.MonkeyPatch, alone: Callable[..., dict[int, float]]
 ) -> None:
     job = train(rows, monkeypatch, "source", args=["--by-job"], workers=2, pace=0.5)
     top = job.output
@@ -127,6 +130,33 @@ def test_a_job_goes_back_and_another_goes_on_from_the_same_state(
     expected = alone()
     assert dict(job.lines()) == expected, "what it did again has the same bits"
     assert twin.lines() == [item for item in expected.items() if item[0] >= ref.step]
+
+
+@pytest.mark.full
+def test_another_job_begins_with_the_state_and_has_another_learning_rate(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch, alone: Callable[..., dict[int, float]]
+) -> None:
+    """Population-based training: the best one's state, other arguments, other workers."""
+    job = train(rows, monkeypatch, "best", args=["--by-job"], workers=2, pace=0.5)
+    top = job.output
+    job.output = top / "best"
+    job.until_steps(3)
+    ctl(rows, "checkpoint", "best", "--wait")
+    ref = attempt_records.checkpoint(job.job())
+    assert ref is not None
+    bold = replace(job.spec, name="bold", workers=1, command=[*job.spec.command, "--learning-rate", "0.01"])
+    volumes = restricted.claimed(rows.namespace, rows.stage.platform.volumes)
+    platform = replace(rows.stage.platform, volumes=volumes)
+    _, start = start_point.submit(rows.kube, bold, platform, f"best/{ref.id}")
+    assert start is not None and start.ref.id == ref.id
+    other = Training(rows, bold, top / "bold")
+    assert other.until_attempt(ref.attempt + 1).origin == Origin("best", ref.id)
+    other.finish()
+    job.finish()
+    plain, changed = alone(), alone("--learning-rate", "0.01", "--since", str(ref.step))
+    assert dict(job.lines()) == plain
+    assert other.lines() == [item for item in changed.items() if item[0] >= ref.step]
+    assert changed[STEPS - 1] != plain[STEPS - 1], "the new rate counts"
 
 
 def test_a_script_without_the_library_is_told_so_and_is_not_held(
