@@ -22,7 +22,7 @@ from localcluster import machines
 from localcluster.addons import restricted
 from localcluster.demo.stage import Stage
 
-pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_state.py"
 STEPS = 300
