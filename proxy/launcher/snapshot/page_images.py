@@ -20,10 +20,8 @@ restore: the store takes no links.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import ctypes
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -33,6 +31,7 @@ from .page_disk import PageDisk
 from .page_sink import PageSink
 from .page_stream import BLOCK, IN_PARENT, LAZY, PAGE, PROCESS, Entry
 from .protobuf import VARINT, Field
+from .relative_memory import RelativeMemory
 
 SHARED: Final = "shared.json"
 BEGIN: Final = protobuf.magic(0x56084025)
@@ -53,7 +52,7 @@ class PageImage:
 
     :param base: of the same family, and complete
     :param sink: gets the content
-    :param memory: descriptor of the process's memory, read at addresses; -1: nobody may read it. Closed here
+    :param memory: of the process; None: nobody may read it. Closed here
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class PageImage:
         pages_id: int,
         sink: PageSink | PageDisk,
         base: PageImage | None = None,
-        memory: int = -1,
+        memory: RelativeMemory | None = None,
     ) -> None:
         self.kind, self.number, self.pages_id, self.base = kind, number, pages_id, base
         self.memory = memory
@@ -81,8 +80,8 @@ class PageImage:
         """Of the addresses whose content came, ascending."""
 
     def close(self) -> None:
-        if self.memory >= 0:
-            os.close(self.memory)
+        if self.memory is not None:
+            self.memory.close()
 
     def add(self, entry: Entry) -> None:
         """An entry without content."""
@@ -113,7 +112,7 @@ class PageImage:
 
     def _compared(self, address: int, content: memoryview) -> Iterator[tuple[bool, int]]:
         """Runs of (the base has the same, bytes) that make up the content."""
-        if self.base is None:
+        if self.base is None or self.base.memory is None:
             yield False, len(content)
             return
         at = 0
@@ -152,10 +151,10 @@ class Comparison:
         self._theirs = memoryview(bytearray(BLOCK))
         self._at = _address(self._theirs)
 
-    def runs(self, mine: memoryview, memory: int, address: int) -> Iterator[tuple[bool, int]]:
+    def runs(self, mine: memoryview, memory: RelativeMemory, address: int) -> Iterator[tuple[bool, int]]:
         """(equal, bytes) of whole pages that follow each other and are equal, or are not."""
         size = len(mine)
-        if not self._read(memory, address, size):
+        if not memory.read(self._theirs[:size], address):
             yield False, size
             return
         here = _address(mine)
@@ -169,12 +168,6 @@ class Comparison:
                 length = 0
             before, length = equal, length + part
         yield before, length
-
-    def _read(self, memory: int, address: int, size: int) -> bool:
-        """Whether all of it can be read: a process may have ended, or forbid it."""
-        with contextlib.suppress(OSError):
-            return os.preadv(memory, [self._theirs[:size]], address) == size
-        return False
 
     def _pages(self, here: int, size: int) -> Iterator[tuple[bool, int]]:
         for coarse in range(0, size, _COARSE):

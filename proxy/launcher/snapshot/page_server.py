@@ -29,13 +29,14 @@ from .criu import WAS_KILLED
 from .page_disk import PageDisk
 from .page_sink import PageSink
 from .page_stream import PROCESS, Opened
+from .relative_memory import RelativeMemory
 
 ENDS_S = 10.0
 """How long it may take to end after CRIU has ended."""
 _WORDS = 500
 Bases = Mapping[int, Sequence[int]]
 """PID of a process -> PIDs of those that it may have memory in common with, the best first."""
-Memory = Callable[[int], int]
+Memory = Callable[[int], RelativeMemory | None]
 
 
 class Sidecar(NamedTuple):
@@ -132,7 +133,7 @@ def bases(pids: Sequence[int], proc: Path = process_scan.PROC) -> dict[int, list
 def receive(peer: socket.socket, folder: Path, bases: Bases, memory: Memory, sink: PageSink | PageDisk) -> None:
     """Write the memory images that CRIU sends; the content of pages goes to the sink. Raises DumpError, OSError.
 
-    :param memory: opens the memory of a process, by its PID as it sees itself; -1 where nobody may
+    :param memory: opens the memory of a process, by its PID as it sees itself; None where nobody may
     """
     images: list[page_images.PageImage] = []
     with contextlib.ExitStack() as files:
@@ -151,6 +152,8 @@ def receive(peer: socket.socket, folder: Path, bases: Bases, memory: Memory, sin
             if empty:
                 images[-1].add(entry)
         for image in images:
+            if image.memory is not None:
+                image.memory.check()
             image.write_pagemap()
         page_images.write_shared(folder, images)
         sink.end(folder)
@@ -165,21 +168,22 @@ def _opened(
     images: Sequence[page_images.PageImage],
     sink: PageSink | PageDisk,
 ) -> page_images.PageImage:
-    processes = {image.number: image for image in images if image.kind == PROCESS and image.memory >= 0}
+    processes = {image.number: image for image in images if image.kind == PROCESS and image.memory is not None}
     wanted = bases.get(what.number, ()) if what.kind == PROCESS else ()
     base = next((processes[pid] for pid in wanted if pid in processes), None)
     relative = what.kind == PROCESS and any(what.number in some for some in bases.values())
-    opened = memory(what.number) if relative else -1
+    opened = memory(what.number) if relative else None
     number = page_images.FIRST_ID + len(images)
     return page_images.PageImage(folder, what.kind, what.number, number, sink, base, opened)
 
 
-def _open_memory(pids: Mapping[int, int], number: int) -> int:
+def _open_memory(pids: Mapping[int, int], number: int) -> RelativeMemory | None:
     try:
-        return os.open(process_scan.PROC / str(pids[number]) / "mem", os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(process_scan.PROC / str(pids[number]) / "mem", os.O_RDONLY | os.O_CLOEXEC)
+        return RelativeMemory(file, pids[number])
     except (KeyError, OSError) as error:
         print(f"what process {number} shares is saved twice, as nobody may read it: {error!r}", file=sys.stderr)
-        return -1
+        return None
 
 
 @contextlib.contextmanager

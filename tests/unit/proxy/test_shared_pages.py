@@ -38,6 +38,7 @@ from proxy.launcher.snapshot.page_stream import (
     SHARED_MEMORY,
 )
 from proxy.launcher.snapshot.protobuf import BYTES, VARINT, Field
+from proxy.launcher.snapshot.relative_memory import RelativeMemory
 from proxy.protocol import messages, names
 from proxy.protocol.manifest import Manifest, Requirements
 from proxy.store import PagesSocket, Store
@@ -67,13 +68,13 @@ def memory_of(processes: Sequence[tuple[int, Memory]]) -> page_server.Memory:
     """Opens their memory: a file with each page at its address, as /proc/PID/mem shows it."""
     found = dict(processes)
 
-    def opened(pid: int) -> int:
+    def opened(pid: int) -> RelativeMemory | None:
         if pid not in found:
-            return -1
+            return None
         memory = os.memfd_create("memory")
         for number, content in found[pid].items():
             os.pwrite(memory, content, number * PAGE)
-        return memory
+        return RelativeMemory(memory)
 
     return opened
 
