@@ -23,7 +23,7 @@ from .identity import DEPLOYMENT, Claim, TaskKey
 from .informer import ALL, Subscription, subscribe
 
 CURSOR_KEY = "singularity_checkpoints"
-"""In the asset's state store: uid of a Job -> id of the last checkpoint that was told, for the Jobs that exist."""
+"""In the asset's state store: uid of a Job -> id of the last checkpoint with an event, for the Jobs that exist."""
 PATIENCE_S = 60.0
 
 
@@ -31,10 +31,11 @@ class SingularityCheckpointTrigger(BaseEventTrigger):  # type: ignore[misc]
     """For AssetWatcher: an event for each new checkpoint of the Jobs of a training task.
 
     The event's payload is `{"dag_id", "run_id", "task_id", "map_index", "job": {"namespace", "name", "uid"},
-    "checkpoint": {"id", "attempt", "step", "committed_at", ...}}`. The asset's state store keeps what was told, so a
-    triggerer that was away catches up with what the Job still names (its last checkpoints). Nothing is told twice,
-    except an event that was told in the very moment in which the triggerer died. Checkpoints from before the asset was
-    first watched are not told. Shares the watch of the deferred training tasks; an API server that is away only delays.
+    "checkpoint": {"id", "attempt", "step", "committed_at", ...}}`. The asset's state store keeps what had an event. So
+    a triggerer that was away catches up with what the Job still names (its last checkpoints). Nothing has two events,
+    except a checkpoint whose event came in the very moment in which the triggerer died. Checkpoints from before the
+    asset was first watched have none. Shares the watch of the deferred training tasks; an API server that is away
+    only delays.
 
     :param dag_id: Dag of the training task, None for any
     :param task_id: the training task, None for any

@@ -158,7 +158,7 @@ def decide(
 
     :param jobs: those with this owner's label that belong to `deployment`
     :param record: what Airflow remembers
-    :param remembers: whether Airflow would remember a Job of this Dag run: it is told before the Job is made
+    :param remembers: whether Airflow would remember a Job of this Dag run: asked before the Job is made
     """
 
     def fresh(generation: int, why: str) -> Decision:

@@ -9,7 +9,7 @@ from kueue_integration.jobs.status import JobStatus
 from proxy.protocol.messages import AttemptRecord
 
 QUIET_PHASES = frozenset(("Running", "Restoring", "Checkpointing", "Succeeded"))
-"""Told better by the attempts than by the phase."""
+"""The attempts tell it better than the phase."""
 
 
 def narrate(before: JobStatus | None, now: JobStatus) -> list[str]:

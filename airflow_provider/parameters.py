@@ -31,7 +31,7 @@ _TOGETHER = (
     {"volumes", "volume_mounts", "store", "pod_override", "node_selector", "tolerations", "resource_claims"},
     {"workdir", "files"},
 )
-"""Parameters with rules over several of them: while one is a template, nothing is said about the others."""
+"""Parameters with rules over several of them: while one is a template, the others are not checked."""
 
 
 def spec_values(operator: Any) -> dict[str, Any]:

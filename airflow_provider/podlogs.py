@@ -39,7 +39,7 @@ _WITH_PODS = frozenset((Phase.STARTING, Phase.RESTORING, Phase.RUNNING, Phase.CH
 class PodLog:
     """Copies what rank 0 of one job prints into `log`, at most `max_lines` lines over all attempts.
 
-    Never raises: what cannot be read, and what is left out, is said in the log.
+    Never raises: what cannot be read, and what is left out, is named in the log.
     """
 
     def __init__(self, view: Subscription, job: str, log: Any, interval_s: float, max_lines: int, place: Place) -> None:
@@ -130,7 +130,7 @@ class PodLog:
                 self._stop(f"the output of the ranks cannot be shown ({error}): the connection needs the "
                            "permission to list pods and to get pods/log, or set get_logs=False")  # fmt: skip
             except KubeError:
-                pass  # told by whoever follows the Job
+                pass  # reported by whoever follows the Job
         return self._read_last
 
     async def _save_place(self) -> None:

@@ -1,6 +1,6 @@
 """What an ended training tells the rest of Airflow: asset events of the task's outlets, and OpenLineage.
 
-Both are told after the outcome stands; trouble with either is a warning in the task log and changes nothing.
+Both hear of it after the outcome stands; trouble with either is a warning in the task log and changes nothing.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def _there(kube: Kube, namespace: str, name: str, uid: str) -> bool:
 
 
 def log_tails(kube: Kube, namespace: str, name: str, failed: bool, lines: int = 30) -> Iterator[str]:
-    """The last output of rank 0's pod, or of the pods that failed. What cannot be had is said, never raised."""
+    """The last output of rank 0's pod, or of the pods that failed. What cannot be had is named, never raised."""
     try:
         for pod in kube.list_pods(namespace, selector({job_names.LABEL_JOB: name})):
             code = _exit_code(pod)

@@ -1,7 +1,7 @@
 """A training that has to leave and comes back: stopped and restored by us, and by what scripts can do themselves.
 
-The same script, model, data and ranks; the others' variants have what their way of saving needs on top. All are told
-to go in the middle between two periodic checkpoints, where a notice that nobody can foresee comes on average.
+The same script, model, data and ranks; the others' variants have what their way of saving needs on top. All get
+the order to go in the middle between two periodic checkpoints, where a notice that nobody can foresee comes on average.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Script:
         return steps_of(box.log())[self._seen :]
 
     def leave(self, reference: Mapping[int, str]) -> Leave:
-        """Told to go after step AT, and started again."""
+        """It gets the order to go after step AT, and started again."""
         with self.start() as box:
             self.until(box, AT)
             asked = time.time()

@@ -1,4 +1,4 @@
-"""What the machine itself takes, so that a figure can be told from where it was measured."""
+"""What the machine itself takes, so that a figure can be separated from where it was measured."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Job:
     def start(self, pods: int, bring: Callable[[Mapping[int, Path]], None] | None = None) -> None:
         """A new attempt on so many pods: fresh, or from the images of the attempt before.
 
-        :param bring: puts the image of each rank where it is told to; None: they are copied from the pods before
+        :param bring: puts the image of each rank where it belongs; None: they are copied from the pods before
         """
         before, self.attempt = self.pods, self.attempt + 1
         port, share = free_port(), self.ranks // pods

@@ -40,7 +40,7 @@ class Endpoint:
         (run_dir / names.SOCKET_FILE).parent.mkdir(parents=True, exist_ok=True)
         self.plan = plan
         self.world_ends = True
-        """A pod whose ranks have ended well is told at once that those of the other pods have, too."""
+        """A pod whose ranks have ended well hears at once that those of the other pods have, too."""
         self.events: list[messages.LauncherEvent] = []
         self._commands: list[messages.LauncherCommand] = []
         self._changed = threading.Condition()

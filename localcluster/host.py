@@ -98,7 +98,7 @@ def check_space(path: Path, wanted: int) -> None:
 
 
 def missing_packages(packages: Mapping[str, str] | None = None) -> list[str]:
-    """Debian packages whose program or file is not here; of PACKAGES, if not said."""
+    """Debian packages whose program or file is not here; of PACKAGES by default."""
     search = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin"
     found = []
     for needed, package in (PACKAGES if packages is None else packages).items():
@@ -109,7 +109,7 @@ def missing_packages(packages: Mapping[str, str] | None = None) -> list[str]:
 
 
 def install_packages(cache: Path, progress: Progress, packages: Mapping[str, str] | None = None) -> None:
-    """Install what is missing of `packages` (program or file -> Debian package; PACKAGES, if not said) with apt.
+    """Install what is missing of `packages` (program or file -> Debian package; PACKAGES by default) with apt.
 
     :raises HostError: not Debian, or apt fails
     """

@@ -24,7 +24,7 @@ class UsageError(TrainError):
 
 
 class ContractError(TrainError):
-    """This attempt was told something else than the checkpoint: virtual ranks, batch size, seed and the like."""
+    """This attempt has other settings than the checkpoint: virtual ranks, batch size, seed and the like."""
 
 
 class ModelChangedError(TrainError):

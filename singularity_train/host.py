@@ -1,4 +1,4 @@
-"""What the place where a job runs tells the library, and is told: where state goes, whether to stop, how far it is.
+"""What the place where a job runs tells the library, and hears: where state goes, whether to stop, how far it is.
 
 This is the seam: whoever runs the job gives another Host. On a laptop it is the environment, SIGTERM and Ctrl-C. In
 managed pods the environment names the function that makes it (`environment.ENV_HOST`).

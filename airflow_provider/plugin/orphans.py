@@ -68,7 +68,7 @@ def _over(job: Object) -> bool:
 
 
 class Sweeper:
-    """Looks after a run some time after it was told of it, in a thread that lives while there is something to do."""
+    """Looks after a run some time after it heard of it, in a thread that lives while there is something to do."""
 
     def __init__(
         self, look: Callable[[str, str], object] = delete_orphans, grace_s: float = GRACE_S, tries: int = TRIES
@@ -80,7 +80,7 @@ class Sweeper:
         self._thread: threading.Thread | None = None
 
     def later(self, dag_id: str, run_id: str) -> None:
-        """Returns at once. Being told of a run again starts its delay again."""
+        """Returns at once. To hear of a run again starts its delay again."""
         self._put(dag_id, run_id, self._tries)
         with self._lock:
             if self._thread is None or not self._thread.is_alive():  # not alive in a forked process either

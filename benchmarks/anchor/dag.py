@@ -37,7 +37,7 @@ def killed_after_submission(context: Any) -> None:
 
 
 def theirs(where: dict[str, Any], blind: bool, **args: Any) -> Any:
-    """The training as their operator takes it: it knows nothing of the platform, so it is told all."""
+    """The training as their operator takes it: it knows nothing of the platform, so it gets all."""
     from airflow.providers.cncf.kubernetes.operators.kueue import KubernetesStartKueueJobOperator
     from kubernetes.client import models as k8s
 

@@ -1,4 +1,4 @@
-"""A plain DDP training loop that makes as many steps as it is told to, and says how long they took."""
+"""A plain DDP training loop that makes as many steps as its arguments ask for, and says how long they took."""
 
 import json
 import sys

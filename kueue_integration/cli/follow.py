@@ -38,7 +38,7 @@ class Follower:
         self._read: set[int] = set()
         """Attempts of which a pod was read."""
         self._passed: set[int] = set()
-        """Attempts whose absence has been told, or that were over before we came."""
+        """Attempts whose absence has been reported, or that were over before we came."""
 
     def lines(self) -> Iterator[str]:
         """Lines of all pods as they come, until the job is final and every stream has ended. Raises KubeError."""

@@ -19,7 +19,7 @@ def migrate(
 ) -> verbs.Result:
     """Move a job, with a checkpoint: to a flavor, where it stays, or away from a node, which it then avoids.
 
-    Both hold for every later attempt, until --anywhere frees the job from what was said before.
+    Both hold for every later attempt, until --anywhere frees the job from earlier wishes.
 
     \b
     Examples:

@@ -1,7 +1,7 @@
 """Moves as one document of OTLP/JSON, as OpenTelemetry collectors take it over HTTP. Pure.
 
 A move is a trace: one span for the whole, and below it one for each phase. The ids are derived from the job's UID, the
-attempt and the phase, so the same move has the same ids whenever it is told.
+attempt and the phase, so the same move has the same ids whenever it is exported.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ NARROWEST = 20
 
 
 def chart(job: str, moves: Sequence[Move]) -> str:
-    """Every move with its head, a line per phase, and what was not told."""
+    """Every move with its head, a line per phase, and what is missing."""
     return "\n\n".join(_one(job, move) for move in moves)
 
 

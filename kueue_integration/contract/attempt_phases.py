@@ -31,7 +31,7 @@ class AttemptPhases:
 
 
 def of_job(job: Mapping[str, Any] | None) -> list[AttemptPhases]:
-    """Oldest first; empty when nothing was told, or the annotation is unreadable."""
+    """Oldest first; empty when no pod has reported, or the annotation is unreadable."""
     return readable(annotation_values.messages(job, job_names.ANN_PHASES, AttemptPhases), [])
 
 
@@ -42,7 +42,7 @@ def of_attempt(job: Mapping[str, Any] | None, attempt: int) -> AttemptPhases:
 def told(
     job: Mapping[str, Any], attempt: int, start: StartPhases | None = None, save: SavePhases | None = None
 ) -> dict[str, str | None]:
-    """The annotation with what is told now, {} if it says so already. None takes nothing back."""
+    """The annotation with what the pods report now, {} if it says so already. None takes nothing back."""
     before = of_attempt(job, attempt)
     now = replace(
         before,

@@ -133,5 +133,5 @@ def infrastructure_retries(job: Mapping[str, Any] | None) -> int | None:
 
 
 def used_up(limit: int) -> str:
-    """What is said of a job that has lost one attempt more than `limit`."""
+    """The message of a job that has lost one attempt more than `limit`."""
     return f"its budget of {limit} infrastructure retries is used up"

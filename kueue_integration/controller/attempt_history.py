@@ -165,7 +165,7 @@ def orphaned(record: AttemptRecord, now: float) -> AttemptRecord:
 
 
 def roster(job: Job, record: AttemptRecord, pods: Sequence[Pod]) -> dict[str, str | None]:
-    """Annotation with the pods that the attempt trains with, {} if it is there, or cannot be told yet."""
+    """Annotation with the pods that the attempt trains with, {} if it is there, or is not known yet."""
     if record.runs_since is None or job.roster_of(record.attempt) is not None:
         return {}
     text = roster_text(pods, record.attempt, record.pods)

@@ -143,7 +143,7 @@ class World(Copies):
         key, own = _pod_owner(pod), Pod.parse(pod).attempt_word
         job = self.job(key[0], key[1] or "")
         if deleted and views.phase(pod) != "Succeeded" and job is not None and not _resting(job):
-            status = {**(pod.get("status") or {}), "phase": "Failed"}  # how it ended is told by what else it says
+            status = {**(pod.get("status") or {}), "phase": "Failed"}  # the rest of it says how it ended
             ghost = {**pod, "metadata": {**pod["metadata"], "finalizers": []}, "status": status}
             with self._lost_lock:
                 same = [old for old in self._lost.get(key, ()) if Pod.parse(old).attempt_word == own]

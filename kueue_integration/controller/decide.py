@@ -94,7 +94,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: float) -> Decision:
             action, due_at = _periodic(job, workload, check_name, now)
         return Decision(action, min((at for at in (wake, broken.wake_at, due_at) if at is not None), default=None))
     except BadAnnotationError:
-        pass  # said at the fence, where it stops something
+        pass  # the fence says it, where it stops something
     return Decision()
 
 

@@ -1,6 +1,6 @@
 """A job goes back to an older checkpoint: what is written at once, and how its running attempt ends. Pure.
 
-The attempt is given up where it stands, and saves nothing. From the moment of the write on, its pods are told that it
+The attempt is given up where it stands, and saves nothing. From the moment of the write on, its pods hear that it
 is not current any more. So they end, and no commit of theirs is accepted. A hold is lifted by the same write. Later
 checkpoints stay where they are, on a branch of their own, until retention removes them.
 """

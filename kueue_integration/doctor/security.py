@@ -13,7 +13,7 @@ from . import engines
 from .check import FAIL, OK, WARN, Check
 
 MISSING = "namespace"
-"""Name of the finding that the namespace does not exist: nothing else can be said about it then."""
+"""Name of the finding that the namespace does not exist: no other finding is possible then."""
 
 _NEEDED: tuple[tuple[Kind, str | None, tuple[str, ...]], ...] = (
     (JOB, None, ("get", "list", "watch", "create", "patch", "delete")),

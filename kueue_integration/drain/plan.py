@@ -16,7 +16,7 @@ from .departure import Departure
 from .look import Key, Look, Refusal, steps_lost
 
 WAITS_S = 10.0
-"""Seconds without quota after which a job is said to wait: Kueue gives most jobs quota again in less."""
+"""Seconds without quota after which a job counts as one that waits: Kueue gives most jobs quota again in less."""
 
 
 class Stage(str, enum.Enum):

@@ -155,7 +155,7 @@ def _variables(found: Mapping[str, str]) -> list[Object]:
 
 
 def _said(expression: str, message: str, otherwise: str) -> Object:
-    """A validation: `message` is an expression, `otherwise` what is said if that fails."""
+    """A validation: `message` is an expression, `otherwise` the sentence if that fails."""
     return {"expression": expression, "messageExpression": message, "message": otherwise, "reason": "Forbidden"}
 
 

@@ -54,7 +54,7 @@ def parse(message: str) -> list[Shortage]:
 
 
 def _excess(before: str | None, wanted: str | None, maximum: str) -> str:
-    """How much more than the maximum is asked for, "" when it cannot be told."""
+    """How much more than the maximum is asked for, "" when it is not known."""
     try:
         over = quantities.parse(before or "0") + quantities.parse(wanted or "") - quantities.parse(maximum)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Annotations of a job that cannot be read: which, and why. All go on without them, and people are told. Pure."""
+"""Annotations of a job that cannot be read: which, and why. All go on without them, and people see a note. Pure."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ TOLERATED_S = 2.0
 
 
 class ServerClock:
-    """The API server's time, told by what it writes on our own Lease: the hold policy compares with that clock.
+    """The API server's time, read from what it writes on our own Lease: the hold policy compares with that clock.
 
     Thread-safe: one writer, and a float is read at once.
     """
@@ -79,7 +79,7 @@ def transition(condition: Mapping[str, Any] | None) -> float | None:
 
 
 def observed(condition: Mapping[str, Any] | None, now: float) -> float:
-    """When `condition` changed, as exactly as can be told.
+    """When `condition` changed, as exactly as it is known.
 
     Kubernetes cuts the time to whole seconds: it happened in [t, t + 1), and not after we saw it at `now`.
     """

@@ -211,7 +211,7 @@ def _asked(job: Job, copy: Job) -> dict[str, str | None]:
 
 
 def _finish(job: Job, now: float) -> Step | None:
-    """The end of the last attempt, told by the status that Kueue brings to the manager's Job."""
+    """The end of the last attempt, read from the status that Kueue brings to the manager's Job."""
     history = required(job.history)
     last = attempt_history.last(history)
     if last is None or last.finished_at is not None or job.end is None:

@@ -93,7 +93,7 @@ class Training:
     workers: int
     attempts: Sequence[AttemptRecord] = ()
     stepless: bool = False
-    """Its program makes no steps, as far as can be told."""
+    """Its program makes no steps, as far as is known."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Of the annotations that the reader was asked to keep, those that the Job has."""
     created: float = 0.0

@@ -24,7 +24,7 @@ class Proposal:
     reason: str
     """A sentence for people."""
     gain_device_seconds: float
-    """What the policy expects of it; 0 where it cannot be told in device-seconds."""
+    """What the policy expects of it; 0 where it cannot be given in device-seconds."""
     policy: str
     workers: int = 0
     """resize."""

@@ -1,6 +1,6 @@
 """Periodic checkpoints: when is the next one of this job due? Pure; the controller asks, `status` shows.
 
-Everything is told by the Job's own annotations. `plan` needs no clock: it names a moment. The next request replaces the
+The Job's own annotations say everything. `plan` needs no clock: it names a moment. The next request replaces the
 answer to the last one. Two facts must survive it: the cost of a checkpoint and how many in a row have failed. They
 stand in an annotation that is written with the request.
 """

@@ -64,8 +64,8 @@ def make(
 
 
 def resolve(kube: Kube, job: Object, flavor: str | None, leave: Sequence[str], anywhere: bool) -> Placement:
-    """What the job's placement becomes: `flavor` pins it, `leave` are more nodes to avoid, `anywhere` drops what was
-    said before. Raises SpecError (unknown or impossible), PlatformError (may not look), KubeError.
+    """What the job's placement becomes: `flavor` pins it, `leave` are more nodes to avoid, `anywhere` drops
+    earlier wishes. Raises SpecError (unknown or impossible), PlatformError (may not look), KubeError.
     """
     before = ANYWHERE if anywhere else of(job)
     if isinstance(before, Unreadable):
@@ -91,7 +91,7 @@ def resolve(kube: Kube, job: Object, flavor: str | None, leave: Sequence[str], a
         allowed = [f.name for f in flavors if f.name in pinned and any(_on(f, n) for n in left)]
     if not allowed:
         field, value = ("away_from_node", ", ".join(leave)) if leave else ("flavor", flavor)
-        fix = "name another flavor too, or drop what was said before with --anywhere"
+        fix = "name another flavor too, or drop earlier wishes with --anywhere"
         raise SpecError(
             [(field, value, f"no usable node of flavor {_names(pinned)} is left without {_names(avoid)}; {fix}")]
         )

@@ -1,4 +1,4 @@
-"""How long the next checkpoint may take, told by the last one, and whether the limits leave that much time. Pure."""
+"""How long the next checkpoint may take, judged by the last one, and whether the limits leave that much time. Pure."""
 
 from __future__ import annotations
 

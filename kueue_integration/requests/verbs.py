@@ -76,7 +76,7 @@ def migrate(
     anywhere: bool = False,
     by: str | None = None,
 ) -> Result:
-    """Move to `flavor` (and stay there), or away from a node (and keep away). What was said before still holds, unless
+    """Move to `flavor` (and stay there), or away from a node (and keep away). Earlier wishes still hold, unless
     `anywhere`: alone it frees the job from all of it, and moves nothing.
 
     Raises RequestRefusedError, JobNotFoundError, PlatformError (no permission to look at nodes or flavors), KubeError.

@@ -34,7 +34,7 @@ def run_demo(
 
     :param engine: `process`: a task of Airflow; `state`: a job without a privilege, whose ranks follow its pods
 
-    What it started is torn down in every outcome, also on Ctrl-C; with `keep` it stays and the way to stop it is told.
+    What it started is torn down in every outcome, also on Ctrl-C; with `keep` it stays and the end says how to stop it.
     """
     progress = Progress()
     output.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,7 @@ def spec(name: str, expect: Expectation, folder: str) -> TrainSpec:
 
 
 def play_and_judge(stage: Stage, steps: int = STEPS) -> tuple[Expectation, Outcome]:
-    """The story, and what is to be said of it. Raises StoryError, SingularityError, LocalClusterError, OSError."""
+    """The story, and the sentences about it. Raises StoryError, SingularityError, LocalClusterError, OSError."""
     flavor = expectation(steps).other_flavor
     with machines.different(stage.name, flavor, lambda text: stage.say(unstamped(text))) as lacking:
         expect, measured, job = play(stage, steps)

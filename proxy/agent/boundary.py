@@ -82,7 +82,7 @@ class Boundary:
         self.refused = 0
         """Newest generation that it cannot be saved for."""
         self.unsaid = ""
-        """... why, as long as the launcher has not been told."""
+        """... why, as long as the launcher does not know it."""
         self.in_loop = False
         """All ranks come to the boundaries of one loop, so they can wait there and need no other place to stop."""
         self._freeze = freeze

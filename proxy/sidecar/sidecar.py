@@ -36,7 +36,7 @@ from .progress import Reporter
 from .state_parts import PartsServer
 
 HELLO_S: Final = 300.0
-"""How long the controller may be unreachable, or know no leader, before the launcher is told that there is no plan."""
+"""How long the controller may be unreachable, or know no leader, before the launcher hears that there is no plan."""
 AGAIN_S: Final = 1.0
 """Pause before the next try at what was away for as long as was waited, while no launcher waits for a plan."""
 END_S: Final = 4.0

@@ -36,7 +36,7 @@ def shards(text: bytes) -> frozenset[str]:
     """Blobs that hold nothing but shards, by a manifest of `singularity_train.storage`. Pure.
 
     A tensor that several ranks had whole is needed by every rank, whatever their number. One that was saved by a single
-    rank may be either. Empty where that cannot be said: everything is needed then.
+    rank may be either. Empty where that is not known: everything is needed then.
     """
     data = json_value(text, MANIFEST_BYTES)
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):

@@ -92,7 +92,7 @@ def _number(listing: Listing) -> tuple[int, str]:
 
 def last_use(store: Store, namespace: str, job: str, ranks: Iterable[int]) -> dict[str, int]:
     """Packs of these ranks' images in the newest checkpoint -> how many chunks of it one of the ranks uses at most.
-    Empty if that cannot be told."""
+    Empty if that is not known."""
     used: dict[str, int] = {}
     folder = layout.job_folder(namespace, job)
     with contextlib.suppress(StoreError, CorruptChunkError):

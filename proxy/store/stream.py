@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Socket:
-    """Where launchers bring pages. Made before they are told to.
+    """Where launchers bring pages. Made before they get the order.
 
     :param path: of the socket; what is there is replaced. Raises OSError
     :param spill: bytes of the disk that may keep what another pod stores first. What is more is stored at once

@@ -1,4 +1,4 @@
-"""What the policy health has found, told once: sick nodes and errors of programs. Taints nodes if it may."""
+"""What the policy health has found, reported once: sick nodes and errors of programs. Taints nodes if it may."""
 
 from __future__ import annotations
 

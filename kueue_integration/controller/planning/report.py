@@ -17,9 +17,9 @@ from ..metrics import Metrics
 log = logging.getLogger(__name__)
 
 AGAIN_S: Final = 600.0
-"""The same proposal is told again after so many seconds."""
+"""The same proposal is reported again after so many seconds."""
 REMEMBERED: Final = 10_000
-"""So many are known as told; after that, all of them may be told again."""
+"""So many are known as reported; after that, all of them may be reported again."""
 MAX_MESSAGE: Final = 1000
 """Characters; an Event may have 1024."""
 
@@ -72,7 +72,7 @@ class Report:
             log.warning("no Event for %s: %s", "/".join(proposal.job), error)
 
     def _new(self, key: tuple[str, ...], now: float) -> bool:
-        """Whether that was not told within AGAIN_S; a clock that went back tells it again."""
+        """Whether that was not reported within AGAIN_S; a clock that went back tells it again."""
         if 0 <= now - self._told.get(key, -AGAIN_S) < AGAIN_S:
             return False
         if len(self._told) >= REMEMBERED:

@@ -114,7 +114,7 @@ class Job:
     tied = Part(lambda raw: annotation(raw, COMPLETIONS_EQUAL_PARALLELISM) == "true")
     """Its completions follow its parallelism: its size may change."""
     min_parallelism = _word(MIN_PARALLELISM)
-    """The fewest workers as Kueue is told."""
+    """The fewest workers as Kueue knows it."""
 
     @classmethod
     def parse(cls, raw: Object) -> Job:

@@ -123,7 +123,7 @@ def _back(here: _Here, there: list[str], prices: Mapping[str, float], settings: 
 
 
 def _proposal(here: _Here, flavor: str, step_s: float, price: float, why: str) -> Proposal:
-    """The money saved is told in device-seconds of the present flavor: that is what a move costs."""
+    """The money saved is given in device-seconds of the present flavor: that is what a move costs."""
     saved = (here.step_s * here.price - step_s * price) / here.price
     devices = here.job.devices
     now, then = (each * devices / 3600 for each in (here.step_s * here.price, step_s * price))

@@ -74,7 +74,7 @@ class FakeNvml:
 
     # --- what tests do ----------------------------------------------------------------------------------------------
     def happens(self, number: int, kind: int, data: int = 0) -> None:
-        """Something on GPU `number`: whoever waits for it is told."""
+        """Something on GPU `number`: whoever waits for it hears of it."""
         with self._changed:
             self._events.append(_Event(number, kind, data))
             self._changed.notify_all()

@@ -99,7 +99,7 @@ def apply() -> None:
     packed = _packed(program())
     code = ctypes.create_string_buffer(packed, len(packed))
     sock_fprog = struct.pack("HxxxxxxP", len(packed) // 8, ctypes.addressof(code))
-    # Linux before 5.16 slows filtered processes down (speculative store bypass), unless it is told not to.
+    # Linux before 5.16 slows filtered processes down (speculative store bypass), unless a flag says not to.
     for flags in (_SPEC_ALLOW, 0):
         result = c.syscall(_SYS_SECCOMP, _SET_MODE_FILTER, flags, sock_fprog)
         if result == 0:

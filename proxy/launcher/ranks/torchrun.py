@@ -22,7 +22,7 @@ _WORKERS = "nproc-per-node"
 def unwrapped(argv: Sequence[str], world_size: int) -> list[str]:
     """The command of one rank; `argv` itself if it does not start torchrun.
 
-    Raises CommandError when torchrun was told to start another number of processes than the job has ranks.
+    Raises CommandError when the command has torchrun start another number of processes than the job has ranks.
     """
     found = _options(argv)
     if found is None:

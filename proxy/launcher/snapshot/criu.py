@@ -14,7 +14,7 @@ from ..ranks.slot import Slot
 from ..ranks.slot_init import TOOL_SOCKET
 from ..tools import Tools
 
-# Said by healthy runs in a container, too.
+# Healthy runs in a container say it, too.
 _HARMLESS = re.compile(r"tun:|rlimit")
 # Connections stay inside the slot (`sockets`): while both ends stand still, no network lock is needed. The log has
 # errors and warnings only: a higher level writes a line for each page, which took a third of a restore's time.

@@ -34,7 +34,7 @@ class Engine(Protocol[AnyRank]):
 
     devices: device.Backend
     elastic: bool
-    """Ranks may be started anew in the middle of a training, so each is told its place in the world, also the only one.
+    """Ranks may be started anew in the middle of a training, so each learns its place in the world, also the only one.
     """
 
     def prepare(self) -> None:

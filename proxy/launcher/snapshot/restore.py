@@ -142,7 +142,7 @@ def _restore_all(plan: Plan, paths: Paths, tool: criu.Criu, slots: Mapping[int, 
 def _restore_devices(
     plan: Plan, paths: Paths, slots: Mapping[int, Slot], devices: device.Backend
 ) -> dict[int, dict[str, str]]:
-    """Before the ranks are told to go on: they wait for that without touching a device. Rank -> old to new UUID."""
+    """Before the ranks go on: they wait for that without touching a device. Rank -> old to new UUID."""
     moved = {}
     for place, rank in enumerate(plan.ranks):
         images = paths.image(plan.checkpoint_id, rank)

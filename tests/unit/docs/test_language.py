@@ -126,7 +126,7 @@ def test_what_is_an_inversion(text: str, inverted: bool) -> None:
 
 
 BARE = re.compile(
-    r"\b(?:is|are|was|were|be|been|being|not|never|and|or|what|as) (?:said|told)\b|(?:^|[|,;(]) ?(?:said|told)\b",
+    r"\b(?:is|are|was|were|be|been|being|if not|never|and|or|what|as) (?:said|told)\b|(?:^|[|,;(]) ?(?:said|told)\b",
     re.IGNORECASE | re.MULTILINE,
 )
 """`said` or `told` without who says it: name the message, the log or the page instead."""
@@ -140,6 +140,11 @@ def bare(page: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_names_who_says_it(page: Path) -> None:
     assert bare(page.read_text()) == []
+
+
+def test_comments_and_docstrings_name_who_says_it() -> None:
+    code = ((m, line, text) for m in MODULES for line, text in sentences_of_code(m.read_text()))
+    assert [f"{m.relative_to(ROOT)}:{line}: {text}" for m, line, text in code if bare(text)] == []
 
 
 @pytest.mark.parametrize(
