@@ -17,11 +17,11 @@ LEAST = 3.0
 ASKED: Mapping[str, str] = {
     "completion_mean_h": "average completion", "completion_median_h": "median completion",
     "completion_p95_h": "95th percentile", "makespan_h": "makespan", "queueing_mean_h": "average queueing",
-    "goodput": "work while jobs arrive", "held_share": "devices in use", "fairness": "fairness",
+    "goodput": "work while jobs arrive", "fairness": "fairness",
     "dollars_per_h": "cost of work", "premium_kept": "premium promises kept",
 }  # fmt: skip
-MOVES = "moves_per_job"
-"""Neither a gain nor a loss by itself: what moves cost is in all other measures. The tables have it beside them."""
+BESIDE: Mapping[str, str] = {"moves_per_job": "moves per job", "held_share": "devices in use"}
+"""Neither a gain nor a loss by itself: what moves cost is in all other measures, and devices may be used for little."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,9 @@ class Change:
 
     @property
     def text(self) -> str:
-        seeds = "one seed" if self.seeds == 1 else f"{self.least:+.0f} to {self.most:+.0f}"
-        return f"{ASKED[self.measure]} {self.mean:+.1f} % ({seeds})"
+        """The range is left out where there is one seed."""
+        seeds = "" if self.seeds == 1 else f" ({self.least:+.0f} to {self.most:+.0f})"
+        return f"{ASKED[self.measure]} {self.mean:+.1f} %{seeds}"
 
 
 def clear(results: Mapping[str, Found], base: str, left_out: Collection[str] = ()) -> list[Change]:
@@ -69,20 +70,22 @@ def text(results: Mapping[str, Found], base: str, left_out: Collection[str] = ()
     changes = clear(results, base, left_out)
     parts = []
     for title, better in (("Gains", True), ("Losses", False)):
-        rows = [["policy", "scenario", f"change against {base}", "moves per job"], ["---"] * 4]
+        rows = [["policy", "scenario", f"change against {base}", *BESIDE.values()], ["---"] * 5]
         by_place: dict[tuple[str, str], list[str]] = {}
         for one in changes:
             if one.better == better:
                 by_place.setdefault((one.contender, one.scenario), []).append(one.text)
         rows += [
-            [*place, "; ".join(texts), _moves(results[place[1]], place[0], base)] for place, texts in by_place.items()
-        ] or [["none", "", "", ""]]
+            [*place, "; ".join(texts), *(_both(results[place[1]], place[0], base, key) for key in BESIDE)]
+            for place, texts in by_place.items()
+        ] or [["none", "", "", "", ""]]
         table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
         count = len({name for name, _ in by_place})
         parts.append(f"**{title}**: {count} {'policy' if count == 1 else 'policies'}\n\n{table}")
     return "\n\n".join(parts)
 
 
-def _moves(found: Found, name: str, base: str) -> str:
-    before, after = (fmean(run[MOVES] for run in found[one]) for one in (base, name))
+def _both(found: Found, name: str, base: str, key: str) -> str:
+    """The mean of the base, and that of the contender."""
+    before, after = (fmean(run[key] for run in found[one]) for one in (base, name))
     return f"{before:.2f} to {after:.2f}"

@@ -75,7 +75,7 @@ def _kill(pod: str) -> int:
             environment = (process / "environ").read_bytes().split(b"\0")
             if (
                 b"SINGULARITY_POD=" + pod.encode() in environment
-                and b"controller" in (process / "cmdline").read_bytes()
+                and b"kueue_integration.serve" in (process / "cmdline").read_bytes()
             ):
                 os.kill(int(process.name), signal.SIGKILL)
                 killed += 1

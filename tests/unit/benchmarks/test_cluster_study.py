@@ -192,19 +192,20 @@ def test_classes_that_only_name_a_promise_have_one_priority() -> None:
 
 
 def test_only_clear_changes_are_gains_or_losses() -> None:
-    base = [{**dict.fromkeys(verdict.ASKED, 100.0), verdict.MOVES: 1.0}] * 2
+    base = [{**dict.fromkeys(verdict.ASKED, 100.0), **dict.fromkeys(verdict.BESIDE, 1.0)}] * 2
     mixed = [{**base[0], "completion_mean_h": 80.0}, {**base[0], "completion_mean_h": 120.0, "goodput": 99.0}]
     better = [{**base[0], "completion_mean_h": 90.0, "goodput": 103.0}, {**base[0], "completion_mean_h": 80.0}]
-    better[0][verdict.MOVES] = 4.0
+    better[0]["moves_per_job"] = 4.0
     found = {"busy": {"base": base, "mixed": mixed, "better": better, "other": mixed}, "one": {"base": base[:1]}}
     (one,) = verdict.clear(found, "base", ("other",))
     assert one.better and one.text == "average completion -15.0 % (-20 to -10)"
     text = verdict.text(found, "base")
-    row = "| better | busy | average completion -15.0 % (-20 to -10) | 1.00 to 2.50 |"
+    row = "| better | busy | average completion -15.0 % (-20 to -10) | 1.00 to 2.50 | 1.00 to 1.00 |"
     assert "**Gains**: 1 policy\n" in text and row in text
-    assert "**Losses**: 0 policies\n" in text and text.endswith("| none |  |  |  |")
+    assert "**Losses**: 0 policies\n" in text and text.endswith("| none |  |  |  |  |")
     dearer = {"x": {"base": base[:1], "worse": [{**base[0], "dollars_per_h": 110.0}]}}
-    assert "| worse | x | cost of work +10.0 % (one seed) | 1.00 to 1.00 |" in verdict.text(dearer, "base")
+    row = "| worse | x | cost of work +10.0 % | 1.00 to 1.00 | 1.00 to 1.00 |"
+    assert row in verdict.text(dearer, "base")
 
 
 def test_a_page_gets_its_verdict_when_all_its_scenarios_are_in_the_book(tmp_path: Path) -> None:
