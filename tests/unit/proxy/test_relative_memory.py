@@ -48,10 +48,10 @@ def of_child(pid: int) -> RelativeMemory:
     return RelativeMemory(os.open(f"/proc/{pid}/mem", os.O_RDONLY), pid)
 
 
-@pytest.mark.parametrize("pid", [NOBODY, os.getpid()])
-def test_memory_is_read_at_its_addresses(content: int, pid: int) -> None:
+@pytest.mark.parametrize("known", [False, True], ids=["by its memory", "by its PID"])
+def test_memory_is_read_at_its_addresses(content: int, known: bool) -> None:
     found = memoryview(bytearray(2 * PAGE))
-    with closing(of_us(pid)) as memory:
+    with closing(of_us(os.getpid() if known else NOBODY)) as memory:
         assert memory.read(found, content + PAGE)
         memory.check()
     assert found == expected()[PAGE : 3 * PAGE]
