@@ -17,8 +17,9 @@ BIN := $(VENV)/bin
 # Keyed on the content: a checkout that only touches the file's date does not install again.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml localcluster/pyproject.toml requirements.lock | sha256sum | cut -c1-12)
 
-# A file's tests run one after the other in one process; the fixtures of a file are made once.
-BOTH_CORES := -n 2 --dist loadfile
+# A file's tests run one after the other in one process; the fixtures of a file are made once. Tests wait as much as they
+# compute: three processes for two cores.
+BOTH_CORES := -n 3 --dist loadfile
 
 APT := apt-get -y -q -o DPkg::Lock::Timeout=300
 
