@@ -238,9 +238,12 @@ class Rows:
         if cohort is not None:
             body["cohortName"] = f"{self.namespace}-{cohort}"
         own = self.cluster_queue(name)
-        meta = {"name": name, "namespace": self.namespace}
         self.make(_kueue(CLUSTER_QUEUE, {"name": own}, body))
-        self.make(_kueue(LOCAL_QUEUE, meta, {"clusterQueue": own}))
+        self.local_queue(name, own)
+
+    def local_queue(self, name: str, cluster_queue: str) -> None:
+        """Jobs of this namespace in a ClusterQueue, maybe one of another namespace's."""
+        self.make(_kueue(LOCAL_QUEUE, {"name": name, "namespace": self.namespace}, {"clusterQueue": cluster_queue}))
 
     def cluster_queue(self, name: str) -> str:
         return f"{self.namespace}-{name}"

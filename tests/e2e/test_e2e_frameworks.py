@@ -17,7 +17,6 @@ from other_kinds import ctl
 from rows import Rows, Training
 from state_rows import restricted, train
 
-from kueue_integration.kube.resources import LOCAL_QUEUE
 from localcluster.config import cache_dir
 from localcluster.demo.stage import Stage
 from localcluster.images import rootfs
@@ -55,10 +54,7 @@ def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
 def others(stage: Stage, rows: Rows, say: Callable[[str], None]) -> Iterator[Rows]:
     """Jobs of anybody, in the same queue."""
     made = Rows(stage, "frameworks-others", say)
-    made.make({
-        "apiVersion": LOCAL_QUEUE.api_version, "kind": LOCAL_QUEUE.name,
-        "metadata": {"name": "q", "namespace": made.namespace}, "spec": {"clusterQueue": rows.cluster_queue("q")},
-    })  # fmt: skip
+    made.local_queue("q", rows.cluster_queue("q"))
     yield made
     made.close()
 

@@ -17,7 +17,6 @@ from other_kinds import ctl
 from rows import Rows, Training
 
 from kueue_integration.controller import checkpoint_fit
-from kueue_integration.kube.resources import LOCAL_QUEUE
 from localcluster import machines
 from localcluster.addons import restricted
 from localcluster.demo.stage import Stage
@@ -49,10 +48,7 @@ def bare(stage: Stage, say: Callable[[str], None], rows: Rows) -> Iterator[Rows]
     """A namespace that enforces Pod Security `restricted`, with the same queue."""
     made = Rows(stage, "machines-restricted", say)
     restricted.make(stage.kubectl, made.namespace, stage.platform.volumes)
-    made.make({
-        "apiVersion": LOCAL_QUEUE.api_version, "kind": LOCAL_QUEUE.name,
-        "metadata": {"name": "q", "namespace": made.namespace}, "spec": {"clusterQueue": rows.cluster_queue("q")},
-    })  # fmt: skip
+    made.local_queue("q", rows.cluster_queue("q"))
     yield made
     made.close()
 

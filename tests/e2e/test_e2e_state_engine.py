@@ -22,12 +22,12 @@ from rows import TIMEOUT_S, Rows, Training
 from kueue_integration.contract import attempt_records
 from kueue_integration.jobs import start_point
 from kueue_integration.jobs.preflight import POD_SECURITY
-from kueue_integration.kube.resources import LOCAL_QUEUE, NAMESPACE
+from kueue_integration.kube.resources import NAMESPACE
 from localcluster.addons import restricted
 from localcluster.demo import state
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
-from proxy.protocol.messages import Origin
+from proxy.protocol.messages import CheckpointRef, Origin
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
@@ -48,10 +48,7 @@ def rows(stage: Stage, say: Callable[[str], None]) -> Iterator[Rows]:
 def others(stage: Stage, rows: Rows, say: Callable[[str], None]) -> Iterator[Rows]:
     """Jobs of anybody, in the same queue."""
     made = Rows(stage, "restricted-others", say)
-    made.make({
-        "apiVersion": LOCAL_QUEUE.api_version, "kind": LOCAL_QUEUE.name,
-        "metadata": {"name": "q", "namespace": made.namespace}, "spec": {"clusterQueue": rows.cluster_queue("q")},
-    })  # fmt: skip
+    made.local_queue("q", rows.cluster_queue("q"))
     try:
         yield made
     finally:
@@ -108,17 +105,24 @@ def test_four_workers_two_four_three_without_a_privilege(
     assert job.lines() == [*alone().items()], "every step once, and every loss with the bits of one worker's"
 
 
+def saved(rows: Rows, monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[Training, Path, CheckpointRef]:
+    """A job of two workers that trains, the folder of all jobs' output, and a checkpoint that it took on the side."""
+    job = train(rows, monkeypatch, name, args=["--by-job"], workers=2, pace=0.5)
+    top = job.output
+    job.output = top / name
+    job.until_steps(3)
+    ctl(rows, "checkpoint", name, "--wait")
+    ref = attempt_records.checkpoint(job.job())
+    assert ref is not None
+    return job, top, ref
+
+
 @pytest.mark.full
 def test_a_job_goes_back_and_another_goes_on_from_the_same_state(
     rows: Rows, monkeypatch: pytest.MonkeyPatch, alone: Callable[..., dict[int, float]]
 ) -> None:
-    job = train(rows, monkeypatch, "source", args=["--by-job"], workers=2, pace=0.5)
-    top = job.output
-    job.output = top / "source"
-    job.until_steps(3)
-    ctl(rows, "checkpoint", "source", "--wait")
-    ref = attempt_records.checkpoint(job.job())
-    assert ref is not None and (ref.engine, ref.world_size, ref.needs) == ("state", 2, None)
+    job, top, ref = saved(rows, monkeypatch, "source")
+    assert (ref.engine, ref.world_size, ref.needs) == ("state", 2, None)
     job.until(lambda s: s.attempt == 1 and s.step > ref.step + 3, "it goes on in place")
     ctl(rows, "fork", "source", "--from", ref.id, "--name", "twin")
     twin = Training(rows, replace(job.spec, name="twin"), top / "twin")
@@ -137,13 +141,7 @@ def test_another_job_begins_with_the_state_and_has_another_learning_rate(
     rows: Rows, monkeypatch: pytest.MonkeyPatch, alone: Callable[..., dict[int, float]]
 ) -> None:
     """Population-based training: the best one's state, other arguments, other workers."""
-    job = train(rows, monkeypatch, "best", args=["--by-job"], workers=2, pace=0.5)
-    top = job.output
-    job.output = top / "best"
-    job.until_steps(3)
-    ctl(rows, "checkpoint", "best", "--wait")
-    ref = attempt_records.checkpoint(job.job())
-    assert ref is not None
+    job, top, ref = saved(rows, monkeypatch, "best")
     bold = replace(job.spec, name="bold", workers=1, command=[*job.spec.command, "--learning-rate", "0.01"])
     volumes = restricted.claimed(rows.namespace, rows.stage.platform.volumes)
     platform = replace(rows.stage.platform, volumes=volumes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import digits
 import numpy as np
 import pytest
+from module_files import loaded
 from torch_nursery import Nursery
 
 from airflow_provider.identity import Claim, TaskKey, Try, job_name
@@ -26,11 +26,7 @@ CHECKPOINT = {"job": "train-1", "namespace": "team", "id": "train-1-a1-g3", "ste
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("evaluate_dag", DAGS / "evaluate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(DAGS / "evaluate.py")
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from airflow.sdk import DAG
+from module_files import loaded
 
 DAGS = Path(__file__).parents[3] / "dags"
 
@@ -16,10 +16,7 @@ DAGS = Path(__file__).parents[3] / "dags"
 def found() -> dict[str, DAG]:
     dags = {}
     for path in sorted(DAGS.glob("*.py")):
-        spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = loaded(path)
         dags |= {each.dag_id: each for each in vars(module).values() if isinstance(each, DAG)}
     return dags
 

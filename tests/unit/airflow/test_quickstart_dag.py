@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -13,17 +12,14 @@ from typing import Any
 import digits
 import numpy as np
 import pytest
+from module_files import loaded
 
 DAGS = Path(__file__).parents[3] / "dags"
 
 
 @pytest.fixture(scope="module")
 def quickstart() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("quickstart_dag", DAGS / "quickstart.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(DAGS / "quickstart.py")
 
 
 def test_the_dag_parses_and_has_the_three_tasks_in_order(quickstart: ModuleType) -> None:
@@ -167,10 +163,7 @@ def test_no_boundary_runs_and_ends() -> None:
 def test_the_sweep_parses_and_maps_over_the_rates() -> None:
     from airflow.serialization.serialized_objects import DagSerialization
 
-    spec = importlib.util.spec_from_file_location("sweep_dag", DAGS / "sweep.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded(DAGS / "sweep.py")
     module.dag.validate()
     again = DagSerialization.from_dict(DagSerialization.to_dict(module.dag))
     assert again.task_dict["fit"].is_mapped

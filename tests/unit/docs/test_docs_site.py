@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import os
 import re
 import subprocess
@@ -13,17 +12,14 @@ from types import ModuleType
 
 import pytest
 import yaml
+from module_files import loaded
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "docs/reference.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(ROOT / "docs/reference.py")
 
 
 def test_the_site_builds_strictly_without_a_network(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
+from module_files import loaded
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts/singularity"
@@ -15,11 +15,7 @@ CHART = ROOT / "charts/singularity"
 
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("chart_reference", ROOT / "docs/chart_reference.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(ROOT / "docs/chart_reference.py")
 
 
 def test_the_readme_is_current(generator: ModuleType) -> None:

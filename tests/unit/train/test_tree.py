@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from module_files import loaded
 
 PATH = Path(__file__).parents[3] / "singularity_train" / "tree.py"
-_spec = importlib.util.spec_from_file_location("tree_of_sums", PATH)
-assert _spec is not None and _spec.loader is not None
-tree = importlib.util.module_from_spec(_spec)
-sys.modules["tree_of_sums"] = tree
-_spec.loader.exec_module(tree)
+tree = loaded(PATH, "tree_of_sums")
 
 WORLDS = st.integers(1, 70).flatmap(lambda count: st.tuples(st.just(count), st.integers(1, count)))
 
