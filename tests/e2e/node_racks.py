@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rows import Rows, Training
+from rows import TIMEOUT_S, Rows, Training
 
 from kueue_integration.kube import quantities
 from kueue_integration.kube.resources import (
@@ -18,6 +18,7 @@ from kueue_integration.kube.resources import (
     condition,
     is_true,
 )
+from localcluster.demo.wait import wait_for
 
 HALL, RACK, HOST = "example.com/hall", "example.com/rack", "kubernetes.io/hostname"
 RACKS = {"ondemand-0": "a", "ondemand-1": "b", "spot-0": "b"}
@@ -62,6 +63,17 @@ def racks(job: Training) -> list[str]:
     """Rack of each pod that is at work, sorted."""
     pods = [pod for pod in job.pods() if pod["status"].get("phase") not in ("Succeeded", "Failed")]
     return sorted(RACKS[str(pod["spec"].get("nodeName"))] for pod in pods)
+
+
+def until_placed(job: Training) -> list[str]:
+    """`racks` once the scheduler has put all its pods on nodes."""
+
+    def placed() -> list[str] | None:
+        pods = job.pods()
+        done = len(pods) == job.spec.workers and all(pod["spec"].get("nodeName") for pod in pods)
+        return racks(job) if done else None
+
+    return wait_for(placed, f"all pods of {job.name} are on nodes", TIMEOUT_S)
 
 
 def waits_for(rows: Rows, job: str, topology: str) -> bool:
