@@ -110,6 +110,13 @@ TRAINER = GoPart(
     note="about 3 minutes on 2 cores",
 )
 """Not of every cluster: see `trainer`."""
+DRA_DRIVER = GoPart(
+    "dradriver",
+    [("dra-example-kubeletplugin", "dra-driver")],
+    ["install", "tool"],
+    note="about 2 minutes on 2 cores",
+)
+"""Not of every cluster: see `dra`."""
 FAKE_GCS = GoPart("fakegcs", _same("fake-gcs-server"), ["install", "tool"], note="about a minute on 2 cores")
 """Speaks Google Cloud Storage; of no cluster, the store is tested against it."""
 PARTS = (ETCD, KUBERNETES, CONTAINERD, COREDNS, KUEUE, HELM)

@@ -13,6 +13,8 @@ from ..namespaces.processes import Part
 SANDBOX_IMAGE = "localhost/singularity-pause:1"
 CNI_PLUGINS = Path("/usr/lib/cni")
 KUBELET_ROOT = "kubelet"
+CDI = "cdi"
+"""Folder of a node where drivers describe what a container with their device gets (Container Device Interface)."""
 
 
 def socket(config: ClusterConfig, node: Node) -> Path:
@@ -57,6 +59,7 @@ oom_score = 0
 [plugins.'io.containerd.cri.v1.runtime']
   restrict_oom_score_adj = true
   netns_mounts_under_state_dir = true
+  cdi_spec_dirs = ["{directory / CDI}"]
 [plugins.'io.containerd.cri.v1.runtime'.containerd]
   default_runtime_name = "runc"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
@@ -134,7 +137,7 @@ def kubelet_config(config: ClusterConfig, node: Node) -> str:
 def write_files(config: ClusterConfig, node: Node, runc: str) -> None:
     """Everything that the two programs read."""
     directory = config.node_dir(node)
-    for below in ("containerd", "cni", "opt", KUBELET_ROOT, "kubelet-certs", "pod-logs", "volume-plugins"):
+    for below in ("containerd", "cni", CDI, "opt", KUBELET_ROOT, "kubelet-certs", "pod-logs", "volume-plugins"):
         (directory / below).mkdir(parents=True, exist_ok=True)
     (directory / "containerd.toml").write_text(containerd_toml(config, node, runc))
     (directory / "cni" / "10-pods.conflist").write_text(cni_conflist(config))

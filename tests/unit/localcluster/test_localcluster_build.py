@@ -46,7 +46,7 @@ def test_key_changes_with_files_and_flags(sources: Path) -> None:
 
 
 def test_every_part_has_its_module_with_pinned_sums() -> None:
-    for part in (*gobuild.PARTS, gobuild.FAKE_GCS):
+    for part in (*gobuild.PARTS, gobuild.FAKE_GCS, gobuild.DRA_DRIVER):
         assert (gobuild.SOURCES / part.name / "go.mod").exists()
         assert (gobuild.SOURCES / part.name / "go.sum").exists()
     names = [ours for part in gobuild.PARTS for _, ours in part.binaries]

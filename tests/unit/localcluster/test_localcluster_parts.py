@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tomllib
 
-from localcluster.addons import kueue, network
+from localcluster.addons import dra, kueue, network
 from localcluster.config import NODES, ClusterConfig
 from localcluster.control_plane import components
 from localcluster.control_plane.kubectl import json_stream
@@ -60,6 +60,19 @@ def test_kubelet_keeps_to_the_folders_of_its_node(config: ClusterConfig, binarie
         command = node.kubelet(config, member, binaries).command
         assert f"--node-labels=flavor={member.flavor}" in command
         assert f"--kubeconfig={config.pki}/node-{member.name}.kubeconfig" in command
+
+
+def test_the_driver_of_a_node_writes_where_its_containerd_and_kubelet_look(config: ClusterConfig) -> None:
+    for member in NODES:
+        command = dra.part(config, Path("/cache/dradriver"), member, devices=2).command
+        cdi, registry, plugins = (
+            next(word.partition("=")[2] for word in command if word.startswith(f"--{flag}="))
+            for flag in ("cdi-root", "kubelet-registrar-directory-path", "kubelet-plugins-directory-path")
+        )
+        containerd = tomllib.loads(node.containerd_toml(config, member, "/usr/sbin/runc"))
+        assert containerd["plugins"]["io.containerd.cri.v1.runtime"]["cdi_spec_dirs"] == [cdi]
+        root = config.node_dir(member) / node.KUBELET_ROOT
+        assert (registry, plugins) == (str(root / "plugins_registry"), str(root / "plugins"))
 
 
 def test_pods_get_addresses_of_the_pod_subnet(config: ClusterConfig) -> None:
