@@ -3,13 +3,13 @@
 What it does as Kueue 0.19 does (kueue.x-k8s.io v1beta2):
 
 - a ClusterQueue for each tenant in one cohort; nominal quota by flavor; unused quota is lent, up to a borrowing limit;
-- a cycle looks at the head of each queue: those that borrow last, then by priority, then by time of creation;
+- a cycle looks at the head of each queue at once: those that borrow last, then by priority, then by time of creation;
 - flavors in order; the next flavor before a preemption (`flavorFungibility` as it is by default);
-- `withinClusterQueue: LowerPriority`, `reclaimWithinCohort: Any`, no `borrowWithinCohort`;
-- victims: those of other queues first, lower priority first, most recently admitted first. Then a smallest set is made
-  by adding back;
-- all workers or none; partial admission down to the job's least, after preemption was tried;
-- BestEffortFIFO (what does not fit is looked at again when something has changed) or StrictFIFO;
+- a job that asks for more than its queue's nominal quota of a flavor preempts nobody there for quota;
+- all workers or none; partial admission down to the job's least, which may preempt, too;
+- a preemptor keeps nothing from one cycle to the next. It is the head of its queue until it is admitted, and each cycle
+  it takes its room before those who come after it. Two preemptors of a cycle never have a victim in common;
+- BestEffortFIFO (what cannot be admitted is looked at again when something is free) or StrictFIFO;
 - topology: required is one node, preferred is as few nodes as possible.
 
 It leaves out fair sharing, several resources, hierarchies of cohorts, and the time that a cycle takes.
@@ -17,16 +17,21 @@ It leaves out fair sharing, several resources, hierarchies of cohorts, and the t
 
 from __future__ import annotations
 
+import random
 from bisect import insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .active import Active, State
 from .model import Cluster
-from .nodes import Nodes, Placement
+from .nodes import Placement
+from .preemption import Quota, add, victims
 
 Key = tuple[int, float, int]
 Shape = tuple[int, int, int, bool, str, frozenset[str]]
+UNDER_WAY = 0.03
+"""Share of the releases that fall between the choice of a cycle's heads and its look at the quota. While a preemptor
+waits, one cycle follows another. Such a release ends that two jobs put each other out again and again."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +43,25 @@ class Admit:
 
 @dataclass(frozen=True)
 class Preempt:
-    """`active` will have room for `devices` when all of `victims` have left."""
+    """:param victims: have to leave for it, and do not yet"""
 
     active: Active
-    flavor: str
-    devices: int
     victims: tuple[Active, ...]
+
+
+@dataclass(frozen=True)
+class Nomination:
+    """What a cycle would do for a head.
+
+    :param devices: 0: nothing
+    :param victims: have to leave first, or are leaving; empty: it fits now
+    """
+
+    active: Active
+    flavor: str = ""
+    devices: int = 0
+    borrows: bool = False
+    victims: tuple[Active, ...] = ()
 
 
 def key(active: Active) -> Key:
@@ -52,31 +70,35 @@ def key(active: Active) -> Key:
 
 
 def shape(active: Active) -> Shape:
-    """Two waiting jobs of one queue and one shape fit both or neither."""
+    """Two waiting jobs of one queue and one shape fit both or neither (Kueue's scheduling hash)."""
     job = active.job
     return active.priority, active.goal, job.least, job.one_node, active.pinned, active.avoid
 
 
-class Kueue:
-    """Queues, quota and nodes; `used` counts devices from admission until they are given back."""
+class Kueue(Quota):
+    """Queues, quota and nodes."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.order = [flavor.name for flavor in cluster.flavors]
-        self.total = {flavor.name: flavor.devices for flavor in cluster.flavors}
-        self.nominal = {flavor.name: cluster.nominal(flavor) for flavor in cluster.flavors}
-        self.used = {name: [0] * len(cluster.shares) for name in self.order}
-        self.nodes = {flavor.name: Nodes(flavor.nodes) for flavor in cluster.flavors}
-        self.holders: list[dict[int, Active]] = [{} for _ in cluster.shares]
+    def __init__(self, cluster: Cluster, seed: int = 0) -> None:
+        super().__init__(cluster)
+        self._dice = random.Random(f"cycle {seed}")
+        self._under_way = False
         self._waiting: list[dict[Shape, list[tuple[Key, Active]]]] = [{} for _ in cluster.shares]
         self._failed: list[set[Shape]] = [set() for _ in cluster.shares]
-        self._reserved: dict[int, Preempt] = {}
-        self._kept: dict[str, int] = {}
-        """By flavor: what preemptors wait for, as far as their victims have left. Forgotten when that changes."""
+        self._preemptors: dict[int, Active] = {}
+        """By tenant: who stays at the head of its queue because it has preempted."""
+        self._cycle: list[Nomination] = []
+        """Heads that this cycle has still to process."""
+        self._claimed: dict[int, Active] = {}
+        """Victims of this cycle's preemptors."""
+        self._promised: list[Nomination] = []
+        """Preemptors of this cycle: those behind them get only what is left."""
+        self._fresh = True
+        """Whether something has changed since a cycle in which nothing could be done."""
 
     # --- what the simulator tells ---------------------------------------------------------------------------------
     def enqueue(self, active: Active) -> None:
         insort(self._waiting[active.job.tenant].setdefault(shape(active), []), (key(active), active))
+        self._fresh = True
 
     def dequeue(self, active: Active) -> None:
         """Before its priority or goal changes, too."""
@@ -85,11 +107,13 @@ class Kueue:
         mine.remove((key(active), active))
         if not mine:
             del rows[shape(active)]
+        self._fresh = True
 
     def admit(self, decision: Admit) -> None:
         active = decision.active
         self.dequeue(active)
-        self._unreserve(active)
+        if self._preemptors.get(active.job.tenant) is active:
+            del self._preemptors[active.job.tenant]
         self.nodes[decision.flavor].take(decision.placement)
         self.used[decision.flavor][active.job.tenant] += sum(decision.placement.values())
         self.holders[active.job.tenant][active.job.id] = active
@@ -98,31 +122,11 @@ class Kueue:
         self.nodes[active.flavor].give(active.placement)
         self.used[active.flavor][active.job.tenant] -= active.devices
         del self.holders[active.job.tenant][active.job.id]
-        self.changed()
+        self._fresh, self._under_way = True, self._dice.random() < UNDER_WAY
 
-    def reserve(self, decision: Preempt) -> None:
-        """Keep the quota, and the node of one that needs one node, for the preemptor while its victims leave."""
-        active, more = decision.active, dict[int, int]()
-        self._reserved[active.job.id] = decision
-        self._kept.clear()
-        for victim in decision.victims:
-            _add(more, victim.placement, 1)
-        nodes = self.nodes[decision.flavor]
-        node = nodes.room_for(decision.devices, active.job.id, more) if active.job.one_node else None
-        if node is not None:
-            nodes.closed[node] = active.job.id
-
-    def _unreserve(self, active: Active) -> None:
-        decision = self._reserved.pop(active.job.id, None)
-        if decision is not None:
-            self._kept.clear()
-            closed = self.nodes[decision.flavor].closed
-            for node in [node for node, job in closed.items() if job == active.job.id]:
-                del closed[node]
-
-    def changed(self) -> None:
-        """Something is free, or has another priority: look at all that waits again."""
-        self._kept.clear()
+    def requeue(self) -> None:
+        """Look again at all that could not be admitted."""
+        self._fresh = True
         for failed in self._failed:
             failed.clear()
 
@@ -132,129 +136,137 @@ class Kueue:
     # --- what it decides ------------------------------------------------------------------------------------------
     def next(self) -> Admit | Preempt | None:
         """One decision, which must be carried out before the next call; None when nothing can be done now."""
-        while heads := [head for tenant in range(len(self._waiting)) if (head := self._head(tenant)) is not None]:
-            for head in sorted(heads, key=lambda one: (self._borrows(one), key(one))):
-                decision = self._try(head)
-                if not isinstance(decision, Admit):
-                    # It waits for its victims now, or for a change. Until then the next in its queue is looked at.
-                    self._failed[head.job.tenant].add(shape(head))
+        while self._cycle or self._fresh:
+            if not self._cycle:
+                self._begin()
+            while self._cycle:
+                decision = self._process(self._cycle.pop(0))
                 if decision is not None:
+                    self._fresh = True
                     return decision
+        self._forget()
         return None
+
+    def _begin(self) -> None:
+        self._forget()
+        self._fresh = False
+        heads = [self._head(tenant) for tenant in range(len(self._waiting))]
+        if self._under_way and self._preemptors:
+            # Its heads were chosen before the quota was free: only who waits for victims is among them.
+            heads = [head for head in heads if head is not None and self._preemptors.get(head.job.tenant) is head]
+            self._fresh = True
+        self._under_way = False
+        made = [self._nominate(head) for head in heads if head is not None]
+        self._cycle = sorted(made, key=lambda one: (one.borrows, key(one.active)))
+
+    def _forget(self) -> None:
+        """What a cycle has promised is void after it."""
+        self._claimed.clear()
+        self._promised.clear()
+        for nodes in self.nodes.values():
+            nodes.closed.clear()
 
     def _head(self, tenant: int) -> Active | None:
         rows, failed = self._waiting[tenant], self._failed[tenant]
         if self.cluster.strict:
             first = min((row[0] for row in rows.values()), default=None)
             return None if first is None or shape(first[1]) in failed else first[1]
+        sticky = self._preemptors.get(tenant)
+        if sticky is not None and sticky.state is State.WAITING and shape(sticky) not in failed:
+            return sticky
         # Sets are fast, and their order does not matter: no two keys are equal.
         return min((rows[looks][0] for looks in rows.keys() - failed), default=(None, None))[1]
 
-    def _borrows(self, active: Active) -> bool:
-        tenant = active.job.tenant
-        return all(self.used[f][tenant] + active.goal > self.nominal[f][tenant] for f in self.order)
-
-    def _try(self, active: Active) -> Admit | Preempt | None:
-        allowed = [active.pinned] if active.pinned else self.order
-        flavors = [flavor for flavor in allowed if active.job.speeds.get(flavor, 0) > 0]
-        for flavor in flavors:
-            if self.room(active, flavor) >= active.goal:
-                place = self.nodes[flavor].find(
-                    active.goal, active.job.one_node, active.job.id, _numbers(active.avoid, flavor)
-                )
-                if place is not None:
-                    return Admit(active, flavor, place)
-        if self._leave_for(active):
-            return None
-        for flavor in flavors:
-            victims = self._victims(active, flavor)
-            if victims:
-                return Preempt(active, flavor, active.goal, victims)
-        for flavor in flavors if active.job.least < active.goal else ():
-            nodes = self.nodes[flavor]
-            fits = min(
-                self.room(active, flavor), nodes.widest(active.job.id) if active.job.one_node else nodes.total_free
-            )
-            count = min(fits, active.goal - 1)
-            avoid = _numbers(active.avoid, flavor)
-            place = nodes.find(count, active.job.one_node, active.job.id, avoid) if count >= active.job.least else None
+    def _process(self, one: Nomination) -> Admit | Preempt | None:
+        """Its turn in the cycle. Who is passed over stays the head of its queue."""
+        active = one.active
+        if one.devices and not one.victims and self._fits(one):
+            place = self._place(active, one.flavor, one.devices)
             if place is not None:
-                return Admit(active, flavor, place)
-        return None
+                return Admit(active, one.flavor, place)
+            one = self._nominate(active)  # another head has taken the node that it was to have
+            if one.devices and not one.victims and self._fits(one):
+                place = self._place(active, one.flavor, one.devices)
+                return None if place is None else Admit(active, one.flavor, place)
+        if not one.devices:
+            self._failed[active.job.tenant].add(shape(active))
+            self._fresh = True
+            return None
+        if not one.victims or any(victim.job.id in self._claimed for victim in one.victims) or not self._fits(one):
+            return None
+        self._promise(one)
+        new = tuple(victim for victim in one.victims if victim.state is not State.LEAVING)
+        return Preempt(active, new) if new else None
 
-    def _leave_for(self, active: Active) -> bool:
-        """Whether its victims are still leaving. A reservation whose victims have left is void."""
-        mine = self._reserved.get(active.job.id)
-        if mine is None:
-            return False
-        if any(victim.state is State.LEAVING for victim in mine.victims):
-            return True
-        self._unreserve(active)
-        return False
+    def _fits(self, one: Nomination) -> bool:
+        """Whether there is quota once the cycle's victims have left and its preemptors have come."""
+        tenant, used = one.active.job.tenant, self.used[one.flavor]
+        own, every = used[tenant] + one.devices, sum(used) + one.devices
+        for promised in self._promised:
+            if promised.flavor == one.flavor:
+                own += promised.devices if promised.active.job.tenant == tenant else 0
+                every += promised.devices
+        for victim in {**self._claimed, **{victim.job.id: victim for victim in one.victims}}.values():
+            if victim.flavor == one.flavor:
+                own -= victim.devices if victim.job.tenant == tenant else 0
+                every -= victim.devices
+        return own <= self.most(tenant, one.flavor) and every <= self.total[one.flavor]
 
-    def room(self, active: Active, flavor: str) -> int:
-        """Devices of quota that it may have now."""
-        tenant, used = active.job.tenant, self.used[flavor]
-        nominal, total = self.nominal[flavor][tenant], self.total[flavor]
-        limit = nominal + int(self.cluster.borrow * (total - nominal)) - used[tenant]
-        return min(limit, total - sum(used) - self._kept_for_others(active, flavor))
+    def _promise(self, one: Nomination) -> None:
+        """Until the end of the cycle; it is the head of its queue until it is admitted."""
+        active, nodes, more = one.active, self.nodes[one.flavor], dict[int, int]()
+        self._preemptors[active.job.tenant] = active
+        self._promised.append(one)
+        for victim in one.victims:
+            self._claimed[victim.job.id] = victim
+            add(more, victim.placement, 1)
+        node = nodes.room_for(one.devices, active.job.id, more) if active.job.one_node else None
+        if node is not None:
+            nodes.closed[node] = active.job.id
 
-    def _kept_for_others(self, active: Active, flavor: str) -> int:
-        if flavor not in self._kept:
-            self._kept[flavor] = sum(_kept(one) for one in self._reserved.values() if one.flavor == flavor)
-        mine = self._reserved.get(active.job.id)
-        return self._kept[flavor] - (_kept(mine) if mine is not None and mine.flavor == flavor else 0)
-
-    def _victims(self, active: Active, flavor: str) -> tuple[Active, ...]:
-        """The smallest set, in Kueue's order, whose leaving makes room; empty where there is none."""
-        job, goal, used, nominal = active.job, active.goal, self.used[flavor], self.nominal[flavor]
-        within = used[job.tenant] + goal <= nominal[job.tenant]
-        candidates = [(False, one) for one in self.holders[job.tenant].values() if one.priority < active.priority]
-        if within:
-            lenders = [t for t in range(len(used)) if t != job.tenant and used[t] > nominal[t]]
-            candidates += [(True, one) for tenant in lenders for one in self.holders[tenant].values()]
-        candidates = [c for c in candidates if c[1].flavor == flavor and c[1].state is not State.LEAVING]
-        if not candidates:
-            return ()
-        candidates.sort(key=lambda c: (not c[0], c[1].priority, -c[1].admitted_at, c[1].job.id))
-        room, over = self.room(active, flavor), [have - own for have, own in zip(used, nominal, strict=True)]
-        taken: list[Active] = []
-        more: dict[int, int] = {}
-
-        def fits() -> bool:
-            return room >= goal and self.nodes[flavor].fits_with(goal, job.one_node, job.id, more)
-
-        for other, victim in candidates:
-            if other and over[victim.job.tenant] <= 0:
-                continue
-            over[victim.job.tenant] -= victim.devices
-            room += victim.devices
-            _add(more, victim.placement, 1)
-            taken.append(victim)
-            if fits():
-                break
-        else:
-            return ()
-        for victim in reversed(taken[:-1]):
-            room -= victim.devices
-            _add(more, victim.placement, -1)
-            if fits():
-                taken.remove(victim)
+    def _nominate(self, active: Active) -> Nomination:
+        """All workers, with a preemption if need be, or else as many as Kueue's binary search finds."""
+        full = self._assign(active, active.goal)
+        if full.devices or active.job.least >= active.goal:
+            return full
+        found, low, high = full, 0, active.goal - active.job.least + 1
+        while low < high:
+            middle = (low + high) // 2
+            tried = self._assign(active, active.goal - middle)
+            if tried.devices:
+                found, high = tried, middle
             else:
-                room += victim.devices
-                _add(more, victim.placement, 1)
-        return tuple(taken)
+                low = middle + 1
+        return found
+
+    def _assign(self, active: Active, count: int) -> Nomination:
+        """The first flavor that has room, or the best one that would have it after a preemption."""
+        tenant, best = active.job.tenant, Nomination(active)
+        for flavor in [active.pinned] if active.pinned else self.order:
+            if active.job.speeds.get(flavor, 0) <= 0 or count > self.most(tenant, flavor):
+                continue
+            borrows = self.borrows_with(tenant, flavor, count)
+            room = self.room(tenant, flavor) >= count
+            if room and self._place(active, flavor, count) is not None:
+                return Nomination(active, flavor, count, borrows)
+            if not room and count > self.nominal[flavor][tenant]:
+                continue
+            leave = victims(self, active, flavor, count)
+            own = sum(one.devices for one in leave if one.job.tenant == tenant)
+            after = self.borrows_with(tenant, flavor, count - own)
+            # To reclaim from others is better than to preempt in its own queue, and not to borrow is better.
+            if leave and (not best.devices or (own > 0, after) < (_of_own(best) > 0, best.borrows)):
+                best = Nomination(active, flavor, count, after, leave)
+        return best
+
+    def _place(self, active: Active, flavor: str, count: int) -> Placement | None:
+        return self.nodes[flavor].find(count, active.job.one_node, active.job.id, _numbers(active.avoid, flavor))
+
+
+def _of_own(one: Nomination) -> int:
+    return sum(victim.devices for victim in one.victims if victim.job.tenant == one.active.job.tenant)
 
 
 def _numbers(names: Iterable[str], flavor: str) -> set[int]:
     """Of those nodes that are of this flavor."""
     return {int(name.rpartition("-")[2]) for name in names if name.rpartition("-")[0] == flavor}
-
-
-def _kept(one: Preempt) -> int:
-    return max(0, one.devices - sum(victim.devices for victim in one.victims if victim.state is State.LEAVING))
-
-
-def _add(more: dict[int, int], placement: Mapping[int, int], sign: int) -> None:
-    for node, devices in placement.items():
-        more[node] = more.get(node, 0) + sign * devices

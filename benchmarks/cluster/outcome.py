@@ -21,6 +21,7 @@ class Kind(Enum):
     LEFT = "left"
     QUEUED = "queued"
     TICK = "tick"
+    REQUEUE = "requeue"
     WINDOW = "window"
 
 

@@ -67,8 +67,9 @@ def plan(devices: int, hours: float, load: float, seed: int, compress: float, pl
 
 
 def simulated(made: Plan) -> Sequence[Active]:
-    """Raises EndlessError: a plan that cannot be compared."""
-    return Simulation(made.cluster, made.jobs, Setting(made.costs, classes=True)).run().jobs
+    """Kueue's requeue batch period is not compressed. Raises EndlessError: a plan that cannot be compared."""
+    setting = Setting(made.costs, classes=True, requeue_s=made.compress * Setting().requeue_s)
+    return Simulation(made.cluster, made.jobs, setting).run().jobs
 
 
 class Player:

@@ -54,7 +54,7 @@ class Simulation:
         for job in jobs:
             check(job, cluster)
         self.cluster, self.setting, self.planner, self.seed, self._watch = cluster, setting, planner, seed, watch
-        self.kueue = Kueue(cluster)
+        self.kueue = Kueue(cluster, seed)
         self.prices = {flavor.name: flavor.price for flavor in cluster.flavors}
         self.jobs = {j.id: Active(j, j.workers) for j in jobs}
         for active in self.jobs.values() if setting.classes and setting.ranked else ():
@@ -65,7 +65,7 @@ class Simulation:
         self._eyes = Eyes(cluster, setting.classes)
         self._open = len(jobs)
         self._events: list[tuple[float, int, Kind, Active | None, int]] = []
-        self._count = 0
+        self._count, self._requeues = 0, False
         self._window = (0.0, 0.0)
         for active in self.jobs.values():
             self._at(active.job.arrival_s, Kind.ARRIVES, active)
@@ -87,14 +87,13 @@ class Simulation:
             self.now, _, kind, active, version = heapq.heappop(self._events)
             if active is not None and version != active.version:
                 continue
-            if kind is not Kind.TICK:
+            if kind not in (Kind.TICK, Kind.REQUEUE):
                 handled, last = handled + 1, self.now
             self._handle(kind, active)
             while (decision := self.kueue.next()) is not None:
                 if isinstance(decision, Admit):
                     self._admit(decision)
                 else:
-                    self.kueue.reserve(decision)
                     for victim in decision.victims:
                         victim.preempted += 1
                         self._evict(victim)
@@ -133,6 +132,10 @@ class Simulation:
             self._open -= 1
 
     def _of_all(self, kind: Kind) -> None:
+        if kind is Kind.REQUEUE:
+            self._requeues = False
+            self.kueue.requeue()
+            return
         if kind is Kind.WINDOW:
             self._account_all()
             held = sum(a.run_device_s + a.over_device_s for a in self.jobs.values())
@@ -149,6 +152,12 @@ class Simulation:
         active.version += 1
         active.stamp += 1
         self._at(self.now + after_s, kind, active)
+
+    def _requeue(self) -> None:
+        """Something is free, or has another priority: Kueue looks in a moment at what it could not admit."""
+        if not self._requeues:
+            self._requeues = True
+            self._at(self.now + self.setting.requeue_s, Kind.REQUEUE)
 
     def _account(self, active: Active) -> None:
         active.account(self.now, self.prices[active.flavor] / HOUR_S if active.holds else 0.0)
@@ -207,6 +216,7 @@ class Simulation:
     def _release(self, active: Active) -> None:
         self._account(active)
         self.kueue.release(active)
+        self._requeue()
         history.released(active, self.now)
         active.devices, active.placement, active.rate, active.packed = 0, {}, 0.0, True
 
@@ -241,7 +251,7 @@ class Simulation:
             self._evict(active, MOVES[action])
         else:
             raise ValueError(f"policy {proposal.policy}: the simulator has no {action}")
-        self.kueue.changed()
+        self._requeue()
 
     def _prioritise(self, active: Active, proposal: Proposal) -> None:
         waits = active.state is State.WAITING

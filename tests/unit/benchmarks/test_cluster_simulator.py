@@ -23,6 +23,7 @@ from kueue_integration.planner.policies import Policy
 from kueue_integration.planner.proposals import Action, Proposal
 
 SURE = replace(HELD, fails=0.0)
+AGAIN_S = Setting().requeue_s
 ONE = Cluster([Flavor("v100", 2, 2.0)], [0.5, 0.5])
 TWO = Cluster([Flavor("v100", 2, 2.0), Flavor("p100", 2, 1.0)], [0.5, 0.3, 0.2])
 
@@ -153,13 +154,13 @@ def test_unused_quota_is_lent_and_reclaimed_and_a_move_costs_what_it_costs() -> 
     leave, come = SURE.leave_s + 2.0 * 8, SURE.come_s + 2.4 * 8
     assert owner.first_admitted == 500 + leave, "the devices are busy until the state is saved"
     assert borrower.preempted == 1 and borrower.redone_device_s == 0
-    ended = owner.first_admitted + SURE.start_s + 1000
+    ended = owner.first_admitted + SURE.start_s + 1000 + AGAIN_S
     assert borrower.finished_at == pytest.approx(ended + come + 1000 - (500 - SURE.start_s))
 
 
 def test_nobody_is_preempted_for_a_borrower() -> None:
     first, second = run([job(0, 16), job(1, 16, tenant=1, at=500)])
-    assert (first.preempted, second.first_admitted) == (0, first.finished_at)
+    assert (first.preempted, second.first_admitted) == (0, first.finished_at + AGAIN_S)
 
 
 @pytest.mark.parametrize(("costs", "lost_s"), [(PLAIN, 2500.0), (SAVES, 2500.0 - 1800.0)])
@@ -195,7 +196,7 @@ def test_partial_admission_goes_down_to_the_least_and_not_below() -> None:
     small = run([job(0, 12), elastic])[1]
     assert small.first_admitted == 1 and small.run_device_s == pytest.approx(16 * 1000)
     assert small.finished_at == pytest.approx(1 + SURE.start_s + 4000)
-    assert run([job(0, 13), elastic])[1].first_admitted == 1000 + SURE.start_s
+    assert run([job(0, 13), elastic])[1].first_admitted == 1000 + SURE.start_s + AGAIN_S
 
 
 def test_flavors_are_tried_in_order_before_anyone_is_preempted() -> None:
@@ -207,7 +208,7 @@ def test_flavors_are_tried_in_order_before_anyone_is_preempted() -> None:
 def test_a_gang_of_one_node_waits_for_one_node_and_others_are_spread() -> None:
     fillers = [job(n, 5, at=0, work_s=1000) for n in range(2)]
     together, spread = run([*fillers, job(2, 6, at=1, one_node=True), job(3, 6, at=2, work_s=100)])[2:]
-    assert together.first_admitted == 1000 + SURE.start_s
+    assert together.first_admitted == 1000 + SURE.start_s + AGAIN_S
     assert spread.first_admitted == 2 and spread.finished_at == pytest.approx(2 + SURE.start_s + 200)
 
 
