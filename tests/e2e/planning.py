@@ -22,4 +22,4 @@ def told(rows: Rows, policy: str, reason: str) -> list[str]:
 
 def first_told(rows: Rows, policy: str, reason: str) -> str:
     """The first of these messages, waited for."""
-    return wait_for(lambda: told(rows, policy, reason), f"an Event {reason} of {policy}", TIMEOUT_S)[0]
+    return wait_for(lambda: told(rows, policy, reason) or None, f"an Event {reason} of {policy}", TIMEOUT_S)[0]

@@ -128,7 +128,8 @@ def test_the_next_worker_goes_where_it_shortens_completion(rows: Rows, faults: F
     before = status.attempts[1]
     assert (before.ended_by, before.checkpoint is not None) == ("Resized", True), before
     assert before.note and "policy/marginalGain: 1 -> 2 workers" in before.note, before
-    assert [record.pods for record in flat.look().attempts] == [2, 1]
+    others = flat.look().attempts
+    assert [record.pods for record in others] == [2, 1], others
     faults.upgrade(planner__marginalGain__mode="none")
     for job in (gains, flat):
         job.assert_exact(job.finish())

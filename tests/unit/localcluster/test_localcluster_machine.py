@@ -37,18 +37,22 @@ def test_an_older_machine_has_the_same_processors_with_fewer_features() -> None:
     other = machine.lesser(NEW)
     assert other == NEW.replace(" avx512f avx512_vbmi amx_tile", "")
     assert machine.lacks(NEW, other) == ["AMXTILE", "AVX512F"]
-    assert machine.lesser(OLD).split(":")[1].split() == ["fpu"], "nothing newer to hide: all that has a name goes"
-    with pytest.raises(ConfigError, match="none to hide"):
-        machine.lesser("Features : fp asimd\n")
+    assert machine.lesser(OLD).split(":")[1].split() == ["fpu", "avx"], "nothing newer to hide: what has a name goes"
+    for bare in ("Features : fp asimd\n", "flags : fpu avx\n"):
+        with pytest.raises(ConfigError, match="no extension beside AVX"):
+            machine.lesser(bare)
 
 
-def test_a_checkpoint_of_processes_is_kept_from_it_and_one_of_its_own_fits_everywhere() -> None:
-    other = machine.lesser(NEW)
+@pytest.mark.parametrize(("cpuinfo", "lacking"), [(NEW, "AMXTILE, AVX512F"), (OLD, "AVX2")], ids=["newer", "older"])
+def test_a_checkpoint_of_processes_is_kept_from_it_and_one_of_its_own_fits_everywhere(
+    cpuinfo: str, lacking: str
+) -> None:
+    other = machine.lesser(cpuinfo)
     ref = CheckpointRef("c", 1, 1, 1, 1, "file:///s", 1, 1, 0.0, "0" * 64)
-    here, there = ({checkpoint_fit.ARCHITECTURE: "amd64", **machine.labels(text)} for text in (NEW, other))
-    new, old = (hardware.needs("x86_64", text) for text in (NEW, other))
+    here, there = ({checkpoint_fit.ARCHITECTURE: "amd64", **machine.labels(text)} for text in (cpuinfo, other))
+    new, old = (hardware.needs("x86_64", text) for text in (cpuinfo, other))
     assert checkpoint_fit.missing(replace(ref, needs=new), [here]) == ""
-    assert "its nodes lack AMXTILE, AVX512F" in checkpoint_fit.missing(replace(ref, needs=new), [there])
+    assert f"its nodes lack {lacking}" in checkpoint_fit.missing(replace(ref, needs=new), [there])
     assert checkpoint_fit.missing(replace(ref, needs=old), [here]) == ""
 
 
