@@ -1,9 +1,8 @@
 """Memory images of a dump, written in CRIU's place, without the pages that a process has in common with its base.
 
 A loader worker is a copy of the rank that forked it, and nearly all of its pages are still its parent's. CRIU writes
-each process whole. Here a page is left out where the base, a relative, has the same bytes at the same address. Bytes
-are compared, not page frames: a page that moves, or that the kernel merges, cannot deceive us. Compaction, huge pages,
-KSM, and NUMA balancing change which frame holds the bytes. None of them changes a byte that a process reads.
+each process whole. Here a page is left out where the base, a relative, has the same page at the same address, or one
+with the same bytes. The first is seen without a look at the bytes (`page_frames`). For the rest bytes are compared.
 
 The bytes of the base are read from its memory, so no disk has to keep them for the comparison. CRIU has stopped the
 whole family before the first page, and has left the base before it enters the next process. So the memory of the base
@@ -26,8 +25,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from . import protobuf
+from . import page_frames, protobuf
 from .page_disk import PageDisk
+from .page_frames import PageFrames
 from .page_sink import PageSink
 from .page_stream import BLOCK, IN_PARENT, LAZY, PAGE, PROCESS, Entry
 from .protobuf import VARINT, Field
@@ -53,6 +53,7 @@ class PageImage:
     :param base: of the same family, and complete
     :param sink: gets the content
     :param memory: of the process; None: nobody may read it. Closed here
+    :param frames: of its pages; None: they are hidden. Closed here
     """
 
     def __init__(
@@ -64,9 +65,10 @@ class PageImage:
         sink: PageSink | PageDisk,
         base: PageImage | None = None,
         memory: RelativeMemory | None = None,
+        frames: PageFrames | None = None,
     ) -> None:
         self.kind, self.number, self.pages_id, self.base = kind, number, pages_id, base
-        self.memory = memory
+        self.memory, self.frames = memory, frames
         self.name = f"pagemap-{number}.img" if kind == PROCESS else f"pagemap-shmem-{number}.img"
         self.shared = 0
         """Pages that are left out."""
@@ -80,8 +82,9 @@ class PageImage:
         """Of the addresses whose content came, ascending."""
 
     def close(self) -> None:
-        if self.memory is not None:
-            self.memory.close()
+        for file in (self.memory, self.frames):
+            if file is not None:
+                file.close()
 
     def add(self, entry: Entry) -> None:
         """An entry without content."""
@@ -92,19 +95,33 @@ class PageImage:
                 return
         self._entries.append(entry)
 
+    def look(self, address: int, size: int) -> Iterator[tuple[bool, int]]:
+        """Runs of (the base has these very pages, bytes) that make up `size`. To be called before they are taken."""
+        theirs = self.base.frames if self.base is not None else None
+        for known, at, part in self._parts(address, size):
+            if known and self.frames is not None and theirs is not None:
+                yield from page_frames.shared(self.frames, theirs, at, part)
+            else:
+                yield False, part
+
+    def leave_out(self, address: int, size: int, flags: int) -> None:
+        """Pages that the base has."""
+        self.add(Entry(address, size // PAGE, flags & LAZY | IN_PARENT))
+        self.shared += size // PAGE
+        self._cover(address, size)
+
     def take(self, address: int, content: memoryview, flags: int) -> None:
         """Whole pages of content. Raises OSError: they cannot be written."""
         at = 0
         for equal, size in self._compared(address, content):
             part = address + at
             if equal:
-                self.add(Entry(part, size // PAGE, flags & LAZY | IN_PARENT))
-                self.shared += size // PAGE
+                self.leave_out(part, size, flags)
             else:
                 self.add(Entry(part, size // PAGE, flags))
                 self._sink.write(self.pages_id, content[at : at + size])
+                self._cover(part, size)
             at += size
-        self._cover(address, len(content))
 
     def write_pagemap(self) -> None:
         head = protobuf.encode([Field(HEAD_PAGES_ID, VARINT, self.pages_id)])
@@ -112,17 +129,23 @@ class PageImage:
 
     def _compared(self, address: int, content: memoryview) -> Iterator[tuple[bool, int]]:
         """Runs of (the base has the same, bytes) that make up the content."""
-        if self.base is None or self.base.memory is None:
-            yield False, len(content)
-            return
-        at = 0
-        for start, end in self.base.covered(address, address + len(content)):
-            if start > address + at:
-                yield False, start - address - at
-            at = end - address
-            yield from self._comparison.runs(content[start - address : at], self.base.memory, start)
-        if at < len(content):
-            yield False, len(content) - at
+        memory = self.base.memory if self.base is not None else None
+        for known, at, size in self._parts(address, len(content)):
+            if known and memory is not None:
+                yield from self._comparison.runs(content[at - address : at - address + size], memory, at)
+            else:
+                yield False, size
+
+    def _parts(self, address: int, size: int) -> Iterator[tuple[bool, int, int]]:
+        """(content of these addresses came for the base, address, bytes)"""
+        at, end = address, address + size
+        for low, high in self.base.covered(at, end) if self.base is not None else ():
+            if low > at:
+                yield False, at, low - at
+            yield True, low, high - low
+            at = high
+        if at < end:
+            yield False, at, end - at
 
     def covered(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         """Addresses between two whose content came: (from, to), ascending, gaps left out."""

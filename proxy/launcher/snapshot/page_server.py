@@ -24,9 +24,10 @@ from .. import reap
 from ..errors import DumpError
 from ..ranks import process_scan
 from ..tools import Tools
-from . import page_images, page_stream
+from . import page_frames, page_images, page_stream
 from .criu import WAS_KILLED
 from .page_disk import PageDisk
+from .page_frames import PageFrames
 from .page_sink import PageSink
 from .page_stream import PROCESS, Opened
 from .relative_memory import RelativeMemory
@@ -37,6 +38,7 @@ _WORDS = 500
 Bases = Mapping[int, Sequence[int]]
 """PID of a process -> PIDs of those that it may have memory in common with, the best first."""
 Memory = Callable[[int], RelativeMemory | None]
+Frames = Callable[[int], PageFrames | None]
 
 
 class Sidecar(NamedTuple):
@@ -130,27 +132,41 @@ def bases(pids: Sequence[int], proc: Path = process_scan.PROC) -> dict[int, list
     return found
 
 
-def receive(peer: socket.socket, folder: Path, bases: Bases, memory: Memory, sink: PageSink | PageDisk) -> None:
-    """Write the memory images that CRIU sends; the content of pages goes to the sink. Raises DumpError, OSError.
+class Family(NamedTuple):
+    """The processes of a rank, by their PIDs as they see themselves.
 
-    :param memory: opens the memory of a process, by its PID as it sees itself; None where nobody may
+    :param memory: opens the memory of a process; None where nobody may
+    :param frames: the same for the frames of its pages
     """
+
+    bases: Bases
+    memory: Memory
+    frames: Frames
+
+
+def receive(peer: socket.socket, folder: Path, family: Family, sink: PageSink | PageDisk) -> None:
+    """Write the memory images that CRIU sends; the content of pages goes to the sink. Raises DumpError, OSError."""
     images: list[page_images.PageImage] = []
     with contextlib.ExitStack() as files:
         for what in page_stream.read(peer):
             if isinstance(what, Opened):
-                images.append(_opened(what, folder, bases, memory, images, sink))
+                images.append(_opened(what, folder, family, images, sink))
                 files.callback(images[-1].close)
                 continue
             entry, content = what
             if not images:
                 raise DumpError("CRIU sent pages of no image")
-            at, empty = entry.address, True
-            for block in content():
-                images[-1].take(at, block, entry.flags)
-                at, empty = at + len(block), False
-            if empty:
+            if not content.left:
                 images[-1].add(entry)
+            at = entry.address
+            while content.left:
+                for there, size in images[-1].look(at, min(content.left, page_stream.BLOCK)):
+                    if there:
+                        content.skip(size)
+                        images[-1].leave_out(at, size, entry.flags)
+                    else:
+                        images[-1].take(at, content.read(size), entry.flags)
+                    at += size
         for image in images:
             if image.memory is not None:
                 image.memory.check()
@@ -161,20 +177,16 @@ def receive(peer: socket.socket, folder: Path, bases: Bases, memory: Memory, sin
 
 
 def _opened(
-    what: Opened,
-    folder: Path,
-    bases: Bases,
-    memory: Memory,
-    images: Sequence[page_images.PageImage],
-    sink: PageSink | PageDisk,
+    what: Opened, folder: Path, family: Family, images: Sequence[page_images.PageImage], sink: PageSink | PageDisk
 ) -> page_images.PageImage:
-    processes = {image.number: image for image in images if image.kind == PROCESS and image.memory is not None}
-    wanted = bases.get(what.number, ()) if what.kind == PROCESS else ()
+    processes = {image.number: image for image in images if image.kind == PROCESS and (image.memory or image.frames)}
+    wanted = family.bases.get(what.number, ()) if what.kind == PROCESS else ()
     base = next((processes[pid] for pid in wanted if pid in processes), None)
-    relative = what.kind == PROCESS and any(what.number in some for some in bases.values())
-    opened = memory(what.number) if relative else None
+    relative = what.kind == PROCESS and any(what.number in some for some in family.bases.values())
+    memory = family.memory(what.number) if relative else None
+    frames = family.frames(what.number) if relative or base is not None else None
     number = page_images.FIRST_ID + len(images)
-    return page_images.PageImage(folder, what.kind, what.number, number, sink, base, opened)
+    return page_images.PageImage(folder, what.kind, what.number, number, sink, base, memory, frames)
 
 
 def _open_memory(pids: Mapping[int, int], number: int) -> RelativeMemory | None:
@@ -184,6 +196,16 @@ def _open_memory(pids: Mapping[int, int], number: int) -> RelativeMemory | None:
     except (KeyError, OSError) as error:
         print(f"what process {number} shares is saved twice, as nobody may read it: {error!r}", file=sys.stderr)
         return None
+
+
+def _open_frames(pids: Mapping[int, int], number: int) -> PageFrames | None:
+    with contextlib.suppress(KeyError, OSError):
+        return PageFrames(pids[number])
+    return None
+
+
+def hidden(number: int) -> None:
+    """The frames of process `number` cannot be used."""
 
 
 @contextlib.contextmanager
@@ -209,7 +231,8 @@ def main() -> int:
         with peer, contextlib.ExitStack() as stack:
             sink = PageSink(Path(sidecar[0]), int(sidecar[1]), float(sidecar[2])) if sidecar else PageDisk(folder)
             stack.callback(sink.close)
-            receive(peer, folder, found, partial(_open_memory, pids), sink)
+            frames = partial(_open_frames, pids) if page_frames.usable() else hidden
+            receive(peer, folder, Family(found, partial(_open_memory, pids), frames), sink)
     except (DumpError, OSError) as error:
         print(f"page server: {error}", file=sys.stderr)
         return 1

@@ -13,9 +13,12 @@ Nothing ends an image but the next one, or CLOSE. CRIU waits for the last answer
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +34,7 @@ IN_PARENT, LAZY, PRESENT = 1, 2, 4
 BLOCK: Final = 1 << 20
 """Bytes of content that are handed on at once."""
 _MOST_PAGES: Final = 1 << 40
+_CUT_OFF: Final = "CRIU closed the connection before it had sent everything"
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,51 @@ class Entry:
     flags: int
 
 
-Content = Callable[[], Iterator[memoryview]]
-"""The content of an entry in blocks of whole pages; each is valid until the next is asked for."""
+class Drain:
+    """Takes content out of a socket without looking at it. Its pages are passed on by reference."""
+
+    def __init__(self) -> None:
+        self._out, self._in = os.pipe2(os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # more than users may have: it goes in smaller steps
+            fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, BLOCK)
+        self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+
+    def take(self, peer: socket.socket, size: int) -> int:
+        """At most so many bytes. Returns how many; 0 at the end of the stream. Raises OSError."""
+        count = left = os.splice(peer.fileno(), self._in, size)
+        while left:
+            left -= os.splice(self._out, self._nowhere, left)
+        return count
+
+    def close(self) -> None:
+        for file in (self._out, self._in, self._nowhere):
+            os.close(file)
+
+
+class Content:
+    """The content of an entry, which is still in the socket.
+
+    :param size: its bytes
+    :param buffer: of a block
+    """
+
+    def __init__(self, peer: socket.socket, size: int, buffer: memoryview, drain: Drain) -> None:
+        self._peer, self.left, self._buffer, self._drain = peer, size, buffer, drain
+
+    def read(self, size: int) -> memoryview:
+        """The next bytes, at most a block; valid until the next are read. Raises DumpError."""
+        self.left -= size
+        _exactly(self._peer, self._buffer[:size])
+        return self._buffer[:size]
+
+    def skip(self, size: int) -> None:
+        """Leave the next bytes out. Raises DumpError, OSError."""
+        self.left -= size
+        while size:
+            got = self._drain.take(self._peer, size)
+            if not got:
+                raise DumpError(_CUT_OFF)
+            size -= got
 
 
 def read(peer: socket.socket) -> Iterator[Opened | tuple[Entry, Content]]:
@@ -59,6 +106,11 @@ def read(peer: socket.socket) -> Iterator[Opened | tuple[Entry, Content]]:
 
     The content of an entry has to be read before the next is asked for. Raises DumpError.
     """
+    with contextlib.closing(Drain()) as drain:
+        yield from _read(peer, drain)
+
+
+def _read(peer: socket.socket, drain: Drain) -> Iterator[Opened | tuple[Entry, Content]]:
     buffer = memoryview(bytearray(BLOCK))
     head = bytearray(HEADER.size)
     while True:
@@ -70,7 +122,7 @@ def read(peer: socket.socket) -> Iterator[Opened | tuple[Entry, Content]]:
             yield Opened(target & 0xFF, target >> 8)
         elif command == ADD_F and pages < _MOST_PAGES and address % PAGE == 0:
             size = pages * PAGE if flags & PRESENT else 0
-            yield Entry(address, pages, flags), lambda size=size: _content(peer, buffer, size)  # type: ignore[misc]
+            yield Entry(address, pages, flags), Content(peer, size, buffer, drain)
         elif command in (CLOSE, FORCE_CLOSE):
             return
         else:
@@ -82,17 +134,9 @@ def accept(peer: socket.socket) -> None:
     peer.sendall(struct.pack("=i", 0))
 
 
-def _content(peer: socket.socket, buffer: memoryview, size: int) -> Iterator[memoryview]:
-    while size:
-        block = buffer[: min(size, BLOCK)]
-        _exactly(peer, block)
-        size -= len(block)
-        yield block
-
-
 def _exactly(peer: socket.socket, part: memoryview) -> None:
     while len(part):
         got = peer.recv_into(part, 0, socket.MSG_WAITALL)
         if not got:
-            raise DumpError("CRIU closed the connection before it had sent everything")
+            raise DumpError(_CUT_OFF)
         part = part[got:]

@@ -1,7 +1,8 @@
 """The kernel moves, merges and splits pages of a family while it is dumped, and no bit of it changes.
 
-Pages are in common where their bytes are (`page_images`), whatever frames they lie in. Frames change here all the time:
-`MADV_COLLAPSE` copies pages into huge ones, compaction moves them, and KSM merges equal ones and splits them again.
+Pages are in common where their frames are while CRIU sends them (`page_frames`), or their bytes (`page_images`). Frames
+change here all the time: `MADV_COLLAPSE` copies pages into huge ones, compaction moves them, and KSM merges equal ones
+and splits them again.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ def receive(
         sender.start()
         disk = PageDisk(folder)
         try:
-            page_server.receive(theirs, folder, bases, memory_of(processes), disk)
+            family = page_server.Family(bases, memory_of(processes), page_server.hidden)
+            page_server.receive(theirs, folder, family, disk)
         finally:
             disk.close()
             theirs.shutdown(socket.SHUT_RDWR)
