@@ -62,10 +62,15 @@ def given(rows: Rows, faults: Faults, job: Training) -> set[str]:
     return {value for name, value in pairs.items() if name in names}
 
 
-def test_a_job_with_claimed_devices_is_preempted_for_one_and_claims_again(rows: Rows, faults: Faults) -> None:
+def queue(rows: Rows, name: str) -> None:
+    """A queue with quota for every device."""
     quota = [{"name": "cpu", "nominalQuota": "1"}, {"name": COUNTED, "nominalQuota": str(DEVICES)}]
     group = {"coveredResources": ["cpu", COUNTED], "flavors": [{"name": "ondemand", "resources": quota}]}
-    rows.queue("claimed", {}, resourceGroups=[group])
+    rows.queue(name, {}, resourceGroups=[group])
+
+
+def test_a_job_with_claimed_devices_is_preempted_for_one_and_claims_again(rows: Rows, faults: Faults) -> None:
+    queue(rows, "claimed")
     selector = f"device.attributes['{dra.DRIVER}'].model == 'LATEST-GPU-MODEL'"
     claim = {"name": "gpu", "device_class": dra.DRIVER, "count": DEVICES, "selectors": [selector]}
     job = rows.train("both", "claimed", cpu=CPU, resource_claims=[claim])
@@ -93,3 +98,25 @@ def test_a_job_with_claimed_devices_is_preempted_for_one_and_claims_again(rows: 
     assert allocated(rows, job) == given(rows, faults, job) == {"gpu-0", "gpu-1"}
     job.assert_exact(job.finish())
     wait_for(lambda: not claims(rows, job), "the devices of a job that has ended are free", TIMEOUT_S)
+
+
+def test_a_claim_by_a_template_is_counted_and_a_class_that_kueue_does_not_map_waits(rows: Rows, faults: Faults) -> None:
+    queue(rows, "claims")
+    unmapped = {**dra.device_class(), "metadata": {"name": "unmapped.example.com"}}
+    rows.make(unmapped)
+    waiting = rows.train("waiting", "claims", resource_claims=[{"name": "gpu", "device_class": "unmapped.example.com"}])
+
+    exactly = {"deviceClassName": dra.DRIVER, "allocationMode": "ExactCount", "count": 1}
+    spec = {"spec": {"devices": {"requests": [{"name": "any", "exactly": exactly}]}}}
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"}
+    rows.make({**kind, "metadata": {"name": "mine", "namespace": rows.namespace}, "spec": spec})
+    job = rows.train("templated", "claims", resource_claims=[{"name": "gpu", "template": "mine"}])
+    usage = rows.until_admitted("templated")["status"]["admission"]["podSetAssignments"][0]["resourceUsage"]
+    assert usage[COUNTED] == "1", usage
+    job.until_steps()
+    assert len(allocated(rows, job)) == 1 and allocated(rows, job) == given(rows, faults, job)
+    job.assert_exact(job.finish())
+
+    why = "DeviceClass unmapped.example.com is not mapped"
+    assert not waiting.pods()
+    waiting.until(lambda s: why in s.message, f"its status says: {why}")
