@@ -112,10 +112,8 @@ def _others(job: Job, chosen: Sequence[str], checkpoint: CheckpointRef, around: 
 
 def _placement(job: Job, others: Sequence[str], around: Surroundings) -> Placement | None:
     """The Job's placement, narrowed to `others`; None if that is impossible, or would not change Kueue's choice."""
-    template = job.raw["spec"].get("template")
     before = required(job.placement)
-    own = ((template or {}).get("spec") or {}).get("affinity")
-    if template is None or (own and own != placement.affinity(before)):
+    if job.raw["spec"].get("template") is None or placement.own_affinity(job.raw):
         return None  # nothing of ours to change, or an affinity that the user brings
     known = {name: around.machines_of(name) for name in around.flavors_of(job.raw) or ()}
     flavors = [placement.Flavor(name, found.labels) for name, found in known.items() if found is not None]

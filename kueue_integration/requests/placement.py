@@ -39,6 +39,17 @@ def of(job: Mapping[str, Any]) -> Placement | Unreadable:
     return annotation_values.message(job, job_names.ANN_PLACEMENT, Placement) or ANYWHERE
 
 
+def own_affinity(job: Mapping[str, Any]) -> Any:
+    """The affinity that the user has given the pods, None for none, or for one that a placement has made.
+
+    Once a placement stands in the Job, its affinity is the controller's. A job with one of its own gets no placement.
+    The Job follows its placement only at its next start: until then its affinity may be that of an earlier one.
+    """
+    if annotation(job, job_names.ANN_PLACEMENT) is not None:
+        return None
+    return (((job["spec"].get("template") or {}).get("spec")) or {}).get("affinity") or None
+
+
 def affinity(placement: Placement) -> Object | None:
     """The pod's `affinity` for `placement`, None for anywhere."""
     if not placement.terms:

@@ -199,9 +199,8 @@ def _migrate_problem(job: Mapping[str, Any], request: JobRequest, flavors: Seque
     if isinstance(stands, Unreadable):
         fix = f"cannot be read; delete annotation {job_names.ANN_PLACEMENT}"
         return "placement", annotation(job, job_names.ANN_PLACEMENT), fix
-    ours = placement.affinity(stands)
-    present = job["spec"]["template"]["spec"].get("affinity") if "template" in job["spec"] else None
-    if present and present not in (ours, placement.affinity(wanted)):
+    present = placement.own_affinity(job)
+    if present and present != placement.affinity(wanted):
         return "affinity", present, "the job brings a node affinity of its own, which a migration would replace"
     return None
 

@@ -247,6 +247,16 @@ def test_a_job_with_an_affinity_of_its_own_is_not_moved():
     assert untouched(kube)
 
 
+def test_a_job_that_still_has_the_affinity_of_an_earlier_placement_is_moved_again():
+    """After a drain it may go anywhere again, but its pods keep away from the node until their next start."""
+    kube = cluster(running())
+    before = moved(kube, away_from_node="n1")
+    started = {"spec": {"template": {"spec": {"affinity": placement.affinity(before)}}}}
+    kube.patch(JOB, "default", "digits", started)
+    moved(kube, anywhere=True)
+    assert moved(kube, away_from_node="n3").avoid_nodes == ["n3"]
+
+
 def test_a_flavor_without_the_topology_that_the_job_asks_for_is_no_place_to_go():
     own = running()
     own["spec"]["template"]["metadata"] = {"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}}
