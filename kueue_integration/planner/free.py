@@ -23,6 +23,19 @@ def waiting(snapshot: ClusterSnapshot, queue: Queue) -> list[Workload]:
     return [w for w in _around(snapshot, queue) if w.waits]
 
 
+def promised(snapshot: ClusterSnapshot, queue: Queue, most: quota.Amounts) -> bool:
+    """Whether free quota around `queue` may be what a job is about to take for a change that it was asked for.
+
+    It does not wait in the queue yet, so `waiting` does not know it. A wish beyond `most` does not count: it would keep
+    all others small for ever.
+    """
+    for job in snapshot.changing.get(queue.pool, ()):
+        each = job.workload.per_pod if job.workload is not None else {}
+        if quota.fits({r: amount * job.wanted for r, amount in each.items()}, queue.groups, most):
+            return True
+    return False
+
+
 def _around(snapshot: ClusterSnapshot, queue: Queue) -> Iterator[Workload]:
     return chain.from_iterable(snapshot.by_queue.get(q.name, ()) for q in snapshot.around(queue))
 

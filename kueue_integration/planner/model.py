@@ -57,7 +57,7 @@ class Workload:
     asks: Mapping[str, Fraction] = field(default_factory=dict)
     """resource -> amount, at least, over all of its pods."""
     waits: bool = False
-    """It is active and waits for quota."""
+    """It waits for quota: it is in its queue, or out of it only until it has its new shape."""
     leaves: bool = False
     """It is evicted, or about to be: a check says so and Kueue has not acted on it yet."""
     pods: int = 0
@@ -266,6 +266,16 @@ class ClusterSnapshot:
         found: dict[str, list[Queue]] = {}
         for queue in self.queues.values():
             found.setdefault(queue.pool, []).append(queue)
+        return found
+
+    @cached_property
+    def changing(self) -> Mapping[str, Sequence[Job]]:
+        """By pool: jobs that have been asked for another size or place, and do not have it yet."""
+        found: dict[str, list[Job]] = {}
+        for job in self.jobs.values():
+            queue, change = self.queue_of(job), job.change
+            if queue is not None and change is not None and change.under_way and change.op in ("resize", "migrate"):
+                found.setdefault(queue.pool, []).append(job)
         return found
 
     @cached_property

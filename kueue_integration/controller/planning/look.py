@@ -10,7 +10,7 @@ from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus
 from ...contract import attempt_records, job_names, kinds
 from ...drain import nodes as drained
 from ...kube import quantities
-from ...kube.resources import Object, condition, is_true, label
+from ...kube.resources import Object, annotation, condition, is_true, label
 from ...manifests.pod_placement import asks_for_topology
 from ...planner import model, priority, quota
 from ...planner.model import ClusterSnapshot, JobKey
@@ -93,6 +93,8 @@ def read_workload(raw: Object, queue: str) -> model.Workload:
     checks = (raw.get("status") or {}).get("admissionChecks") or ()
     podsets: Sequence[Object] = spec.get("podSets") or ()
     only = podsets[0] if len(podsets) == 1 else {}
+    active = spec.get("active", True) is not False
+    comes_back = annotation(raw, job_names.ANN_RESHAPE) is not None
     return model.Workload(
         namespace=str(meta["namespace"]),
         name=str(meta["name"]),
@@ -102,7 +104,7 @@ def read_workload(raw: Object, queue: str) -> model.Workload:
         created=views.created(raw),
         holds=quota.usage(raw) if given is not None else None,
         asks=quota.requests(raw),
-        waits=given is None and spec.get("active", True) is not False and not meta.get("deletionTimestamp"),
+        waits=given is None and (active or comes_back) and not meta.get("deletionTimestamp"),
         leaves=is_true(raw, "Evicted") or any(c.get("state") in ("Retry", "Rejected") for c in checks),
         pods=int(only.get("minCount") or only.get("count") or 0),
         per_pod=quota.of_pod(only),

@@ -67,6 +67,10 @@ def _changing(snapshot: ClusterSnapshot) -> set[str]:
         queue = snapshot.queue_of(job)
         if queue is not None and job.busy is not None and job.busy.policy in (NAME, returns.NAME):
             found.add(queue.pool)
+    for pool in set(snapshot.changing) - found:
+        queues = (q for q in snapshot.queues.values() if q.pool == pool)
+        if any(quotas.promised(snapshot, queue, quotas.most(snapshot, queue)) for queue in queues):
+            found.add(pool)
     return found
 
 

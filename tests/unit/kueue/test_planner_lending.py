@@ -102,6 +102,8 @@ def test_nobody_grows_while_quota_changes_hands():
     assert grows(scene.job(), others=(leaves,)) == []
     returning = scene.job("other", change=Request("resize", f"{BY}{returns.NAME}: back", "running"), wanted=1)
     assert grows(scene.job(), returning) == []
+    wishes = scene.job("other", change=Request("resize", "ann", "running"), wanted=4)
+    assert grows(scene.job(), wishes) == [] != grows(scene.job(), replace(wishes, change=None))
 
 
 def test_a_job_that_does_not_get_faster_does_not_grow():

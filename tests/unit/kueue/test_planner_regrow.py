@@ -225,6 +225,14 @@ def test_one_that_can_never_fit_does_not_keep_everybody_small():
     assert look([shrunk()], pending=[big("pending", wanted=40)]).action is not None
 
 
+def test_a_job_that_is_out_of_its_queue_for_a_new_shape_waits_and_a_paused_one_does_not():
+    away = big("pending")
+    away["spec"]["active"] = False
+    assert look([shrunk()], pending=[away]).action is not None
+    away["metadata"].setdefault("annotations", {})[job_names.ANN_RESHAPE] = "2 -> 4 workers"
+    assert look([shrunk()], pending=[away]).action is None
+
+
 def test_two_small_jobs_do_not_count_the_same_quota_twice():
     first = shrunk(name="a", count=1, wanted=4, priority=10, created=5)
     second = shrunk(name="b", count=1, wanted=4, priority=100, created=9)

@@ -155,6 +155,33 @@ def test_quota_that_somebody_waits_for_is_left_to_them():
     assert gains(measured("scales", one_s=2.0, two_s=1.0), waiting=(scene.waiting(),)) == []
 
 
+@pytest.mark.parametrize("op", ["resize", "migrate"])
+@pytest.mark.parametrize("state", ["asked", "running"])
+@pytest.mark.parametrize("stage", ["trains", "leaves", "starts"])
+def test_quota_that_a_job_on_the_move_is_about_to_take_is_left_to_it(op, state, stage):
+    """The third device looks free while the other job is stopped and started for it."""
+    flat = measured("flat", one_s=1.1, two_s=1.0, count=1, wanted=1)
+    change = Request(op, f"{BY}marginalGain: because", state, 3)
+    other = scene.job("other", count=1, wanted=2, change=change)
+    assert gains(flat, replace(other, change=None), devices=3) == [("resize", "flat", 2)]
+    if stage == "leaves":
+        other = replace(other, workload=replace(other.workload, leaves=True), whole=False)
+    if stage == "starts":
+        other = replace(other, given=None, workload=replace(other.workload, holds=None), whole=False)
+    assert gains(flat, other, devices=3) == []
+    done = replace(other, change=replace(change, state="done"))
+    assert gains(flat, done, devices=3) == [("resize", "flat", 2)]
+
+
+def test_a_wish_that_the_quota_can_never_meet_keeps_nobody_small():
+    flat = measured("flat", one_s=1.1, two_s=1.0, count=1, wanted=1)
+    other = scene.job("other", count=1, wanted=4, change=Request("resize", "ann", "running", 3))
+    assert other.workload is not None
+    other = replace(other, workload=replace(other.workload, per_pod={GPU: Fraction(1)}))
+    assert gains(flat, other, devices=3) == [("resize", "flat", 2)]
+    assert gains(flat, other, devices=4) == []
+
+
 @pytest.mark.parametrize("change", [
     {"steps_total": None}, {"resizable": False}, {"attempts": ()}, {"wanted": 4}, {"runs_since": None},
 ])  # fmt: skip
