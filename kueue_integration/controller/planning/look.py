@@ -10,7 +10,7 @@ from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus
 from ...contract import attempt_records, job_names, kinds
 from ...drain import nodes as drained
 from ...kube import quantities
-from ...kube.resources import Object, annotation, condition, is_true, label
+from ...kube.resources import Object, condition, is_true, label
 from ...manifests.pod_placement import asks_for_topology
 from ...planner import model, priority, quota
 from ...planner.model import ClusterSnapshot, JobKey
@@ -94,7 +94,7 @@ def read_workload(raw: Object, queue: str) -> model.Workload:
     podsets: Sequence[Object] = spec.get("podSets") or ()
     only = podsets[0] if len(podsets) == 1 else {}
     active = spec.get("active", True) is not False
-    comes_back = annotation(raw, job_names.ANN_RESHAPE) is not None
+    comes_back = Workload.parse(raw).reshape_reason is not None
     return model.Workload(
         namespace=str(meta["namespace"]),
         name=str(meta["name"]),
