@@ -104,12 +104,20 @@ def _since(record: AttemptRecord, workload: Workload, name: str) -> bool:
 def evicted(record: AttemptRecord, job: Job, workload: Workload, preemptor: str | None, now: float) -> AttemptRecord:
     """`record` with the eviction that stands in the Workload's conditions."""
     found = workload.condition("Evicted")
+    ended_by = record.ended_by or _asked_for(record, job, workload, str(found.get("reason") or "Evicted"))
     return replace(
         record,
         evicted_at=server_time.observed(found, now),
-        ended_by=record.ended_by or _asked_for(record, job, workload, str(found.get("reason") or "Evicted")),
+        ended_by=ended_by,
         preempted_by=preemptor,
+        lowered_by=_lowered_by(record, workload) if ended_by == "Preempted" else None,
     )
+
+
+def _lowered_by(record: AttemptRecord, workload: Workload) -> str | None:
+    """The policy that has lowered the priority of this attempt, if that still holds: what follows is its move."""
+    mark = workload.priority_mark
+    return mark.policy if mark is not None and mark.attempt == record.attempt and mark.given < mark.own else None
 
 
 def _asked_for(record: AttemptRecord, job: Job, workload: Workload, reason: str) -> str:
@@ -214,5 +222,6 @@ def closed(record: AttemptRecord, workload: Workload, preemptor: str | None, now
         return record
     message = str(workload.condition("Evicted").get("message", ""))
     if "Preempted to accommodate" in message and _since(record, workload, "Evicted"):
-        return replace(record, ended_by="Preempted", preempted_by=preemptor)
+        lowered_by = _lowered_by(record, workload)
+        return replace(record, ended_by="Preempted", preempted_by=preemptor, lowered_by=lowered_by)
     return noted(replace(record, ended_by="Evicted"), message or "how this attempt ended was not seen")

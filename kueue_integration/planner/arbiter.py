@@ -4,8 +4,9 @@ Its limits hold whatever policies propose. A job moves only after it has trained
 gain exceeds what the move costs. It moves at most so many times an hour. A tenant has a budget of moves an hour. One
 move of a job is under way at most, none beside a request, and one move starts in a cohort per look.
 
-Two clocks count. The records of a job have the API server's time; they outlive this process. What was done since it
-started is also kept by a monotonic clock, so a clock that jumps opens no limit.
+Two clocks count. The records of a job have the API server's time; they outlive this process. A move that is on its way
+is on record too: by its request, or by the mark of a priority. What was done since this process started is also kept by
+a monotonic clock, so a clock that jumps opens no limit.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ ASK_AGAIN_S: Final = 60.0
 """Seconds after a request of the planner has failed before the next one of the same kind."""
 
 
+_STOPS: Final = ("migrate", "resize", "pause")
+"""Requests of the planner for which a job stops."""
 _Move = tuple[str, int]
 """UID of a job, and the attempt that ended by it."""
 
@@ -164,7 +167,7 @@ class Arbiter:
         self, proposal: Proposal, job: Job, terms: Terms, now: float, moved: set[_Move], clock: float
     ) -> Ruling:
         """`moved`: the moves of its tenant within an hour."""
-        again = self._settles(job, clock)
+        again = self._settles(job, now, clock)
         if again > 0:
             return Ruling(proposal, False, f"attempt {job.attempt} was asked to move already", again)
         limits = terms.limits
@@ -185,10 +188,11 @@ class Arbiter:
             return Ruling(proposal, False, why)
         return Ruling(proposal, True, f"costs about {price:.0f} device-seconds")
 
-    def _settles(self, job: Job, clock: float) -> float:
-        """Seconds left of SETTLE_S since this attempt was last asked to move."""
-        times = [d.clock for d in self._done if (d.uid, d.attempt) == (job.uid, job.attempt)]
-        return max(times, default=clock - SETTLE_S) + SETTLE_S - clock
+    def _settles(self, job: Job, now: float, clock: float) -> float:
+        """Seconds left of SETTLE_S since this attempt was last asked to move, maybe by the process before this one."""
+        ages = [clock - d.clock for d in self._done if (d.uid, d.attempt) == (job.uid, job.attempt)]
+        ages += [max(0.0, now - job.lowered_at)] if job.lowered == job.attempt and job.attempt else []
+        return SETTLE_S - min(ages, default=SETTLE_S)
 
     def _trained(self, job: Job, now: float, clock: float) -> float:
         """Seconds since the current attempt trains; as far as this process has seen it, by its own clock."""
@@ -203,9 +207,13 @@ class Arbiter:
         for done in self._done:
             found.setdefault(done.key[0], set()).add((done.uid, done.attempt))
         for job in snapshot.jobs.values():
-            recent = {(job.uid, r.attempt) for r in job.attempts if recently_moved(r, snapshot.now)}
+            recent = {(job.uid, attempt) for attempt in _begun(job, snapshot.now)}
             if recent:
                 found.setdefault(job.key[0], set()).update(recent)
+        for ended in snapshot.ended:
+            recent = {(ended.uid, r.attempt) for r in ended.attempts if recently_moved(r, snapshot.now)}
+            if recent:
+                found.setdefault(ended.namespace, set()).update(recent)
         return found
 
     def _observe(self, snapshot: ClusterSnapshot, clock: float) -> None:
@@ -241,7 +249,21 @@ def _failed_before(proposal: Proposal, job: Job, now: float) -> Ruling | None:
 def recently_moved(record: AttemptRecord, now: float) -> bool:
     """Whether an attempt has ended within an hour because somebody wanted so. A time in the future counts."""
     ended = record.evicted_at if record.evicted_at is not None else record.admitted_at
-    return record.ended_by in measure.DELIBERATE and ended > now - measure.HOUR_S
+    wanted = record.ended_by in measure.DELIBERATE or record.lowered_by is not None
+    return wanted and ended > now - measure.HOUR_S
+
+
+def _begun(job: Job, now: float) -> set[int]:
+    """Attempts that a move has ended within an hour, or is about to end: another process may have begun it."""
+    found = {record.attempt for record in job.attempts if recently_moved(record, now)}
+    if job.change is not None and job.change.under_way and job.change.policy and job.change.op in _STOPS:
+        found.add(job.change.attempt or job.attempt)
+    if job.lowered and job.lowered_at > now - measure.HOUR_S:
+        found.add(job.lowered)
+    last = job.attempts[-1] if job.attempts else None
+    if last is not None and last.readmitted_for == "regrow" and last.ended_by is None:
+        found.add(last.attempt)
+    return found
 
 
 def _pool(snapshot: ClusterSnapshot, job: Job) -> str:

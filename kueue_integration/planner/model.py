@@ -130,6 +130,9 @@ class Job:
     """As it would be without the planner."""
     boosted_by: str = ""
     """The policy that has changed its priority, "" for none."""
+    lowered: int = 0
+    """The attempt whose priority the planner has lowered while it held quota, 0 for none; and when that was."""
+    lowered_at: float = 0.0
     wanted: int = 1
     """Workers, as its owner or a request has it; likewise the fewest."""
     fewest: int = 1
@@ -206,6 +209,15 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Ended:
+    """A job that has ended within the hour: its moves still count for its tenant."""
+
+    namespace: str
+    uid: str
+    attempts: Sequence[AttemptRecord] = ()
+
+
+@dataclass(frozen=True)
 class Node:
     """`leaving`: why jobs should leave it while it still works, "" for a node that is as it should be."""
 
@@ -251,6 +263,7 @@ class ClusterSnapshot:
     """ResourceFlavor -> the labels of its nodes; only where somebody has asked for the room on nodes."""
     symptoms: Sequence[Symptom] = ()
     """Those that are remembered, oldest first; empty unless a policy asks for them."""
+    ended: Sequence[Ended] = ()
 
     def queue_of(self, job: Job) -> Queue | None:
         return self.queues.get(job.workload.queue) if job.workload is not None else None

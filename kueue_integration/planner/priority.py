@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from proxy.protocol.decode import Within
+from proxy.protocol.decode import Count, UnixTime, Within
 from proxy.protocol.messages import to_json
 
 from ..contract import annotation_values, job_names
@@ -27,6 +27,10 @@ class Mark:
     policy: str
     own: Priority
     given: Priority
+    attempt: Count = 0
+    """It held quota when its priority was lowered, so Kueue may preempt it since then. 0: none did."""
+    at: UnixTime = 0.0
+    """When that was."""
 
 
 def read(workload: Mapping[str, Any] | None) -> Mark | None:
@@ -39,8 +43,14 @@ def unplanned(mark: Mark | None, stands: int) -> int:
     return mark.own if mark is not None and mark.given == stands else stands
 
 
-def change(policy: str, wanted: int, stands: int, mark: Mark | None) -> dict[str, Any]:
-    """A merge patch of the Workload that gives it `wanted`, and forgets the mark where that is its own again."""
+def change(
+    policy: str, wanted: int, stands: int, mark: Mark | None, running: tuple[int, float] | None = None
+) -> dict[str, Any]:
+    """A merge patch of the Workload that gives it `wanted`, and forgets the mark where that is its own again.
+
+    :param running: the attempt that holds quota, and the time now (Unix seconds)
+    """
     before = unplanned(mark, stands)
-    text = None if wanted == before else to_json(Mark(policy, before, wanted))
+    lowered = running if running is not None and wanted < stands else (mark.attempt, mark.at) if mark else (0, 0.0)
+    text = None if wanted == before else to_json(Mark(policy, before, wanted, *lowered))
     return {"metadata": {"annotations": {job_names.ANN_PRIORITY: text}}, "spec": {"priority": wanted}}

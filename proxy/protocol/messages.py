@@ -192,6 +192,8 @@ class AttemptRecord:
     preempted_by: str | None = None
     """Name of the preemptor's Workload, or its UID when it could not be resolved."""
     preemptor: Preemptor | None = None
+    lowered_by: str | None = None
+    """The policy of the planner that had lowered its priority when Kueue preempted it, None for none."""
     evicted_at: UnixTime | None = None
     barrier_at: UnixTime | None = None
     committed_at: UnixTime | None = None

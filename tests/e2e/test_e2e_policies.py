@@ -47,7 +47,9 @@ def test_who_has_had_much_is_preempted_by_who_has_had_nothing(rows: Rows, faults
     assert (ended.ended_by, ended.checkpoint is not None) == ("Preempted", True), ended
     workload = rows.workload("first")
     assert workload["spec"]["priority"] == own - 1
-    assert priority.read(workload) == priority.Mark("attainedService", own, own - 1)
+    mark = priority.read(workload)
+    assert mark is not None and (mark.policy, mark.own, mark.given) == ("attainedService", own, own - 1)
+    assert (mark.attempt, ended.lowered_by) == (1, "attainedService")
 
     rows.say("--> switched off, the priority is the job's own again")
     faults.upgrade(planner__attainedService__mode="none")

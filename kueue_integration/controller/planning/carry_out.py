@@ -16,7 +16,7 @@ from ...planner import priority
 from ...planner.model import BY, JobKey
 from ...planner.proposals import Proposal
 from ...requests import user_requests, verbs
-from .. import attempt_history
+from .. import attempt_history, views
 from ..actions import BOTH, Action, RequestReadmission
 from ..snapshot import Job, required
 from . import pin
@@ -33,8 +33,11 @@ class CarryOut:
         self._kube, self._perform = kube, perform
         self._left: dict[JobKey, departure.Departure] = {}
 
-    def do(self, proposal: Proposal, job: Object, workload: Object | None) -> None:
-        """Raises RequestRefusedError (with the reason), Conflict, JobNotFoundError, PlatformError, KubeError."""
+    def do(self, proposal: Proposal, job: Object, workload: Object | None, now: float) -> None:
+        """`now`: Unix seconds.
+
+        Raises RequestRefusedError (with the reason), Conflict, JobNotFoundError, PlatformError, KubeError.
+        """
         namespace, name = proposal.job
         action, by = proposal.action, signed(proposal)
         if action == "readmit":
@@ -43,7 +46,7 @@ class CarryOut:
             self._perform(readmission(job, proposal.reason), job, workload)
         elif action == "priority":
             assert workload is not None
-            self._prioritise(proposal, workload)
+            self._prioritise(proposal, job, workload, now)
         elif action == "migrate" and proposal.flavor:
             pin.pin(self._kube, proposal.job, proposal.flavor, by)
         elif action == "migrate":
@@ -76,10 +79,12 @@ class CarryOut:
             raise RequestRefusedError(("name", name, f"{seen.refusal.why}; {seen.refusal.fix}"))
         self._left[proposal.job] = departure.leave(self._kube, namespace, name, proposal.nodes, by)
 
-    def _prioritise(self, proposal: Proposal, workload: Object) -> None:
+    def _prioritise(self, proposal: Proposal, job: Object, workload: Object, now: float) -> None:
         meta = workload["metadata"]
         stands = int((workload.get("spec") or {}).get("priority") or 0)
-        body = priority.change(proposal.policy, proposal.priority, stands, priority.read(workload))
+        last = attempt_history.last(required(Job.parse(job).history))
+        running = (last.attempt, now) if last is not None and views.admission(workload) is not None else None
+        body = priority.change(proposal.policy, proposal.priority, stands, priority.read(workload), running)
         self._kube.patch(WORKLOAD, meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
 
 

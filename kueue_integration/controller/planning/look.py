@@ -9,10 +9,10 @@ from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus
 
 from ...contract import attempt_records, job_names, kinds
 from ...drain import nodes as drained
-from ...kube import quantities
+from ...kube import quantities, server_time
 from ...kube.resources import Object, condition, is_true, label
 from ...manifests.pod_placement import asks_for_topology
-from ...planner import model, priority, quota
+from ...planner import measure, model, priority, quota
 from ...planner.model import ClusterSnapshot, JobKey
 from ...requests.user_requests import Exchange
 from .. import attempt_history, views
@@ -48,16 +48,21 @@ class Eyes:
         workloads = self._workloads()
         jobs: dict[JobKey, model.Job] = {}
         objects: dict[JobKey, tuple[Object, Object | None]] = {}
+        ended: list[model.Ended] = []
         for raw in self._world.all_jobs():
             key = str(raw["metadata"]["namespace"]), kinds.job_key(raw)
             with self._skips.over("plan", f"Job {'/'.join(key)}"):
+                if views.failing(raw):
+                    ended += _ended(raw, now)
+                    continue
                 workload = self._world.workload_of(*key)
                 pods = [Pod.parse(pod) for pod in self._world.pods_of(*key)]
                 found = read_job(raw, workload, pods, workloads)
                 if found is not None:
                     jobs[key], objects[key] = found, (raw, workload)
         places = {str(n["metadata"]["name"]): _node(n, conditions) for n in nodes}
-        return Seen(ClusterSnapshot(now, queues, tuple(workloads.values()), jobs, places), objects)
+        seen = ClusterSnapshot(now, queues, tuple(workloads.values()), jobs, places, ended=ended)
+        return Seen(seen, objects)
 
     def _workloads(self) -> dict[str, model.Workload]:
         """By UID."""
@@ -116,7 +121,7 @@ def read_job(
     raw: Object, workload: Object | None, pods: Sequence[Pod], workloads: dict[str, model.Workload]
 ) -> model.Job | None:
     """None: it has ended, or is another cluster's to move. Raises BadAnnotationError and others: it cannot be read."""
-    if views.delegated(raw) or views.copied(raw) or views.failing(raw) or raw["metadata"].get("deletionTimestamp"):
+    if views.failing(raw) or views.delegated(raw) or views.copied(raw) or raw["metadata"].get("deletionTimestamp"):
         return None
     job = Job.parse(raw)
     if any(isinstance(part, UnreadableAnnotation) for part in (job.history, job.workers_wanted, job.placement)):
@@ -143,6 +148,8 @@ def read_job(
         priority_class=label(raw, job_names.KUEUE_PRIORITY_LABEL) or "",
         own_priority=priority.unplanned(mark, quota_seen.priority if quota_seen is not None else 0),
         boosted_by=mark.policy if mark is not None else "",
+        lowered=mark.attempt if mark is not None else 0,
+        lowered_at=mark.at if mark is not None else 0.0,
         wanted=wanted,
         fewest=readable_or(job.fewest_workers, wanted),
         ranks=readable_or(job.ranks(wanted), None) or wanted,
@@ -166,6 +173,15 @@ def read_job(
         steps_total=progress.total if progress is not None else None,
         steps_printed=progress.printed if progress is not None else None,
     )
+
+
+def _ended(raw: Object, now: float) -> list[model.Ended]:
+    """A job that has ended, if that was within the hour; older histories are not even parsed."""
+    at = server_time.transition(views.finished(raw))
+    if at is not None and at <= now - measure.HOUR_S:
+        return []
+    history = readable_or(Job.parse(raw).history, ())
+    return [model.Ended(str(raw["metadata"]["namespace"]), str(raw["metadata"]["uid"]), history)]
 
 
 def _runs(job: Job, workload: Workload) -> bool:

@@ -153,7 +153,7 @@ class Rounds:
         proposal = ruling.proposal
         job, workload = seen.raw[proposal.job]
         try:
-            self._carry_out.do(proposal, job, workload)
+            self._carry_out.do(proposal, job, workload, seen.snapshot.now)
         except (RequestRefusedError, PlatformError, JobNotFoundError) as error:
             self._arbiter.undo(ruling)
             self._report.refused(ruling, str(error), seen.snapshot.now)

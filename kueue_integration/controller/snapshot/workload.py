@@ -9,6 +9,7 @@ from typing import Any
 from ...contract import job_names
 from ...kube import server_time
 from ...kube.resources import Object, annotation
+from ...planner import priority
 from .. import views
 from .part import Part
 
@@ -55,6 +56,8 @@ class Workload:
     """Our controller has taken it out of the queue to give it another shape: what was wrong."""
     paused = Part(lambda raw: annotation(raw, job_names.ANN_PAUSED) is not None)
     """A `pause` has deactivated it."""
+    priority_mark = Part(priority.read)
+    """A policy of the planner has changed its priority: which one, and since when."""
     has_our_pods = Part(views.has_our_pods)
 
     @classmethod

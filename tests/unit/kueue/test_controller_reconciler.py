@@ -27,9 +27,9 @@ from kueue_integration.kube.resources import (
     WORKLOAD,
     annotation,
 )
-from kueue_integration.planner import quota
+from kueue_integration.planner import priority, quota
 from proxy.protocol import decode
-from proxy.protocol.messages import AttemptRecord
+from proxy.protocol.messages import AttemptRecord, to_json
 
 TASK = Task("job", NS, "train")
 FENCE = {
@@ -348,6 +348,24 @@ def test_an_eviction_leads_to_a_deadline_and_a_timer(world):
     (record,) = scene.stored(job["metadata"]["annotations"])
     assert (record.ended_by, record.preempted_by) == ("Preempted", "job-big")
     assert annotation(job, job_names.ANN_HOLD) == "armed"
+
+
+@pytest.mark.parametrize(
+    ("mark", "by"),
+    [
+        (priority.Mark("slaTiers", 10, 7, 1, 5.0), "slaTiers"),
+        (priority.Mark("slaTiers", 10, 7, 0, 5.0), None),  # it waited when its priority was lowered
+        (priority.Mark("slaTiers", 7, 10, 1, 5.0), None),  # it has been raised again
+    ],
+    ids=["lowered", "lowered before", "raised"],
+)
+def test_a_preemption_that_a_policy_brought_about_is_on_record_as_its_move(world, mark, by):
+    job, workload, *others = evicted_scene()
+    workload["metadata"].setdefault("annotations", {})[job_names.ANN_PRIORITY] = to_json(mark)
+    kube, reconciler = world(job, workload, *others)
+    reconciler.handle(TASK)
+    (record,) = scene.stored(kube.get_job(NS, "train")["metadata"]["annotations"])
+    assert (record.ended_by, record.lowered_by) == ("Preempted", by)
 
 
 def test_the_deadline_releases_the_hold_without_any_event(world):

@@ -14,7 +14,7 @@ from planner_scene import NOW
 
 from kueue_integration.planner import measure, policies
 from kueue_integration.planner.arbiter import SETTLE_S, Arbiter, Limits, Ruling, Terms
-from kueue_integration.planner.model import Job, Request
+from kueue_integration.planner.model import BY, Ended, Job, Request
 from kueue_integration.planner.proposals import Proposal
 
 LIMITS = Limits(min_run_s=100.0, moves_per_hour=2, tenant_moves_per_hour=3)
@@ -67,6 +67,56 @@ def test_moves_of_one_job_are_counted_over_an_hour_whoever_wanted_them():
     assert rule(long_ago)[0].allowed
     preempted = scene.job(history=(scene.moved(1, 3000), scene.moved(2, 2000, by="Preempted")), since=NOW - 900)
     assert rule(preempted)[0].allowed  # that was Kueue
+
+
+def begun_migration(state: str) -> Job:
+    return scene.job("mine", change=Request("migrate", f"{BY}one: because", state, int(state == "running")))
+
+
+def readmitted() -> Job:
+    job = scene.job("mine")
+    return replace(job, attempts=(replace(job.attempts[-1], readmitted_for="regrow"),))
+
+
+def preempted(ago: float) -> Job:
+    """By a lower priority, which is its own again."""
+    gone = replace(scene.moved(1, ago, by="Preempted"), lowered_by="one")
+    return scene.job("mine", history=(gone,), since=NOW - 500)
+
+
+@pytest.mark.parametrize(
+    ("begun", "counts"),
+    [
+        (begun_migration("asked"), True),
+        (begun_migration("running"), True),
+        (readmitted(), True),
+        (scene.job("mine", lowered=1, lowered_at=NOW - 600), True),
+        (scene.job("mine", lowered=1, lowered_at=NOW - 4000), False),
+        (preempted(600), True),
+        (preempted(4000), False),
+    ],
+    ids=["asked", "running", "readmitted", "lowered", "lowered long ago", "preempted", "preempted long ago"],
+)
+def test_a_new_process_counts_what_the_one_before_has_begun(begun, counts):
+    other = scene.job("other", queue_name="else")
+    seen = scene.snapshot(begun, other, queues=(scene.queue(), scene.queue("else")))
+    (ruling,) = arbiter(Limits(0.0, None, 1)).rule(seen, [propose(other)], 0.0)
+    assert ruling.allowed is not counts, ruling
+    again = arbiter(Limits(0.0, 1, None)).rule(seen, [propose(begun)], 0.0)[0]
+    assert again.allowed is not counts, again
+
+
+def test_the_moves_of_a_job_that_has_ended_count_for_its_tenant():
+    other = scene.job("other")
+    seen = replace(scene.snapshot(other), ended=[Ended("team", "gone", (scene.moved(1, 600), scene.moved(2, 4000)))])
+    assert not arbiter(Limits(0.0, None, 1)).rule(seen, [propose(other)], 0.0)[0].allowed
+    assert arbiter(Limits(0.0, None, 2)).rule(seen, [propose(other)], 0.0)[0].allowed
+
+
+def test_a_priority_that_was_lowered_a_moment_ago_is_given_time_after_a_restart_too():
+    job = scene.job(lowered=1, lowered_at=NOW - 20)
+    (ruling,) = rule(job, by=arbiter(Limits(0.0, None, None)))
+    assert (ruling.allowed, ruling.wait_s) == (False, SETTLE_S - 20)
 
 
 def test_a_tenant_has_a_budget():
@@ -208,23 +258,39 @@ def test_a_policy_that_raises_or_returns_rubbish_stops_no_other():
 HOUR = 3600.0
 
 
-class Play:
-    """A cluster that carries everything out, with a clock that jumps, and an account of its own in true time."""
+LEAVES_S, COMES_BACK_S = 15.0, 30.0
 
-    def __init__(self) -> None:
-        self.true, self.jump = 0.0, 0.0
+
+class Play:
+    """A cluster that carries everything out, with a clock that jumps, and an account of its own in true time.
+
+    A move is on record as the cluster has it: first a request or a mark, after `LEAVES_S` the end of the attempt.
+    """
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.true, self.jump, self.limits = 0.0, 0.0, limits
         queues = [scene.queue("q0", cohort="c"), scene.queue("q1", cohort="c"), scene.queue("q2")]
         self.queues = tuple(queues)
-        self.since: dict[str, float | None] = {}
-        self.jobs = {}
+        self.since: dict[int, float | None] = {}
+        self.leaves: dict[int, tuple[float, str]] = {}
+        """When a move was begun, and how the attempt will have ended."""
+        self.jobs: dict[int, Job] = {}
+        self.ended: list[Ended] = []
         for n in range(6):
-            name = f"j{n}"
-            made = scene.job(name, namespace=f"team-{n % 2}", queue_name=f"q{n % 3}", since=NOW)
-            self.jobs[name], self.since[name] = made, 0.0
+            self._submit(n)
         self.moves: list[tuple[float, str, str]] = []
-        """(true time, job, namespace)."""
-        self.judge = arbiter()
+        """(true time, UID of the job, namespace)."""
+        self.restart()
         self.round([])
+
+    def restart(self) -> None:
+        """A new process, which knows what stands on the jobs and nothing else."""
+        self.judge = arbiter(self.limits)
+
+    def _submit(self, n: int) -> None:
+        name = f"j{n}-{len(self.ended)}"
+        self.jobs[n] = scene.job(name, namespace=f"team-{n % 2}", queue_name=f"q{n % 3}", since=self.wall)
+        self.since[n] = self.true
 
     @property
     def wall(self) -> float:
@@ -232,22 +298,38 @@ class Play:
 
     def pass_time(self, seconds: float) -> None:
         self.true += seconds
-        for name, job in self.jobs.items():
-            if job.runs_since is None and self.true - self.moves_of(name)[-1] >= 30:  # restarted
-                self.since[name] = self.true
+        for n, (begun, ended_by) in list(self.leaves.items()):
+            job, after = self.jobs[n], self.true - begun
+            if job.change is not None:
+                state = "running" if after < LEAVES_S + COMES_BACK_S else "done"
+                job = replace(job, change=replace(job.change, state=state, attempt=job.change.attempt or job.attempt))
+            if after >= LEAVES_S and job.runs_since is not None:
+                by = "one" if ended_by == "Preempted" else None
+                last = replace(job.attempts[-1], ended_by=ended_by, lowered_by=by, evicted_at=self.wall)
+                job = replace(job, runs_since=None, attempts=(*job.attempts[:-1], last), whole=False)
+            elif after >= LEAVES_S + COMES_BACK_S:  # in its next attempt, with the priority of its own
+                self.since[n] = self.true
                 last = scene.record(job.attempt + 1, admitted_at=self.wall - 20, first_step_at=self.wall)
-                self.jobs[name] = replace(job, runs_since=self.wall, attempts=(*job.attempts, last), whole=True)
+                job = replace(job, runs_since=self.wall, attempts=(*job.attempts, last), whole=True, lowered=0)
+                assert job.workload is not None
+                job = replace(job, workload=replace(job.workload, priority=job.own_priority, leaves=False))
+                del self.leaves[n]
+            self.jobs[n] = job
 
-    def moves_of(self, name: str) -> list[float]:
-        return [at for at, job, _ in self.moves if job == name]
+    def finish(self, n: int) -> None:
+        """The job has ended, and another one comes in its place."""
+        if n not in self.leaves:
+            job = self.jobs[n]
+            self.ended.append(Ended(job.key[0], job.uid, job.attempts))
+            self._submit(n)
 
     def round(self, wishes: list[tuple[int, str, float, bool]]) -> None:
         proposals = [
-            propose(self.jobs[f"j{n}"], action, gain, "one" if first else "two", workers=4, nodes=("n1",), priority=1)
+            propose(self.jobs[n], action, gain, "one" if first else "two", workers=4, nodes=("n1",), priority=1)
             for n, action, gain, first in wishes
         ]
         seen = scene.snapshot(*self.jobs.values(), queues=self.queues, now=self.wall)
-        pools = set()
+        seen, pools = replace(seen, ended=self.ended), set()
         for ruling in self.judge.rule(seen, proposals, self.true):
             if ruling.allowed and ruling.counted:
                 job = seen.jobs[ruling.proposal.job]
@@ -258,21 +340,33 @@ class Play:
 
     def _move(self, ruling: Ruling, job: Job) -> None:
         """What the limits promise, in true time."""
-        name, since = job.key[1], self.since[job.key[1]]
+        (n,) = [number for number, known in self.jobs.items() if known.uid == job.uid]
+        since, action = self.since[n], ruling.proposal.action
         assert ruling.proposal.gain_device_seconds > measure.cost(job)
         assert since is not None and job.trains and job.busy is None, "it was on its way already"
-        assert self.true - since >= LIMITS.min_run_s, "it has not trained long enough"
-        self.moves.append((self.true, name, job.key[0]))
-        self.since[name] = None
+        assert self.true - since >= self.limits.min_run_s, "it has not trained long enough"
+        self.moves.append((self.true, job.uid, job.key[0]))
+        self.since[n] = None
         recent = [m for m in self.moves if self.true - m[0] < HOUR]
-        assert sum(m[1] == name for m in recent) <= (LIMITS.moves_per_hour or 0)
-        assert sum(m[2] == job.key[0] for m in recent) <= (LIMITS.tenant_moves_per_hour or 0)
-        ended = replace(job.attempts[-1], ended_by="Migrated", evicted_at=self.wall)
-        self.jobs[name] = replace(job, runs_since=None, attempts=(*job.attempts[:-1], ended), whole=False)
+        assert sum(m[1] == job.uid for m in recent) <= (self.limits.moves_per_hour or 0)
+        assert sum(m[2] == job.key[0] for m in recent) <= (self.limits.tenant_moves_per_hour or 0)
+        if action == "priority":
+            assert job.workload is not None
+            lower = replace(job.workload, priority=ruling.proposal.priority)
+            job = replace(job, lowered=job.attempt, lowered_at=self.wall, workload=lower)
+        elif action == "readmit":
+            last = replace(job.attempts[-1], readmitted_for="regrow")
+            assert job.workload is not None
+            job = replace(job, attempts=(*job.attempts[:-1], last), workload=replace(job.workload, leaves=True))
+        else:
+            job = replace(job, change=Request(action, f"{BY}{ruling.proposal.policy}: because", "asked"))
+        self.jobs[n] = job
+        self.leaves[n] = self.true, {"priority": "Preempted", "readmit": "Regrown"}.get(action, "Migrated")
 
 
+ACTIONS = ("pause", "resize", "migrate", "readmit", "priority", "checkpoint")
 WISH = st.tuples(
-    st.integers(0, 5), st.sampled_from(["pause", "resize", "migrate", "readmit", "priority", "checkpoint"]),
+    st.integers(0, 5), st.sampled_from(ACTIONS),
     st.sampled_from([-5.0, 0.0, 100.0, 1e5, 1e9]), st.booleans(),
 )  # fmt: skip
 ROUND = st.tuples(st.floats(1, 900), st.floats(-20_000, 20_000) | st.just(0.0), st.lists(WISH, max_size=8))
@@ -288,16 +382,24 @@ def test_no_limit_is_ever_exceeded(rounds):
         play.round(wishes)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.floats(1, 900), st.booleans(), st.lists(WISH, max_size=8)), max_size=40))
+EAGER = st.tuples(
+    st.sampled_from([1.0, 10.0, 20.0, 130.0, 700.0]), st.booleans(), st.none() | st.integers(0, 5),
+    st.lists(st.sampled_from(ACTIONS), min_size=6, max_size=6),
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(EAGER, max_size=20))
 def test_nor_after_a_restart_of_the_planner(rounds):
-    """What it did before stands in the records of the jobs."""
-    play = Play()
-    for seconds, restart, wishes in rounds:
+    """What it did before stands on the jobs: in their records, or what is on its way in requests and marks."""
+    play = Play(replace(LIMITS, tenant_moves_per_hour=2))
+    for seconds, restarts, finishes, actions in rounds:
         play.pass_time(seconds)
-        if restart:
-            play.judge = arbiter()
-        play.round(wishes)
+        if restarts:
+            play.restart()
+        if finishes is not None:
+            play.finish(finishes)
+        play.round([(n, action, 1e9, True) for n, action in enumerate(actions)])
 
 
 def test_the_play_does_move_jobs():

@@ -18,6 +18,7 @@ from kueue_integration.controller.forever import Skips
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.planning import rounds
+from kueue_integration.controller.planning.look import Eyes
 from kueue_integration.controller.planning.rounds import Rounds
 from kueue_integration.errors import Conflict, Forbidden
 from kueue_integration.kube.fake import FakeKube
@@ -286,14 +287,30 @@ def test_a_priority_is_set_on_the_workload_and_given_back(
     play = stage("none")
     play.round()
     workload = play.kube.get(WORKLOAD, NS, "job-train-1")
-    assert (workload["spec"]["priority"], priority.read(workload)) == (7, priority.Mark("stub", 10, 7))
+    assert (workload["spec"]["priority"], priority.read(workload)) == (7, priority.Mark("stub", 10, 7, 1, play.now))
     assert play.asked() is None
+    play._caught_up()
+    seen = Eyes(play.world, Skips(play.metrics)).look(play.now).snapshot.jobs[KEY]
+    assert (seen.lowered, seen.lowered_at) == (1, play.now)
     # The policy is switched off: the next planner gives back what it finds.
     monkeypatch.undo()
     play.rounds = play.again()
     play.round()
     workload = play.kube.get(WORKLOAD, NS, "job-train-1")
     assert (workload["spec"]["priority"], priority.read(workload)) == (10, None)
+
+
+@pytest.mark.parametrize(("ago", "counts"), [(600, True), (4000, False)])
+def test_the_look_has_the_moves_of_jobs_that_ended_within_the_hour(
+    stage: Callable[..., Stage], ago: float, counts: bool
+) -> None:
+    play = stage("none")
+    ended = scene.condition("Complete", True, int(500 - ago))
+    play.kube.set_status(JOB, NS, "train", {"conditions": [ended]})
+    play._caught_up()
+    seen = Eyes(play.world, Skips(play.metrics)).look(T0 + 500).snapshot
+    assert seen.jobs == {}
+    assert [(job.namespace, len(job.attempts)) for job in seen.ended] == ([(NS, 1)] if counts else [])
 
 
 def test_a_job_that_was_parked_is_queued_again_when_the_policy_is_off(stage: Callable[..., Stage]) -> None:
