@@ -80,7 +80,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param store: fsspec URL of the checkpoint store, default the platform's (templated)
     :param engine: `process`, or `state` for a script with `singularity_train`: no privileges, any machine and number of
         workers. `both` saves processes with that state beside them, for nodes that cannot take processes. `auto` is
-        `state` if a shipped file imports `singularity_train`, else `process`
+        `state` if the script, or a shipped file that it imports, imports `singularity_train`, else `process`
     :param checkpoint_budget_s: how long a preemption may be held for a checkpoint, seconds (templated)
     :param grace_period_s: grace period of the pods, seconds (templated)
     :param checkpoint_every: save a checkpoint and train on, again and again: `"300s"`, `"10m"`, a number of seconds,

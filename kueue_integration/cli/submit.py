@@ -38,7 +38,7 @@ _OPTIONS = (
         "--engine",
         default="auto",
         show_default=True,
-        help="process; state, or both (the script uses singularity_train); auto: state if a file imports it.",
+        help="process; state, or both (the script uses singularity_train); auto: state if the script imports it.",
     ),
     click.option(
         "--workdir",

@@ -42,10 +42,17 @@ def _sentence(job: Object, files: Mapping[str, str] | None) -> str:
     has = annotation(job, job_names.ANN_ENGINE) or names.ENGINE_PROCESS
     if files is None:
         return f"{shown(has)}: its files are not looked at"
-    auto = engine.automatic(files)
+    auto = engine.automatic(files, list(_words(job)))
     if has == auto.name:
         return f"'{has}': {auto.why}"
     return f"{shown(has)}: the job asks for it; 'auto' is '{auto.name}', as {auto.why}"
+
+
+def _words(job: Object) -> Iterator[str]:
+    """Of the commands of a Job's pods."""
+    template = (job.get("spec") or {}).get("template") or {}
+    for container in (template.get("spec") or {}).get("containers") or ():
+        yield from map(str, (*(container.get("command") or ()), *(container.get("args") or ())))
 
 
 def _files(kube: Kube, job: Object) -> dict[str, str] | None:

@@ -50,7 +50,7 @@ class TrainSpec:
     :param engine: `process` saves whole processes of any program, between like machines. `state` saves what the script
         has given to `singularity_train`, for any machine and number of workers, in pods without privileges. `both`
         saves processes and, beside them, that state, which a node goes on from that cannot take the processes. `auto`
-        is `state` if one of `files` imports `singularity_train`, else `process`
+        is `state` if the script, or what it imports of `files`, imports `singularity_train`, else `process`
     :param checkpoint_budget_s: how long Kueue's preemption may be held for a checkpoint, seconds
     :param grace_period_s: terminationGracePeriodSeconds: time for a checkpoint when the hold is off or bypassed
     :param checkpoint_every: save and train on, again and again: `"300s"`, `"10m"`, a number of seconds, `"500 steps"`,

@@ -18,7 +18,7 @@ from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, NAMESPACE, Kind
 
 NS = "default"
-LIBRARY = {"train.py": "import torch\n", "lib/loop.py": "from singularity_train import attach\n"}
+LIBRARY = {"train.py": "import torch\nfrom lib import loop\n", "lib/loop.py": "from singularity_train import attach\n"}
 
 
 def engine_lines(kube: FakeKube) -> dict[str, str]:

@@ -118,6 +118,44 @@ def test_the_engine_of_a_job_and_why(asked: str, text: str, choice: tuple[str, s
     assert made.elastic == (found.name == "state")
 
 
+USES = "import singularity_train\n"
+FOLDER = {
+    "plain.py": "from lib import (\n    data,\n)\nimport torch\n",
+    "state.py": USES,
+    "other.py": "import wrapped\n",
+    "broken.py": "import (\n",
+    "wrapped.py": "from pkg.deep import attach\n",
+    "pkg/__init__.py": "",
+    "pkg/deep.py": USES,
+    "lib/__init__.py": "",
+    "lib/data.py": "",
+    "run.sh": "exec torchrun --nproc-per-node 2 ./state.py\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "why"),
+    [
+        (
+            "python3 plain.py --steps 9",
+            "process",
+            "pkg/deep.py imports singularity_train, but the command does not run it",
+        ),
+        ("python3 broken.py", "process", "pkg/deep.py imports singularity_train, but the command does not run it"),
+        ("python3 state.py", "state", "state.py imports singularity_train"),
+        ("torchrun ./state.py", "state", "state.py imports singularity_train"),
+        ("python3 other.py", "state", "pkg/deep.py imports singularity_train"),
+        ("python3 -m pkg.deep", "state", "pkg/deep.py imports singularity_train"),
+        ("bash run.sh", "state", "state.py imports singularity_train"),
+        ("python3 restate.py", "state", "pkg/deep.py imports singularity_train"),
+    ],
+)
+def test_a_script_that_is_shipped_but_not_run_decides_nothing(command: str, name: str, why: str) -> None:
+    """`--workdir` ships a folder: a plain script got the state engine for its neighbour's import, and saved nothing."""
+    found = engine.chosen(spec(engine="auto", files=FOLDER, command=command.split()))
+    assert (found.name, found.why) == (name, why)
+
+
 def test_an_attempt_has_as_many_ranks_as_its_workers_have() -> None:
     job = scene.job(annotations={job_names.ANN_HOLD: "armed", **ELASTIC})
     action = scene.decide(job, scene.workload(count=3, wanted=4), [], T0 + 12).action
