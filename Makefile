@@ -44,7 +44,7 @@ test: ready ## verify, then unit and end-to-end tests (starts its own cluster an
 
 # Its tests wait more than they compute: two processes for each core.
 unit: $(STAMP) ## unit tests without root, Go or a cluster: what needs more is skipped with a sentence; 4 minutes
-	@$(BIN)/pytest -n 4 --dist loadfile -m "not full and not timed" tests/unit
+	@$(BIN)/pytest -n 4 --dist loadfile -m "not full and not timed and not long" tests/unit
 
 test-unit: ready ## all unit tests, with CRIU and torch
 	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest $(BOTH_CORES) tests/unit

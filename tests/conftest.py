@@ -32,6 +32,11 @@ REAL = ("criu", "cluster", "airflow")
 """Markers of tests that run real worlds of processes, or a whole platform."""
 TIMED = ("test_mesh_", "test_store_network")
 """Files of tests in which sidecars or servers wait for each other by the clock. They are marked `timed`."""
+LONG = (
+    "test_store_contract", "test_store_collection_model", "test_store_memory", "test_protocol_ratchet_model",
+    "test_cluster_study", "test_wheel",
+)  # fmt: skip
+"""Files with thousands of random cases, or with a fresh environment. They are marked `long`."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -47,6 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU (/dev/nvidia0)"))
         if item.path.name.startswith(TIMED):
             item.add_marker(pytest.mark.timed)
+        if item.path.name.startswith(LONG):
+            item.add_marker(pytest.mark.long)
         if any(item.get_closest_marker(name) for name in (*REAL, "timed")):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
