@@ -48,18 +48,21 @@ def _sentence(job: Object, files: Mapping[str, str] | None) -> str:
     return f"{shown(has)}: the job asks for it; 'auto' is '{auto.name}', as {auto.why}"
 
 
+def _pods(job: Object) -> Object:
+    """Spec of a Job's pods."""
+    return ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
+
+
 def _words(job: Object) -> Iterator[str]:
     """Of the commands of a Job's pods."""
-    template = (job.get("spec") or {}).get("template") or {}
-    for container in (template.get("spec") or {}).get("containers") or ():
+    for container in _pods(job).get("containers") or ():
         yield from map(str, (*(container.get("command") or ()), *(container.get("args") or ())))
 
 
 def _files(kube: Kube, job: Object) -> dict[str, str] | None:
     """Path -> text of what was shipped with a Job, empty for one without files; None: they cannot be read."""
     wanted = files_name(str(job["metadata"]["name"]))
-    template = (job.get("spec") or {}).get("template") or {}
-    for volume in (template.get("spec") or {}).get("volumes") or ():
+    for volume in _pods(job).get("volumes") or ():
         source = volume.get("configMap") or {}
         if source.get("name") == wanted:
             try:

@@ -29,6 +29,7 @@ from itertools import groupby
 from typing import Final
 
 from .page_stream import PAGE
+from .relative_memory import IoVec
 
 _WORD: Final = 8
 """Bytes of an entry of a pagemap. Source: Documentation/admin-guide/mm/pagemap.rst."""
@@ -87,15 +88,9 @@ def _masks(pages: int) -> tuple[int, int]:
     return ones * _THERE, ones * (_THERE | _FRAME)
 
 
-class _Part(ctypes.Structure):
-    """`struct iovec`."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
-
-
 def give(pipe: int, address: int, size: int) -> int:
     """Put our own memory into a pipe by reference (`vmsplice`). Returns the bytes. Raises OSError."""
-    count = int(_libc.vmsplice(pipe, ctypes.byref(_Part(address, size)), ctypes.c_ulong(1), 0))
+    count = int(_libc.vmsplice(pipe, ctypes.byref(IoVec(address, size)), ctypes.c_ulong(1), 0))
     if count < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return count

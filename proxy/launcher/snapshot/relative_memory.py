@@ -17,8 +17,8 @@ from typing import Final
 from ..errors import DumpError
 
 
-class _Part(ctypes.Structure):
-    """`struct iovec`."""
+class IoVec(ctypes.Structure):
+    """`struct iovec`: an address and a number of bytes."""
 
     _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
@@ -26,7 +26,7 @@ class _Part(ctypes.Structure):
 _read_quickly = ctypes.CDLL(None, use_errno=True).process_vm_readv
 _read_quickly.restype = ctypes.c_ssize_t
 _read_quickly.argtypes = (
-    ctypes.c_int, ctypes.POINTER(_Part), ctypes.c_ulong, ctypes.POINTER(_Part), ctypes.c_ulong, ctypes.c_ulong,
+    ctypes.c_int, ctypes.POINTER(IoVec), ctypes.c_ulong, ctypes.POINTER(IoVec), ctypes.c_ulong, ctypes.c_ulong,
 )  # fmt: skip
 NOBODY: Final = 0
 
@@ -45,8 +45,8 @@ class RelativeMemory:
         """Whether all of it could be read: a process may have ended, or forbid it."""
         size = len(buffer)
         if self._pid:
-            here = _Part(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), size)
-            if _read_quickly(self._pid, here, 1, _Part(address, size), 1, 0) == size:
+            here = IoVec(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), size)
+            if _read_quickly(self._pid, here, 1, IoVec(address, size), 1, 0) == size:
                 return True
         with contextlib.suppress(OSError):
             return os.preadv(self._file, [buffer], address) == size

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_reader import Memory, restored
 from pod_harness import Pod
 from pod_moves import dump_anywhere, until
 
@@ -30,7 +31,6 @@ from proxy.launcher.snapshot.page_stream import (
     ADD_F,
     CLOSE,
     HEADER,
-    IN_PARENT,
     OPEN2,
     PAGE,
     PRESENT,
@@ -44,8 +44,6 @@ from proxy.protocol.manifest import Manifest, Requirements
 from proxy.store import PagesSocket, Store
 
 Make = Callable[..., Pod]
-Memory = dict[int, bytes]
-"""Page number -> content."""
 
 
 # --- CRIU's side of the protocol --------------------------------------------------------------------------------------
@@ -109,30 +107,6 @@ def send(peer: socket.socket, data: bytes) -> None:
 
 def closed(processes: Sequence[tuple[int, Memory]]) -> bytes:
     return sent(processes) + HEADER.pack(CLOSE, 0, 0, 0)
-
-
-# --- CRIU's way of reading images -------------------------------------------------------------------------------------
-def restored(folder: Path, name: str) -> Memory:
-    """Memory as CRIU reads it: what is IN_PARENT comes from the folder `parent`. Read with none of our own code."""
-    data = (folder / name).read_bytes()
-    at, found, pages = 8, [], 0
-    while at < len(data):
-        (size,) = struct.unpack_from("<I", data, at)
-        found.append({f.number: f.value for f in protobuf.fields(data[at + 4 : at + 4 + size])})
-        at += 4 + size
-    content = (folder / f"pages-{found[0][1]}.img").read_bytes()
-    memory: Memory = {}
-    above: Memory | None = None
-    for entry in found[1:]:
-        for page in range(int(entry[1]) // PAGE, int(entry[1]) // PAGE + int(entry[5])):
-            if int(entry[4]) & IN_PARENT:
-                above = restored(folder / "parent", name) if above is None else above
-                memory[page] = above[page]
-            else:
-                memory[page] = content[pages * PAGE : (pages + 1) * PAGE]
-                pages += 1
-    assert pages * PAGE == len(content), "content without an entry"
-    return memory
 
 
 def page(number: int) -> bytes:
