@@ -6,7 +6,8 @@ examples:
   python -m benchmarks.cluster study --only shared,tiers --seed 100
   python -m benchmarks.cluster study --go-on                 after a stop, with the same code
   python -m benchmarks.cluster study --list
-  python -m benchmarks.cluster derive philly-jobs.csv.gz throughputs.csv.gz >parameters.json
+  python -m benchmarks.cluster derive my-jobs.csv my-throughputs.csv >my.json
+  python -m benchmarks.cluster study --only shared --parameters my.json --output build/mine
   python -m benchmarks.cluster derive philly-jobs.csv.gz throughputs.csv.gz --compare
   python -m benchmarks.cluster replay --devices 64 --hours 12 --compress 120
 
@@ -47,10 +48,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     study.add_argument(
         "--docs", type=Path, metavar="FOLDER", help="put pictures and changes into FOLDER/studies.md, too"
     )
-    study.add_argument("--quick", action="store_true", help="128 devices, three days, two seeds")
+    study.add_argument("--quick", action="store_true", help="64 devices, two days, two seeds")
     study.add_argument("--seed", type=int, default=1, metavar="N", help="the first seed (default 1)")
     study.add_argument("--seeds", type=int, metavar="N", help="how many seeds, for all scenarios")
     study.add_argument("--processes", type=int, metavar="N", help="default: one for each core")
+    study.add_argument("--parameters", type=Path, metavar="FILE", help="of the generator, as `derive` prints them")
     study.add_argument("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="default build/studies")
     study.add_argument("--go-on", action="store_true", help="after a stop: play only what OUTPUT/studies.json lacks")
     study.add_argument("--list", action="store_true", help="list scenarios and contenders, and run nothing")
@@ -108,6 +110,9 @@ def study(arguments: argparse.Namespace) -> int:
         scenarios = quick(scenarios)
     if arguments.seeds:
         scenarios = [one.with_seeds(arguments.seeds) for one in scenarios]
+    if arguments.parameters:
+        given = _given(arguments.parameters)
+        scenarios = [replace(one, given=given) for one in scenarios]
     if arguments.docs:
         pages.check(arguments.docs, scenarios)
     began = time.monotonic()
@@ -126,6 +131,14 @@ def study(arguments: argparse.Namespace) -> int:
     if arguments.docs:
         pages.put(arguments.docs, scenarios, book)
     return 0
+
+
+def _given(path: Path) -> derive.Parameters:
+    """:raises ValueError, OSError: the file has no parameters"""
+    try:
+        return derive.loaded(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def replay(arguments: argparse.Namespace) -> int:

@@ -41,6 +41,7 @@ class Active:
     :param change: the planner's last request
     :param done_s: work that is done, up to `since`
     :param kept_s: work that survives an eviction without a hold
+    :param held_s: seconds with devices, training or not
     :param run_device_s: device seconds spent training, `redone_device_s` of them in vain
     :param over_device_s: device seconds held while coming and leaving
     """
@@ -75,6 +76,7 @@ class Active:
     preempted: int = 0
     moves: list[float] = field(default_factory=list)
     ran_s: float = 0.0
+    held_s: float = 0.0
     run_device_s: float = 0.0
     redone_device_s: float = 0.0
     over_device_s: float = 0.0
@@ -100,6 +102,7 @@ class Active:
         elif self.holds:
             self.over_device_s += spent
         if self.holds:
+            self.held_s += now - self.since
             self.dollars += spent * price
         self.since = now
 

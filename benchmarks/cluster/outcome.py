@@ -11,6 +11,10 @@ from .active import Active
 from .model import Cluster, Job
 
 
+class EndlessError(RuntimeError):
+    """Jobs are left, and they preempt each other for ever or nothing will ever happen to them."""
+
+
 class Kind(Enum):
     """Of an event."""
 

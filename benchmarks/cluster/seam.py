@@ -36,19 +36,15 @@ REPORT_S = 600.0
 """Seconds between two reports of a job's progress."""
 TIERS = {tier.name.lower(): tier.value for tier in model.Tier}
 HOST = "kubernetes.io/hostname"
+PER_POD: Mapping[str, Fraction] = {DEVICE: Fraction(1)}
 NEEDS: Mapping[str, Mapping[str, object]] = {"sla_tiers": {"tiers": TIERS}}
 """What policies of `PlannerSettings` cannot do without."""
 
 
-def known(kind: type, **values: object) -> dict[str, Any]:
-    """Those of `values` that a class of the planner has a field for: what only some versions of it ask for."""
-    names = _fields(kind)
-    return {name: value for name, value in values.items() if name in names}
-
-
 @functools.cache
-def _fields(kind: type) -> frozenset[str]:
-    return frozenset(field.name for field in dataclasses.fields(kind))
+def _whole(number: int) -> Fraction:
+    """Made once: a study asks for the same few numbers millions of times."""
+    return Fraction(number)
 
 
 # --- which policies there are ---------------------------------------------------------------------------------------
@@ -62,7 +58,7 @@ def acting(names: Iterable[str], every_s: float) -> PlannerSettings:
 
     :raises ValueError: a name that `modes` does not have, or settings that the controller would refuse
     """
-    usual, on = PlannerSettings(every_s=every_s, **known(PlannerSettings, prices=model.PRICES)), dict[str, Any]()
+    usual, on = PlannerSettings(every_s=every_s, prices=model.PRICES), dict[str, Any]()
     for name in names:
         if name not in modes():
             raise ValueError(f"policy {name}: there is none of this name; there are {', '.join(modes())}")
@@ -138,10 +134,8 @@ class Eyes:
             workloads.append(job.workload)
         self._known = made
         nodes = [self._node(flavor, n, devices) for flavor, free in rooms.items() for n, devices in enumerate(free)]
-        more = known(ClusterSnapshot, flavors=self._flavors)
-        return ClusterSnapshot(
-            EPOCH + now, self._queues, tuple(workloads), jobs, {node.name: node for node in nodes}, **more
-        )
+        named = {node.name: node for node in nodes}
+        return ClusterSnapshot(EPOCH + now, self._queues, tuple(workloads), jobs, named, self._flavors)
 
     def _job(self, active: Active, now: float) -> Job:
         job, runs = active.job, active.state is State.RUNNING
@@ -199,22 +193,24 @@ def _workload(active: Active, fewest: int) -> Workload:
         queue=_queue_name(job.tenant),
         priority=active.priority,
         created=EPOCH + job.arrival_s,
-        holds={(active.flavor, DEVICE): Fraction(active.devices)} if active.holds else None,
-        asks={DEVICE: Fraction(fewest)},
+        holds={(active.flavor, DEVICE): _whole(active.devices)} if active.holds else None,
+        asks={DEVICE: _whole(fewest)},
         waits=active.state in (State.WAITING, State.BACKOFF),
         leaves=leaves,
-        **known(Workload, pods=fewest, per_pod={DEVICE: Fraction(1)}, level=HOST if job.one_node else ""),
+        pods=fewest,
+        per_pod=PER_POD,
+        level=HOST if job.one_node else "",
     )
 
 
 def _node(flavor: str, number: int, free: int) -> Node:
     name = name_of(flavor, number)
-    room = {DEVICE: Fraction(free), "pods": Fraction(1000)}
-    return Node(name, **known(Node, labels={"flavor": flavor, HOST: name}, free=room))
+    room = {DEVICE: _whole(free), "pods": _whole(1000)}
+    return Node(name, labels={"flavor": flavor, HOST: name}, free=room)
 
 
 def _given(active: Active) -> Given:
-    return Given(active.devices, active.flavor, {DEVICE: active.flavor}, {DEVICE: Fraction(active.devices)})
+    return Given(active.devices, active.flavor, {DEVICE: active.flavor}, {DEVICE: _whole(active.devices)})
 
 
 def _queue_name(tenant: int) -> str:

@@ -1,13 +1,11 @@
 """A discrete-event simulator: jobs arrive, Kueue admits and preempts, the planner moves, and every move costs.
 
-Simulated; `replay.py` plays the same workload to a real Kueue. The same jobs, cluster, setting, planner and seed
-give the same outcome to the last digit.
+`replay.py` plays the same workload to a real Kueue. The same input and seed give the same outcome to the last digit.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +15,13 @@ from kueue_integration.planner.proposals import Proposal
 
 from . import history
 from .active import Active, State
+from .clock import Clock
 from .history import EPOCH
 from .kueue import Admit, Kueue
 from .model import Cluster, Job, Setting
 from .nodes import packed
-from .outcome import Kind, Outcome, check
-from .seam import Eyes, Planner, flavor_of, known, number_of
+from .outcome import EndlessError, Kind, Outcome, check
+from .seam import Eyes, Planner, flavor_of, number_of
 
 HOUR_S = 3600.0
 STUCK_S = 400 * 86400.0
@@ -30,10 +29,6 @@ STUCK_S = 400 * 86400.0
 EVENTS_PER_JOB = 500  # more is no study: jobs that preempt each other for ever
 MOVES: Mapping[str, str] = {"readmit": "Regrown", "resize": "Resized", "migrate": "Migrated", "pause": "Paused"}
 """What the planner may ask of a job that trains, and how the controller calls the end of its attempt then."""
-
-
-class EndlessError(RuntimeError):
-    """Jobs are left, and they preempt each other for ever or nothing will ever happen to them."""
 
 
 class Simulation:
@@ -61,14 +56,17 @@ class Simulation:
             active.priority = active.own_priority = active.job.tier.priority
         self.present: dict[int, Active] = {}
         """Jobs that have arrived and are not done."""
-        self.now = 0.0
+        self._clock = Clock()
         self._eyes = Eyes(cluster, setting.classes)
         self._open = len(jobs)
-        self._events: list[tuple[float, int, Kind, Active | None, int]] = []
-        self._count, self._requeues = 0, False
+        self._requeues = False
         self._window = (0.0, 0.0)
         for active in self.jobs.values():
-            self._at(active.job.arrival_s, Kind.ARRIVES, active)
+            self._clock.at(active.job.arrival_s, Kind.ARRIVES, active)
+
+    @property
+    def now(self) -> float:
+        return self._clock.now
 
     def run(self, most_events: int | None = None) -> Outcome:
         """Until all jobs are done; without a number `EVENTS_PER_JOB` are allowed, looks of the planner left out.
@@ -76,17 +74,18 @@ class Simulation:
         :raises EndlessError: jobs are left and nothing will ever happen to them, or there is no end
         """
         window = max((active.job.arrival_s for active in self.jobs.values()), default=0.0)
-        self._at(window, Kind.WINDOW)
+        self._clock.at(window, Kind.WINDOW)
         if self.planner is not None:
-            self._at(self.planner.every_s, Kind.TICK)
+            self._clock.at(self.planner.every_s, Kind.TICK)
         handled, last = 0, 0.0
         most = EVENTS_PER_JOB * len(self.jobs) if most_events is None else most_events
         while self._open:
-            if not self._events or handled >= most or self.now - last > STUCK_S:
+            if not self._clock or handled >= most or self.now - last > STUCK_S:
                 raise EndlessError(f"after {handled} events {self._open} jobs are not done, at {self.now:g} s")
-            self.now, _, kind, active, version = heapq.heappop(self._events)
-            if active is not None and version != active.version:
+            event = self._clock.take()
+            if event is None:
                 continue
+            kind, active = event
             if kind not in (Kind.TICK, Kind.REQUEUE):
                 handled, last = handled + 1, self.now
             self._handle(kind, active)
@@ -104,10 +103,6 @@ class Simulation:
         return Outcome(done, self.cluster, window, *self._window, *told, handled)
 
     # --- events ---------------------------------------------------------------------------------------------------
-    def _at(self, when: float, kind: Kind, active: Active | None = None) -> None:
-        self._count += 1
-        heapq.heappush(self._events, (when, self._count, kind, active, active.version if active else 0))
-
     def _handle(self, kind: Kind, active: Active | None) -> None:
         if active is None:
             self._of_all(kind)
@@ -124,7 +119,7 @@ class Simulation:
             active.state, costs = State.BACKOFF, self.setting.costs
             wait = min(costs.backoff_s * 2.0 ** min(active.failures, 30), costs.backoff_most_s)
             active.failures += 1
-            self._next(active, wait, Kind.QUEUED)
+            self._clock.next_of(active, wait, Kind.QUEUED)
         elif kind is Kind.DONE:
             self._release(active)
             active.state, active.finished_at, active.done_s = State.DONE, self.now, active.job.work_s
@@ -142,22 +137,16 @@ class Simulation:
             self._window = (held, sum(a.done_s * a.job.workers for a in self.jobs.values()))
             return
         assert self.planner is not None
-        self._at(self.now + self.planner.every_s, Kind.TICK)
+        self._clock.at(self.now + self.planner.every_s, Kind.TICK)
         if self.present:
             for proposal in self.planner.look(self._look(), self.now):
                 self._carry_out(proposal)
-
-    def _next(self, active: Active, after_s: float, kind: Kind) -> None:
-        """Its earlier events are void."""
-        active.version += 1
-        active.stamp += 1
-        self._at(self.now + after_s, kind, active)
 
     def _requeue(self) -> None:
         """Something is free, or has another priority: Kueue looks in a moment at what it could not admit."""
         if not self._requeues:
             self._requeues = True
-            self._at(self.now + self.setting.requeue_s, Kind.REQUEUE)
+            self._clock.at(self.now + self.setting.requeue_s, Kind.REQUEUE)
 
     def _account(self, active: Active) -> None:
         active.account(self.now, self.prices[active.flavor] / HOUR_S if active.holds else 0.0)
@@ -191,9 +180,9 @@ class Simulation:
         costs = self.setting.costs
         dice = random.Random(f"start {self.seed} {active.job.id} {active.attempts}")
         if dice.random() < costs.fails:
-            self._next(active, costs.ready_s, Kind.NEVER_READY)
+            self._clock.next_of(active, costs.ready_s, Kind.NEVER_READY)
         else:
-            self._next(active, costs.coming(active.job, active.devices, active.done_s == 0), Kind.READY)
+            self._clock.next_of(active, costs.coming(active.job, active.devices, active.done_s == 0), Kind.READY)
 
     def _ready(self, active: Active) -> None:
         self._account(active)
@@ -202,7 +191,7 @@ class Simulation:
         speed = active.job.rate(active.devices, active.flavor, active.packed)
         active.rate = speed * self.setting.costs.slowdown(active.job)
         history.trains(active, self.now)
-        self._next(active, active.left_s / active.rate, Kind.DONE)
+        self._clock.next_of(active, active.left_s / active.rate, Kind.DONE)
 
     def _evict(self, active: Active, why: str = "Preempted") -> None:
         self._account(active)
@@ -211,7 +200,7 @@ class Simulation:
             active.lose(self.now, costs)
         history.evicted(active, self.now, why)
         active.state = State.LEAVING
-        self._next(active, costs.leaving(active.job, active.devices) if ran else costs.evict_s, Kind.LEFT)
+        self._clock.next_of(active, costs.leaving(active.job, active.devices) if ran else costs.evict_s, Kind.LEFT)
 
     def _release(self, active: Active) -> None:
         self._account(active)
@@ -245,8 +234,8 @@ class Simulation:
                 active.goal = proposal.workers
             active.avoid, active.pinned = frozenset(proposal.nodes), flavor_of(proposal) or active.pinned
             if action != "readmit":
-                pins = known(Request, pins=bool(flavor_of(proposal)))
-                active.change = Request(action, by, "running", active.attempts, EPOCH + self.now, **pins)
+                pins = bool(flavor_of(proposal))
+                active.change = Request(action, by, "running", active.attempts, EPOCH + self.now, pins=pins)
             active.moves.append(self.now)
             self._evict(active, MOVES[action])
         else:

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 
 from . import generator
 from .book import Book, Found
+from .derive import Parameters
 from .generator import Mix
 from .measures import measures
 from .model import DEVICES_PER_NODE, HELD, PLAIN, PRICES, SAVES, Cluster, Costs, Flavor, Setting
+from .outcome import EndlessError
 from .seam import Planner, acting, modes
-from .simulator import EndlessError, Simulation
+from .simulator import Simulation
 
 DAY_S = 86400.0
 Say = Callable[[str], None]
@@ -33,6 +35,7 @@ class Scenario:
     :param classes: each tier has a WorkloadPriorityClass
     :param ranked: a higher tier's class has a higher value; otherwise a class only names the promise
     :param contenders: names; empty: all
+    :param given: what the generator draws from; None: what the project ships
     """
 
     name: str
@@ -47,6 +50,7 @@ class Scenario:
     dear: float = 1.0
     seeds: int = 3
     contenders: tuple[str, ...] = ()
+    given: Parameters | None = None
 
     def names(self) -> Sequence[str]:
         """Of the contenders."""
@@ -59,7 +63,7 @@ class Scenario:
     def cluster(self) -> Cluster:
         nodes = self.devices // DEVICES_PER_NODE // len(self.flavors)
         flavors = [Flavor(name, nodes, PRICES[name]) for name in self.flavors]
-        return Cluster(flavors, generator.shipped().tenants)
+        return Cluster(flavors, (self.given or generator.shipped()).tenants)
 
     def setting(self, costs: Costs) -> Setting:
         dearer = replace(
@@ -151,9 +155,9 @@ class Run:
 
 
 def quick(scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """Three days on 128 devices with two seeds: to try things out."""
+    """Two days on 64 devices with two seeds: to try things out."""
     small = [one for one in scenarios if one.devices <= 256]
-    return [replace(one, devices=128, days=3.0, seeds=2) for one in small]
+    return [replace(one, devices=64, days=2.0, seeds=2) for one in small]
 
 
 def runs(scenarios: Sequence[Scenario], first_seed: int) -> Iterator[Run]:
@@ -168,7 +172,7 @@ def play(run: Run) -> dict[str, float]:
     scenario, contender = run.scenario, CONTENDERS[run.contender]
     cluster, window_s = scenario.cluster(), scenario.days * DAY_S
     demand = scenario.load * cluster.devices * window_s
-    jobs = generator.workload(run.seed, demand, window_s, scenario.flavors, scenario.mix)
+    jobs = generator.workload(run.seed, demand, window_s, scenario.flavors, scenario.mix, scenario.given)
     outcome = Simulation(cluster, jobs, scenario.setting(contender.costs), contender.planner(), run.seed).run()
     return {**measures(outcome), "jobs": float(len(jobs)), "refused": float(sum(outcome.refused.values()))}
 

@@ -17,6 +17,7 @@ LEAST = 3.0
 ASKED: Mapping[str, str] = {
     "completion_mean_h": "average completion", "completion_median_h": "median completion",
     "completion_p95_h": "95th percentile", "makespan_h": "makespan", "queueing_mean_h": "average queueing",
+    "waiting_mean_h": "average waiting",
     "goodput": "work while jobs arrive", "fairness": "fairness",
     "dollars_per_h": "cost of work", "premium_kept": "premium promises kept",
 }  # fmt: skip

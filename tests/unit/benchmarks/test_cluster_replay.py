@@ -16,7 +16,8 @@ from benchmarks.cluster import __main__ as cli
 from benchmarks.cluster import alone, replay, twin
 from benchmarks.cluster.active import Active, State
 from benchmarks.cluster.model import HELD, SAVES, Cluster, Flavor, Job, Setting, Tier
-from benchmarks.cluster.simulator import EndlessError, Simulation
+from benchmarks.cluster.outcome import EndlessError
+from benchmarks.cluster.simulator import Simulation
 from benchmarks.events import changes
 from kueue_integration.errors import Invalid, Unreachable
 from kueue_integration.kube.fake import FakeKube

@@ -17,7 +17,8 @@ from benchmarks.cluster.active import Active, State
 from benchmarks.cluster.book import Book
 from benchmarks.cluster.measures import MEASURES, change, fairness, measures
 from benchmarks.cluster.model import HELD, Cluster, Flavor, Job, Setting, Tier
-from benchmarks.cluster.simulator import EndlessError, Simulation
+from benchmarks.cluster.outcome import EndlessError
+from benchmarks.cluster.simulator import Simulation
 from benchmarks.cluster.utilisation import busy_percent
 
 ALONE = Job(0, 0, 0.0, 8, 8, 8, "X", 3600.0, 1.0, 1.0, {"v100": 1.0}, 1.0)
@@ -135,7 +136,20 @@ def test_measures_of_one_job() -> None:
     assert found["dollars_per_h"] == pytest.approx(3 * hours, rel=1e-4)
     assert found["lost_device_h"] == pytest.approx(8 * HELD.start_s / 3600, rel=1e-4)
     assert (found["moves_per_job"], found["queueing_mean_h"], found["fairness"]) == (0, 0, 1)
-    assert found["promises_kept"] == 1
+    assert (found["promises_kept"], found["waiting_mean_h"]) == (1, 0)
+
+
+def test_a_job_waits_whenever_it_has_no_devices() -> None:
+    """Also after its first admission: parked by the planner, or put back into its queue."""
+    cluster = Cluster([Flavor("v100", 1, 3.0)], [1.0])
+    low = replace(ALONE, workers=8, least=8, most=8, tier=Tier.BASIC)
+    high = replace(low, id=1, arrival_s=600.0, work_s=1800.0, tier=Tier.PREMIUM)
+    done = Simulation(cluster, [low, high], Setting(replace(HELD, fails=0.0), classes=True)).run()
+    found = measures(done)
+    first, second = done.jobs
+    assert first.preempted == 1 and second.preempted == 0
+    assert found["waiting_mean_h"] > 1800 / 2 / 3600, "the lower one has waited for the higher one"
+    assert found["queueing_mean_h"] < 60 / 3600, "and both had begun at once"
 
 
 def test_fairness_is_jains_index() -> None:
@@ -256,6 +270,24 @@ def test_a_study_that_was_stopped_has_saved_its_runs(monkeypatch: pytest.MonkeyP
         study.play_all([scenario], 1, print, 1, Book(tmp_path / "studies.json"))
     found = study.play_all([scenario], 1, print, 1, Book(tmp_path / "studies.json"), go_on=True)
     assert played == [study.HOLD, "all", "all"] and list(found["x"]) == [study.HOLD, "all"]
+
+
+def test_parameters_of_a_user_replace_those_that_are_shipped(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    given = json.loads(generator.PARAMETERS.read_text())
+    given["tenants"], given["workers"] = [0.75, 0.25], {"2": 1.0}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(given))
+    options = ["--quick", "--seeds", "1", "--processes", "1", "--only", "shared", "--with", study.HOLD]
+    assert cli.main(["study", *options, "--parameters", str(path), "--output", str(tmp_path)]) == 0
+    asked = json.loads((tmp_path / "studies.json").read_text())["shared"]["asked"]["given"]
+    assert asked["tenants"] == [0.75, 0.25] and asked["workers"] == {"2": 1.0}
+    made = next(one for one in study.SCENARIOS if one.name == "shared")
+    assert len(replace(made, given=derive.loaded(path.read_text())).cluster().shares) == 2
+    del given["tenants"]
+    path.write_text(json.dumps(given))
+    assert cli.main(["study", *options, "--parameters", str(path), "--output", str(tmp_path)]) == 2
+    told = f"{path}: parameters: 'tenants': write them with `python -m benchmarks.cluster derive`"
+    assert told in capsys.readouterr().err
 
 
 def test_a_book_of_an_earlier_version_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

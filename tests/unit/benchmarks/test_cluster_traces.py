@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster import traces
+from benchmarks.cluster import compare, derive, traces
+from benchmarks.cluster.generator import PARAMETERS
+from benchmarks.cluster.model import DEVICES_PER_NODE
 
 JOBS = """virtual_cluster,job_type,steps,arrival_s,gpus
 b,LM (batch size 5),200,7.5,8
@@ -84,3 +87,28 @@ def test_a_file_that_is_no_gzip(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"jobs\.csv\.gz"):
         traces.read_jobs(path)
+
+
+TRACES = os.environ.get("SINGULARITY_TRACES", "")
+"""A folder with philly-jobs, throughputs, alibaba-2023-nodes and alibaba-2023-pods, each `.csv.gz`."""
+needs_traces = pytest.mark.skipif(not TRACES, reason="SINGULARITY_TRACES names no folder with the published traces")
+
+
+@needs_traces
+def test_the_shipped_parameters_are_those_of_the_published_trace():
+    jobs = traces.read_jobs(Path(TRACES) / "philly-jobs.csv.gz")
+    speeds = traces.read_throughputs(Path(TRACES) / "throughputs.csv.gz")
+    made = derive.parameters(jobs, speeds)
+    assert derive.dumped(made) == PARAMETERS.read_text()
+    # Columns: what is compared, least, mean, largest of five seeds.
+    rows = [line.strip("| ").split(" | ") for line in compare.report(jobs, speeds, made).splitlines()[2:]]
+    far = {what: float(largest) for what, _, _, largest in rows}
+    assert len(far) == 7 and far.pop("number of jobs, relative") < 0.2 and max(far.values()) < 0.1, far
+
+
+@needs_traces
+def test_most_devices_of_the_published_cluster_are_in_nodes_of_the_size_that_is_played():
+    nodes = traces.read_nodes(Path(TRACES) / "alibaba-2023-nodes.csv.gz")
+    there = sum(node.gpus for node in nodes if node.gpus == DEVICES_PER_NODE)
+    assert (there, sum(node.gpus for node in nodes)) == (4936, 6212)
+    assert traces.read_pods(Path(TRACES) / "alibaba-2023-pods.csv.gz")
