@@ -25,7 +25,8 @@ COLUMNS: Mapping[str, str] = {
     "completion_mean_h": "average h", "completion_median_h": "median h", "completion_p95_h": "p95 h",
     "makespan_h": "makespan h", "held_share": "held", "goodput": "work", "queueing_mean_h": "queueing h",
     "waiting_mean_h": "waiting h", "fairness": "fairness", "slowdown_p95": "slowdown p95",
-    "moves_per_job": "moves per job", "lost_device_h": "lost device h", "dollars_per_h": "$ per h of work", "promises_kept": "promises kept",
+    "moves_per_job": "moves per job", "lost_device_h": "lost device h",
+    "dollars_per_h": "$ per h of work", "promises_kept": "promises kept",
     "premium_kept": "of premium",
 }  # fmt: skip
 
