@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kueue_integration.contract import job_names
-from kueue_integration.controller.planning.report import event
+from kueue_integration.controller.planning.report import event, sentence
 from kueue_integration.kube import server_time
 from kueue_integration.kube.resources import KUEUE_JOB_UID_LABEL, Object
 from kueue_integration.planner.arbiter import Ruling
@@ -139,6 +139,6 @@ def planner_event(
     namespace: str = "default",
 ) -> Object:
     """The Event of a policy that has done something to this job, or with another `reason` would have."""
-    step = Proposal(action, (namespace, name), why, 60.0, policy)
+    ruling = Ruling(Proposal(action, (namespace, name), why, 0.0, policy), True, "costs about 9 device-seconds")
     about = {"metadata": {"name": name, "namespace": namespace, "uid": f"uid-{name}"}, "kind": "Job"}
-    return event(Ruling(step, True, "costs 9"), about, reason, f"{policy}: {why}", at)
+    return event(ruling, about, reason, sentence(ruling, ruling.why), at)

@@ -161,8 +161,7 @@ class Rounds:
         except Exception:
             self._arbiter.undo(ruling)
             raise
-        if proposal.policy != regrow.NAME:  # `apply` tells of it, as it always has
-            self._report.done(ruling, job, seen.snapshot.now)
+        self._report.done(ruling, job, seen.snapshot.now)
 
     def _dry_run(self, seen: Seen, dry: Mapping[str, Policy]) -> None:
         for ruling in self._rulings(self._shadow, seen, dry):

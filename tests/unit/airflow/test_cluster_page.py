@@ -179,7 +179,9 @@ def test_actions_of_the_planner_on_ones_own_jobs_have_their_reason(page: Page) -
     (action,) = page.body()["report"]["actions"]
     assert set(action) == {"time", "policy", "job", "task", "action", "reason", "dry_run"}
     assert (action["time"], action["policy"], action["job"]) == (9_980.0, "cordon", "default/secret")
-    assert (action["reason"], action["action"], action["dry_run"]) == ("cordon: node n1 is cordoned", "migrate", False)
+    assert (action["action"], action["dry_run"]) == ("migrate", False)
+    why = "node n1 is cordoned (costs about 9 device-seconds)"
+    assert action["reason"] == f"cordon: migrate of default/secret: {why}"
 
 
 def test_shares_of_device_time_are_those_of_ones_own_jobs_and_their_tenants(page: Page) -> None:

@@ -107,6 +107,7 @@ def test_the_controllers_rights_are_exactly_these():
         *((kueue, what, verb) for what in ("clusterqueues", "localqueues") for verb in ("list", "watch")),
         (kueue, "resourceflavors", "get"),
         ("", "nodes", "list"),
+        ("", "events", "create"),
         (kueue, "workloads/status", "patch"),
         (kueue, "admissionchecks", "get"),
         (kueue, "admissionchecks/status", "patch"),
@@ -131,10 +132,10 @@ def test_the_planner_gets_its_values_and_rights_only_with_a_policy():
     assert off == PlannerSettings()  # the defaults of chart and code are the same
     dry, some = of("planner.cordon.mode=propose", "planner.limits.movesPerHour=9", "planner.everySeconds=5")
     assert (dry.cordon.mode, dry.limits.moves_per_hour, dry.every_s) == ("propose", 9, 5)
-    assert some - none == {("events", "create"), ("resourceflavors", "list"), ("localqueues", "get")}
+    assert some - none == {("resourceflavors", "list"), ("localqueues", "get")}
     assert of("planner.defragmentation.mode=act")[1] == some  # it moves by the same request
     lends, rights = of("planner.lending.mode=act", "planner.lending.expectSeconds=600")
-    assert (lends.lending.mode, lends.lending.expect_s, rights - none) == ("act", 600, {("events", "create")})
+    assert (lends.lending.mode, lends.lending.expect_s, rights - none) == ("act", 600, set())
 
 
 def test_only_a_health_that_taints_may_write_nodes():

@@ -22,6 +22,7 @@ from kueue_integration.kube.resources import (
     ADMISSION_CHECK,
     ADMISSION_POLICY,
     ADMISSION_POLICY_BINDING,
+    EVENT,
     JOB,
     POD,
     WORKLOAD,
@@ -426,6 +427,12 @@ def test_the_plan_moves_a_small_job_back(world):
     reconciler.handle(Task("plan"))
     assert check_of(kube)["state"] == "Retry"
     assert check_of(kube)["message"] == "quota is free again: 2 -> 4 workers on ondemand"
+    (told,) = (event for event in kube.objects() if event["kind"] == EVENT.name)
+    assert (told["reason"], told["action"]) == (job_names.EVENT_PLANNER_DONE, "readmit")
+    assert told["metadata"]["labels"] == {job_names.LABEL_PLANNER: "regrow"}
+    reason = "regrow: readmit of team/train: quota is free again: 2 -> 4 workers on ondemand"
+    assert told["message"].startswith(f"{reason} (costs about ")
+    assert reconciler._metrics.value("singularity_planner_actions_total", "regrow readmit done") == 1
     eventually(lambda: "Retry" in str(reconciler.world.workload_of(NS, "train")))
     before = len(writes(kube))
     reconciler.handle(Task("plan"))
