@@ -20,11 +20,14 @@ def locked(path: Path, *, timeout: float, on_wait: Callable[[], None] | None = N
     :param on_wait: called once when somebody else holds the lock
     :raises LocalClusterError: not acquired in time
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + timeout
     told = False
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue  # the holder before us has removed the empty folder, too
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -7,6 +7,7 @@ environment variables. Everything around them is real: slices, claims, the sched
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,8 @@ from . import controllers
 DRIVER = "gpu.example.com"
 """Name of the driver (hard-coded in it) and of the DeviceClass of its devices."""
 TIMEOUT = 120.0
+LONGEST_SOCKET = 107
+"""Bytes in the path of a Unix socket (`sun_path`, without the end)."""
 
 
 @contextmanager
@@ -39,6 +42,7 @@ def running(name: str, on: str, devices: int, progress: Progress = print) -> Ite
     member = next((member for member in NODES if member.name == on), None)
     if member is None:
         raise ConfigError(f"node = {on!r}: use {', '.join(member.name for member in NODES)}")
+    check_socket(ClusterConfig(name, 0), member)
     found = controllers.find(name, clock)
     folder = gobuild.build(gobuild.DRA_DRIVER, cache_dir(), clock.say)
     driver = part(found.config, folder, member, devices)
@@ -60,6 +64,20 @@ def running(name: str, on: str, devices: int, progress: Progress = print) -> Ite
         # The kubelet would delete them half a minute after the driver has gone, or does so at this moment.
         found.kubectl("delete", "resourceslices", _of(on), "--ignore-not-found")
         found.kubectl("delete", "deviceclass", DRIVER, "--ignore-not-found")
+
+
+def check_socket(config: ClusterConfig, member: Node) -> None:
+    """Kubelet and driver meet at a Unix socket whose path has the name of the cluster in it.
+
+    :raises ConfigError: that name makes the path longer than the kernel allows
+    """
+    socket = config.node_dir(member) / node.KUBELET_ROOT / "plugins_registry" / f"{DRIVER}-reg.sock"
+    over = len(os.fsencode(socket)) - LONGEST_SOCKET
+    if over > 0:
+        raise ConfigError(
+            f"cluster name = {config.name!r}: too long for a driver on node {member.name}, as its socket would be "
+            f"{socket}; give the cluster a name of at most {len(config.name) - over} characters"
+        )
 
 
 def part(config: ClusterConfig, folder: Path, member: Node, devices: int) -> Part:

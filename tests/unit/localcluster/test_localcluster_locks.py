@@ -38,6 +38,24 @@ def test_only_one_at_a_time(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_the_holder_removes_the_folder_with_its_last_lock(tmp_path: Path) -> None:
+    path, waits = tmp_path / "clusters" / "lock", threading.Event()
+    got: list[bool] = []
+
+    def wait_for_it() -> None:
+        with locked(path, timeout=30, on_wait=waits.set):
+            got.append(path.exists())
+
+    second = threading.Thread(target=wait_for_it)
+    with locked(path, timeout=30):
+        second.start()
+        assert waits.wait(30)
+        path.unlink()  # as at the end of the block, but the second one may not come in between
+        path.parent.rmdir()
+    second.join(30)
+    assert got == [True] and not path.exists()
+
+
 def test_held_by_another_process(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     program = (

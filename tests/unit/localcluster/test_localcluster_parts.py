@@ -14,7 +14,7 @@ from localcluster.addons import dra, kueue, network
 from localcluster.config import NODES, ClusterConfig
 from localcluster.control_plane import components
 from localcluster.control_plane.kubectl import json_stream
-from localcluster.errors import BuildError
+from localcluster.errors import BuildError, ConfigError
 from localcluster.images import gobuild
 from localcluster.images.gobuild import Binaries
 from localcluster.nodes import node
@@ -73,6 +73,13 @@ def test_the_driver_of_a_node_writes_where_its_containerd_and_kubelet_look(confi
         assert containerd["plugins"]["io.containerd.cri.v1.runtime"]["cdi_spec_dirs"] == [cdi]
         root = config.node_dir(member) / node.KUBELET_ROOT
         assert (registry, plugins) == (str(root / "plugins_registry"), str(root / "plugins"))
+
+
+def test_a_name_with_which_driver_and_kubelet_could_not_meet_is_refused() -> None:
+    dra.check_socket(ClusterConfig("a" * 13, 0), NODES[0])
+    dra.check_socket(ClusterConfig("a" * 17, 0), NODES[2])
+    with pytest.raises(ConfigError, match="at most 13 characters"):
+        dra.check_socket(ClusterConfig("a" * 14, 0), NODES[0])
 
 
 def test_pods_get_addresses_of_the_pod_subnet(config: ClusterConfig) -> None:
