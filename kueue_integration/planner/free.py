@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from itertools import chain
 
@@ -24,28 +24,61 @@ def waiting(snapshot: ClusterSnapshot, queue: Queue) -> list[Workload]:
 
 
 def promised(snapshot: ClusterSnapshot, queue: Queue, most: quota.Amounts) -> bool:
-    """Whether free quota around `queue` may be what a job is about to take for a change that it was asked for.
+    """Whether free quota around `queue` may be what a job on the move is about to take.
 
     It does not wait in the queue yet, so `waiting` does not know it. A wish beyond `most` does not count: it would keep
     all others small for ever.
     """
     for job in snapshot.changing.get(queue.pool, ()):
         each = job.workload.per_pod if job.workload is not None else {}
-        if quota.fits({r: amount * job.wanted for r, amount in each.items()}, queue.groups, most):
+        if job.on_the_move and quota.fits({r: n * job.wanted for r, n in each.items()}, queue.groups, most):
             return True
     return False
+
+
+def wished(snapshot: ClusterSnapshot, pool: str, most: Callable[[Queue], quota.Amounts]) -> dict[str, Room]:
+    """By queue: what jobs that train on will take when it is free, because somebody has asked for more workers.
+
+    On each flavor where they may get it: which one it will be is not known. A wish beyond `most` of its queue counts
+    for nothing.
+    """
+    found: dict[str, Room] = {}
+    for job in snapshot.changing.get(pool, ()):
+        queue, given = snapshot.queue_of(job), job.given
+        if queue is None or given is None or given.count < 1 or job.on_the_move:
+            continue
+        needs = {r: amount * Fraction(job.wanted, given.count) for r, amount in given.usage.items()}
+        limit, own = most(queue), (job.workload.holds if job.workload is not None else None) or {}
+        if not quota.fits(needs, queue.groups, limit):
+            continue
+        more: Room = {}
+        for group in queue.groups:
+            part = {r: needs[r] for r in group.covered if r in needs}
+            for flavor in group.flavors:
+                usable = not job.flavors or flavor in job.flavors
+                if usable and all(amount <= limit.get((flavor, r), NONE) for r, amount in part.items()):
+                    more.update({(flavor, r): max(NONE, n - own.get((flavor, r), NONE)) for r, n in part.items()})
+        found[queue.name] = quota.added((found.get(queue.name, {}), more))
+    return found
 
 
 def _around(snapshot: ClusterSnapshot, queue: Queue) -> Iterator[Workload]:
     return chain.from_iterable(snapshot.by_queue.get(q.name, ()) for q in snapshot.around(queue))
 
 
-def room(snapshot: ClusterSnapshot, queue: Queue) -> Room:
+def room(snapshot: ClusterSnapshot, queue: Queue, kept: Mapping[str, quota.Amounts] | None = None) -> Room:
     """Free nominal quota of the queue, limited by the free quota of its cohort. The planner never counts on borrowed
-    quota."""
+    quota.
+
+    :param kept: by queue of the cohort, what is kept for others though it is free
+    """
     in_cohort, total = snapshot.pool_totals.get(queue.pool, ({}, {}))
+    own, everywhere = (kept or {}).get(queue.name, {}), quota.added((kept or {}).values())
     return {
-        key: min(amount, total.get(key, queue.nominal[key]) - in_cohort.get(key, NONE))
+        key: min(
+            amount - own.get(key, NONE),
+            total.get(key, queue.nominal[key]) - in_cohort.get(key, NONE) - everywhere.get(key, NONE),
+        )
         for key, amount in own_room(snapshot, queue).items()
     }
 

@@ -193,6 +193,20 @@ class Job:
         return self.change is not None and self.change.state == "running" and self.change.op in ("resize", "migrate")
 
     @property
+    def on_the_move(self) -> bool:
+        """Whether it is about to stop for another size or place that was asked for, or has stopped and has no quota.
+
+        A user's wish for more workers does not stop it: it trains on until they are free.
+        """
+        change = self.change
+        if change is None or not change.under_way or change.op not in ("resize", "migrate"):
+            return False
+        if change.state == "asked" or self.given is None:
+            return True
+        at_once = change.op == "migrate" or bool(change.policy) or self.given.count > self.wanted
+        return at_once and self.attempt <= change.attempt
+
+    @property
     def trains(self) -> bool:
         """Whether it could be moved now: it has quota, all pods run, and no step has to be repeated for a start."""
         return self.given is not None and self.whole and self.runs_since is not None and bool(self.attempts)

@@ -34,14 +34,16 @@ def propose(snapshot: ClusterSnapshot, expect_s: float) -> list[Proposal]:
     taken = quotas.used(snapshot)
     found: dict[str, tuple[tuple[float, ...], Proposal]] = {}
     changing = _changing(snapshot)
-    room: dict[str, Room] = {}
+    room, kept = dict[str, Room](), dict[str, Mapping[str, Room]]()
     for key in sorted(snapshot.jobs):
         job = snapshot.jobs[key]
         queue = snapshot.queue_of(job)
         if queue is None or queue.stopped or queue.pool in changing or not _grows(job):
             continue
         if queue.name not in room:
-            room[queue.name] = quotas.spare(snapshot, queue, taken)
+            if queue.pool not in kept:
+                kept[queue.pool] = _with_wishes(snapshot, queue, taken)
+            room[queue.name] = quotas.spare(snapshot, queue, kept[queue.pool])
         for proposal in _growth(job, room[queue.name], queue, taken, expect_s):
             assert job.workload is not None
             rank = (-job.workload.priority, -proposal.gain_device_seconds)
@@ -72,6 +74,12 @@ def _changing(snapshot: ClusterSnapshot) -> set[str]:
         if any(quotas.promised(snapshot, queue, quotas.most(snapshot, queue)) for queue in queues):
             found.add(pool)
     return found
+
+
+def _with_wishes(snapshot: ClusterSnapshot, queue: Queue, taken: Mapping[str, Room]) -> Mapping[str, Room]:
+    """`taken`, and in the pool of `queue` what jobs wait for that train on until it is free."""
+    wishes = quotas.wished(snapshot, queue.pool, lambda q: quotas.most(snapshot, q))
+    return {**taken, **{name: quota.added((taken[name], wish)) for name, wish in wishes.items()}}
 
 
 def _grows(job: Job) -> bool:

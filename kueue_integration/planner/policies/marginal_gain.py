@@ -4,9 +4,9 @@ Source: Optimus (Peng et al., EuroSys 2018). The speed of each job is fitted aga
 predicts the time until it is done. Workers are given one step at a time to the job with the largest marginal gain.
 Elastic sizes here are those that divide the ranks evenly.
 
-Free quota goes to the job that gains most per device, when nobody waits or is on the move who could use it. Without
-free quota a job gives its last workers to another one. That has to shorten the sum of the completions by more than both
-moves cost.
+Free quota goes to the job that gains most per device, when nobody waits or is on the move who could use it. Workers
+that a user has asked for are kept free. Without free quota a job gives its last workers to another one. That has to
+shorten the sum of the completions by more than both moves cost.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ def _known(job: Job) -> _Known | None:
 
 
 def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[_Known]) -> list[Proposal]:
-    free = quotas.room(snapshot, queue)
     pending = quotas.waiting(snapshot, queue)
     if any(quota.fits(w.asks, queue.groups, queue.nominal) for w in pending):
         return []  # what is free, or would become free, belongs to those who wait
     if quotas.promised(snapshot, queue, queue.nominal):
         return []
+    free = quotas.room(snapshot, queue, quotas.wished(snapshot, queue.pool, lambda q: q.nominal))
     growing = [(each, size) for each in jobs if (size := each.size(+1)) is not None]
     growing.sort(key=lambda g: (-g[0].gain(g[1]) / (g[1] - g[0].count), g[0].job.key))
     for each, size in growing:

@@ -46,6 +46,8 @@ def propose(snapshot: ClusterSnapshot, enabled: bool, min_run_s: float) -> list[
 def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job], min_run_s: float) -> list[Proposal]:
     if any(w.leaves for w in quotas.holders(snapshot, queue)):
         return []  # quota is about to change hands
+    if any(_about_to_take(job) for job in snapshot.changing.get(queue.pool, ())):
+        return []
     free, pending = quotas.room(snapshot, queue), quotas.waiting(snapshot, queue)
     found = []
     for job in sorted(jobs, key=_rank):
@@ -62,6 +64,15 @@ def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job], min_
             )
         )  # fmt: skip
     return found
+
+
+def _about_to_take(job: Job) -> bool:
+    """Whether it is about to stop, and to come back with quota that still looks free."""
+    given, change = job.given, job.change
+    if not job.on_the_move or given is None or change is None:
+        return False
+    elsewhere = bool(job.flavors) and given.flavor not in job.flavors
+    return change.state == "asked" or given.count < job.wanted or elsewhere
 
 
 def _rank(job: Job) -> tuple[int, float, str]:

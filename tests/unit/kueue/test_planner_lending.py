@@ -102,8 +102,29 @@ def test_nobody_grows_while_quota_changes_hands():
     assert grows(scene.job(), others=(leaves,)) == []
     returning = scene.job("other", change=Request("resize", f"{BY}{returns.NAME}: back", "running"), wanted=1)
     assert grows(scene.job(), returning) == []
-    wishes = scene.job("other", change=Request("resize", "ann", "running"), wanted=4)
-    assert grows(scene.job(), wishes) == [] != grows(scene.job(), replace(wishes, change=None))
+    growing = scene.job("other", change=Request("resize", f"{BY}timeSharing: x", "running", 1), wanted=4)
+    assert grows(scene.job(), growing) == [] != grows(scene.job(), replace(growing, change=None))
+
+
+@pytest.mark.parametrize(
+    ("queues", "grown"),
+    [
+        ((lent("training", 2), lent("owner", 6)), ["digits"]),  # four are spare: two for each of them
+        ((lent("training", 2), lent("owner", 5)), []),
+        ((lent("training", 2), lent("owner", 3)), []),  # one is spare: kept until the other one comes free
+        ((lent("training", 2), lent("owner", 1)), []),
+    ],
+)
+def test_a_users_wish_for_more_workers_keeps_so_many_and_no_more(queues, grown):
+    """It trains on until they are free, however long that takes."""
+    wishes = scene.job("other", change=Request("resize", "ann", "running", 1), wanted=4)
+    assert [name for name, _, _ in grows(scene.job(), wishes, queues=queues)] == grown
+
+
+def test_a_wish_that_the_cohort_can_never_meet_keeps_nothing():
+    wishes = scene.job("other", change=Request("resize", "ann", "running", 1), wanted=8, ranks=8)
+    assert grows(scene.job(), wishes, queues=(lent("training", 2), lent("owner", 6))) == []
+    assert grows(scene.job(), wishes, queues=(lent("training", 2), lent("owner", 5)))[0][:2] == ("digits", 4)
 
 
 def test_a_job_that_does_not_get_faster_does_not_grow():

@@ -242,6 +242,28 @@ def test_two_small_jobs_do_not_count_the_same_quota_twice():
     assert older.candidate == first.candidate()
 
 
+def test_quota_that_another_job_is_about_to_stop_for_is_left_to_it():
+    """Both would stop for the same two workers otherwise, and one would come back as small as it was."""
+    of = queue(flavors=(("ondemand", "1250m"),))
+    small = shrunk(name="a", count=1, wanted=2, flavor="ondemand")
+
+    def other(by: str = "policy/lending: spare", state: str = "running", attempt: int = 1, wanted: int = 4) -> Running:
+        found = asking(shrunk(name="b", count=2, wanted=wanted, flavor="ondemand"), by=by, state=state, attempt=attempt)
+        found.job["metadata"]["annotations"].update({job_names.ANN_WORKERS: str(wanted)})
+        return found
+
+    def grown(job: Running) -> Any:
+        return look([small, job], of=of).candidate
+
+    assert grown(other()) is None
+    assert grown(other(state="")) is None  # not taken up yet
+    assert grown(other(state="failed")) == small.candidate()
+    assert grown(other(attempt=0)) == ("team", "b")  # it has come back with less: it waits like a user's wish
+    assert grown(other(wanted=1)) == small.candidate()  # it gives
+    ann = other(by="ann", wanted=8)
+    assert grown(ann) == small.candidate()  # a user's wish beyond the quota trains on, for ever maybe
+
+
 def moved(number):
     return scene.record(number, flavor="spot", pods=2, readmitted_for="regrow")
 
@@ -294,10 +316,13 @@ def test_several_resource_groups_all_have_to_fit():
 
 
 # --- what users ask for ---------------------------------------------------------------------------------------------
-def asking(candidate, op="resize", **notes):
-    request = JobRequest("r", op, T0)
-    status = RequestStatus("r", op, "running", "", T0 + 90, 1)
-    own = {job_names.ANN_REQUEST: to_json(request), job_names.ANN_REQUEST_STATUS: to_json(status)}
+def asking(candidate, op="resize", by="", state="running", attempt=1, **notes):
+    """`state` "": nobody has taken it up."""
+    request = JobRequest("r", op, T0, by)
+    own = {job_names.ANN_REQUEST: to_json(request)}
+    if state:
+        status = RequestStatus("r", op, state, "", T0 + 90, attempt)
+        own[job_names.ANN_REQUEST_STATUS] = to_json(status)
     candidate.job["metadata"]["annotations"].update({**own, **notes})
     return candidate
 

@@ -182,6 +182,22 @@ def test_a_wish_that_the_quota_can_never_meet_keeps_nobody_small():
     assert gains(flat, other, devices=4) == []
 
 
+@pytest.mark.parametrize(("devices", "sizes"), [(3, []), (4, []), (5, []), (6, [4]), (7, [4])])
+def test_a_users_wish_for_more_workers_keeps_so_many_and_no_more(devices, sizes):
+    """It trains on until they are free: two of those that the others do not hold."""
+    scales = measured("scales", one_s=2.0, two_s=1.0)
+    other = scene.job("other", count=1, wanted=2, ranks=2, change=Request("resize", "ann", "running", 1))
+    assert [size for _, _, size in gains(scales, other, devices=devices)] == sizes
+
+
+def test_a_user_s_wish_in_another_queue_keeps_what_is_left_of_the_cohort():
+    scales, change = measured("scales", one_s=2.0, two_s=1.0), Request("resize", "ann", "running", 1)
+    other = scene.job("other", queue_name="theirs", count=1, wanted=2, ranks=2, change=change)
+    for theirs, found in ((2, 1), (1, 1), (0, 0)):
+        queues = (scene.queue(devices=4, cohort="c"), scene.queue("theirs", theirs, "c"))
+        assert len(marginal_gain.propose(scene.snapshot(scales, other, queues=queues))) == found, theirs
+
+
 @pytest.mark.parametrize("change", [
     {"steps_total": None}, {"resizable": False}, {"attempts": ()}, {"wanted": 4}, {"runs_since": None},
 ])  # fmt: skip
