@@ -82,8 +82,9 @@ class Report:
 
 
 def _key(ruling: Ruling) -> tuple[str, ...]:
-    proposal = ruling.proposal
-    return proposal.policy, proposal.action, *proposal.job
+    """What is done to which job; a reason with other numbers is the same proposal."""
+    p = ruling.proposal
+    return p.policy, p.action, *p.job, str(p.workers), p.flavor, str(p.priority), *sorted(p.nodes)
 
 
 def sentence(ruling: Ruling, why: str) -> str:

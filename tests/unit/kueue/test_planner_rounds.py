@@ -147,12 +147,18 @@ def test_a_job_is_saved_and_then_leaves_a_cordoned_node(stage: Callable[..., Sta
     assert play.asked().placement == placement.ANYWHERE
 
 
-def test_a_dry_run_tells_once_and_writes_nothing_on_the_job(stage: Callable[..., Stage]) -> None:
+def test_a_dry_run_tells_once_and_writes_nothing_on_the_job(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "kueue_integration.controller.planning.report")
     play = stage("propose")
     before = play.job()
     for _ in range(3):
         play.round()
     assert play.job() == before
+    (line,) = [record for record in caplog.records if record.getMessage().startswith("planner: ")]
+    assert line.getMessage() == f"planner: proposed: {play.events()[0][1]}"
+    assert (line.job, line.policy) == ("team/train", "cordon")  # type: ignore[attr-defined]  # fields of the JSON log
     ((reason, message),) = play.events()
     assert reason == "PlannerProposal"
     assert message.startswith("cordon: checkpoint of team/train: node n1 is cordoned (gain ")
@@ -262,6 +268,36 @@ def only(monkeypatch: pytest.MonkeyPatch, *wanted: Proposal) -> None:
     """A policy `stub` that proposes just that."""
     found = {"stub": lambda seen: wanted}
     monkeypatch.setattr(rounds, "chosen", lambda planner, mode: found if mode == "act" else {})
+
+
+@pytest.mark.parametrize(
+    ("action", "first", "second"),
+    [
+        ("resize", {"workers": 1}, {"workers": 4}),
+        ("migrate", {"flavor": "spot"}, {"nodes": ("n1",)}),
+        ("priority", {"priority": 7}, {"priority": 8}),
+    ],
+    ids=["resize", "migrate", "priority"],
+)
+def test_a_dry_run_tells_of_another_proposal_at_once(
+    stage: Callable[..., Stage],
+    monkeypatch: pytest.MonkeyPatch,
+    action: Any,
+    first: dict[str, Any],
+    second: dict[str, Any],
+) -> None:
+    wanted = dict(first)
+    found = {"stub": lambda seen: [Proposal(action, KEY, f"as of {seen.now:.0f}", 1e9, "stub", **wanted)]}
+    monkeypatch.setattr(rounds, "chosen", lambda planner, mode: found if mode == "propose" else {})
+    # It looks at nodes: proposals to leave one make no sense otherwise.
+    monkeypatch.setattr(rounds, "LOOK_AT_NODES", {"stub"})
+    play = stage("none")
+    play.round()
+    play.round()
+    assert len(play.events()) == 1  # its reason has another number, and that is all
+    wanted = dict(second)
+    play.round()
+    assert len({message for _, message in play.events()}) == play.count(f"stub {action} proposed") == 2
 
 
 @pytest.mark.parametrize(
@@ -376,9 +412,7 @@ def test_what_a_user_has_said_of_flavors_is_not_taken_back(stage: Callable[..., 
     assert play.asked().by == "ann"
 
 
-def test_a_flavor_without_a_price_is_named_once(
-    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_flavor_without_a_price_is_named_once(stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture) -> None:
     play = stage("none")
     play.settings = replace(
         play.settings, planner=PlannerSettings(prices={"spot": 0.9}, introspection=Introspection("propose"))
