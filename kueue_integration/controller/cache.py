@@ -60,7 +60,7 @@ def _worth_keeping(workload: Object) -> Object:
 
 def _asked_of(podset: Object) -> Object:
     template = (podset.get("template") or {}).get("spec") or {}
-    asked = {key: template[key] for key in ("affinity",) if key in template}
+    asked = {key: template[key] for key in ("affinity", "resourceClaims") if key in template}
     for key in ("containers", "initContainers"):
         parts = [{k: one[k] for k in ("resources", "restartPolicy") if k in one} for one in template.get(key) or ()]
         asked.update({key: parts} if parts else {})
@@ -183,4 +183,3 @@ def _name(obj: Object) -> str:
 
 def _resting(job: Object) -> bool:
     return views.suspended(job) or views.finished(job) is not None or bool(job["metadata"].get("deletionTimestamp"))
-

@@ -184,7 +184,7 @@ def answer(
 
 def _price(prices: Mapping[str, float], flavor: str, workload: Workload) -> float | None:
     """Of one pod for an hour."""
-    return prices[flavor] * quota.devices_of(workload.podset) if flavor in prices else None
+    return prices[flavor] * quota.devices_of(workload.raw) if flavor in prices else None
 
 
 def _guard(job: Job, writes: bool) -> Guard:

@@ -14,7 +14,7 @@ from typing import Any
 from proxy.protocol import exit_codes
 
 from ..contract import job_names, kinds
-from ..kube import server_time
+from ..kube import devices, server_time
 from ..kube.resources import Object, condition, is_true, label
 
 _OWNERS = {(kind.name, kind.group) for kind in kinds.KINDS}
@@ -161,8 +161,8 @@ class Admission:
 
     @property
     def flavor(self) -> str:
-        """The flavor to show: the CPU's, else the first."""
-        return self.flavors.get("cpu") or next(iter(self.flavors.values()), "")
+        """The flavor to show: its devices', else the CPU's."""
+        return devices.flavor(self.flavors)
 
 
 def admission(workload: Object) -> Admission | None:

@@ -80,6 +80,8 @@ class Claim:
     since: float | None = None
     """When it got its quota, or began to wait."""
     active: bool = True
+    devices_per_pod: int = 1
+    """With those that each pod claims (DRA), which only the Workload tells."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ class Training:
 
     @property
     def devices_per_pod(self) -> int:
+        """Without claims."""
         return quota.devices(self.pod_asks)
 
 

@@ -133,6 +133,7 @@ def claim(workload: Object, job: Object | None) -> Claim | None:
         asks={} if reserved else quota.requests(workload),
         since=_since(workload, reserved),
         active=spec.get("active") is not False,
+        devices_per_pod=1 if job is None else quota.devices_of(workload),
     )
 
 

@@ -115,7 +115,7 @@ def _job(cluster: Cluster, job: Training, claims: Mapping[str, Claim] | None, si
     found = records.service(
         job.attempts,
         wanted=job.workers,
-        devices_per_pod=job.devices_per_pod,
+        devices_per_pod=max(job.devices_per_pod, 1 if claim is None else claim.devices_per_pod),
         created=job.created,
         now=cluster.at if job.ended is None else min(job.ended, cluster.at),
         since=since,

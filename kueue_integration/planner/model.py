@@ -65,12 +65,13 @@ class Workload:
     per_pod: Mapping[str, Fraction] = field(default_factory=dict)
     level: str = ""
     """The topology level (a node label) of which its pods require one domain, "" for none."""
+    devices_per_pod: int = 0
+    """With those that each pod claims (DRA); 0: by `per_pod`."""
 
     @property
     def devices(self) -> int:
         """Devices that it asks for, at least; a pod without any counts as one."""
-        each = sum((amount for name, amount in self.per_pod.items() if "/" in name), Fraction(0))
-        return max(1, self.pods) * max(1, int(each))
+        return max(1, self.pods) * (self.devices_per_pod or quota.devices(self.per_pod))
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Given:
     count: int
     """Pods."""
     flavor: str
-    """The flavor to show: the CPU's, else the first."""
+    """The flavor to show: its devices', else the CPU's."""
     flavors: Mapping[str, str]
     """resource -> flavor."""
     usage: Mapping[str, Fraction]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
+from ..kube import devices as accelerators
 from ..kube import quantities
 from ..kube.resources import Object
 
@@ -83,24 +83,42 @@ def requests(workload: Object) -> dict[str, Fraction]:
 
 
 def of_pod(podset: Object) -> dict[str, Fraction]:
-    """What one pod of a podset asks for."""
+    """What one pod of a podset asks for. As in Kubernetes, a limit without a request is a request too."""
     total: dict[str, Fraction] = {}
     spec = (podset.get("template") or {}).get("spec") or {}
     sidecars = [c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"]
     for container in [*(spec.get("containers") or ()), *sidecars]:
-        for resource, amount in ((container.get("resources") or {}).get("requests") or {}).items():
+        told = container.get("resources") or {}
+        for resource, amount in {**(told.get("limits") or {}), **(told.get("requests") or {})}.items():
             total[resource] = total.get(resource, NONE) + quantities.parse(amount)
     return total
 
 
 def devices(asks: Mapping[str, Fraction]) -> int:
-    """Devices of a pod: what it asks for of extended resources (`nvidia.com/gpu`); a pod without any counts as one."""
-    return max(1, int(sum((amount for name, amount in asks.items() if "/" in name), NONE)))
+    """Devices of a pod: a pod without any counts as one."""
+    return max(1, accelerators.number(asks))
 
 
-def devices_of(podset: Mapping[str, Any] | None) -> int:
-    """`devices` of a pod set of a Workload; 1 for none."""
-    return devices(of_pod(dict(podset))) if podset is not None else 1
+def devices_of(workload: Object) -> int:
+    """`devices` of a pod of the Workload's first pod set; 1 without one.
+
+    Devices that a pod claims (DRA) are in no pod: Kueue writes into the Workload what they count as.
+    """
+    podset: Object = next(iter((workload.get("spec") or {}).get("podSets") or ()), {})
+    asks = of_pod(podset)
+    if ((podset.get("template") or {}).get("spec") or {}).get("resourceClaims"):
+        asks |= {r: amount for r, amount in _claimed(workload, podset).items() if r not in asks}
+    return devices(asks)
+
+
+def _claimed(workload: Object, podset: Object) -> dict[str, Fraction]:
+    """All that a pod asks for by Kueue's account: of its admission, else of its last try."""
+    status = workload.get("status") or {}
+    given = (status.get("admission") or {}).get("podSetAssignments") or [{}]
+    tried = status.get("resourceRequests") or [{}]
+    told = given[0].get("resourceUsage") or tried[0].get("resources") or {}
+    pods = int(given[0].get("count") or podset.get("count") or 0)
+    return {str(r): quantities.parse(amount) / max(1, pods) for r, amount in told.items()}
 
 
 # --- with amounts ---------------------------------------------------------------------------------------------------

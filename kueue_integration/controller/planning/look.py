@@ -114,6 +114,7 @@ def read_workload(raw: Object, queue: str) -> model.Workload:
         pods=int(only.get("minCount") or only.get("count") or 0),
         per_pod=quota.of_pod(only),
         level=str((only.get("topologyRequest") or {}).get("required") or ""),
+        devices_per_pod=quota.devices_of(raw) if only else 0,
     )
 
 
@@ -158,7 +159,7 @@ def read_job(
         node_selector=bool((template.get("spec") or {}).get("nodeSelector")),
         held=job.armed,
         flavors=required(job.placement).flavors,
-        devices_per_pod=quota.devices_of(seen.podset if seen is not None else None),
+        devices_per_pod=quota.devices_of(seen.raw) if seen is not None else 1,
         attempts=history,
         runs_since=_trains_since(raw, last) if running else None,
         whole=running and last is not None and _whole(pods, last),
