@@ -11,11 +11,12 @@ from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, POD
 from proxy.protocol.messages import AttemptRecord
 
-from .errors import StoryError
+from .errors import StoryError, StoryTimeoutError
 from .model import Sample, Saved
 from .wait import wait_for
 
 LINE_EVERY_S = 5.0
+PATIENCE = 4
 
 
 class Follower:
@@ -66,7 +67,10 @@ class Follower:
         self._said, self._said_at = facts, time.monotonic()
 
     def until(self, condition: Callable[[JobStatus], bool], what: str, timeout_s: float) -> JobStatus:
-        """Look until `condition` holds. Raises StoryError: the job ended first, StoryTimeoutError: time is up."""
+        """Look until `condition` holds. A busy machine is slow: while the job gets on, it has up to `PATIENCE` as long.
+
+        Raises StoryError: the job ended first, StoryTimeoutError: time is up.
+        """
 
         def holds() -> JobStatus | None:
             status = self.look()
@@ -76,7 +80,19 @@ class Follower:
                 raise StoryError(f"the job {status.phase.lower()} before: {what}. {status.message}".rstrip())
             return None
 
-        return wait_for(holds, what, timeout_s, detail=self._last)
+        left = PATIENCE
+        while True:
+            before, left = self._got_to(), left - 1
+            try:
+                return wait_for(holds, what, timeout_s, detail=self._last)
+            except StoryTimeoutError:
+                if not left or self._got_to() == before:
+                    raise
+                self._say(f"still waiting for: {what}. The job gets on, but this machine is slow")
+
+    def _got_to(self) -> tuple[object, ...]:
+        s = self.status
+        return () if s is None else (s.phase, len(s.attempts), step_of(s))
 
     def _last(self) -> str:
         s = self.status
