@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kueue_integration.planner.model import Request
+from kueue_integration.planner.job import Request
 from proxy.protocol.messages import AttemptRecord
 
 from .model import Costs, Job

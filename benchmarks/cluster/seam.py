@@ -19,7 +19,8 @@ from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.planning.rounds import chosen, terms
 from kueue_integration.planner import policies
 from kueue_integration.planner.arbiter import Arbiter, Terms
-from kueue_integration.planner.model import ClusterSnapshot, Given, Job, Node, Queue, Workload
+from kueue_integration.planner.job import Given, Job, Workload
+from kueue_integration.planner.model import ClusterSnapshot, Node, Queue
 from kueue_integration.planner.policies import Policy, regrow
 from kueue_integration.planner.proposals import Proposal
 from kueue_integration.planner.quota import Group

@@ -10,7 +10,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from kueue_integration.planner.model import BY, ClusterSnapshot, Request
+from kueue_integration.planner.job import BY, Request
+from kueue_integration.planner.model import ClusterSnapshot
 from kueue_integration.planner.proposals import Proposal
 
 from . import history

@@ -9,7 +9,8 @@ from fractions import Fraction
 from . import free as quotas
 from . import quota
 from .free import Room
-from .model import ClusterSnapshot, Job, Queue, Workload
+from .job import Job, Workload
+from .model import ClusterSnapshot, Queue
 from .placing import HOSTNAME
 from .quota import NONE
 

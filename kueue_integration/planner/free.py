@@ -7,7 +7,8 @@ from fractions import Fraction
 from itertools import chain
 
 from . import quota
-from .model import ClusterSnapshot, Queue, Workload
+from .job import Workload
+from .model import ClusterSnapshot, Queue
 from .quota import NONE
 
 Room = dict[tuple[str, str], Fraction]

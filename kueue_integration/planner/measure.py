@@ -9,7 +9,7 @@ from typing import Final
 
 from proxy.protocol.messages import AttemptRecord
 
-from .model import Job
+from .job import Job
 
 UNKNOWN_S: Final = 60.0
 """What a save or a restore counts as long as none was measured."""

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Final
 
-from .model import ClusterSnapshot, Job, Workload
+from .job import Job, Workload
+from .model import ClusterSnapshot
 from .quota import NONE
 
 HOSTNAME: Final = "kubernetes.io/hostname"

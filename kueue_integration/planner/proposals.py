@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from .model import ClusterSnapshot, Job, JobKey
+from .job import Job, JobKey
+from .model import ClusterSnapshot
 
 Action = Literal["readmit", "resize", "migrate", "checkpoint", "pause", "resume", "priority", "unpin"]
 ACTIONS: Final[tuple[str, ...]] = get_args(Action)

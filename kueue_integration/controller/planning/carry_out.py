@@ -13,7 +13,7 @@ from ...errors import RequestRefusedError
 from ...kube.client import Kube
 from ...kube.resources import POD, WORKLOAD, Object, selector
 from ...planner import priority
-from ...planner.model import BY, JobKey
+from ...planner.job import BY, JobKey
 from ...planner.proposals import Proposal
 from ...requests import user_requests, verbs
 from .. import attempt_history, views

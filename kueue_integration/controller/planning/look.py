@@ -12,8 +12,10 @@ from ...drain import nodes as drained
 from ...kube import quantities, server_time
 from ...kube.resources import Object, condition, is_true, label
 from ...manifests.pod_placement import asks_for_topology
+from ...planner import job as planned
 from ...planner import measure, model, priority, quota
-from ...planner.model import ClusterSnapshot, JobKey
+from ...planner.job import JobKey
+from ...planner.model import ClusterSnapshot
 from ...requests.user_requests import Exchange
 from .. import attempt_history, views
 from ..cache import World
@@ -35,7 +37,7 @@ class Eyes:
 
     def __init__(self, world: World, skips: Skips) -> None:
         self._world, self._skips = world, skips
-        self._known: dict[str, tuple[object, model.Workload]] = {}
+        self._known: dict[str, tuple[object, planned.Workload]] = {}
         """UID -> (version and queue, what it says)."""
 
     def look(self, now: float, nodes: Sequence[Object] = (), conditions: Sequence[str] = ()) -> Seen:
@@ -46,9 +48,9 @@ class Eyes:
             with self._skips.over("plan", f"ClusterQueue {name}"):
                 queues[name] = read_queue(raw)
         workloads = self._workloads()
-        jobs: dict[JobKey, model.Job] = {}
+        jobs: dict[JobKey, planned.Job] = {}
         objects: dict[JobKey, tuple[Object, Object | None]] = {}
-        ended: list[model.Ended] = []
+        ended: list[planned.Ended] = []
         for raw in self._world.all_jobs():
             key = str(raw["metadata"]["namespace"]), kinds.job_key(raw)
             with self._skips.over("plan", f"Job {'/'.join(key)}"):
@@ -64,10 +66,10 @@ class Eyes:
         seen = ClusterSnapshot(now, queues, tuple(workloads.values()), jobs, places, ended=ended)
         return Seen(seen, objects)
 
-    def _workloads(self) -> dict[str, model.Workload]:
+    def _workloads(self) -> dict[str, planned.Workload]:
         """By UID."""
-        found: dict[str, model.Workload] = {}
-        known: dict[str, tuple[object, model.Workload]] = {}
+        found: dict[str, planned.Workload] = {}
+        known: dict[str, tuple[object, planned.Workload]] = {}
         for raw in self._world.workloads.all():
             meta = raw["metadata"]
             with self._skips.over("plan", f"Workload {meta['name']}"):
@@ -90,7 +92,7 @@ def read_queue(raw: Object) -> model.Queue:
     return model.Queue(str(raw["metadata"]["name"]), cohort, quota.groups(raw), quota.reported(raw), stopped=stopped)
 
 
-def read_workload(raw: Object, queue: str) -> model.Workload:
+def read_workload(raw: Object, queue: str) -> planned.Workload:
     """`queue`: the ClusterQueue of its LocalQueue, "" if that is not known. Raises ValueError, LookupError, TypeError:
     it is not as it should be."""
     meta, spec = raw["metadata"], raw.get("spec") or {}
@@ -100,7 +102,7 @@ def read_workload(raw: Object, queue: str) -> model.Workload:
     only = podsets[0] if len(podsets) == 1 else {}
     active = spec.get("active", True) is not False
     comes_back = Workload.parse(raw).reshape_reason is not None
-    return model.Workload(
+    return planned.Workload(
         namespace=str(meta["namespace"]),
         name=str(meta["name"]),
         uid=str(meta["uid"]),
@@ -119,8 +121,8 @@ def read_workload(raw: Object, queue: str) -> model.Workload:
 
 
 def read_job(
-    raw: Object, workload: Object | None, pods: Sequence[Pod], workloads: dict[str, model.Workload]
-) -> model.Job | None:
+    raw: Object, workload: Object | None, pods: Sequence[Pod], workloads: dict[str, planned.Workload]
+) -> planned.Job | None:
     """None: it has ended, or is another cluster's to move. Raises BadAnnotationError and others: it cannot be read."""
     if views.failing(raw) or views.delegated(raw) or views.copied(raw) or raw["metadata"].get("deletionTimestamp"):
         return None
@@ -139,7 +141,7 @@ def read_job(
     wanted = required(job.workers_wanted)
     template = ((seen.podset if seen is not None else None) or {}).get("template") or {}
     topology = asks_for_topology(template)
-    return model.Job(
+    return planned.Job(
         key=(str(raw["metadata"]["namespace"]), kinds.job_key(raw)),
         uid=str(raw["metadata"]["uid"]),
         created=job.created,
@@ -176,13 +178,13 @@ def read_job(
     )
 
 
-def _ended(raw: Object, now: float) -> list[model.Ended]:
+def _ended(raw: Object, now: float) -> list[planned.Ended]:
     """A job that has ended, if that was within the hour; older histories are not even parsed."""
     at = server_time.transition(views.finished(raw))
     if at is not None and at <= now - measure.HOUR_S:
         return []
     history = readable_or(Job.parse(raw).history, ())
-    return [model.Ended(str(raw["metadata"]["namespace"]), str(raw["metadata"]["uid"]), history)]
+    return [planned.Ended(str(raw["metadata"]["namespace"]), str(raw["metadata"]["uid"]), history)]
 
 
 def _runs(job: Job, workload: Workload) -> bool:
@@ -208,20 +210,20 @@ def _unplaced(pods: Sequence[Pod], last: AttemptRecord) -> int:
     return sum((condition(pod.raw, "PodScheduled") or {}).get("reason") == "Unschedulable" for pod in waiting)
 
 
-def _given(given: views.Admission) -> model.Given:
+def _given(given: views.Admission) -> planned.Given:
     amounts = {resource: quantities.parse(text) for resource, text in given.usage.items()}
-    return model.Given(given.count, given.flavor, given.flavors, amounts)
+    return planned.Given(given.count, given.flavor, given.flavors, amounts)
 
 
-def _request(exchange: Exchange) -> model.Request | None:
+def _request(exchange: Exchange) -> planned.Request | None:
     request: JobRequest | None = exchange.request
     if request is None:
         return None
     answer: RequestStatus | None = exchange.answer
     if answer is None:
-        return model.Request(request.op, request.by, "asked", pins=request.flavor is not None)
+        return planned.Request(request.op, request.by, "asked", pins=request.flavor is not None)
     at = answer.finished_at if answer.finished_at is not None else answer.at
-    return model.Request(request.op, request.by, answer.state, answer.attempt, at, request.flavor is not None)
+    return planned.Request(request.op, request.by, answer.state, answer.attempt, at, request.flavor is not None)
 
 
 def _node(raw: Object, conditions: Sequence[str]) -> model.Node:

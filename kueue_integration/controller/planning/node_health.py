@@ -12,7 +12,8 @@ from ...errors import KubeError
 from ...kube import server_time
 from ...kube.client import Kube
 from ...kube.resources import NODE, Object
-from ...planner.model import ClusterSnapshot, JobKey
+from ...planner.job import JobKey
+from ...planner.model import ClusterSnapshot
 from ...planner.policies import health
 from ...planner.policies.health import OwnError, Sick
 from ...planner.settings import Health

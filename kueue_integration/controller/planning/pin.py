@@ -10,7 +10,7 @@ from ...drain import departure
 from ...errors import RequestRefusedError, SpecError
 from ...kube.api import Kube
 from ...kube.resources import Object
-from ...planner.model import BY, JobKey
+from ...planner.job import BY, JobKey
 from ...requests import placement, user_requests, verbs
 
 

@@ -16,7 +16,8 @@ from ...contract import attempt_records, kinds
 from ...jobs import gpu_words
 from ...kube import server_time
 from ...kube.resources import Object
-from ...planner.model import JobKey, Symptom
+from ...planner.job import JobKey
+from ...planner.model import Symptom
 from .. import views
 from ..cache import World
 from ..forever import Skips

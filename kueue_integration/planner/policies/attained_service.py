@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import gittins, measure
-from ..model import ClusterSnapshot, Job
+from ..job import Job
+from ..model import ClusterSnapshot
 from ..proposals import Proposal
 from . import levels
 

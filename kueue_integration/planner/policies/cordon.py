@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from .. import measure
-from ..model import ClusterSnapshot, Job
+from ..job import Job
+from ..model import ClusterSnapshot
 from ..proposals import Proposal
 
 NAME = "cordon"

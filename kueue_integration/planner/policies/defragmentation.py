@@ -19,7 +19,8 @@ from .. import blocked, measure, placing
 from .. import free as quotas
 from ..blocked import Blocked
 from ..free import Room
-from ..model import ClusterSnapshot, Job, Queue
+from ..job import Job
+from ..model import ClusterSnapshot, Queue
 from ..proposals import Proposal
 from ..quota import NONE
 

@@ -17,7 +17,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..model import ClusterSnapshot, JobKey, Symptom
+from ..job import JobKey
+from ..model import ClusterSnapshot, Symptom
 from ..proposals import Proposal
 from ..settings import Health
 from . import cordon

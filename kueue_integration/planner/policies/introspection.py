@@ -19,7 +19,8 @@ from fractions import Fraction
 from .. import free as quotas
 from .. import measure, quota
 from ..free import Room
-from ..model import ClusterSnapshot, Job, Queue
+from ..job import Job
+from ..model import ClusterSnapshot, Queue
 from ..proposals import Proposal
 from ..quota import NONE
 from ..settings import Introspection

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..model import ClusterSnapshot, Job
+from ..job import Job
+from ..model import ClusterSnapshot
 from ..proposals import Proposal
 
 

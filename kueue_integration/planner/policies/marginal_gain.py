@@ -18,7 +18,8 @@ from fractions import Fraction
 from .. import free as quotas
 from .. import measure, quota, speed_model
 from ..free import Room
-from ..model import ClusterSnapshot, Job, Queue
+from ..job import Job
+from ..model import ClusterSnapshot, Queue
 from ..proposals import Proposal
 from ..quota import NONE
 

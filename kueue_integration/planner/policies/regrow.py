@@ -15,7 +15,8 @@ from proxy.protocol.messages import AttemptRecord
 from .. import free as quotas
 from .. import quota
 from ..free import Room
-from ..model import ClusterSnapshot, Job, Queue, Workload
+from ..job import Job, Workload
+from ..model import ClusterSnapshot, Queue
 from ..proposals import Proposal
 from ..quota import NONE
 

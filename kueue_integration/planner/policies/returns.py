@@ -16,7 +16,8 @@ from fractions import Fraction
 from .. import free as quotas
 from .. import measure, quota
 from ..free import Room
-from ..model import ClusterSnapshot, Job, Queue, Workload
+from ..job import Job, Workload
+from ..model import ClusterSnapshot, Queue
 from ..proposals import Proposal
 from ..quota import NONE
 

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .. import shares
-from ..model import ClusterSnapshot, Job
+from ..job import Job
+from ..model import ClusterSnapshot
 from ..proposals import Proposal
 from . import levels
 

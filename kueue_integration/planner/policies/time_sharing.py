@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from .. import free as quotas
 from .. import quota
 from ..free import Room
-from ..model import ClusterSnapshot, Job, Queue, Workload
+from ..job import Job, Workload
+from ..model import ClusterSnapshot, Queue
 from ..proposals import Proposal
 
 NAME = "timeSharing"

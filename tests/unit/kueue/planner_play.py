@@ -16,7 +16,8 @@ from planner_scene import GPU, NOW
 
 from kueue_integration.planner import policies
 from kueue_integration.planner.arbiter import Arbiter, Limits, Ruling, Terms
-from kueue_integration.planner.model import BY, ClusterSnapshot, Given, Job, Request, Workload
+from kueue_integration.planner.job import BY, Given, Job, Request, Workload
+from kueue_integration.planner.model import ClusterSnapshot
 from kueue_integration.planner.policies import Policy
 from proxy.protocol.messages import AttemptRecord
 

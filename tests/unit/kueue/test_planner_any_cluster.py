@@ -17,7 +17,8 @@ from kueue_integration.controller.planning.rounds import chosen, terms
 from kueue_integration.planner import blocked, measure, policies
 from kueue_integration.planner import free as quotas
 from kueue_integration.planner.arbiter import Arbiter
-from kueue_integration.planner.model import BY, ClusterSnapshot, Job, Request, Symptom
+from kueue_integration.planner.job import BY, Job, Request
+from kueue_integration.planner.model import ClusterSnapshot, Symptom
 from kueue_integration.planner.placing import HOSTNAME
 from kueue_integration.planner.policies import Policy, defragmentation, lending, regrow, returns, tidy
 from kueue_integration.planner.proposals import moves

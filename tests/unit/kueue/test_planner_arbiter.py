@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from planner_scene import NOW
 
 from kueue_integration.planner import measure, policies
-from kueue_integration.planner.arbiter import SETTLE_S, Arbiter, Limits, Ruling, Terms
-from kueue_integration.planner.model import BY, Ended, Job, Request
+from kueue_integration.planner.arbiter import Arbiter, Limits, Ruling, Terms
+from kueue_integration.planner.job import BY, Ended, Job, Request
 from kueue_integration.planner.proposals import Proposal
+from kueue_integration.planner.recent_moves import SETTLE_S
 
 LIMITS = Limits(min_run_s=100.0, moves_per_hour=2, tenant_moves_per_hour=3)
 

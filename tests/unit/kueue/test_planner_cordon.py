@@ -10,7 +10,7 @@ import pytest
 from planner_scene import NOW
 
 from kueue_integration.drain import nodes
-from kueue_integration.planner.model import Request
+from kueue_integration.planner.job import Request
 from kueue_integration.planner.policies import cordon
 
 LEAVES = {"n1": "is cordoned", "n2": ""}

@@ -10,7 +10,8 @@ import pytest
 from planner_scene import GPU, NOW
 
 from kueue_integration.planner import blocked
-from kueue_integration.planner.model import ClusterSnapshot, Job, Node, Request
+from kueue_integration.planner.job import Job, Request
+from kueue_integration.planner.model import ClusterSnapshot, Node
 from kueue_integration.planner.policies import defragmentation
 from kueue_integration.planner.policies.defragmentation import NAME
 from kueue_integration.planner.proposals import nonsense

@@ -10,7 +10,8 @@ import pytest
 from planner_scene import NOW
 
 from kueue_integration.planner import policies
-from kueue_integration.planner.model import ClusterSnapshot, Request, Symptom
+from kueue_integration.planner.job import Request
+from kueue_integration.planner.model import ClusterSnapshot, Symptom
 from kueue_integration.planner.policies import health
 from kueue_integration.planner.settings import Health
 

@@ -12,7 +12,8 @@ from planner_scene import GPU, NOW
 
 from kueue_integration.planner import policies
 from kueue_integration.planner.arbiter import Arbiter, Terms
-from kueue_integration.planner.model import ClusterSnapshot, Job, Request, Workload
+from kueue_integration.planner.job import Job, Request, Workload
+from kueue_integration.planner.model import ClusterSnapshot
 from kueue_integration.planner.policies import introspection, tidy
 from kueue_integration.planner.proposals import Proposal
 from kueue_integration.planner.settings import Introspection

@@ -10,7 +10,8 @@ import pytest
 from planner_scene import GPU, NOW
 
 from kueue_integration.planner import free, quota
-from kueue_integration.planner.model import BY, Job, Queue, Request, Workload
+from kueue_integration.planner.job import BY, Job, Request, Workload
+from kueue_integration.planner.model import Queue
 from kueue_integration.planner.policies import lending, returns
 
 EXPECT_S = 1800.0

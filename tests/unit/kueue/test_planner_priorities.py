@@ -13,7 +13,7 @@ from planner_scene import GPU, NOW
 
 from kueue_integration.planner import priority
 from kueue_integration.planner.arbiter import Arbiter, Limits, Terms
-from kueue_integration.planner.model import Job
+from kueue_integration.planner.job import Job
 from kueue_integration.planner.policies import attained_service, sla_tiers, tidy
 from kueue_integration.planner.priority import Mark
 

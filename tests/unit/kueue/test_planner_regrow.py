@@ -18,6 +18,7 @@ from kueue_integration.controller.planning import carry_out
 from kueue_integration.controller.planning.look import read_job, read_queue, read_workload
 from kueue_integration.controller.snapshot import Pod
 from kueue_integration.kube.resources import merge_patch
+from kueue_integration.planner import job as planned
 from kueue_integration.planner import model
 from kueue_integration.planner.arbiter import Arbiter, Limits, Terms
 from kueue_integration.planner.policies import regrow
@@ -60,7 +61,7 @@ class Running:
     def candidate(self) -> tuple[str, str]:
         return scene.NS, self.job["metadata"]["name"]
 
-    def seen(self, workloads: dict[str, model.Workload]) -> model.Job:
+    def seen(self, workloads: dict[str, planned.Workload]) -> planned.Job:
         found = read_job(self.raw(), self.workload, [Pod.parse(pod) for pod in self.pods], workloads)
         assert found is not None
         return found

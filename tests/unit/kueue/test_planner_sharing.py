@@ -9,7 +9,7 @@ import planner_scene as scene
 import pytest
 from planner_scene import GPU, NOW
 
-from kueue_integration.planner.model import BY, Job, Request, Workload
+from kueue_integration.planner.job import BY, Job, Request, Workload
 from kueue_integration.planner.policies import marginal_gain, time_sharing
 
 QUANTUM = 600.0
