@@ -17,6 +17,16 @@ def pools(snapshot: ClusterSnapshot) -> dict[str, list[Job]]:
     return found
 
 
+def between(snapshot: ClusterSnapshot) -> dict[str, list[Job]]:
+    """Jobs with quota that they do not use, by the same queues: they are about to start, or are being evicted."""
+    found: dict[str, list[Job]] = {}
+    for job in snapshot.jobs.values():
+        queue, workload = snapshot.queue_of(job), job.workload
+        if queue is not None and workload is not None and workload.holds is not None and job.given is None:
+            found.setdefault(queue.pool, []).append(job)
+    return found
+
+
 def waits(job: Job) -> bool:
     """It waits for quota in its queue."""
     return job.workload is not None and job.workload.waits

@@ -12,7 +12,7 @@ keeps its priority.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import shares
@@ -75,9 +75,14 @@ def propose(
     :param window_s: seconds over which shares are measured
     :param min_run_s: seconds after a start in which a job keeps its own priority
     """
-    found: list[Proposal] = []
-    for _, jobs in sorted(levels.pools(snapshot).items()):
-        shares = [s for job in jobs if (s := share(job, snapshot.now, tiers, window_s)) is not None]
+    found, between = list[Proposal](), levels.between(snapshot)
+
+    def known_of(jobs: Sequence[Job]) -> list[Share]:
+        return [s for job in jobs if (s := share(job, snapshot.now, tiers, window_s)) is not None]
+
+    for pool, jobs in sorted(levels.pools(snapshot).items()):
+        shares = known_of(jobs)
+        recovering = {s.job.key for s in (*shares, *known_of(between.get(pool, ()))) if s.recovering}
         behind = [s for s in shares if s.behind]
         owed = sum(s.owed for s in behind)
         below = min((s.job.own_priority for s in behind), default=0) - 1
@@ -87,7 +92,7 @@ def propose(
             if behind and gives_way:
                 reason = f"{told}: gives way to {len(behind)} that are behind"
                 found += levels.to(job, min(below, job.own_priority), reason, min(owed, -each.owed), NAME)
-            elif job.boosted_by == NAME and not (gives_way and any(o.recovering for o in shares if o is not each)):
+            elif job.boosted_by == NAME and not (gives_way and recovering - {job.key}):
                 found += levels.to(job, job.own_priority, told, 0.0, NAME)
         known = {each.job.key for each in shares}
         for job in jobs:

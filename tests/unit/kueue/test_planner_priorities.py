@@ -145,6 +145,20 @@ def test_who_gave_way_does_not_take_the_quota_back_before_the_other_has_had_its_
     assert tiers(waits, recovered) == {"low": 1000}
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_nor_while_the_other_has_quota_and_does_not_run(leaves):
+    """Between the reservation of the quota and the start, and in an eviction by somebody else."""
+    gave_way = boosted(tier(scene.waiting("low", since=NOW - 2000), "free", 1000), 9, sla_tiers.NAME)
+    gave_way = replace(gave_way, attempts=(scene.moved(1, 200),))
+    recovers = tier(scene.job("recovers", since=NOW - 100, created=NOW - 1000), "premium", 10)
+    assert recovers.workload is not None
+    begins = replace(recovers, given=None, whole=False, workload=replace(recovers.workload, leaves=leaves))
+    assert tiers(gave_way, begins) == {}
+    begins = replace(begins, attempts=(), runs_since=None)
+    assert tiers(gave_way, begins) == {}
+    assert tiers(gave_way, replace(begins, workload=replace(recovers.workload, holds=None))) == {"low": 1000}
+
+
 def test_who_gave_way_and_is_no_longer_ahead_gets_its_own_priority_back():
     behind = boosted(tier(scene.waiting("low", since=NOW - 2000), "basic", 1000), 9, sla_tiers.NAME)
     recovers = tier(scene.job("recovers", since=NOW - 100, created=NOW - 1000), "premium", 10)
