@@ -72,6 +72,19 @@ def refusal(kube: Kube, job: Object, nodes: Sequence[str], by: str) -> None:
         raise RequestRefusedError(problem)
 
 
+def asked_before(job: Object) -> Departure | None:
+    """The departure that stands in the job's last request, whoever has asked for it. None: there is none, or it is not
+    known where the job might run before. It is known where these nodes are all that was ruled out. Pure.
+    """
+    request = user_requests.asked(job, user_requests.CHANGE)
+    if request is None or request.op != "migrate" or not request.node or request.placement is None:
+        return None
+    target = request.placement
+    if target.flavors or set(target.avoid_nodes) != set(request.node.split(", ")):
+        return None
+    return Departure(verbs.result_of(job, request), placement.ANYWHERE, target, request.by)
+
+
 def allow_again(kube: Kube, left: Departure, by: str) -> bool:
     """Give the job the placement of before the drain; False if that is not needed, or the job has another one by now.
 

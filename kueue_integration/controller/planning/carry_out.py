@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from proxy.protocol.messages import JobRequest
 
@@ -32,6 +32,7 @@ class CarryOut:
     def __init__(self, kube: Kube, perform: Perform) -> None:
         self._kube, self._perform = kube, perform
         self._left: dict[JobKey, departure.Departure] = {}
+        self._recalled = False
 
     def do(self, proposal: Proposal, job: Object, workload: Object | None, now: float) -> None:
         """`now`: Unix seconds.
@@ -56,8 +57,14 @@ class CarryOut:
         else:
             verbs.ask(self._kube, namespace, name, action, by, lambda stands, r: _filled(stands, r, proposal))
 
-    def tidy(self) -> list[JobKey]:
-        """Let jobs that have left a node go everywhere again; the jobs for which that was done. Raises KubeError."""
+    def tidy(self, jobs: Iterable[Object]) -> list[JobKey]:
+        """Let jobs that have left a node go everywhere again; the jobs for which that was done. Raises KubeError.
+
+        The first time also those that the process before this one has asked to leave: `jobs` are all of them.
+        """
+        if not self._recalled:
+            self._recalled = True
+            self._left.update(_asked_before(jobs))
         done = []
         for key, left in list(self._left.items()):
             result = verbs.look(self._kube, left.asked)
@@ -86,6 +93,13 @@ class CarryOut:
         running = (last.attempt, now) if last is not None and views.admission(workload) is not None else None
         body = priority.change(proposal.policy, proposal.priority, stands, priority.read(workload), running)
         self._kube.patch(WORKLOAD, meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
+
+
+def _asked_before(jobs: Iterable[Object]) -> Iterator[tuple[JobKey, departure.Departure]]:
+    for job in jobs:
+        left = None if views.failing(job) or views.delegated(job) else departure.asked_before(job)
+        if left is not None and left.by.startswith(BY):
+            yield (left.asked.namespace, left.asked.name), left
 
 
 def signed(proposal: Proposal) -> str:

@@ -117,7 +117,7 @@ class Rounds:
     def _nodes(self) -> list[Object]:
         """An error here stops no other policy: nothing leaves a node that we do not see."""
         try:
-            self._carry_out.tidy()
+            self._carry_out.tidy(self._world.all_jobs())
             return self._kube.list(NODE)
         except KubeError as error:
             self._report.trouble(cordon.NAME, f"cannot see nodes or its requests: {error}", None, self._now())

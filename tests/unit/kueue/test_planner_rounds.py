@@ -139,12 +139,35 @@ def test_a_job_is_saved_and_then_leaves_a_cordoned_node(stage: Callable[..., Sta
     assert [reason for reason, _ in play.events()] == ["PlannerAction"] * 2
     assert play.count("cordon migrate done") == play.count("cordon checkpoint done") == 1
     # It has left: it may go everywhere again at its next start.
-    play.answer(user_requests.CHANGE, **{job_names.ANN_PLACEMENT: to_json(request.placement)})
+    has_left(play)
+    play.round()
+    assert play.asked().placement == placement.ANYWHERE
+
+
+def has_left(play: Stage) -> None:
+    """The request to leave the node was carried out."""
+    play.answer(user_requests.CHANGE, **{job_names.ANN_PLACEMENT: to_json(play.asked().placement)})
     for pod in play.kube.objects():
         if pod["kind"] == "Pod":
             play.kube.put({**pod, "spec": {"nodeName": "n2"}})
+
+
+@pytest.mark.parametrize("by", ["policy/cordon: node n1 is cordoned", "ann"])
+@pytest.mark.parametrize("avoids", [["n1"], ["n1", "n3"]])
+def test_after_a_restart_too_it_may_go_everywhere_again(
+    stage: Callable[..., Stage], by: str, avoids: list[str]
+) -> None:
+    """Unless its owner has asked for it, or had ruled out another node before: then it is not known what was so."""
+    play = stage()
+    asked = JobRequest("r", "migrate", T0, by, node="n1", placement=Placement([], avoids, []))
+    play.kube.patch(JOB, *KEY, {"metadata": {"annotations": user_requests.written(asked)}})
+    play.rounds = play.again()
     play.round()
-    assert play.asked().placement == placement.ANYWHERE
+    assert play.asked() == asked  # not yet: it is under way
+    has_left(play)
+    play.round()
+    back = by != "ann" and avoids == ["n1"]
+    assert play.asked().placement == (placement.ANYWHERE if back else asked.placement)
 
 
 def test_a_dry_run_tells_once_and_writes_nothing_on_the_job(
