@@ -99,12 +99,12 @@ class Kueue(Quota):
             del self._preemptors[active.job.tenant]
         self.nodes[decision.flavor].take(decision.placement)
         self.used[decision.flavor][active.job.tenant] += sum(decision.placement.values())
-        self.holders[active.job.tenant][active.job.id] = active
+        self.holders[active.job.tenant].add(active)
 
     def release(self, active: Active) -> None:
         self.nodes[active.flavor].give(active.placement)
         self.used[active.flavor][active.job.tenant] -= active.devices
-        del self.holders[active.job.tenant][active.job.id]
+        self.holders[active.job.tenant].remove(active)
         self._fresh, self._under_way = True, self._dice.random() < UNDER_WAY
 
     def requeue(self) -> None:

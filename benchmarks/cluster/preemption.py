@@ -6,9 +6,11 @@ As in Kueue 0.19 (pkg/scheduler/preemption), with `withinClusterQueue: LowerPrio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Mapping
 
 from .active import Active, State
+from .holders import Holders
 from .model import Cluster
 from .nodes import Nodes
 
@@ -23,7 +25,7 @@ class Quota:
         self.nominal = {flavor.name: cluster.nominal(flavor) for flavor in cluster.flavors}
         self.used = {name: [0] * len(cluster.shares) for name in self.order}
         self.nodes = {flavor.name: Nodes(flavor.nodes) for flavor in cluster.flavors}
-        self.holders: list[dict[int, Active]] = [{} for _ in cluster.shares]
+        self.holders = [Holders() for _ in cluster.shares]
 
     def most(self, tenant: int, flavor: str) -> int:
         """Nominal quota and what may be borrowed."""
@@ -42,16 +44,23 @@ class Quota:
 def victims(quota: Quota, active: Active, flavor: str, count: int) -> tuple[Active, ...]:
     """A smallest set, in Kueue's order, whose leaving makes room for `count` devices; empty where there is none."""
     tenant, used, nominal = active.job.tenant, quota.used[flavor], quota.nominal[flavor]
-    mine = [one for one in quota.holders[tenant].values() if one.priority < active.priority and one.flavor == flavor]
+    mine = [one for one in quota.holders[tenant].on(flavor).jobs if one.priority < active.priority]
     borrowers = [t for t in range(len(used)) if t != tenant and used[t] > nominal[t]]
-    others = [one for t in borrowers for one in quota.holders[t].values() if one.flavor == flavor]
+    rows = {t: quota.holders[t].on(flavor) for t in borrowers}
+    others = [row.jobs for row in rows.values()]
+    own = sum(one.devices for one in mine)
+    reach = sum(row.at_most(used[t] - nominal[t]) for t, row in rows.items()) + own
+    if quota.total[flavor] - sum(used) + reach < count:
+        return ()  # most preemptors of a large cluster end here
     entitled = not quota.borrows_with(tenant, flavor, count)
-    alone = not others or used[tenant] >= nominal[tenant]
+    alone = not any(others) or used[tenant] >= nominal[tenant]
     attempts = [True] if alone else [entitled, not entitled]
-    candidates = sorted([*mine, *others], key=lambda one: _order(one, tenant))
     for borrowing in attempts:
+        if used[tenant] - own + count > (quota.most(tenant, flavor) if borrowing else nominal[tenant]):
+            continue
         # Quota is reclaimed from others only for a job that stays within its own.
-        allowed = candidates if entitled or not borrowing else [one for one in candidates if one.job.tenant == tenant]
+        reclaims = entitled or not borrowing
+        allowed = heapq.merge(mine, *others, key=lambda one: _order(one, tenant)) if reclaims else mine
         found = _Attempt(quota, active, flavor, count, borrowing).smallest(allowed)
         if found:
             return found
@@ -76,7 +85,7 @@ class _Attempt:
         self.anywhere = not active.job.one_node or self.nodes.widest(active.job.id) >= count
         self.more: dict[int, int] = {}
 
-    def smallest(self, candidates: Sequence[Active]) -> tuple[Active, ...]:
+    def smallest(self, candidates: Iterable[Active]) -> tuple[Active, ...]:
         taken: list[Active] = []
         for victim in candidates:
             if victim.job.tenant != self.tenant and self.over[victim.job.tenant] <= 0:

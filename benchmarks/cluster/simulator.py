@@ -201,6 +201,7 @@ class Simulation:
             active.lose(self.now, costs)
         history.evicted(active, self.now, why)
         active.state = State.LEAVING
+        self.kueue.holders[active.job.tenant].touch()
         self._clock.next_of(active, costs.leaving(active.job, active.devices) if ran else costs.evict_s, Kind.LEFT)
 
     def _release(self, active: Active) -> None:
@@ -248,6 +249,7 @@ class Simulation:
         if waits:
             self.kueue.dequeue(active)
         active.priority = proposal.priority
+        self.kueue.holders[active.job.tenant].touch()
         active.boosted_by = proposal.policy if proposal.priority != active.own_priority else ""
         active.stamp += 1
         if waits:

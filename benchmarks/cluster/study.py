@@ -122,28 +122,17 @@ CONTENDERS: Mapping[str, Contender] = {
     **{name.replace("_", " "): Contender(HELD, (name,), name in WITH_REGROWTH) for name in HERE},
     ALL: Contender(HELD, tuple(compatible(HERE)), True),
 }
+TIERED = Mix(tiers=(0.3, 0.5, 0.2))
 SCENARIOS: Sequence[Scenario] = (
     Scenario("shared", "Philly's mix on one type of device"),
     Scenario("busy", "the same with more work than devices", load=1.2),
     Scenario("topology", "every job of 2 to 8 workers needs one node", mix=Mix(one_node=1.0)),
     Scenario("mixed", "half V100, half P100", load=0.7, flavors=("v100", "p100")),
-    # Smaller than the others: with 256 devices jobs preempt each other without an end.
-    Scenario(
-        "tiers", "three tiers with a priority class each", 128, 3.0, 1.1, mix=Mix(tiers=(0.3, 0.5, 0.2)), classes=True
-    ),
-    Scenario(
-        "promises",
-        "the same, but all classes have one priority",
-        128,
-        3.0,
-        1.1,
-        mix=Mix(tiers=(0.3, 0.5, 0.2)),
-        classes=True,
-        ranked=False,
-    ),
+    Scenario("tiers", "three tiers with a priority class each", 256, 3.0, 1.1, mix=TIERED, classes=True),
+    Scenario("promises", "the same, but of one priority", 256, 3.0, 1.1, mix=TIERED, classes=True, ranked=False),
     Scenario("dear moves", "`shared`, but a move costs ten times as much", dear=10.0),
     Scenario("1024 devices", "`busy`, larger", load=1.2, devices=1024, days=2.0, seeds=1),
-    Scenario("4096 devices", "`busy`, larger", load=1.2, devices=4096, days=1.0, seeds=1),
+    Scenario("4096 devices", "`busy`, larger", load=1.2, devices=4096, days=2.0, seeds=1),
 )
 
 

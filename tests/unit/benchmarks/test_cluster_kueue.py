@@ -5,6 +5,7 @@ They were read in Kueue 0.19.2 (pkg/scheduler, pkg/cache/queue). `test_cluster_s
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -13,7 +14,7 @@ from benchmarks.cluster import kueue as rules
 from benchmarks.cluster.active import Active, State
 from benchmarks.cluster.kueue import Admit, Kueue, Preempt
 from benchmarks.cluster.model import Cluster, Flavor, Job
-from benchmarks.cluster.preemption import victims
+from benchmarks.cluster.preemption import _Attempt, victims
 
 ONE = Cluster([Flavor("v100", 2, 2.0)], [0.5, 0.5])
 THREE = Cluster([Flavor("v100", 2, 2.0)], [0.5, 0.25, 0.25])
@@ -46,6 +47,7 @@ def decide(kueue: Kueue, now: float = 0.0) -> list[tuple]:
         else:
             for victim in decision.victims:
                 victim.state = State.LEAVING
+                kueue.holders[victim.job.tenant].touch()
             made.append((one.job.id, [victim.job.id for victim in decision.victims]))
     return made
 
@@ -177,7 +179,44 @@ def test_a_decision_names_only_who_does_not_leave_yet():
     first, second = active(0, 8, tenant=1), active(1, 8, tenant=1)
     kueue = begin(ONE, [first, second])
     first.state = State.LEAVING
+    kueue.holders[1].touch()
     kueue.enqueue(active(2, 8))
     assert kueue.next() is None
     kueue.enqueue(active(3, 4))
     assert not isinstance(kueue.next(), Preempt)
+
+
+def searched(kueue: Kueue, one: Active, count: int) -> tuple[Active, ...]:
+    """As `victims`, without any of its short cuts: all candidates are sorted, and every attempt is made."""
+    tenant, used, nominal = one.job.tenant, kueue.used["v100"], kueue.nominal["v100"]
+    held = [job for holders in kueue.holders for job in holders.on("v100").jobs]
+    mine = [job for job in held if job.job.tenant == tenant and job.priority < one.priority]
+    others = [job for job in held if job.job.tenant != tenant and used[job.job.tenant] > nominal[job.job.tenant]]
+    entitled = used[tenant] + count <= nominal[tenant]
+    attempts = [True] if not others or used[tenant] >= nominal[tenant] else [entitled, not entitled]
+    for borrowing in attempts:
+        allowed = [*mine, *others] if entitled or not borrowing else mine
+        allowed.sort(
+            key=lambda job: (
+                job.state is not State.LEAVING, job.job.tenant == tenant, job.priority, -job.admitted_at, job.job.id
+            )
+        )  # fmt: skip
+        found = _Attempt(kueue, one, "v100", count, borrowing).smallest(allowed)
+        if found:
+            return found
+    return ()
+
+
+def test_short_cuts_find_the_same_victims():
+    dice, some = random.Random(7), 0
+    for _ in range(300):
+        kueue = Kueue(Cluster([Flavor("v100", 4, 2.0)], [0.5, 0.25, 0.25], borrow=dice.choice([0.5, 1.0])))
+        for number in range(12):
+            kueue.enqueue(active(number, dice.choice([1, 2, 4, 8]), dice.randrange(3), dice.randrange(3)))
+            decide(kueue, float(dice.randrange(5)))
+        new = active(99, 1, dice.randrange(3), dice.randrange(4), one_node=dice.random() < 0.3)
+        count = dice.choice([1, 2, 4, 8])
+        found = victims(kueue, new, "v100", count)
+        assert [one.job.id for one in found] == [one.job.id for one in searched(kueue, new, count)]
+        some += bool(found)
+    assert some > 50
