@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ..drain.look import at_work, node_of
 from ..drain.nodes import cordoned
 from ..errors import Forbidden, PlatformError
 from ..kube import quantities
 from ..kube.api import Kube
-from ..kube.resources import NODE, Object, is_true
+from ..kube.resources import NODE, POD, Object, is_true
 from ..overview.model import Cluster, Training
-from ..planner import measure
+from ..planner import measure, quota
 from .binding import LABEL, owner
 from .description import Description
 from .replay import Machine, Request, Verdict, verdicts
@@ -24,7 +25,7 @@ class Nodes:
 
     labels: Mapping[str, Mapping[str, str]]
     capacity: Mapping[str, Mapping[str, Fraction]]
-    """What each can allocate."""
+    """What each can give to pods of jobs: the rest belongs to pods that every such node has."""
     broken: Mapping[str, str]
     """Why no cell may have the node."""
 
@@ -41,29 +42,41 @@ class Checked:
 
 
 def nodes(kube: Kube) -> Nodes:
-    """Raises PlatformError: they may not be listed."""
+    """Raises PlatformError: they, or the pods on them, may not be listed."""
     try:
         found = kube.list(NODE)
+        return read(found, (pod for page, _ in kube.pages(POD) for pod in page))
     except Forbidden as error:
-        raise PlatformError(f"the right to list nodes is missing ({error})") from error
-    return read(found)
+        raise PlatformError(f"the right to list nodes, and pods of all namespaces, is missing ({error})") from error
 
 
-def read(found: Sequence[Object]) -> Nodes:
-    """Of Node objects."""
+def read(found: Sequence[Object], pods: Iterable[Object] = ()) -> Nodes:
+    """Of Node objects, and of pods, of which those count that belong to their nodes."""
+    taken: dict[str, dict[str, Fraction]] = {}
+    for pod in pods:
+        if at_work(pod) and _stays(pod):
+            held = taken.setdefault(node_of(pod), {})
+            for resource, amount in quota.of_pod({"template": pod}).items():
+                held[resource] = held.get(resource, quota.NONE) + amount
     labels: dict[str, Mapping[str, str]] = {}
     capacity: dict[str, Mapping[str, Fraction]] = {}
     broken: dict[str, str] = {}
     for node in found:
         name = str(node["metadata"]["name"])
         labels[name] = node["metadata"].get("labels") or {}
-        allocatable = (node.get("status") or {}).get("allocatable") or {}
-        capacity[name] = {str(key): quantities.parse(text) for key, text in allocatable.items()}
+        whole, held = (node.get("status") or {}).get("allocatable") or {}, taken.get(name, {})
+        amounts = {str(r): quantities.parse(text) - held.get(r, quota.NONE) for r, text in whole.items()}
+        capacity[name] = {resource: max(quota.NONE, amount) for resource, amount in amounts.items()}
         if not is_true(node, "Ready"):
             broken[name] = "it is not ready"
         elif cordoned(node):
             broken[name] = "it is cordoned"
     return Nodes(labels, capacity, broken)
+
+
+def _stays(pod: Object) -> bool:
+    """Whether no job can ever have its place: it is of a DaemonSet, or of the node itself."""
+    return any(owner.get("kind") in ("DaemonSet", "Node") for owner in pod["metadata"].get("ownerReferences") or ())
 
 
 def checked(said: Description, cluster: Cluster, there: Nodes, since: float) -> list[Checked]:

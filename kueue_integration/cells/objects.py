@@ -35,7 +35,7 @@ Amounts = Mapping[str, Fraction]
 
 
 def manifests(said: Description, binding: Binding, capacity: Mapping[str, Amounts]) -> list[Object]:
-    """In an order in which they can be created. `capacity`: what each node can allocate.
+    """In an order in which they can be created. `capacity`: what each node can give to pods of jobs.
 
     The Nodes have their name and one label only: apply them, do not create them.
     """

@@ -20,9 +20,9 @@ from kueue_integration import cli
 from kueue_integration.cells.binding import LABEL
 from kueue_integration.cells.replay import Machine, Request, verdicts
 from kueue_integration.cli import cells as command
-from kueue_integration.errors import SpecError
+from kueue_integration.errors import Forbidden, SpecError
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import NODE, Object
+from kueue_integration.kube.resources import NODE, POD, Object
 from kueue_integration.manifests.pod_placement import REQUIRED_TOPOLOGY
 
 GPU = "nvidia.com/gpu"
@@ -123,7 +123,7 @@ def test_generate_prints_the_objects_and_changes_nothing(kube: FakeKube, tmp_pat
     kinds = [manifest["kind"] for manifest in yaml.safe_load_all(made.stdout)]
     assert {*kinds} == {"Node", "Topology", "ResourceFlavor", "Cohort", "ClusterQueue", "LocalQueue"}
     assert "node r0-k2-n1 is in no cell: it is cordoned" in made.stderr and "tenant vision: rack r0/k0" in made.stderr
-    assert [verb for verb, _, _ in kube.requests[before:]] == ["list"]
+    assert {verb for verb, _, _ in kube.requests[before:]} == {"list"}
 
 
 def test_check_names_the_job_that_waited_longer_than_in_its_private_cells(kube: FakeKube, tmp_path: Path):
@@ -135,6 +135,48 @@ def test_check_names_the_job_that_waited_longer_than_in_its_private_cells(kube: 
     (asked,) = told["tenants"][0]["requests"]
     assert (asked["later_s"], asked["private"], asked["promise"]) == (800.0, NOW - 900, "kept")
     assert run(tmp_path, "check", "--allow", "1000").exit_code == 0
+
+
+def on_each_node(kind: str, name: str, cpu: str, **status: Any) -> list[Object]:
+    """A pod of this owner on every node of the hall."""
+    return [
+        {
+            "apiVersion": "v1", "kind": "Pod", "status": {"phase": "Running", **status},
+            "metadata": {"name": f"{name}-{node['metadata']['name']}", "namespace": "kube-system",
+                         "ownerReferences": [{"kind": kind, "name": name}]},
+            "spec": {"nodeName": node["metadata"]["name"],
+                     "containers": [{"name": name, "resources": {"requests": {"cpu": cpu, GPU: "0"}}}]},
+        }
+        for node in hall()
+    ]  # fmt: skip
+
+
+def test_what_daemon_sets_leave_no_room_for_has_no_promise(kube: FakeKube, tmp_path: Path):
+    """A node has 64 cores. Of these, 60 are asked for."""
+    large = bound_job("late", NOW - 900, NOW - 100)
+    large["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "60"
+    kube.put(large)
+    for pod in [*on_each_node("ReplicaSet", "web", "30"), *on_each_node("DaemonSet", "done", "9", phase="Succeeded"),
+                *on_each_node("DaemonSet", "network", "2"), *on_each_node("Node", "proxy", "2")]:  # fmt: skip
+        kube.put(pod)
+    assert "1 broken, 0 too large" in run(tmp_path, "check").stdout
+    quotas = [m for m in yaml.safe_load_all(run(tmp_path, "generate").stdout) if m["kind"] == "ClusterQueue"]
+    assert quotas[0]["spec"]["resourceGroups"][0]["flavors"][0]["resources"][0] == {
+        "name": "cpu",
+        "nominalQuota": "120",
+    }
+    for pod in on_each_node("DaemonSet", "network", "3"):
+        kube.put(pod)
+    shown = run(tmp_path, "check")
+    assert shown.exit_code == 0 and "0 broken, 1 too large for the cells" in shown.stdout
+
+
+def test_without_the_right_to_list_pods_nothing_is_judged(kube: FakeKube, tmp_path: Path):
+    kube.fail_next("list", POD, Forbidden("pods", 403, "Forbidden"))
+    refused = run(tmp_path, "generate")
+    assert (
+        refused.exit_code == 3 and "the right to list nodes, and pods of all namespaces, is missing" in refused.stderr
+    )
 
 
 def test_bad_files_and_periods_exit_with_two(kube: FakeKube, tmp_path: Path):
