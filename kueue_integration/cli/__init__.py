@@ -19,7 +19,7 @@ EXIT_PLATFORM = 3
 _COMMANDS = {
     "submit": ("submit:submit", "Submit a training job to a Kueue queue."),
     "status": ("status:status", "Show jobs, or one job with its attempts and checkpoints."),
-    "top": ("top:top", "Show queues, quota, who holds it, who waits and why, and goodput."),
+    "top": ("top:top", "Show quota, who holds it, who waits and why, goodput, cost, and what the planner does."),
     "report": ("report:report", "Show the promised and the delivered share of device time, per job and tenant."),
     "trace": ("trace:trace", "Show where the seconds of a move went."),
     "logs": ("logs:logs", "Print what the ranks print, across attempts."),

@@ -45,7 +45,10 @@ def top(
     watch: float | None,
     rows: int,
 ) -> None:
-    """Show queues, quota, who holds it, who waits and why, and goodput.
+    """Show quota, who holds it, who waits and why, goodput, cost, and what the planner does.
+
+    Cost is there where flavors have prices, device time where tiers promise some. Of the planner there is the last
+    hour: what its policies did or, in a dry run, would have done, and why. Tables without lines are left out.
 
     \b
     Examples:
