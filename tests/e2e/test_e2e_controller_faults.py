@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
+import controllers
 import pytest
 from rows import Rows
 
 from kueue_integration.contract import job_names
 from kueue_integration.kube.client import Kube
-from kueue_integration.kube.resources import DEPLOYMENT, JOB, LEASE, POD, Object, annotation
+from kueue_integration.kube.resources import DEPLOYMENT, JOB, LEASE, POD, annotation
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 SYSTEM = job_names.SYSTEM_NAMESPACE
-CONTROLLERS = "app.kubernetes.io/component=controller"
 TIMEOUT_S = 600.0
 STEP_S = 3.0
 """So long takes the way to the barrier: the kill comes before it."""
@@ -44,42 +40,10 @@ def two_replicas(stage: Stage) -> Iterator[Kube]:
 
 def _scale(kube: Kube, replicas: int) -> None:
     kube.patch(DEPLOYMENT, SYSTEM, job_names.CONTROLLER_NAME, {"spec": {"replicas": replicas}})
-    wait_for(lambda: len(_ready(kube)) == replicas == len(_pods(kube)), f"{replicas} ready controllers", TIMEOUT_S)
-    wait_for(lambda: _leader(kube) in _ready(kube), "a controller that leads", TIMEOUT_S)
-
-
-def _pods(kube: Kube) -> list[Object]:
-    return kube.list(POD, SYSTEM, CONTROLLERS)
-
-
-def _ready(kube: Kube) -> list[str]:
-    return [
-        str(pod["metadata"]["name"])
-        for pod in _pods(kube)
-        if not pod["metadata"].get("deletionTimestamp")
-        and any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions") or ())
-    ]
-
-
-def _leader(kube: Kube) -> str:
-    return str((kube.get(LEASE, SYSTEM, job_names.HOLD_LEASE).get("spec") or {}).get("holderIdentity") or "")
-
-
-def _kill(pod: str) -> int:
-    """SIGKILL to the controller in `pod`: no handler runs, no Lease is given up. Number of processes killed."""
-    killed = 0
-    for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if not process.name.isdigit():
-                continue
-            environment = (process / "environ").read_bytes().split(b"\0")
-            if (
-                b"SINGULARITY_POD=" + pod.encode() in environment
-                and b"kueue_integration.serve" in (process / "cmdline").read_bytes()
-            ):
-                os.kill(int(process.name), signal.SIGKILL)
-                killed += 1
-    return killed
+    ready = lambda: controllers.ready(kube)  # noqa: E731
+    all_ready = lambda: len(ready()) == replicas == len(controllers.pods(kube))  # noqa: E731
+    wait_for(all_ready, f"{replicas} ready controllers", TIMEOUT_S)
+    wait_for(lambda: controllers.leader(kube) in ready(), "a controller that leads", TIMEOUT_S)
 
 
 class Seen:
@@ -109,20 +73,20 @@ def test_the_leader_is_killed_in_the_middle_of_an_eviction(
     rows.queue("killed", {"ondemand": "100m"})
     job = rows.train("leader-killed", "killed", workers=2, pace=STEP_S)
     job.until_steps(2)
-    leader = _leader(kube)
+    leader = controllers.leader(kube)
     transitions = kube.get(LEASE, SYSTEM, job_names.HOLD_LEASE)["spec"]["leaseTransitions"]
     rows.activate(job.name, False)
     wait_for(
         lambda: annotation(job.job(), job_names.ANN_HOLD_DEADLINE), "the checkpoint asked for", TIMEOUT_S, tick_s=0.05
     )
     kube.delete(POD, SYSTEM, leader)  # else its container would come back in place, under the same name
-    assert _kill(leader), "the fault did not fire"
+    assert controllers.kill(leader), "the fault did not fire"
     say(f"{leader} is killed, {annotation(job.job(), job_names.ANN_HOLD)} hold")
     ended = job.until_ended(1)
     assert ended.ended_by == "Deactivated"
     assert ended.checkpoint is not None, ended.note
     say(f"checkpoint {ended.checkpoint} was committed all the same")
-    wait_for(lambda: _leader(kube) not in ("", leader), "another controller that leads", TIMEOUT_S)
+    wait_for(lambda: controllers.leader(kube) not in ("", leader), "another controller that leads", TIMEOUT_S)
     assert kube.get(LEASE, SYSTEM, job_names.HOLD_LEASE)["spec"]["leaseTransitions"] > transitions
     rows.activate(job.name, True)
     status = job.until_attempt(2, steps=1)
