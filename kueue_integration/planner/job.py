@@ -85,6 +85,13 @@ class Request:
 
     pins: bool = False
     """migrate: it names the flavor to stay on."""
+    frees: bool = False
+    """migrate: it only says that the job may go to other places at its next start. Nothing stops for it."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether it is under way and may stop the job for another size or place."""
+        return self.under_way and self.op in ("resize", "migrate") and not self.frees
 
     @property
     def policy(self) -> str:
@@ -178,7 +185,7 @@ class Job:
         A user's wish for more workers does not stop it: it trains on until they are free.
         """
         change = self.change
-        if change is None or not change.under_way or change.op not in ("resize", "migrate"):
+        if change is None or not change.moves:
             return False
         if change.state == "asked" or self.given is None:
             return True

@@ -105,7 +105,7 @@ class ClusterSnapshot:
         found: dict[str, list[Job]] = {}
         for job in self.jobs.values():
             queue, change = self.queue_of(job), job.change
-            if queue is not None and change is not None and change.under_way and change.op in ("resize", "migrate"):
+            if queue is not None and change is not None and change.moves:
                 found.setdefault(queue.pool, []).append(job)
         return found
 

@@ -20,8 +20,6 @@ SETTLE_S: Final = 60.0
 """Seconds after a move was asked for in which the same attempt is not asked again: our copies may be behind."""
 Move = tuple[str, int]
 """UID of a job, and the attempt that ended by it."""
-_STOPS: Final = ("migrate", "resize", "pause")
-"""Requests of the planner for which a job stops."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +97,9 @@ class RecentMoves:
 def _begun(job: Job, now: float) -> set[int]:
     """Attempts that a move has ended within an hour, or is about to end: another process may have begun it."""
     found = {record.attempt for record in job.attempts if _recent(record, now)}
-    if job.change is not None and job.change.under_way and job.change.policy and job.change.op in _STOPS:
-        found.add(job.change.attempt or job.attempt)
+    change = job.change
+    if change is not None and change.policy and (change.moves or (change.under_way and change.op == "pause")):
+        found.add(change.attempt or job.attempt)
     if job.lowered and job.lowered_at > now - measure.HOUR_S:
         found.add(job.lowered)
     last = job.attempts[-1] if job.attempts else None

@@ -220,10 +220,12 @@ def _request(exchange: Exchange) -> planned.Request | None:
     if request is None:
         return None
     answer: RequestStatus | None = exchange.answer
+    pins = request.flavor is not None
+    frees = request.op == "migrate" and not pins and not request.node
     if answer is None:
-        return planned.Request(request.op, request.by, "asked", pins=request.flavor is not None)
+        return planned.Request(request.op, request.by, "asked", pins=pins, frees=frees)
     at = answer.finished_at if answer.finished_at is not None else answer.at
-    return planned.Request(request.op, request.by, answer.state, answer.attempt, at, request.flavor is not None)
+    return planned.Request(request.op, request.by, answer.state, answer.attempt, at, pins, frees)
 
 
 def _node(raw: Object, conditions: Sequence[str]) -> model.Node:

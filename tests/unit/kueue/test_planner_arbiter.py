@@ -107,6 +107,12 @@ def test_a_new_process_counts_what_the_one_before_has_begun(begun, counts):
     assert again.allowed is not counts, again
 
 
+def test_a_request_that_lets_a_job_go_everywhere_again_is_no_move():
+    freed = scene.job("mine", change=Request("migrate", f"{BY}one: because", "running", 1, frees=True))
+    other = scene.job("other")
+    assert arbiter(Limits(0.0, None, 1)).rule(scene.snapshot(freed, other), [propose(other)], 0.0)[0].allowed
+
+
 def test_the_moves_of_a_job_that_has_ended_count_for_its_tenant():
     other = scene.job("other")
     seen = replace(scene.snapshot(other), ended=[Ended("team", "gone", (scene.moved(1, 600), scene.moved(2, 4000)))])

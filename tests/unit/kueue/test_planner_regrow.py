@@ -261,6 +261,8 @@ def test_quota_that_another_job_is_about_to_stop_for_is_left_to_it():
     assert grown(other(state="failed")) == small.candidate()
     assert grown(other(attempt=0)) == ("team", "b")  # it has come back with less: it waits like a user's wish
     assert grown(other(wanted=1)) == small.candidate()  # it gives
+    freed = asking(shrunk(name="b", count=2, wanted=2, flavor="ondemand"), op="migrate", state="")
+    assert grown(freed) == small.candidate()  # it may go everywhere at its next start: nothing stops for that
     ann = other(by="ann", wanted=8)
     assert grown(ann) == small.candidate()  # a user's wish beyond the quota trains on, for ever maybe
 
