@@ -34,6 +34,8 @@ QUEUE_OF = {
     "search": "vision", "ocr": "vision", "robot_arm": "robotics", "grasping": "robotics",
 }  # fmt: skip
 CONN_ID = "kubernetes_default"
+PRICES = {"a100": 3.0, "l4-spot": 0.7}
+"""Of a pod, which has one GPU."""
 
 
 def claim(dag_id: str, deployment: str) -> Claim:
@@ -78,9 +80,9 @@ def _attempt(number: int, start: float, hours: float | None, pods: int, flavor: 
     """An attempt that was preempted after so many hours, or with None runs still."""
     first = 4000 * (number - 1)
     values: dict[str, Any] = {
-        "pods": pods, "ranks": pods, "flavor": flavor, "queued_at": start - 9 * MIN, "admitted_at": start,
-        "running_at": start + MIN, "first_step_at": start + 2 * MIN, "first_step": first,
-        "restored_from": f"c{number - 1}" if number > 1 else None,
+        "pods": pods, "ranks": pods, "flavor": flavor, "price": PRICES[flavor],
+        "queued_at": start - 9 * MIN, "admitted_at": start, "running_at": start + MIN, "first_step_at": start + 2 * MIN,
+        "first_step": first, "restored_from": f"c{number - 1}" if number > 1 else None,
     }  # fmt: skip
     if hours is None:
         return record(number, **{**values, "gpus": Gpus(pods, 91.0 - 6 * number), **more})

@@ -7,6 +7,7 @@ build/e2e/cluster-page; those of the documentation are made by this test.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -119,7 +120,19 @@ def test_the_page_names_what_the_user_may_see_and_counts_the_rest(scene: Scene, 
         waiting = page.get_by_test_id("cluster-waiting")
         expect(waiting).to_contain_text("needs 14 nvidia.com/gpu more in flavor a100")
         expect(waiting).to_contain_text("1 job that you may not see")
-        expect(page.get_by_test_id("cluster-actions")).to_contain_text("4 -> 8 workers on a100")
+        actions = page.get_by_test_id("cluster-actions").get_by_role("row")
+        done, proposed = actions.filter(has_text="regrow"), actions.filter(has_text="cordon")
+        expect(done).to_contain_text("segmentation · train")
+        expect(done).to_contain_text("quota is free again: 4 -> 8 workers on a100 (costs about")
+        expect(done).not_to_contain_text("dry run")
+        expect(proposed).to_contain_text("speech · train")
+        expect(proposed).to_contain_text("dry run")
+        expect(proposed).to_contain_text("node a100-7 is cordoned")
+        costs = page.get_by_test_id("cluster-cost").get_by_role("row")
+        expect(costs).to_have_count(5)  # with the head
+        # One job, four pods, five hours until the scene was made, and no step known.
+        expect(costs.filter(has_text="robotics")).to_have_text(re.compile(r"^robotics6[0-9](\.\d+)?–0$"))
+        expect(costs.filter(has_text="vision")).to_have_text(re.compile(r"^vision[1-9][0-9]+(\.\d+)?0\.\d+\d+$"))
         shares = page.get_by_test_id("cluster-shares")
         expect(shares).to_contain_text("segmentation · train")
         expect(shares).to_contain_text("90 %")

@@ -90,6 +90,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
   }
 
   // --- goodput ------------------------------------------------------------------------------------------------------
+  const money = (amount) => String(Number(Number(amount).toPrecision(4)));  // as `singularityctl top` has it
   function Share({ done, height }) {
     const words = TIMES.filter(([name]) => done[name] > 0).map(([name, , what]) => `${what} ${percent(done[name] / done.held_s)}`).join(", ");
     return h("div", { role: "img", "aria-label": words, title: words, style: { display: "flex", height, borderRadius: 4, overflow: "hidden", background: TRACK } },
@@ -103,7 +104,8 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
       h(C.Grid, { templateColumns: "minmax(70px, auto) minmax(80px, 1fr) auto", columnGap: 4, rowGap: 2, alignItems: "center", mb: 4, "data-testid": "cluster-goodput" }, row("all queues", done, 20, true), queues.map((queue) => row(queue.name || "not known", queue.goodput, 12))),
       h(C.HStack, { columnGap: 4, rowGap: 1, wrap: "wrap" }, TIMES.map(([name, palette, what]) => h(Swatch, { key: name, paint: color(`${palette}-solid`), words: `${what} ${seconds(done[name])}` }))),
       h(Muted, { mt: 3 }, `${many(done.steps, "step")} done, ${done.steps_lost} of them run again; waited for quota: ${seconds(done.waited_s)} of pod time.`),
-      known(done.cost_per_step) && h(Muted, { "data-testid": "cluster-cost" }, `Cost: ${Number(done.cost).toPrecision(3)}, ${Number(done.cost_per_step).toPrecision(3)} per step.`));
+      done.cost > 0 && h(C.Box, { mt: 3 }, h(Table, { testid: "cluster-cost", label: "cost by queue", heads: ["Cost", "In all", "Per step", "Steps"],
+        rows: [["all queues", done], ...queues.map((queue) => [queue.name || "not known", queue.goodput])].filter(([, one]) => one.cost > 0).map(([name, one]) => [name, money(one.cost), known(one.cost_per_step) ? money(one.cost_per_step) : "–", one.cost_steps]) })));
   }
 
   // --- promised and delivered ---------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CLUSTER_QUEUE, LOCAL_QUEUE, Object
 from kueue_integration.overview.look import look
 from kueue_integration.overview.report import Overview, overview
+from kueue_integration.spec.platform_config import PlatformConfig, to_json
 
 CPU = ("ondemand", "cpu")
 LONG = "a-name-that-is-as-long-as-names-of-kubernetes-may-be-and-that-no-table-has-room-for"
@@ -81,6 +82,25 @@ def test_what_the_planner_did_and_proposes_is_shown_newest_first(kube: FakeKube)
     assert [(s["job"], s["policy"], s["action"], s["done"]) for s in steps] == [
         ("digits", "timeSharing", "pause", False), ("digits", "timeSharing", "pause", True),
     ]  # fmt: skip
+
+
+def test_cost_and_promised_device_time_have_lines_where_there_is_a_price_and_a_promise(kube: FakeKube) -> None:
+    shown = run().stdout
+    assert "COST" not in shown and "DEVICE TIME OF" not in shown
+    now = time.time()
+    promised = PlatformConfig("agent", "https://controller", "ca", tiers={"high": 0.5})
+    meta = {"name": job_names.PLATFORM_CONFIGMAP, "namespace": job_names.SYSTEM_NAMESPACE}
+    kube.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"platform.json": to_json(promised)}})
+    paid = record(admitted_at=now - 7200, first_step_at=now - 7100, first_step=0, last_step=99, released_at=now - 3600,
+                  price=3.0)  # fmt: skip
+    job = training("digits", [paid])
+    job["metadata"]["labels"][job_names.KUEUE_PRIORITY_LABEL] = "high"
+    kube.put(job)
+    shown = run().stdout
+    costs = shown[shown.index("COST") :]
+    assert row(costs, "all")[1:] == ["3", "0.03", "100"] and row(costs, "queue", "a")[2:] == ["3", "0.03", "100"]
+    assert row(costs, "namespace", "default")[2] == "3"
+    assert row(shown[shown.index("DEVICE TIME OF") :], "default", "training")[2] == "1"
 
 
 def test_no_line_is_wider_than_120_columns_and_no_text_moves_the_cursor(kube: FakeKube) -> None:
