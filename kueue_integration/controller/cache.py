@@ -22,6 +22,7 @@ from ..kube.resources import (
     is_true,
     label,
 )
+from ..planner import quota
 from ..requests import placement
 from . import preemptor, views
 from .copies import Copies
@@ -172,9 +173,17 @@ class World(Copies):
 
     def cluster_queue_of(self, workload: Object) -> str | None:
         """The ClusterQueue of the Workload's LocalQueue, None if there is no such LocalQueue."""
+        local = self._local_queue_of(workload)
+        return str((local.get("spec") or {}).get("clusterQueue")) if local else None
+
+    def stopped(self, workload: Object) -> bool:
+        """Whether the Workload's LocalQueue admits nobody, or is gone."""
+        local = self._local_queue_of(workload)
+        return local is None or quota.stopped(local)
+
+    def _local_queue_of(self, workload: Object) -> Object | None:
         name = (workload.get("spec") or {}).get("queueName") or ""
-        local = self.local_queues.get(str(workload["metadata"]["namespace"]), name)
-        return str(((local or {}).get("spec") or {}).get("clusterQueue")) if local else None
+        return self.local_queues.get(str(workload["metadata"]["namespace"]), name)
 
 
 def _name(obj: Object) -> str:

@@ -137,6 +137,8 @@ class Arbiter:
             return Ruling(proposal, False, "it does not train now")
         if not stops:
             return Ruling(proposal, True, "nothing has to stop for it")
+        if job.workload is not None and snapshot.stopped(job.workload):
+            return Ruling(proposal, False, "its queue is stopped: it would not come back")
         return self._weighed(proposal, job, terms, snapshot.now, moved.get(job.key[0], set()), clock)
 
     def _weighed(

@@ -39,7 +39,7 @@ def of(snapshot: ClusterSnapshot) -> list[Blocked]:
         queue, job = snapshot.queues.get(workload.queue), own.get(workload.uid)
         if queue is None or queue.pool in changing or workload.leaves or workload.pods < 1:
             continue
-        if workload.waits and queue.stopped:
+        if workload.waits and not quotas.servable(snapshot, workload):
             continue
         if workload.waits:
             taken = taken or quotas.used(snapshot)

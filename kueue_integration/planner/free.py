@@ -20,8 +20,23 @@ def holders(snapshot: ClusterSnapshot, queue: Queue) -> list[Workload]:
 
 
 def waiting(snapshot: ClusterSnapshot, queue: Queue) -> list[Workload]:
-    """Active Workloads that wait for quota in the queues around `queue`."""
-    return [w for w in _around(snapshot, queue) if w.waits]
+    """Active Workloads that wait for quota in the queues around `queue`, and could be given some there."""
+    return [w for w in _around(snapshot, queue) if w.waits and servable(snapshot, w)]
+
+
+def servable(snapshot: ClusterSnapshot, workload: Workload) -> bool:
+    """Whether Kueue gives quota to such a Workload: its queues are not stopped, and cover what it asks for.
+
+    A resource that no queue of the cluster covers may be excluded in Kueue's configuration
+    (`excludeResourcePrefixes`), so it says nothing. But a Workload that asks for nothing else takes no quota. What one
+    without requests takes is not known.
+    """
+    queue = snapshot.queues.get(workload.queue)
+    if queue is None or snapshot.stopped(workload):
+        return False
+    asked = {resource for resource, amount in workload.asks.items() if amount > 0}
+    here = {resource for group in queue.groups for resource in group.covered}
+    return (not asked or bool(asked & here)) and not (asked - here) & snapshot.covered
 
 
 def promised(snapshot: ClusterSnapshot, queue: Queue, most: quota.Amounts) -> bool:

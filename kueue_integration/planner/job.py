@@ -45,6 +45,8 @@ class Workload:
     """The topology level (a node label) of which its pods require one domain, "" for none."""
     devices_per_pod: int = 0
     """With those that each pod claims (DRA); 0: by `per_pod`."""
+    stopped: bool = field(default=False, kw_only=True)
+    """Its LocalQueue admits nobody. Others may use the same ClusterQueue. See `ClusterSnapshot.stopped`."""
 
     @property
     def devices(self) -> int:

@@ -65,6 +65,14 @@ def held_s(record: AttemptRecord, now: float | None, since: float = 0.0) -> floa
     return max(0.0, end - max(since, record.admitted_at))
 
 
+def idle_since(job: Job) -> float:
+    """Since when a job without quota waits for it: it was made, had to leave, or was queued again after a pause."""
+    last = job.attempts[-1] if job.attempts else None
+    left_at = job.created if last is None else last.admitted_at + held_s(last, None)
+    back = job.change if job.change is not None and job.change.op == "resume" else None
+    return left_at if back is None else max(left_at, back.at)
+
+
 def attained(job: Job, now: float, since: float = 0.0) -> float:
     """Device-seconds that the job was served from `since` on: pods times devices times the time with quota."""
     return served_s(job.attempts, job.given is not None, now, since) * job.devices_per_pod

@@ -23,7 +23,7 @@ class Queue:
     reported: Amounts = field(default_factory=dict)
     """What Kueue says is reserved; it may know a Workload that we have not seen yet."""
     stopped: bool = field(default=False, kw_only=True)
-    """Kueue admits nobody there (stopPolicy): whoever leaves does not come back."""
+    """Kueue admits nobody there (stopPolicy, or it is not active): whoever leaves does not come back."""
 
     @cached_property
     def nominal(self) -> Amounts:
@@ -86,6 +86,11 @@ class ClusterSnapshot:
     def queue_of(self, job: Job) -> Queue | None:
         return self.queues.get(job.workload.queue) if job.workload is not None else None
 
+    def stopped(self, workload: Workload) -> bool:
+        """Whether Kueue admits it nowhere now: its LocalQueue or its ClusterQueue is stopped."""
+        queue = self.queues.get(workload.queue)
+        return workload.stopped or (queue is not None and queue.stopped)
+
     def around(self, queue: Queue) -> Sequence[Queue]:
         """All queues of the cohort, this one included."""
         return self._pools.get(queue.pool, ())
@@ -116,6 +121,11 @@ class ClusterSnapshot:
         for workload in self.workloads:
             found.setdefault(workload.queue, []).append(workload)
         return found
+
+    @cached_property
+    def covered(self) -> frozenset[str]:
+        """Resources that some ClusterQueue has a quota for."""
+        return frozenset(r for queue in self.queues.values() for group in queue.groups for r in group.covered)
 
     @cached_property
     def held(self) -> Mapping[str, Amounts]:

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from ..kube import devices as accelerators
 from ..kube import quantities
-from ..kube.resources import Object
+from ..kube.resources import Object, condition
 
 Amounts = Mapping[tuple[str, str], Fraction]
 """(flavor, resource) -> amount."""
@@ -45,6 +45,12 @@ def groups(queue: Object) -> list[Group]:
         covered, names = list(group.get("coveredResources") or ()), [str(f["name"]) for f in flavors]
         found.append(Group(covered, names, nominal, borrowed, lent))
     return found
+
+
+def stopped(queue: Object) -> bool:
+    """Whether a ClusterQueue or a LocalQueue admits nobody: by its stopPolicy, or because it is not active."""
+    policy = str((queue.get("spec") or {}).get("stopPolicy") or "None")
+    return policy != "None" or (condition(queue, "Active") or {}).get("status") == "False"
 
 
 def usage(workload: Object) -> dict[tuple[str, str], Fraction]:

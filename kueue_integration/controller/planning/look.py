@@ -38,7 +38,7 @@ class Eyes:
     def __init__(self, world: World, skips: Skips) -> None:
         self._world, self._skips = world, skips
         self._known: dict[str, tuple[object, planned.Workload]] = {}
-        """UID -> (version and queue, what it says)."""
+        """UID -> (version, queue and whether that is stopped; what it says)."""
 
     def look(self, now: float, nodes: Sequence[Object] = (), conditions: Sequence[str] = ()) -> Seen:
         """`nodes`: of the cluster, where a policy asks for them; `conditions`: types that make a node one to leave."""
@@ -76,9 +76,11 @@ class Eyes:
                 if is_true(raw, "Finished"):
                     continue
                 uid, queue = str(meta["uid"]), self._world.cluster_queue_of(raw) or ""
-                version = (meta.get("resourceVersion"), queue)
+                stopped = self._world.stopped(raw)
+                version = (meta.get("resourceVersion"), queue, stopped)
                 before = self._known.get(uid)
-                workload = before[1] if before is not None and before[0] == version else read_workload(raw, queue)
+                old = before[1] if before is not None and before[0] == version else None
+                workload = old if old is not None else read_workload(raw, queue, stopped)
                 known[uid], found[uid] = (version, workload), workload
         self._known = known
         return found
@@ -88,13 +90,15 @@ def read_queue(raw: Object) -> model.Queue:
     """Of a ClusterQueue. Raises ValueError, LookupError, TypeError: it is not as it should be."""
     spec = raw.get("spec") or {}
     cohort = str(spec.get("cohortName") or spec.get("cohort") or "")
-    stopped = str(spec.get("stopPolicy") or "None") != "None"
-    return model.Queue(str(raw["metadata"]["name"]), cohort, quota.groups(raw), quota.reported(raw), stopped=stopped)
+    reported, stopped = quota.reported(raw), quota.stopped(raw)
+    return model.Queue(str(raw["metadata"]["name"]), cohort, quota.groups(raw), reported, stopped=stopped)
 
 
-def read_workload(raw: Object, queue: str) -> planned.Workload:
-    """`queue`: the ClusterQueue of its LocalQueue, "" if that is not known. Raises ValueError, LookupError, TypeError:
-    it is not as it should be."""
+def read_workload(raw: Object, queue: str, stopped: bool = False) -> planned.Workload:
+    """`queue`: the ClusterQueue of its LocalQueue, "" if that is not known; `stopped`: the LocalQueue is.
+
+    Raises ValueError, LookupError, TypeError: it is not as it should be.
+    """
     meta, spec = raw["metadata"], raw.get("spec") or {}
     given = views.admission(raw)
     checks = (raw.get("status") or {}).get("admissionChecks") or ()
@@ -117,6 +121,7 @@ def read_workload(raw: Object, queue: str) -> planned.Workload:
         per_pod=quota.of_pod(only),
         level=str((only.get("topologyRequest") or {}).get("required") or ""),
         devices_per_pod=quota.devices_of(raw) if only else 0,
+        stopped=stopped,
     )
 
 

@@ -167,8 +167,8 @@ def _movable(snapshot: ClusterSnapshot, each: Blocked) -> list[Job]:
         job
         for job in snapshot.jobs.values()
         if job.trains and job.held and job.busy is None and job.kind == "Job" and not job.topology
-        and (queue := snapshot.queue_of(job)) is not None and not queue.stopped
-        and job.workload is not None and job.workload.uid != each.workload.uid
+        and snapshot.queue_of(job) is not None and job.workload is not None and not snapshot.stopped(job.workload)
+        and job.workload.uid != each.workload.uid
         and job.workload.priority <= each.workload.priority and job.devices < each.devices
     ]  # fmt: skip
     return sorted(found, key=lambda job: (measure.cost(job) / job.devices, job.key))

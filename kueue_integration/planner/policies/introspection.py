@@ -55,7 +55,8 @@ def propose(snapshot: ClusterSnapshot, prices: Mapping[str, float], settings: In
         if job.pinned_by == NAME and job.workload is not None and job.workload.waits:
             why = f"it waits for quota, and need not wait for {job.flavors[0]}"
             found.append(Proposal("unpin", job.key, why, 0.0, NAME))
-        here = _here(job, prices) if queue.name not in busy else None
+        stays = job.workload is None or snapshot.stopped(job.workload)
+        here = _here(job, prices) if queue.name not in busy and not stays else None
         move = _move(snapshot, queue, here, prices, settings) if here is not None else None
         if move is not None:
             found.append(move)

@@ -39,14 +39,15 @@ def propose(snapshot: ClusterSnapshot, expect_s: float) -> list[Proposal]:
     for key in sorted(snapshot.jobs):
         job = snapshot.jobs[key]
         queue = snapshot.queue_of(job)
-        if queue is None or queue.stopped or queue.pool in changing or not _grows(job):
+        if queue is None or queue.pool in changing or not _grows(job):
+            continue
+        if job.workload is None or snapshot.stopped(job.workload):
             continue
         if queue.name not in room:
             if queue.pool not in kept:
                 kept[queue.pool] = _with_wishes(snapshot, queue, taken)
             room[queue.name] = quotas.spare(snapshot, queue, kept[queue.pool])
         for proposal in _growth(job, room[queue.name], queue, taken, expect_s):
-            assert job.workload is not None
             rank = (-job.workload.priority, -proposal.gain_device_seconds)
             if queue.pool not in found or rank < found[queue.pool][0]:
                 found[queue.pool] = rank, proposal
@@ -60,7 +61,7 @@ def _changing(snapshot: ClusterSnapshot) -> set[str]:
         queue = snapshot.queues.get(workload.queue)
         if queue is None or queue.pool in found:
             continue
-        waits = workload.waits and not queue.stopped
+        waits = workload.waits and quotas.servable(snapshot, workload)
         if waits and queue.name not in most:
             most[queue.name] = quotas.most(snapshot, queue)
         waits = waits and quota.fits(workload.asks, queue.groups, most[queue.name])

@@ -8,11 +8,16 @@ from ..proposals import Proposal
 
 
 def pools(snapshot: ClusterSnapshot) -> dict[str, list[Job]]:
-    """Jobs that hold quota or wait for it, by the queues that give each other quota. Paused ones are left out."""
+    """Jobs that hold quota or wait for it, by the queues that give each other quota.
+
+    Paused ones are left out, and those that wait in a stopped queue: nobody should give way to them.
+    """
     found: dict[str, list[Job]] = {}
     for job in snapshot.jobs.values():
         queue = snapshot.queue_of(job)
-        if queue is not None and not job.paused and (job.given is not None or waits(job)):
+        if queue is None or job.workload is None or job.paused:
+            continue
+        if job.given is not None or (waits(job) and not snapshot.stopped(job.workload)):
             found.setdefault(queue.pool, []).append(job)
     return found
 

@@ -59,7 +59,7 @@ def propose(snapshot: ClusterSnapshot) -> list[Proposal]:
     by_queue: dict[str, list[_Known]] = {}
     for job in snapshot.jobs.values():
         known = _known(job)
-        if known is not None and job.workload is not None:
+        if known is not None and job.workload is not None and not snapshot.stopped(job.workload):
             by_queue.setdefault(job.workload.queue, []).append(known)
     found: list[Proposal] = []
     for name, jobs in sorted(by_queue.items()):

@@ -36,7 +36,7 @@ def propose(snapshot: ClusterSnapshot, enabled: bool, min_run_s: float) -> list[
     for job in snapshot.jobs.values():
         if job.kind == "Job" and job.given is not None and (enabled or job.asks_for_change):
             queue = snapshot.queue_of(job)
-            if queue is not None:
+            if queue is not None and job.workload is not None and not snapshot.stopped(job.workload):
                 by_queue.setdefault(queue.name, []).append(job)
     found: list[Proposal] = []
     for name in sorted(by_queue):

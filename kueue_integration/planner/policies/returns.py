@@ -61,7 +61,7 @@ def _of_pool(
     snapshot: ClusterSnapshot, pool: Sequence[Queue], taken: Mapping[str, Room], expect_s: float
 ) -> list[Proposal]:
     names = {queue.name for queue in pool}
-    waiting = [w for w in snapshot.workloads if w.waits and w.queue in names and not snapshot.queues[w.queue].stopped]
+    waiting = [w for w in snapshot.workloads if w.waits and w.queue in names and quotas.servable(snapshot, w)]
     if not waiting:
         return []
     jobs = [job for job in snapshot.jobs.values() if job.workload is not None and job.workload.queue in names]
@@ -167,7 +167,7 @@ def _covers(gives: Room, short: Room) -> bool:
 def _gives(snapshot: ClusterSnapshot, job: Job, after: Mapping[str, Room], short: Room) -> _Shrink | None:
     """The largest size at which a job gives what is short and its queue has borrowed; None: it has nothing to give."""
     queue = snapshot.queue_of(job)
-    if queue is None or queue.stopped or job.given is None:
+    if queue is None or job.given is None or job.workload is None or snapshot.stopped(job.workload):
         return None
     each = per_pod(job)
     owed = {}

@@ -99,7 +99,8 @@ def jobs(draw: Any, name: str) -> Job:
     alike = {"pods": draw(st.integers(0, 4)), "per_pod": draw(st.sampled_from([{}, {GPU: Fraction(1)}]))}
     level = draw(st.sampled_from(["", "rack", HOSTNAME]))
     assert job.workload is not None
-    return replace(job, workload=replace(job.workload, level=level, **alike), **more)
+    stopped = draw(st.sampled_from([False, False, False, True]))
+    return replace(job, workload=replace(job.workload, level=level, stopped=stopped, **alike), **more)
 
 
 @st.composite
@@ -112,6 +113,7 @@ def clusters(draw: Any) -> ClusterSnapshot:
         st.sampled_from([frozenset(), frozenset({"n2"})]),
     ), max_size=6))  # fmt: skip
     queues = tuple(scene.queue(f"q{n}", draw(size), "c" if n < 2 else "", ("h100", "a100")) for n in range(3))
+    queues = tuple(replace(q, stopped=draw(st.sampled_from([False, False, False, True]))) for q in queues)
     seen = scene.snapshot(*known, queues=queues, nodes={"n1": draw(st.sampled_from(["", "is cordoned"])), "n2": ""})
     free = st.dictionaries(st.just(GPU), st.integers(-2, 8).map(Fraction))
     nodes = {
@@ -154,6 +156,7 @@ def test_together_they_touch_no_job_twice_and_none_that_is_busy(seen: ClusterSna
         assert job.busy is None or (proposal.asked and job.busy is job.change)
         if moves(proposal, job):
             assert job.trains and (job.held or proposal.policy == regrow.NAME)
+            assert job.workload is not None and not seen.stopped(job.workload)
             queue = seen.queue_of(job)
             pools.append(queue.pool if queue is not None else "")
     assert len(set(pools)) == len(pools)

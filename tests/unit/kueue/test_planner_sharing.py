@@ -42,7 +42,8 @@ def test_other_priorities_are_kueues_matter():
 
 def test_the_one_that_has_run_longest_goes_first():
     short, long = scene.job("short", since=NOW - 700), scene.job("long", since=NOW - 5000)
-    assert turns(short, long, scene.waiting(), devices=4) == [("pause", "long", 1200)]
+    found = turns(short, long, scene.waiting(), devices=4)
+    assert found == [("pause", "long", 1200), ("pause", "short", 1200)], "the arbiter takes the first that may go"
 
 
 def test_a_parked_job_gets_its_turn_when_it_fits():
@@ -54,8 +55,9 @@ def test_a_parked_job_gets_its_turn_when_it_fits():
 
 def test_who_has_waited_longer_than_a_parked_job_comes_before_it():
     parked = scene.parked(scene.job("parked"), time_sharing.NAME, ago=100)
+    parked = scene.parked(scene.job("parked"), time_sharing.NAME, ago=50)
     assert turns(parked, scene.waiting(since=NOW - 300)) == []  # it fits: Kueue admits it
-    assert turns(parked, scene.waiting(since=NOW - 50)) == [("resume", "parked", 0)]
+    assert turns(parked, scene.waiting(since=NOW - 40)) == [("resume", "parked", 0)]
 
 
 def test_a_parked_job_that_ran_on_borrowed_quota_comes_back_when_nobody_else_waits():
@@ -82,6 +84,74 @@ def test_a_job_that_somebody_else_has_paused_stays_paused():
 def test_workloads_of_others_take_their_turn_too():
     other = Workload("team", "ray", "wl-ray", "training", 10, NOW - 50, asks={GPU: Fraction(1)}, waits=True)
     assert turns(scene.job("runs"), others=(other,)) == [("pause", "runs", 1200)]
+
+
+@pytest.mark.parametrize("change", [{"held": False}, {"change": Request("resize", "ann", "running")}])
+def test_who_cannot_be_paused_keeps_nobody_else_running(change):
+    long = scene.job("long", since=NOW - 5000, **change)
+    assert turns(long, scene.job("short", since=NOW - 700), scene.waiting(), devices=4) == [("pause", "short", 1200)]
+    assert turns(long, scene.waiting()) == []
+
+
+def test_of_two_that_only_together_are_enough_one_whose_move_pays_goes_first():
+    dear = scene.job("dear", since=NOW - 5000, history=(scene.moved(1, 9000, save=900.0),))
+    waits = scene.waiting(devices=4)
+    assert turns(dear, scene.job("b"), waits, devices=4) == [("pause", "dear", 1200)]
+    assert turns(dear, scene.job("b"), scene.job("c", since=NOW - 900), waits, devices=6) == [("pause", "b", 1200)]
+
+
+@pytest.mark.parametrize("how", ["asked", "leaves"])
+def test_nobody_else_is_paused_while_one_makes_room(how):
+    going = scene.job("going", since=NOW - 5000)
+    assert going.workload is not None
+    if how == "leaves":
+        going = replace(going, whole=False, workload=replace(going.workload, leaves=True))
+    else:
+        going = replace(going, change=Request("pause", f"{BY}timeSharing: its turn", "asked"))
+    assert turns(going, scene.job("stays"), scene.waiting(), devices=4) == []
+    assert turns(going, scene.job("stays"), scene.waiting(devices=4), devices=4) == [("pause", "stays", 1200)]
+
+
+def test_who_was_parked_goes_on_when_kueue_leaves_the_oldest_waiting_though_it_fits():
+    """No node suits it, say. The devices would stand idle for ever."""
+    stuck = scene.waiting("stuck", since=NOW - 300)
+    parked = scene.parked(scene.job("parked"), time_sharing.NAME, ago=100)
+    seen = scene.snapshot(stuck, parked, queues=(scene.queue(devices=2),))
+    (back,) = time_sharing.propose(seen, QUANTUM)
+    assert (back.action, back.job[1]) == ("resume", "parked")
+    assert back.reason.endswith("; Kueue leaves waiting though there was room: team/job-stuck")
+    just_left = scene.parked(scene.job("parked"), time_sharing.NAME, ago=30)
+    assert turns(stuck, just_left) == [], "Kueue has had no time to admit it"
+    started = scene.job("started", since=NOW - 10)
+    assert turns(stuck, parked, started, devices=4) == [], "quota has just changed hands"
+    own = Request("resume", f"{BY}{time_sharing.NAME}: its turn", "done", 1, NOW - 10)
+    assert turns(replace(stuck, change=own), parked) == [], "it was queued a moment ago"
+
+
+@pytest.mark.parametrize("policy", [time_sharing.NAME, "tidy"])
+def test_nobody_is_paused_again_for_one_that_kueue_leaves_waiting(policy):
+    stuck, other = scene.waiting("stuck", since=NOW - 300), scene.waiting("other", since=NOW - 200)
+    told = f"{BY}{policy}: its turn{time_sharing.UNSERVED}team/job-gone, team/job-stuck"
+    back = scene.job("back", change=Request("resume", told, "done", 1, NOW - 2000))
+    paused = turns(back, stuck)
+    assert paused == ([] if policy == time_sharing.NAME else [("pause", "back", 1200)])
+    seen = scene.snapshot(back, stuck, other, queues=(scene.queue(devices=2),))
+    (pause,) = time_sharing.propose(seen, QUANTUM)
+    whom = "other" if policy == time_sharing.NAME else "stuck"
+    assert pause.reason.startswith(f"its turn is over after 980 s: job-{whom} has waited")
+    assert pause.reason.endswith("team/job-stuck") == (policy == time_sharing.NAME), "it is not forgotten"
+
+
+def test_who_was_paused_by_a_user_waits_since_it_was_queued_again_and_who_was_parked_keeps_its_place():
+    left = scene.job("left", history=(scene.moved(1, 5000, by="Paused"),))
+    assert left.workload is not None
+    out = replace(left, given=None, runs_since=None, whole=False, attempts=left.attempts[:1],
+                  workload=replace(left.workload, holds=None, waits=True, asks={GPU: Fraction(2)}))  # fmt: skip
+    for by, first in (("ann", "later"), (f"{BY}{time_sharing.NAME}: its turn", "left")):
+        back = replace(out, change=Request("resume", by, "done", 1, NOW - 20))
+        seen = scene.snapshot(back, scene.waiting(), scene.job("runs"), queues=(scene.queue(devices=2),))
+        (pause,) = time_sharing.propose(seen, QUANTUM)
+        assert f": job-{first} has waited" in pause.reason
 
 
 def test_everybody_gets_a_turn():
