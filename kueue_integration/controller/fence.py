@@ -156,7 +156,7 @@ def answer(
             pods=given.count,
             ranks=given.count if (ranks := job.ranks(given.count)) is None else required(ranks),
             admitted_at=now,
-            queued_at=_queued_at(workload, before),
+            queued_at=_queued_at(job, workload, before),
             reserved_at=server_time.observed(workload.condition("QuotaReserved"), now),
             restored_from=checkpoint.id if checkpoint else None,
             skipped=skipped,
@@ -209,6 +209,10 @@ def _untouched(record: AttemptRecord) -> bool:
     return not ended and record.first_step is None and record.committed_at is None
 
 
-def _queued_at(workload: Workload, before: AttemptRecord | None) -> float | None:
-    """Since when the attempt waited for quota; None when that was not seen."""
-    return before.released_at if before is not None else workload.created
+def _queued_at(job: Job, workload: Workload, before: AttemptRecord | None) -> float | None:
+    """Since when the attempt waited for quota; None when that was not seen. The time of a pause is no waiting."""
+    left_at = before.released_at if before is not None else workload.created
+    request, answer = job.change.request, job.change.answer
+    if left_at is None or request is None or answer is None or request.op != "resume":
+        return left_at
+    return max(left_at, answer.at if answer.finished_at is None else answer.finished_at)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from . import free as quotas
-from . import quota
+from . import measure, quota
 from .free import Room
 from .job import Job, Workload
 from .model import ClusterSnapshot, Queue
@@ -61,7 +61,7 @@ def _waits(room: Room, queue: Queue, workload: Workload, job: Job | None) -> Blo
     flavors = [f for f in served.flavors if job is None or not job.flavors or f in job.flavors]
     fit = [f for f in flavors if all(n <= room.get((f, r), NONE) for r, n in needs.items())]
     devices = job.devices if job is not None else workload.devices
-    since = _idle_since(job, workload)
+    since = workload.created if job is None else measure.idle_since(job)
     if fit:  # Kueue admits it by itself, but for the topology
         return Blocked(workload, since, devices, workload.pods, workload.level, fit) if workload.level else None
     together = {r: sum((max(NONE, room.get((f, r), NONE)) for f in flavors), NONE) for r in needs}
@@ -85,8 +85,3 @@ def _unplaced(job: Job | None, workload: Workload) -> Blocked | None:
     if job is None or not job.unplaced or job.given is None or job.topology or not job.attempts:
         return None
     return Blocked(workload, job.attempts[-1].admitted_at, job.devices, 1, HOSTNAME, [*{*job.given.flavors.values()}])
-
-
-def _idle_since(job: Job | None, workload: Workload) -> float:
-    last = job.attempts[-1] if job is not None and job.attempts else None
-    return workload.created if last is None or last.released_at is None else last.released_at

@@ -74,7 +74,7 @@ def served(job: Job, now: float, promote_after: float) -> float:
         held = measure.held_s(record, now if holds else None)
         total += held * max(1, record.pods) * job.devices_per_pod
         ran_s, left_at = ran_s + held, record.admitted_at + held
-    if levels.waits(job) and _starves(now - left_at, ran_s, promote_after):
+    if levels.waits(job) and _starves(now - measure.idle_since(job), ran_s, promote_after):
         return 0.0
     return total
 

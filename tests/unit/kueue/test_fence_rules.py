@@ -13,7 +13,7 @@ from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import AnswerReady, RequestReadmission, Wait, Withdraw
 from kueue_integration.controller.hold import Settings
 from proxy.protocol import names
-from proxy.protocol.messages import to_json
+from proxy.protocol.messages import JobRequest, RequestStatus, to_json
 
 NOW = T0 + 12
 
@@ -179,6 +179,20 @@ def test_the_next_attempt_continues_from_the_committed_checkpoint():
     assert before == replace(ended, pods_gone_at=NOW), "the fence has waited for its pods until now"
     assert new.reserved_at == T0 + 40
     assert job_names.ANN_HOLD not in action.job_annotations  # this job never wanted the hold
+
+
+@pytest.mark.parametrize(("op", "finished", "queued"), [
+    ("resume", 90, 90), ("resume", None, 89), ("resume", 10, 23), ("resize", 90, 23),
+])  # fmt: skip
+def test_the_time_of_a_pause_is_no_waiting(op, finished, queued):
+    """A job that was paused for a day, and resumed a moment ago, has not waited for a day."""
+    ended = scene.record(ended_by="Paused", evicted_at=T0 + 20, committed_at=T0 + 22, released_at=T0 + 23)
+    said = RequestStatus("r1", op, "done", "so", T0 + 89, 1, finished_at=None if finished is None else T0 + finished)
+    notes = {**scene.history(ended), job_names.ANN_REQUEST: to_json(JobRequest("r1", op, T0 + 88, workers=2)),
+             job_names.ANN_REQUEST_STATUS: to_json(said)}  # fmt: skip
+    action = look(scene.job(annotations=notes), scene.workload(reserved_at=95)).action
+    assert isinstance(action, AnswerReady)
+    assert scene.stored(action.job_annotations)[-1].queued_at == T0 + queued
 
 
 def test_attempts_only_grow_even_when_the_history_was_lost():

@@ -60,6 +60,23 @@ def test_a_small_job_leaves_the_rack_that_a_wide_one_needs():
     assert found == [("small", ("n1", "n2"), 4000)]
 
 
+@pytest.mark.parametrize(
+    ("ends", "back", "since"),
+    [
+        ({"released_at": NOW - 90_000}, None, 90_000), ({"evicted_at": NOW - 70}, None, 70),
+        ({"released_at": NOW - 90_000}, Request("resume", "ann", "done", 1, NOW - 5), 5),
+        ({"released_at": NOW - 90_000}, Request("resize", "ann", "done", 1, NOW - 5), 90_000),
+    ],
+    ids=["left", "leaves", "paused for a day", "resized"],
+)  # fmt: skip
+def test_a_job_waits_since_it_left_or_was_queued_again(ends, back, since):
+    """What it waits for is expected to take as long again: a job that was paused for a day would move everybody."""
+    run = scene.record(1, admitted_at=NOW - 95_000, first_step_at=NOW - 94_000, **ends)
+    waits = replace(wide(waited=99_000), attempts=(run,), change=back)
+    (found,) = blocked.of(seen(waits, nodes=TWO_RACKS))
+    assert NOW - found.since == since
+
+
 def test_a_rack_with_room_is_kueues_matter():
     assert moves(seen(small("small", "n2"), wide(3), nodes=TWO_RACKS)) == []
 

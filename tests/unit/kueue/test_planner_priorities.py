@@ -13,7 +13,7 @@ from planner_scene import GPU, NOW
 
 from kueue_integration.planner import priority
 from kueue_integration.planner.arbiter import Arbiter, Limits, Terms
-from kueue_integration.planner.job import Job
+from kueue_integration.planner.job import Job, Request
 from kueue_integration.planner.policies import attained_service, sla_tiers, tidy
 from kueue_integration.planner.priority import Mark
 
@@ -58,6 +58,17 @@ def test_who_starves_starts_again_in_the_first_queue():
     back = replace(scene.job(since=NOW - 80), attempts=(run, again))
     assert service(back, promote=3.0) == {}  # what it had before does not count any more
     assert service(back) == {"digits": (9, 0)}
+
+
+def test_the_time_of_a_pause_is_no_waiting_and_an_admission_changes_nothing():
+    """It ran for 500 s, was paused for a day, and was queued again five seconds ago."""
+    day = 86_400.0
+    run = scene.record(1, admitted_at=NOW - day - 500, first_step_at=NOW - day - 480, released_at=NOW - day)
+    back = replace(waits_since(run), change=Request("resume", "ann", "done", 1, NOW - 5))
+    assert service(back) == {"digits": (9, 0)}
+    again = scene.record(2, admitted_at=NOW, queued_at=NOW - 5)
+    admitted = replace(scene.job(since=NOW - 100), attempts=(run, again))
+    assert attained_service.served(back, NOW, 8.0) == attained_service.served(admitted, NOW, 8.0) == 1000.0
 
 
 def waits_since(*records) -> Job:
