@@ -58,6 +58,10 @@ class Ruling:
     """Seconds until another look is worthwhile though nothing has changed."""
     counted: bool = False
     """It counts as a move of the job."""
+    settles: bool = False
+    """The job was asked to move a moment ago, and what the snapshot shows may be from before."""
+    next_time: bool = False
+    """Another job of the same policy is first: there is nothing to tell."""
 
 
 class Arbiter:
@@ -90,6 +94,8 @@ class Arbiter:
                 pools[_pool(snapshot, job)] = proposal
                 self._recent.enter(job, clock)
                 moved.setdefault(job.key[0], set()).add((job.uid, job.attempt))
+            if ruling.settles:  # what it takes looks free still: nobody else may count on that
+                pools.setdefault(_pool(snapshot, job), proposal)
             rulings.append(ruling)
         return rulings
 
@@ -114,7 +120,7 @@ class Arbiter:
         other = pools.get(_pool(snapshot, job)) if moves(proposal, job) else None
         if other is not None:
             where = f"{_pool(snapshot, job)} has one move at a time: {'/'.join(other.job)} ({other.policy}) is first"
-            return Ruling(proposal, False, where)
+            return Ruling(proposal, False, where, next_time=other.policy == proposal.policy)
         return None
 
     # --- limits ---------------------------------------------------------------------------------------------------
@@ -147,7 +153,7 @@ class Arbiter:
         """`moved`: the moves of its tenant within an hour."""
         again = self._recent.settles(job, now, clock)
         if again > 0:
-            return Ruling(proposal, False, f"attempt {job.attempt} was asked to move already", again)
+            return Ruling(proposal, False, f"attempt {job.attempt} was asked to move already", again, settles=True)
         limits = terms.limits
         if terms.only_held and not job.held:
             return Ruling(proposal, False, "its hold is off: it would lose steps")

@@ -139,7 +139,7 @@ class Rounds:
             if not ruling.allowed:
                 if ruling.wait_s is not None:
                     again(ruling.wait_s)
-                if ruling.proposal.policy != regrow.NAME:  # it waits for quota and time, again and again
+                if ruling.proposal.policy != regrow.NAME and not ruling.next_time:  # regrowth waits again and again
                     self._report.refused(ruling, ruling.why, seen.snapshot.now)
                 continue
             try:

@@ -45,9 +45,9 @@ class _Here:
 def propose(snapshot: ClusterSnapshot, prices: Mapping[str, float], settings: Introspection) -> list[Proposal]:
     """:param prices: of a device for an hour, by flavor; jobs on flavors without one, and these flavors, are left out
 
-    At most one move for each queue: the next look sees what came of it.
+    Moves are sorted by what they gain. The arbiter starts one in a cohort: all of them count on the same quota.
     """
-    found, busy = list[Proposal](), set[str]()
+    found, moves = list[Proposal](), list[Proposal]()
     for job in sorted(snapshot.jobs.values(), key=lambda j: j.key):
         queue = snapshot.queue_of(job)
         if queue is None:
@@ -56,12 +56,10 @@ def propose(snapshot: ClusterSnapshot, prices: Mapping[str, float], settings: In
             why = f"it waits for quota, and need not wait for {job.flavors[0]}"
             found.append(Proposal("unpin", job.key, why, 0.0, NAME))
         stays = job.workload is None or snapshot.stopped(job.workload)
-        here = _here(job, prices) if queue.name not in busy and not stays else None
+        here = None if stays else _here(job, prices)
         move = _move(snapshot, queue, here, prices, settings) if here is not None else None
-        if move is not None:
-            found.append(move)
-            busy.add(queue.name)
-    return found
+        moves += [] if move is None else [move]
+    return [*found, *sorted(moves, key=lambda move: -move.gain_device_seconds)]
 
 
 def unpriced(snapshot: ClusterSnapshot, prices: Mapping[str, float]) -> list[str]:
@@ -74,6 +72,8 @@ def unpriced(snapshot: ClusterSnapshot, prices: Mapping[str, float]) -> list[str
 def _here(job: Job, prices: Mapping[str, float]) -> _Here | None:
     given = job.given
     if not job.trains or given is None or given.flavor not in prices or job.topology or job.node_selector:
+        return None
+    if not job.held or job.busy is not None:
         return None
     if given.count != job.wanted or (job.flavors and job.pinned_by != NAME):
         return None  # it is to grow first, or somebody has said where it runs

@@ -28,12 +28,12 @@ NAME = "lending"
 
 
 def propose(snapshot: ClusterSnapshot, expect_s: float) -> list[Proposal]:
-    """Growth, at most one for each cohort: the next look sees what came of it.
+    """Growth, best first. The arbiter starts one in a cohort: all of them count on the same quota.
 
     :param expect_s: seconds for which spare quota is expected to stay spare
     """
     taken = quotas.used(snapshot)
-    found: dict[str, tuple[tuple[float, ...], Proposal]] = {}
+    found: list[tuple[int, Proposal]] = []
     changing = _changing(snapshot)
     room, kept = dict[str, Room](), dict[str, Mapping[str, Room]]()
     for key in sorted(snapshot.jobs):
@@ -47,11 +47,9 @@ def propose(snapshot: ClusterSnapshot, expect_s: float) -> list[Proposal]:
             if queue.pool not in kept:
                 kept[queue.pool] = _with_wishes(snapshot, queue, taken)
             room[queue.name] = quotas.spare(snapshot, queue, kept[queue.pool])
-        for proposal in _growth(job, room[queue.name], queue, taken, expect_s):
-            rank = (-job.workload.priority, -proposal.gain_device_seconds)
-            if queue.pool not in found or rank < found[queue.pool][0]:
-                found[queue.pool] = rank, proposal
-    return [proposal for _, proposal in found.values()]
+        found += [(job.workload.priority, p) for p in _growth(job, room[queue.name], queue, taken, expect_s)]
+    found.sort(key=lambda each: (-each[0], -each[1].gain_device_seconds))
+    return [proposal for _, proposal in found]
 
 
 def _changing(snapshot: ClusterSnapshot) -> set[str]:

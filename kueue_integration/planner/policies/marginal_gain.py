@@ -55,7 +55,7 @@ class _Known:
 
 
 def propose(snapshot: ClusterSnapshot) -> list[Proposal]:
-    """At most one for each queue: the next look sees what came of it."""
+    """Best first. The arbiter starts one in a cohort: all of them count on the same quota."""
     by_queue: dict[str, list[_Known]] = {}
     for job in snapshot.jobs.values():
         known = _known(job)
@@ -70,7 +70,9 @@ def propose(snapshot: ClusterSnapshot) -> list[Proposal]:
 
 
 def _known(job: Job) -> _Known | None:
-    if not job.trains or not job.resizable or job.given is None or job.given.count != job.wanted:
+    if not job.trains or not job.resizable or not job.held or job.busy is not None:
+        return None
+    if job.given is None or job.given.count != job.wanted:
         return None  # one that has less than it asks for waits for that: regrowth brings it there
     steps = measure.steps_left(job)
     measured = {s.workers: s.seconds / s.steps for s in measure.speeds(job) if s.flavor == job.given.flavor}
@@ -89,14 +91,13 @@ def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[_Known]) -
     free = quotas.room(snapshot, queue, quotas.wished(snapshot, queue.pool, lambda q: q.nominal))
     growing = [(each, size) for each in jobs if (size := each.size(+1)) is not None]
     growing.sort(key=lambda g: (-g[0].gain(g[1]) / (g[1] - g[0].count), g[0].job.key))
+    found, trades = list[Proposal](), list[Proposal | None]()
     for each, size in growing:
-        if each.gain(size) > 0 and _has_room(free, each.job, size - each.count):
-            return [_resize(each, size, each.gain(size), "free quota")]
-    for each, size in growing:
-        trade = _trade(free, jobs, each, size)
-        if trade is not None:
-            return [trade]
-    return []
+        if not _has_room(free, each.job, size - each.count):
+            trades.append(_trade(free, jobs, each, size))
+        elif each.gain(size) > 0:
+            found.append(_resize(each, size, each.gain(size), "free quota"))
+    return [*found, *(trade for trade in trades if trade is not None)]
 
 
 def _trade(free: Room, jobs: Sequence[_Known], receiver: _Known, size: int) -> Proposal | None:

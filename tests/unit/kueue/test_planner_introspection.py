@@ -107,8 +107,9 @@ def test_a_trial_that_was_slower_is_taken_back():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"flavors": ("a100",)}, {"topology": True}, {"node_selector": True}, {"whole": False}, {"wanted": 4}],
-    ids=["bound by its owner", "topology", "node selector", "starts", "is to grow"],
+    [{"flavors": ("a100",)}, {"topology": True}, {"node_selector": True}, {"whole": False}, {"wanted": 4},
+     {"held": False}, {"change": Request("resize", "ann", "running")}],
+    ids=["bound by its owner", "topology", "node selector", "starts", "is to grow", "hold is off", "is asked"],
 )
 def test_who_is_bound_or_not_ready_stays(changes):
     assert propose(job(ran(1, "t4", 1.0), **changes)) == []
@@ -124,9 +125,15 @@ def test_it_needs_room_and_takes_nothing_from_those_who_wait():
     assert propose(ready, others=(too_big,)) != []
 
 
-def test_one_of_a_queue_at_a_time():
-    one, two = job(ran(1, "t4", 1.0)), replace(job(ran(1, "t4", 1.0)), key=("team", "z"), uid="z")
-    assert [p.job[1] for p in propose(one, two)] == ["digits"]
+def test_one_of_a_queue_at_a_time_and_who_gains_most_first():
+    """A job whose move does not pay keeps nobody else where it is."""
+    poor = replace(job(ran(1, "t4", 1.0), steps_total=920), key=("team", "a"), uid="a")
+    rich, other = job(ran(1, "t4", 1.0)), replace(job(ran(1, "t4", 1.0)), key=("team", "z"), uid="z")
+    found = propose(poor, rich, other)
+    assert [p.job[1] for p in found] == ["digits", "z", "a"]
+    judge = Arbiter({introspection.NAME: Terms()})
+    rulings = judge.rule(scene.snapshot(poor, rich, other, queues=(QUEUE,)), found, 0.0)
+    assert [r.allowed for r in rulings] == [True, False, False]
 
 
 def test_the_gain_has_to_pay_for_the_move():

@@ -10,6 +10,7 @@ import pytest
 from planner_scene import GPU, NOW
 
 from kueue_integration.planner import free, quota
+from kueue_integration.planner.arbiter import Arbiter, Terms
 from kueue_integration.planner.job import BY, Job, Request, Workload
 from kueue_integration.planner.model import Queue
 from kueue_integration.planner.policies import lending, returns
@@ -148,7 +149,21 @@ def test_who_was_admitted_with_less_than_it_wants_keeps_its_wish():
 
 def test_one_job_of_a_cohort_grows_at_a_time_priority_first():
     low, high = scene.job("low", count=1), scene.job("high", count=1, priority=100)
-    assert [name for name, _, _ in grows(low, high)] == ["high"]
+    seen = scene.snapshot(low, high, queues=(lent("training", 2), lent("owner", 6)))
+    found = lending.propose(seen, EXPECT_S)
+    assert [p.job[1] for p in found] == ["high", "low"]
+    rulings = Arbiter({lending.NAME: Terms()}).rule(seen, found, 0.0)
+    assert [r.allowed for r in rulings] == [True, False]
+
+
+def test_one_whose_growth_does_not_pay_keeps_nobody_else_small():
+    """It was refused at every look, and nobody else was ever proposed."""
+    near = {"steps_done": 481, "steps_seen_at": NOW - 500, "steps_total": 491, "steps_printed": 481}
+    high, low = scene.job("high", priority=100, count=1, **near), scene.job("low", count=1)
+    seen = scene.snapshot(high, low, queues=(lent("training", 2), lent("owner", 6)))
+    rulings = Arbiter({lending.NAME: Terms()}).rule(seen, lending.propose(seen, EXPECT_S), 0.0)
+    assert [(r.proposal.job[1], r.allowed) for r in rulings] == [("high", False), ("low", True)]
+    assert rulings[0].why == "costs 120 device-seconds, and gains 30"
 
 
 # --- the way back ---------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import planner_scene as scene
 import pytest
 from planner_scene import GPU, NOW
 
+from kueue_integration.planner.arbiter import Arbiter, Terms
 from kueue_integration.planner.job import BY, Job, Request, Workload
 from kueue_integration.planner.policies import marginal_gain, time_sharing
 
@@ -200,8 +201,30 @@ def gains(*jobs: Job, devices: int = 8, waiting: tuple[Job, ...] = ()):
 
 def test_the_next_workers_go_where_they_shorten_completion_most():
     scales, flat = measured("scales", one_s=2.0, two_s=1.0), measured("flat", one_s=1.1, two_s=1.0)
-    assert gains(flat, scales) == [("resize", "scales", 4)]
+    assert gains(flat, scales) == [("resize", "scales", 4), ("resize", "flat", 4)], "the arbiter starts one of them"
     assert gains(flat) == [("resize", "flat", 4)]
+
+
+def test_one_whose_growth_does_not_pay_keeps_nobody_else_small():
+    """It was refused at every look, and nobody else was ever proposed."""
+    dear, cheap = measured("dear", one_s=2.0, two_s=1.0), measured("cheap", one_s=1.6, two_s=1.0)
+    slow = replace(dear.attempts[0], released_at=(dear.attempts[0].evicted_at or 0.0) + 40_000)
+    seen = scene.snapshot(replace(dear, attempts=(slow, *dear.attempts[1:])), cheap)
+    rulings = Arbiter({marginal_gain.NAME: Terms()}).rule(seen, marginal_gain.propose(seen), 0.0)
+    assert [(r.proposal.job[1], r.allowed) for r in rulings] == [("dear", False), ("cheap", True)]
+
+
+@pytest.mark.parametrize("change", [{"held": False}, {"change": Request("pause", "ann", "running")}])
+def test_who_cannot_be_resized_neither_grows_nor_gives(change):
+    scales, flat = measured("scales", one_s=2.0, two_s=1.0), measured("flat", one_s=1.1, two_s=1.0)
+    assert gains(replace(scales, **change), flat) == [("resize", "flat", 4)]
+    small, gives = measured("small", one_s=2.0, two_s=1.0, count=1, wanted=1), measured("flat", one_s=1.01, two_s=1.0)
+    assert gains(small, replace(gives, **change), devices=3) == []
+
+
+def test_nobody_gives_to_one_that_finds_free_quota():
+    small, flat = measured("small", one_s=2.0, two_s=1.0, count=1, wanted=1), measured("flat", one_s=1.01, two_s=1.0)
+    assert gains(small, flat, devices=4) == [("resize", "small", 2)]
 
 
 def test_a_job_that_more_workers_slow_down_gets_none():
