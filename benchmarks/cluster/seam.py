@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from kueue_integration.controller.hold import Settings
-from kueue_integration.controller.planning.rounds import chosen, terms
+from kueue_integration.controller.planning.rounds import chosen, in_order, terms
 from kueue_integration.planner import policies
 from kueue_integration.planner.arbiter import Arbiter, Terms
 from kueue_integration.planner.job import Given, Job, Workload
@@ -87,6 +87,7 @@ class Planner:
         asked = chosen(settings, "act")
         if regrowth:
             asked[regrow.NAME] = functools.partial(regrow.propose, enabled=True, min_run_s=Settings().regrow_min_run_s)
+        asked = in_order(asked)
         return cls(asked, terms(settings, asked), settings.every_s)
 
     def look(self, snapshot: ClusterSnapshot, clock: float) -> list[Proposal]:

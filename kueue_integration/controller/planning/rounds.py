@@ -43,6 +43,12 @@ PLAN_DELAY_S = 0.3
 """Quota changes come in bursts; one plan for a burst."""
 LOOK_AT_NODES = {cordon.NAME, defragmentation.NAME, health.NAME}
 """Policies that ask for the nodes."""
+ORDER = (
+    cordon.NAME, returns.NAME, health.NAME, regrow.NAME, sla_tiers.NAME, attained_service.NAME, time_sharing.NAME,
+    defragmentation.NAME, marginal_gain.NAME, lending.NAME, introspection.NAME, tidy.NAME,
+)  # fmt: skip
+"""Who comes first wins. A node that goes waits for nobody, and a loan is owed. Then jobs get what their owners have
+asked for, and only then what policies find better."""
 PLAN_SHARE = 0.1
 """Planning looks at every Workload of a cohort: it may take this share of the worker's time, no more."""
 
@@ -67,7 +73,7 @@ class Rounds:
         planner = settings.planner
         acting = chosen(planner, "act")
         usual: dict[str, Policy] = {tidy.NAME: functools.partial(tidy.propose, acting={*acting}), regrow.NAME: grows}
-        self._usual, self._act = usual, {**acting, **usual}
+        self._usual, self._act = usual, in_order({**acting, **usual})
         self._dry: dict[str, Policy] = chosen(planner, "propose")
         self._arbiter, self._shadow = Arbiter(terms(planner, self._act)), Arbiter(terms(planner, self._dry))
         symptoms = Symptoms(world, skips, planner.health.throttled_percent)
@@ -176,8 +182,14 @@ class Rounds:
         return arbiter.rule(seen.snapshot, proposals, self._clock())
 
 
+def in_order(asked: Mapping[str, Policy]) -> dict[str, Policy]:
+    """By `ORDER`; others come last."""
+    rank = {name: number for number, name in enumerate(ORDER)}
+    return {name: asked[name] for name in sorted(asked, key=lambda name: rank.get(name, len(rank)))}
+
+
 def chosen(planner: PlannerSettings, mode: str) -> dict[str, Policy]:
-    """The policies with this mode, in the order in which they win."""
+    """The policies with this mode."""
     found: dict[str, Policy] = {}
     if planner.cordon.mode == mode:
         found[cordon.NAME] = cordon.propose

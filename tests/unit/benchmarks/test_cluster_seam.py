@@ -156,4 +156,4 @@ def test_taking_turns_costs_where_all_jobs_are_alike() -> None:
 
 def test_the_order_in_which_policies_win_is_the_products() -> None:
     told = Planner.of(acting(["sla_tiers", "time_sharing"], 60.0), regrowth=True)
-    assert next(iter(told._policies)) == sla_tiers.NAME and list(told._policies)[-1] == "regrow"
+    assert list(told._policies) == ["regrow", sla_tiers.NAME, "timeSharing"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import planner_scene as scene
@@ -13,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_scene import GPU, NOW
 
-from kueue_integration.controller.planning.rounds import chosen, terms
+from kueue_integration.controller.planning.rounds import ORDER, chosen, in_order, terms
 from kueue_integration.planner import blocked, measure, policies
 from kueue_integration.planner import free as quotas
 from kueue_integration.planner.arbiter import Arbiter
 from kueue_integration.planner.job import BY, Job, Request
 from kueue_integration.planner.model import ClusterSnapshot, Symptom
 from kueue_integration.planner.placing import HOSTNAME
-from kueue_integration.planner.policies import Policy, defragmentation, lending, regrow, returns, tidy
+from kueue_integration.planner.policies import Policy, cordon, defragmentation, lending, regrow, returns, tidy
 from kueue_integration.planner.proposals import moves
 from kueue_integration.planner.settings import (
     AttainedService,
@@ -129,7 +131,7 @@ def all_policies() -> dict[str, Policy]:
         tidy.NAME: partial(tidy.propose, acting=set()),
         regrow.NAME: partial(regrow.propose, enabled=True, min_run_s=10.0),
     }
-    return {**chosen(ALL, "act"), **usual}
+    return in_order({**chosen(ALL, "act"), **usual})
 
 
 @settings(max_examples=120, deadline=None)
@@ -196,6 +198,15 @@ def test_defragmentation_moves_only_smaller_jobs_and_all_moves_pay_or_none(seen:
         assert len(same) <= 4 and len({*same}) == 1
     most = max((b.devices for b in blocked.of(seen)), default=0)
     assert all(seen.jobs[p.job].devices < most and seen.jobs[p.job].trains for p in proposals)
+
+
+def test_the_page_and_the_code_agree_on_who_wins() -> None:
+    """Owners get what they have asked for before policies find something better, and after nodes that go."""
+    page = (Path(__file__).parents[3] / "docs/policies/index.md").read_text()
+    named = re.findall(r"^\| \[.*?\| `(?:planner\.)?(\w+)\.", page, re.MULTILINE)
+    assert named == [name for name in ORDER if name not in (returns.NAME, tidy.NAME)]
+    everything = list(in_order({"other": cordon.propose, **all_policies()}))
+    assert everything == [*ORDER, "other"]
 
 
 def test_all_of_them_are_in_the_list() -> None:
