@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from proxy.protocol import decode, names
 
@@ -51,11 +52,15 @@ def _number(env: Mapping[str, str], name: str, default: float, minimum: float) -
     return value
 
 
-def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:
-    text = env.get(name, "")
-    if text.lower() not in ("", "true", "false"):
-        raise ConfigError(f"{name} = {text!r}: must be true or false")
-    return default if not text else text.lower() == "true"
+def _regrow(env: Mapping[str, str]) -> settings.Mode:
+    """`true` and `false` are what charts before the modes say."""
+    text = env.get("SINGULARITY_REGROW", "").lower()
+    found: dict[str, settings.Mode] = {"": "act", "true": "act", "false": "none"}
+    for mode in get_args(settings.Mode):
+        found[mode] = mode
+    if text not in found:
+        raise ConfigError(f"SINGULARITY_REGROW = {text!r}: must be none, propose or act")
+    return found[text]
 
 
 def planner(env: Mapping[str, str]) -> PlannerSettings:
@@ -104,9 +109,11 @@ def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
     renew = _number(env, "SINGULARITY_LEASE_RENEW_SECONDS", 2, minimum=0.1)
     if renew * 2 > duration:
         raise ConfigError(f"SINGULARITY_LEASE_RENEW_SECONDS = {renew:g}: must be at most half of {duration:g}")
+    regrow = _regrow(env)
     core = Settings(
         max_budget_s=_number(env, "SINGULARITY_MAX_BUDGET_SECONDS", 600, minimum=1),
-        regrow=_flag(env, "SINGULARITY_REGROW", True),
+        regrow=regrow == "act",
+        regrow_dry=regrow == "propose",
         regrow_min_run_s=_number(env, "SINGULARITY_REGROW_MIN_RUN_SECONDS", 10, minimum=0),
         planner=planner(env),
     )

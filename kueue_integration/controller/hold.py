@@ -35,6 +35,8 @@ class Settings:
     check_name: str = job_names.ADMISSION_CHECK_NAME
     max_budget_s: float = 600.0
     regrow: bool = True
+    regrow_dry: bool = False
+    """While it is off: tell what it would do."""
     regrow_min_run_s: float = 10.0
     planner: PlannerSettings = field(default_factory=PlannerSettings)
 

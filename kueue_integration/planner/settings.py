@@ -19,7 +19,7 @@ Moves = Annotated[int, Within(1, 10_000)]
 
 @dataclass(frozen=True)
 class MoveLimits:
-    """Of all policies but regrowth, which has its own."""
+    """Of all policies. Regrowth has its own least run time."""
 
     min_run_s: Annotated[float, Within(0, 1e7)] = 300.0
     moves_per_hour: Moves = 4

@@ -12,6 +12,7 @@ from ...kube.client import Kube
 from ...kube.resources import NODE, Object
 from ...planner import blocked, policies
 from ...planner.arbiter import Arbiter, Limits, Ruling, Terms
+from ...planner.model import ClusterSnapshot
 from ...planner.policies import (
     Policy,
     attained_service,
@@ -27,6 +28,7 @@ from ...planner.policies import (
     tidy,
     time_sharing,
 )  # fmt: skip
+from ...planner.proposals import Proposal
 from ...planner.settings import PlannerSettings
 from ..cache import World
 from ..forever import Skips
@@ -75,6 +77,9 @@ class Rounds:
         usual: dict[str, Policy] = {tidy.NAME: functools.partial(tidy.propose, acting={*acting}), regrow.NAME: grows}
         self._usual, self._act = usual, in_order({**acting, **usual})
         self._dry: dict[str, Policy] = chosen(planner, "propose")
+        if settings.regrow_dry:
+            would_grow = functools.partial(_unasked, min_run_s=settings.regrow_min_run_s)
+            self._dry = in_order({**self._dry, regrow.NAME: would_grow})
         self._arbiter, self._shadow = Arbiter(terms(planner, self._act)), Arbiter(terms(planner, self._dry))
         symptoms = Symptoms(world, skips, planner.health.throttled_percent)
         self._health = NodeHealth(kube, planner.health, metrics, symptoms)
@@ -182,6 +187,11 @@ class Rounds:
         return arbiter.rule(seen.snapshot, proposals, self._clock())
 
 
+def _unasked(snapshot: ClusterSnapshot, min_run_s: float) -> list[Proposal]:
+    """Regrowth that nobody has asked for. What somebody has asked for is carried out in every mode."""
+    return [p for p in regrow.propose(snapshot, True, min_run_s) if not p.asked]
+
+
 def in_order(asked: Mapping[str, Policy]) -> dict[str, Policy]:
     """By `ORDER`; others come last."""
     rank = {name: number for number, name in enumerate(ORDER)}
@@ -233,7 +243,8 @@ def terms(planner: PlannerSettings, asked: Mapping[str, Policy]) -> dict[str, Te
     What is lent comes back when its owner asks for it, and not when that pays.
     """
     free = Terms(Limits(0.0, None, None), weigh=False, only_held=False)
+    grows = replace(free, limits=replace(planner.arbiter, min_run_s=0.0))
     leaves = Terms(planner.arbiter, weigh=False)
-    own = {tidy.NAME: free, regrow.NAME: free, cordon.NAME: leaves, health.NAME: leaves}
+    own = {tidy.NAME: free, regrow.NAME: grows, cordon.NAME: leaves, health.NAME: leaves}
     own[returns.NAME] = Terms(Limits(0.0, None, None), weigh=False)
     return {name: own.get(name, Terms(planner.arbiter)) for name in asked}

@@ -205,6 +205,16 @@ def test_values_of_an_older_chart_are_enough_for_the_guards():
     assert rule["expression"].startswith("false || ")
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [((), "act"), (("regrow.enabled=false",), "none"), (("regrow.mode=propose",), "propose"),
+     (("regrow.enabled=false", "regrow.mode=act"), "none"), (("regrow.mode=null",), "act")],
+)  # fmt: skip
+def test_regrowth_has_a_mode_and_can_be_switched_off_as_before(values, said):
+    (container,) = render(*values)["Deployment", "singularity-controller"]["spec"]["template"]["spec"]["containers"]
+    assert {e["name"]: e.get("value") for e in container["env"]}["SINGULARITY_REGROW"] == said
+
+
 def test_the_guard_of_pods_knows_the_platforms_images_and_volumes(tmp_path):
     values = tmp_path / "values.yaml"
     volumes = [{"name": name, "hostPath": {"path": f"/{name}"}} for name in ("a", "b", "c", "d")]

@@ -170,6 +170,16 @@ def test_defaults_and_what_the_chart_sets(env):
     assert (full.settings.max_budget_s, full.settings.regrow, full.settings.regrow_min_run_s) == (30, False, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("said", "acts", "dry"),
+    [("", True, False), ("true", True, False), ("false", False, False),
+     ("act", True, False), ("none", False, False), ("propose", False, True)],
+)  # fmt: skip
+def test_regrowth_has_a_mode_and_what_charts_said_before_is_valid(env, said, acts, dry):
+    found = config.load([], {**env, "SINGULARITY_REGROW": said}).settings
+    assert (found.regrow, found.regrow_dry) == (acts, dry)
+
+
 def test_the_planner_is_off_and_reads_what_the_chart_sets(env):
     off = config.load([], env).settings.planner
     assert {part.mode for part in (off.cordon, off.attained_service, off.sla_tiers)} == {"none"}
@@ -191,7 +201,7 @@ def test_the_planner_is_off_and_reads_what_the_chart_sets(env):
         ({"SINGULARITY_MAX_BUDGET_SECONDS": "soon"}, "SINGULARITY_MAX_BUDGET_SECONDS = 'soon'"),
         ({"SINGULARITY_MAX_BUDGET_SECONDS": "nan"}, "SINGULARITY_MAX_BUDGET_SECONDS = 'nan'"),
         ({"SINGULARITY_MAX_BUDGET_SECONDS": "0"}, "at least 1"),
-        ({"SINGULARITY_REGROW": "maybe"}, "SINGULARITY_REGROW = 'maybe'"),
+        ({"SINGULARITY_REGROW": "maybe"}, "SINGULARITY_REGROW = 'maybe': must be none, propose or act"),
         ({"SINGULARITY_LEASE_RENEW_SECONDS": "9"}, "SINGULARITY_LEASE_RENEW_SECONDS"),
         ({"SINGULARITY_PLANNER": "{"}, "SINGULARITY_PLANNER .chart value planner.: not valid JSON"),
         ({"SINGULARITY_PLANNER": '{"cordon":{"mode":"on"}}'}, "planner.cordon.mode: 'on' is not one of 'none', 'prop"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import controller_scene as scene
+import planner_scene as plan
 import pytest
 from controller_scene import T0
 from hypothesis import given, settings
@@ -16,12 +17,14 @@ from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import RequestReadmission
 from kueue_integration.controller.planning import carry_out
 from kueue_integration.controller.planning.look import read_job, read_queue, read_workload
+from kueue_integration.controller.planning.rounds import terms
 from kueue_integration.controller.snapshot import Pod
 from kueue_integration.kube.resources import merge_patch
 from kueue_integration.planner import job as planned
 from kueue_integration.planner import model
 from kueue_integration.planner.arbiter import Arbiter, Limits, Terms
 from kueue_integration.planner.policies import regrow
+from kueue_integration.planner.settings import MoveLimits, PlannerSettings
 from proxy.protocol.messages import AttemptRecord, JobRequest, NodeRequirement, Placement, RequestStatus, to_json
 
 FLAVORS = (("ondemand", "1"), ("spot", "500m"))
@@ -328,6 +331,20 @@ def asking(candidate, op="resize", by="", state="running", attempt=1, **notes):
         own[job_names.ANN_REQUEST_STATUS] = to_json(status)
     candidate.job["metadata"]["annotations"].update({**own, **notes})
     return candidate
+
+
+@pytest.mark.parametrize(("limits", "why"), [
+    (MoveLimits(moves_per_hour=2), "was moved 2 times within an hour, the limit"),
+    (MoveLimits(tenant_moves_per_hour=2), "were moved 2 times within an hour, the budget"),
+])  # fmt: skip
+def test_regrowth_keeps_the_limits_of_an_hour_and_who_asks_waits_for_none(limits, why):
+    past = tuple(plan.moved(n, 3000 - 1000 * n, by="Regrown") for n in (1, 2))
+    job, asks = plan.job(history=past, count=1, wanted=2), planned.Request("resize", "ann", "running", 3)
+    for one, allowed in ((job, False), (replace(job, change=asks), True)):
+        seen = plan.snapshot(one)
+        found = regrow.propose(seen, True, 10.0)
+        (ruling,) = Arbiter(terms(PlannerSettings(limits=limits), {regrow.NAME: list})).rule(seen, found, 0.0)
+        assert ruling.allowed is allowed and (allowed or why in ruling.why)
 
 
 def test_who_asks_to_grow_does_not_wait_for_the_useful_minimum():

@@ -190,6 +190,23 @@ def test_a_dry_run_tells_once_and_writes_nothing_on_the_job(
     assert len(play.events()) == 2  # it is told again after a while
 
 
+def test_regrowth_has_a_dry_run(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+    def grows(seen: Any, enabled: bool, min_run_s: float) -> list[Proposal]:
+        return [Proposal("readmit", KEY, "quota is free again", 0.0, "regrow")] if enabled else []
+
+    play = stage("none")
+    monkeypatch.setattr(rounds.regrow, "propose", grows)
+    play.settings = replace(play.settings, regrow_dry=True)
+    play.rounds = play.again()
+    before = play.job()
+    play.round()
+    play.round()
+    assert play.job() == before, "`_never` would have raised"
+    ((reason, message),) = play.events()
+    assert reason == "PlannerProposal" and message.startswith("regrow: readmit of team/train: quota is free again")
+    assert play.count("regrow readmit proposed") == 1
+
+
 def test_without_a_policy_nothing_is_asked_and_no_node_is_listed(stage: Callable[..., Stage]) -> None:
     play = stage("none")
     play.kube.requests.clear()
