@@ -423,7 +423,10 @@ def test_the_plan_moves_a_small_job_back(world):
         "metadata": {"name": "training"},
         "spec": {"resourceGroups": [group]},
     }
-    kube, reconciler = world(job, workload, scene.pod(0), scene.pod(1), queue, settings=Settings(regrow_min_run_s=1))
+    local = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "q", "namespace": NS},
+             "spec": {"clusterQueue": "training"}}  # fmt: skip
+    objects = (job, workload, scene.pod(0), scene.pod(1), queue, local)
+    kube, reconciler = world(*objects, settings=Settings(regrow_min_run_s=1))
     reconciler.handle(Task("plan"))
     assert check_of(kube)["state"] == "Retry"
     assert check_of(kube)["message"] == "quota is free again: 2 -> 4 workers on ondemand"
