@@ -82,6 +82,8 @@ class ClusterSnapshot:
     symptoms: Sequence[Symptom] = ()
     """Those that are remembered, oldest first; empty unless a policy asks for them."""
     ended: Sequence[Ended] = ()
+    nested: frozenset[str] = frozenset()
+    """Cohorts that share quota with others above or below them. Filled where a policy asks for it."""
 
     def queue_of(self, job: Job) -> Queue | None:
         return self.queues.get(job.workload.queue) if job.workload is not None else None

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ...errors import JobNotFoundError, KubeError, PlatformError, RequestRefusedError
+from ...errors import JobNotFoundError, KubeError, NotFound, PlatformError, RequestRefusedError
 from ...kube.client import Kube
-from ...kube.resources import NODE, Object
+from ...kube.resources import COHORT, NODE, Object
 from ...planner import blocked, policies
 from ...planner.arbiter import Arbiter, Limits, Ruling, Terms
 from ...planner.model import ClusterSnapshot
@@ -115,6 +115,8 @@ class Rounds:
         asked = {*act, *dry}
         if defragmentation.NAME in asked:
             seen = self._with_room(seen, nodes)
+        if lending.NAME in asked:
+            seen = replace(seen, snapshot=self._with_cohorts(seen.snapshot))
         if health.NAME in asked:
             jobs = {key: raw for key, (raw, _) in seen.raw.items()}
             told = self._health.look(seen.snapshot, {str(n["metadata"]["name"]): n for n in nodes}, jobs)
@@ -133,6 +135,18 @@ class Rounds:
         except KubeError as error:
             self._report.trouble(cordon.NAME, f"cannot see nodes or its requests: {error}", None, self._now())
             return []
+
+    def _with_cohorts(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
+        """With the cohorts that are part of a tree. Where they cannot be seen, each may be one."""
+        try:
+            parents = {c["metadata"]["name"]: (c.get("spec") or {}).get("parentName") for c in self._kube.list(COHORT)}
+            linked = (pair for pair in parents.items() if pair[1])
+            return replace(snapshot, nested=frozenset(str(name) for pair in linked for name in pair))
+        except NotFound:  # this Kueue has none
+            return snapshot
+        except KubeError as error:
+            self._report.trouble(lending.NAME, f"cannot see cohorts: {error}", None, self._now())
+            return replace(snapshot, nested=frozenset(q.cohort for q in snapshot.queues.values() if q.cohort))
 
     def _with_room(self, seen: Seen, nodes: Sequence[Object]) -> Seen:
         """With the room on nodes, if somebody waits whom it may help. Without it nothing is defragmented."""

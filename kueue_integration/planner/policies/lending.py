@@ -8,6 +8,8 @@ Kueue lends in a cohort already, but only at an admission. It takes quota back b
 only where `reclaimWithinCohort` says so. Here a job that trains grows by a resize into what Kueue would let its queue
 borrow. When a Workload waits that fits into the nominal quota of its own queue, those who borrow there shrink by a
 resize. They give just enough. The quota is free when the checkpoint is committed.
+
+Nobody grows in a cohort of a tree: what looks spare there may be lent to a cohort beside it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def propose(snapshot: ClusterSnapshot, expect_s: float) -> list[Proposal]:
     for key in sorted(snapshot.jobs):
         job = snapshot.jobs[key]
         queue = snapshot.queue_of(job)
-        if queue is None or queue.pool in changing or not _grows(job):
+        if queue is None or queue.pool in changing or queue.cohort in snapshot.nested or not _grows(job):
             continue
         if job.workload is None or snapshot.stopped(job.workload):
             continue

@@ -135,7 +135,7 @@ def test_the_planner_gets_its_values_and_rights_only_with_a_policy():
     assert some - none == {("resourceflavors", "list"), ("localqueues", "get")}
     assert of("planner.defragmentation.mode=act")[1] == some  # it moves by the same request
     lends, rights = of("planner.lending.mode=act", "planner.lending.expectSeconds=600")
-    assert (lends.lending.mode, lends.lending.expect_s, rights - none) == ("act", 600, set())
+    assert (lends.lending.mode, lends.lending.expect_s, rights - none) == ("act", 600, {("cohorts", "list")})
 
 
 def test_only_a_health_that_taints_may_write_nodes():

@@ -82,6 +82,13 @@ def test_without_a_cohort_the_spare_quota_of_its_own_queue_counts():
     assert grows(scene.job(), queues=(scene.queue(devices=3),)) == []
 
 
+def test_nobody_grows_in_a_cohort_of_a_tree():
+    """A cohort beside it may have borrowed what looks spare."""
+    seen = scene.snapshot(scene.job(), queues=(lent("training", 2), lent("owner", 6)))
+    assert lending.propose(replace(seen, nested=frozenset({"other"})), EXPECT_S) != []
+    assert lending.propose(replace(seen, nested=frozenset({"c"})), EXPECT_S) == []
+
+
 def test_a_borrowing_limit_is_kept():
     assert grows(scene.job(), queues=(lent("training", 2, borrowed=1), lent("owner", 6))) == []
     assert grows(scene.job(count=1), queues=(lent("training", 1, borrowed=1), lent("owner", 6)))[0][:2] == ("digits", 2)

@@ -15,8 +15,8 @@ from test_verbs_ask import node, queue
 from kueue_integration.contract import job_names
 from kueue_integration.controller.planning.look import read_queue, read_workload
 from kueue_integration.controller.planning.room import measured
-from kueue_integration.errors import Forbidden
-from kueue_integration.kube.resources import JOB, POD, RESOURCE_FLAVOR
+from kueue_integration.errors import Forbidden, NotFound
+from kueue_integration.kube.resources import COHORT, JOB, POD, RESOURCE_FLAVOR
 from kueue_integration.planner import model
 from kueue_integration.planner.model import ClusterSnapshot
 from kueue_integration.planner.settings import Defragmentation, Lending, MoveLimits, PlannerSettings
@@ -118,6 +118,27 @@ def test_a_job_grows_by_a_request_that_does_not_wait(stage: Callable[..., Stage]
     assert request.by == "policy/lending: 2 -> 4 workers on borrowed cpu, for 1800 s as expected"
     play.round()
     assert play.asked() == request and play.count("lending resize done") == 1
+
+
+@pytest.mark.parametrize(
+    ("parents", "error", "grows"),
+    [
+        ({"c": None, "d": "root"}, None, True), ({"c": "root"}, None, False), ({"d": "c"}, None, False),
+        ({}, Forbidden("cohorts", 403, "Forbidden"), False), ({}, NotFound("cohorts", 404, "NotFound"), True),
+    ],
+    ids=["another tree", "has a parent", "has a child", "not shown", "not served"],
+)  # fmt: skip
+def test_nobody_grows_in_a_cohort_of_a_tree(stage: Callable[..., Stage], parents: Any, error: Any, grows: bool) -> None:
+    play = stage(LENDS, quotas("training", "500m"), quotas("owner", "1"))
+    for name, parent in parents.items():
+        spec = {"parentName": parent} if parent else {}
+        play.kube.put({"apiVersion": COHORT.api_version, "kind": "Cohort", "metadata": {"name": name}, "spec": spec})
+    if error is not None:
+        play.kube.fail_next("list", COHORT, error)
+    play.round()
+    assert (play.asked() is not None) is grows
+    told = play.metrics.value("singularity_planner_policy_errors_total", "lending")
+    assert told == isinstance(error, Forbidden)
 
 
 def test_an_owner_who_waits_gets_its_quota_back_whatever_that_costs(stage: Callable[..., Stage]) -> None:
