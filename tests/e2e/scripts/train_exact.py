@@ -20,13 +20,15 @@ import ctypes
 import fcntl
 import os
 import shlex
-import tempfile
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+DEVICE = Path("/tmp/device")
+"""The ranks of a pod share it. TMPDIR is of one rank alone."""
 
 
 class Weight(torch.nn.Module):
@@ -76,7 +78,7 @@ def main() -> None:
             break
         optimizer.zero_grad()
         if args.turns:
-            with open(Path(tempfile.gettempdir(), "device"), "w") as device:
+            with open(DEVICE, "w") as device:
                 fcntl.flock(device, fcntl.LOCK_EX)
                 time.sleep(args.pace)
         loss = model(target(step, rank))
