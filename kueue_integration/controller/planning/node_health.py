@@ -37,7 +37,7 @@ class NodeHealth:
     ) -> ClusterSnapshot:
         """`snapshot` with its symptoms. Tells each finding once, and taints with mode `act`. Never raises KubeError.
 
-        :param nodes: as listed for `snapshot`; `jobs`: as they were read for it
+        :param nodes: as listed for `snapshot`; `jobs`: all of them, for an error of a program mostly ends its job
         """
         marked = {name for name, node in snapshot.nodes.items() if node.marked}
         for name in (self._marked - marked) & snapshot.nodes.keys():

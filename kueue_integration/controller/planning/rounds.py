@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from ...contract import kinds
 from ...errors import JobNotFoundError, KubeError, NotFound, PlatformError, RequestRefusedError
 from ...kube.client import Kube
 from ...kube.resources import COHORT, NODE, Object
@@ -118,7 +119,7 @@ class Rounds:
         if lending.NAME in asked:
             seen = replace(seen, snapshot=self._with_cohorts(seen.snapshot))
         if health.NAME in asked:
-            jobs = {key: raw for key, (raw, _) in seen.raw.items()}
+            jobs = {(str(j["metadata"]["namespace"]), kinds.job_key(j)): j for j in self._world.all_jobs()}
             told = self._health.look(seen.snapshot, {str(n["metadata"]["name"]): n for n in nodes}, jobs)
             seen = replace(seen, snapshot=told)
         if introspection.NAME in asked:

@@ -14,7 +14,7 @@ from kueue_integration.contract import job_names
 from kueue_integration.controller.planning import symptoms
 from kueue_integration.controller.snapshot import Pod
 from kueue_integration.errors import Forbidden
-from kueue_integration.kube.resources import EVENT, NODE, POD
+from kueue_integration.kube.resources import EVENT, JOB, NODE, POD
 from kueue_integration.planner.settings import Health, PlannerSettings
 from kueue_integration.requests import user_requests
 from proxy.protocol.messages import Gpus, PodGpus
@@ -175,11 +175,14 @@ def test_failures_outlive_their_pods(stage: Callable[..., Stage]) -> None:
     assert of_node(play) == [f"{WHY}; taints are off (planner.health.taint)"]
 
 
-def test_an_error_of_the_program_is_told_on_its_job(stage: Callable[..., Stage]) -> None:
+@pytest.mark.parametrize("ends", [False, True], ids=["goes on", "has failed by it"])
+def test_an_error_of_the_program_is_told_on_its_job(stage: Callable[..., Stage], ends: bool) -> None:
     play = stage("propose")
     for index, node in enumerate(("n1", "n2")):
         play.kube.put(failed(20 + index, 1, TRACE.replace("rank 0", f"rank {index}"), node=node, attempt=3))
     until(lambda: len(play.world.pods.all()) == 6)
+    if ends:
+        play.kube.set_status(JOB, *KEY, {"conditions": [{"type": "Failed", "status": "True"}]})
     play.round()
     play.round()
     (message,) = [m for reason, m in play.events() if reason == job_names.EVENT_OWN_ERROR]
