@@ -67,7 +67,7 @@ def perform(
     """
     written: list[tuple[Object, Object]] = []
     if isinstance(action, ReleaseHold) and action.nudge and workload is not None:
-        written.append((workload, _nudge(kube, workload, now)))
+        written += _nudge(kube, workload, now)
     if action.job_annotations:
         try:
             written.append((job, patch_annotations(kube, job, action.job_annotations)))
@@ -96,12 +96,20 @@ def perform(
     return written
 
 
-def _nudge(kube: Kube, workload: Object, now: float) -> Object:
-    """Make Kueue ask again now: its own next try may take as long again as the time since its first try."""
+def _nudge(kube: Kube, workload: Object, now: float) -> list[tuple[Object, Object]]:
+    """Make Kueue ask again now: its own next try may take as long again as the time since its first try.
+
+    Not if the Workload has changed since it was read. Kueue looks at each change; and a copy of ours that is behind
+    would have us change it again and again. Raises KubeError.
+    """
     meta = workload["metadata"]
-    log.warning("the hold is over and the Job still runs: Kueue is made to ask again", extra={"workload": meta["name"]})
     body = {"metadata": {"annotations": {job_names.ANN_OVERDUE: server_time.to_text(now)}}}
-    return kube.patch(WORKLOAD, meta["namespace"], meta["name"], body)
+    try:
+        written = [(workload, _patch(kube, WORKLOAD, workload, body))]
+    except Conflict:
+        return []
+    log.warning("the hold is over and the Job still runs: Kueue is made to ask again", extra={"workload": meta["name"]})
+    return written
 
 
 def _fail(kube: Kube, job: Object, action: GiveUp) -> Object:

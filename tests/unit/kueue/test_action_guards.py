@@ -71,6 +71,28 @@ def test_a_workload_that_has_changed_since_is_not_written(action: Action) -> Non
     assert kube.objects() == before
 
 
+def test_who_looks_at_an_old_copy_makes_kueue_ask_once() -> None:
+    """The Job was let go already, and the informers are behind: each further look would have changed the Workload."""
+    kube = FakeKube(*a_job().running().preempted().objects)
+    seen = kube.get_job(NS, "train"), kube.get(WORKLOAD, NS, "job-train-1")
+    nudge = actions.ReleaseHold(NOTE, nudge=True)
+    written = apply.perform(kube, nudge, *seen, CHECK, Metrics(), scene.T0)
+    assert [before["kind"] for before, _ in written] == ["Workload", "Job"]
+    after = kube.get(WORKLOAD, NS, "job-train-1")
+    for _ in range(3):
+        with pytest.raises(Conflict):
+            apply.perform(kube, nudge, *seen, CHECK, Metrics(), scene.T0 + 1)
+    assert kube.get(WORKLOAD, NS, "job-train-1") == after
+
+
+def test_a_job_is_let_go_also_where_its_workload_has_changed_since() -> None:
+    kube = FakeKube(*a_job().running().preempted().objects)
+    seen = kube.get_job(NS, "train"), kube.get(WORKLOAD, NS, "job-train-1")
+    kube.patch(WORKLOAD, NS, "job-train-1", {"metadata": {"annotations": {"somebody": "else"}}})
+    written = apply.perform(kube, actions.ReleaseHold(NOTE, nudge=True), *seen, CHECK, Metrics(), scene.T0)
+    assert [before["kind"] for before, _ in written] == ["Job"]
+
+
 def test_an_action_that_names_no_version_writes_nothing_of_that_object() -> None:
     for action in (*JOB_WRITERS, *WORKLOAD_WRITERS):
         kube = FakeKube(*a_job().running().objects)
