@@ -65,7 +65,7 @@ class Wait(Action):
 
 @dataclass(frozen=True)
 class Withdraw(Action):
-    """Fence: an answer that was given before the Job was managed is taken back: our check is Pending again."""
+    """Fence: an answer that is not for this reservation is taken back: our check is Pending again."""
 
     message: str = ""
     guard: Guard = field(default=Guard.WORKLOAD_VERSION | Guard.FRESH_READS, kw_only=True, repr=False)

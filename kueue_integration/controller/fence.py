@@ -13,7 +13,7 @@ from ..planner import quota
 from . import attempt_history, origins, views
 from .actions import BOTH, Action, AnswerReady, Decision, Guard, RequestReadmission, Wait, Withdraw
 from .errors import BadAnnotationError
-from .snapshot import Job, Pod, Preemption, Snapshot, Workload, required
+from .snapshot import Job, Pod, Preemption, Snapshot, Workload, readable_or, required
 
 STUCK_S = 30.0
 """A pod that still exists this long after its grace period is on a node that does not answer."""
@@ -56,10 +56,15 @@ def asks_ahead(workload: Workload, check_name: str) -> bool:
 
 
 def withdrawal(job: Job, workload: Workload, check_name: str) -> Action | None:
-    """For a Job that became managed after its Workload's check had been set to Ready; None: there is nothing to take
-    back."""
-    if workload.state_of(check_name) != "Ready" or workload.checks[check_name].get("podSetUpdates") or workload.copied:
+    """For a check that is Ready without an answer of ours to this reservation; None: there is nothing to take back.
+
+    Kueue writes the checks as its copy of the Workload has them. So a value that should be reset can stay or come
+    back. It is of a Job that was not managed yet, or it is our answer to the reservation before an eviction.
+    """
+    if workload.state_of(check_name) != "Ready" or workload.copied:
         return None
+    if workload.checks[check_name].get("podSetUpdates"):
+        return _of_another_reservation(job, workload)
     if workload.is_true("Evicted") or workload.is_true("Finished"):
         return None
     if workload.reservation is None:
@@ -68,6 +73,19 @@ def withdrawal(job: Job, workload: Workload, check_name: str) -> Action | None:
         # Kueue's scheduler reserved quota at the same moment and wrote the check with its old value.
         return RequestReadmission(message="admitted before it was managed: its pods have no attempt number")
     return None
+
+
+def _of_another_reservation(job: Job, workload: Workload) -> Action | None:
+    """With such an answer Kueue starts pods with attempt, checkpoint and workers of an attempt that is over."""
+    last = attempt_history.last(readable_or(job.history, ()))
+    if last is None or workload.reservation == last.reservation or workload.is_true("Finished") or workload.deleting:
+        return None
+    message = f"the answer was for attempt {last.attempt}, which is over"
+    if workload.reservation is None:
+        return Withdraw(message=message)
+    if workload.is_true("Evicted"):
+        return None  # Kueue is about to take the quota away
+    return RequestReadmission(message=message) if workload.is_true("Admitted") else Withdraw(message=message)
 
 
 def decide(snapshot: Snapshot, workload: Workload, now: float, prices: Mapping[str, float] | None = None) -> Decision:

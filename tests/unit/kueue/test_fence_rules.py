@@ -10,7 +10,7 @@ import pytest
 from controller_scene import T0, at
 
 from kueue_integration.contract import job_names
-from kueue_integration.controller.actions import AnswerReady, RequestReadmission, Wait, Withdraw
+from kueue_integration.controller.actions import BOTH, AnswerReady, Guard, RequestReadmission, Wait, Withdraw
 from kueue_integration.controller.hold import Settings
 from proxy.protocol import names
 from proxy.protocol.messages import JobRequest, RequestStatus, to_json
@@ -97,6 +97,37 @@ def test_a_job_that_kueue_admitted_in_the_moment_it_became_managed_is_admitted_a
     assert isinstance(look(job, workload).action, RequestReadmission)
     workload["status"]["admissionChecks"][0]["podSetUpdates"] = [{"name": "main"}]  # an answer to a managed Job
     assert look(job, workload).action is None
+
+
+@pytest.mark.parametrize("admitted", [True, False], ids=["admitted", "another check is pending"])
+def test_an_answer_that_kueue_has_brought_back_for_another_reservation_lets_nobody_in(admitted):
+    """As in a replay: evicted a moment after our answer, and admitted again by a scheduler whose copy was older."""
+    over = scene.record(evicted_at=T0 + 12, ended_by="Preempted", released_at=T0 + 15)
+    notes = {**scene.history(over), job_names.ANN_HOLD: "released"}
+    workload = scene.workload(reserved_at=20, state="Ready", admitted=admitted, count=1)
+    workload["status"]["admissionChecks"][0]["podSetUpdates"] = [{"name": "main"}]
+    action = look(scene.job(annotations=notes, suspend=not admitted), workload).action
+    assert isinstance(action, RequestReadmission if admitted else Withdraw)
+    assert action.message == "the answer was for attempt 1, which is over"
+    assert action.guard == (BOTH if admitted else Guard.WORKLOAD_VERSION) | Guard.FRESH_READS
+    # What was answered for this reservation stands, also while the Job is about to start or has started.
+    answered = scene.history(over, scene.record(2, reservation=f"{scene.WL_UID}/{at(20)}"))
+    for suspend in (True, False):
+        assert look(scene.job(annotations={**notes, **answered}, suspend=suspend), workload).action is None
+
+
+@pytest.mark.parametrize(
+    ("reserved_at", "expected"), [(10, None), (20, None), (None, Withdraw)], ids=["as was", "again", "released"]
+)
+def test_an_answer_that_outlives_an_eviction_is_taken_back_once_the_quota_is_gone(reserved_at, expected):
+    """Kueue resets it in the write that evicts, unless its copy was older than our answer."""
+    over = scene.record(evicted_at=T0 + 12, ended_by="Preempted", released_at=T0 + 15)
+    evicted = ("Preempted", scene.PREEMPTED, 12.0)
+    workload = scene.workload(reserved_at=reserved_at, state="Ready", evicted=evicted)
+    workload["status"]["admissionChecks"][0]["podSetUpdates"] = [{"name": "main"}]
+    notes = {**scene.history(over), job_names.ANN_HOLD: "released"}
+    action = look(scene.job(annotations=notes), workload).action
+    assert isinstance(action, expected) if expected else not isinstance(action, (Withdraw, RequestReadmission))
 
 
 def test_nobody_is_answered_while_evicted_is_true():
