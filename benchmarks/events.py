@@ -12,8 +12,11 @@ from kueue_integration.kube.resources import Kind, Object
 AGAIN_S = 0.5
 
 
-def changes(kube: Kube, kind: Kind, namespace: str, stop: threading.Event) -> Iterator[Object]:
-    """Objects as they are now, then as they become, until `stop` is set; API errors are ridden out."""
+def changes(kube: Kube, kind: Kind, namespace: str | None, stop: threading.Event) -> Iterator[Object]:
+    """Objects as they are now, then as they become, until `stop` is set; API errors are ridden out.
+
+    :param namespace: None: all of them
+    """
     version = ""
     while not stop.is_set():
         try:

@@ -141,12 +141,12 @@ def fleet(
         processes.start(box, processes.Part("kwok", [str(folder / "kwok"), *options]))
         made.apply([_flavor(), *_flow_schemas()])
         made.create(_nodes(nodes))
-        _give_cpu(made.controller_pid())
+        give_cpu(made.controller_pid())
         say(f"{nodes} fake nodes are created")
         yield made
 
 
-def _give_cpu(pid: int) -> None:
+def give_cpu(pid: int) -> None:
     """A CPU of its own for the controller, if it wants one: with the chart's 50m it waits behind all else here."""
     hierarchy = re.search(r"^\d+:(?:cpu|cpu,cpuacct):(/.*)$", Path(f"/proc/{pid}/cgroup").read_text(), re.MULTILINE)
     if hierarchy is None:

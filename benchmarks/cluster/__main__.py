@@ -10,12 +10,14 @@ examples:
   python -m benchmarks.cluster study --only shared --parameters my.json --output build/mine
   python -m benchmarks.cluster derive philly-jobs.csv.gz throughputs.csv.gz --compare
   python -m benchmarks.cluster replay --devices 64 --hours 12 --compress 120
+  python -m benchmarks.cluster replay --policies attained_service --devices 64 --hours 4 --compress 30
 
 Names of contenders have commas, so separate several of them by semicolons.
 `study` writes OUTPUT/studies.json (every measure of every run, when it is done), a picture and a table for each
 scenario. Scenarios and contenders that are not played stay in the file as they are, and count for the page's verdict.
 `derive` prints the generator's parameters from a trace; with --compare the distance of what it draws from the trace.
-`replay` plays a workload to a real Kueue and writes OUTPUT/replay.json: how far the simulator is from it.
+`replay` plays a workload to a real Kueue and writes OUTPUT/replay.json: how far the simulator is from it. With
+--policies the controller is real, too, and plans for Jobs on fake nodes: OUTPUT/replay-NAMES.json.
 
 exit codes: 0 done, 1 a run failed, 2 wrong arguments or files
 """
@@ -67,6 +69,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     replayed.add_argument("--seed", type=int, default=1, metavar="N")
     replayed.add_argument("--compress", type=float, default=60.0, metavar="X", help="seconds in a second (default 60)")
     replayed.add_argument("--plain", action="store_true", help="without the hold; scripts save every 30 minutes")
+    replayed.add_argument(
+        "--policies", metavar="NAME,...", help="with the real controller and these policies of its planner, or none"
+    )
     replayed.add_argument("--limit", type=float, default=7200.0, metavar="SECONDS", help="longest time (default 7200)")
     replayed.add_argument("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="default build/studies")
     arguments = parser.parse_args(argv)
@@ -145,6 +150,9 @@ def replay(arguments: argparse.Namespace) -> int:
     from localcluster.errors import LocalClusterError
 
     from . import replay as played
+
+    if arguments.policies is not None:
+        return replay_live(arguments)
     from .alone import kueue_alone
 
     made = played.plan(
@@ -162,6 +170,33 @@ def replay(arguments: argparse.Namespace) -> int:
         return 1
     if real.trouble:
         print(f"error: replay: {real.trouble}; {arguments.output / 'replay.json'} has what was done", file=sys.stderr)
+    return 1 if real.trouble else 0
+
+
+def replay_live(arguments: argparse.Namespace) -> int:
+    """Raises ValueError: arguments of which no replay can be made."""
+    from kueue_integration.errors import SingularityError
+    from localcluster.errors import LocalClusterError
+
+    from .live import fit, run, scale
+    from .replay import plan
+
+    if arguments.plain:
+        raise ValueError("--plain: with --policies jobs have the hold; leave one of the two out")
+    if arguments.limit <= 0:
+        raise ValueError(f"--limit = {arguments.limit:g}: give a positive number of seconds")
+    made = plan(arguments.devices, arguments.hours, arguments.load, arguments.seed, arguments.compress, False)
+    planned = scale.planned(arguments.policies, made.compress)
+    try:
+        ends_s = max(one.finished_at or 0.0 for one in run.expected(made, planned, fit.GUESS).jobs)
+        say_now(f"{len(made.jobs)} jobs; the simulator's are done after about {ends_s:.0f} s of this compressed time")
+        real = run.replay(made, planned, arguments.limit, arguments.output, say_now)
+        print(json.dumps(run.write(arguments.output, real, made, planned), indent=1), flush=True)
+    except (RuntimeError, SingularityError, LocalClusterError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if real.trouble:
+        print(f"error: replay: {real.trouble}; {arguments.output} has what was done", file=sys.stderr)
     return 1 if real.trouble else 0
 
 

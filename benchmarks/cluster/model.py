@@ -181,9 +181,11 @@ class Setting:
     :param classes: each tier has a WorkloadPriorityClass; otherwise all jobs have one priority
     :param ranked: a higher tier's class has a higher value; otherwise a class only names the promise
     :param requeue_s: after something is free Kueue looks again at what it could not admit (its requeue batch period)
+    :param report_s: between two reports of a job's progress
     """
 
     costs: Costs = HELD
     classes: bool = False
     ranked: bool = True
     requeue_s: float = 1.0
+    report_s: float = 600.0

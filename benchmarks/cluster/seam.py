@@ -33,8 +33,6 @@ from .nodes import name_of
 
 DEVICE = "nvidia.com/gpu"
 COHORT = "all"
-REPORT_S = 600.0
-"""Seconds between two reports of a job's progress."""
 TIERS = {tier.name.lower(): tier.value for tier in model.Tier}
 HOST = "kubernetes.io/hostname"
 PER_POD: Mapping[str, Fraction] = {DEVICE: Fraction(1)}
@@ -112,8 +110,8 @@ class Planner:
 class Eyes:
     """Looks, again and again; a job that has not changed is not made again."""
 
-    def __init__(self, cluster: model.Cluster, classes: bool) -> None:
-        self._classes = classes
+    def __init__(self, cluster: model.Cluster, classes: bool, report_s: float) -> None:
+        self._classes, self._report_s = classes, report_s
         self._queues = {_queue_name(t): _queue(cluster, t) for t in range(len(cluster.shares))}
         self._flavors = {flavor.name: {"flavor": flavor.name} for flavor in cluster.flavors}
         self._node = functools.lru_cache(maxsize=None)(_node)
@@ -126,7 +124,7 @@ class Eyes:
         jobs, workloads, made = {}, [], {}
         for active in present:
             before = self._known.get(active.job.id)
-            stale = before is None or before[0] != active.stamp or now - before[1] >= REPORT_S
+            stale = before is None or before[0] != active.stamp or now - before[1] >= self._report_s
             if before is None or (stale and (before[0] != active.stamp or active.state is State.RUNNING)):
                 before = active.stamp, now, self._job(active, now)
             made[active.job.id] = before

@@ -58,7 +58,7 @@ class Simulation:
         self.present: dict[int, Active] = {}
         """Jobs that have arrived and are not done."""
         self._clock = Clock()
-        self._eyes = Eyes(cluster, setting.classes)
+        self._eyes = Eyes(cluster, setting.classes, setting.report_s)
         self._open = len(jobs)
         self._requeues = False
         self._window = (0.0, 0.0)

@@ -30,7 +30,7 @@ def cluster_objects(cluster: Cluster, namespace: str) -> list[Object]:
     for tenant in range(len(cluster.shares)):
         name = queue_name(namespace, tenant)
         local = {"name": name, "namespace": namespace}
-        spec = _queue(cluster, tenant, namespace)
+        spec = queue_spec(cluster, tenant, namespace, RESOURCE)
         made.append({"apiVersion": API, "kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec})
         made.append({"apiVersion": API, "kind": "LocalQueue", "metadata": local, "spec": {"clusterQueue": name}})
     return made
@@ -40,19 +40,20 @@ def queue_name(namespace: str, tenant: int) -> str:
     return f"{namespace}-{tenant}"
 
 
-def _queue(cluster: Cluster, tenant: int, cohort: str) -> dict[str, Any]:
+def queue_spec(cluster: Cluster, tenant: int, cohort: str, device: str) -> dict[str, Any]:
+    """Of a tenant's ClusterQueue; `device` is the resource that stands for one."""
     flavors = []
     for flavor in cluster.flavors:
         nominal = cluster.nominal(flavor)[tenant]
         limit = int(cluster.borrow * (flavor.devices - nominal))
-        resource = {"name": RESOURCE, "nominalQuota": str(nominal), "borrowingLimit": str(limit)}
+        resource = {"name": device, "nominalQuota": str(nominal), "borrowingLimit": str(limit)}
         flavors.append({"name": flavor.name, "resources": [resource]})
     return {
         "namespaceSelector": {},
         "cohortName": cohort,
         "queueingStrategy": "StrictFIFO" if cluster.strict else "BestEffortFIFO",
         "preemption": {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Any"},
-        "resourceGroups": [{"coveredResources": [RESOURCE], "flavors": flavors}],
+        "resourceGroups": [{"coveredResources": [device], "flavors": flavors}],
     }
 
 
