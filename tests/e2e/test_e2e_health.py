@@ -1,4 +1,7 @@
-"""Two policies of the planner: jobs leave a node that keeps losing them, and go where a step costs less."""
+"""Two policies of the planner: jobs leave a node that keeps losing them, and go where a step costs less.
+
+An error of a program is not held against its nodes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from faults import Faults
 from planning import LIMITS, SOON, told
-from rows import TIMEOUT_S, Rows, places
+from rows import TIMEOUT_S, Rows, Training, places
 
 from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import EVENT, NODE
@@ -112,6 +115,47 @@ def test_a_job_goes_where_a_step_costs_less(rows: Rows, faults: Faults) -> None:
     last = job.finish()
     assert all(b.first_step == (a.last_step or 0) + 1 for a, b in itertools.pairwise(last.attempts))
     job.assert_exact(last)
+
+
+def test_an_error_of_a_program_on_two_nodes_is_the_programs_own(rows: Rows, faults: Faults) -> None:
+    """Two jobs fail on one node alone, which would make it sick. The third one has the same error on another node."""
+    one, other = NODES
+    before = {node: of_node(rows, node) for node in NODES}
+    rows.queue("own", {"ondemand": "100m"})
+    tries = {"try-0": one, "try-1": one, "try-2": other}
+    for number, (name, node) in enumerate(tries.items()):
+        rows.say(f"--> {name} fails on node {node}")
+        for each in NODES:
+            faults.kubectl("uncordon" if each == node else "cordon", each)
+        program = f"raise ValueError('shard {number} of 64 is not there')\n"
+        job = rows.train(name, "own", script="shards.py", files={"shards.py": program})
+        status = wait_for(lambda: s if (s := job.look()).final else None, f"the end of {name}", TIMEOUT_S)  # noqa: B023
+        assert (status.phase, places_of_failed(job)) == ("Failed", {node}), status
+    faults.uncordon_all()
+
+    rows.say("--> two failures make a node sick, and it would be tainted; but these are the program's")
+    faults.upgrade(**SOON, planner__health__mode="act", planner__health__taint=True, planner__health__failures=2)
+    told_of = lambda: {name: own_errors(rows, name) for name in tries}  # noqa: E731
+    wait_for(lambda: all(told_of().values()), "each of the jobs has an Event", TIMEOUT_S, detail=lambda: str(told_of()))
+    for number, (name, messages) in enumerate(told_of().items()):
+        assert len(messages) == 1, messages
+        assert f"the same error on nodes {one}, {other}: the program's own." in messages[0], messages
+        assert f"ValueError: shard {number} of 64 is not there (shards.py:1 in <module>)" in messages[0], (
+            name,
+            messages,
+        )
+    # A look tells of sick nodes before it tells of errors.
+    assert {node: of_node(rows, node) for node in NODES} == before
+    assert [mark for node in NODES for mark in marks(rows, node)] == []
+
+
+def places_of_failed(job: Training) -> set[str]:
+    return {str(pod["spec"].get("nodeName")) for pod in job.pods() if pod["status"].get("phase") == "Failed"}
+
+
+def own_errors(rows: Rows, job: str) -> list[str]:
+    events = [e for e in rows.kube.list(EVENT, rows.namespace) if e["reason"] == job_names.EVENT_OWN_ERROR]
+    return [str(event["message"]) for event in events if event["involvedObject"]["name"] == job]
 
 
 def test_the_last_line_of_a_traceback_is_what_the_user_reads(rows: Rows) -> None:
