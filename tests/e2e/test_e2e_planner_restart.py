@@ -8,6 +8,7 @@ from faults import Faults
 from planning import LIMITS, SOON, told
 from rows import CPU, TIMEOUT_S, Rows, Training, places
 
+from kueue_integration.requests import placement
 from kueue_integration.requests.user_requests import CHANGE, CHECKPOINT, Exchange, asked, exchange
 from localcluster.demo.wait import wait_for
 from proxy.protocol.messages import AttemptRecord
@@ -75,6 +76,7 @@ def test_the_planner_dies_between_two_moves(rows: Rows, faults: Faults, jobs: li
     refused_again(rows, pod, second)
     status = second.until_steps()
     assert (status.attempt, places(second)) == (1, {leaves}), status
+    wait_for(lambda: placement.of(first.job()) == placement.ANYWHERE, "no node is avoided any more", TIMEOUT_S)
 
     rows.say(f"--> the budget has room for one more: {second.name} moves, too")
     faults.upgrade(**{BUDGET: 2})
