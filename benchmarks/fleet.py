@@ -9,11 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from kueue_integration.contract import job_names
 from kueue_integration.errors import AlreadyExists, KubeError
@@ -35,8 +35,12 @@ SCHEMA = "bench-controller"
 CREATORS = 8
 PROGRESS_S = 15.0
 PATIENCE_S = 300.0
+AGAIN_S = 0.5
 CONTROL_PLANE = ("kube-apiserver", "etcd", "kueue")
 TAINT = "kwok.x-k8s.io/node"
+KWOK: Mapping[str, str] = MappingProxyType({"type": "kwok"})
+"""Labels of a node that kwok looks after."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,18 @@ class Fleet:
     def create(self, objects: Iterable[dict[str, Any]]) -> None:
         """As fast as the API server takes them."""
         with ThreadPoolExecutor(CREATORS) as pool:
-            for _ in pool.map(lambda obj: _patiently(lambda: self.kube.create(obj)), objects):
+            for _ in pool.map(lambda obj: patiently(lambda: self._created(obj)), objects):
                 pass
+
+    def _created(self, obj: dict[str, Any]) -> None:
+        with suppress(AlreadyExists):  # the answer to an earlier try was lost
+            self.kube.create(obj)
 
     def stop(self, queues: Iterable[str], policy: str) -> None:
         """Set ClusterQueues' stopPolicy: None, Hold or HoldAndDrain."""
         body = {"spec": {"stopPolicy": policy}}
         with ThreadPoolExecutor(CREATORS) as pool:
-            for _ in pool.map(lambda q: _patiently(lambda: self.kube.patch(CLUSTER_QUEUE, None, q, body)), queues):
+            for _ in pool.map(lambda q: patiently(lambda: self.kube.patch(CLUSTER_QUEUE, None, q, body)), queues):
                 pass
 
     def cpu(self) -> float:
@@ -102,20 +110,16 @@ class Fleet:
         raise RuntimeError(f"the controller of cluster {self.config.name} does not run")
 
 
-def _patiently(call: Callable[[], object]) -> None:
-    """Again and again while the API server does not answer."""
-    end = time.monotonic() + PATIENCE_S
+def patiently(call: Callable[[], T], patience_s: float = PATIENCE_S) -> T:
+    """Again and again while the API server does not answer. Raises KubeError."""
+    end = time.monotonic() + patience_s
     while True:
         try:
-            call()
-        except AlreadyExists:
-            pass  # the answer to an earlier try was lost
+            return call()
         except KubeError as error:
             if not error.transient or time.monotonic() > end:
                 raise
-            time.sleep(1)
-            continue
-        return
+            time.sleep(AGAIN_S)
 
 
 @contextmanager
@@ -139,8 +143,8 @@ def fleet(
             *("--manage-nodes-with-label-selector=type=kwok", "--node-lease-duration-seconds=120"),
         ]
         processes.start(box, processes.Part("kwok", [str(folder / "kwok"), *options]))
-        made.apply([_flavor(), *_flow_schemas()])
-        made.create(_nodes(nodes))
+        made.apply([flavor(FLAVOR), *_flow_schemas()])
+        made.create(node(f"fake-{n}") for n in range(nodes))
         give_cpu(made.controller_pid())
         say(f"{nodes} fake nodes are created")
         yield made
@@ -157,21 +161,20 @@ def give_cpu(pid: int) -> None:
         folder = folder.parent
 
 
-def _nodes(count: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": f"fake-{n}", "labels": {"type": "kwok"}, "annotations": {TAINT: "fake"}},
-            "spec": {"taints": [{"key": TAINT, "value": "fake", "effect": "NoSchedule"}]},
-        }
-        for n in range(count)
-    ]
+def node(name: str, labels: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """Kept alive by kwok. Without a status of its own it gets one from kwok's stages."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {**KWOK, **labels}, "annotations": {TAINT: "fake"}},
+        "spec": {"taints": [{"key": TAINT, "value": "fake", "effect": "NoSchedule"}]},
+    }
 
 
-def _flavor() -> dict[str, Any]:
-    spec = {"nodeLabels": {"type": "kwok"}, "tolerations": [{"key": TAINT, "operator": "Exists"}]}
-    return {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": FLAVOR}, "spec": spec}
+def flavor(name: str, labels: Mapping[str, str] = KWOK) -> dict[str, Any]:
+    """Of the fake nodes that have these labels."""
+    spec = {"nodeLabels": {**labels}, "tolerations": [{"key": TAINT, "operator": "Exists"}]}
+    return {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": name}, "spec": spec}
 
 
 def _flow_schemas() -> list[dict[str, Any]]:

@@ -48,11 +48,11 @@ class Holders:
     def on(self, flavor: str) -> Row:
         found = self._rows.get(flavor)
         if found is None:
-            jobs = sorted((one for one in self._jobs.values() if one.flavor == flavor), key=_order)
+            jobs = sorted((one for one in self._jobs.values() if one.flavor == flavor), key=order)
             sizes = [one.devices for one in jobs]
             found = self._rows[flavor] = Row(jobs, sum(sizes), max(sizes, default=0))
         return found
 
 
-def _order(one: Active) -> tuple[bool, int, float, int]:
+def order(one: Active) -> tuple[bool, int, float, int]:
     return one.state is not State.LEAVING, one.priority, -one.admitted_at, one.job.id

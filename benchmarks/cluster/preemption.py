@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 
-from .active import Active, State
-from .holders import Holders
+from .active import Active
+from .holders import Holders, order
 from .model import Cluster
 from .nodes import Nodes
 
@@ -69,7 +69,8 @@ def victims(quota: Quota, active: Active, flavor: str, count: int) -> tuple[Acti
 
 def _order(one: Active, tenant: int) -> tuple[bool, bool, int, float, int]:
     """Leaving already, of other queues, lower priority, most recently admitted."""
-    return one.state is not State.LEAVING, one.job.tenant == tenant, one.priority, -one.admitted_at, one.job.id
+    stays, priority, newest, number = order(one)
+    return stays, one.job.tenant == tenant, priority, newest, number
 
 
 class _Attempt:

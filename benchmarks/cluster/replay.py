@@ -208,21 +208,35 @@ class Played:
     took_s: float
 
 
+def until_over(over: threading.Event, limit_s: float, tell: Callable[[], int]) -> str:
+    """Wait, and say now and then how far it is. Why it ended early, "" where `over` is set.
+
+    :param tell: says it; the number of jobs that are not done
+    """
+    end = time.monotonic() + limit_s
+    try:
+        while not over.wait(min(SAY_S, max(0.0, end - time.monotonic()))):
+            left = tell()
+            if time.monotonic() >= end:
+                return f"{left} jobs are not done in {limit_s:g} s"
+    except KeyboardInterrupt:
+        return "interrupted"
+    return ""
+
+
 def replay(kube: Kube, apply: Callable[[Sequence[Object]], None], made: Plan, limit_s: float, say: Say) -> Played:
     """Play the plan, for at most `limit_s` real seconds."""
     apply(twin.cluster_objects(made.cluster, NAMESPACE))
-    began, trouble = time.monotonic(), ""
+    began = time.monotonic()
     with Player(kube, made, say) as player:
         books = [player.books[job.id] for job in made.jobs]
-        try:
-            while not player.over.wait(min(SAY_S, max(0.0, began + limit_s - time.monotonic()))):
-                states = [one.state for one in books]
-                say(f"{states.count(State.DONE)} of {len(states)} done, {states.count(State.RUNNING)} run")
-                if time.monotonic() >= began + limit_s:
-                    trouble = f"{len(states) - states.count(State.DONE)} jobs are not done in {limit_s:g} s"
-                    break
-        except KeyboardInterrupt:
-            trouble = "interrupted"
+
+        def tell() -> int:
+            states = [one.state for one in books]
+            say(f"{states.count(State.DONE)} of {len(states)} done, {states.count(State.RUNNING)} run")
+            return len(states) - states.count(State.DONE)
+
+        trouble = until_over(player.over, limit_s, tell)
     return Played(books, player.trouble or trouble, time.monotonic() - began)
 
 

@@ -43,6 +43,11 @@ def job_key(obj: Mapping[str, Any]) -> str:
     return owner_key(str(obj.get("kind")), str(obj["metadata"]["name"]))
 
 
+def place(job: Mapping[str, Any]) -> tuple[str, str]:
+    """Namespace, and `job_key`."""
+    return str(job["metadata"]["namespace"]), job_key(job)
+
+
 def owner_key(kind: str, name: str) -> str:
     return f"{name}{_SUFFIXES.get(kind, '')}"
 

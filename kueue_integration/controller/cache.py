@@ -155,7 +155,7 @@ class World(Copies):
         # All pods of a suspended Job go away, and the next attempt has other pods.
         if deleted or _resting(kinds.as_job(job)):
             with self._lost_lock:
-                self._lost.pop((str(job["metadata"]["namespace"]), kinds.job_key(job)), None)
+                self._lost.pop(kinds.place(job), None)
         self._on_job(job, deleted)
 
     def preemptor(self, uid: str) -> Preemptor | None:

@@ -47,7 +47,7 @@ def _cluster(world: World, skips: Skips, now: float, promised: SlaTiers) -> Clus
     trainings: list[Training] = []
     claims: list[Claim] = []
     for job in world.all_jobs():
-        where = str(job["metadata"]["namespace"]), kinds.job_key(job)
+        where = kinds.place(job)
         with skips.over("metrics", "/".join(where)):
             training, _ = objects.training(job)
             workload = world.workload_of(*where)

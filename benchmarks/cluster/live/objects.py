@@ -11,6 +11,7 @@ from kueue_integration.contract import job_names
 from kueue_integration.kube.resources import Object
 from kueue_integration.spec.train_spec import TrainSpec
 
+from ... import fleet
 from ..model import DEVICES_PER_NODE, Cluster, Job, Tier
 from ..nodes import name_of
 from ..seam import COHORT, DEVICE
@@ -18,12 +19,11 @@ from ..twin import API, queue_spec
 
 QUEUE = "queue"
 FLAVOR_LABEL = "replay/flavor"
-TAINT = "kwok.x-k8s.io/node"
 
 
 def cluster_objects(cluster: Cluster) -> list[Object]:
     """Flavors and classes; for each tenant a namespace, and a ClusterQueue with our fence and its LocalQueue."""
-    made = [_flavor(flavor.name) for flavor in cluster.flavors] + [_class(tier) for tier in Tier]
+    made = [fleet.flavor(f.name, {FLAVOR_LABEL: f.name}) for f in cluster.flavors] + [_class(tier) for tier in Tier]
     for tenant in range(len(cluster.shares)):
         name = namespace(tenant)
         labels = {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}
@@ -38,11 +38,6 @@ def cluster_objects(cluster: Cluster) -> list[Object]:
     return made
 
 
-def _flavor(name: str) -> Object:
-    spec = {"nodeLabels": {FLAVOR_LABEL: name}, "tolerations": [{"key": TAINT, "operator": "Exists"}]}
-    return {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": name}, "spec": spec}
-
-
 def _class(tier: Tier) -> Object:
     meta = {"name": tier.name.lower()}
     return {"apiVersion": API, "kind": "WorkloadPriorityClass", "metadata": meta, "value": tier.priority}
@@ -54,15 +49,9 @@ def nodes(cluster: Cluster) -> list[Object]:
 
 def _node(flavor: str, number: int) -> Object:
     name = name_of(flavor, number)
-    labels = {"type": "kwok", FLAVOR_LABEL: flavor, "kubernetes.io/hostname": name}
     room = {"cpu": "1k", "memory": "1Ti", "pods": "1k", DEVICE: str(DEVICES_PER_NODE)}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "labels": labels, "annotations": {TAINT: "fake"}},
-        "spec": {"taints": [{"key": TAINT, "value": "fake", "effect": "NoSchedule"}]},
-        "status": {"capacity": room, "allocatable": room},
-    }
+    made = fleet.node(name, {FLAVOR_LABEL: flavor, "kubernetes.io/hostname": name})
+    return {**made, "status": {"capacity": room, "allocatable": room}}
 
 
 def namespace(tenant: int) -> str:

@@ -8,21 +8,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
 
 from kueue_integration.controller.work_queue import WorkQueue
-from kueue_integration.errors import KubeError, NotFound
+from kueue_integration.errors import NotFound
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import POD, WORKLOAD
 from proxy.errors import StaleAttemptError
 
 from ...events import changes
+from ...fleet import patiently
 from ..model import Costs, Job
 from .attempts import Attempt, Attempts, Key
 from .leader import Leader, Line, Told
 from .stays import Stays
 
-T = TypeVar("T")
 SUBMITTERS = 12
 AGAIN_S = 0.5
 PATIENCE_S = 120.0
@@ -104,7 +103,7 @@ class Player:
         while not self._stop.is_set():
             number = self._due.get(timeout_s=AGAIN_S)
             if number is not None:
-                _patiently(lambda job=self.jobs[number]: self._submit(job))  # type: ignore[misc]
+                patiently(lambda job=self.jobs[number]: self._submit(job), PATIENCE_S)  # type: ignore[misc]
 
     def _watch_pods(self) -> None:
         for pod in changes(self._kube, POD, None, self._stop):
@@ -158,29 +157,18 @@ class Player:
 
     def _gone(self, attempt: Attempt) -> bool:
         """Whether the leader's pod has gone meanwhile: then nothing of it has to succeed."""
-        pod = _patiently(lambda: self._kube.find(POD, attempt.namespace, attempt.leader))
+        pod = patiently(lambda: self._kube.find(POD, attempt.namespace, attempt.leader), PATIENCE_S)
         return pod is None or bool(pod["metadata"].get("deletionTimestamp")) or pod["metadata"]["uid"] != attempt.uid
 
     def _succeed(self, attempt: Attempt) -> None:
         """What the kubelets would say of pods whose programs have all ended well."""
         for name in attempt.pods:
             with contextlib.suppress(NotFound):
-                _patiently(
-                    lambda pod=name: self._kube.patch(POD, attempt.namespace, pod, succeeded(), subresource="status")  # type: ignore[misc]
+                patiently(
+                    lambda pod=name: self._kube.patch(POD, attempt.namespace, pod, succeeded(), subresource="status"),  # type: ignore[misc]
+                    PATIENCE_S,
                 )
 
 
 def succeeded() -> dict[str, object]:
     return {"status": {"phase": "Succeeded", "containerStatuses": None, "initContainerStatuses": None}}
-
-
-def _patiently(call: Callable[[], T]) -> T:
-    """Again and again while the API server does not answer. Raises KubeError."""
-    end = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return call()
-        except KubeError as error:
-            if not error.transient or time.monotonic() > end:
-                raise
-            time.sleep(AGAIN_S)

@@ -27,7 +27,7 @@ from .. import twin
 from ..active import Active
 from ..model import Job
 from ..outcome import EndlessError, Outcome
-from ..replay import Plan
+from ..replay import Plan, until_over
 from . import fit, objects, scale
 from .favour import favour
 from .line import Lines
@@ -36,7 +36,6 @@ from .scale import Planned
 from .stays import reasons
 
 Say = Callable[[str], None]
-SAY_S = 15.0
 READY_S = 180.0
 
 
@@ -98,20 +97,17 @@ def _settle(on: Fleet, planned: Planned, say: Say) -> str:
 
 def _until_over(player: Player, limit_s: float, say: Say) -> tuple[str, float, list[float]]:
     began, load = time.monotonic(), list[float]()
-    trouble = ""
-    try:
-        while not player.over.wait(min(SAY_S, max(0.0, began + limit_s - time.monotonic()))):
-            done, every = len(player.stays.finished_at), len(player.jobs)
-            load.append(round(os.getloadavg()[0], 1))
-            say(
-                f"{time.monotonic() - began:.0f} s: {done} of {every} jobs done, {player.running()} train; "
-                f"evictions {reasons(player.stays.of) or 'none'}; load {load[-1]}"
-            )
-            if time.monotonic() >= began + limit_s:
-                trouble = f"{every - done} jobs are not done in {limit_s:g} s"
-                break
-    except KeyboardInterrupt:
-        trouble = "interrupted"
+
+    def tell() -> int:
+        done, every = len(player.stays.finished_at), len(player.jobs)
+        load.append(round(os.getloadavg()[0], 1))
+        say(
+            f"{time.monotonic() - began:.0f} s: {done} of {every} jobs done, {player.running()} train; "
+            f"evictions {reasons(player.stays.of) or 'none'}; load {load[-1]}"
+        )
+        return every - done
+
+    trouble = until_over(player.over, limit_s, tell)
     if player.trouble or trouble:
         say(f"the replay ends early: {player.trouble or trouble}")
     return player.trouble or trouble, time.monotonic() - began, load
@@ -129,7 +125,7 @@ def _save_log(on: Fleet, path: Path, say: Say) -> None:
 
 
 def acted(kube: Kube) -> dict[str, int]:
-    """How often each policy has acted. Regrowth has no Events: the records of the jobs say how often it has."""
+    """How often each policy has acted, regrowth included."""
     events = kube.list(EVENT, None, job_names.LABEL_PLANNER)
     names = [str(one["metadata"]["labels"][job_names.LABEL_PLANNER]) for one in events if _done(str(one["reason"]))]
     return dict(sorted(Counter(names).items()))

@@ -52,7 +52,7 @@ class Eyes:
         objects: dict[JobKey, tuple[Object, Object | None]] = {}
         ended: list[planned.Ended] = []
         for raw in self._world.all_jobs():
-            key = str(raw["metadata"]["namespace"]), kinds.job_key(raw)
+            key = kinds.place(raw)
             with self._skips.over("plan", f"Job {'/'.join(key)}"):
                 if views.failing(raw):
                     ended += _ended(raw, now)
@@ -147,7 +147,7 @@ def read_job(
     template = ((seen.podset if seen is not None else None) or {}).get("template") or {}
     topology = asks_for_topology(template)
     return planned.Job(
-        key=(str(raw["metadata"]["namespace"]), kinds.job_key(raw)),
+        key=kinds.place(raw),
         uid=str(raw["metadata"]["uid"]),
         created=job.created,
         kind=str(raw.get("kind") or "Job"),

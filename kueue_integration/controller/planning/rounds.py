@@ -119,7 +119,7 @@ class Rounds:
         if lending.NAME in asked:
             seen = replace(seen, snapshot=self._with_cohorts(seen.snapshot))
         if health.NAME in asked:
-            jobs = {(str(j["metadata"]["namespace"]), kinds.job_key(j)): j for j in self._world.all_jobs()}
+            jobs = {kinds.place(job): job for job in self._world.all_jobs()}
             told = self._health.look(seen.snapshot, {str(n["metadata"]["name"]): n for n in nodes}, jobs)
             seen = replace(seen, snapshot=told)
         if introspection.NAME in asked:

@@ -45,7 +45,7 @@ class Symptoms:
     def see(self, now: float) -> list[Symptom]:
         """All that are remembered, oldest first."""
         for raw in self._world.all_jobs():
-            job = str(raw["metadata"]["namespace"]), kinds.job_key(raw)
+            job = kinds.place(raw)
             with self._skips.over("plan", f"pods of {'/'.join(job)}"):
                 pods = [Pod.parse(pod) for pod in self._world.pods_of(*job)]
                 self._remember(failures(job, pods, now))

@@ -58,7 +58,8 @@ def propose(snapshot: ClusterSnapshot, prices: Mapping[str, float], settings: In
         stays = job.workload is None or snapshot.stopped(job.workload)
         here = None if stays else _here(job, prices)
         move = _move(snapshot, queue, here, prices, settings) if here is not None else None
-        moves += [] if move is None else [move]
+        if move is not None:
+            moves.append(move)
     return [*found, *sorted(moves, key=lambda move: -move.gain_device_seconds)]
 
 
