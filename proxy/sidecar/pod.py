@@ -304,6 +304,9 @@ class Pod:
                 below=self._config.image_dir,
                 pages=pages,
             )
+        except asyncio.CancelledError:
+            cancel.set()  # the thread would follow a dump that nobody ends, and keep this process from ending
+            raise
         except (ProxyError, OSError) as error:
             self._cause = f"upload: {error}"
             while not whole.is_set() and not cancel.is_set():

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -256,6 +257,30 @@ async def test_a_follower_ends_on_the_last_word_after_the_leader_has_gone(follow
     assert [(c.op, c.exit_code) for c in sent] == [("exit", exit_codes.STOPPED)]
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_a_sidecar_that_ends_in_the_middle_of_a_save_waits_for_no_thread(
+    follower: Following, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose part has failed is started anew only when its process has ended, and that waits for all threads."""
+    pod, generation, ended = follower.pod, page.generation(2, 1), threading.Event()
+    put_ranks = pod._store.put_ranks
+
+    def put(*given: Any, **more: Any) -> Any:
+        try:
+            return put_ranks(*given, **more)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(pod._store, "put_ranks", put)
+    (pod._config.image_dir / "c1" / "rank-0").mkdir(parents=True)
+    saving = asyncio.create_task(pod._save(generation, "c1", None, None))
+    await eventually("the upload has begun", lambda: any((short / "store").rglob("*")))
+    saving.cancel()
+    try:
+        await eventually("its thread ends", ended.is_set)
+    finally:
+        pod._images_whole.set()
 
 
 @pytest.mark.parametrize("missed", ["its end", "that it was reached", "nothing"])
