@@ -57,7 +57,8 @@ def generate(kubeconfig: str | None, context: str | None, file: Path) -> None:
 
     \b
     Exit codes:
-      0 printed   2 the file is wrong, or too few cells   3 no cluster, or nodes and pods may not be listed
+      0 printed   2 the file is wrong, or too few cells
+      3 no cluster, or nodes and pods may not be listed
     """
     said = description.read(file.read_text(encoding="utf-8"))
     there = library.nodes(open_cluster(kubeconfig, context))
