@@ -53,14 +53,11 @@ def _number(env: Mapping[str, str], name: str, default: float, minimum: float) -
 
 
 def _regrow(env: Mapping[str, str]) -> settings.Mode:
-    """`true` and `false` are what charts before the modes say."""
-    text = env.get("SINGULARITY_REGROW", "").lower()
-    found: dict[str, settings.Mode] = {"": "act", "true": "act", "false": "none"}
-    for mode in get_args(settings.Mode):
-        found[mode] = mode
-    if text not in found:
+    text = env.get("SINGULARITY_REGROW") or "act"
+    known: dict[str, settings.Mode] = {mode: mode for mode in get_args(settings.Mode)}
+    if text not in known:
         raise ConfigError(f"SINGULARITY_REGROW = {text!r}: must be none, propose or act")
-    return found[text]
+    return known[text]
 
 
 def planner(env: Mapping[str, str]) -> PlannerSettings:
@@ -109,11 +106,9 @@ def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
     renew = _number(env, "SINGULARITY_LEASE_RENEW_SECONDS", 2, minimum=0.1)
     if renew * 2 > duration:
         raise ConfigError(f"SINGULARITY_LEASE_RENEW_SECONDS = {renew:g}: must be at most half of {duration:g}")
-    regrow = _regrow(env)
     core = Settings(
         max_budget_s=_number(env, "SINGULARITY_MAX_BUDGET_SECONDS", 600, minimum=1),
-        regrow=regrow == "act",
-        regrow_dry=regrow == "propose",
+        regrow=_regrow(env),
         regrow_min_run_s=_number(env, "SINGULARITY_REGROW_MIN_RUN_SECONDS", 10, minimum=0),
         planner=planner(env),
     )

@@ -15,7 +15,7 @@ from proxy.protocol.messages import AttemptRecord
 
 from ..contract import job_names
 from ..kube import server_time
-from ..planner.settings import PlannerSettings
+from ..planner.settings import Mode, PlannerSettings
 from . import attempt_history
 from .actions import Decision, Guard, ReleaseHold, StartCheckpoint
 from .errors import BadAnnotationError
@@ -34,9 +34,7 @@ class Settings:
 
     check_name: str = job_names.ADMISSION_CHECK_NAME
     max_budget_s: float = 600.0
-    regrow: bool = True
-    regrow_dry: bool = False
-    """While it is off: tell what it would do."""
+    regrow: Mode = "act"
     regrow_min_run_s: float = 10.0
     planner: PlannerSettings = field(default_factory=PlannerSettings)
 

@@ -60,8 +60,8 @@ class Ruling:
     """It counts as a move of the job."""
     settles: bool = False
     """The job was asked to move a moment ago, and what the snapshot shows may be from before."""
-    next_time: bool = False
-    """Another job of the same policy is first: there is nothing to tell."""
+    quiet: bool = False
+    """There is nothing to tell: another job of the same policy is first, or the policy itself waits."""
 
 
 class Arbiter:
@@ -120,7 +120,7 @@ class Arbiter:
         other = pools.get(_pool(snapshot, job)) if moves(proposal, job) else None
         if other is not None:
             where = f"{_pool(snapshot, job)} has one move at a time: {'/'.join(other.job)} ({other.policy}) is first"
-            return Ruling(proposal, False, where, next_time=other.policy == proposal.policy)
+            return Ruling(proposal, False, where, quiet=other.policy == proposal.policy)
         return None
 
     # --- limits ---------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Arbiter:
             return Ruling(proposal, False, f"a request{by} is under way: {busy.op}")
         early = proposal.not_before - snapshot.now
         if early > 0:
-            return Ruling(proposal, False, f"the policy waits {early:.0f} s", early)
+            return Ruling(proposal, False, f"the policy waits {early:.0f} s", early, quiet=True)
         failed = _failed_before(proposal, job, snapshot.now)
         if failed is not None:
             return failed

@@ -104,7 +104,7 @@ def key(name: str) -> str:
 def chart_values(made: Planned) -> dict[str, Any]:
     """For `Chart.upgrade`: all that differs from the controller's own defaults."""
     values = _differing(made.settings, PlannerSettings(), "planner")
-    return {**values, "regrow__enabled": made.regrowth}
+    return {**values, "regrow__mode": "act" if made.regrowth else "none"}
 
 
 def _differing(part: Any, usual: Any, path: str) -> dict[str, Any]:

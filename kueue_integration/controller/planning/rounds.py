@@ -72,13 +72,13 @@ class Rounds:
     ) -> None:
         self._kube, self._world, self._settings, self._now, self._clock = kube, world, settings, now, clock
         self._eyes, self._carry_out, self._report = Eyes(world, skips), CarryOut(kube, perform), Report(kube, metrics)
-        grows = functools.partial(regrow.propose, enabled=settings.regrow, min_run_s=settings.regrow_min_run_s)
+        grows = functools.partial(regrow.propose, enabled=settings.regrow == "act", min_run_s=settings.regrow_min_run_s)
         planner = settings.planner
         acting = chosen(planner, "act")
         usual: dict[str, Policy] = {tidy.NAME: functools.partial(tidy.propose, acting={*acting}), regrow.NAME: grows}
         self._usual, self._act = usual, in_order({**acting, **usual})
         self._dry: dict[str, Policy] = chosen(planner, "propose")
-        if settings.regrow_dry:
+        if settings.regrow == "propose":
             would_grow = functools.partial(_unasked, min_run_s=settings.regrow_min_run_s)
             self._dry = in_order({**self._dry, regrow.NAME: would_grow})
         self._arbiter, self._shadow = Arbiter(terms(planner, self._act)), Arbiter(terms(planner, self._dry))
@@ -165,7 +165,7 @@ class Rounds:
             if not ruling.allowed:
                 if ruling.wait_s is not None:
                     again(ruling.wait_s)
-                if ruling.proposal.policy != regrow.NAME and not ruling.next_time:  # regrowth waits again and again
+                if not ruling.quiet:
                     self._report.refused(ruling, ruling.why, seen.snapshot.now)
                 continue
             try:

@@ -49,9 +49,9 @@ def test_jobs_costs_and_settings_are_played_in_compressed_time() -> None:
 def test_the_controller_with_the_hold_alone_plans_nothing() -> None:
     made = scale.planned("none", 60.0)
     assert made.planner() is None and made.name == "none"
-    assert not [name for name in scale.chart_values(made) if name.endswith("mode")]
-    assert scale.chart_values(made)["regrow__enabled"] is False
-    assert scale.chart_values(scale.planned("regrowth,marginal_gain", 60.0))["regrow__enabled"] is True
+    modes = {name: value for name, value in scale.chart_values(made).items() if name.endswith("mode")}
+    assert modes == {"regrow__mode": "none"}
+    assert scale.chart_values(scale.planned("regrowth,marginal_gain", 60.0))["regrow__mode"] == "act"
 
 
 @pytest.mark.parametrize("policies", ["none", "time_sharing,lending,defragmentation", "sla_tiers", "introspection"])

@@ -127,7 +127,7 @@ class Replica:
     def boot(self) -> None:
         server = server_time.ServerClock(lambda: self.world.now + self.skew_s)
         self.clock = server
-        settings = Settings(regrow=False, max_budget_s=600)
+        settings = Settings(regrow="none", max_budget_s=600)
         self.reconciler = Reconciler(self.world.kube, settings, Metrics(), now=server.now)
         copies: Any = Copies(self.world, self, self.lag)
         self.reconciler.world = copies

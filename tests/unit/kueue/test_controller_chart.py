@@ -207,10 +207,10 @@ def test_values_of_an_older_chart_are_enough_for_the_guards():
 
 @pytest.mark.parametrize(
     ("values", "said"),
-    [((), "act"), (("regrow.enabled=false",), "none"), (("regrow.mode=propose",), "propose"),
-     (("regrow.enabled=false", "regrow.mode=act"), "none"), (("regrow.mode=null",), "act")],
+    [((), "act"), (("regrow.mode=null",), "act"), (("regrow.mode=none",), "none"),
+     (("regrow.mode=propose",), "propose")],
 )  # fmt: skip
-def test_regrowth_has_a_mode_and_can_be_switched_off_as_before(values, said):
+def test_regrowth_has_a_mode_and_acts_by_default(values, said):
     (container,) = render(*values)["Deployment", "singularity-controller"]["spec"]["template"]["spec"]["containers"]
     assert {e["name"]: e.get("value") for e in container["env"]}["SINGULARITY_REGROW"] == said
 

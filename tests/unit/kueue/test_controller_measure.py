@@ -163,7 +163,7 @@ def test_gauges_of_live_jobs_go_with_their_jobs():
     kube = FakeKube(
         scene.job(annotations={**saved, **held}, suspend=False), scene.workload(state="Ready", admitted=True)
     )
-    reconciler = Reconciler(kube, Settings(regrow=False), Metrics())
+    reconciler = Reconciler(kube, Settings(regrow="none"), Metrics())
     world = reconciler.world
     world.start()
     try:
@@ -192,7 +192,7 @@ def test_gauges_of_live_jobs_go_with_their_jobs():
 def test_the_reconciler_measures_what_it_sees():
     kube = FakeKube(job_with([QUEUED]))
     metrics = Metrics()
-    reconciler = Reconciler(kube, Settings(regrow=False), metrics)
+    reconciler = Reconciler(kube, Settings(regrow="none"), metrics)
     reconciler.leads = lambda: True
     reconciler._on_job(job_with([QUEUED]), False)
     reconciler._on_job(job_with([STEPS]), False)

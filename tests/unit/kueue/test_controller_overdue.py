@@ -21,7 +21,7 @@ from kueue_integration.kube.resources import JOB, LEASE, WORKLOAD, annotation
 from proxy.protocol import names
 
 EVICTED = ("Preempted", scene.PREEMPTED, 30.0)
-SETTINGS = hold.Settings(max_budget_s=30, regrow=False)
+SETTINGS = hold.Settings(max_budget_s=30, regrow="none")
 
 
 def held(number=0, **annotations):

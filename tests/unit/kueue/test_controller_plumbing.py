@@ -161,23 +161,18 @@ def test_defaults_and_what_the_chart_sets(env):
             **env,
             "SINGULARITY_NAMESPACE": "ns",
             "SINGULARITY_MAX_BUDGET_SECONDS": "30",
-            "SINGULARITY_REGROW": "false",
+            "SINGULARITY_REGROW": "none",
             "SINGULARITY_REGROW_MIN_RUN_SECONDS": "0.5",
             "SINGULARITY_LEASE_DURATION_SECONDS": "20",
         },
     )
     assert (full.namespace, full.api_port, full.lease_duration_s) == ("ns", 1, 20)
-    assert (full.settings.max_budget_s, full.settings.regrow, full.settings.regrow_min_run_s) == (30, False, 0.5)
+    assert (full.settings.max_budget_s, full.settings.regrow, full.settings.regrow_min_run_s) == (30, "none", 0.5)
 
 
-@pytest.mark.parametrize(
-    ("said", "acts", "dry"),
-    [("", True, False), ("true", True, False), ("false", False, False),
-     ("act", True, False), ("none", False, False), ("propose", False, True)],
-)  # fmt: skip
-def test_regrowth_has_a_mode_and_what_charts_said_before_is_valid(env, said, acts, dry):
-    found = config.load([], {**env, "SINGULARITY_REGROW": said}).settings
-    assert (found.regrow, found.regrow_dry) == (acts, dry)
+@pytest.mark.parametrize(("said", "mode"), [("", "act"), ("act", "act"), ("none", "none"), ("propose", "propose")])
+def test_regrowth_has_a_mode_and_acts_by_default(env, said, mode):
+    assert config.load([], {**env, "SINGULARITY_REGROW": said}).settings.regrow == mode
 
 
 def test_the_planner_is_off_and_reads_what_the_chart_sets(env):

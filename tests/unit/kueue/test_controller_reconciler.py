@@ -56,7 +56,7 @@ def world():
 
     def start(*objects, settings=None):
         kube = FakeKube(*objects)
-        reconciler = Reconciler(kube, settings or Settings(regrow=False), Metrics())
+        reconciler = Reconciler(kube, settings or Settings(regrow="none"), Metrics())
         reconciler.world.start()
         assert reconciler.world.wait_synced(10)
         started.append(reconciler)
@@ -70,7 +70,7 @@ def world():
 def test_who_waits_for_a_job_hears_which_pod_has_changed():
     heard = []
     kube = FakeKube(scene.job(suspend=False, annotations=scene.history(scene.record())))
-    reconciler = Reconciler(kube, Settings(regrow=False), Metrics(), lambda *about: heard.append(about))
+    reconciler = Reconciler(kube, Settings(regrow="none"), Metrics(), lambda *about: heard.append(about))
     reconciler.world.start()
     try:
         eventually(lambda: (NS, "train", True) in heard)

@@ -182,7 +182,7 @@ def test_missing_promises_and_rights_are_named():
 
 def test_the_gauges_are_the_numbers_of_the_report():
     kube = scene(job("young", made=NOW - 10), workload("young", since=NOW - 10))
-    reconciler = Reconciler(kube, Settings(regrow=False), Metrics())
+    reconciler = Reconciler(kube, Settings(regrow="none"), Metrics())
     reconciler.world.start()
     try:
         assert reconciler.world.wait_synced(10)

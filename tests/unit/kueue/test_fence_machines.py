@@ -215,7 +215,7 @@ def test_the_worker_sends_the_admission_back_and_places_the_job():
         meta = {"name": f"node-{name}", "labels": {"flavor": name, **labels}}
         objects.append({"apiVersion": "v1", "kind": "Node", "metadata": meta})
     kube = FakeKube(current, admitted(), *objects)
-    reconciler = Reconciler(kube, Settings(regrow=False), Metrics(), now=lambda: NOW)
+    reconciler = Reconciler(kube, Settings(regrow="none"), Metrics(), now=lambda: NOW)
     reconciler.world.start()
     try:
         assert reconciler.world.wait_synced(30)

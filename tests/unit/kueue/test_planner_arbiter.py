@@ -186,7 +186,7 @@ def test_one_job_of_a_cohort_moves_at_a_time():
     one, two = arbiter().rule(scene.snapshot(first, second, queues=queues), [propose(first), propose(second)], 0.0)
     assert one.allowed and not two.allowed
     assert two.why == "cohort c has one move at a time: team/a (one) is first"
-    assert two.next_time, "it is the next one of its policy: nothing to tell"
+    assert two.quiet, "it is the next one of its policy: nothing to tell"
 
 
 def test_the_same_attempt_is_not_asked_twice_while_our_copies_may_be_behind():
@@ -203,7 +203,7 @@ def test_what_a_job_is_about_to_take_is_promised_to_nobody_else_while_our_copies
     assert judge.rule(seen, [propose(first), propose(second)], 0.0)[0].allowed
     again, other = judge.rule(seen, [propose(first), propose(second, policy="two")], 1.0)
     assert not again.allowed and again.settles
-    assert (other.allowed, other.next_time, other.why.endswith("team/a (one) is first")) == (False, False, True)
+    assert (other.allowed, other.quiet, other.why.endswith("team/a (one) is first")) == (False, False, True)
     (alone,) = judge.rule(seen, [propose(second)], 1.0)
     assert alone.allowed, "the policy asks for it no more: our copies show the move"
 

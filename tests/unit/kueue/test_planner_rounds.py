@@ -52,7 +52,7 @@ class Stage:
         self.kube = FakeKube(job, *pods, local, *nodes, *flavors, queue("ondemand", "spot"))
         self.kube.put(scene.workload(state="Ready", admitted=True))
         self.now = T0 + 500
-        self.metrics, self.settings = Metrics(), Settings(regrow=False, planner=planner)
+        self.metrics, self.settings = Metrics(), Settings(regrow="none", planner=planner)
         self.world = World(self.kube)
         self.world.start()
         assert self.world.wait_synced(10)
@@ -196,7 +196,7 @@ def test_regrowth_has_a_dry_run(stage: Callable[..., Stage], monkeypatch: pytest
 
     play = stage("none")
     monkeypatch.setattr(rounds.regrow, "propose", grows)
-    play.settings = replace(play.settings, regrow_dry=True)
+    play.settings = replace(play.settings, regrow="propose")
     play.rounds = play.again()
     before = play.job()
     play.round()
@@ -205,6 +205,25 @@ def test_regrowth_has_a_dry_run(stage: Callable[..., Stage], monkeypatch: pytest
     ((reason, message),) = play.events()
     assert reason == "PlannerProposal" and message.startswith("regrow: readmit of team/train: quota is free again")
     assert play.count("regrow readmit proposed") == 1
+
+
+def test_regrowth_tells_what_a_limit_holds_back_and_not_that_it_waits(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = stage("none", tenant_moves_per_hour=1)
+    begins_at = play.now + 100
+    grow = Proposal("readmit", KEY, "quota is free again", 0.0, "regrow", not_before=begins_at)
+    monkeypatch.setattr(rounds.regrow, "propose", lambda *_, **__: [grow])
+    monkeypatch.setattr(play, "_never", lambda *_: None)
+    play.settings = replace(play.settings, regrow="act")
+    play.rounds = play.again()
+    play.round()
+    assert [play.count(f"regrow readmit {how}") for how in ("done", "refused")] == [0, 0], "it waits"
+    play.round(100)
+    assert [play.count(f"regrow readmit {how}") for how in ("done", "refused")] == [1, 0]
+    play.round(100)
+    play.round(100)
+    assert [play.count(f"regrow readmit {how}") for how in ("done", "refused")] == [1, 1], "once, until it changes"
 
 
 def test_without_a_policy_nothing_is_asked_and_no_node_is_listed(stage: Callable[..., Stage]) -> None:
