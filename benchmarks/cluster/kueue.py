@@ -88,7 +88,7 @@ class Kueue(Quota):
         self._fresh = True
 
     def dequeue(self, active: Active) -> None:
-        """Before its priority or goal changes, too."""
+        """Before anything of its shape changes, too."""
         self._waiting[active.job.tenant].remove(active)
         self._fresh = True
 
@@ -169,7 +169,7 @@ class Kueue(Quota):
                 place = self._place(active, one.flavor, one.devices)
                 return None if place is None else Admit(active, one.flavor, place)
         if not one.devices:
-            self._waiting[active.job.tenant].failed.add(shape(active))
+            self._waiting[active.job.tenant].fail(active)
             self._fresh = True
             return None
         if not one.victims or any(victim.job.id in self._claimed for victim in one.victims) or not self._fits(one):

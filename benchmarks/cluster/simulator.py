@@ -230,7 +230,7 @@ class Simulation:
             active.change = Request("resume", by, "done", active.attempts, EPOCH + self.now)
             self._queue(active)
         elif action == "unpin":
-            active.pinned, active.stamp = "", active.stamp + 1
+            self._change_waiting(active, lambda: setattr(active, "pinned", ""))
         elif action in MOVES:
             if action == "resize":
                 active.goal = proposal.workers
@@ -245,12 +245,16 @@ class Simulation:
         self._requeue()
 
     def _prioritise(self, active: Active, proposal: Proposal) -> None:
+        self._change_waiting(active, lambda: setattr(active, "priority", proposal.priority))
+        self.kueue.holders[active.job.tenant].touch()
+        active.boosted_by = proposal.policy if proposal.priority != active.own_priority else ""
+
+    def _change_waiting(self, active: Active, change: Callable[[], None]) -> None:
+        """What its place in a queue depends on changes, wherever it is."""
         waits = active.state is State.WAITING
         if waits:
             self.kueue.dequeue(active)
-        active.priority = proposal.priority
-        self.kueue.holders[active.job.tenant].touch()
-        active.boosted_by = proposal.policy if proposal.priority != active.own_priority else ""
+        change()
         active.stamp += 1
         if waits:
             self.kueue.enqueue(active)

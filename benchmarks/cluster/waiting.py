@@ -36,11 +36,20 @@ class Waiting:
         insort(self._rows.setdefault(shape(active), []), (key(active), active))
 
     def remove(self, active: Active) -> None:
-        """Before its priority or goal changes, too."""
+        """Before anything of its shape changes, too."""
         mine = self._rows[shape(active)]
         mine.remove((key(active), active))
         if not mine:
             del self._rows[shape(active)]
+
+    def fail(self, active: Active) -> None:
+        """It fits nowhere, and nobody of its shape is looked at until `failed` is cleared.
+
+        :raises RuntimeError: its shape changed while it waited; without this error it would be looked at for ever
+        """
+        if shape(active) not in self._rows:
+            raise RuntimeError(f"job {active.job.id} has changed in its queue: take it out before, and put it in after")
+        self.failed.add(shape(active))
 
     def first(self) -> Active | None:
         """In the order of the queue; None where it cannot be admitted: StrictFIFO."""

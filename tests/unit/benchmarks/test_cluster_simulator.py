@@ -57,7 +57,8 @@ def wild(seed: int) -> Policy:
             sizes = [0, job.fewest, job.wanted, job.ranks, 99]
             made.append(Proposal("resize", job.key, "any", 1.0, by, workers=dice.choice(sizes)))
             made.append(Proposal("migrate", job.key, "any", 1.0, by, nodes=tuple(dice.sample(sorted(seen.nodes), 2))))
-            made.append(Proposal(dice.choice(["pause", "readmit"]), job.key, "any", 1.0, by))
+            made.append(Proposal("migrate", job.key, "any", 1.0, by, flavor=dice.choice(["v100", "p100"])))
+            made.append(Proposal(dice.choice(["pause", "readmit", "unpin"]), job.key, "any", 1.0, by))
         dice.shuffle(made)
         return made
 
@@ -249,6 +250,16 @@ def test_who_migrates_keeps_away_from_the_node_for_one_start() -> None:
 
     Simulation(ONE, [job(0)], Setting(SURE), planner(away), watch=watch).run()
     assert places == [{"v100-0"}, {"v100-1"}]
+
+
+def test_who_waits_for_one_flavor_and_may_go_everywhere_again_is_admitted() -> None:
+    def there_and_back(seen: ClusterSnapshot) -> list[Proposal]:
+        one = seen.jobs[("tenant-0", "job-0")]
+        return [about(0, "unpin")] if one.flavors else [about(0, "migrate", flavor="p100")] if one.attempt == 1 else []
+
+    cluster = Cluster([Flavor("v100", 1, 2.0), Flavor("p100", 1, 1.0)], [1.0])
+    moved, _ = run([job(0, at=0.0), job(1, at=1.0, work_s=200.0)], cluster, policy=there_and_back)
+    assert [record.flavor for record in moved.records] == ["v100", "v100"], "the other one had all of p100"
 
 
 def test_the_planner_keeps_the_limits_of_the_product() -> None:
