@@ -42,13 +42,24 @@ def evacuate(snapshot: ClusterSnapshot, leaving: Mapping[str, str], policy: str)
     for job in sorted(going, key=turn):
         queue = snapshot.queue_of(job)
         pool = queue.pool if queue is not None else ""
-        if _saved(job, policy, snapshot.now) or not job.held:
+        if _saved(job, policy, snapshot.now) or not job.held or _stays(snapshot, job):
             found.append(_migrate(snapshot, job, leaving, policy))
         elif pool not in pools:
             found.append(replace(_migrate(snapshot, job, leaving, policy), action="checkpoint", nodes=()))
-        if job.held:
+        if _could_go(snapshot, job, policy):
             pools.add(pool)
     return found
+
+
+def _could_go(snapshot: ClusterSnapshot, job: Job, policy: str) -> bool:
+    """Whether it can be saved and moved now, or is about to be. One that cannot keeps nobody else on its node."""
+    busy = job.busy is not None and job.busy.policy != policy
+    return job.held and job.trains and not busy and not _stays(snapshot, job)
+
+
+def _stays(snapshot: ClusterSnapshot, job: Job) -> bool:
+    """Its queue is stopped: it would not come back, so a save would be for nothing."""
+    return job.workload is not None and snapshot.stopped(job.workload)
 
 
 def _migrate(snapshot: ClusterSnapshot, job: Job, leaving: Mapping[str, str], policy: str) -> Proposal:

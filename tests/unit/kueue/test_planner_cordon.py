@@ -60,6 +60,29 @@ def test_a_job_that_cannot_be_saved_lets_the_next_one_try():
     assert (proposal.action, proposal.job[1]) == ("checkpoint", "b")
 
 
+@pytest.mark.parametrize(
+    "stuck",
+    [
+        scene.job("a", priority=100, change=Request("resize", "ann", "running", 1, NOW - 900), wanted=4),
+        scene.job("a", priority=100, save=saved("running", by="ann")),
+        scene.job("a", priority=100, whole=False),
+        scene.job("a", priority=100, runs_since=None),
+    ],
+    ids=["waits for more workers", "is being saved", "lacks a pod", "has not started"],
+)
+def test_a_job_that_cannot_go_now_keeps_nobody_else_on_the_node(stuck):
+    """A wish for more workers may be under way for days: the arbiter refuses every move beside it."""
+    found = cordon.propose(scene.snapshot(stuck, scene.job("b"), nodes=LEAVES))
+    assert ("checkpoint", "b") in {(p.action, p.job[1]) for p in found}
+
+
+def test_a_job_in_a_stopped_queue_is_not_saved_and_keeps_nobody_else_on_the_node():
+    stopped = scene.job("a", priority=100)
+    stopped = replace(stopped, workload=replace(stopped.workload, stopped=True))
+    found = cordon.propose(scene.snapshot(stopped, scene.job("b"), nodes=LEAVES))
+    assert {(p.action, p.job[1]) for p in found} == {("migrate", "a"), ("checkpoint", "b")}
+
+
 def test_a_job_whose_hold_is_off_is_not_saved_in_vain():
     """The arbiter refuses its move, and says why."""
     off, on = scene.job("off", held=False), scene.job("on")
