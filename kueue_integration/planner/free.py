@@ -83,20 +83,22 @@ def _around(snapshot: ClusterSnapshot, queue: Queue) -> Iterator[Workload]:
 
 
 def room(snapshot: ClusterSnapshot, queue: Queue, kept: Mapping[str, quota.Amounts] | None = None) -> Room:
-    """Free nominal quota of the queue, limited by the free quota of its cohort. The planner never counts on borrowed
+    """Free nominal quota of the queue, limited by what is free in its cohort. The planner never counts on borrowed
     quota.
 
     :param kept: by queue of the cohort, what is kept for others though it is free
     """
-    in_cohort, total = snapshot.pool_totals.get(queue.pool, ({}, {}))
-    own, everywhere = (kept or {}).get(queue.name, {}), quota.added((kept or {}).values())
-    return {
-        key: min(
-            amount - own.get(key, NONE),
-            total.get(key, queue.nominal[key]) - in_cohort.get(key, NONE) - everywhere.get(key, NONE),
-        )
-        for key, amount in own_room(snapshot, queue).items()
-    }
+    wishes = [(snapshot.queues[name], wish) for name, wish in (kept or {}).items()]
+    common, own, held = snapshot.common.get(queue.pool, {}), (kept or {}).get(queue.name, {}), snapshot.held
+    found: Room = {}
+    for key, amount in own_room(snapshot, queue).items():
+        shared = common.get(key, queue.nominal[key])
+        for other, wish in wishes:
+            used = held.get(other.name, {}).get(key, NONE)
+            shared -= other.shares(key, used + wish.get(key, NONE)) - other.shares(key, used)
+        used = held.get(queue.name, {}).get(key, NONE) + own.get(key, NONE)
+        found[key] = min(amount - own.get(key, NONE), max(NONE, queue.unlent.get(key, NONE) - used) + shared)
+    return found
 
 
 def own_room(snapshot: ClusterSnapshot, queue: Queue) -> Room:
@@ -117,12 +119,12 @@ def spare(snapshot: ClusterSnapshot, queue: Queue, taken: Mapping[str, quota.Amo
     for key, nominal in queue.nominal.items():
         shared = NONE
         for q in snapshot.around(queue):
-            kept = _kept(q, key)
-            shared += q.nominal.get(key, NONE) - kept - max(NONE, taken[q.name].get(key, NONE) - kept)
-        kept, own = _kept(queue, key), taken[queue.name].get(key, NONE)
+            lends = q.nominal.get(key, NONE) - q.unlent.get(key, NONE)
+            shared += lends - q.shares(key, taken[q.name].get(key, NONE))
+        kept, own = queue.unlent.get(key, NONE), taken[queue.name].get(key, NONE)
         limit = next((g.most_borrowed[key] for g in queue.groups if key in g.most_borrowed), None)
         if limit is not None:
-            shared = min(shared, nominal - kept - max(NONE, own - kept) + limit)
+            shared = min(shared, nominal - kept - queue.shares(key, own) + limit)
         found[key] = max(NONE, kept - own) + shared
     return found
 
@@ -142,12 +144,6 @@ def used(snapshot: ClusterSnapshot) -> dict[str, Room]:
         for key, amount in queue.reported.items():
             held[name][key] = max(held[name].get(key, NONE), amount)
     return held
-
-
-def _kept(queue: Queue, key: tuple[str, str]) -> Fraction:
-    """Nominal quota of the queue that it lends to nobody."""
-    limit = next((g.most_lent[key] for g in queue.groups if key in g.most_lent), None)
-    return NONE if limit is None else max(NONE, queue.nominal.get(key, NONE) - limit)
 
 
 def with_own(free: Room, own: quota.Amounts) -> Room:

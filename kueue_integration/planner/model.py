@@ -30,6 +30,16 @@ class Queue:
         return {key: amount for group in self.groups for key, amount in group.nominal.items()}
 
     @cached_property
+    def unlent(self) -> Amounts:
+        """Nominal quota that the queue lends to nobody, by its lendingLimit; without one it lends all."""
+        limits = {key: limit for group in self.groups for key, limit in group.most_lent.items()}
+        return {key: max(quota.NONE, self.nominal.get(key, quota.NONE) - limit) for key, limit in limits.items()}
+
+    def shares(self, key: tuple[str, str], used: Fraction) -> Fraction:
+        """Of `used`, what comes from the quota that the cohort has in common."""
+        return max(quota.NONE, used - self.unlent.get(key, quota.NONE))
+
+    @cached_property
     def pool(self) -> str:
         """Queues of one pool give each other quota: the cohort, or the queue alone."""
         return f"cohort {self.cohort}" if self.cohort else f"queue {self.name}"
@@ -137,9 +147,15 @@ class ClusterSnapshot:
         }
 
     @cached_property
-    def pool_totals(self) -> Mapping[str, tuple[Amounts, Amounts]]:
-        """For each pool: what its queues hold, and their nominal quota."""
-        return {
-            pool: (quota.added(self.held.get(q.name, {}) for q in queues), quota.added(q.nominal for q in queues))
-            for pool, queues in self._pools.items()
-        }
+    def common(self) -> Mapping[str, Amounts]:
+        """By pool: what is free of the quota that its queues have in common."""
+        found: dict[str, Amounts] = {}
+        for pool, queues in self._pools.items():
+            free: dict[tuple[str, str], Fraction] = {}
+            for queue in queues:
+                held = self.held.get(queue.name, {})
+                for key in {*queue.nominal, *held}:
+                    lends = queue.nominal.get(key, quota.NONE) - queue.unlent.get(key, quota.NONE)
+                    free[key] = free.get(key, quota.NONE) + lends - queue.shares(key, held.get(key, quota.NONE))
+            found[pool] = free
+        return found
