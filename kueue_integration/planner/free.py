@@ -20,8 +20,19 @@ def holders(snapshot: ClusterSnapshot, queue: Queue) -> list[Workload]:
 
 
 def waiting(snapshot: ClusterSnapshot, queue: Queue) -> list[Workload]:
-    """Active Workloads that wait for quota in the queues around `queue`, and could be given some there."""
-    return [w for w in _around(snapshot, queue) if w.waits and servable(snapshot, w)]
+    """Workloads that wait for quota in the queues around `queue`, and could be given some there."""
+    return [w for w in _around(snapshot, queue) if waits(snapshot, w)]
+
+
+def waits(snapshot: ClusterSnapshot, workload: Workload) -> bool:
+    """Whether it waits for quota that it could be given."""
+    return workload.waits and servable(snapshot, workload)
+
+
+def entitled(snapshot: ClusterSnapshot, workload: Workload) -> bool:
+    """Whether a Workload that waits fits into the nominal quota of its own queue: what is free there belongs to it."""
+    queue = snapshot.queues[workload.queue]
+    return quota.fits(workload.asks, queue.groups, queue.nominal)
 
 
 def servable(snapshot: ClusterSnapshot, workload: Workload) -> bool:

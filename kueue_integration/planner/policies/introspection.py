@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from .. import free as quotas
-from .. import measure, quota
+from .. import measure
 from ..free import Room
 from ..job import Job
 from ..model import ClusterSnapshot, Queue
@@ -92,7 +92,7 @@ def _here(job: Job, prices: Mapping[str, float]) -> _Here | None:
 def _move(
     snapshot: ClusterSnapshot, queue: Queue, here: _Here, prices: Mapping[str, float], settings: Introspection
 ) -> Proposal | None:
-    if any(quota.fits(w.asks, queue.groups, queue.nominal) for w in quotas.waiting(snapshot, queue)):
+    if any(quotas.entitled(snapshot, w) for w in quotas.waiting(snapshot, queue)):
         return None  # what is free, or would become free, belongs to those who wait
     free = quotas.room(snapshot, queue)
     there = [f for f in _alternatives(queue, here) if f in prices and _has_room(free, here.job, f)]

@@ -61,7 +61,7 @@ def _changing(snapshot: ClusterSnapshot) -> set[str]:
         queue = snapshot.queues.get(workload.queue)
         if queue is None or queue.pool in found:
             continue
-        waits = workload.waits and quotas.servable(snapshot, workload)
+        waits = quotas.waits(snapshot, workload)
         if waits and queue.name not in most:
             most[queue.name] = quotas.most(snapshot, queue)
         waits = waits and quota.fits(workload.asks, queue.groups, most[queue.name])

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from .. import free as quotas
-from .. import measure, quota, speed_model
+from .. import measure, speed_model
 from ..free import Room
 from ..job import Job
 from ..model import ClusterSnapshot, Queue
@@ -83,8 +83,7 @@ def _known(job: Job) -> _Known | None:
 
 
 def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[_Known]) -> list[Proposal]:
-    pending = quotas.waiting(snapshot, queue)
-    if any(quota.fits(w.asks, queue.groups, queue.nominal) for w in pending):
+    if any(quotas.entitled(snapshot, w) for w in quotas.waiting(snapshot, queue)):
         return []  # what is free, or would become free, belongs to those who wait
     if quotas.promised(snapshot, queue, queue.nominal):
         return []

@@ -50,10 +50,15 @@ def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job], min_
     if any(_about_to_take(job) for job in snapshot.changing.get(queue.pool, ())):
         return []
     free, pending = quotas.room(snapshot, queue), quotas.waiting(snapshot, queue)
+    taken = quotas.used(snapshot) if pending else {}
+    around = {w.queue: snapshot.queues[w.queue] for w in pending}
+    most = {name: quotas.most(snapshot, each) for name, each in around.items()}
+    spare = {name: quotas.spare(snapshot, each, taken) for name, each in around.items()}
+    pending = [w for w in pending if quota.fits(w.asks, around[w.queue].groups, most[w.queue])]
     found = []
     for job in sorted(jobs, key=_rank):
         goal = _goal(queue, free, job) if job.trains else None
-        if goal is None or any(_competes(w, job, queue, free) for w in pending):
+        if goal is None or any(_competes(snapshot, w, job, spare[w.queue]) for w in pending):
             continue
         # A user who asks for more does not wait for the useful minimum. But after moves in vain, users wait, too.
         patience = _patience(job.attempts, 0.0 if job.asks_for_change else min_run_s)
@@ -132,15 +137,16 @@ def _goal(queue: Queue, free: Room, job: Job) -> str | None:
     return f"{given.count} -> {job.wanted} workers on {', '.join(dict.fromkeys(names))}"
 
 
-def _competes(pending: Workload, job: Job, queue: Queue, free: Room) -> bool:
+def _competes(snapshot: ClusterSnapshot, pending: Workload, job: Job, spare: Room) -> bool:
     """Whether a waiting Workload would take the quota that the job gives up or hopes for.
 
-    A Workload that could never fit does not count: it would keep all jobs small for ever. A Workload of lower priority
-    counts only if it fits into the quota that is free during the move.
+    One that is entitled to it comes first, unless its priority is lower. Any other counts only if Kueue would admit it
+    during the move: one that can never fit would keep all jobs small for ever.
+
+    :param spare: what Kueue would still admit in the queue of `pending`
     """
     assert job.workload is not None
-    if not quota.fits(pending.asks, queue.groups, queue.nominal):
-        return False
-    if pending.priority >= job.workload.priority:
+    if pending.priority >= job.workload.priority and quotas.entitled(snapshot, pending):
         return True
-    return quota.fits(pending.asks, queue.groups, quotas.with_own(free, job.workload.holds or {}))
+    groups = snapshot.queues[pending.queue].groups
+    return quota.fits(pending.asks, groups, quotas.with_own(spare, job.workload.holds or {}))

@@ -6,12 +6,17 @@ from dataclasses import replace
 from fractions import Fraction
 
 import planner_scene as scene
+import pytest
 from planner_scene import GPU, NOW
+from test_planner_introspection import PRICES, ran
+from test_planner_introspection import job as priced
+from test_planner_sharing import measured
 
 from kueue_integration.planner import free
 from kueue_integration.planner.job import Job, Workload
-from kueue_integration.planner.model import Queue
-from kueue_integration.planner.policies import regrow
+from kueue_integration.planner.model import ClusterSnapshot, Queue
+from kueue_integration.planner.policies import introspection, lending, marginal_gain, regrow
+from kueue_integration.planner.settings import Introspection
 
 KEY = ("a100", GPU)
 
@@ -54,3 +59,56 @@ def test_what_is_kept_of_quota_that_is_lent_to_nobody_is_not_taken_from_others()
     assert free.room(seen, queues[0], wish)[KEY] == 2
     assert free.room(seen, queues[1], wish)[KEY] == 0
     assert free.room(seen, queues[0], {"guarded": {KEY: Fraction(5)}})[KEY] == 1
+
+
+# `training` has 2 of its 4. `owner` waits for 6 of its 8, and 5 of these are lent to a guest: 5 are free.
+QUEUES = queue("training", 4), queue("owner", 8), queue("guest", 0)
+GUEST = other("borrows", "guest", holds=5)
+
+
+@pytest.mark.parametrize("priority", [1, 10])
+def test_who_waits_for_more_than_the_job_s_own_queue_has_counts(priority: int):
+    """It would be admitted as soon as the job stops, and the job would wait for it to end."""
+    assert not regrown(GUEST, other("waits", "owner", asks=6, priority=priority), queues=QUEUES)
+    assert regrown(GUEST, queues=QUEUES)
+
+
+def test_who_could_borrow_what_the_job_gives_up_would_slip_in():
+    queues = queue("training", 4), queue("guest", 0)
+    assert not regrown(other("waits", "guest", asks=3), queues=queues)
+    assert regrown(other("waits", "guest", asks=5), queues=queues)
+
+
+def gainers() -> dict[str, Job]:
+    """By policy: a job that it would make larger, or cheaper, in free quota."""
+    fast = measured("fast", one_s=2.0, two_s=1.0)
+    cheap = priced(ran(1, "t4", 1.05))
+    return {"regrow": small(), "marginalGain": fast, "lending": scene.job(), "introspection": cheap}
+
+
+def proposes(policy: str, seen: ClusterSnapshot) -> bool:
+    asked = {
+        "regrow": lambda: regrow.propose(seen, True, 0.0),
+        "marginalGain": lambda: marginal_gain.propose(seen),
+        "lending": lambda: lending.propose(seen, 1800.0),
+        "introspection": lambda: introspection.propose(seen, PRICES, Introspection("act")),
+    }
+    return bool(asked[policy]())
+
+
+@pytest.mark.parametrize("policy", ["marginalGain", "lending", "introspection"])
+def test_nobody_grows_or_moves_into_quota_that_the_owner_of_a_larger_queue_waits_for(policy: str):
+    sizes = {"training": 4, "owner": 8, "guest": 0}
+    queues = tuple(scene.queue(name, size, "c", ("a100", "t4")) for name, size in sizes.items())
+    waits = other("waits", "owner", asks=6)
+    for others, found in ((GUEST,), True), ((GUEST, waits), False):
+        seen = scene.snapshot(gainers()[policy], queues=queues, others=others)
+        assert proposes(policy, seen) is found
+
+
+def test_who_may_never_have_so_much_in_its_own_queue_keeps_nobody_small():
+    """It fits into the quota of the job's queue, and may not use that."""
+    capped = queue("capped", 1)
+    capped = replace(capped, groups=[replace(capped.groups[0], most_borrowed={KEY: Fraction(0)})])
+    waits = other("waits", "capped", asks=3)
+    assert regrown(waits, queues=(queue("training", 4), capped))
