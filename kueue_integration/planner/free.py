@@ -25,8 +25,8 @@ def waiting(snapshot: ClusterSnapshot, queue: Queue) -> list[Workload]:
 
 
 def waits(snapshot: ClusterSnapshot, workload: Workload) -> bool:
-    """Whether it waits for quota that it could be given."""
-    return workload.waits and servable(snapshot, workload)
+    """Whether it waits for quota that it could be given: in its queue, or parked by a policy until its turn."""
+    return (workload.waits or workload.uid in snapshot.parked) and servable(snapshot, workload)
 
 
 def entitled(snapshot: ClusterSnapshot, workload: Workload) -> bool:

@@ -127,6 +127,12 @@ class ClusterSnapshot:
         return found
 
     @cached_property
+    def parked(self) -> frozenset[str]:
+        """UIDs of Workloads without quota that a policy has paused: it queues them again."""
+        found = (job.workload for job in self.jobs.values() if job.parked_by)
+        return frozenset(w.uid for w in found if w is not None and w.holds is None)
+
+    @cached_property
     def by_queue(self) -> Mapping[str, Sequence[Workload]]:
         """Workloads by the name of their ClusterQueue."""
         found: dict[str, list[Workload]] = {}

@@ -13,9 +13,9 @@ from test_planner_introspection import job as priced
 from test_planner_sharing import measured
 
 from kueue_integration.planner import free
-from kueue_integration.planner.job import Job, Workload
+from kueue_integration.planner.job import Job, Request, Workload
 from kueue_integration.planner.model import ClusterSnapshot, Queue
-from kueue_integration.planner.policies import introspection, lending, marginal_gain, regrow
+from kueue_integration.planner.policies import introspection, lending, marginal_gain, regrow, time_sharing
 from kueue_integration.planner.settings import Introspection
 
 KEY = ("a100", GPU)
@@ -112,3 +112,14 @@ def test_who_may_never_have_so_much_in_its_own_queue_keeps_nobody_small():
     capped = replace(capped, groups=[replace(capped.groups[0], most_borrowed={KEY: Fraction(0)})])
     waits = other("waits", "capped", asks=3)
     assert regrown(waits, queues=(queue("training", 4), capped))
+
+
+# --- who is parked --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("policy", ["regrow", "marginalGain", "lending", "introspection"])
+def test_a_job_that_is_parked_until_its_turn_waits_for_the_quota_that_comes_free(policy: str):
+    """Regrowth looks at each change, time sharing only now and then: it took what the next one in turn waits for."""
+    parked = scene.parked(scene.job("parked", count=2), time_sharing.NAME)
+    by_ann = replace(parked, change=Request("pause", "ann", "done", 1, NOW - 100))
+    for waits, found in ((), True), ((parked,), False), ((by_ann,), True):
+        seen = scene.snapshot(gainers()[policy], *waits, queues=(scene.queue(devices=6, flavors=("a100", "t4")),))
+        assert proposes(policy, seen) is found
