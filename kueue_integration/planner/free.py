@@ -112,6 +112,16 @@ def room(snapshot: ClusterSnapshot, queue: Queue, kept: Mapping[str, quota.Amoun
     return found
 
 
+def placeable(snapshot: ClusterSnapshot, free: Room) -> Room:
+    """`free`, and no more than is free on the nodes of a flavor while some of them take no pods."""
+
+    def limit(key: tuple[str, str], amount: Fraction) -> Fraction:
+        most = snapshot.usable.get(key[0], {}).get(key[1])
+        return amount if most is None else min(amount, most - snapshot.in_all.get(key, NONE))
+
+    return {key: limit(key, amount) for key, amount in free.items()} if snapshot.usable else free
+
+
 def own_room(snapshot: ClusterSnapshot, queue: Queue) -> Room:
     """Nominal quota that the queue itself does not use. Others may have borrowed it: Kueue reclaims it."""
     used = snapshot.held.get(queue.name, {})

@@ -89,6 +89,8 @@ class ClusterSnapshot:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     flavors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """ResourceFlavor -> the labels of its nodes; only where somebody has asked for the room on nodes."""
+    usable: Mapping[str, Mapping[str, Fraction]] = field(default_factory=dict)
+    """ResourceFlavor -> resource -> what its nodes can hold, where some of them take no pods; others have no limit."""
     symptoms: Sequence[Symptom] = ()
     """Those that are remembered, oldest first; empty unless a policy asks for them."""
     ended: Sequence[Ended] = ()
@@ -151,6 +153,11 @@ class ClusterSnapshot:
         return {
             name: quota.added(w.holds for w in found if w.holds is not None) for name, found in self.by_queue.items()
         }
+
+    @cached_property
+    def in_all(self) -> Amounts:
+        """What all Workloads hold together."""
+        return quota.added(self.held.values())
 
     @cached_property
     def common(self) -> Mapping[str, Amounts]:

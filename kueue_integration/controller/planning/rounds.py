@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ...contract import kinds
+from ...drain import nodes as drained
 from ...errors import JobNotFoundError, KubeError, NotFound, PlatformError, RequestRefusedError
 from ...kube.client import Kube
 from ...kube.resources import COHORT, NODE, Object
@@ -41,11 +42,14 @@ from .node_health import NodeHealth
 from .report import Report
 from .room import with_room
 from .symptoms import Symptoms
+from .usable import KEPT_S, Usable
 
 PLAN_DELAY_S = 0.3
 """Quota changes come in bursts; one plan for a burst."""
 LOOK_AT_NODES = {cordon.NAME, defragmentation.NAME, health.NAME}
 """Policies that ask for the nodes."""
+GROWS = {introspection.NAME, lending.NAME, marginal_gain.NAME}
+"""Policies that count on the nodes of free quota, as regrowth does."""
 ORDER = (
     cordon.NAME, returns.NAME, health.NAME, regrow.NAME, sla_tiers.NAME, attained_service.NAME, time_sharing.NAME,
     defragmentation.NAME, marginal_gain.NAME, lending.NAME, introspection.NAME, tidy.NAME,
@@ -83,6 +87,7 @@ class Rounds:
             self._dry = in_order({**self._dry, regrow.NAME: would_grow})
         self._arbiter, self._shadow = Arbiter(terms(planner, self._act)), Arbiter(terms(planner, self._dry))
         symptoms = Symptoms(world, skips, planner.health.throttled_percent)
+        self._usable, self._sick = Usable(kube, clock), frozenset[str]()
         self._health = NodeHealth(kube, planner.health, metrics, symptoms)
         self._pause = PLAN_DELAY_S
         self._planned_at = 0.0
@@ -122,6 +127,10 @@ class Rounds:
             jobs = {kinds.place(job): job for job in self._world.all_jobs()}
             told = self._health.look(seen.snapshot, {str(n["metadata"]["name"]): n for n in nodes}, jobs)
             seen = replace(seen, snapshot=told)
+            sick = health.sick(told, self._settings.planner.health) if health.NAME in self._act else ()
+            self._sick = frozenset(each.node for each in sick)
+        if GROWS & asked or self._regrows(seen.snapshot):
+            seen = replace(seen, snapshot=self._with_usable(seen.snapshot, again))
         if introspection.NAME in asked:
             for flavor in introspection.unpriced(seen.snapshot, self._settings.planner.prices):
                 self._report.remark(introspection.NAME, f"leaves flavor {flavor} alone: planner.prices has none for it")
@@ -148,6 +157,28 @@ class Rounds:
         except KubeError as error:
             self._report.trouble(lending.NAME, f"cannot see cohorts: {error}", None, self._now())
             return replace(snapshot, nested=frozenset(q.cohort for q in snapshot.queues.values() if q.cohort))
+
+    def _regrows(self, snapshot: ClusterSnapshot) -> bool:
+        """Whether a job would grow or change its flavor now, as far as quotas tell."""
+        on = [way[regrow.NAME] for way in (self._usual, self._dry) if regrow.NAME in way]
+        found = (p for policy in on for p in policies.ask({regrow.NAME: policy}, snapshot, lambda *told: None))
+        return any(p.not_before <= snapshot.now for p in found)
+
+    def _with_usable(self, snapshot: ClusterSnapshot, again: Callable[[float], None]) -> ClusterSnapshot:
+        """With what nodes can hold where some take no pods: a job that has left them must not be sent back to them."""
+        try:
+            seen = self._usable.see(snapshot, self._left)
+        except (KubeError, ValueError, LookupError, TypeError) as error:
+            self._report.trouble(regrow.NAME, f"cannot see which nodes take pods: {error}", None, self._now())
+            return snapshot
+        if seen.usable:  # nothing tells us when these nodes take pods again
+            again(KEPT_S)
+        return seen
+
+    def _left(self, node: Object) -> bool:
+        """Whether a policy that acts sends jobs away from the node."""
+        leaves = cordon.NAME in self._act and drained.leaving(node, self._settings.planner.cordon.conditions)
+        return bool(leaves) or str(node["metadata"]["name"]) in self._sick
 
     def _with_room(self, seen: Seen, nodes: Sequence[Object]) -> Seen:
         """With the room on nodes, if somebody waits whom it may help. Without it nothing is defragmented."""

@@ -94,7 +94,7 @@ def _move(
 ) -> Proposal | None:
     if any(quotas.entitled(snapshot, w) for w in quotas.waiting(snapshot, queue)):
         return None  # what is free, or would become free, belongs to those who wait
-    free = quotas.room(snapshot, queue)
+    free = quotas.placeable(snapshot, quotas.room(snapshot, queue))
     there = [f for f in _alternatives(queue, here) if f in prices and _has_room(free, here.job, f)]
     back = _back(here, there, prices, settings)
     if back is not None:

@@ -48,7 +48,7 @@ def propose(snapshot: ClusterSnapshot, expect_s: float) -> list[Proposal]:
         if queue.name not in room:
             if queue.pool not in kept:
                 kept[queue.pool] = _with_wishes(snapshot, queue, taken)
-            room[queue.name] = quotas.spare(snapshot, queue, kept[queue.pool])
+            room[queue.name] = quotas.placeable(snapshot, quotas.spare(snapshot, queue, kept[queue.pool]))
         found += [(job.workload.priority, p) for p in _growth(job, room[queue.name], queue, taken, expect_s)]
     found.sort(key=lambda each: (-each[0], -each[1].gain_device_seconds))
     return [proposal for _, proposal in found]

@@ -87,7 +87,8 @@ def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[_Known]) -
         return []  # what is free, or would become free, belongs to those who wait
     if quotas.promised(snapshot, queue, queue.nominal):
         return []
-    free = quotas.room(snapshot, queue, quotas.wished(snapshot, queue.pool, lambda q: q.nominal))
+    wishes = quotas.wished(snapshot, queue.pool, lambda q: q.nominal)
+    free = quotas.placeable(snapshot, quotas.room(snapshot, queue, wishes))
     growing = [(each, size) for each in jobs if (size := each.size(+1)) is not None]
     growing.sort(key=lambda g: (-g[0].gain(g[1]) / (g[1] - g[0].count), g[0].job.key))
     found, trades = list[Proposal](), list[Proposal | None]()

@@ -49,7 +49,7 @@ def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job], min_
         return []  # quota is about to change hands
     if any(_about_to_take(job) for job in snapshot.changing.get(queue.pool, ())):
         return []
-    free, pending = quotas.room(snapshot, queue), quotas.waiting(snapshot, queue)
+    free, pending = quotas.placeable(snapshot, quotas.room(snapshot, queue)), quotas.waiting(snapshot, queue)
     taken = quotas.used(snapshot) if pending else {}
     around = {w.queue: snapshot.queues[w.queue] for w in pending}
     most = {name: quotas.most(snapshot, each) for name, each in around.items()}
