@@ -152,7 +152,7 @@ def _done(
         return ""
     active, given = workload.active, workload.admission
     if request.op == "pause":
-        if active or given is not None or not job.suspended:
+        if active or given is not None or not job.suspended or reshape.paused_by_another(request, workload):
             return ""
         return f"paused; {attempt_history.restart_point(required(job.checkpoint))} when it is resumed"
     if not active:

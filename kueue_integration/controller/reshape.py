@@ -18,6 +18,7 @@ from proxy.protocol.messages import AttemptRecord, JobRequest, Placement
 
 from ..contract import job_names, kinds
 from ..manifests.job_manifests import MIN_PARALLELISM
+from ..planner.job import policy_of
 from ..requests import placement
 from . import attempt_history, reactivation
 from .actions import Action, PatchWorkload, RequestReadmission, Reshape
@@ -48,7 +49,7 @@ def decide(snapshot: Snapshot, workload: Workload, check_name: str) -> Action | 
     job = snapshot.job
     found = job.changing
     op = found[0].op if found else ""
-    if found is not None and op == "pause" and workload.active:
+    if found is not None and op == "pause" and (workload.active or paused_by_another(found[0], workload)):
         return PatchWorkload(body=_paused(found[0]), why=op)
     if op == "resume" and not workload.active and ours(workload):
         return PatchWorkload(body=_activity(workload, True), why=op)
@@ -123,7 +124,14 @@ def ours(workload: Workload) -> bool:
 
 
 def _paused(request: JobRequest) -> dict[str, Any]:
-    return {"metadata": {"annotations": {job_names.ANN_PAUSED: request.id}}, "spec": {"active": False}}
+    """With the policy that asks: it queues the job again, whatever is asked of the job meanwhile."""
+    mark = f"{request.id} {policy_of(request.by)}".strip()
+    return {"metadata": {"annotations": {job_names.ANN_PAUSED: mark}}, "spec": {"active": False}}
+
+
+def paused_by_another(request: JobRequest, workload: Workload) -> bool:
+    """Whether a policy has paused it before its owner asks for that, or the other way round."""
+    return workload.paused and workload.paused_by != policy_of(request.by)
 
 
 def _activity(workload: Workload, on: bool) -> dict[str, Any]:

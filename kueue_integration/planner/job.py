@@ -19,6 +19,12 @@ BY: Final = "policy/"
 """The planner signs its requests with this, the policy's name, a colon and the reason."""
 
 
+def policy_of(by: str) -> str:
+    """The policy that has signed a request so, "" for anybody else."""
+    who, _, _ = by.partition(":")
+    return who.removeprefix(BY) if who.startswith(BY) else ""
+
+
 @dataclass(frozen=True)
 class Workload:
     """A Workload of Kueue that is not finished, whoever owns it."""
@@ -98,8 +104,7 @@ class Request:
     @property
     def policy(self) -> str:
         """The policy that made it, "" for anybody else."""
-        who, _, _ = self.by.partition(":")
-        return who.removeprefix(BY) if who.startswith(BY) else ""
+        return policy_of(self.by)
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,8 @@ class Job:
     save: Request | None = None
     paused: bool = False
     """Out of its queue because of a request to pause."""
+    paused_by: str = ""
+    """The policy that has made that request, "" for anybody else. Later requests do not change it, but for a pause."""
     saved_at: float | None = None
     """When its newest checkpoint was made."""
     steps_done: int | None = None
@@ -207,7 +214,9 @@ class Job:
     @property
     def parked_by(self) -> str:
         """The policy that has paused it, "" while it is not paused, or somebody else has paused it."""
-        return self.change.policy if self.paused and self.change is not None and self.change.op == "pause" else ""
+        if not self.paused:
+            return ""
+        return self.change.policy if self.change is not None and self.change.op == "pause" else self.paused_by
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,7 @@ def _filled(job: Object, request: JobRequest, proposal: Proposal) -> JobRequest:
     if proposal.action == "checkpoint":
         return JobRequest(request.id, "checkpoint", request.at, request.by, timeout_s=MAX_SAVE_S)
     last = user_requests.asked(job, user_requests.CHANGE)
-    if proposal.action == "resume" and (last is None or last.op != "pause"):
+    theirs = last is not None and last.op == "pause" and not last.by.startswith(BY)
+    if proposal.action == "resume" and (last is None or last.op == "resume" or theirs):
         raise RequestRefusedError(("request", "resume", "it is not paused any more"))
     return request

@@ -175,6 +175,7 @@ def read_job(
         change=_request(job.change),
         save=_request(job.checkpoint_request),
         paused=seen is not None and not seen.active and seen.paused,
+        paused_by=seen.paused_by if seen is not None else "",
         saved_at=saved.created_at if saved is not None else None,
         steps_done=progress.step if progress is not None and own else None,
         steps_seen_at=progress.at if progress is not None and own else None,

@@ -56,6 +56,8 @@ class Workload:
     """Our controller has taken it out of the queue to give it another shape: what was wrong."""
     paused = Part(lambda raw: annotation(raw, job_names.ANN_PAUSED) is not None)
     """A `pause` has deactivated it."""
+    paused_by = Part(lambda raw: (annotation(raw, job_names.ANN_PAUSED) or "").partition(" ")[2])
+    """The policy of the planner that has asked for that, "" for anybody else."""
     priority_mark = Part(priority.read)
     """A policy of the planner has changed its priority: which one, and since when."""
     has_our_pods = Part(views.has_our_pods)

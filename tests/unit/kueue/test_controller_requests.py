@@ -444,6 +444,19 @@ def test_pause_and_resume_set_the_workloads_activity():
     assert action(stopped(request("resume"), {}), waiting()) is None  # queued: it is done when it trains
 
 
+def test_a_pause_of_a_policy_names_it_and_the_last_one_to_ask_for_a_pause_counts():
+    """Whatever is asked of the job meanwhile: the policy queues it again, and a user's pause is never undone."""
+    theirs = replace(request("pause"), by="policy/timeSharing: its turn is over")
+    parked = merge_patch(waiting(), action(job(theirs, state="running"), running(), pods()).body)
+    assert Workload.parse(parked).paused_by == "timeSharing"
+    assert action(stopped(theirs, {}), parked).status.state == "done"
+    own = action(stopped(request("pause"), {}), parked)
+    assert isinstance(own, PatchWorkload)
+    paused = merge_patch(parked, own.body)
+    assert (Workload.parse(paused).paused, Workload.parse(paused).paused_by) == (True, "")
+    assert action(stopped(request("pause"), {}), paused).status.state == "done"
+
+
 def test_a_pause_that_meets_the_fence_does_not_start_the_job():
     held = action(stopped(request("pause"), {}), admitted())
     assert isinstance(held, PatchWorkload)

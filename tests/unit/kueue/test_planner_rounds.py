@@ -408,16 +408,51 @@ def test_the_look_has_the_moves_of_jobs_that_ended_within_the_hour(
     assert [(job.namespace, len(job.attempts)) for job in seen.ended] == ([(NS, 1)] if counts else [])
 
 
-def test_a_job_that_was_parked_is_queued_again_when_the_policy_is_off(stage: Callable[..., Stage]) -> None:
-    play = stage("none")
-    pause = JobRequest("r1", "pause", T0, "policy/timeSharing: its turn is over")
-    play.kube.patch(JOB, *KEY, {"metadata": {"annotations": user_requests.written(pause)}, "spec": {"suspend": True}})
+def park(play: Stage, request: JobRequest, mark: str) -> None:
+    """The job is paused, with `mark` on its Workload, and `request` was the last one about it."""
+    play.kube.patch(JOB, *KEY, {"metadata": {"annotations": user_requests.written(request)}, "spec": {"suspend": True}})
     play.answer(user_requests.CHANGE)
-    parked = {"metadata": {"annotations": {job_names.ANN_PAUSED: "r1"}}, "spec": {"active": False}}
+    parked = {"metadata": {"annotations": {job_names.ANN_PAUSED: mark}}, "spec": {"active": False}}
     play.kube.patch(WORKLOAD, NS, "job-train-1", parked)
     play.kube.set_status(WORKLOAD, NS, "job-train-1", {"conditions": [], "admission": None})
+
+
+PARKED = JobRequest("r1", "pause", T0, "policy/timeSharing: its turn is over")
+
+
+@pytest.mark.parametrize(
+    ("request_", "mark"),
+    [
+        (PARKED, "r1"),  # by a controller that did not write the policy
+        (PARKED, "r1 timeSharing"),
+        (JobRequest("r2", "resize", T0, "ann", workers=2), "r1 timeSharing"),
+    ],
+    ids=["before", "parked", "resized since"],
+)
+def test_a_job_that_was_parked_is_queued_again_when_the_policy_is_off(
+    stage: Callable[..., Stage], request_: JobRequest, mark: str
+) -> None:
+    play = stage("none")
+    park(play, request_, mark)
     play.round()
     assert (play.asked().op, play.asked().by) == ("resume", "policy/tidy: policy timeSharing is off")
+
+
+@pytest.mark.parametrize(
+    ("request_", "mark"),
+    [
+        (JobRequest("r2", "pause", T0, "ann"), "r2"),
+        (JobRequest("r2", "pause", T0, "ann"), "r1 timeSharing"),  # its owner has asked for it since
+        (JobRequest("r3", "resize", T0, "ann", workers=2), "r2"),
+    ],
+)
+def test_a_job_that_its_owner_has_paused_stays_paused(
+    stage: Callable[..., Stage], request_: JobRequest, mark: str
+) -> None:
+    play = stage("none")
+    park(play, request_, mark)
+    play.round()
+    assert play.asked() == request_
 
 
 def test_objects_that_cannot_be_read_are_named_and_hide_no_other(stage: Callable[..., Stage]) -> None:
