@@ -57,6 +57,11 @@ class CarryOut:
         else:
             verbs.ask(self._kube, namespace, name, action, by, lambda stands, r: _filled(stands, r, proposal))
 
+    @property
+    def waits(self) -> bool:
+        """Whether `tidy` has something to do, or has not looked yet."""
+        return bool(self._left) or not self._recalled
+
     def tidy(self, jobs: Iterable[Object]) -> list[JobKey]:
         """Let jobs that have left a node go everywhere again; the jobs for which that was done. Raises KubeError.
 

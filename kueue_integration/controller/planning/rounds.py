@@ -91,7 +91,7 @@ class Rounds:
         self._health = NodeHealth(kube, planner.health, metrics, symptoms)
         self._pause = PLAN_DELAY_S
         self._planned_at = 0.0
-        self._others_at = -planner.every_s
+        self._others_at = self._tidied_at = -planner.every_s
 
     def delay(self) -> float:
         """Seconds until the next plan: soon, but planning as a whole stays within its share of the worker."""
@@ -108,6 +108,7 @@ class Rounds:
 
     def _round(self, again: Callable[[float], None]) -> None:
         """Regrowth is looked at after every change; the others, whose inputs drift, every so many seconds."""
+        self._tidy(again)
         act, dry, nodes = self._usual, dict[str, Policy](), list[Object]()
         others = len(self._act) > len(self._usual) or bool(self._dry)
         if others:
@@ -137,13 +138,24 @@ class Rounds:
         self._dry_run(seen, dry)
         self._really(seen, act, again)
 
+    def _tidy(self, again: Callable[[float], None]) -> None:
+        """Jobs that have left nodes may go everywhere again, also when no policy is on any more that asks for that."""
+        every_s = self._settings.planner.every_s
+        if self._clock() - self._tidied_at >= every_s:
+            self._tidied_at = self._clock()
+            try:
+                self._carry_out.tidy(self._world.all_jobs())
+            except KubeError as error:
+                self._report.trouble(tidy.NAME, f"cannot see its requests: {error}", None, self._now())
+        if self._carry_out.waits:
+            again(max(PLAN_DELAY_S, self._tidied_at + every_s - self._clock()))
+
     def _nodes(self) -> list[Object]:
         """An error here stops no other policy: nothing leaves a node that we do not see."""
         try:
-            self._carry_out.tidy(self._world.all_jobs())
             return self._kube.list(NODE)
         except KubeError as error:
-            self._report.trouble(cordon.NAME, f"cannot see nodes or its requests: {error}", None, self._now())
+            self._report.trouble(cordon.NAME, f"cannot see nodes: {error}", None, self._now())
             return []
 
     def _with_cohorts(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:

@@ -152,13 +152,15 @@ def has_left(play: Stage) -> None:
             play.kube.put({**pod, "spec": {"nodeName": "n2"}})
 
 
+@pytest.mark.parametrize("mode", ["act", "none"])
 @pytest.mark.parametrize("by", ["policy/cordon: node n1 is cordoned", "ann"])
 @pytest.mark.parametrize("avoids", [["n1"], ["n1", "n3"]])
 def test_after_a_restart_too_it_may_go_everywhere_again(
-    stage: Callable[..., Stage], by: str, avoids: list[str]
+    stage: Callable[..., Stage], by: str, avoids: list[str], mode: str
 ) -> None:
-    """Unless its owner has asked for it, or had ruled out another node before: then it is not known what was so."""
-    play = stage()
+    """Also when the policy is off. Unless its owner has asked for it, or had ruled out another node before: then it is
+    not known what was so."""
+    play = stage(mode)
     asked = JobRequest("r", "migrate", T0, by, node="n1", placement=Placement([], avoids, []))
     play.kube.patch(JOB, *KEY, {"metadata": {"annotations": user_requests.written(asked)}})
     play.rounds = play.again()
