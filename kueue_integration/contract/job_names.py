@@ -30,6 +30,8 @@ EVENT_OWN_ERROR: Final = "ProgramError"
 """Reason of an Event on a job whose error no node is to blame for."""
 TAINT_UNHEALTHY: Final = f"{names.DOMAIN}/unhealthy"
 """Key of the taint (NoSchedule) of such a node."""
+NODE_TAINTED_AT: Final = f"{names.DOMAIN}/unhealthy-since"
+"""On the node: when it got the taint. Without the taint, what was before is forgiven."""
 LABEL_IDENTITY: Final = f"{names.DOMAIN}/identity"
 """Hash of the Job's owner (for Airflow: dag, run, task, map index, clear generation); search before create."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..contract import annotation_values, job_names
 from ..errors import Forbidden, NotFound, PlatformError, SpecError
 from ..kube.api import Kube
 from ..kube.resources import NODE, Object, is_true
@@ -31,6 +32,11 @@ def cordoned(node: Object) -> bool:
 
 NOT_THERE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Taints of a node that does not answer: nothing can be saved there any more."""
+
+
+def marked_at(node: Object) -> float:
+    """When the planner's policy health has tainted it the last time, Unix seconds; 0 for never."""
+    return annotation_values.readable(annotation_values.moment(node, job_names.NODE_TAINTED_AT), None) or 0.0
 
 
 def leaving(node: Object, conditions: Sequence[str] = ()) -> str:

@@ -59,6 +59,8 @@ class Node:
     """Types of those that are True."""
     marked: bool = False
     """It has our taint."""
+    marked_at: float = 0.0
+    """When it got that the last time, whether it has it still or not."""
 
 
 @dataclass(frozen=True)

@@ -239,6 +239,5 @@ def _node(raw: Object, conditions: Sequence[str]) -> model.Node:
     types = frozenset(str(c.get("type")) for c in told if c.get("status") == "True")
     taints = (raw.get("spec") or {}).get("taints") or ()
     marked = any(taint.get("key") == job_names.TAINT_UNHEALTHY for taint in taints)
-    return model.Node(
-        str(raw["metadata"]["name"]), drained.leaving(raw, conditions), "Ready" in types, types - {"Ready"}, marked
-    )
+    name, leaving = str(raw["metadata"]["name"]), drained.leaving(raw, conditions)
+    return model.Node(name, leaving, "Ready" in types, types - {"Ready"}, marked, drained.marked_at(raw))

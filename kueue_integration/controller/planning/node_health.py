@@ -44,6 +44,8 @@ class NodeHealth:
             self._symptoms.forgive(name, snapshot.now)
             self._told = {told for told in self._told if told[:2] != ("node", name)}
             log.info("planner: health: somebody has removed the taint of node %s: what was before is forgotten", name)
+        for name in snapshot.nodes.keys() - marked:  # also where the process before this one had tainted it
+            self._symptoms.forgive(name, snapshot.nodes[name].marked_at)
         self._marked = marked | (self._marked - snapshot.nodes.keys())
         snapshot = replace(snapshot, symptoms=self._symptoms.see(snapshot.now))
         for each in health.sick(snapshot, self._settings):
@@ -62,7 +64,7 @@ class NodeHealth:
     def _sick(self, found: Sick, node: Object, marked: bool, now: float) -> None:
         wanted = self._settings.taint and not marked
         how = "done" if wanted and self._settings.mode == "act" else "proposed"
-        if how == "done" and not self._taint(found, node):
+        if how == "done" and not self._taint(found, node, now):
             how = "refused"
             if not self._new("refused", found.node):
                 return
@@ -74,11 +76,12 @@ class NodeHealth:
         about = {"apiVersion": "v1", "kind": "Node", "name": found.node, "uid": found.node}  # as the kubelet has it
         self._event(about, "default", job_names.EVENT_NODE_SICK, text, now)
 
-    def _taint(self, found: Sick, node: Object) -> bool:
+    def _taint(self, found: Sick, node: Object, now: float) -> bool:
         """Whether the node has the taint now."""
         meta, taints = node["metadata"], list((node.get("spec") or {}).get("taints") or ())
         taint = {"key": job_names.TAINT_UNHEALTHY, "value": "true", "effect": "NoSchedule"}
-        body = {"spec": {"taints": [*taints, taint]}}
+        since = {"annotations": {job_names.NODE_TAINTED_AT: server_time.to_micro(now)}}
+        body = {"metadata": since, "spec": {"taints": [*taints, taint]}}
         try:
             self._kube.patch(NODE, None, str(meta["name"]), body, resource_version=meta.get("resourceVersion"))
         except KubeError as error:

@@ -58,7 +58,7 @@ class Symptoms:
 
     def forgive(self, node: str, now: float) -> None:
         """Somebody has looked after the node: what was before does not count."""
-        self._forgiven[node] = now
+        self._forgiven[node] = max(now, self._forgiven.get(node, 0.0))
 
     def _remember(self, found: Iterable[tuple[Key, Symptom]]) -> None:
         for key, symptom in found:

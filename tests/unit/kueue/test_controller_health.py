@@ -151,10 +151,14 @@ def test_a_taint_that_is_refused_is_tried_again(stage: Callable[..., Stage]) -> 
     assert len(taints(play)) == 1
 
 
-def test_whoever_removes_the_taint_has_looked_after_the_node(stage: Callable[..., Stage]) -> None:
+@pytest.mark.parametrize("restart", [False, True])
+def test_whoever_removes_the_taint_has_looked_after_the_node(stage: Callable[..., Stage], restart: bool) -> None:
+    """Pods that have failed there may stay for days."""
     play = stage(taint=True)
     play.round()
     play.kube.patch(NODE, None, "n1", {"spec": {"taints": None}})
+    if restart:
+        play.rounds = play.again()
     play.answer(user_requests.CHECKPOINT)
     play.round()
     play.round()
