@@ -72,7 +72,7 @@ def _waits(room: Room, queue: Queue, workload: Workload, job: Job | None) -> Blo
 
 def group(queue: Queue, asks: Mapping[str, Fraction]) -> quota.Group | None:
     """The one resource group that has what is asked for; None: several have it, or none."""
-    needed = [group for group in queue.groups if any(r in asks for r in group.covered)]
+    needed = [group for group in queue.groups if any(r in asks for r in group.covered if r != quota.PODS)]
     return needed[0] if len(needed) == 1 else None
 
 

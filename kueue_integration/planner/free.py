@@ -45,7 +45,7 @@ def servable(snapshot: ClusterSnapshot, workload: Workload) -> bool:
     queue = snapshot.queues.get(workload.queue)
     if queue is None or snapshot.stopped(workload):
         return False
-    asked = {resource for resource, amount in workload.asks.items() if amount > 0}
+    asked = {resource for resource, amount in workload.asks.items() if amount > 0 and resource != quota.PODS}
     here = {resource for group in queue.groups for resource in group.covered}
     return (not asked or bool(asked & here)) and not (asked - here) & snapshot.covered
 

@@ -13,6 +13,8 @@ from ..kube.resources import Object, condition
 Amounts = Mapping[tuple[str, str], Fraction]
 """(flavor, resource) -> amount."""
 NONE = Fraction(0)
+PODS = "pods"
+"""A resource that no pod asks for. Kueue counts pods where a queue covers it."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,20 @@ def reported(queue: Object) -> dict[tuple[str, str], Fraction]:
 def requests(workload: Object) -> dict[str, Fraction]:
     """What a pending Workload asks for at least (partial admission counted), over all its podsets."""
     total: dict[str, Fraction] = {}
-    for podset in (workload.get("spec") or {}).get("podSets") or ():
-        count = int(podset.get("minCount") or podset.get("count") or 1)
-        for resource, amount in of_pod(podset).items():
-            total[resource] = total.get(resource, NONE) + amount * count
+    for number, podset in enumerate((workload.get("spec") or {}).get("podSets") or ()):
+        for resource, amount in (_with_claims(workload, podset) if not number else of_pod(podset)).items():
+            total[resource] = total.get(resource, NONE) + amount * least(podset)
     return total
+
+
+def pods(workload: Object) -> int:
+    """How many pods a pending Workload has at least."""
+    return sum(least(podset) for podset in (workload.get("spec") or {}).get("podSets") or ())
+
+
+def least(podset: Object) -> int:
+    """How many of its pods may start alone."""
+    return int(podset.get("minCount") or podset.get("count") or 1)
 
 
 def of_pod(podset: Object) -> dict[str, Fraction]:
@@ -110,11 +121,15 @@ def devices_of(workload: Object) -> int:
 
     Devices that a pod claims (DRA) are in no pod: Kueue writes into the Workload what they count as.
     """
-    podset: Object = next(iter((workload.get("spec") or {}).get("podSets") or ()), {})
+    return devices(_with_claims(workload, next(iter((workload.get("spec") or {}).get("podSets") or ()), {})))
+
+
+def _with_claims(workload: Object, podset: Object) -> dict[str, Fraction]:
+    """What a pod of the Workload's first pod set asks for, with what it claims."""
     asks = of_pod(podset)
     if ((podset.get("template") or {}).get("spec") or {}).get("resourceClaims"):
-        asks |= {r: amount for r, amount in _claimed(workload, podset).items() if r not in asks}
-    return devices(asks)
+        asks |= {r: amount for r, amount in _claimed(workload, podset).items() if r not in asks and r != PODS}
+    return asks
 
 
 def _claimed(workload: Object, podset: Object) -> dict[str, Fraction]:

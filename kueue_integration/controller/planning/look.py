@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus
 
@@ -114,7 +115,7 @@ def read_workload(raw: Object, queue: str, stopped: bool = False) -> planned.Wor
         priority=int(spec.get("priority") or 0),
         created=views.created(raw),
         holds=quota.usage(raw) if given is not None else None,
-        asks=quota.requests(raw),
+        asks={**quota.requests(raw), quota.PODS: Fraction(quota.pods(raw))},
         waits=given is None and (active or comes_back) and not meta.get("deletionTimestamp"),
         leaves=is_true(raw, "Evicted") or any(c.get("state") in ("Retry", "Rejected") for c in checks),
         pods=int(only.get("minCount") or only.get("count") or 0),
