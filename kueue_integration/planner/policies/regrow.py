@@ -19,6 +19,7 @@ from ..job import Job, Workload
 from ..model import ClusterSnapshot, Queue
 from ..proposals import Proposal
 from ..quota import NONE
+from . import defragmentation
 
 NAME = "regrow"
 NOTE = "quota is free again"
@@ -140,13 +141,18 @@ def _goal(queue: Queue, free: Room, job: Job) -> str | None:
 def _competes(snapshot: ClusterSnapshot, pending: Workload, job: Job, spare: Room) -> bool:
     """Whether a waiting Workload would take the quota that the job gives up or hopes for.
 
-    One that is entitled to it comes first, unless its priority is lower. Any other counts only if Kueue would admit it
-    during the move: one that can never fit would keep all jobs small for ever.
+    One that is entitled to it comes first, unless its priority is lower; likewise one that the job may have made room
+    for. Any other counts only if Kueue would admit it during the move.
 
     :param spare: what Kueue would still admit in the queue of `pending`
     """
     assert job.workload is not None
-    if pending.priority >= job.workload.priority and quotas.entitled(snapshot, pending):
+    if pending.priority >= job.workload.priority and (_made_room(job) or quotas.entitled(snapshot, pending)):
         return True
     groups = snapshot.queues[pending.queue].groups
     return quota.fits(pending.asks, groups, quotas.with_own(spare, job.workload.holds or {}))
+
+
+def _made_room(job: Job) -> bool:
+    """Whether it was moved last so that others find room where it was."""
+    return job.change is not None and job.change.policy == defragmentation.NAME

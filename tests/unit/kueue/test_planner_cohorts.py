@@ -114,6 +114,21 @@ def test_who_may_never_have_so_much_in_its_own_queue_keeps_nobody_small():
     assert regrown(waits, queues=(queue("training", 4), capped))
 
 
+@pytest.mark.parametrize("policy", ["defragmentation", "introspection"])
+def test_a_job_that_has_made_room_does_not_take_it_back_before_the_next_one_has_moved(policy: str):
+    """It left `a100` for one that borrows, for which another job has to leave, too. Both moved back and forth."""
+    change = Request("migrate", f"policy/{policy}: makes room in flavor a100 for waits", "done", 1, NOW - 900)
+    moved = scene.job(wanted=2, change=change)
+    given = replace(moved.given, flavor="t4", flavors={GPU: "t4"})
+    moved = replace(moved, given=given, workload=replace(moved.workload, holds={("t4", GPU): Fraction(2)}))
+    queues = tuple(scene.queue(name, 4, "c", ("a100", "t4")) for name in ("training", "owner"))
+    there = replace(other("there", "owner", holds=1), holds={("t4", GPU): Fraction(1)})
+    others = there, other("stays", "training", holds=2), other("waits", "owner", asks=8)
+    back = regrow.propose(scene.snapshot(moved, queues=queues, others=others), True, 0.0)
+    assert bool(back) is (policy != "defragmentation")
+    assert regrow.propose(scene.snapshot(moved, queues=queues, others=others[:2]), True, 0.0)
+
+
 # --- who is parked --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("policy", ["regrow", "marginalGain", "lending", "introspection"])
 def test_a_job_that_is_parked_until_its_turn_waits_for_the_quota_that_comes_free(policy: str):
