@@ -145,12 +145,23 @@ class Arbiter:
             return Ruling(proposal, True, "nothing has to stop for it")
         if job.workload is not None and snapshot.stopped(job.workload):
             return Ruling(proposal, False, "its queue is stopped: it would not come back")
-        return self._weighed(proposal, job, terms, snapshot.now, moved.get(job.key[0], set()), clock)
+        held_back = self._held_back(proposal, job, terms, snapshot.now, moved, clock)
+        if held_back is not None:
+            return held_back
+        price = measure.cost(job)
+        if terms.weigh and proposal.gain_device_seconds <= price:
+            why = f"costs {price:.0f} device-seconds, and gains {proposal.gain_device_seconds:.0f}"
+            return Ruling(proposal, False, why)
+        if proposal.helps is not None:
+            in_vain = self._held_back(proposal, snapshot.jobs[proposal.helps], terms, snapshot.now, moved, clock)
+            if in_vain is not None:
+                return replace(in_vain, why=f"is for {'/'.join(proposal.helps)}: {in_vain.why}", settles=False)
+        return Ruling(proposal, True, f"costs about {price:.0f} device-seconds")
 
-    def _weighed(
-        self, proposal: Proposal, job: Job, terms: Terms, now: float, moved: set[Move], clock: float
-    ) -> Ruling:
-        """`moved`: the moves of its tenant within an hour."""
+    def _held_back(
+        self, proposal: Proposal, job: Job, terms: Terms, now: float, moved: Mapping[str, set[Move]], clock: float
+    ) -> Ruling | None:
+        """By the limits of `job`. `moved`: by namespace, the moves within an hour."""
         again = self._recent.settles(job, now, clock)
         if again > 0:
             return Ruling(proposal, False, f"attempt {job.attempt} was asked to move already", again, settles=True)
@@ -160,19 +171,16 @@ class Arbiter:
         short = 0.0 if proposal.asked else limits.min_run_s - self._recent.trained(job, now, clock)
         if short > 0:
             return Ruling(proposal, False, f"has to train {limits.min_run_s:g} s before it is moved", short)
-        own = sum(uid == job.uid for uid, _ in moved)
+        of_tenant = moved.get(job.key[0], set())
+        own = sum(uid == job.uid for uid, _ in of_tenant)
         if proposal.asked:  # it counts for the others, and waits for no budget
             limits = Limits(0.0, None, None)
         if limits.moves_per_hour is not None and own >= limits.moves_per_hour:
             return Ruling(proposal, False, f"was moved {own} times within an hour, the limit", SETTLE_S)
-        if limits.tenant_moves_per_hour is not None and len(moved) >= limits.tenant_moves_per_hour:
-            why = f"jobs of namespace {job.key[0]} were moved {len(moved)} times within an hour, the budget"
+        if limits.tenant_moves_per_hour is not None and len(of_tenant) >= limits.tenant_moves_per_hour:
+            why = f"jobs of namespace {job.key[0]} were moved {len(of_tenant)} times within an hour, the budget"
             return Ruling(proposal, False, why, SETTLE_S)
-        price = measure.cost(job)
-        if terms.weigh and proposal.gain_device_seconds <= price:
-            why = f"costs {price:.0f} device-seconds, and gains {proposal.gain_device_seconds:.0f}"
-            return Ruling(proposal, False, why)
-        return Ruling(proposal, True, f"costs about {price:.0f} device-seconds")
+        return None
 
 
 def _movable(job: Job) -> bool:

@@ -37,6 +37,8 @@ class Proposal:
     """priority: the one that the Workload gets."""
     not_before: float = 0.0
     """Unix seconds: the policy wants it then, and not now."""
+    helps: JobKey | None = None
+    """resize: the job that is to take what this one gives. It is in vain while that one may not move."""
     asked: bool = False
     """It does what somebody has asked for, and waits for."""
 
@@ -64,6 +66,8 @@ def nonsense(proposal: object, policy: str, snapshot: ClusterSnapshot) -> str:
     numbers = (proposal.gain_device_seconds, proposal.not_before)
     if not all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers):
         return f"gain {proposal.gain_device_seconds!r} or time {proposal.not_before!r} is not a finite number"
+    if proposal.helps is not None and proposal.helps not in snapshot.jobs:
+        return f"job {str(proposal.helps)[:100]}, which it would help, is not there"
     if proposal.asked and not job.asks_for_change:
         return "nobody has asked for it"
     return _unfit(proposal, job, snapshot)

@@ -12,7 +12,7 @@ shorten the sum of the completions by more than both moves cost.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from .. import free as quotas
@@ -117,7 +117,8 @@ def _trade(free: Room, jobs: Sequence[_Known], receiver: _Known, size: int) -> P
     if best is None or best[0] <= measure.cost(best[1].job):
         return None
     gain, donor, less = best
-    return _resize(donor, less, gain, f"{'/'.join(receiver.job.key)} gains more by {size} workers")
+    trade = _resize(donor, less, gain, f"{'/'.join(receiver.job.key)} gains more by {size} workers")
+    return replace(trade, helps=receiver.job.key)
 
 
 def _per_pod(job: Job) -> dict[tuple[str, str], Fraction]:

@@ -60,6 +60,19 @@ def test_a_move_has_to_gain_more_than_it_costs():
     assert rule(job, propose(job, gain=0.0), by=arbiter(weigh=False))[0].allowed
 
 
+def test_nobody_gives_to_one_that_may_not_move_yet():
+    """The quota would lie idle, and the giver would take it back: two moves for nothing."""
+    giver = scene.job("giver")
+    often = tuple(scene.moved(n, 3000 - 600 * n) for n in (1, 2))
+    for other, why in (
+        (scene.job("other"), "costs about 240 device-seconds"),
+        (scene.job("other", since=NOW - 60), "is for team/other: has to train 100 s before it is moved"),
+        (scene.job("other", history=often), "is for team/other: was moved 2 times within an hour, the limit"),
+    ):
+        (ruling,) = arbiter().rule(scene.snapshot(giver, other), [propose(giver, helps=other.key)], 0.0)
+        assert ruling.why == why
+
+
 def test_moves_of_one_job_are_counted_over_an_hour_whoever_wanted_them():
     twice = scene.job(history=(scene.moved(1, 3000), scene.moved(2, 2000, by="Resized")), since=NOW - 900)
     (ruling,) = rule(twice)

@@ -236,6 +236,8 @@ def test_without_free_quota_the_one_that_gains_least_gives():
     assert gains(scales, flat, devices=4) == []  # one worker of `flat` is not enough for the next size of `scales`
     small = measured("small", one_s=2.0, two_s=1.0, count=1, wanted=1)
     assert gains(small, flat, devices=3) == [("resize", "flat", 1)]
+    (trade,) = marginal_gain.propose(scene.snapshot(small, flat, queues=(scene.queue(devices=3),)))
+    assert trade.helps == small.key  # the arbiter refuses it while that one may not move
 
 
 def test_a_trade_has_to_gain_more_than_both_moves_cost():
