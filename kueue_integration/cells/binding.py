@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from proxy.protocol import names
@@ -61,10 +62,10 @@ def bound(said: Description, nodes: Mapping[str, Mapping[str, str]], broken: Map
     for tenant, wanted, size in asked:
         alike = [c for c in every if c.level == said.level(wanted.level) and len(c.nodes) == size]
         own = [c for c in alike if all(nodes[name].get(LABEL) == owner(said, tenant) for name in c.nodes)]
-        for cell in own[: wanted.count]:
-            found[tenant] += [cell] if free.claim(cell) else []
-        kept = sum(cell in found[tenant] for cell in own)
-        missing.append((tenant, wanted, size, wanted.count - kept))
+        # Some are taken: they are broken, or part of a cell that the tenant has been given already.
+        kept = list(islice((cell for cell in own if free.claim(cell)), wanted.count))
+        found[tenant] += kept
+        missing.append((tenant, wanted, size, wanted.count - len(kept)))
     for tenant, wanted, size, count in missing:
         for number in range(count):
             new = free.take(said.level(wanted.level), size)

@@ -97,6 +97,19 @@ def test_cells_that_a_tenant_has_stay_its_own_and_broken_nodes_are_left():
     assert "r0-k2-n0" in moved.nodes["speech"], "what is left of the rack serves single nodes first"
 
 
+@pytest.mark.parametrize("also", ["node", "rack"])
+def test_all_cells_of_a_tenant_stay_its_own_whatever_they_are_asked_with(also: str):
+    """The nodes of its rack are no cells that it has beside the rack, and a rack is not had twice."""
+    text = TEXT.replace("count: 1}", f"count: 1}}, {{level: {also}, count: 1}}", 1)
+    nodes = hall(1, 4)
+    own = ["r0-k0-n0", "r0-k0-n1", "r0-k3-n1", *(["r0-k3-n0"] if also == "rack" else [])]
+    for one in nodes:
+        if one["metadata"]["name"] in own:
+            one["metadata"]["labels"][LABEL] = "lab-vision"
+    again = bound(nodes, text)
+    assert sorted(again.nodes["vision"]) == sorted(own)
+
+
 def test_nodes_without_a_label_are_named():
     stray = node("stray", "r0", "")
     assert bound([*hall(), stray]).left_out == {"stray": "it has no label example.com/rack"}
