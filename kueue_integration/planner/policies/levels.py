@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..job import Job
+from .. import free, quota
+from ..free import Room
+from ..job import Job, Workload
 from ..model import ClusterSnapshot
 from ..proposals import Proposal
 
@@ -10,16 +12,25 @@ from ..proposals import Proposal
 def pools(snapshot: ClusterSnapshot) -> dict[str, list[Job]]:
     """Jobs that hold quota or wait for it, by the queues that give each other quota.
 
-    Paused ones are left out, and those that wait in a stopped queue: nobody should give way to them.
+    Paused ones are left out; likewise those that wait in a stopped queue, or for more than their queue may ever use.
+    Others would take what is given up for them.
     """
     found: dict[str, list[Job]] = {}
+    most: dict[str, Room] = {}
     for job in snapshot.jobs.values():
         queue = snapshot.queue_of(job)
         if queue is None or job.workload is None or job.paused:
             continue
-        if job.given is not None or (waits(job) and not snapshot.stopped(job.workload)):
+        if job.given is None and queue.name not in most:
+            most[queue.name] = free.most(snapshot, queue)
+        if job.given is not None or (waits(job) and _served_one_day(snapshot, job.workload, most[queue.name])):
             found.setdefault(queue.pool, []).append(job)
     return found
+
+
+def _served_one_day(snapshot: ClusterSnapshot, workload: Workload, most: Room) -> bool:
+    groups = snapshot.queues[workload.queue].groups
+    return free.servable(snapshot, workload) and quota.fits(workload.asks, groups, most)
 
 
 def between(snapshot: ClusterSnapshot) -> dict[str, list[Job]]:

@@ -118,6 +118,14 @@ def test_who_is_ahead_gives_way_to_who_is_behind():
     assert tiers(ahead) == {}  # nobody waits
 
 
+def test_nobody_gives_way_to_one_that_can_never_start():
+    """Kueue would give the quota to somebody else, who has had what was promised."""
+    ahead = scene.job("ahead", priority_class="basic")
+    for devices, lowered in (8, True), (9, False):
+        behind = replace(scene.waiting(devices=devices, since=NOW - 900), priority_class="premium")
+        assert bool(tiers(ahead, behind)) is lowered
+
+
 def test_who_gets_what_was_promised_keeps_its_place():
     served = tier(scene.job("served"), "premium", 100)  # 100 % of the window, promised 90 %: ahead by more than 5 %
     just = tier(scene.job("just", since=NOW - 900 + 20), "premium", 100)  # 90 %
