@@ -51,6 +51,7 @@ def wild(seed: int) -> Policy:
         for job in dice.choices(list(seen.jobs.values()), k=5) if seen.jobs else ():
             by = "test"
             made.append(Proposal("resume", job.key, "any", 1.0, by))
+            made.append(Proposal("unpin", job.key, "any", 1.0, by))  # one flavor may never have room for it
             if seen.now > until:
                 continue
             made.append(Proposal("priority", job.key, "any", 1.0, by, priority=dice.randint(-3, 3)))
@@ -58,7 +59,7 @@ def wild(seed: int) -> Policy:
             made.append(Proposal("resize", job.key, "any", 1.0, by, workers=dice.choice(sizes)))
             made.append(Proposal("migrate", job.key, "any", 1.0, by, nodes=tuple(dice.sample(sorted(seen.nodes), 2))))
             made.append(Proposal("migrate", job.key, "any", 1.0, by, flavor=dice.choice(["v100", "p100"])))
-            made.append(Proposal(dice.choice(["pause", "readmit", "unpin"]), job.key, "any", 1.0, by))
+            made.append(Proposal(dice.choice(["pause", "readmit"]), job.key, "any", 1.0, by))
         dice.shuffle(made)
         return made
 
