@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from kueue_integration.controller.hold import Settings
-from kueue_integration.controller.planning.rounds import chosen, in_order, terms
+from kueue_integration.controller.planning.selection import chosen, in_order, terms
 from kueue_integration.planner import policies
 from kueue_integration.planner.arbiter import Arbiter, Terms
 from kueue_integration.planner.job import Given, Job, Workload

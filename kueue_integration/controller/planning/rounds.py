@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,11 +12,10 @@ from ...errors import JobNotFoundError, KubeError, NotFound, PlatformError, Requ
 from ...kube.client import Kube
 from ...kube.resources import COHORT, NODE, Object
 from ...planner import blocked, policies
-from ...planner.arbiter import Arbiter, Limits, Ruling, Terms
+from ...planner.arbiter import Arbiter, Ruling
 from ...planner.model import ClusterSnapshot
 from ...planner.policies import (
     Policy,
-    attained_service,
     cordon,
     defragmentation,
     health,
@@ -25,13 +23,8 @@ from ...planner.policies import (
     lending,
     marginal_gain,
     regrow,
-    returns,
-    sla_tiers,
     tidy,
-    time_sharing,
-)  # fmt: skip
-from ...planner.proposals import Proposal
-from ...planner.settings import PlannerSettings
+)
 from ..cache import World
 from ..forever import Skips
 from ..hold import Settings
@@ -41,6 +34,7 @@ from .look import Eyes, Seen
 from .node_health import NodeHealth
 from .report import Report
 from .room import with_room
+from .selection import always, chosen, in_order, regrowth_tried, terms
 from .symptoms import Symptoms
 from .usable import KEPT_S, Usable
 
@@ -50,12 +44,6 @@ LOOK_AT_NODES = {cordon.NAME, defragmentation.NAME, health.NAME}
 """Policies that ask for the nodes."""
 GROWS = {introspection.NAME, lending.NAME, marginal_gain.NAME}
 """Policies that count on the nodes of free quota, as regrowth does."""
-ORDER = (
-    cordon.NAME, returns.NAME, health.NAME, regrow.NAME, sla_tiers.NAME, attained_service.NAME, time_sharing.NAME,
-    defragmentation.NAME, marginal_gain.NAME, lending.NAME, introspection.NAME, tidy.NAME,
-)  # fmt: skip
-"""Who comes first wins. A node that goes waits for nobody, and a loan is owed. Then jobs get what their owners have
-asked for, and only then what policies find better."""
 PLAN_SHARE = 0.1
 """Planning looks at every Workload of a cohort: it may take this share of the worker's time, no more."""
 
@@ -76,15 +64,10 @@ class Rounds:
     ) -> None:
         self._kube, self._world, self._settings, self._now, self._clock = kube, world, settings, now, clock
         self._eyes, self._carry_out, self._report = Eyes(world, skips), CarryOut(kube, perform), Report(kube, metrics)
-        grows = functools.partial(regrow.propose, enabled=settings.regrow == "act", min_run_s=settings.regrow_min_run_s)
-        planner = settings.planner
-        acting = chosen(planner, "act")
-        usual: dict[str, Policy] = {tidy.NAME: functools.partial(tidy.propose, acting={*acting}), regrow.NAME: grows}
-        self._usual, self._act = usual, in_order({**acting, **usual})
-        self._dry: dict[str, Policy] = chosen(planner, "propose")
-        if settings.regrow == "propose":
-            would_grow = functools.partial(_unasked, min_run_s=settings.regrow_min_run_s)
-            self._dry = in_order({**self._dry, regrow.NAME: would_grow})
+        planner, acting = settings.planner, chosen(settings.planner, "act")
+        self._usual = always(settings, acting)
+        self._act = in_order({**acting, **self._usual})
+        self._dry = in_order({**chosen(planner, "propose"), **regrowth_tried(settings)})
         self._arbiter, self._shadow = Arbiter(terms(planner, self._act)), Arbiter(terms(planner, self._dry))
         symptoms = Symptoms(world, skips, planner.health.throttled_percent)
         self._usable, self._sick = Usable(kube, clock), frozenset[str]()
@@ -243,66 +226,3 @@ class Rounds:
 
         proposals = policies.ask(asked, seen.snapshot, trouble)
         return arbiter.rule(seen.snapshot, proposals, self._clock())
-
-
-def _unasked(snapshot: ClusterSnapshot, min_run_s: float) -> list[Proposal]:
-    """Regrowth that nobody has asked for. What somebody has asked for is carried out in every mode."""
-    return [p for p in regrow.propose(snapshot, True, min_run_s) if not p.asked]
-
-
-def in_order(asked: Mapping[str, Policy]) -> dict[str, Policy]:
-    """By `ORDER`; others come last."""
-    rank = {name: number for number, name in enumerate(ORDER)}
-    return {name: asked[name] for name in sorted(asked, key=lambda name: rank.get(name, len(rank)))}
-
-
-def chosen(planner: PlannerSettings, mode: str) -> dict[str, Policy]:
-    """The policies with this mode."""
-    found: dict[str, Policy] = {}
-    if planner.cordon.mode == mode:
-        found[cordon.NAME] = cordon.propose
-    if planner.lending.mode == mode:
-        found[returns.NAME] = functools.partial(returns.propose, expect_s=planner.lending.expect_s)
-    if planner.health.mode == mode:
-        found[health.NAME] = functools.partial(health.propose, settings=planner.health)
-    tiers = planner.sla_tiers
-    if tiers.mode == mode:
-        found[sla_tiers.NAME] = functools.partial(
-            sla_tiers.propose, tiers=tiers.tiers, window_s=tiers.window_s, min_run_s=planner.limits.min_run_s
-        )
-    service = planner.attained_service
-    if service.mode == mode:
-        found[attained_service.NAME] = functools.partial(
-            attained_service.propose,
-            thresholds=service.thresholds,
-            promote_after=service.promote_after,
-            min_run_s=planner.limits.min_run_s,
-            history=service.history,
-        )
-    if planner.time_sharing.mode == mode:
-        found[time_sharing.NAME] = functools.partial(time_sharing.propose, quantum_s=planner.time_sharing.quantum_s)
-    if planner.defragmentation.mode == mode:
-        moves = planner.defragmentation.most_moves
-        found[defragmentation.NAME] = functools.partial(defragmentation.propose, most_moves=moves)
-    if planner.marginal_gain.mode == mode:
-        found[marginal_gain.NAME] = marginal_gain.propose
-    if planner.lending.mode == mode:
-        found[lending.NAME] = functools.partial(lending.propose, expect_s=planner.lending.expect_s)
-    if planner.introspection.mode == mode:
-        found[introspection.NAME] = functools.partial(
-            introspection.propose, prices=planner.prices, settings=planner.introspection
-        )
-    return found
-
-
-def terms(planner: PlannerSettings, asked: Mapping[str, Policy]) -> dict[str, Terms]:
-    """Regrowth has a patience of its own. Neither it nor a node that goes can be weighed in device-seconds.
-
-    What is lent comes back when its owner asks for it, and not when that pays.
-    """
-    free = Terms(Limits(0.0, None, None), weigh=False, only_held=False)
-    grows = replace(free, limits=replace(planner.arbiter, min_run_s=0.0))
-    leaves = Terms(planner.arbiter, weigh=False)
-    own = {tidy.NAME: free, regrow.NAME: grows, cordon.NAME: leaves, health.NAME: leaves}
-    own[returns.NAME] = Terms(Limits(0.0, None, None), weigh=False)
-    return {name: own.get(name, Terms(planner.arbiter)) for name in asked}

@@ -13,7 +13,7 @@ from benchmarks.cluster.history import EPOCH
 from benchmarks.cluster.model import HELD, Cluster, Flavor, Job, Setting, Tier
 from benchmarks.cluster.seam import DEVICE, Planner, acting, modes
 from benchmarks.cluster.simulator import Simulation
-from kueue_integration.controller.planning.rounds import chosen
+from kueue_integration.controller.planning.selection import chosen
 from kueue_integration.planner import free, measure
 from kueue_integration.planner.model import ClusterSnapshot
 from kueue_integration.planner.policies import sla_tiers

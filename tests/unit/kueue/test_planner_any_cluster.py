@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_scene import GPU, NOW
 
-from kueue_integration.controller.planning.rounds import ORDER, chosen, in_order, terms
+from kueue_integration.controller.planning.selection import ORDER, chosen, in_order, terms
 from kueue_integration.planner import blocked, measure, policies
 from kueue_integration.planner import free as quotas
 from kueue_integration.planner.arbiter import Arbiter

@@ -17,7 +17,7 @@ from kueue_integration.contract import job_names
 from kueue_integration.controller.actions import RequestReadmission
 from kueue_integration.controller.planning import carry_out
 from kueue_integration.controller.planning.look import read_job, read_queue, read_workload
-from kueue_integration.controller.planning.rounds import terms
+from kueue_integration.controller.planning.selection import terms
 from kueue_integration.controller.snapshot import Pod
 from kueue_integration.kube.resources import merge_patch
 from kueue_integration.planner import job as planned
