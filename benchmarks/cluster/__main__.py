@@ -13,8 +13,9 @@ examples:
   python -m benchmarks.cluster replay --policies attained_service --devices 64 --hours 4 --compress 30
 
 Names of contenders have commas, so separate several of them by semicolons.
-`study` writes OUTPUT/studies.json (every measure of every run, when it is done), a picture and a table for each
-scenario. Scenarios and contenders that are not played stay in the file as they are, and count for the page's verdict.
+`study` writes a picture and a table for each scenario, and every measure of each run, when it is done, into the book:
+OUTPUT/studies.json, or with --docs the one beside the page. Scenarios and contenders that are not played stay in the
+book as they are, and count for the page's verdict.
 `derive` prints the generator's parameters from a trace; with --compare the distance of what it draws from the trace.
 `replay` plays a workload to a real Kueue and writes OUTPUT/replay.json: how far the simulator is from it. With
 --policies the controller is real, too, and plans for Jobs on fake nodes: OUTPUT/replay-NAMES.json.
@@ -36,6 +37,7 @@ from . import compare, derive, pages, plots, traces
 from .book import Book
 from .study import BASE, CONTENDERS, SCENARIOS, Scenario, play_all, quick
 
+BOOK = "studies.json"
 OUTPUT = Path(__file__).resolve().parents[2] / "build" / "studies"
 
 
@@ -48,7 +50,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     study.add_argument("--only", default="", metavar="SCENARIO,...", help="run these only")
     study.add_argument("--with", default="", dest="contenders", metavar="NAME,...", help="run these contenders only")
     study.add_argument(
-        "--docs", type=Path, metavar="FOLDER", help="put pictures and changes into FOLDER/studies.md, too"
+        "--docs", type=Path, metavar="FOLDER", help="put it into FOLDER/studies.md, too; FOLDER has the book then"
     )
     study.add_argument("--quick", action="store_true", help="64 devices, two days, two seeds")
     study.add_argument("--seed", type=int, default=1, metavar="N", help="the first seed (default 1)")
@@ -56,7 +58,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     study.add_argument("--processes", type=int, metavar="N", help="default: one for each core")
     study.add_argument("--parameters", type=Path, metavar="FILE", help="of the generator, as `derive` prints them")
     study.add_argument("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="default build/studies")
-    study.add_argument("--go-on", action="store_true", help="after a stop: play only what OUTPUT/studies.json lacks")
+    study.add_argument("--go-on", action="store_true", help="play only what the book, studies.json, lacks")
     study.add_argument("--list", action="store_true", help="list scenarios and contenders, and run nothing")
     derived = commands.add_parser("derive", help="the generator's parameters from a trace")
     derived.add_argument("jobs", type=Path, metavar="JOBS", help="CSV, plain or gzip")
@@ -125,7 +127,7 @@ def study(arguments: argparse.Namespace) -> int:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:6.1f} s] {text}", file=sys.stderr, flush=True)
 
-    book = Book(arguments.output / "studies.json")
+    book = Book((arguments.docs or arguments.output) / BOOK)
     try:
         play_all(scenarios, arguments.seed, say, arguments.processes, book, arguments.go_on)
     except RuntimeError as error:
@@ -206,6 +208,7 @@ def say_now(text: str) -> None:
 
 def write(output: Path, scenarios: Sequence[Scenario], book: Book) -> None:
     """Raises OSError."""
+    output.mkdir(parents=True, exist_ok=True)
     for scenario in scenarios:
         found, name = book.found(scenario.name, scenario.names()), scenario.name.replace(" ", "-")
         title = pages.title(scenario)

@@ -131,7 +131,7 @@ SCENARIOS: Sequence[Scenario] = (
     Scenario("tiers", "three tiers with a priority class each", 256, 3.0, 1.1, mix=TIERED, classes=True),
     Scenario("promises", "the same, but of one priority", 256, 3.0, 1.1, mix=TIERED, classes=True, ranked=False),
     Scenario("dear moves", "`shared`, but a move costs ten times as much", dear=10.0),
-    Scenario("1024 devices", "`busy`, larger", load=1.2, devices=1024, days=2.0, seeds=1),
+    Scenario("1024 devices", "`busy`, larger", load=1.2, devices=1024, days=2.0),
     Scenario("4096 devices", "`busy`, larger", load=1.2, devices=4096, days=2.0, seeds=1),
 )
 
