@@ -33,7 +33,6 @@ def of(snapshot: ClusterSnapshot) -> list[Blocked]:
     """Whom moves might help, as far as quotas and pods tell. The room on nodes is not looked at."""
     changing = {q.pool for w in snapshot.workloads if w.leaves and w.holds and (q := snapshot.queues.get(w.queue))}
     own = {job.workload.uid: job for job in snapshot.jobs.values() if job.workload is not None}
-    taken, rooms = dict[str, Room](), dict[str, Room]()
     found = []
     for workload in snapshot.workloads:
         queue, job = snapshot.queues.get(workload.queue), own.get(workload.uid)
@@ -41,13 +40,7 @@ def of(snapshot: ClusterSnapshot) -> list[Blocked]:
             continue
         if workload.waits and not quotas.servable(snapshot, workload):
             continue
-        if workload.waits:
-            taken = taken or quotas.used(snapshot)
-            if queue.name not in rooms:
-                rooms[queue.name] = quotas.spare(snapshot, queue, taken)
-            each = _waits(rooms[queue.name], queue, workload, job)
-        else:
-            each = _unplaced(job, workload)
+        each = _waits(snapshot.spare[queue.name], queue, workload, job) if workload.waits else _unplaced(job, workload)
         if each is not None:
             found.append(each)
     return found

@@ -8,10 +8,10 @@ from itertools import chain
 
 from . import quota
 from .job import Workload
-from .model import ClusterSnapshot, Queue
+from .model import ClusterSnapshot, Queue, in_common
 from .quota import NONE
 
-Room = dict[tuple[str, str], Fraction]
+Room = quota.Room
 
 
 def holders(snapshot: ClusterSnapshot, queue: Queue) -> list[Workload]:
@@ -27,6 +27,16 @@ def waiting(snapshot: ClusterSnapshot, queue: Queue) -> list[Workload]:
 def waits(snapshot: ClusterSnapshot, workload: Workload) -> bool:
     """Whether it waits for quota that it could be given: in its queue, or parked by a policy until its turn."""
     return (workload.waits or workload.uid in snapshot.parked) and servable(snapshot, workload)
+
+
+def served_one_day(snapshot: ClusterSnapshot, workload: Workload) -> bool:
+    """Whether it could be given what it asks for if its queue were alone. To give way to any other is in vain."""
+    queue = snapshot.queues.get(workload.queue)
+    return (
+        queue is not None
+        and servable(snapshot, workload)
+        and quota.fits(workload.asks, queue.groups, snapshot.most[queue.name])
+    )
 
 
 def entitled(snapshot: ClusterSnapshot, workload: Workload) -> bool:
@@ -99,17 +109,18 @@ def room(snapshot: ClusterSnapshot, queue: Queue, kept: Mapping[str, quota.Amoun
 
     :param kept: by queue of the cohort, what is kept for others though it is free
     """
-    wishes = [(snapshot.queues[name], wish) for name, wish in (kept or {}).items()]
-    common, own, held = snapshot.common.get(queue.pool, {}), (kept or {}).get(queue.name, {}), snapshot.held
-    found: Room = {}
-    for key, amount in own_room(snapshot, queue).items():
-        shared = common.get(key, queue.nominal[key])
-        for other, wish in wishes:
-            used = held.get(other.name, {}).get(key, NONE)
-            shared -= other.shares(key, used + wish.get(key, NONE)) - other.shares(key, used)
-        used = held.get(queue.name, {}).get(key, NONE) + own.get(key, NONE)
-        found[key] = min(amount - own.get(key, NONE), max(NONE, queue.unlent.get(key, NONE) - used) + shared)
-    return found
+    taken, shared = snapshot.held, snapshot.common[queue.pool]
+    if kept:
+        taken = {**taken, **{name: quota.added((taken.get(name, {}), wish)) for name, wish in kept.items()}}
+        shared = in_common(snapshot.around(queue), taken)
+    own, used = (kept or {}).get(queue.name, {}), taken.get(queue.name, {})
+    return {
+        key: min(
+            amount - own.get(key, NONE),
+            max(NONE, queue.unlent.get(key, NONE) - used.get(key, NONE)) + shared[key],
+        )
+        for key, amount in own_room(snapshot, queue).items()
+    }
 
 
 def placeable(snapshot: ClusterSnapshot, free: Room) -> Room:
@@ -131,40 +142,8 @@ def own_room(snapshot: ClusterSnapshot, queue: Queue) -> Room:
 
 
 def spare(snapshot: ClusterSnapshot, queue: Queue, taken: Mapping[str, quota.Amounts]) -> Room:
-    """What Kueue would still admit in the queue, with quota that it may borrow in its cohort.
-
-    `available` in pkg/cache/scheduler/resource_node.go of Kueue v0.19, for a cohort without a parent. Quota of Cohort
-    objects is not counted. `taken`: by queue (`used`).
-    """
-    found: Room = {}
-    for key, nominal in queue.nominal.items():
-        shared = NONE
-        for q in snapshot.around(queue):
-            lends = q.nominal.get(key, NONE) - q.unlent.get(key, NONE)
-            shared += lends - q.shares(key, taken[q.name].get(key, NONE))
-        kept, own = queue.unlent.get(key, NONE), taken[queue.name].get(key, NONE)
-        limit = next((g.most_borrowed[key] for g in queue.groups if key in g.most_borrowed), None)
-        if limit is not None:
-            shared = min(shared, nominal - kept - queue.shares(key, own) + limit)
-        found[key] = max(NONE, kept - own) + shared
-    return found
-
-
-def most(snapshot: ClusterSnapshot, queue: Queue) -> Room:
-    """What the queue could hold if it were alone in its cohort (`potentialAvailable` there)."""
-    return spare(snapshot, queue, {q.name: {} for q in snapshot.around(queue)})
-
-
-def used(snapshot: ClusterSnapshot) -> dict[str, Room]:
-    """By queue: what its Workloads hold, by our copies or by what Kueue reports, whichever is more."""
-    held: dict[str, Room] = {name: {} for name in snapshot.queues}
-    for workload in snapshot.workloads:
-        if workload.holds is not None and workload.queue in held:
-            held[workload.queue] = quota.added((held[workload.queue], workload.holds))
-    for name, queue in snapshot.queues.items():
-        for key, amount in queue.reported.items():
-            held[name][key] = max(held[name].get(key, NONE), amount)
-    return held
+    """`snapshot.spare` of the queue if its cohort had `taken`, by queue."""
+    return queue.available(in_common(snapshot.around(queue), taken), taken.get(queue.name, {}))
 
 
 def with_own(free: Room, own: quota.Amounts) -> Room:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from . import quota
 from .job import Ended, Job, JobKey, Workload
-from .quota import Amounts, Group
+from .quota import Amounts, Group, Room
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,24 @@ class Queue:
     def shares(self, key: tuple[str, str], used: Fraction) -> Fraction:
         """Of `used`, what comes from the quota that the cohort has in common."""
         return max(quota.NONE, used - self.unlent.get(key, quota.NONE))
+
+    def available(self, shared: Amounts, used: Amounts) -> Room:
+        """What Kueue would still admit, with quota that the queue may borrow.
+
+        `available` in pkg/cache/scheduler/resource_node.go of Kueue v0.19, for a cohort without a parent. Quota of
+        Cohort objects is not counted.
+
+        :param shared: what is free of the quota that its cohort has in common (`in_common`)
+        :param used: by the queue itself
+        """
+        limits = {key: limit for group in self.groups for key, limit in group.most_borrowed.items()}
+        found: Room = {}
+        for key, nominal in self.nominal.items():
+            kept, own, more = self.unlent.get(key, quota.NONE), used.get(key, quota.NONE), shared[key]
+            if key in limits:
+                more = min(more, nominal - kept - self.shares(key, own) + limits[key])
+            found[key] = max(quota.NONE, kept - own) + more
+        return found
 
     @cached_property
     def pool(self) -> str:
@@ -162,15 +180,44 @@ class ClusterSnapshot:
         return quota.added(self.held.values())
 
     @cached_property
+    def used(self) -> Mapping[str, Room]:
+        """By queue: what its Workloads hold, by our copies or by what Kueue reports, whichever is more."""
+        found: dict[str, Room] = {}
+        for name, queue in self.queues.items():
+            held = self.held.get(name, {})
+            more = {key: max(held.get(key, quota.NONE), amount) for key, amount in queue.reported.items()}
+            found[name] = {**held, **more}
+        return found
+
+    @cached_property
     def common(self) -> Mapping[str, Amounts]:
         """By pool: what is free of the quota that its queues have in common."""
-        found: dict[str, Amounts] = {}
-        for pool, queues in self._pools.items():
-            free: dict[tuple[str, str], Fraction] = {}
-            for queue in queues:
-                held = self.held.get(queue.name, {})
-                for key in {*queue.nominal, *held}:
-                    lends = queue.nominal.get(key, quota.NONE) - queue.unlent.get(key, quota.NONE)
-                    free[key] = free.get(key, quota.NONE) + lends - queue.shares(key, held.get(key, quota.NONE))
-            found[pool] = free
+        return {pool: in_common(queues, self.held) for pool, queues in self._pools.items()}
+
+    @cached_property
+    def spare(self) -> Mapping[str, Room]:
+        """By queue: what Kueue would still admit there, with quota that it may borrow in its cohort."""
+        return self._available(self.used)
+
+    @cached_property
+    def most(self) -> Mapping[str, Room]:
+        """By queue: what it could hold if it were alone in its cohort (`potentialAvailable` in Kueue)."""
+        return self._available({})
+
+    def _available(self, used: Mapping[str, Amounts]) -> Mapping[str, Room]:
+        found: dict[str, Room] = {}
+        for queues in self._pools.values():
+            shared = in_common(queues, used)
+            found.update((queue.name, queue.available(shared, used.get(queue.name, {}))) for queue in queues)
         return found
+
+
+def in_common(queues: Sequence[Queue], used: Mapping[str, Amounts]) -> Room:
+    """What is free of the quota that `queues`, all of one cohort, have in common. `used`: by queue."""
+    free: Room = {}
+    for queue in queues:
+        own = used.get(queue.name, {})
+        for key in {*queue.nominal, *own}:
+            lends = queue.nominal.get(key, quota.NONE) - queue.unlent.get(key, quota.NONE)
+            free[key] = free.get(key, quota.NONE) + lends - queue.shares(key, own.get(key, quota.NONE))
+    return free

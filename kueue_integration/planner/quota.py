@@ -12,6 +12,8 @@ from ..kube.resources import Object, condition
 
 Amounts = Mapping[tuple[str, str], Fraction]
 """(flavor, resource) -> amount."""
+Room = dict[tuple[str, str], Fraction]
+"""The same, made by whoever returns it."""
 NONE = Fraction(0)
 PODS = "pods"
 """A resource that no pod asks for. Kueue counts pods where a queue covers it."""

@@ -115,7 +115,7 @@ def _needed(nodes: placing.Nodes, movers: Sequence[tuple[Job, str]], each: Block
 
 def _of_flavors(snapshot: ClusterSnapshot, queue: Queue, each: Blocked) -> Iterator[_Plan]:
     """Jobs that leave all nodes of a flavor, for one whose quota they fit into."""
-    taken = quotas.used(snapshot)
+    taken = snapshot.used
     group = blocked.group(queue, each.workload.asks)
     assert group is not None  # it was there in `blocked`
     asked = blocked.asked(group, each.workload)

@@ -34,7 +34,7 @@ def propose(snapshot: ClusterSnapshot, expect_s: float) -> list[Proposal]:
 
     :param expect_s: seconds for which spare quota is expected to stay spare
     """
-    taken = quotas.used(snapshot)
+    taken = snapshot.used
     found: list[tuple[int, Proposal]] = []
     changing = _changing(snapshot)
     room, kept = dict[str, Room](), dict[str, Mapping[str, Room]]()
@@ -56,15 +56,12 @@ def propose(snapshot: ClusterSnapshot, expect_s: float) -> list[Proposal]:
 
 def _changing(snapshot: ClusterSnapshot) -> set[str]:
     """Pools whose quota is about to change hands, or where somebody waits for it who could have it one day."""
-    found, most = set[str](), dict[str, Room]()
+    found = set[str]()
     for workload in snapshot.workloads:
         queue = snapshot.queues.get(workload.queue)
         if queue is None or queue.pool in found:
             continue
-        waits = quotas.waits(snapshot, workload)
-        if waits and queue.name not in most:
-            most[queue.name] = quotas.most(snapshot, queue)
-        waits = waits and quota.fits(workload.asks, queue.groups, most[queue.name])
+        waits = quotas.waits(snapshot, workload) and quotas.served_one_day(snapshot, workload)
         if waits or (workload.leaves and workload.holds is not None):
             found.add(queue.pool)
     for job in snapshot.jobs.values():
@@ -73,14 +70,14 @@ def _changing(snapshot: ClusterSnapshot) -> set[str]:
             found.add(queue.pool)
     for pool in set(snapshot.changing) - found:
         queues = (q for q in snapshot.queues.values() if q.pool == pool)
-        if any(quotas.promised(snapshot, queue, quotas.most(snapshot, queue)) for queue in queues):
+        if any(quotas.promised(snapshot, queue, snapshot.most[queue.name]) for queue in queues):
             found.add(pool)
     return found
 
 
 def _with_wishes(snapshot: ClusterSnapshot, queue: Queue, taken: Mapping[str, Room]) -> Mapping[str, Room]:
     """`taken`, and in the pool of `queue` what jobs wait for that train on until it is free."""
-    wishes = quotas.wished(snapshot, queue.pool, lambda q: quotas.most(snapshot, q))
+    wishes = quotas.wished(snapshot, queue.pool, lambda q: snapshot.most[q.name])
     return {**taken, **{name: quota.added((taken[name], wish)) for name, wish in wishes.items()}}
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .. import free, quota
-from ..free import Room
-from ..job import Job, Workload
+from .. import free
+from ..job import Job
 from ..model import ClusterSnapshot
 from ..proposals import Proposal
 
@@ -16,21 +15,13 @@ def pools(snapshot: ClusterSnapshot) -> dict[str, list[Job]]:
     Others would take what is given up for them.
     """
     found: dict[str, list[Job]] = {}
-    most: dict[str, Room] = {}
     for job in snapshot.jobs.values():
         queue = snapshot.queue_of(job)
         if queue is None or job.workload is None or job.paused:
             continue
-        if job.given is None and queue.name not in most:
-            most[queue.name] = free.most(snapshot, queue)
-        if job.given is not None or (waits(job) and _served_one_day(snapshot, job.workload, most[queue.name])):
+        if job.given is not None or (waits(job) and free.served_one_day(snapshot, job.workload)):
             found.setdefault(queue.pool, []).append(job)
     return found
-
-
-def _served_one_day(snapshot: ClusterSnapshot, workload: Workload, most: Room) -> bool:
-    groups = snapshot.queues[workload.queue].groups
-    return free.servable(snapshot, workload) and quota.fits(workload.asks, groups, most)
 
 
 def between(snapshot: ClusterSnapshot) -> dict[str, list[Job]]:

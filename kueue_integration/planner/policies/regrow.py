@@ -50,16 +50,14 @@ def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job], min_
         return []  # quota is about to change hands
     if any(_about_to_take(job) for job in snapshot.changing.get(queue.pool, ())):
         return []
-    free, pending = quotas.placeable(snapshot, quotas.room(snapshot, queue)), quotas.waiting(snapshot, queue)
-    taken = quotas.used(snapshot) if pending else {}
-    around = {w.queue: snapshot.queues[w.queue] for w in pending}
-    most = {name: quotas.most(snapshot, each) for name, each in around.items()}
-    spare = {name: quotas.spare(snapshot, each, taken) for name, each in around.items()}
-    pending = [w for w in pending if quota.fits(w.asks, around[w.queue].groups, most[w.queue])]
+    free = quotas.placeable(snapshot, quotas.room(snapshot, queue))
+    goals = [(job, goal) for job in sorted(jobs, key=_rank) if job.trains and (goal := _goal(queue, free, job))]
+    if not goals:
+        return []  # as it is nearly always: who waits need not be looked at
+    pending = [w for w in quotas.waiting(snapshot, queue) if quotas.served_one_day(snapshot, w)]
     found = []
-    for job in sorted(jobs, key=_rank):
-        goal = _goal(queue, free, job) if job.trains else None
-        if goal is None or any(_competes(snapshot, w, job, spare[w.queue]) for w in pending):
+    for job, goal in goals:
+        if any(_competes(snapshot, w, job) for w in pending):
             continue
         # A user who asks for more does not wait for the useful minimum. But after moves in vain, users wait, too.
         patience = _patience(job.attempts, 0.0 if job.asks_for_change else min_run_s)
@@ -138,19 +136,17 @@ def _goal(queue: Queue, free: Room, job: Job) -> str | None:
     return f"{given.count} -> {job.wanted} workers on {', '.join(dict.fromkeys(names))}"
 
 
-def _competes(snapshot: ClusterSnapshot, pending: Workload, job: Job, spare: Room) -> bool:
+def _competes(snapshot: ClusterSnapshot, pending: Workload, job: Job) -> bool:
     """Whether a waiting Workload would take the quota that the job gives up or hopes for.
 
     One that is entitled to it comes first, unless its priority is lower; likewise one that the job may have made room
     for. Any other counts only if Kueue would admit it during the move.
-
-    :param spare: what Kueue would still admit in the queue of `pending`
     """
     assert job.workload is not None
     if pending.priority >= job.workload.priority and (_made_room(job) or quotas.entitled(snapshot, pending)):
         return True
     groups = snapshot.queues[pending.queue].groups
-    return quota.fits(pending.asks, groups, quotas.with_own(spare, job.workload.holds or {}))
+    return quota.fits(pending.asks, groups, quotas.with_own(snapshot.spare[pending.queue], job.workload.holds or {}))
 
 
 def _made_room(job: Job) -> bool:

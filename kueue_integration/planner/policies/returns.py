@@ -50,16 +50,13 @@ def propose(snapshot: ClusterSnapshot, expect_s: float) -> list[Proposal]:
     pools: dict[str, list[Queue]] = {}
     for name in sorted(snapshot.queues):
         pools.setdefault(snapshot.queues[name].pool, []).append(snapshot.queues[name])
-    taken = quotas.used(snapshot) if any(len(pool) > 1 for pool in pools.values()) else {}
     for pool in pools.values():
         if len(pool) > 1:
-            found += _of_pool(snapshot, pool, taken, expect_s)
+            found += _of_pool(snapshot, pool, expect_s)
     return found
 
 
-def _of_pool(
-    snapshot: ClusterSnapshot, pool: Sequence[Queue], taken: Mapping[str, Room], expect_s: float
-) -> list[Proposal]:
+def _of_pool(snapshot: ClusterSnapshot, pool: Sequence[Queue], expect_s: float) -> list[Proposal]:
     names = {queue.name for queue in pool}
     waiting = [w for w in snapshot.workloads if w.waits and w.queue in names and quotas.servable(snapshot, w)]
     if not waiting:
@@ -67,7 +64,7 @@ def _of_pool(
     jobs = [job for job in snapshot.jobs.values() if job.workload is not None and job.workload.queue in names]
     if any(job.busy is not None and job.busy.policy == NAME and job.busy.state == "asked" for job in jobs):
         return []  # what it gives back is not known before it is taken up
-    after = _after(snapshot, names, jobs, taken)
+    after = _after(snapshot, names, jobs)
     own = {job.workload.uid: job for job in jobs if job.workload is not None}
     for workload in sorted(waiting, key=lambda w: (-w.priority, w.created, w.uid)):
         queue = snapshot.queues[workload.queue]
@@ -87,11 +84,9 @@ def _short(claim: _Claim, room: Room) -> Room:
     return {key: amount - room.get(key, NONE) for key, amount in claim.asks.items() if amount > room.get(key, NONE)}
 
 
-def _after(
-    snapshot: ClusterSnapshot, names: set[str], jobs: Sequence[Job], taken: Mapping[str, Room]
-) -> dict[str, Room]:
+def _after(snapshot: ClusterSnapshot, names: set[str], jobs: Sequence[Job]) -> dict[str, Room]:
     """What the queues hold once all who leave or shrink already have done so."""
-    after = {name: dict(taken[name]) for name in names}
+    after = {name: dict(snapshot.used[name]) for name in names}
     gone = {w.uid for w in snapshot.workloads if w.leaves and w.holds is not None}
     for workload in snapshot.workloads:
         if workload.uid in gone and workload.queue in names:

@@ -17,7 +17,6 @@ from planner_scene import GPU, NOW
 
 from kueue_integration.controller.planning.selection import ORDER, chosen, in_order, terms
 from kueue_integration.planner import blocked, measure, policies
-from kueue_integration.planner import free as quotas
 from kueue_integration.planner.arbiter import Arbiter
 from kueue_integration.planner.job import BY, Job, Request
 from kueue_integration.planner.model import ClusterSnapshot, Symptom
@@ -167,7 +166,7 @@ def test_together_they_touch_no_job_twice_and_none_that_is_busy(seen: ClusterSna
 @settings(max_examples=120, deadline=None)
 @given(clusters())
 def test_lending_stays_within_the_cohort_and_takes_back_for_its_members_only(seen: ClusterSnapshot) -> None:
-    taken = quotas.used(seen)
+    taken = seen.used
     for proposal in lending.propose(seen, 1800.0):
         job = seen.jobs[proposal.job]
         queue = seen.queue_of(job)

@@ -9,7 +9,7 @@ import planner_scene as scene
 import pytest
 from planner_scene import GPU, NOW
 
-from kueue_integration.planner import free, quota
+from kueue_integration.planner import quota
 from kueue_integration.planner.arbiter import Arbiter, Terms
 from kueue_integration.planner.job import BY, Job, Request, Workload
 from kueue_integration.planner.model import Queue
@@ -60,7 +60,7 @@ def gives(*jobs: Job, queues: tuple[Queue, ...] = (), others: tuple[Workload, ..
 def test_room_is_what_kueue_would_still_admit(queues, room):
     """Two of the queue's own are taken. In the last case its rest is lent to nobody, and the other has overdrawn."""
     seen = scene.snapshot(scene.job(), queues=queues)
-    found = free.spare(seen, queues[0], free.used(seen))
+    found = seen.spare[queues[0].name]
     assert found[KEY] == (room if queues[0].groups[0].most_lent == {} else 4 - 2 + 6 - 10)
 
 
