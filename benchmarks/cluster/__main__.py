@@ -34,10 +34,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import compare, derive, pages, plots, traces
-from .book import Book
+from .book import BOOK, Book
 from .study import BASE, CONTENDERS, SCENARIOS, Scenario, play_all, quick
 
-BOOK = "studies.json"
 OUTPUT = Path(__file__).resolve().parents[2] / "build" / "studies"
 
 

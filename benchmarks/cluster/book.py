@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .study import Run, Scenario
 
+BOOK = "studies.json"
 Found = dict[str, list[dict[str, float]]]
 """Contender -> its measures, seed by seed."""
 NO_PARAMETERS = ("name", "about", "seeds", "contenders")

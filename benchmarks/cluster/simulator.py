@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from kueue_integration.planner.job import BY, Request
 from kueue_integration.planner.model import ClusterSnapshot
@@ -230,7 +231,8 @@ class Simulation:
             active.change = Request("resume", by, "done", active.attempts, EPOCH + self.now)
             self._queue(active)
         elif action == "unpin":
-            self._change_waiting(active, lambda: setattr(active, "pinned", ""))
+            with self._out_of_its_queue(active):
+                active.pinned = ""
         elif action in MOVES:
             if action == "resize":
                 active.goal = proposal.workers
@@ -245,16 +247,18 @@ class Simulation:
         self._requeue()
 
     def _prioritise(self, active: Active, proposal: Proposal) -> None:
-        self._change_waiting(active, lambda: setattr(active, "priority", proposal.priority))
+        with self._out_of_its_queue(active):
+            active.priority = proposal.priority
         self.kueue.holders[active.job.tenant].touch()
         active.boosted_by = proposal.policy if proposal.priority != active.own_priority else ""
 
-    def _change_waiting(self, active: Active, change: Callable[[], None]) -> None:
-        """What its place in a queue depends on changes, wherever it is."""
+    @contextmanager
+    def _out_of_its_queue(self, active: Active) -> Iterator[None]:
+        """While something changes that its place in a queue depends on. It need not be in one."""
         waits = active.state is State.WAITING
         if waits:
             self.kueue.dequeue(active)
-        change()
+        yield
         active.stamp += 1
         if waits:
             self.kueue.enqueue(active)

@@ -34,6 +34,12 @@ NOT_THERE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Taints of a node that does not answer: nothing can be saved there any more."""
 
 
+def marked(node: Object) -> bool:
+    """Whether it has the taint of the planner's policy health."""
+    taints = (node.get("spec") or {}).get("taints") or ()
+    return any(taint.get("key") == job_names.TAINT_UNHEALTHY for taint in taints)
+
+
 def marked_at(node: Object) -> float:
     """When the planner's policy health has tainted it the last time, Unix seconds; 0 for never."""
     return annotation_values.readable(annotation_values.moment(node, job_names.NODE_TAINTED_AT), None) or 0.0

@@ -13,7 +13,7 @@ from ...errors import RequestRefusedError
 from ...kube.client import Kube
 from ...kube.resources import POD, WORKLOAD, Object, selector
 from ...planner import priority
-from ...planner.job import BY, JobKey
+from ...planner.job import BY, JobKey, policy_of
 from ...planner.proposals import Proposal
 from ...requests import user_requests, verbs
 from .. import attempt_history, views
@@ -103,7 +103,7 @@ class CarryOut:
 def _asked_before(jobs: Iterable[Object]) -> Iterator[tuple[JobKey, departure.Departure]]:
     for job in jobs:
         left = None if views.failing(job) or views.delegated(job) else departure.asked_before(job)
-        if left is not None and left.by.startswith(BY):
+        if left is not None and policy_of(left.by):
             yield (left.asked.namespace, left.asked.name), left
 
 
@@ -131,7 +131,7 @@ def _filled(job: Object, request: JobRequest, proposal: Proposal) -> JobRequest:
     if proposal.action == "checkpoint":
         return JobRequest(request.id, "checkpoint", request.at, request.by, timeout_s=MAX_SAVE_S)
     last = user_requests.asked(job, user_requests.CHANGE)
-    theirs = last is not None and last.op == "pause" and not last.by.startswith(BY)
+    theirs = last is not None and last.op == "pause" and not policy_of(last.by)
     if proposal.action == "resume" and (last is None or last.op == "resume" or theirs):
         raise RequestRefusedError(("request", "resume", "it is not paused any more"))
     return request

@@ -238,7 +238,6 @@ def _request(exchange: Exchange) -> planned.Request | None:
 def _node(raw: Object, conditions: Sequence[str]) -> model.Node:
     told = (raw.get("status") or {}).get("conditions") or ()
     types = frozenset(str(c.get("type")) for c in told if c.get("status") == "True")
-    taints = (raw.get("spec") or {}).get("taints") or ()
-    marked = any(taint.get("key") == job_names.TAINT_UNHEALTHY for taint in taints)
     name, leaving = str(raw["metadata"]["name"]), drained.leaving(raw, conditions)
-    return model.Node(name, leaving, "Ready" in types, types - {"Ready"}, marked, drained.marked_at(raw))
+    marks = drained.marked(raw), drained.marked_at(raw)
+    return model.Node(name, leaving, "Ready" in types, types - {"Ready"}, *marks)

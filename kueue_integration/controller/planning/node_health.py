@@ -31,6 +31,8 @@ class NodeHealth:
         self._told: set[tuple[str, ...]] = set()
         self._marked: set[str] = set()
         """Nodes that had our taint at the last look."""
+        self.sick = frozenset[str]()
+        """Names of the nodes that were sick at the last look."""
 
     def look(
         self, snapshot: ClusterSnapshot, nodes: Mapping[str, Object], jobs: Mapping[JobKey, Object]
@@ -48,7 +50,9 @@ class NodeHealth:
             self._symptoms.forgive(name, snapshot.nodes[name].marked_at)
         self._marked = marked | (self._marked - snapshot.nodes.keys())
         snapshot = replace(snapshot, symptoms=self._symptoms.see(snapshot.now))
-        for each in health.sick(snapshot, self._settings):
+        found = health.sick(snapshot, self._settings)
+        self.sick = frozenset(each.node for each in found)
+        for each in found:
             if self._new("node", each.node, each.why):
                 self._sick(each, nodes[each.node], each.node in marked, snapshot.now)
         for error in health.own_errors(snapshot, self._settings):

@@ -10,7 +10,7 @@ from ...drain import departure
 from ...errors import RequestRefusedError, SpecError
 from ...kube.api import Kube
 from ...kube.resources import Object
-from ...planner.job import BY, JobKey
+from ...planner.job import JobKey, policy_of
 from ...requests import placement, user_requests, verbs
 
 
@@ -36,7 +36,7 @@ def unpin(kube: Kube, job: JobKey, by: str) -> None:
     def fill(found: Object, request: JobRequest) -> JobRequest:
         _check(departure.busy(found, by))
         last = user_requests.asked(found, user_requests.CHANGE)
-        if last is None or last.flavor is None or not last.by.startswith(BY):
+        if last is None or last.flavor is None or not policy_of(last.by):
             raise RequestRefusedError(("request", "migrate", "somebody else has asked for another change"))
         stands = placement.of(found)
         avoid = stands.avoid_nodes if isinstance(stands, Placement) else ()

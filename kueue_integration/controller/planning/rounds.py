@@ -70,7 +70,7 @@ class Rounds:
         self._dry = in_order({**chosen(planner, "propose"), **regrowth_tried(settings)})
         self._arbiter, self._shadow = Arbiter(terms(planner, self._act)), Arbiter(terms(planner, self._dry))
         symptoms = Symptoms(world, skips, planner.health.throttled_percent)
-        self._usable, self._sick = Usable(kube, clock), frozenset[str]()
+        self._usable = Usable(kube, clock)
         self._health = NodeHealth(kube, planner.health, metrics, symptoms)
         self._pause = PLAN_DELAY_S
         self._planned_at = 0.0
@@ -111,8 +111,6 @@ class Rounds:
             jobs = {kinds.place(job): job for job in self._world.all_jobs()}
             told = self._health.look(seen.snapshot, {str(n["metadata"]["name"]): n for n in nodes}, jobs)
             seen = replace(seen, snapshot=told)
-            sick = health.sick(told, self._settings.planner.health) if health.NAME in self._act else ()
-            self._sick = frozenset(each.node for each in sick)
         if GROWS & asked or self._regrows(seen.snapshot):
             seen = replace(seen, snapshot=self._with_usable(seen.snapshot, again))
         if introspection.NAME in asked:
@@ -172,8 +170,9 @@ class Rounds:
 
     def _left(self, node: Object) -> bool:
         """Whether a policy that acts sends jobs away from the node."""
-        leaves = cordon.NAME in self._act and drained.leaving(node, self._settings.planner.cordon.conditions)
-        return bool(leaves) or str(node["metadata"]["name"]) in self._sick
+        if cordon.NAME in self._act and drained.leaving(node, self._settings.planner.cordon.conditions):
+            return True
+        return health.NAME in self._act and str(node["metadata"]["name"]) in self._health.sick
 
     def _with_room(self, seen: Seen, nodes: Sequence[Object]) -> Seen:
         """With the room on nodes, if somebody waits whom it may help. Without it nothing is defragmented."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
-from ...contract import job_names
 from ...drain import nodes as drained
 from ...errors import NotFound
 from ...kube import quantities
@@ -69,6 +68,4 @@ def held_by(nodes: Iterable[Object], leaving: Callable[[Object], bool]) -> Amoun
 
 def takes_pods(node: Object) -> bool:
     """It is ready, not cordoned, and does not have our taint. Other taints may be tolerated."""
-    taints = (node.get("spec") or {}).get("taints") or ()
-    marked = any(taint.get("key") == job_names.TAINT_UNHEALTHY for taint in taints)
-    return is_true(node, "Ready") and not drained.cordoned(node) and not marked
+    return is_true(node, "Ready") and not drained.cordoned(node) and not drained.marked(node)

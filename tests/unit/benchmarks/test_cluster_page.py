@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cluster import pages, study
-from benchmarks.cluster.__main__ import BOOK
-from benchmarks.cluster.book import Book
+from benchmarks.cluster.book import BOOK, Book
 
 DOCS = Path(__file__).parents[3] / "docs"
 SHARED = study.SCENARIOS[0]
