@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 TESTS = Path(__file__).parents[2]
@@ -51,3 +52,9 @@ def test_no_folder_of_tests_uses_helpers_of_another() -> None:
 
 def test_what_is_copied_is_still_used() -> None:
     assert borrowed() >= COPIED.keys()
+
+
+def test_no_two_test_modules_have_one_name() -> None:
+    """Each passes alone, and pytest collects only one of them in a run of all."""
+    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
