@@ -73,10 +73,11 @@ test-airflow-next: $(STAMP) ## the provider's unit tests on Airflow's newest pre
 	  -e ".[openlineage,kueue,proxy,dev]" -e ./localcluster scikit-learn
 	@$(NEXT)/bin/pytest tests/unit/airflow
 
-verify: lint types imports ## lint, types and the import contracts
+verify: lint types imports docs ## lint, types, the import contracts and the documentation site
 
-lint: $(STAMP) ## ruff
+lint: $(STAMP) ## ruff, and what it has no rule for
 	$(BIN)/ruff check .
+	$(BIN)/python tests/checks.py
 
 types: $(STAMP) ## mypy --strict
 	$(BIN)/mypy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -104,3 +105,10 @@ def test_the_host_hears_of_progress_and_of_checkpoints(nursery: Nursery, root: P
     assert found["steps"] == [1, 2, 3] and found["metrics"] == [{}, {"accuracy": 0.5}, {"accuracy": 0.5}]
     assert found["saved"] == [2, 3]
     assert found["stopped"] and found["file"]["step"] == 1
+
+
+def test_stored_state_is_a_branch_of_the_librarys_errors() -> None:
+    """One `except TrainError` of a script is enough. Read as text: torch is not in every environment."""
+    tree = ast.parse((Path(__file__).parents[3] / "singularity_train/storage/errors.py").read_text())
+    (top,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "StateStorageError"]
+    assert [ast.unparse(base) for base in top.bases] == ["TrainError"]

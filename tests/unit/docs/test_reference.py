@@ -1,12 +1,9 @@
-"""The documentation site builds strictly without a network, and its generated pages say what the code says."""
+"""The generated pages of the documentation say what the code says. `make docs` builds the site, strictly."""
 
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -22,30 +19,9 @@ def reference() -> ModuleType:
     return loaded(ROOT / "docs/reference.py")
 
 
-def test_the_site_builds_strictly_without_a_network(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    if os.geteuid() == 0:
-        command = ["unshare", "--net", *command]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    page = (tmp_path / "site/reference/operator.html").read_text()
-    assert "checkpoint_budget_s" in page
-
-
-def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/index.md").write_text("[nowhere](nowhere.md)\n")
-    (tmp_path / "mkdocs.yml").write_text("site_name: x\ntheme: material\nstrict: true\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build"], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode != 0
-
-
 def test_every_parameter_of_the_operator_has_a_row_with_a_meaning(reference: ModuleType) -> None:
     rows = [line.split(" | ") for line in reference.operator().splitlines() if line.startswith("| `")]
-    assert len(rows) > 30
+    assert len(rows) > 30 and any(row[0].startswith("| `checkpoint_budget_s`") for row in rows)
     assert all(row[2].strip(" |") for row in rows)
 
 
@@ -96,24 +72,3 @@ def test_every_exit_code_is_in_the_reference(reference: ModuleType) -> None:
 
     page = reference.exit_codes()
     assert all(f"| {row.code} |" in page for row in TABLE if row.code is not None)
-
-
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
-def test_links_of_the_pages_at_the_top_lead_somewhere(name: str) -> None:
-    links = re.findall(r"\]\(([^)#]+)", (ROOT / name).read_text())
-    missing = [link for link in links if "://" not in link and not (ROOT / link).exists()]
-    assert not missing
-
-
-def test_no_page_is_left_out_of_the_navigation() -> None:
-    text = re.sub(r"!!python\S*", "", (ROOT / "mkdocs.yml").read_text())
-    listed = set(re.findall(r"[\w/-]+\.md", text))
-    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
-    assert pages <= listed
-
-
-@pytest.mark.parametrize("page", ["faults.md", "programs.md", "evictions.md", "project/reviews.md"])
-def test_every_test_that_a_page_names_exists(page: str) -> None:
-    files = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
-    named = set(re.findall(r"\btest_\w+\.py", (ROOT / "docs" / page).read_text()))
-    assert named and named <= files, sorted(named - files)

@@ -1,0 +1,164 @@
+"""What ruff, mypy and import-linter have no rule for, in one look at the files: `make lint` runs it.
+
+Each check yields lines `file: what is wrong`. It reads texts and syntax trees, and imports nothing of the project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGES = ("airflow_provider", "gpukit", "kueue_integration", "localcluster", "proxy", "singularity_train")
+NAMES_TESTS = ("faults.md", "programs.md", "evictions.md", "project/reviews.md")
+"""Pages of docs/ whose tables name tests."""
+SVG = "{http://www.w3.org/2000/svg}"
+PROSE = {
+    ("kueue_integration/controller/attempt_history.py", "Preempted to accommodate"),
+    ("kueue_integration/doctor/probe.py", " is supported"),
+    ("localcluster/images/gobuild.py", "no space left"),
+    ("gpukit/parts/limits.py", "this pod has no GPU"),
+    ("gpukit/parts/limits.py", "needs the same type of GPU"),
+}
+"""(file, text of another program that says it nowhere else, or text that is itself what is tried)."""
+TEXT_METHODS = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "split", "find", "count"}
+ERROR_TREES = {
+    "kueue_integration/errors.py": "SingularityError",
+    "airflow_provider/exceptions.py": "SingularityProviderError",
+    "proxy/errors.py": "ProxyError",
+    "proxy/launcher/errors.py": "LauncherError",
+    "localcluster/errors.py": "LocalClusterError",
+    "singularity_train/errors.py": "TrainError",
+    "singularity_train/storage/errors.py": "StateStorageError",
+}
+"""Module -> the root of the errors that its docstring draws."""
+COPIED = {("e2e/scripts/hostile.py", "plant"), ("unit/proxy/fault_nursery.py", "small_world")}
+"""(script, helper of another folder that is copied beside it before it runs)."""
+
+
+# --- pages ----------------------------------------------------------------------------------------------------------
+def links(root: Path) -> Iterator[str]:
+    """Links of pages to files of the checkout. mkdocs follows only those between the site's own pages."""
+    for page in [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("charts/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            if not (page.parent / target).exists() and not target.startswith(("reference/", "../reference/")):
+                yield f"{page.relative_to(root)}: a link leads to {target}, which does not exist"
+
+
+def named_tests(root: Path) -> Iterator[str]:
+    """Tests that pages name."""
+    files = {path.name for path in (root / "tests").rglob("test_*.py")}
+    for page in NAMES_TESTS:
+        for name in sorted(set(re.findall(r"\btest_\w+\.py", (root / "docs" / page).read_text())) - files):
+            yield f"docs/{page}: names the test {name}, which does not exist"
+
+
+def pictures(root: Path) -> Iterator[str]:
+    """A picture has a title and a white ground (dark mode would show dark on dark), and fetches nothing."""
+    for path in root.glob("docs/**/*.svg"):
+        name, picture = path.relative_to(root), ElementTree.parse(path).getroot()
+        if not (picture.findtext(f"{SVG}title") or picture.get("aria-label")):
+            yield f"{name}: has neither <title> nor aria-label"
+        ground = picture.find(f"{SVG}rect")
+        if ground is None or str(ground.get("fill")).lower() not in ("#ffffff", "#fff", "white"):
+            yield f"{name}: its first <rect> is not its white ground"
+        for address in set(re.findall(r"https?://[^\"'\s)]+", path.read_text())) - {SVG.strip("{}")}:
+            yield f"{name}: a browser would fetch {address}"
+
+
+# --- code -----------------------------------------------------------------------------------------------------------
+def _words(node: ast.expr) -> Iterator[str]:
+    for each in node.elts if isinstance(node, (ast.Tuple, ast.List, ast.Set)) else [node]:
+        parts = each.values if isinstance(each, ast.JoinedStr) else [each]
+        text = "".join(str(p.value) for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str))
+        if len(text.split()) > 1:
+            yield text
+
+
+def compared_texts(tree: ast.AST) -> Iterator[str]:
+    """Yield texts of two or more words that something is compared with."""
+    for node in ast.walk(tree):
+        sides: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            sides = [node.value]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TEXT_METHODS:
+            sides = node.args[:1]
+        for side in sides:
+            yield from _words(side)
+
+
+def prose(root: Path) -> Iterator[str]:
+    """What the code does never depends on a sentence: causes and outcomes are values, texts are made from them."""
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            name = path.relative_to(root).as_posix()
+            for text in compared_texts(ast.parse(path.read_text())):
+                if (name, text) not in PROSE:
+                    yield f"{name}: is compared with {text!r}: make it a value, or add it to PROSE in tests/checks.py"
+
+
+def _drawn(name: str, bases: dict[str, list[str]], depth: int = 1) -> Iterator[str]:
+    yield "    " * depth + name
+    for below, its in bases.items():
+        if name in its:
+            yield from _drawn(below, bases, depth + 1)
+
+
+def error_trees(root: Path) -> Iterator[str]:
+    """The tree of errors at the top of its module is that of the classes."""
+    for name, top in ERROR_TREES.items():
+        tree = ast.parse((root / name).read_text())
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        drawn = [*_drawn(top, {c.name: [b.id for b in c.bases if isinstance(b, ast.Name)] for c in classes})]
+        if "\n".join(drawn) not in (ast.get_docstring(tree, clean=False) or ""):
+            yield "\n".join([f"{name}: its docstring should draw", *drawn])
+        for other in sorted({c.name for c in classes} - {line.strip() for line in drawn}):
+            yield f"{name}: {other} is not below {top}"
+
+
+def _imported(path: Path) -> set[str]:
+    """First words of what a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def borrowed_helpers(root: Path) -> Iterator[str]:
+    """A test that imports a helper of another folder passes among all tests, and fails alone."""
+    tests = root / "tests"
+    files = [*tests.rglob("*.py")]
+    homes: dict[str, set[Path]] = {}
+    for path in files:
+        if not path.name.startswith("test_") and path.name != "conftest.py":
+            homes.setdefault(path.stem, set()).add(path.parent)
+    for path in files:
+        name = path.relative_to(tests).as_posix()
+        for helper in sorted(_imported(path) & homes.keys()):
+            if not homes[helper] & {tests / "support", *path.parents} and (name, helper) not in COPIED:
+                yield f"tests/{name}: {helper} lies in another folder: move it to tests/support"
+
+
+CHECKS = (links, named_tests, pictures, prose, error_trees, borrowed_helpers)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the checkout (default: this one)")
+    root = parser.parse_args().root.resolve()
+    found = [line for check in CHECKS for line in check(root)]
+    print("\n".join(found) or "All checks passed: " + ", ".join(check.__name__ for check in CHECKS))
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""Each check of `tests/checks.py` finds what it is for, in a checkout of two files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from module_files import loaded
+
+ROOT = Path(__file__).parents[3]
+checks = loaded(ROOT / "tests/checks.py")
+PICTURE = '<svg xmlns="http://www.w3.org/2000/svg"><rect fill="#000"/><image href="https://a.org/b"/></svg>'
+DEFECTS: dict[str, tuple[dict[str, str], list[str]]] = {
+    "links": ({"docs/a.md": "[x](../no.py#L3) [y](b.svg)", "docs/b.svg": ""}, ["../no.py"]),
+    "named_tests": ({f"docs/{page}": "`test_no.py`" for page in checks.NAMES_TESTS}, ["test_no.py"] * 4),
+    "pictures": ({"docs/a.svg": PICTURE}, ["<title>", "white ground", "https://a.org/b"]),
+    "prose": ({"proxy/a.py": "x == 'a b'\nf'{z} is over' in y\ny.startswith(('a', 'went away'))\ny == 'one'\n"},
+              ["'a b'", "' is over'", "'went away'"]),
+    "error_trees": ({name: f"class {top}(Exception): ...\nclass Other: ...\n"
+                     for name, top in checks.ERROR_TREES.items()}, ["should draw", "Other is not below"] * 7),
+    "borrowed_helpers": ({"tests/e2e/world.py": "", "tests/unit/test_a.py": "import world"}, ["world lies in another"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "files", "wanted"), [(name, *rest) for name, rest in DEFECTS.items()])
+def test_a_defect_is_found(tmp_path: Path, name: str, files: Mapping[str, str], wanted: list[str]) -> None:
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    found = list(getattr(checks, name)(tmp_path))
+    assert len(found) == len(wanted) and all(part in line for part, line in zip(wanted, found, strict=True)), found
+
+
+def test_every_check_has_a_defect_here() -> None:
+    assert [check.__name__ for check in checks.CHECKS] == list(DEFECTS)
