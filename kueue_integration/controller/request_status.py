@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus, to_json
 
-from ..contract import branches, job_names
+from ..contract import branches, job_names, saveable
 from ..requests import user_requests
 from . import attempt_history, reshape, rewind
 from .actions import AnswerRequest
@@ -110,11 +110,10 @@ def follow(snapshot: Snapshot, check_name: str, now: float) -> tuple[AnswerReque
             text = f"the job has ended ({'Finished' if complete else 'Failed'})"
             return _answer(user_requests.ended(status, "failed", text, now)), None
         if request.op == "checkpoint":
-            problem = _no_checkpoint(job, workload, record, status, now)
+            problem, said = _no_checkpoint(job, workload, record, status, now)
             if problem:
-                return _answer(
-                    user_requests.ended(status, "failed", f"{attempt_history.NO_CHECKPOINT}: {problem}", now)
-                ), None
+                text = f"{attempt_history.NO_CHECKPOINT}: {problem}"
+                return _answer(user_requests.ended(status, "failed", text, now), said), None
             wake = (status.deadline or now) + SILENCE_S
             continue
         barred = _barred(request, workload)
@@ -128,14 +127,16 @@ def follow(snapshot: Snapshot, check_name: str, now: float) -> tuple[AnswerReque
 
 def _no_checkpoint(
     job: Job, workload: Workload | None, record: AttemptRecord | None, status: RequestStatus, now: float
-) -> str:
+) -> tuple[str, dict[str, str | None]]:
+    """Why it is given up, "" if it is not, and what that says about the job."""
     if record is None or record.attempt != status.attempt:
-        return f"attempt {status.attempt} ended before"
+        return f"attempt {status.attempt} ended before", {}
     if job.suspended and (workload is None or workload.reservation is None):
-        return f"attempt {status.attempt} ended before ({record.ended_by or 'Evicted'})"
+        return f"attempt {status.attempt} ended before ({record.ended_by or 'Evicted'})", {}
     if status.deadline is not None and now >= status.deadline + SILENCE_S:
-        return f"the pods gave no answer within {now - status.at:.0f} s"
-    return ""
+        text = f"the pods gave no answer within {now - status.at:.0f} s"
+        return text, saveable.failed(job.raw, record.attempt, now, "pods", text)
+    return "", {}
 
 
 def _done(

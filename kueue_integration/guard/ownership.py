@@ -50,6 +50,7 @@ TABLE: Sequence[Annotation] = (
     Annotation(job_names.ANN_REWINDS, CONTROLLER, "use `singularityctl rewind`"),
     Annotation(job_names.ANN_HISTORY, CONTROLLER, _STATUS),
     Annotation(job_names.ANN_PHASES, CONTROLLER, "read it with `singularityctl trace`"),
+    Annotation(job_names.ANN_SAVEABLE, CONTROLLER, _STATUS),
     Annotation(job_names.ANN_PROGRESS, CONTROLLER, _STATUS),
     Annotation(job_names.ANN_CURVE, CONTROLLER, _STATUS),
     Annotation(job_names.ANN_PODS, CONTROLLER, _STATUS),

@@ -9,7 +9,7 @@ from proxy.protocol import names
 from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, JobRequest, Placement, RequestStatus
 
-from ..contract import annotation_values, attempt_phases, attempt_records, job_names
+from ..contract import annotation_values, attempt_phases, attempt_records, job_names, saveable
 from ..kube.resources import annotation
 from ..requests import periodic_checkpoints
 from ..spec import save_interval
@@ -58,6 +58,7 @@ FORMS: Final[Mapping[str, Callable[[Job, str], object]]] = {
     job_names.ANN_PROGRESS: lambda job, name: attempt_records.noted_progress(job),
     job_names.ANN_REQUEST: _message(JobRequest),
     job_names.ANN_REQUEST_STATUS: _message(RequestStatus),
+    job_names.ANN_SAVEABLE: _message(saveable.Saveable),
     job_names.ANN_WORKERS: _count,
     job_names.ANN_WORLD_SIZE: _count,
     job_names.ANN_RANKS_PER_WORKER: _count,

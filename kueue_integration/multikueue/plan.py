@@ -34,6 +34,7 @@ RECORDS = (
     job_names.ANN_PHASES,
     job_names.ANN_PODS,
     job_names.ANN_PROGRESS,
+    job_names.ANN_SAVEABLE,
 )
 """What a worker's controller writes on the copy and the next copy has to know."""
 UNSUPPORTED = (

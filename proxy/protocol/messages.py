@@ -499,6 +499,12 @@ class CommitRequest:
     save: SavePhases | None = None
 
 
+SaveCause = Literal["", "program", "store", "time", "pods", "ended", "early"]
+"""What kind of reason keeps a job from being saved. `program`: its processes or its state could not be saved where they
+ran; `store`: the images did not come to the store, or the commit failed; `time`: a deadline came first; `pods`: a pod
+was silent; `ended`: some ranks have ended by themselves; `early`: no rank ran yet. "": nobody has said."""
+
+
 @dataclass(frozen=True)
 class CheckpointFailure:
     """A requested checkpoint is not possible. `step` is the highest counter seen."""
@@ -512,6 +518,9 @@ class CheckpointFailure:
     """The request was for a checkpoint after which the job goes on, and the job does go on."""
     finishing: bool = False
     """Some ranks have ended by themselves: a part of the world cannot be saved, but the job may be about to end."""
+    cause: SaveCause = ""
+    why: str = ""
+    """The first reason alone, with its pod and rank; "": `message` is all that there is."""
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ class Leader:
                 return  # a report was answered with "stale" meanwhile: everything ends
             reason = str(error) or "the store did not take the manifest in time"
             after, failure = state_machine.cancelled(
-                self.state, f"the images of step {state.stop_at} are stored, but the commit failed: {reason}"
+                self.state, f"the images of step {state.stop_at} are stored, but the commit failed: {reason}", "store"
             )
             self._move(after)
             self._tell(failure)
@@ -321,9 +321,8 @@ class Leader:
         log.warning("no checkpoint: %s", failure.message)
         step = max((v.count for v in state_machine.world(self.state, self.heard)), default=0)
         c = self._config
-        message = CheckpointFailure(
-            c.namespace, c.job, c.attempt, failure.message, step, goes_on=failure.goes_on, finishing=failure.finishing
-        )
+        message = CheckpointFailure(c.namespace, c.job, c.attempt, failure.message, step, failure.goes_on)
+        message = replace(message, finishing=failure.finishing, cause=failure.cause, why=failure.why)
         self._spawn(self._tell_controller(message))
 
     async def _tell_controller(self, failure: CheckpointFailure) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from ..protocol.decode import Seconds
 from ..protocol.manifest import RankImage
-from ..protocol.messages import AnyId, Gpus, Through
+from ..protocol.messages import AnyId, Gpus, SaveCause, Through
 from ..protocol.phases import SavePhases, StartPhases
 
 Op = Literal["run", "barrier", "save", "stop", "exit", "finish"]
@@ -58,6 +58,8 @@ class PodReport:
     failed: int = 0
     message: str = ""
     """Why `failed` failed."""
+    cause: SaveCause = ""
+    """... and what kind of reason that is."""
     images: list[RankImage] | None = None
     """Images of generation `uploaded`; sent until the leader has answered once."""
     gpus: Gpus | None = None

@@ -20,7 +20,7 @@ from typing import Final
 from ..errors import MeshError, ProxyError
 from ..protocol import exit_codes, gpus, image_room, names, page
 from ..protocol.manifest import RankImage
-from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Reading, Through
+from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Reading, SaveCause, Through
 from ..protocol.ratchet import RankView
 from ..store import PagesSocket, Store, memory
 from . import state_machine
@@ -100,6 +100,7 @@ class Pod:
         self._dump = ""
         """What this sidecar calls the dump that it has asked for."""
         self._message = ""
+        self._failed_for: SaveCause = ""
         self._cause = ""
         """Why the upload under way failed: a dump that streams to it fails for no other reason."""
         self._bytes_stored = 0
@@ -143,6 +144,7 @@ class Pod:
             bytes_total=self._progress[1],
             failed=self._failed,
             message=self._message,
+            cause=self._failed_for,
             images=self._images,
             gpus=self._gpus,
             start=self._phases.start,
@@ -244,7 +246,7 @@ class Pod:
         elif event.kind in ("dump_failed", "restore_failed"):
             self._cancel.set()
             why = self._cause or event.message or event.kind.replace("_", " ")
-            self._fail(event.generation or self._saving, why)
+            self._fail(event.generation or self._saving, why, "store" if self._cause else "program")
         elif event.kind == "exited":
             self._ended.add(event.rank)
             if event.code and not self._broken:
@@ -312,7 +314,7 @@ class Pod:
             while not whole.is_set() and not cancel.is_set():
                 await asyncio.sleep(WATCH_S)  # the launcher would not hear that the ranks may go on
             if generation == self._saving and self._failed != generation:
-                self._fail(generation, f"upload: {error}")
+                self._fail(generation, f"upload: {error}", "store")
             return
         seconds = time.monotonic() - began
         log.info(
@@ -329,9 +331,9 @@ class Pod:
         """Called from the upload's thread, and read by `report`."""
         self._progress = (done, total)
 
-    def _fail(self, generation: int, message: str) -> None:
+    def _fail(self, generation: int, message: str, cause: SaveCause) -> None:
         log.warning("generation %d: %s", generation, message)
-        self._failed, self._message = generation, message
+        self._failed, self._message, self._failed_for = generation, message, cause
         self.changed.set()
 
     # --- directives -------------------------------------------------------------------------------------------------

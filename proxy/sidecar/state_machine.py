@@ -16,11 +16,12 @@ the controller. `committed`, `cancelled` and `stale` are how the shell answers p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from ..protocol import page, ratchet
+from ..protocol.messages import SaveCause
 from ..protocol.ratchet import RankView
 from . import wording
 from .peers import Directive, Op, PodReport, Stop
@@ -124,8 +125,14 @@ class Failure:
 
     message: str
     goes_on: bool = False
-    finishing: bool = False
-    """The reason is that ranks have ended by themselves."""
+    cause: SaveCause = ""
+    why: str = ""
+    """The first reason alone."""
+
+    @property
+    def finishing(self) -> bool:
+        """The reason is that ranks have ended by themselves."""
+        return self.cause == "ended"
 
 
 def directive(state: State) -> Directive:
@@ -219,16 +226,17 @@ def stale(state: State) -> State:
     return replace(state, phase="stopped", exit_now=True, trigger=None)
 
 
-def cancelled(state: State, message: str, finishing: bool = False) -> tuple[State, Failure]:
-    """Give the checkpoint up: the ranks go on. Pods that were asked to end do so now, unless ranks are `finishing`."""
+def cancelled(state: State, message: str, cause: SaveCause, why: str = "") -> tuple[State, Failure]:
+    """Give the checkpoint up: the ranks go on. Pods that were asked to end do so now, unless ranks have `ended`."""
+    failure = Failure(message, state.goes_on, cause, why)
     if state.waiting is not None:
-        return _over(state), Failure(message, state.goes_on)
-    unsaved = state.unsaved if finishing else state.unsaved | state.asked
+        return _over(state), failure
+    unsaved = state.unsaved if failure.finishing else state.unsaved | state.asked
     state = replace(state, answered=state.answered | state.asked, unsaved=unsaved)
     after = replace(state, phase="run", trigger=None, background=False)
     if state.goes_on:
         after = replace(after, barrier_at=0.0)
-    return replace(after, asked=frozenset()), Failure(message, state.goes_on, finishing)
+    return replace(after, asked=frozenset()), failure
 
 
 def world(state: State, heard: Mapping[int, Heard]) -> list[RankView]:
@@ -269,13 +277,13 @@ def _barrier(state: State, heard: Mapping[int, Heard], now: float) -> tuple[Stat
     views = world(state, heard)
     where = wording.positions(views, state.generation)
     if not any(item.report.started for item in heard.values()):
-        return cancelled(state, "no rank runs yet in this attempt: nothing new to save")
+        return cancelled(state, "no rank runs yet in this attempt: nothing new to save", "early")
     if _free(state, heard, views):
         state = replace(state, stop_at=_furthest(views), anywhere=True)
         return replace(state, phase="save", acquired=True, barrier_at=now), None
     decision = ratchet.decide(views, state.generation, state.stop_at)
     if decision.finished:
-        return cancelled(state, f"a rank has ended already: {where}", finishing=True)
+        return cancelled(state, f"a rank has ended already: {where}", "ended")
     state = replace(state, stop_at=decision.stop_at)
     if decision.acquired:
         background = state.overlaps and state.goes_on
@@ -283,17 +291,22 @@ def _barrier(state: State, heard: Mapping[int, Heard], now: float) -> tuple[Stat
     assert state.trigger is not None
     if now >= state.trigger.deadline:
         waited = max(0.0, state.trigger.deadline - state.trigger.started_at)
-        return cancelled(state, f"no step boundary within {waited:.0f} s: {where}")
+        return cancelled(state, f"no step boundary within {waited:.0f} s: {where}", "time")
     failed = _failed(state, heard)
     if failed:
-        return cancelled(state, f"{failed}: {where}")
+        return cancelled(state, f"{_all(failed)}: {where}", *failed[0])
     silent = _silent(state, heard, now)
-    return cancelled(state, f"{silent}: {where}") if silent else (state, None)
+    return cancelled(state, f"{silent}: {where}", "pods") if silent else (state, None)
 
 
-def _failed(state: State, heard: Mapping[int, Heard]) -> str:
-    reports = (item.report for item in heard.values())
-    return "; ".join(f"pod {r.index}: {r.message}" for r in reports if r.failed == state.generation)
+def _failed(state: State, heard: Mapping[int, Heard]) -> list[tuple[SaveCause, str]]:
+    """Why pods could not do their part: what kind of reason, and the reason."""
+    reports = (item.report for _, item in sorted(heard.items()))
+    return [(r.cause, f"pod {r.index}: {r.message}") for r in reports if r.failed == state.generation]
+
+
+def _all(failed: Sequence[tuple[SaveCause, str]]) -> str:
+    return "; ".join(text for _, text in failed)
 
 
 def _save(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | None]:
@@ -301,7 +314,8 @@ def _save(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, 
     reports = {index: item.report for index, item in heard.items()}
     failed = _failed(state, heard)
     if failed:
-        return cancelled(state, f"the barrier was reached at step {state.stop_at}, but saving failed: {failed}")
+        text = f"the barrier was reached at step {state.stop_at}, but saving failed: {_all(failed)}"
+        return cancelled(state, text, *failed[0])
     pods = range(state.workers)
     dumping = [i for i in pods if i not in reports or reports[i].dumped != state.generation]
     uploading = [i for i in pods if i not in dumping and reports[i].uploaded != state.generation]
@@ -318,9 +332,9 @@ def _save(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, 
     if now >= deadline:
         waited = max(0.0, deadline - state.barrier_at)
         text = f"the barrier was reached at step {state.stop_at}, but not saved within {waited:.0f} s: {behind}"
-        return cancelled(state, text)
+        return cancelled(state, text, "time")
     silent = _silent(state, heard, now)
-    return cancelled(state, f"{silent}: {behind}") if silent else (state, None)
+    return cancelled(state, f"{silent}: {behind}", "pods") if silent else (state, None)
 
 
 def _free(state: State, heard: Mapping[int, Heard], views: list[RankView]) -> bool:

@@ -28,7 +28,7 @@ from proxy.protocol.messages import (
     to_json,
 )
 
-from ...contract import attempt_phases, branches, job_names
+from ...contract import attempt_phases, branches, job_names, saveable
 from ...contract.attempt_records import progress as shown_progress
 from ...jobs import loss_curve
 from ...kube.resources import Object
@@ -247,6 +247,7 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
     # An empty annotation is a user's wish, or the end of a list of damaged checkpoints: never return to older ones.
     before = () if seen.starts_over else seen.checkpoints
     change[job_names.ANN_CHECKPOINTS] = attempt_history.listed([*(ref for ref in before if ref.id != new.id), new])
+    change.update(saveable.saved(job, message.attempt, now))
     if message.goes_on:
         return change
     if seen.hold is not None:
@@ -299,7 +300,11 @@ def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations 
     """What to write; None when it changes nothing. Raises RefusedError 409."""
     seen_job = Job.parse(job)
     _require_wanted(seen_job, message.attempt)
+    over = _last_phase(seen_job) == "finished"
     change: dict[str, str | None] = {}
+    if not over:  # training that has ended is no job that cannot be saved
+        why = message.why or message.message
+        change.update(saveable.failed(job, message.attempt, now, message.cause, why.rstrip(". ")))
     wanted = seen_job.checkpoint_request.running
     if wanted is not None and wanted[1].attempt == message.attempt:
         text = f"{attempt_history.NO_CHECKPOINT}: {message.message.rstrip('. ')}"
@@ -308,7 +313,7 @@ def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations 
         return change or None
     deadline = required(seen_job.hold_deadline)
     asked = seen_job.armed and deadline is not None
-    if asked and _last_phase(seen_job) == "finished":
+    if asked and over:
         return change or None  # training has ended: the hold lasts until the Job is complete, or its deadline
     history, record = _current(seen_job, message.attempt)
     if asked and message.finishing:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from kueue_integration.cli import tables, trace_svg, trace_text
 from kueue_integration.contract import attempt_phases, attempt_records, job_names
 from kueue_integration.contract.attempt_phases import AttemptPhases
+from kueue_integration.contract.saveable import Saveable
 from kueue_integration.controller.cache import World
 from kueue_integration.controller.errors import BadAnnotationError, RefusedError
 from kueue_integration.controller.hold import Settings
@@ -59,6 +60,7 @@ GOOD: dict[str, str] = {
     job_names.ANN_CHECKPOINTS: to_json([scene.checkpoint()]),
     job_names.ANN_PROGRESS: json.dumps({"attempt": 2, "step": 9, "phase": "running", "at": T0 + 20, "printed": 9}),
     job_names.ANN_CURVE: "[[1,0.5],[2,0.25]]",
+    job_names.ANN_SAVEABLE: to_json(Saveable(2, "no", T0 + 20, "trial", "program", "pod 0: rank 0: CRIU")),
     job_names.ANN_WORKERS: "2",
     job_names.ANN_MIN_WORKERS: "1",
     job_names.ANN_WORLD_SIZE: "2",

@@ -305,6 +305,7 @@ def test_a_checkpoint_aside_answers_its_request_and_leaves_the_record_and_the_ho
         job_names.ANN_CHECKPOINT_COPY,
         job_names.ANN_CHECKPOINTS,
         job_names.ANN_CHECKPOINT_STATUS,
+        job_names.ANN_SAVEABLE,
     }
     assert from_json(CheckpointRef, change[names.ANN_CHECKPOINT]) == scene.checkpoint()
     assert decode.messages(CheckpointRef, change[job_names.ANN_CHECKPOINTS]) == [scene.checkpoint()]
@@ -348,13 +349,13 @@ def test_the_list_of_checkpoints_is_bounded():
 def test_a_failed_checkpoint_aside_fails_its_request_and_nothing_else():
     change = reports.failure(asking(), replace(failure_of("no step boundary within 9 s."), goes_on=True), NOW)
     assert change is not None
-    assert set(change) == {job_names.ANN_CHECKPOINT_STATUS}
+    assert set(change) == {job_names.ANN_CHECKPOINT_STATUS, job_names.ANN_SAVEABLE}
     assert (answered(change).state, answered(change).message) == (
         "failed", "no checkpoint: no step boundary within 9 s",
     )  # fmt: skip
     quiet = scene.record()
     unasked = job(quiet)
-    assert reports.failure(unasked, replace(failure_of(), goes_on=True), NOW) is None
+    assert set(reports.failure(unasked, replace(failure_of(), goes_on=True), NOW) or {}) == {job_names.ANN_SAVEABLE}
 
 
 # --- failure --------------------------------------------------------------------------------------------------------
@@ -378,7 +379,8 @@ def test_a_failure_at_the_deadline_says_how_long_was_waited():
 
 def test_the_first_account_of_a_missing_checkpoint_stays():
     told = scene.record(evicted_at=T0 + 30, note="no checkpoint within 30 s: told")
-    assert reports.failure(job(told, **{job_names.ANN_HOLD: "released"}), failure_of(), NOW) is None
+    change = reports.failure(job(told, **{job_names.ANN_HOLD: "released"}), failure_of(), NOW) or {}
+    assert set(change) == {job_names.ANN_SAVEABLE}
 
 
 def test_training_that_has_just_finished_keeps_its_hold():

@@ -79,7 +79,7 @@ def test_a_pod_that_does_not_hear_of_the_end_of_a_stop_hears_it_with_the_next_on
     assert over == Stop(G, 8, False, "train-a3-g1")
     second = state_machine.request(state, COMMAND)
     assert (state_machine.directive(second).op, state_machine.directive(second).over) == ("barrier", over)
-    given_up, _ = state_machine.cancelled(second, "no step boundary")
+    given_up, _ = state_machine.cancelled(second, "no step boundary", "time")
     assert state_machine.directive(given_up).over == over, "the second one was not reached"
     third = state_machine.request(given_up, COMMAND)
     assert (third.generation, state_machine.directive(third).over) == (G + 2, over)
@@ -232,9 +232,9 @@ def test_an_eviction_that_joins_a_checkpoint_on_the_side_has_its_own_deadline() 
 def test_a_checkpoint_on_the_side_leaves_no_trace_of_its_barrier() -> None:
     trigger = replace(COMMAND, then="continue")
     assert state_machine.committed(replace(_committing(), trigger=trigger)).barrier_at == 0.0
-    state, failure = state_machine.cancelled(replace(_saving(), trigger=trigger), "no")
+    state, failure = state_machine.cancelled(replace(_saving(), trigger=trigger), "no", "store")
     assert (state.barrier_at, failure.goes_on) == (0.0, True)
-    state, failure = state_machine.cancelled(_saving(), "no")
+    state, failure = state_machine.cancelled(_saving(), "no", "store")
     assert (state.barrier_at, failure.goes_on) == (102.0, False)
 
 
