@@ -28,7 +28,7 @@ for folder in /*/; do  # what lies on a mount is not searched for files that the
 done
 mount --rbind "$POD" "$PLACE"
 mount -t proc proc /proc
-exec "$PYTHON" -m gpukit.pod "$NAME"
+exec "$PYTHON" -m gpukit.pod "$NAME" "$PLACE"
 """
 
 
@@ -49,7 +49,7 @@ class Pod:
         """Its launcher runs from here on."""
         words = environment() | dict(self._env)
         words |= {"POD": str(self.folder), "PLACE": str(self._place), "NAME": self.name, names.ENV_POD: self.name}
-        words |= {"PYTHON": sys.executable, "SINGULARITY_ROOT": str(self._place)}
+        words |= {"PYTHON": sys.executable}
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
                 ["unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child", "sh", "-ec", _ENTER],

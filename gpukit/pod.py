@@ -1,4 +1,4 @@
-"""`python3 -m gpukit.pod NAME`: pid 1 of a pod of the kit: the launcher as it is, over the real driver or the fake."""
+"""`python3 -m gpukit.pod NAME PLACE`: pid 1 of a pod of the kit: the real launcher over the real driver or the fake."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from proxy.launcher import device
 from proxy.launcher.__main__ import main
 from proxy.launcher.device import libraries, nvml
+from proxy.launcher.paths import Paths
 
 from .fake import FakeCuda, FileDriver, fake_nvml
 from .kit import own_packages
@@ -28,11 +29,12 @@ def _fake(env: Mapping[str, str]) -> device.Backend:
 
 
 if __name__ == "__main__":
-    socket.sethostname(sys.argv.pop(1))
+    name, place = sys.argv[1:]
+    socket.sethostname(name)
     own_packages(Path(__file__).resolve().parents[2])
     if os.environ.get(ENV_FAKE):
         device.find = _fake
     libraries.anywhere = True  # no container runtime has mounted them
-    code = main([], dict(os.environ))
+    code = main([], dict(os.environ), Paths(Path(place)))
     sys.stdout.flush()
     os._exit(code)  # daemon threads may sit in a request to the conductor

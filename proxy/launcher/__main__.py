@@ -33,15 +33,16 @@ def environment(descriptor: int = ENVIRONMENT) -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, sign, value in (w.partition(b"=") for w in words) if sign}
 
 
-def main(argv: Sequence[str], given: Mapping[str, str] | None = None) -> int:
+def main(argv: Sequence[str], given: Mapping[str, str] | None = None, paths: Paths | None = None) -> int:
     """Exit code of the container: one of `protocol.exit_codes`.
 
     :param argv: the user's command; empty: it stands in the environment
     :param given: the container's environment, if it is not at ENVIRONMENT
+    :param paths: where things lie, if not where a pod has them
     """
     try:
         env = environment() if given is None else given
-        paths = Paths.from_env(env)
+        paths = paths or Paths()
         tools = Tools(paths.tools)
         engine = engines.of(env, paths)
         engine.prepare()
@@ -50,7 +51,7 @@ def main(argv: Sequence[str], given: Mapping[str, str] | None = None) -> int:
             return probe.main(tools.criu(), env)
         if wish:
             raise CommandError(f"{names.ENV_PROBE} = {wish!r}: only {names.PROBE_GPUS!r} can be probed")
-        return Supervisor(env, engine, argv).run()
+        return Supervisor(env, paths, engine, argv).run()
     except LauncherError as error:
         say(str(error))
         return error.exit_code

@@ -1,24 +1,19 @@
-"""Where things lie in the pod. Everything hangs below one root, so that tests can have their own."""
+"""Where things lie in the pod. Everything hangs below one root, so that tests can have their own.
+
+No variable names the root: whoever writes the pod chooses those, and what runs with capabilities comes from here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ..protocol import names
 
-ENV_ROOT = "SINGULARITY_ROOT"
-"""Overrides names.ROOT."""
-
 
 @dataclass(frozen=True)
 class Paths:
-    root: Path
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Paths:
-        return cls(Path(env.get(ENV_ROOT) or names.ROOT))
+    root: Path = Path(names.ROOT)
 
     def _below(self, standard: str) -> Path:
         return self.root / PurePosixPath(standard).relative_to(names.ROOT)

@@ -48,9 +48,9 @@ class Supervisor:
     :param argv: the user's command; empty: it stands in the environment
     """
 
-    def __init__(self, env: Mapping[str, str], engine: Engine[Any], argv: Sequence[str] = ()) -> None:
+    def __init__(self, env: Mapping[str, str], paths: Paths, engine: Engine[Any], argv: Sequence[str] = ()) -> None:
         self.env = env
-        self.paths = Paths.from_env(env)
+        self.paths = paths
         self.argv = environment.command(env, argv)
         self.user = user.wanted(env)
         self.log_rate = rate_limit.from_env(env)

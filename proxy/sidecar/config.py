@@ -6,15 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
 from ..errors import ConfigError
 from ..protocol import image_room, names, page
 from ..protocol.messages import Engine
 from ..protocol.placement import ranks_of
-
-ENV_ROOT: Final = "SINGULARITY_ROOT"
-"""Overrides `names.ROOT`, the directory of all shared paths of the pod."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,7 @@ class Config:
     checkpoint: str = ""
     engine: Engine = names.ENGINE_PROCESS
     root: Path = Path(names.ROOT)
+    """No variable names it: only a test has another."""
     mesh_port: int = names.MESH_PORT
     image_room: int | None = None
     """Bytes that the volume of the images may hold; None: as much as the disk has."""
@@ -89,7 +87,6 @@ def from_env(env: Mapping[str, str] = os.environ) -> Config:
         token_file=Path(_text(env, names.ENV_TOKEN_FILE)),
         checkpoint=env.get(names.ENV_CHECKPOINT, ""),
         engine=_engine(env),
-        root=Path(env.get(ENV_ROOT) or names.ROOT),
         image_room=_room(env),
     )
     if config.world_size > page.MAX_WORLD:

@@ -26,7 +26,6 @@ from kueue_integration.contract import job_names
 from kueue_integration.manifests.job_manifests import failure_rules
 from proxy.launcher import tools
 from proxy.protocol import exit_codes, names
-from proxy.sidecar.config import ENV_ROOT
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
@@ -135,7 +134,7 @@ class Worker:
         shutil.copy(HERE / "stepper.py", self.pod.volumes / "source/stepper.py")
         checkpoint = job.controller.checkpoint
         self._env = {
-            **os.environ, "PYTHONPATH": str(REPOSITORY), ENV_ROOT: str(self.pod.volumes), names.ENV_NAMESPACE: "team",
+            **os.environ, "PYTHONPATH": str(REPOSITORY), names.ENV_NAMESPACE: "team",
             names.ENV_JOB: "train", names.ENV_POD: f"train-{index}", names.ENV_POD_IP: "127.0.0.1",
             names.ENV_INDEX: str(index), names.ENV_ATTEMPT: str(attempt.number), names.ENV_WORKERS: "2",
             names.ENV_WORLD_SIZE: "2", names.ENV_STORE: f"file://{job.folder}/store",
@@ -152,7 +151,7 @@ class Worker:
 
     def start_sidecar(self) -> None:
         with self._said.open("ab") as out:
-            command = [sys.executable, str(HERE / "sidecar_process.py"), str(self._mesh_port)]
+            command = [sys.executable, str(HERE / "sidecar_process.py"), str(self._mesh_port), str(self.pod.volumes)]
             self.sidecar = subprocess.Popen(command, env=self._env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 
     def log(self) -> str:

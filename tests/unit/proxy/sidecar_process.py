@@ -1,4 +1,5 @@
-"""`python -m proxy.sidecar` with a port of its own for the mesh (argv 1): pods of a test share one network.
+"""`python -m proxy.sidecar` with a port for the mesh (argv 1) and a root (argv 2) of its own: pods of a test share one
+network and one file system.
 
 It stands still where the test tells it to: `HOLD/hold-POINT` is there; it says so by `at-POINT`, and goes on when the
 first is gone. Points: `stream`, after the first pages of a dump that is under way; `upload`, after the first rank of a
@@ -52,7 +53,7 @@ if "PATIENCE" in os.environ:  # seconds, of the store that a checkpoint is fetch
 async def main() -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await run(replace(from_env(), mesh_port=int(sys.argv[1])), stop)
+    await run(replace(from_env(), mesh_port=int(sys.argv[1]), root=Path(sys.argv[2])), stop)
 
 
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)

@@ -119,5 +119,5 @@ def test_a_workdir_of_the_image(tmp_path: Path) -> None:
 
 
 def test_paths_hang_below_one_root() -> None:
-    assert Paths.from_env({}).image("c", 1) == Path("/singularity/images/c/rank-1")
-    assert Paths.from_env({"SINGULARITY_ROOT": "/t"}).log(0) == Path("/t/work/rank-0/stdout.log")
+    assert Paths().image("c", 1) == Path("/singularity/images/c/rank-1")
+    assert Paths(Path("/t")).log(0) == Path("/t/work/rank-0/stdout.log")

@@ -18,7 +18,7 @@ from proxy.launcher import device
 from proxy.launcher.errors import (
     SlotError,
 )
-from proxy.launcher.paths import ENV_ROOT, Paths
+from proxy.launcher.paths import Paths
 from proxy.launcher.ranks import process_scan
 from proxy.launcher.ranks.slot import Ended
 from proxy.launcher.snapshot import criu, rank_dump
@@ -99,8 +99,8 @@ def test_ranks_are_resumed_only_after_the_dump_that_was_cancelled_has_ended(
 
     monkeypatch.setattr(rank_dump, "dump", dump)
     monkeypatch.setattr(rank_dump, "resume", lambda *given: order.append(f"resume {given[2]}") or [])
-    env = {names.ENV_COMMAND: '["python3", "x.py"]', ENV_ROOT: str(tmp_path)}
-    supervisor = Supervisor(env, ProcessEngine(env, Paths(tmp_path)))
+    env = {names.ENV_COMMAND: '["python3", "x.py"]'}
+    supervisor = Supervisor(env, Paths(tmp_path), ProcessEngine(env, Paths(tmp_path)))
     supervisor.plan = PLAN
     supervisor._obey(LauncherCommand(1, "dump", generation=7, checkpoint_id="c", remaining_s=60))
     assert begun.wait(20)
@@ -124,8 +124,8 @@ def test_a_dump_that_a_new_sidecar_asks_for_again_is_made_once(tmp_path: Path, m
 
     monkeypatch.setattr(rank_dump, "dump", dump)
     monkeypatch.setattr(rank_dump, "resume", lambda *_: [])
-    env = {names.ENV_COMMAND: '["python3", "x.py"]', ENV_ROOT: str(tmp_path)}
-    supervisor = Supervisor(env, ProcessEngine(env, Paths(tmp_path)))
+    env = {names.ENV_COMMAND: '["python3", "x.py"]'}
+    supervisor = Supervisor(env, Paths(tmp_path), ProcessEngine(env, Paths(tmp_path)))
     supervisor.plan = PLAN
     told: list[LauncherEvent] = []
     monkeypatch.setattr(supervisor.outbox, "put", told.append)

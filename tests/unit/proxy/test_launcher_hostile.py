@@ -15,6 +15,7 @@ from planted import ADDED
 from pod_harness import Pod
 from pod_moves import dump_anywhere, until
 
+from proxy.launcher import tools
 from proxy.launcher.ranks import privileges
 from proxy.launcher.snapshot.connections import Field, encode, fields
 from proxy.launcher.snapshot.image import LAYER_TAR
@@ -202,8 +203,12 @@ def test_a_pods_variables_and_its_images_preload_reach_the_ranks_only(
     (shared / "startup").write_text(planted.PYTHON)
     loaded = {"LD_PRELOAD": "/shared/library.so", "LD_AUDIT": "/shared/library.so", "LD_LIBRARY_PATH": "/shared"}
     python = {"PYTHONHOME": "/shared", "PYTHONSTARTUP": "/shared/startup", "PYTHONINSPECT": "1"}
+    planted_tools = shared / "root/agent/launcher"
+    planted_tools.mkdir(parents=True)
+    (planted_tools / tools.LOADER).write_bytes(planted.program())
+    (planted_tools / tools.LOADER).chmod(0o755)
     others = {"LOCPATH": "/shared", "GCONV_PATH": "/shared", "ENV": "/shared/startup", "LANG": "xx_YY.PLANTED"}
-    env = {**loaded, **python, **others, "PYTHONPATH": "/shared"}
+    env = {**loaded, **python, **others, "PYTHONPATH": "/shared", "SINGULARITY_ROOT": "/shared/root"}
     pod = run("pod", fresh([0], 1), COUNT, rootfs=f"{layer}:{rootfs}", shared=shared, env=env, command=["sleep", "600"])
     until(lambda: "sleep" in {each.name for each in recorded(pod)}, "the rank has its environment", pod)
     assert dump(pod).kind == "dumped", pod.log()

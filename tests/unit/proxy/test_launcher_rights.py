@@ -15,7 +15,6 @@ import pytest
 from kueue_integration.contract import job_names
 from proxy.launcher import tools
 from proxy.launcher.errors import LauncherError, RestoreError
-from proxy.launcher.paths import ENV_ROOT
 from proxy.launcher.ranks import accounts, privileges, seccomp
 from proxy.launcher.ranks.accounts import Account
 from proxy.launcher.tools import Tools
@@ -247,6 +246,6 @@ def test_the_launcher_asks_no_name_service() -> None:
         "runpy.run_module('proxy.launcher', run_name='__main__')\n"
         "import tarfile; print(sys.modules['pwd'], tarfile.pwd, tarfile.grp)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), ENV_ROOT: "/nowhere"}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout.split()[-3:] == ["None", "None", "None"], done.stderr

@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -19,7 +20,7 @@ from proxy.protocol import names
 from proxy.protocol.messages import LauncherCommand, MessageError, Plan, from_json, to_json
 from proxy.sidecar import signed
 from proxy.sidecar.barrier_page import BarrierPage
-from proxy.sidecar.config import ENV_ROOT, from_env
+from proxy.sidecar.config import from_env
 from proxy.sidecar.launcher_api import LauncherApi
 from proxy.sidecar.mesh import Follower, MeshServer
 from proxy.sidecar.peers import Directive, PodReport, Stop
@@ -129,7 +130,7 @@ async def test_the_key_never_travels_and_what_was_recorded_is_of_no_use(short: P
     server, port = MeshServer("a secret key", 2, exchange), free_port()
     await server.start(port, "127.0.0.1")
     between, tapped = await tapped_by(wire, port)
-    config = from_env({**ENV, ENV_ROOT: str(short)})
+    config = replace(from_env(ENV), root=short)
     barrier = BarrierPage(config.run_dir, config.world_size)
     pod = Pod(config, barrier, Store(f"file://{short}/store"), never_sent, "127.0.0.1", 0)
     follower = Follower(pod, "127.0.0.1", tapped, "a secret key")
@@ -167,7 +168,7 @@ async def test_an_answer_that_the_leader_did_not_sign_is_not_believed(short: Pat
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
-    config = from_env({**ENV, ENV_ROOT: str(short)})
+    config = replace(from_env(ENV), root=short)
     barrier = BarrierPage(config.run_dir, config.world_size)
     pod = Pod(config, barrier, Store(f"file://{short}/store"), never_sent, "127.0.0.1", 0)
     async with aiohttp.ClientSession() as session:

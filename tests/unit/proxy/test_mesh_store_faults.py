@@ -21,7 +21,6 @@ from mesh_world import FakeController, World, eventually
 from store_samples import JOB, MIB, NAMESPACE
 
 from proxy.protocol import names
-from proxy.sidecar.config import ENV_ROOT
 from proxy.store import Store
 
 pytestmark = pytest.mark.timeout(240)
@@ -50,14 +49,14 @@ class Processes(World):
         config = self.configs[index]
         env = {
             **os.environ, "PYTHONPATH": str(HERE.parents[2]), "STORAGE_EMULATOR_HOST": self.proxies[index].url,
-            ENV_ROOT: str(config.root), names.ENV_NAMESPACE: config.namespace, names.ENV_JOB: config.job,
+            names.ENV_NAMESPACE: config.namespace, names.ENV_JOB: config.job,
             names.ENV_POD: config.pod, names.ENV_POD_IP: config.pod_ip, names.ENV_INDEX: str(index),
             names.ENV_ATTEMPT: str(config.attempt), names.ENV_WORKERS: "2", names.ENV_WORLD_SIZE: "2",
             names.ENV_STORE: config.store,
             names.ENV_CONTROLLER_URL: config.controller_url, names.ENV_CONTROLLER_CA: config.controller_ca,
             names.ENV_TOKEN_FILE: str(config.token_file), names.ENV_CHECKPOINT: config.checkpoint, **self._env,
         }  # fmt: skip
-        command = [sys.executable, str(HERE / "sidecar_process.py"), str(config.mesh_port)]
+        command = [sys.executable, str(HERE / "sidecar_process.py"), str(config.mesh_port), str(config.root)]
         with self._logs[index].open("ab") as out:
             return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 

@@ -28,7 +28,7 @@ from proxy.protocol.ratchet import RankView
 from proxy.sidecar import hardware
 from proxy.sidecar import pod as pod_module
 from proxy.sidecar.barrier_page import BarrierPage
-from proxy.sidecar.config import ENV_ROOT, from_env
+from proxy.sidecar.config import from_env
 from proxy.sidecar.launcher_api import LauncherApi
 from proxy.sidecar.leader import Leader
 from proxy.sidecar.mesh import Follower
@@ -57,7 +57,7 @@ def test_environment_is_read() -> None:
     assert (config.index, config.leader, config.ranks, config.checkpoint) == (1, False, [3, 4], "")
     assert (str(config.run_dir), str(config.image_dir)) == (names.RUN_DIR, names.IMAGE_DIR)
     assert config.controller_url == "https://c:443"
-    assert str(from_env({**ENV, "SINGULARITY_ROOT": "/elsewhere"}).run_dir) == "/elsewhere/run"
+    assert from_env({**ENV, "SINGULARITY_ROOT": "/elsewhere"}) == config, "whoever writes the pod chooses no paths"
 
 
 @pytest.mark.parametrize("name", sorted(ENV))
@@ -240,7 +240,7 @@ def follower(short: Path) -> Iterator[Following]:
     async def send(command: LauncherCommand) -> None:
         sent.append(command)
 
-    config = from_env({**ENV, ENV_ROOT: str(short)})
+    config = replace(from_env(ENV), root=short)
     barrier = BarrierPage(config.run_dir, config.world_size)
     yield Following(Pod(config, barrier, Store(f"file://{short}/store"), send, "127.0.0.1", 0), barrier, sent)
     barrier.close()
@@ -317,7 +317,7 @@ async def test_a_follower_that_is_asked_to_end_does_not_wait_for_a_leader_that_i
 
 
 async def test_a_failed_commit_does_not_revive_an_attempt_that_was_called_stale_meanwhile(short: Path) -> None:
-    config = from_env({**ENV, ENV_ROOT: str(short), names.ENV_INDEX: "0", names.ENV_WORLD_SIZE: "2"})
+    config = replace(from_env({**ENV, names.ENV_INDEX: "0", names.ENV_WORLD_SIZE: "2"}), root=short)
 
     class Away:
         """A controller that answers a report with "stale" and is then gone."""
@@ -340,7 +340,7 @@ async def test_a_failed_commit_does_not_revive_an_attempt_that_was_called_stale_
 async def test_a_leader_that_dies_with_its_word_that_the_barrier_is_reached_has_written_it_down(
     short: Path, anywhere: bool
 ) -> None:
-    config = from_env({**ENV, ENV_ROOT: str(short), names.ENV_INDEX: "0", names.ENV_WORLD_SIZE: "2"})
+    config = replace(from_env({**ENV, names.ENV_INDEX: "0", names.ENV_WORLD_SIZE: "2"}), root=short)
     store = Store(f"file://{short}/store")
 
     async def send(command: LauncherCommand) -> None:
