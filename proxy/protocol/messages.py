@@ -444,17 +444,27 @@ class HelloReply:
     """Of a job that was forked from another one."""
 
 
+Then = Literal["continue", "stay", "stop"]
+"""What follows a checkpoint, from the least to the most: of requests that meet, the last one here counts."""
+
+
 @dataclass(frozen=True)
 class Command:
-    """Controller -> leader. `then="stop"`: the ranks end with the dump; `continue`: they go on."""
+    """Controller -> leader.
+
+    `checkpoint`: what follows it is `then`. `stop`: the ranks end with the dump. `continue`: they go on. `stay`: they
+    stay stopped for `stay_s` seconds, because somebody is about to end the attempt; then they go on. A command with
+    `stop` that comes meanwhile needs no second save. `resume`: nobody is about to end it any more.
+    """
 
     seq: int
     """Grows from command to command of an attempt."""
-    op: Literal["checkpoint"]
+    op: Literal["checkpoint", "resume"]
     reason: str
     remaining_s: Seconds
     """Seconds left for it, counted from the moment when the leader gets this."""
-    then: Literal["stop", "continue"] = "stop"
+    then: Then = "stop"
+    stay_s: Seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -496,6 +506,8 @@ class CommitRequest:
     last_step: int
     goes_on: bool = False
     """The attempt goes on after this checkpoint. Sent again without it if the attempt has to end there after all."""
+    stays: bool = False
+    """With `goes_on`: its ranks stay stopped in just this state, until they are ended or their time is over."""
     save: SavePhases | None = None
 
 

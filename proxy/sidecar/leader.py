@@ -24,7 +24,7 @@ from .mesh import IDLE_HOLD_S, PACE_S
 from .peers import Directive, PodReport
 from .pod import Pod, resume_port
 from .retention import needs, superseded
-from .state_machine import Failure, Heard, State
+from .state_machine import Failure, Heard, State, Trigger
 
 TICK_S: Final = 0.1
 """Longest time between two looks at the deadline while a checkpoint runs."""
@@ -64,6 +64,8 @@ class Leader:
         self._tasks: set[asyncio.Task[None]] = set()
         self._seen: dict[int, int] = {}
         """Version of the last directive sent to each follower."""
+        self._made: CheckpointRef | None = None
+        """The last one whose manifest is written."""
         self._taken: dict[int, int] = {}
         """... and of the directive that the follower has confirmed."""
         self._finished_at = 0.0
@@ -94,12 +96,17 @@ class Leader:
         return replace(self.directive, remaining_s=max(0.0, left))
 
     def command(self, command: Command) -> None:
-        """The controller wants a checkpoint."""
-        now = time.monotonic()
-        trigger = state_machine.Trigger(command.reason, now, now + command.remaining_s, command.then)
-        log.info("checkpoint wanted (%s), %.0f s, then %s", command.reason, command.remaining_s, command.then)
-        self._move(state_machine.request(self.state, trigger))
-        self._observe()
+        """The controller wants a checkpoint, or no rank to stay stopped any more."""
+        was = self.state.phase
+        if command.op == "resume":
+            log.info("no rank is to stay stopped any more: %s", command.reason)
+            self._move(state_machine.resume(self.state))
+        else:
+            now = time.monotonic()
+            trigger = Trigger(command.reason, now, now + command.remaining_s, command.then, stay_s=command.stay_s)
+            log.info("checkpoint wanted (%s), %.0f s, then %s", command.reason, command.remaining_s, command.then)
+            self._move(state_machine.request(self.state, trigger))
+        self._observe(was)
 
     def _take(self, report: PodReport) -> None:
         if report.images is not None:
@@ -108,8 +115,9 @@ class Leader:
         self._observe()
         self.news.set()
 
-    def _observe(self) -> None:
-        was = self.state.phase
+    def _observe(self, was: str = "") -> None:
+        """`was`: the phase before, where that is over already."""
+        was = was or self.state.phase
         state, failure = state_machine.observe(self.state, self.heard, time.monotonic())
         self._move(state)
         if failure is not None:
@@ -191,16 +199,19 @@ class Leader:
         state = self.state
         assert state.trigger is not None
         deadline = state.trigger.deadline
+        again = self._made is not None and self._made.generation == state.generation
         try:
-            manifest, stored = self._manifest(state)
-            sha256 = await self._write(manifest, max(0.1, deadline - time.monotonic()))
-            ref = self._ref(manifest, sha256, stored)
-            goes_on = self.state.goes_on
-            await self._controller.commit(self._request(state, ref, goes_on), deadline)
-            if goes_on and not self.state.goes_on and self.state.trigger is not None:
-                # SIGTERM came meanwhile: the controller believes that the attempt goes on, and its hold waits.
-                goes_on, deadline = False, self.state.trigger.deadline
-                await self._controller.commit(self._request(state, ref, goes_on), deadline)
+            ref = self._made if again else None
+            if ref is None:
+                manifest, stored = self._manifest(state)
+                sha256 = await self._write(manifest, max(0.1, deadline - time.monotonic()))
+                ref = self._made = self._ref(manifest, sha256, stored)
+            told = self.state
+            await self._controller.commit(self._request(state, ref, told), deadline)
+            while self.state.trigger is not None and _ends_more(self.state, told):
+                # SIGTERM came meanwhile, say: the controller believes that the attempt goes on, and its hold waits.
+                told, deadline = self.state, self.state.trigger.deadline
+                await self._controller.commit(self._request(state, ref, told), deadline)
         except StaleAttemptError as error:
             self.stale(error)
         except (ProxyError, asyncio.TimeoutError, TimeoutError, ValueError) as error:
@@ -214,11 +225,13 @@ class Leader:
             self._move(after)
             self._tell(failure)
         else:
-            log.info("committed %s at step %d%s", manifest.id, manifest.step, ", training goes on" if goes_on else "")
-            self._committed.insert(0, ref)
+            then = "" if not told.goes_on else ", the ranks stay stopped" if told.stays else ", training goes on"
+            log.info("committed %s at step %d%s", ref.id, ref.step, then)
+            if not again:
+                self._committed.insert(0, ref)
             if self.state.phase == "commit":
-                self._move(state_machine.committed(self.state))
-            if goes_on:
+                self._move(state_machine.committed(self.state, time.monotonic()))
+            if told.goes_on and not again:
                 self._spawn(self.retain())
 
     async def _write(self, manifest: Manifest, limit_s: float) -> str:
@@ -308,14 +321,15 @@ class Leader:
             engine=cast(Engine, manifest.engine),
         )
 
-    def _request(self, state: State, ref: CheckpointRef, goes_on: bool) -> CommitRequest:
+    def _request(self, state: State, ref: CheckpointRef, now: State) -> CommitRequest:
+        """`now`: what is to follow, as far as is known."""
         c = self._config
         ago = time.monotonic() - state.barrier_at
         save = None
-        if not goes_on and state.trigger is not None:
+        if not now.goes_on and state.trigger is not None:
             saved = (item.report.save for item in self.heard.values())
             save = phases.of_job_save(saved, state.barrier_at - state.trigger.started_at)
-        return CommitRequest(c.namespace, c.job, c.attempt, ref, ago, ref.step - 1, goes_on, save)
+        return CommitRequest(c.namespace, c.job, c.attempt, ref, ago, ref.step - 1, now.goes_on, now.stays, save)
 
     def _tell(self, failure: Failure) -> None:
         log.warning("no checkpoint: %s", failure.message)
@@ -355,6 +369,11 @@ class Leader:
         """Deadline of the last checkpoint that is asked for, by the monotonic clock; 0 if there is none."""
         last = self.state.waiting or self.state.trigger
         return last.deadline if last else 0.0
+
+
+def _ends_more(now: State, told: State) -> bool:
+    """Whether more follows the checkpoint than the controller was told: ranks stay stopped, or end."""
+    return (told.goes_on and not now.goes_on) or (told.runs_on and now.stays)
 
 
 def _engine(job: Engine, ranks: Sequence[RankImage]) -> Engine:

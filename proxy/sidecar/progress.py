@@ -88,7 +88,7 @@ def _phase(state: State, heard: Mapping[int, Heard], restoring: bool) -> Phase:
     if state.phase == "save":
         dumped = len(reports) == state.workers and all(r.dumped == state.generation for r in reports)
         return "uploading" if dumped else "dumping"
-    if state.phase in ("commit", "stopped"):
+    if state.phase in ("commit", "stay", "stopped"):
         return "uploading"
     if all(v.state == page.STATE_FINISHED for v in state_machine.world(state, heard)):
         return "finished"

@@ -1,8 +1,10 @@
 """The checkpoint state machine of the leader: pure functions, no clock, no I/O.
 
     run -> barrier -> save -> commit -> stopped            (then = "stop")
-     ^        |         |        |
-     +--------+---------+--------+  cancelled, or committed with then = "continue"
+     ^        |         |       | ^
+     |        |         |       v |  then = "stay"; any request brings it back to `commit`, for the same checkpoint
+     |        |         |      stay
+     +--------+---------+-------+   cancelled, committed with then = "continue", or stayed for long enough
 
     run -> finished                                       every rank of every pod has ended with 0
 
@@ -18,10 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from ..protocol import page, ratchet
-from ..protocol.messages import SaveCause
+from ..protocol.messages import SaveCause, Then
 from ..protocol.ratchet import RankView
 from . import wording
 from .peers import Directive, Op, PodReport, Stop
@@ -33,7 +35,8 @@ GONE_S: Final = 60.0
 """A pod that has reported before and is silent for so long counts as lost for pods that wait for the end of all ranks.
 The kubelet restarts a sidecar that died within half of that time."""
 
-Phase = Literal["run", "barrier", "save", "commit", "stopped", "finished"]
+Phase = Literal["run", "barrier", "save", "commit", "stay", "stopped", "finished"]
+ORDER: Final = get_args(Then)
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,16 @@ class Trigger:
     reason: str
     started_at: float
     deadline: float
-    then: Literal["stop", "continue"] = "stop"
+    then: Then = "stop"
     terminating: bool = False
     """Some pod was asked to end: all end as soon as the checkpoint is committed."""
+    stay_s: float = 0.0
+    """`then` is `stay`: for so long from the commit on."""
+
+    @property
+    def rank(self) -> int:
+        """Of requests that meet, the highest counts."""
+        return len(ORDER) if self.terminating else ORDER.index(self.then)
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,9 @@ class State:
     background: bool = False
     """The ranks of the checkpoint under way do so."""
     waiting: Trigger | None = None
-    """For a checkpoint in the background to end: a request that ends the attempt."""
+    """For a checkpoint in the background to end: a request after which the ranks do not go on by themselves."""
+    until: float = 0.0
+    """`stay`: the ranks go on then."""
     before: Stop | None = None
     """The newest stop before the current or last one whose barrier was reached."""
     trigger: Trigger | None = None
@@ -111,12 +123,22 @@ class State:
     @property
     def goes_on(self) -> bool:
         """The checkpoint under way does not end the attempt."""
-        return self.trigger is not None and self.trigger.then == "continue" and not self.trigger.terminating
+        return self.trigger is not None and self.trigger.rank < ORDER.index("stop")
+
+    @property
+    def stays(self) -> bool:
+        """It does not end the attempt, and yet the ranks stay stopped after it."""
+        return self.goes_on and self.trigger is not None and self.trigger.then == "stay"
+
+    @property
+    def runs_on(self) -> bool:
+        """The ranks go on as soon as they can."""
+        return self.goes_on and not self.stays
 
     @property
     def active(self) -> bool:
-        """A checkpoint is under way."""
-        return self.phase in ("barrier", "save", "commit")
+        """A checkpoint is under way, or ranks stay stopped after one."""
+        return self.phase in ("barrier", "save", "commit", "stay")
 
 
 @dataclass(frozen=True)
@@ -139,7 +161,7 @@ def directive(state: State) -> Directive:
     """What all pods have to do in `state`. The shell numbers it."""
     if state.phase == "stopped":
         op: Op = "exit" if state.exit_now else "stop"
-    elif state.phase == "commit":
+    elif state.phase == "commit" or state.phase == "stay":
         op = "save"
     elif state.phase == "finished":
         op = "finish"
@@ -152,7 +174,7 @@ def directive(state: State) -> Directive:
         acquired=state.acquired,
         checkpoint_id=state.checkpoint_id if state.sequence else "",
         anywhere=state.anywhere,
-        ahead=op == "save" and not state.goes_on,
+        ahead=op == "save" and not state.runs_on,
         background=op == "save" and state.background,
         over=state.over if op in ("run", "barrier") else None,
         unsaved=sorted(state.unsaved),
@@ -161,11 +183,19 @@ def directive(state: State) -> Directive:
 
 
 def request(state: State, trigger: Trigger) -> State:
-    """A checkpoint is requested. The request joins a running checkpoint: `stop` wins with its deadline, otherwise the
-    earlier deadline wins. One that ends the attempt waits for a checkpoint in the background."""
+    """A checkpoint is requested. The request joins a running checkpoint: `stop` wins with its deadline, and `stay` over
+    `continue`, otherwise the earlier deadline wins. All but `continue` wait for a checkpoint in the background.
+
+    Ranks that stay stopped are saved already: their checkpoint is committed once more, for this request.
+    """
     if state.phase in ("stopped", "finished"):
         return state
-    if state.background and (trigger.then == "stop" or trigger.terminating):
+    if state.phase == "stay":
+        assert state.trigger is not None
+        asked = replace(trigger, then="stay", stay_s=state.trigger.stay_s) if trigger.rank == 0 else trigger
+        until = state.until if trigger.rank == 0 else 0.0
+        return replace(state, phase="commit", trigger=replace(asked, started_at=state.trigger.started_at), until=until)
+    if state.background and trigger.rank > 0:
         return replace(state, waiting=_joined(state.waiting, trigger) if state.waiting else trigger)
     if state.trigger is None:
         return replace(
@@ -177,6 +207,7 @@ def request(state: State, trigger: Trigger) -> State:
             acquired=False,
             anywhere=False,
             barrier_at=0.0,
+            until=0.0,
             trigger=trigger,
             asked=frozenset(),
         )
@@ -186,18 +217,30 @@ def request(state: State, trigger: Trigger) -> State:
 def _joined(old: Trigger, trigger: Trigger) -> Trigger:
     # A checkpoint after which training goes on may have an early deadline. A checkpoint for which an eviction waits has
     # its own deadline.
-    ending = [t for t in (old, trigger) if t.then == "stop" or t.terminating] or [old, trigger]
+    stop = ORDER.index("stop")
+    most = max(min(old.rank, stop), min(trigger.rank, stop))
     return replace(
         old,
-        deadline=min(t.deadline for t in ending),
-        then="stop" if "stop" in (old.then, trigger.then) else "continue",
+        deadline=min(t.deadline for t in (old, trigger) if min(t.rank, stop) == most),
+        then=max(old.then, trigger.then, key=ORDER.index),
         terminating=old.terminating or trigger.terminating,
+        stay_s=max(old.stay_s, trigger.stay_s),
     )
+
+
+def resume(state: State) -> State:
+    """Nobody is about to end the attempt any more: no rank stays stopped for that. Other requests stand."""
+    if state.waiting is not None and state.waiting.then == "stay":
+        waiting = replace(state.waiting, then="stop") if state.waiting.terminating else None
+        state = replace(state, waiting=waiting)
+    if not state.stays or state.trigger is None:
+        return state
+    return _over(state) if state.phase == "stay" else replace(state, trigger=replace(state.trigger, then="continue"))
 
 
 def _over(state: State) -> State:
     """The checkpoint under way has ended, and the ranks go on: with a request that has waited, to the next barrier."""
-    after = replace(state, phase="run", trigger=None, barrier_at=0.0, background=False, waiting=None)
+    after = replace(state, phase="run", trigger=None, barrier_at=0.0, until=0.0, background=False, waiting=None)
     return after if state.waiting is None else replace(request(after, state.waiting), asked=state.asked)
 
 
@@ -210,14 +253,18 @@ def observe(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State
         return _save(state, heard, now)
     if state.phase == "run":
         return _run(state, heard, now), None
+    if state.phase == "stay" and now >= state.until:
+        return _over(state), None
     return state, None
 
 
-def committed(state: State) -> State:
+def committed(state: State, now: float = 0.0) -> State:
     """The controller has the checkpoint."""
     assert state.trigger is not None
-    if state.goes_on:
+    if state.runs_on:
         return _over(state)
+    if state.stays:
+        return replace(state, phase="stay", until=state.until or now + state.trigger.stay_s)
     return replace(state, phase="stopped", exit_now=state.trigger.terminating, trigger=None)
 
 
@@ -286,7 +333,7 @@ def _barrier(state: State, heard: Mapping[int, Heard], now: float) -> tuple[Stat
         return cancelled(state, f"a rank has ended already: {where}", "ended")
     state = replace(state, stop_at=decision.stop_at)
     if decision.acquired:
-        background = state.overlaps and state.goes_on
+        background = state.overlaps and state.runs_on
         return replace(state, phase="save", acquired=True, barrier_at=now, background=background), None
     assert state.trigger is not None
     if now >= state.trigger.deadline:

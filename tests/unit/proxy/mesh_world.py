@@ -46,6 +46,7 @@ from proxy.protocol.messages import (
     Plan,
     Progress,
     Refusal,
+    Then,
     from_json,
     lean_json,
     to_json,
@@ -152,10 +153,16 @@ class FakeController:
         self.url = f"https://127.0.0.1:{port}"
         return runner
 
-    async def command(self, deadline_s: float, then: str = "stop") -> None:
+    async def command(self, deadline_s: float, then: Then = "stop", stay_s: float = 0.0) -> None:
+        await self._say(Command(len(self.commands) + 1, "checkpoint", "preempted", deadline_s, then, stay_s))
+
+    async def resume(self) -> None:
+        """Nobody is about to end the attempt any more."""
+        await self._say(Command(len(self.commands) + 1, "resume", "the request was replaced", 0.0))
+
+    async def _say(self, command: Command) -> None:
         async with self._more:
-            seq = len(self.commands) + 1
-            self.commands.append(Command(seq, "checkpoint", "preempted", deadline_s, then))  # type: ignore[arg-type]
+            self.commands.append(command)
             self._more.notify_all()
 
     @web.middleware

@@ -344,3 +344,99 @@ def test_a_pod_that_is_asked_to_end_during_a_save_in_the_background_is_part_of_t
     assert (late.phase, late.asked, late.answered, late.unsaved) == ("barrier", {1}, set(), set())
     ended, failure = state_machine.observe(late, _heard(*reports, at=123.6), 123.6)
     assert failure is not None and (ended.phase, ended.unsaved) == ("run", {1}), "it has nothing to wait for"
+
+
+# --- ranks that stay stopped -----------------------------------------------------------------------------------------
+STAY = Trigger("pause", started_at=100.0, deadline=130.0, then="stay", stay_s=60.0)
+
+
+def _standing() -> State:
+    """Committed, and the ranks stay stopped until 164."""
+    state = state_machine.committed(replace(_committing(), trigger=STAY), 104.0)
+    assert (state.phase, state.until) == ("stay", 164.0)
+    return state
+
+
+def _moves(state: State, now: float) -> State:
+    after, failure = state_machine.observe(state, _heard(_pod(0, 8, G), _pod(1, 8, G)), now)
+    assert failure is None
+    return after
+
+
+def test_ranks_stay_stopped_after_their_commit_and_go_on_by_themselves() -> None:
+    standing = _standing()
+    directive = state_machine.directive(standing)
+    assert (directive.op, directive.over, directive.ahead) == ("save", None, True), "no pod lets its ranks go on"
+    assert _moves(standing, 163.9) == standing
+    running = _moves(standing, 164.0)
+    directive = state_machine.directive(running)
+    assert (directive.op, directive.over) == ("run", Stop(G, 8, False, "train-a3-g1"))
+    assert state_machine.request(running, STAY).generation == G + 1, "then they are saved again"
+
+
+@pytest.mark.parametrize("terminating", [False, True])
+def test_an_end_of_ranks_that_stay_stopped_commits_the_same_checkpoint(terminating: bool) -> None:
+    then = "continue" if terminating else "stop"
+    asked = Trigger("preempted", 110.0, 200.0, then=then, terminating=terminating)
+    state = state_machine.request(_standing(), asked)
+    assert (state.phase, state.generation, state.goes_on) == ("commit", G, False)
+    assert state.trigger is not None and (state.trigger.started_at, state.trigger.deadline) == (100.0, 200.0)
+    ended = state_machine.committed(state, 111.0)
+    assert (ended.phase, state_machine.directive(ended).op) == ("stopped", "exit" if terminating else "stop")
+
+
+def test_a_pod_that_is_asked_to_end_ends_ranks_that_stay_stopped() -> None:
+    state, failure = state_machine.observe(
+        _standing(), _heard(_pod(0, 8, G), _pod(1, 8, G, terminating_in_s=9.0)), 105.0
+    )
+    assert failure is None and (state.phase, state.goes_on, state.asked) == ("commit", False, {1})
+    assert state_machine.directive(state_machine.committed(state, 106.0)).op == "exit"
+
+
+def test_other_requests_to_ranks_that_stay_stopped_get_the_same_checkpoint() -> None:
+    other = state_machine.request(_standing(), Trigger("ann", 120.0, 150.0, then="continue"))
+    assert (other.phase, other.generation, other.stays) == ("commit", G, True)
+    assert state_machine.committed(other, 121.0).until == 164.0, "they do not stay for longer because of it"
+    again = state_machine.request(_standing(), replace(STAY, started_at=120.0, deadline=150.0))
+    assert (again.phase, again.generation, again.stays) == ("commit", G, True)
+    assert state_machine.committed(again, 121.0).until == 181.0
+
+
+def test_nobody_ends_them_any_more() -> None:
+    assert state_machine.directive(state_machine.resume(_standing())).op == "run"
+    saving = state_machine.resume(replace(_saving(), trigger=STAY))
+    assert saving.phase == "save" and saving.runs_on, "what is nearly saved is not thrown away"
+    assert state_machine.committed(replace(saving, phase="commit"), 104.0).phase == "run"
+    for state in (NEW, _at_barrier(), state_machine.committed(_committing()), replace(NEW, phase="finished")):
+        assert state_machine.resume(state) == state, "an eviction is not called off"
+
+
+def test_stay_joins_between_continue_and_stop() -> None:
+    asked = state_machine.request(NEW, Trigger("auto", 90.0, 110.0, then="continue"))
+    stay = state_machine.request(asked, STAY)
+    assert stay.trigger is not None
+    assert (stay.trigger.then, stay.trigger.deadline, stay.trigger.stay_s) == ("stay", 130.0, 60.0)
+    assert (stay.goes_on, stay.stays, stay.runs_on) == (True, True, False)
+    assert state_machine.request(stay, Trigger("ann", 101.0, 102.0, then="continue")).trigger == stay.trigger
+    stop = state_machine.request(stay, replace(COMMAND, deadline=300.0))
+    assert stop.trigger is not None and (stop.trigger.then, stop.trigger.deadline) == ("stop", 300.0)
+    assert not stop.goes_on and not stop.stays
+
+
+def test_a_failed_save_of_ranks_that_were_to_stay_lets_them_go_on() -> None:
+    state = replace(_saving(), trigger=STAY)
+    broken = _heard(_pod(0, 8, G, failed=G, message="rank 0 holds a lock"), _pod(1, 8, G))
+    after, failure = state_machine.observe(state, broken, 103.0)
+    assert failure is not None and failure.goes_on and "holds a lock" in failure.message
+    assert (after.phase, after.barrier_at, state_machine.directive(after).op) == ("run", 0.0, "run")
+    after, failure = state_machine.observe(state, _heard(_pod(0, 8, G), _pod(1, 8, G), at=130.0), 130.0)
+    assert failure is not None and failure.goes_on and "not saved within 28 s" in failure.message
+
+
+def test_stay_waits_for_a_save_in_the_background() -> None:
+    begun = replace(_saving(), trigger=Trigger("auto", 100.0, 130.0, then="continue"), background=True)
+    state = state_machine.request(begun, STAY)
+    assert state.waiting == STAY and state.background
+    assert state_machine.resume(state).waiting is None
+    after = state_machine.committed(replace(state, phase="commit"), 104.0)
+    assert (after.phase, after.trigger, after.generation) == ("barrier", STAY, G + 1)
