@@ -145,8 +145,8 @@ def _problem(kind: layout.Kind, name: str, size: int, data: bytes) -> str:
         return "" if hashlib.sha256(data).hexdigest() == mf.content_of(name) else "does not match its digest"
     try:
         head = pack.read_head(mf.content_of(name), data)
-        for block in head.blocks:
-            pack.read_block(block, data)
+        for number in range(len(head.blocks)):
+            pack.read_block(head, number, data)
     except pack.PackError as error:
         return str(error)
     return "" if head.size == size else "is longer than its head says"

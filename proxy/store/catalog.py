@@ -165,8 +165,8 @@ def verify(store: Store, manifest: Manifest, progress: Progress) -> list[str]:
     def check(stored: Stored) -> str:
         try:
             head, data = download.read_pack(store.backend, folder, stored, where)
-            for block in head.blocks:
-                pack.read_block(block, data)
+            for number in range(len(head.blocks)):
+                pack.read_block(head, number, data)
         except CorruptChunkError as error:
             return str(error)
         except pack.PackError as error:

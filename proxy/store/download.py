@@ -204,7 +204,7 @@ def place(backend: Backend, folder: str, plan: Placement, stored: Stored, checkp
     def once() -> int:
         head, data = read_pack(backend, folder, stored, where)
         try:
-            block_of = cache(lambda number: pack.read_block(head.blocks[number], data))
+            block_of = cache(lambda number: pack.read_block(head, number, data))
             return write(head, block_of, plan.files, plan.pieces(stored))
         except pack.PackError as error:
             raise CorruptChunkError("pack", stored.name, where, str(error)) from None

@@ -7,6 +7,9 @@
 
 The digest verifies the head, and the head verifies every block. So a part of a pack can be read and verified alone, and
 nothing unverified reaches the decompressor.
+
+Uploads find chunks by their keys, in any pack of the job. Whoever may write to the store can make a pack whose head and
+blocks fit each other. So the content of each chunk is compared with its key as well.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import hashlib
 import struct
 import sys
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -116,7 +119,8 @@ def read_head(digest: str, data: bytes) -> Head:
         table.append(Block(offset, stored, begin, length, codec, sha256))
         offset, begin = offset + stored, begin + length
     starts = list(accumulate(lengths, initial=0))
-    if starts[-1] != begin or begin > CONTENT_SIZE + LARGEST:
+    edges = {block.begin for block in table}
+    if starts[-1] != begin or begin > CONTENT_SIZE + LARGEST or not edges.issubset(starts):
         raise PackError("has a head that contradicts itself")
     return Head(keys, starts, table, offset)
 
@@ -136,18 +140,42 @@ def block_at(head: Head, at: int) -> int:
     return bisect_right(head.blocks, at, key=lambda b: b.begin) - 1
 
 
-def read_block(block: Block, data: bytes) -> bytes:
-    """Verified content of a block; `data` is the whole pack. Raises PackError."""
-    stored = data[block.offset : block.offset + block.stored]
-    if hashlib.sha256(stored).digest() != block.sha256:
-        raise PackError(f"does not match its digest (bytes {block.offset} to {block.offset + block.stored})")
+def read_block(head: Head, number: int, data: bytes, base: int = 0) -> bytes:
+    """Verified content of a block; `data` is the pack from byte `base` on. Raises PackError."""
+    block = head.blocks[number]
+    stored = data[block.offset - base : block.offset - base + block.stored]
     if block.codec == RAW:
-        content = stored
+        content = stored  # the keys of its chunks verify each byte of it, too: one look is enough
     else:
+        _check_digest(block, stored)
         try:
             content = zstd.ZstdDecompressor().decompress(stored, max_length=block.length + 1)
         except zstd.ZstdError as error:
             raise PackError(f"cannot be decompressed: {error}") from None
+    wrong = _wrong_chunk(head, block, content)
+    if wrong is not None:
+        _check_digest(block, stored)  # altered on the way, and not made like this
+        raise PackError(f"has chunk {wrong} of other content than its key {head.keys[wrong].hex()} says")
     if len(content) != block.length:
         raise PackError("has a block of another length than its head says")
     return content
+
+
+def _check_digest(block: Block, stored: bytes) -> None:
+    """Raises PackError."""
+    if hashlib.sha256(stored).digest() != block.sha256:
+        raise PackError(f"does not match its digest (bytes {block.offset} to {block.offset + block.stored})")
+
+
+def _wrong_chunk(head: Head, block: Block, content: bytes) -> int | None:
+    """Number of the first chunk of the block that is not what its key says."""
+    view, sha256 = memoryview(content), hashlib.sha256
+    first = bisect_left(head.starts, block.begin)
+    last = bisect_left(head.starts, block.begin + block.length, first)
+    at = 0
+    for chunk in range(first, last):
+        end = head.starts[chunk + 1] - block.begin
+        if sha256(view[at:end]).digest()[:KEY_SIZE] != head.keys[chunk]:
+            return chunk
+        at = end
+    return None

@@ -7,7 +7,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -213,8 +212,7 @@ class Parts:
 
         @cache
         def block_of(number: int) -> bytes:
-            block = head.blocks[number]
-            return pack.read_block(replace(block, offset=block.offset - base), data)
+            return pack.read_block(head, number, data, base)
 
         begin, end = head.blocks[first].begin, head.blocks[last].begin + head.blocks[last].length
         pieces = [

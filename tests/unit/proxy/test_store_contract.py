@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +18,14 @@ import pytest
 from store_samples import FOLDER, JOB, MIB, NAMESPACE, commit, image, manifest, noise, same
 
 from proxy.errors import CheckpointNotFoundError, CorruptChunkError, DamageError, StoreError
+from proxy.protocol import exit_codes
 from proxy.protocol import manifest as mf
 from proxy.protocol.manifest import object_name
-from proxy.store import PutResult, Store, download, layout, locks
+from proxy.store import PutResult, Store, chunking, download, layout, locks
 from proxy.store.backend import Backend
 from proxy.store.chunk_index import Known
+from proxy.store.draft import Draft
+from proxy.store.parts import Parts
 
 
 @pytest.fixture(params=["file", "memory", "gs", "s3"])
@@ -282,6 +287,52 @@ def test_a_pack_that_was_found_damaged_is_not_relied_on_again(
     for _ in range(2):
         store.collect_garbage(NAMESPACE, JOB)
     assert store.backend.find(FOLDER) == {}
+
+
+def planted(store: Store, whole: bytes, instead: bytes) -> tuple[str, dict[bytes, bytes]]:
+    """A pack with a valid head whose chunks are those of `instead`, under the keys of those of `whole`: who may write
+    to the store can make one. Its name sorts before those of honest packs. Returns it with the content by key."""
+    ends = chunking.ends(whole, True)
+    pairs = {whole[a:b]: instead[a:b] for a, b in zip([0, *ends], ends, strict=False) if whole[a:b] != instead[a:b]}
+    for salt in itertools.count():
+        draft = Draft()
+        for honest, mine in (*pairs.items(), (b"", salt.to_bytes(8, "big"))):
+            draft.add([chunking.key_of(honest)], [len(mine)])[:] = mine
+        digest, data = draft.build()
+        if digest.startswith("0"):
+            name = object_name(digest, "0" * 16)
+            store.backend.write(f"{FOLDER}/packs/{name}", bytes(data))
+            return name, {chunking.key_of(honest): mine for honest, mine in pairs.items()}
+    raise AssertionError
+
+
+def test_a_planted_pack_is_not_restored(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next upload finds a chunk of its own in it, by its key, and the checkpoint that is committed names it."""
+    monkeypatch.setattr(download, "SECOND_LOOK_S", 0.01)
+    folder = image(tmp_path / "image")
+    whole = (folder / "pages-1.img").read_bytes()
+    name, lies = planted(store, whole, whole[:500_000] + b"evil" + whole[500_004:])
+    made = commit(store, folder)
+    assert name in {each.name for each in made.ranks[0].packs}, "an upload reads heads, and no content"
+    with pytest.raises(CorruptChunkError, match="has chunk 0 of other content than its key") as caught:
+        store.fetch_ranks(made, {0: tmp_path / "back"})
+    assert caught.value.digest == name and next(iter(lies)).hex() in str(caught.value)
+    assert caught.value.exit_code == exit_codes.DAMAGED
+    with ThreadPoolExecutor(1) as pool:
+        parts = Parts(store.backend, made, tmp_path / "parts", lambda path: True, pool.submit)
+        with pytest.raises(CorruptChunkError, match=name):
+            parts.fetch_files(["pages-1.img"])
+    (problem,) = store.verify(made)
+    assert f"pack {name} of checkpoint train-a1-g1 has chunk 0 of other content" in problem
+    archive = io.BytesIO()
+    with pytest.raises(CorruptChunkError, match=name):
+        store.export(made, archive)
+        archive.seek(0)
+        store.import_(archive, job="other")
+    again = commit(store, folder, 2)
+    assert store.verify(again) == [], "it is known as damaged now"
+    store.fetch_ranks(again, {0: tmp_path / "again"})
+    assert same(folder, tmp_path / "again")
 
 
 @pytest.mark.parametrize("kind", ["packs", "recipes"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
+from array import array
 
 import pytest
 from hypothesis import given
@@ -73,7 +75,7 @@ def unpack(name: str, data: bytes) -> bytes:
     head = pack.read_head(name, data)
     if head.size != len(data):
         raise pack.PackError("has another size")
-    return b"".join(pack.read_block(block, data) for block in head.blocks)
+    return b"".join(pack.read_block(head, number, data) for number in range(len(head.blocks)))
 
 
 def test_a_pack_gives_back_what_went_in_and_is_smaller_where_that_helps() -> None:
@@ -106,11 +108,11 @@ def test_a_draft_makes_the_same_pack_again_after_any_other_and_when_it_is_full()
 
 def test_a_full_pack_with_the_longest_last_chunk_has_room() -> None:
     draft = Draft()
-    draft.add([b"k" * 16] * 511, [chunking.LARGEST] * 511)[:] = bytes(511 * chunking.LARGEST)
-    draft.add([b"k" * 16], [chunking.LARGEST - 64])[:] = bytes(chunking.LARGEST - 64)
+    for size, count in ((chunking.LARGEST, 511), (chunking.LARGEST - 64, 1)):
+        draft.add([chunking.key_of(bytes(size))] * count, [size] * count)[:] = bytes(count * size)
     assert not draft.full
     last = noise(6, chunking.LARGEST)
-    draft.add([b"k" * 16], [len(last)])[:] = last
+    draft.add([chunking.key_of(last)], [len(last)])[:] = last
     name, data = draft.build()
     assert draft.full and unpack(name, bytes(data))[-len(last) :] == last
 
@@ -139,6 +141,19 @@ def test_every_altered_byte_of_a_pack_is_noticed() -> None:
             unpack(name, data[:size])
     with pytest.raises(pack.PackError):
         unpack(name, data + b"x")
+
+
+def test_a_chunk_that_lies_in_two_blocks_is_refused() -> None:
+    """Whoever makes a head may write anything into it; each block is compared with its chunks alone."""
+    halves = [noise(1, 1000), noise(2, 1000)]
+    blocks = [(len(half), len(half), pack.RAW, hashlib.sha256(half).digest()) for half in halves]
+    whole = b"".join(halves)
+    for cuts in ([2000], [500, 1500]):
+        parts = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, 2000], strict=True) if b > a]
+        lengths = array("I", [len(part) for part in parts])
+        head = pack.encode_head([chunking.key_of(part) for part in parts], lengths, blocks)
+        with pytest.raises(pack.PackError, match="contradicts itself"):
+            pack.read_head(hashlib.sha256(head).hexdigest(), head + whole)
 
 
 @given(st.binary(max_size=300))
