@@ -26,7 +26,7 @@ from .multikueue.reconciler import MultiKueueReconciler
 log = logging.getLogger("controller")
 
 STUCK_S = 60.0
-"""A worker that is silent for longer makes the liveness probe fail."""
+"""Workers that take no task for longer make the liveness probe fail."""
 IDLE_S = 60.0
 """A longer time without any acting replica does, too, if the API server answers: a new process may help."""
 
@@ -37,7 +37,7 @@ def unhealthy(silent_s: float, listed: bool, idle_s: float) -> str:
     `listed`: every kind has been listed once. Before that the readiness probe says what is missing.
     """
     if silent_s >= STUCK_S:
-        return f"a worker has been stuck for {silent_s:.0f} s"
+        return f"no worker has taken a task for {silent_s:.0f} s"
     if listed and idle_s >= IDLE_S:
         return f"for {idle_s:.0f} s this replica has neither acted nor seen another one act"
     return ""

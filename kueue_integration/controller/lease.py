@@ -103,7 +103,7 @@ class LeaseKeeper:
             if not alive:
                 self._may_take(lease)  # to see whether another one leads
                 if self._lived:
-                    log.error("the worker is silent: the lease is not renewed, holds end with it")
+                    log.error("no worker takes a task: the lease is not renewed, holds end with it")
                 else:
                     log.info("the lease is not taken yet: the worker has to know all objects first")
                 self._change(self.leads)

@@ -1,6 +1,10 @@
 """The workers: events become tasks, a worker takes one and has it done. Only the replica that holds the Lease acts.
 
 What a task does is elsewhere: `look` for a Job, `planning.rounds` for a plan, `installed` for what the chart brings.
+Plans have a worker of their own: they take long where jobs are many, and no hold waits for them.
+
+A canary says whether jobs are looked at: a task that any worker may take and that does nothing but to come back. One
+worker that waits for a slow answer says nothing, nor does a long plan; a queue that nobody serves does.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from .work_queue import WorkQueue
 log = logging.getLogger(__name__)
 
 RESYNC_S = 30.0
+CANARY_S = 1.0
 WORKERS = 8
 """Workers mostly wait for the API server. Two workers never handle the same Job at once."""
 CONFLICT_DELAY_S = 0.05
@@ -39,11 +44,14 @@ CONFLICT_DELAY_S = 0.05
 
 @dataclass(frozen=True)
 class Task:
-    """`kind`: job, workload (one without a Job), plan, check, policy or everything."""
+    """`kind`: job, workload (one without a Job), plan, check, policy, everything or canary."""
 
     kind: str
     namespace: str = ""
     name: str = ""
+
+
+CANARY = Task("canary")
 
 
 class Reconciler:
@@ -68,6 +76,7 @@ class Reconciler:
         self._notify = notify
         self._now = now
         self.queue: WorkQueue[Task] = WorkQueue()
+        self.plans: WorkQueue[Task] = WorkQueue()
         self._skips = Skips(metrics)
         self.world = World(kube, self._on_job, self._on_workload, self._on_pod, self._on_queue, self._skips)
         self.overdue = Overdue(self.world.all_jobs, self._workload_of, settings, now)
@@ -75,10 +84,11 @@ class Reconciler:
         self._rounds = Rounds(kube, self.world, settings, self._skips, metrics, self.looks.perform, now)
         self._failures: dict[Task, int] = {}
         self._stop = threading.Event()
+        served = [(f"worker-{number}", self.queue) for number in range(WORKERS)] + [("planner", self.plans)]
         self._threads = [
-            threading.Thread(target=self._run, name=f"worker-{number}", daemon=True) for number in range(WORKERS)
+            threading.Thread(target=self._run, args=(queue,), name=name, daemon=True) for name, queue in served
         ]
-        self._beats = {thread.name: time.monotonic() for thread in self._threads}
+        self._canary_at = time.monotonic()
         self.leads: Callable[[], bool] = lambda: False
         self._meter = Meter(metrics, lambda: self.leads())
         metrics.compute(self._gauges)
@@ -91,6 +101,8 @@ class Reconciler:
     # --- life -----------------------------------------------------------------------------------------------------
     def start(self) -> None:
         self.world.start()
+        self._canary_at = time.monotonic()
+        self.queue.add(CANARY)
         for thread in self._threads:
             thread.start()
 
@@ -101,17 +113,16 @@ class Reconciler:
             thread.join(timeout=10)
 
     def silent_for(self) -> float:
-        """Seconds since the worker that is silent for longest last showed life."""
-        return time.monotonic() - min(self._beats.values())
+        """Seconds since the workers last took the canary, which is due every `CANARY_S`."""
+        return time.monotonic() - self._canary_at
 
     def everything(self) -> None:
         """Look at every object again: after taking over, and now and then."""
         for kind in ("check", "policy"):
             self.queue.add(Task(kind))
-        self.queue.add(Task("plan"), self._rounds.delay())
+        self._plan_soon()
         for handle, objects in ((self._on_workload, self.world.workloads.all()), (self._on_job, self.world.all_jobs())):
             for obj in objects:
-                self._beat()
                 with self._skips.over("resync", f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"):
                     handle(obj, False)
 
@@ -119,7 +130,7 @@ class Reconciler:
     def _on_job(self, job: Object, deleted: bool) -> None:
         namespace, name = str(job["metadata"]["namespace"]), kinds.job_key(job)
         self.queue.add(Task("job", namespace, name))
-        self.queue.add(Task("plan"), self._rounds.delay())
+        self._plan_soon()
         self._notify(namespace, name, True)
         self._meter.see(job, deleted)
         if not deleted and self.leads():
@@ -138,7 +149,7 @@ class Reconciler:
             self.queue.add(Task("job", namespace, owner))
         elif self.looks.asks(workload):
             self.queue.add(Task("workload", namespace, str(workload["metadata"]["name"])))
-        self.queue.add(Task("plan"), self._rounds.delay())
+        self._plan_soon()
 
     def _on_pod(self, pod: Object, deleted: bool) -> None:
         name = job_of(pod)
@@ -148,29 +159,28 @@ class Reconciler:
             self._notify(namespace, name, Pod.parse(pod).index == 0)
 
     def _on_queue(self, queue: Object, deleted: bool) -> None:
-        self.queue.add(Task("plan"), self._rounds.delay())
+        self._plan_soon()
+
+    def _plan_soon(self) -> None:
+        self.plans.add(Task("plan"), self._rounds.delay())
 
     # --- loop -------------------------------------------------------------------------------------------------------
-    def _run(self) -> None:
-        forever(self._stop, self._turn, threading.current_thread().name, self._count_error)
+    def _run(self, queue: WorkQueue[Task]) -> None:
+        forever(self._stop, lambda: self._turn(queue), threading.current_thread().name, self._count_error)
 
-    def _turn(self) -> None:
-        self._beat()
-        task = self.queue.claim(timeout_s=1.0)
+    def _turn(self, queue: WorkQueue[Task]) -> None:
+        task = queue.claim(timeout_s=1.0)
         self._metrics.set("singularity_queue_depth", len(self.queue))
         if task is None:
             return
         try:
-            if self.leads():  # if not: whoever takes over looks at everything
+            if task == CANARY:  # also where another replica acts: this one may have to take over
+                self._canary_at = time.monotonic()
+                queue.add(CANARY, CANARY_S)
+            elif self.leads():  # if not: whoever takes over looks at everything
                 self.handle(task)
         finally:
-            self.queue.done(task)
-
-    def _beat(self) -> None:
-        """This worker is alive. Whoever else calls it, a test for example, is not watched."""
-        name = threading.current_thread().name
-        if name in self._beats:
-            self._beats[name] = time.monotonic()
+            queue.done(task)
 
     def _count_error(self) -> None:
         self._metrics.add("singularity_errors_total")
@@ -181,15 +191,16 @@ class Reconciler:
 
     def handle(self, task: Task) -> None:
         """Do `task`; what goes wrong is logged and done again later. Never raises."""
+        queue = self.plans if task.kind == "plan" else self.queue
         try:
             if task.kind == "job":
-                self.looks.job(task.namespace, task.name, again=lambda seconds: self.queue.add(task, seconds))
+                self.looks.job(task.namespace, task.name, again=lambda seconds: queue.add(task, seconds))
             elif task.kind == "workload":
                 self.looks.ownerless(task.namespace, task.name)
             elif task.kind == "plan":
-                self._rounds.plan(again=lambda seconds: self.queue.add(task, seconds))
+                self._rounds.plan(again=lambda seconds: queue.add(task, seconds))
             elif task.kind == "everything":
-                self.queue.add(task, RESYNC_S)
+                queue.add(task, RESYNC_S)
                 self.everything()
             elif task.kind == "policy":
                 installed.count_missing_policies(self._kube, self._metrics)
@@ -198,7 +209,7 @@ class Reconciler:
             self._failures.pop(task, None)
         except Conflict:
             self._metrics.add("singularity_conflicts_total")
-            self.queue.add(task, CONFLICT_DELAY_S)
+            queue.add(task, CONFLICT_DELAY_S)
         except Exception as error:
             self._count_error()
             count = self._failures[task] = self._failures.get(task, 0) + 1
@@ -207,7 +218,7 @@ class Reconciler:
                 log.warning("%s %s/%s: %s; again in %.1f s", task.kind, task.namespace, task.name, error, delay)
             else:
                 self._skips.note(task.kind, f"{task.namespace}/{task.name}", error)
-            self.queue.add(task, delay)
+            queue.add(task, delay)
 
     def _workload_of(self, job: Object) -> Object | None:
         return self.world.workload_of(str(job["metadata"]["namespace"]), kinds.job_key(job))

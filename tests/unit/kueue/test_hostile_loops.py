@@ -6,7 +6,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import controller_scene as scene
@@ -20,7 +20,8 @@ from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.informer import Informer
 from kueue_integration.controller.lease import LeaseKeeper
 from kueue_integration.controller.metrics import Metrics
-from kueue_integration.controller.reconciler import Reconciler, Task
+from kueue_integration.controller.planning.rounds import Rounds
+from kueue_integration.controller.reconciler import WORKERS, Reconciler, Task
 from kueue_integration.errors import Unreachable
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
@@ -93,9 +94,9 @@ def waiting(name: str) -> list[dict[str, Any]]:
     return [scene.job(name, uid=uid, annotations={job_names.ANN_HOLD: job_names.HOLD_ARMED}), workload]
 
 
-def hostile(number: int, annotations: dict[str, str]) -> list[dict[str, Any]]:
+def hostile(number: int, annotations: dict[str, str], word: str = "hostile") -> list[dict[str, Any]]:
     """A running Job that is being preempted, with its pods."""
-    name, uid = f"hostile-{number}", f"uid-hostile-{number}"
+    name, uid = f"{word}-{number}", f"uid-{word}-{number}"
     workload = scene.workload(
         f"job-{name}", owner=name, job_uid=uid, uid=f"wl-{name}", state="Ready", admitted=True,
         evicted=("Preempted", scene.PREEMPTED, 20),
@@ -247,7 +248,7 @@ def test_a_replica_for_which_nobody_acts_is_idle_unless_the_api_server_is_away()
         (0, True, 0, ""),
         (59, True, 59, ""),
         (0, True, 61, "for 61 s this replica has neither acted nor seen another one act"),
-        (61, True, 0, "a worker has been stuck for 61 s"),
+        (61, True, 0, "no worker has taken a task for 61 s"),
         (0, False, 1000, ""),
     ],
 )
@@ -283,3 +284,71 @@ def test_strings_of_one_job_that_changes_for_ever_are_not_kept(monkeypatch: pyte
     assert len(informer.all()) == 1 and interned == []
     again = informer._small(scene.job(annotations=dict(notes)))
     assert all(a is b for a, b in zip(kept["metadata"]["annotations"], again["metadata"]["annotations"], strict=True))
+
+
+class Held(FakeKube):
+    """Whose writes to Jobs with a name that begins with `slow` are answered when the test says so."""
+
+    def __init__(self, *objects: dict[str, Any]) -> None:
+        super().__init__(*objects)
+        self.begun, self.answer = threading.Semaphore(0), threading.Event()
+
+    def patch(self, kind: Any, namespace: Any, name: Any, *args: Any, **options: Any) -> Any:
+        if kind is JOB and str(name).startswith("slow"):
+            self.begun.release()
+            assert self.answer.wait(60)
+        return super().patch(kind, namespace, name, *args, **options)
+
+
+def held(numbers: Iterable[int]) -> Held:
+    meta = {"name": job_names.HOLD_LEASE, "namespace": "sys"}
+    lease = {"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": meta}
+    return Held(lease, *(obj for number in numbers for obj in hostile(number, {}, "slow")))
+
+
+@pytest.mark.parametrize("count", [1, WORKERS - 1])
+def test_slow_answers_about_some_jobs_end_the_hold_of_no_other(
+    controllers: Callable[..., Controller], count: int
+) -> None:
+    """One PATCH of 25 s (somebody's webhook) voided all holds of the cluster."""
+    kube = held(range(count))
+    controller = controllers(kube)
+    for _ in range(count):
+        assert kube.begun.acquire(timeout=10)
+    end = time.monotonic() + 2 * LEASE_S
+    while time.monotonic() < end:
+        assert controller.lease_age() < LEASE_S and controller.reconciler.silent_for() < LEASE_S
+        time.sleep(0.05)
+    served(controller, "other")
+    kube.answer.set()
+
+
+def test_a_queue_that_nobody_serves_ends_the_holds(controllers: Callable[..., Controller]) -> None:
+    kube = held(range(WORKERS))
+    controller = controllers(kube)
+    for _ in range(WORKERS):
+        assert kube.begun.acquire(timeout=10)
+    eventually(lambda: not controller.keeper.leads, 3 * LEASE_S, "it leads though it looks at no job")
+    eventually(lambda: controller.lease_age() > LEASE_S, 3 * LEASE_S, "it renews though it looks at no job")
+    kube.answer.set()
+    eventually(lambda: controller.keeper.leads, 10, "it is served again, and does not lead")
+    served(controller, "other")
+
+
+def test_a_long_plan_ends_no_hold(controllers: Callable[..., Controller], monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ends = threading.Event(), threading.Event()
+
+    def plan(again: Callable[[float], None]) -> None:
+        begun.set()
+        assert ends.wait(60)
+
+    kube = _kube(*waiting("first"))
+    monkeypatch.setattr(Rounds, "plan", lambda self, again: plan(again))
+    controller = controllers(kube)
+    assert begun.wait(10)
+    end = time.monotonic() + 2 * LEASE_S
+    while time.monotonic() < end:
+        assert controller.lease_age() < LEASE_S and controller.keeper.leads
+        time.sleep(0.05)
+    served(controller, "other")
+    ends.set()
