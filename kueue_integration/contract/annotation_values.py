@@ -18,8 +18,9 @@ from ..kube.resources import annotation
 T = TypeVar("T")
 Owner = Mapping[str, Any] | None
 """Any Kubernetes object, or none."""
-MAX_TEXT: Final = 128 * 1024
-"""Bytes of one annotation that are looked at: twice what the longest of ours can have."""
+MAX_TEXT: Final = 256 * 1024
+"""Bytes of one annotation that are looked at: the API server's own limit for all annotations of an object, so that
+nothing that is stored is too long."""
 KEPT: Final = 256
 """Messages that are read again and again while one object is looked at; all are values, so one copy serves all."""
 

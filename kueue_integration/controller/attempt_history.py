@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, Readmission, Skipped, to_json
+from proxy.protocol.messages import AttemptRecord, CheckpointRef, Readmission, Skipped, to_json, utf8_json
 
 from ..contract import job_names
 from ..kube import server_time
@@ -13,7 +13,8 @@ from . import views
 from .snapshot import Job, Pod, Preemption, Workload, of_attempt, roster_text
 
 MAX_RECORDS = 50
-"""The history is an annotation: it has to stay far below the 256 KiB that an object's annotations may have."""
+MAX_BYTES = 96 * 1024
+"""The history is an annotation: it has to stay far below the 256 KiB that an object's annotations may have together."""
 MAX_CHECKPOINTS = 20
 MAX_NOTE = 400
 MAX_SKIPPED = 3
@@ -37,12 +38,30 @@ History = Sequence[AttemptRecord]
 
 
 def stored(history: History, by: Preemption | None = None) -> dict[str, str | None]:
-    """The annotation that stores `history`, cut to the newest records.
+    """The annotation that stores `history`, cut to the newest records that fit.
 
     Records of evictions by `by` get its names: the preemptor still exists, and may not when somebody asks.
     """
-    kept = [_named(record, by) for record in history[-MAX_RECORDS:]]
-    return {job_names.ANN_HISTORY: to_json(kept)}
+    texts: list[str] = []
+    room = MAX_BYTES - len("[]")
+    for record in reversed(history[-MAX_RECORDS:]):
+        text = utf8_json(_named(record, by))
+        room -= len(text.encode()) + len(",")
+        if texts and room < 0:
+            break
+        texts.append(text)
+    return {job_names.ANN_HISTORY: f"[{','.join(reversed(texts))}]"}
+
+
+def set_aside(text: str | None, before: str | None) -> dict[str, str | None]:
+    """The annotation that keeps `text`, a history that cannot be read, with what was set aside `before` it.
+
+    Of more than `MAX_BYTES` the end, which has the newest records, is kept.
+    """
+    if not text:
+        return {}
+    both = f"{before}\n{text}" if before else text
+    return {job_names.ANN_HISTORY_ASIDE: both.encode()[-MAX_BYTES:].decode(errors="ignore")}
 
 
 def _named(record: AttemptRecord, by: Preemption | None) -> AttemptRecord:

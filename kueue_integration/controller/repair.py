@@ -40,20 +40,22 @@ def _attempt(job: Job, pods: Sequence[Pod]) -> Repair | None:
 
 
 def _history(job: Job, workload: Workload | None) -> Repair | None:
-    """A record of the attempt that runs; of earlier ones nothing is known any more."""
+    """A record of the attempt that runs; of earlier ones nothing is known any more. An unreadable one is set aside."""
     found, number, checkpoint = readable_or(job.history, None), job.attempt, job.checkpoint
     if isinstance(number, UnreadableAnnotation) or isinstance(checkpoint, UnreadableAnnotation):
         return None
     if found or (found is not None and not number):
         return None
+    aside: dict[str, str | None] = {}
+    if found is None:
+        text, earlier = job.text(job_names.ANN_HISTORY), job.text(job_names.ANN_HISTORY_ASIDE)
+        aside = attempt_history.set_aside(text, earlier)
     given = workload.admission if workload is not None else None
     if given is None or job.suspended or workload is None:
         # Nothing runs: the next answer of the fence starts a new list, but an unreadable one would stop it.
-        return (
-            Repair({job_names.ANN_HISTORY: None}, what="history", message="an unreadable one")
-            if found is None
-            else None
-        )
+        if found is not None:
+            return None
+        return Repair({job_names.ANN_HISTORY: None, **aside}, what="history", message="an unreadable one, set aside")
     ranks = job.ranks(given.count)
     if ranks is None:
         ranks = given.count
@@ -72,7 +74,8 @@ def _history(job: Job, workload: Workload | None) -> Repair | None:
         held=job.hold is not None,
         note="earlier records were lost: the history annotation was removed or spoilt",
     )
-    return Repair(attempt_history.stored([record]), what="history", message=f"a record of attempt {number}")
+    change = {**attempt_history.stored([record]), **aside}
+    return Repair(change, what="history", message=f"a record of attempt {number}")
 
 
 def _checkpoint(job: Job) -> Repair | None:

@@ -583,6 +583,12 @@ def to_json(message: Any) -> str:
     return json.dumps(dataclasses.asdict(message), separators=(",", ":"))
 
 
+def utf8_json(message: Any) -> str:
+    """JSON text of a message in which a character takes its own bytes, not the six of an escape: it is to be stored."""
+    text = json.dumps(dataclasses.asdict(message), ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="replace").decode()  # half a character, out of a file's name say, could not be read
+
+
 def lean_json(message: Any, *names: str) -> str:
     """`to_json` without the fields `names` where they are None: a reader that is older than they are understands it."""
     fields = dataclasses.asdict(message)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import controller_scene as scene
 import pytest
 from controller_scene import T0
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kueue_integration.contract import job_names
+from kueue_integration.controller import attempt_history
 from kueue_integration.controller.actions import AnswerReady, Repair
 from kueue_integration.controller.snapshot import Job
-from proxy.protocol import names
-from proxy.protocol.messages import to_json
+from proxy.protocol import gpus, names
+from proxy.protocol.messages import GpuFault, Gpus, to_json
 
 GOOD = {
     **scene.history(
@@ -69,6 +74,51 @@ def test_a_lost_history_gets_a_record_of_the_attempt_that_runs(spoilt):
     assert (record.attempt, record.restored_from, record.first_step, record.held) == (2, "train-a1-g1", 100, True)
     assert record.note and "earlier records were lost" in record.note
     assert look({**changed, **action.job_annotations}) is None
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_an_unreadable_history_is_set_aside_and_not_deleted(runs):
+    """One that a newer version has written, for example: a rollback deleted it."""
+    newer = GOOD[job_names.ANN_HISTORY].replace('"attempt"', '"of_tomorrow"')
+    annotations = {**GOOD, job_names.ANN_HISTORY: newer}
+    waiting = {"suspend": True, "workload": scene.workload(reserved_at=90), "pods": []}
+    action = look(annotations, **({} if runs else waiting))
+    assert isinstance(action, Repair)
+    assert action.job_annotations[job_names.ANN_HISTORY_ASIDE] == newer
+    annotations |= {**action.job_annotations, job_names.ANN_HISTORY: "[2"}
+    again = look(annotations, **({} if runs else waiting))
+    assert isinstance(again, Repair)
+    assert again.job_annotations[job_names.ANN_HISTORY_ASIDE] == f"{newer}\n[2"
+
+
+def test_of_a_huge_unreadable_history_the_newest_part_is_kept():
+    kept = attempt_history.set_aside("{" + "显" * attempt_history.MAX_BYTES + "end", "before")
+    text = kept[job_names.ANN_HISTORY_ASIDE]
+    assert text is not None and text.endswith("显end")
+    assert attempt_history.MAX_BYTES - 3 < len(text.encode()) <= attempt_history.MAX_BYTES
+
+
+@given(st.lists(st.text(max_size=attempt_history.MAX_NOTE), min_size=1, max_size=60), st.integers(0, 60))
+def test_what_is_stored_of_a_history_fits_and_can_be_read(notes, faults):
+    """Whatever pods say: 50 notes of 400 characters were 168 KiB of escapes, which the reader refused."""
+    seen = [GpuFault(f"GPU-{n:036x}", 63, 7) for n in range(faults)]
+    bad = gpus.bounded(Gpus(64, 85.3, 7 * 10**10, 8 * 10**10, faults=seen))
+    history = [replace(scene.record(n + 1), note=note, gpus=bad) for n, note in enumerate(notes)]
+    (text,) = attempt_history.stored(history).values()
+    assert text is not None and len(text.encode()) <= attempt_history.MAX_BYTES
+    read = scene.stored({job_names.ANN_HISTORY: text})
+    assert read and [r.attempt for r in read] == [n + 1 for n in range(len(notes))][-len(read) :]
+    full = len(text.encode()) > attempt_history.MAX_BYTES * 0.9
+    assert full or len(read) == min(len(notes), attempt_history.MAX_RECORDS)
+
+
+@pytest.mark.parametrize("word", ["显存不足，进程被终止。", "out of memory ", "\ud800 half", "😀"])
+def test_fifty_attempts_with_the_longest_notes_are_all_kept_or_the_newest(word):
+    history = [attempt_history.noted(scene.record(n + 1), word * 400) for n in range(50)]
+    (text,) = attempt_history.stored(history).values()
+    read = scene.stored({job_names.ANN_HISTORY: text})
+    assert read[-1].attempt == 50 and len(read) >= 30
+    assert len(text.encode()) <= attempt_history.MAX_BYTES
 
 
 def test_with_history_and_attempt_gone_the_pods_tell():
