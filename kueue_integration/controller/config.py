@@ -53,7 +53,7 @@ def _number(env: Mapping[str, str], name: str, default: float, minimum: float) -
 
 
 def _regrow(env: Mapping[str, str]) -> settings.Mode:
-    text = env.get("SINGULARITY_REGROW") or "act"
+    text = env.get("SINGULARITY_REGROW") or "propose"
     known: dict[str, settings.Mode] = {mode: mode for mode in get_args(settings.Mode)}
     if text not in known:
         raise ConfigError(f"SINGULARITY_REGROW = {text!r}: must be none, propose or act")

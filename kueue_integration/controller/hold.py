@@ -34,7 +34,7 @@ class Settings:
 
     check_name: str = job_names.ADMISSION_CHECK_NAME
     max_budget_s: float = 600.0
-    regrow: Mode = "act"
+    regrow: Mode = "propose"
     regrow_min_run_s: float = 10.0
     planner: PlannerSettings = field(default_factory=PlannerSettings)
 

@@ -149,7 +149,7 @@ class Arbiter:
         if held_back is not None:
             return held_back
         price = measure.cost(job)
-        if terms.weigh and proposal.gain_device_seconds <= price:
+        if terms.weigh and not proposal.asked and proposal.gain_device_seconds <= price:
             why = f"costs {price:.0f} device-seconds, and gains {proposal.gain_device_seconds:.0f}"
             return Ruling(proposal, False, why)
         if proposal.helps is not None:

@@ -113,6 +113,24 @@ def _pace(job: Job, record: AttemptRecord) -> tuple[int, float] | None:
     return last - first, ended - begun
 
 
+def move_s(job: Job) -> float:
+    """Seconds that the job's newest moves took, save and restore together; 0 for what was never measured."""
+    return (save_s(job) or 0.0) + (restore_s(job) or 0.0)
+
+
+def left_s(job: Job, now: float) -> float:
+    """Seconds until the job is done, at its present size and speed.
+
+    A job that does not say how many steps it makes is expected to go on for as long as it has run, the estimate for
+    lifetimes without a scale (Gott, Nature 363, 1993).
+    """
+    steps, pace = steps_left(job), _pace(job, job.attempts[-1]) if job.attempts else None
+    if steps is not None and pace is not None:
+        done, seconds = pace
+        return steps * seconds / done
+    return attained(job, now) / job.devices
+
+
 def steps_left(job: Job) -> float | None:
     """Step boundaries until the job is done; None: its program does not print how many steps it makes.
 

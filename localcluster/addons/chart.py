@@ -134,6 +134,7 @@ def local_values(config: ClusterConfig, torch: Path, images: Mapping[str, Image]
             ],
             "env": {"PYTHONPATH": TORCH_MOUNT, "OMP_NUM_THREADS": "1"},
         },
+        "regrow": {"mode": "act"},
         "sampleQueues": {"enabled": True},
         "adoption": {"enabled": True},
     }

@@ -13,7 +13,7 @@ from fractions import Fraction
 from proxy.protocol.messages import AttemptRecord
 
 from .. import free as quotas
-from .. import quota
+from .. import measure, quota
 from ..free import Room
 from ..job import Job, Workload
 from ..model import ClusterSnapshot, Queue
@@ -31,7 +31,8 @@ FRUITLESS_MAX_S = 3600.0
 def propose(snapshot: ClusterSnapshot, enabled: bool, min_run_s: float) -> list[Proposal]:
     """`enabled` False: only for jobs whose owners have asked for another size or place, and wait for it.
 
-    :param min_run_s: the useful minimum, seconds; it grows with every move in vain
+    :param min_run_s: the useful minimum, seconds; at least what a move of the job takes. It grows with every move in
+        vain
     """
     by_queue: dict[str, list[Job]] = {}
     for job in snapshot.jobs.values():
@@ -60,15 +61,27 @@ def _of_queue(snapshot: ClusterSnapshot, queue: Queue, jobs: Sequence[Job], min_
         if any(_competes(snapshot, w, job) for w in pending):
             continue
         # A user who asks for more does not wait for the useful minimum. But after moves in vain, users wait, too.
-        patience = _patience(job.attempts, 0.0 if job.asks_for_change else min_run_s)
+        useful = 0.0 if job.asks_for_change else max(min_run_s, measure.move_s(job))
+        patience = _patience(job.attempts, useful)
         assert job.runs_since is not None
         found.append(
             Proposal(
-                "readmit", job.key, f"{NOTE}: {goal}", 0.0, NAME, not_before=job.runs_since + patience,
-                asked=job.asks_for_change,
+                "readmit", job.key, f"{NOTE}: {goal}", _gain(job, snapshot.now), NAME,
+                not_before=job.runs_since + patience, asked=job.asks_for_change,
             )
         )  # fmt: skip
     return found
+
+
+def _gain(job: Job, now: float) -> float:
+    """Device-seconds, at its present size, that the move is worth.
+
+    More workers are expected to share the work that is left evenly. How much faster an earlier flavor is nobody has
+    said: the platform prefers it for all the time that is left.
+    """
+    assert job.given is not None
+    saved = 1.0 - job.given.count / job.wanted if job.given.count < job.wanted else 1.0
+    return measure.left_s(job, now) * saved * job.devices
 
 
 def _about_to_take(job: Job) -> bool:

@@ -207,10 +207,10 @@ def test_values_of_an_older_chart_are_enough_for_the_guards():
 
 @pytest.mark.parametrize(
     ("values", "said"),
-    [((), "act"), (("regrow.mode=null",), "act"), (("regrow.mode=none",), "none"),
-     (("regrow.mode=propose",), "propose")],
+    [((), "propose"), (("regrow.mode=null",), "propose"), (("regrow.mode=none",), "none"),
+     (("regrow.mode=act",), "act")],
 )  # fmt: skip
-def test_regrowth_has_a_mode_and_acts_by_default(values, said):
+def test_regrowth_has_a_mode_and_begins_with_a_dry_run(values, said):
     (container,) = render(*values)["Deployment", "singularity-controller"]["spec"]["template"]["spec"]["containers"]
     assert {e["name"]: e.get("value") for e in container["env"]}["SINGULARITY_REGROW"] == said
 

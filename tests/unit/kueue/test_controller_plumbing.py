@@ -170,8 +170,8 @@ def test_defaults_and_what_the_chart_sets(env):
     assert (full.settings.max_budget_s, full.settings.regrow, full.settings.regrow_min_run_s) == (30, "none", 0.5)
 
 
-@pytest.mark.parametrize(("said", "mode"), [("", "act"), ("act", "act"), ("none", "none"), ("propose", "propose")])
-def test_regrowth_has_a_mode_and_acts_by_default(env, said, mode):
+@pytest.mark.parametrize(("said", "mode"), [("", "propose"), ("act", "act"), ("none", "none"), ("propose", "propose")])
+def test_regrowth_has_a_mode_and_begins_with_a_dry_run(env, said, mode):
     assert config.load([], {**env, "SINGULARITY_REGROW": said}).settings.regrow == mode
 
 

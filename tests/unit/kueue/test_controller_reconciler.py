@@ -407,7 +407,7 @@ def test_readmission_sets_our_check_to_retry(world):
 
 
 def test_the_plan_moves_a_small_job_back(world):
-    record = scene.record(first_step=0, first_step_at=time.time() - 60, flavor="spot", admitted_at=time.time() - 70)
+    record = scene.record(first_step=0, first_step_at=time.time() - 600, flavor="spot", admitted_at=time.time() - 610)
     job = scene.job(suspend=False, annotations={job_names.ANN_WORKERS: "4", **scene.history(record)})
     workload = fresh(scene.workload(state="Ready", admitted=True, flavor="spot"))
     group = {
@@ -426,7 +426,7 @@ def test_the_plan_moves_a_small_job_back(world):
     local = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "q", "namespace": NS},
              "spec": {"clusterQueue": "training"}}  # fmt: skip
     objects = (job, workload, scene.pod(0), scene.pod(1), queue, local)
-    kube, reconciler = world(*objects, settings=Settings(regrow_min_run_s=1))
+    kube, reconciler = world(*objects, settings=Settings(regrow="act", regrow_min_run_s=1))
     reconciler.handle(Task("plan"))
     assert check_of(kube)["state"] == "Retry"
     assert check_of(kube)["message"] == "quota is free again: 2 -> 4 workers on ondemand"
@@ -434,7 +434,7 @@ def test_the_plan_moves_a_small_job_back(world):
     assert (told["reason"], told["action"]) == (job_names.EVENT_PLANNER_DONE, "readmit")
     assert told["metadata"]["labels"] == {job_names.LABEL_PLANNER: "regrow"}
     reason = "regrow: readmit of team/train: quota is free again: 2 -> 4 workers on ondemand"
-    assert told["message"].startswith(f"{reason} (costs about ")
+    assert told["message"].startswith(f"{reason} (gain 610 device-seconds; costs about ")
     assert reconciler._metrics.value("singularity_planner_actions_total", "regrow readmit done") == 1
     eventually(lambda: "Retry" in str(reconciler.world.workload_of(NS, "train")))
     before = len(writes(kube))

@@ -21,7 +21,7 @@ from kueue_integration.controller.planning.selection import terms
 from kueue_integration.controller.snapshot import Pod
 from kueue_integration.kube.resources import merge_patch
 from kueue_integration.planner import job as planned
-from kueue_integration.planner import model
+from kueue_integration.planner import measure, model
 from kueue_integration.planner.arbiter import Arbiter, Limits, Terms
 from kueue_integration.planner.policies import regrow
 from kueue_integration.planner.settings import MoveLimits, PlannerSettings
@@ -345,6 +345,65 @@ def test_regrowth_keeps_the_limits_of_an_hour_and_who_asks_waits_for_none(limits
         found = regrow.propose(seen, True, 10.0)
         (ruling,) = Arbiter(terms(PlannerSettings(limits=limits), {regrow.NAME: list})).rule(seen, found, 0.0)
         assert ruling.allowed is allowed and (allowed or why in ruling.why)
+
+
+def ruled(job: planned.Job) -> tuple[bool, str]:
+    """What the controller's arbiter says to the regrowth of `job`."""
+    seen = plan.snapshot(job)
+    (ruling,) = Arbiter(terms(PlannerSettings(), {regrow.NAME: list})).rule(seen, regrow.propose(seen, True, 10.0), 0.0)
+    return ruling.allowed, ruling.why
+
+
+def measured(save: float, restore: float, **changes: Any) -> planned.Job:
+    """A job of two workers that wants four. It was preempted twice; its moves took so many seconds."""
+    past = tuple(plan.moved(n, 9000 - 4000 * n, "Preempted", save, restore) for n in (1, 2))
+    return plan.job(history=past, count=2, wanted=4, **changes)
+
+
+@pytest.mark.parametrize(("left", "save", "allowed"), [
+    (10, 600, False), (10, 1, True), (3, 1, False), (1000, 600, False), (100_000, 600, True), (1000, 1, True),
+])  # fmt: skip
+def test_a_job_is_moved_only_if_what_is_left_pays_for_the_move(left: int, save: float, allowed: bool) -> None:
+    """Its owner gains half of what is left; nothing works while it is saved and restored. A step takes 1 s."""
+    steps = {"steps_done": 981, "steps_seen_at": plan.NOW, "steps_total": 980 + left, "steps_printed": 980}
+    job = measured(save, save, since=plan.NOW - 3000, **steps)
+    job = replace(job, attempts=(*job.attempts[:-1], replace(job.attempts[-1], first_step_at=plan.NOW - 980)))
+    assert ruled(job)[0] is allowed
+    asks = planned.Request("resize", "ann", "running", job.attempt - 1)
+    assert ruled(replace(job, change=asks))[0], "who has asked for it has weighed it"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.floats(0, 2000), st.floats(0, 2000), st.integers(1, 8), st.integers(1, 8), st.floats(20, 1e6), st.floats(1, 1e6)
+)
+def test_a_move_never_takes_longer_than_it_saves(
+    save: float, restore: float, count: int, more: int, ran: float, left: float
+) -> None:
+    """Whatever was measured, and whether or not the job says how much is left."""
+    for total in (None, 1000 + int(left)):
+        job = measured(save, restore, since=plan.NOW - ran, steps_done=1001, steps_seen_at=plan.NOW)
+        job = replace(job, steps_total=total, steps_printed=None if total is None else 1000, wanted=count + more)
+        job = replace(job, given=replace(job.given, count=count, usage={plan.GPU: count}), ranks=count + more)
+        seen = plan.snapshot(job, queues=(plan.queue(devices=32),))
+        rulings = Arbiter(terms(PlannerSettings(), {regrow.NAME: list})).rule(seen, regrow.propose(seen, True, 10), 0.0)
+        for ruling in rulings:
+            saved = measure.left_s(job, plan.NOW) * (1 - count / (count + more))
+            spent = (measure.save_s(job) or 0) + (measure.restore_s(job) or 0)
+            assert not ruling.allowed or (saved > spent and ran >= spent - 1e-3)
+
+
+def test_a_job_without_a_known_end_is_moved_when_it_has_run_long_enough() -> None:
+    """It is expected to run on for as long as it has run."""
+    young = replace(plan.job(since=plan.NOW - 100, count=2, wanted=4), created=plan.NOW - 200)
+    assert ruled(young) == (False, "costs 240 device-seconds, and gains 120")
+    assert ruled(replace(young, attempts=plan.job(since=plan.NOW - 900).attempts, runs_since=plan.NOW - 900))[0]
+
+
+def test_a_job_trains_at_least_as_long_as_its_moves_take() -> None:
+    job = measured(300, 200, since=plan.NOW - 400)
+    (found,) = regrow.propose(plan.snapshot(job), True, 10.0)
+    assert found.not_before == plan.NOW - 400 + measure.move_s(job) > plan.NOW
 
 
 def test_who_asks_to_grow_does_not_wait_for_the_useful_minimum():

@@ -194,7 +194,7 @@ def test_a_dry_run_tells_once_and_writes_nothing_on_the_job(
 
 def test_regrowth_has_a_dry_run(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
     def grows(seen: Any, enabled: bool, min_run_s: float) -> list[Proposal]:
-        return [Proposal("readmit", KEY, "quota is free again", 0.0, "regrow")] if enabled else []
+        return [Proposal("readmit", KEY, "quota is free again", 1e6, "regrow")] if enabled else []
 
     play = stage("none")
     monkeypatch.setattr(rounds.regrow, "propose", grows)
@@ -214,7 +214,7 @@ def test_regrowth_tells_what_a_limit_holds_back_and_not_that_it_waits(
 ) -> None:
     play = stage("none", tenant_moves_per_hour=1)
     begins_at = play.now + 100
-    grow = Proposal("readmit", KEY, "quota is free again", 0.0, "regrow", not_before=begins_at)
+    grow = Proposal("readmit", KEY, "quota is free again", 1e6, "regrow", not_before=begins_at)
     monkeypatch.setattr(rounds.regrow, "propose", lambda *_, **__: [grow])
     monkeypatch.setattr(play, "_never", lambda *_: None)
     play.settings = replace(play.settings, regrow="act")
