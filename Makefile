@@ -29,6 +29,9 @@ ifneq ($(CA_BUNDLE),)
 export SSL_CERT_FILE := $(CA_BUNDLE)
 endif
 
+# Else each process of pytest, Airflow and every program of a test compiles all that it imports again: a third of `make unit`.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test unit test-unit test-e2e test-full test-gpu gpu-kit test-airflow-next verify lint types imports bench anchor studies docs chart-docs lock clean preflight parts python ready
 
 help: ## list the targets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.long)
         if any(item.get_closest_marker(name) for name in (*REAL, "timed")):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: a collection of garbage need not walk through Airflow and all tests again."""
+    gc.collect()
+    gc.freeze()
 
 
 SHOWN_FILES = 25
