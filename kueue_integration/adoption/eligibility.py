@@ -15,7 +15,7 @@ from proxy.protocol import names, page
 from ..contract import job_names
 from ..guard import ownership
 from ..kube.resources import annotation, label
-from ..spec import security_context
+from ..spec import mount_paths, security_context
 from ..spec.platform_config import PlatformConfig
 from ..spec.validation import MAX_NAME, VOLUME_PREFIX
 
@@ -147,7 +147,7 @@ def _world(job: Job, _: PlatformConfig) -> Sequence[object]:
 def _user_mounts(job: Job, platform: PlatformConfig) -> Sequence[object]:
     taken = {mount.get("mountPath") for mount in platform.volume_mounts}
     paths = [str(mount.get("mountPath")) for mount in container(job).get("volumeMounts") or ()]
-    return [p for p in paths if p == names.ROOT or p.startswith(f"{names.ROOT}/") or p in taken]
+    return [p for p in paths if mount_paths.problem(p) or p in taken]
 
 
 def _user_volumes(job: Job, platform: PlatformConfig) -> Sequence[object]:
@@ -309,10 +309,9 @@ RULES: Sequence[Rule] = (
         _python_path, f"{_ONE} || !{_ENV}.exists(e, e.name == 'PYTHONPATH' && has(e.valueFrom))",
     ),
     Rule(
-        "spec.template.spec.containers[0].volumeMounts", f"{names.ROOT} and the platform's mounts are taken; use"
-        " another mountPath", _user_mounts,
-        f"{_ONE} || !{_MOUNTS}.exists(m, m.mountPath == '{names.ROOT}' || m.mountPath.startsWith('{names.ROOT}/')"
-        f" || m.mountPath in {MARK_MOUNT_PATHS})",
+        "spec.template.spec.containers[0].volumeMounts", f"{names.ROOT}, the platform's mounts and names of"
+        f" NVIDIA's driver are taken; use another mountPath, which {mount_paths.FIX}", _user_mounts,
+        f"{_ONE} || !{_MOUNTS}.exists(m, {mount_paths.cel('m.mountPath')} || m.mountPath in {MARK_MOUNT_PATHS})",
     ),
     Rule(
         "spec.template.spec.volumes", "has a name that is the platform's; rename it", _user_volumes,

@@ -5,7 +5,7 @@ everything else there gets fewer rights, and only our launcher may take the laun
 volume that our installer fills, and nobody else writes that volume.
 
 Variables: `spec` (the pod spec), `images` (that our own containers may have), `hostPaths` (`paths` of the chart's
-volumes, and `readOnly`, those that are only read).
+volumes, and `readOnly`, those that are only read), `env` (names of the variables that the chart sets).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from proxy.protocol import names
 from ..contract import job_names
 from ..contract.kinds import CONTAINER_NODE
 from ..manifests import criu_probe
-from ..manifests.pod import AGENT_VOLUME, INSTALL, LAUNCHER, LAUNCHER_CAPABILITIES, SIDECAR
+from ..manifests.pod import AGENT_VOLUME, INSTALL, LAUNCHER, LAUNCHER_CAPABILITIES, SIDECAR, SIDECAR_PATH
+from ..spec import mount_paths
 from ..spec.validation import VOLUME_PREFIX
 from .cel import literal
 
@@ -34,6 +35,12 @@ SHELL_ENV = ("ENV", "IFS", "PATH")
 SECRETS = "/var/run/secrets/"
 """Where webhooks of clouds mount a pod's identity, into every container."""
 IMAGE_HOME = "/opt/singularity"
+PROGRAMS = "^/(bin|sbin|usr|lib[^/]*)(/|$)|^/(etc|opt)/?$|^/etc/(ld[.]so|ssl)"
+"""What else the programs of the agent image need of it."""
+VARIABLES_OF_OURS = sorted(
+    value for each in (names, job_names) for name, value in vars(each).items() if name.startswith("ENV_")
+)
+"""What the platform sets; `env` has what the chart sets besides (`pods.env`)."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +76,6 @@ def _env(condition: str) -> str:
     return f"c.?env.orValue([]).exists(e, {condition})"
 
 
-def _below(path: str) -> str:
-    return f"(m.mountPath == '{path}' || m.mountPath.startsWith('{path}/'))"
-
-
 _AGENT, _INSTALL, _PREFIX = literal(AGENT_VOLUME), literal(job_names.CONTAINER_INSTALL), literal(VOLUME_PREFIX)
 _OF_THE_NODE = ("hostNetwork", "hostPID", "hostIPC")
 _ADDED = "c.?securityContext.?capabilities.?add.orValue([])"
@@ -81,11 +84,23 @@ _IN_INIT = "variables.inits.exists(i, i.name == c.name)"
 _HOOKS = " || ".join(f"has(c.{name})" for name in ("lifecycle", "livenessProbe", "readinessProbe", "startupProbe"))
 _LOADED = " || ".join(f"e.name.startsWith('{text}')" for text in LOADER_ENV)
 _WHOLE = "!has(m.subPath) && !has(m.subPathExpr)"
+_SET = "SINGULARITY_"
+_STRANGE_ENV = f"e.name.startsWith('{_SET}') && !(e.name in {literal(VARIABLES_OF_OURS)} || e.name in variables.env)"
+_OWN_PYTHON = (
+    f"e.name == 'PYTHONUNBUFFERED' || e.name == 'PYTHONPATH' && e.?value.orValue('') == {literal(SIDECAR_PATH)}"
+)
 _ITS_PLACE = f"m.mountPath == {literal(names.AGENT_DIR)} && m.name == {_AGENT} && {_WHOLE}"
-_OTHER_PLACE = f"{_below(names.ROOT)} && !m.name.startsWith({_PREFIX})"
-_OVER_AGENT = f"{_below(names.AGENT_DIR)} && m.name != {_AGENT}"
+_OTHER_PLACE = f"{mount_paths.cel_below('m.mountPath', names.ROOT)} && !m.name.startsWith({_PREFIX})"
+_OVER_AGENT = f"{mount_paths.cel_below('m.mountPath', names.AGENT_DIR)} && m.name != {_AGENT}"
+_UNCLEAN = f"!m.mountPath.matches({literal(mount_paths.FORM)})"
+_LIKE_A_DRIVER = f"m.mountPath.matches({literal(mount_paths.DRIVER)})"
+# A part of a claim, mounted read-only, looks to the launcher as a file of the node that the runtime has mounted.
+_PART = "(has(m.subPath) || has(m.subPathExpr)) && m.name in variables.claims"
+_READ_PART = f"{_PART} && (m.?readOnly.orValue(false) || m.name in variables.readClaims)"
 _WRITTEN = "m.name in variables.readVolumes && !m.?readOnly.orValue(false)"
 _FILLED = f"m.name == {_AGENT} && !m.?readOnly.orValue(false)"
+_OVER_HOME = mount_paths.cel_below("m.mountPath", IMAGE_HOME)
+_OVER_PROGRAMS = f"m.mountPath.matches({literal(PROGRAMS)})"
 _NO_SECRET = f"!m.mountPath.startsWith({literal(SECRETS)})"
 _MORE = f"m.name != {_AGENT} && {_NO_SECRET}"
 _SHELL = f"{_LOADED} || e.name in {literal(SHELL_ENV)}"
@@ -97,17 +112,30 @@ VARIABLES: dict[str, str] = {
     # Of the chart's own volumes those that no container of ours writes.
     "readVolumes": "variables.volumes.filter(v, has(v.hostPath) && v.hostPath.path in variables.hostPaths.readOnly)"
     ".map(v, v.name)",
+    # Volumes whose content the kubelet does not make itself.
+    "claims": "variables.volumes.filter(v, !(has(v.configMap) || has(v.secret) || has(v.projected)"
+    " || has(v.downwardAPI) || has(v.emptyDir) || has(v.hostPath))).map(v, v.name)",
+    "readClaims": "variables.volumes.filter(v, !(has(v.ephemeral) || has(v.persistentVolumeClaim)"
+    " && !v.persistentVolumeClaim.?readOnly.orValue(false))).map(v, v.name)",
     "strong": f"variables.every.filter(c, {_ADDED}.exists(a, !(a in {literal(ORDINARY)})))",
     "launchers": f"variables.spec.containers.filter(c, {_named(*TRAINERS)} && {_starts(LAUNCHER)} && !({_HOOKS})"
     f" && {_mounts(_ITS_PLACE)})",
     "probes": f"variables.spec.containers.filter(c, {_named(criu_probe.CRIU)} && {_OURS}"
     f" && c.?command.orValue([]) == {literal(criu_probe.COMMAND)}"
-    f" && !(has(c.args) || has(c.envFrom) || {_HOOKS}) && !{_env(_LOADED)} && !{_mounts(_NO_SECRET)})",
+    # CRIU reads settings below $HOME, and in a namespace of processes it sees what other containers have.
+    f" && !(has(c.args) || has(c.env) || has(c.envFrom) || has(c.volumeMounts) || {_HOOKS})"
+    " && !variables.spec.?shareProcessNamespace.orValue(false))",
     "installed": f"variables.inits.exists(c, {_named(job_names.CONTAINER_INSTALL)})",
 }
 """In this order: CEL allows none before it was named."""
 
 RULES = (
+    # First: the others compare paths as texts.
+    Rule(
+        "unclean",
+        f"variables.every.filter(c, {_mounts(_UNCLEAN)})",
+        f"container {{}}: each mountPath {mount_paths.FIX}",
+    ),
     Rule(
         "hostNamespaces",
         " + ".join(f"(variables.spec.?{n}.orValue(false) ? ['{n}'] : [])" for n in _OF_THE_NODE),
@@ -133,8 +161,8 @@ RULES = (
     ),
     Rule(
         "capable",
-        "variables.strong.filter(c, !variables.probes.exists(p, p.name == c.name)"
-        " && !(variables.installed && variables.launchers.exists(l, l.name == c.name)"
+        "variables.strong.filter(c, !((variables.probes.exists(p, p.name == c.name)"
+        " || variables.installed && variables.launchers.exists(l, l.name == c.name))"
         f" && {_ADDED}.all(a, a in {literal((*ORDINARY, *LAUNCHER_CAPABILITIES))})))",
         f"container {{}}: only the platform's launcher ({LAUNCHER[0]} in container {' or '.join(TRAINERS)}) may add"
         f" capabilities, and only {', '.join(LAUNCHER_CAPABILITIES)}; without lifecycle and probes, and"
@@ -151,7 +179,7 @@ RULES = (
     Rule(
         "strangers",
         f"variables.every.filter(c, {_named(job_names.CONTAINER_INSTALL, job_names.CONTAINER_SIDECAR)}"
-        f" && !({_IN_INIT} && {_OURS} && !has(c.args) && !{_mounts(_below(IMAGE_HOME))}"
+        f" && !({_IN_INIT} && {_OURS} && !has(c.args) && !{_mounts(_OVER_HOME)}"
         f" && c.?command.orValue([]) == (c.name == {_INSTALL}"
         f" ? {literal(INSTALL)} : {literal(SIDECAR)})))",
         "init container {}: the name is the platform's: it must have the platform's image and command"
@@ -179,5 +207,32 @@ RULES = (
         "agentVolumes",
         f"variables.volumes.filter(v, v.name == {_AGENT} && !has(v.emptyDir))",
         "volume {}: must be an emptyDir: the launcher comes from it",
+    ),
+    Rule(
+        "drivers",
+        "variables.every.filter(c, variables.launchers.exists(l, l.name == c.name)"
+        f" && {_mounts(f'{_LIKE_A_DRIVER} || {_READ_PART}')})",
+        "container {}: a mountPath must not look like NVIDIA's driver, which the container runtime mounts, and a"
+        " subPath of a claim must not be mounted with readOnly: use another path, or mount the whole claim",
+    ),
+    Rule(
+        "settings",
+        f"variables.every.filter(c, {_named(*TRAINERS, job_names.CONTAINER_SIDECAR)} && {_env(_STRANGE_ENV)})",
+        f"container {{}}: variables that start with {_SET} are the platform's (chart value pods.env for further ones)",
+    ),
+    Rule(
+        "sidecars",
+        f"variables.inits.filter(c, {_named(job_names.CONTAINER_SIDECAR)} && (has(c.workingDir) || {_HOOKS}"
+        f" || {_env(f'({_LOADED}) && !({_OWN_PYTHON})')} || {_mounts(_OVER_PROGRAMS)}))",
+        "init container {}: must have no workingDir, no lifecycle and probes, no variables of a loader or of Python but"
+        " the platform's, and nothing mounted over its programs (/usr, /lib, /bin, /etc/ssl)",
+    ),
+    Rule(
+        "borrowers",
+        f"variables.every.filter(c, size(variables.launchers) > 0 && {_mounts(f'm.name.startsWith({_PREFIX})')}"
+        " && !variables.launchers.exists(l, l.name == c.name)"
+        f" && !({_named(job_names.CONTAINER_INSTALL, job_names.CONTAINER_SIDECAR)}))",
+        "container {}: the platform's volumes are for its own containers: what comes from them is restored with"
+        " capabilities",
     ),
 )  # fmt: skip

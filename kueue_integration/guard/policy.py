@@ -21,6 +21,7 @@ HEAD = "{{/* Generated: python -m kueue_integration.guard.policy (a test compare
 _GROUP = "admissionregistration.k8s.io/v1"
 _LABELS = "@LABELS@"
 _ACCOUNTS, _IMAGES, _HOST_PATHS, _ANY_EXEC = "@ACCOUNTS@", "@IMAGES@", "@HOST_PATHS@", "@ANY_EXEC@"
+_ENV = "@ENV@"
 _TRAINING = {"matchLabels": {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}}
 OURS = " is the platform's: "
 """Between the annotation and what to do instead."""
@@ -114,6 +115,7 @@ def pod_policy(kind: Kind) -> Object:
         "spec": "object.spec" if kind is POD else "object.spec.template.spec",
         "images": _IMAGES,
         "hostPaths": _HOST_PATHS,
+        "env": _ENV,
     }
     found = {each.name: each.found for each in pods.RULES}
     return {
@@ -180,6 +182,7 @@ _VALUES = {
     _ACCOUNTS: 'include "singularity.guard.accounts" . | fromJsonArray',
     _IMAGES: "concat (list .Values.images.agent) (.Values.images.trusted | default list)",
     _HOST_PATHS: 'include "singularity.guard.hostPaths" . | fromJson',
+    _ENV: "keys (.Values.pods.env | default dict) | sortAlpha",
     _ANY_EXEC: 'dig "anyExec" false (.Values.guard | default dict)',
 }
 

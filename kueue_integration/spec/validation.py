@@ -12,7 +12,7 @@ from proxy.protocol import exit_codes, names, page, starters
 
 from ..kube import quantities
 from ..kube.resources import KUEUE_GROUP
-from . import engine, save_interval
+from . import engine, mount_paths, save_interval
 from .platform_config import PlatformConfig
 from .train_spec import TrainSpec
 
@@ -268,18 +268,18 @@ def mounts(
     field: str, given: Sequence[Mapping[str, Any]], known: Container[Any] | None, others: Iterable[Mapping[str, Any]]
 ) -> Iterator[Problem]:
     """Rules of the mounts that a user adds. `known`: names of all volumes, None when not known; `others` are there."""
-    taken = {mount.get("mountPath") for mount in others}
+    taken = {str(mount.get("mountPath")).rstrip("/") for mount in others}
     for number, mount in enumerate(given):
         where, path = f"{field}[{number}]", str(mount.get("mountPath", ""))
         if known is not None and mount.get("name") not in known:
             yield f"{where}.name", mount.get("name"), "is not one of the volumes; add it to volumes"
-        if not path.startswith("/") or ".." in PurePosixPath(path).parts:
-            yield f"{where}.mountPath", path, "must be an absolute path"
-        elif PurePosixPath(path).is_relative_to(names.ROOT) or path.rstrip("/") == "/dev/shm":  # noqa: S108
-            yield f"{where}.mountPath", path, f"{names.ROOT} and /dev/shm are mounted by the platform; use another path"
-        elif path in taken:
+        if problem := mount_paths.problem(path):
+            yield f"{where}.mountPath", path, problem
+        elif path.rstrip("/") == "/dev/shm":  # noqa: S108 - a mount path
+            yield f"{where}.mountPath", path, "is mounted by the platform; use another path"
+        elif path.rstrip("/") in taken:
             yield f"{where}.mountPath", path, "is mounted twice; use another path"
-        taken.add(path)
+        taken.add(path.rstrip("/"))
 
 
 def _exit_codes(spec: TrainSpec) -> Iterator[Problem]:

@@ -138,6 +138,48 @@ _INSTALL, _SIDECAR = job_names.CONTAINER_INSTALL, job_names.CONTAINER_SIDECAR
 _HOOK = {"exec": {"command": ["sh", "-c", "id"]}}
 _HELPER = {"name": "LD_PRELOAD", "value": "/mine/helper.so"}
 
+_CLEAN = "each mountPath must be absolute"
+_WAYS = (
+    "//singularity/agent/launcher", "/singularity//agent", "singularity/agent/launcher", "./singularity",
+    "/x/../singularity/agent/launcher", "/./singularity/agent/launcher", "/singularity/../singularity", "/x/..", "/",
+)  # fmt: skip
+"""Paths that the container runtime cleans: to the launcher's, or to one above it."""
+
+
+def _mine(container: str, path: str, **fields: Any) -> Callable[[Pod, PlatformConfig], None]:
+    """A volume of the user's."""
+
+    def change(pod: Pod, _: PlatformConfig) -> None:
+        pod.setdefault("volumes", []).append({"name": "mine", "configMap": {"name": "mine", "defaultMode": 0o755}})
+        (found,) = (c for key in ("containers", "initContainers") for c in pod.get(key, ()) if c["name"] == container)
+        found.setdefault("volumeMounts", []).append({"name": "mine", "mountPath": path, **fields})
+
+    return change
+
+
+def _part(**fields: Any) -> Callable[[Pod, PlatformConfig], None]:
+    """A part of a claim."""
+
+    def change(pod: Pod, _: PlatformConfig) -> None:
+        claim = {"claimName": "mine", **({"readOnly": True} if fields.get("readOnly") == "claim" else {})}
+        pod["volumes"].append({"name": "claim", "persistentVolumeClaim": claim})
+        mount = {"name": "claim", "mountPath": "/sets/one", "subPath": "one"}
+        pod["containers"][0]["volumeMounts"].append(mount | ({"readOnly": True} if fields.get("readOnly") else {}))
+
+    return change
+
+
+def _variable(container: str, name: str, value: str) -> Callable[[Pod, PlatformConfig], None]:
+    """One more, or in the place of the platform's."""
+
+    def change(pod: Pod, _: PlatformConfig) -> None:
+        (found,) = (c for key in ("containers", "initContainers") for c in pod.get(key, ()) if c["name"] == container)
+        kept = [each for each in found.get("env", ()) if each["name"] != name]
+        found["env"] = [*kept, {"name": name, "value": value}]
+
+    return change
+
+
 GOOD: dict[str, Make] = {
     "a training job": ours,
     "an adopted job": lambda platform: adopted(plain(), platform)["spec"]["template"]["spec"],
@@ -152,6 +194,11 @@ GOOD: dict[str, Make] = {
     "a sidecar of the user's": _with(ours, _beside(name="exporter", restartPolicy="Always")),
     "the platform's volumes": _with(other, lambda pod, platform: pod.update(volumes=[*platform.volumes])),
     "volumes of the user's": _with(ours, _volume(name="data", persistentVolumeClaim={"claimName": "data"})),
+    "a path with a slash at its end": _with(ours, _mine("train", "/etc/mine/")),
+    "a path with dots that mean nothing": _with(ours, _mine("train", "/.cache/..data/x..y/...")),
+    "a part of a config map": _with(ours, _mine("train", "/etc/mine.conf", subPath="mine.conf", readOnly=True)),
+    "a part of a claim": _with(ours, _part()),
+    "a home in the sidecar": _with(ours, _variable(job_names.CONTAINER_SIDECAR, "HOME", "/singularity/run")),
     "a cloud's identity": _with(
         ours,
         _init(
@@ -283,6 +330,66 @@ BAD: dict[str, tuple[Make, str]] = {
     "a probe with another program": (
         _with(_probe, lambda pod, _: pod["containers"][1].update(command=["sh"])),
         "container criu: only the platform's launcher",
+    ),
+    **{
+        f"the launcher's place, as {path}": (_with(ours, _mine("train", path)), f"container train: {_CLEAN}")
+        for path in _WAYS
+    },
+    "the installer's place, by way of a secret's": (
+        _with(ours, _mine("install-agent", "/var/run/secrets/../../../opt/singularity/bin")),
+        f"container install-agent: {_CLEAN}",
+    ),
+    "a path of an ordinary pod that is cleaned": (_with(other, _mine("main", "data")), f"container main: {_CLEAN}"),
+    "a root of the user's": (
+        _with(ours, _variable("train", "SINGULARITY_ROOT", "/evil")), "container train: variables that start with"
+    ),
+    "a sidecar with a variable that nobody knows": (
+        _with(ours, _variable(_SIDECAR, "SINGULARITY_CONTROLLER_URL_X", "https://evil")),
+        "container device-proxy: variables that start with",
+    ),
+    "a folder that looks like a driver": (
+        _with(ours, _mine("train", "/mine/nvidia", readOnly=True)), "container train: a mountPath must not look like"
+    ),
+    "a library that looks like a driver's": (
+        _with(ours, _mine("train", "/mine/libnvidia-ml.so.1/", subPath="x")),
+        "container train: a mountPath must not look like",
+    ),
+    "a read-only part of a claim": (
+        _with(ours, _part(readOnly=True)), "a subPath of a claim must not be mounted with readOnly"
+    ),
+    "a part of a read-only claim": (
+        _with(ours, _part(readOnly="claim")), "a subPath of a claim must not be mounted with readOnly"
+    ),
+    "a sidecar with modules of the user's": (
+        _with(ours, _variable(_SIDECAR, "PYTHONPATH", "/mine")), "init container device-proxy: must have no workingDir"
+    ),
+    "a sidecar in a folder of the user's": (
+        _with(ours, _init(_SIDECAR, workingDir="/mine")), "init container device-proxy: must have no workingDir"
+    ),
+    "a hook of the sidecar": (
+        _with(ours, _init(_SIDECAR, lifecycle={"postStart": _HOOK})),
+        "init container device-proxy: must have no workingDir",
+    ),
+    "a sidecar with libraries of the user's": (
+        _with(ours, _mine(_SIDECAR, "/usr/lib/x86_64-linux-gnu")),
+        "init container device-proxy: must have no workingDir",
+    ),
+    "somebody else who serves the launcher": (
+        _with(ours, _beside(restartPolicy="Always", **_mount("singularity-run", "/run"))),
+        "container extra: the platform's volumes are for its own containers",
+    ),
+    "a probe with all capabilities": (
+        _with(_probe, lambda pod, _: pod["containers"][1].update(_capable("ALL"))),
+        "container criu: only the platform's launcher",
+    ),
+    "a probe with a volume": (
+        _with(_probe, _mine("criu", "/var/run/secrets/mine")), "container criu: only the platform's launcher"
+    ),
+    "a probe with a home": (
+        _with(_probe, _variable("criu", "HOME", "/proc/9/root")), "container criu: only the platform's launcher"
+    ),
+    "a probe that sees other containers": (
+        _with(_probe, _pod(shareProcessNamespace=True)), "container criu: only the platform's launcher"
     ),
     "a probe with another image": (
         _with(_probe, lambda pod, _: pod["containers"][1].update(image="example/mine:1")),
