@@ -141,6 +141,12 @@ class _Job:
 
 def condensed(lineage: object, now: float | None = None) -> dict[str, Any] | decode.Unreadable:
     """One line about a job for lists; Unreadable for what is not a lineage document: a task can write what it likes."""
+    found = facts(lineage)
+    return found if isinstance(found, decode.Unreadable) else line(found, time.time() if now is None else now)
+
+
+def facts(lineage: object) -> dict[str, Any] | decode.Unreadable:
+    """What a line is made of, whenever it is."""
     if isinstance(lineage, decode.Unreadable):
         return lineage
     if not isinstance(lineage, dict):
@@ -153,11 +159,16 @@ def condensed(lineage: object, now: float | None = None) -> dict[str, Any] | dec
     if isinstance(job, decode.Unreadable):
         return job
     found = dataclasses.asdict(job)
-    share = goodput(found, time.time() if now is None else now)
+    return {name: value[:MAX_CHARS] if isinstance(value, str) else value for name, value in found.items()}
+
+
+def line(found: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """The line of `facts`, at `now`, Unix seconds: the goodput of a job that lives changes with the time."""
+    share, attempts = goodput(found, now), found["attempts"]
     return {
-        **{name: value[:MAX_CHARS] if isinstance(value, str) else value for name, value in found.items()},
-        "attempts": len(job.attempts) + job.attempts_omitted,
-        "evictions": sum(1 for record in job.attempts if record.evicted_at is not None),
+        **found,
+        "attempts": len(attempts) + found["attempts_omitted"],
+        "evictions": sum(1 for record in attempts if record["evicted_at"] is not None),
         "goodput": None if share is None else round(share, 4),
     }
 

@@ -3,13 +3,17 @@
 Authorisation is Airflow's own, per Dag: `requires_access_dag` takes the id from the path parameter called `dag_id`, so
 every route that touches a task instance has exactly that. Actions are POSTs with a JSON body from our own origin only:
 Airflow has no CSRF token, and a page on another port of the same host is "same site" for its cookie.
+
+Routes that ask a cluster are coroutines without a session: what they need of the database they read first, and give the
+session back. While a cluster is asked nothing of Airflow's is held (`flights`).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
 
@@ -19,7 +23,9 @@ from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag
 from airflow.api_fastapi.logging.decorators import action_logging
 from airflow.models.dag import DagModel
+from airflow.utils.session import create_session
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
@@ -35,8 +41,10 @@ from proxy.protocol.messages import CHECKPOINT_ID
 
 from .. import lineage
 from ..identity import TaskKey
-from . import cluster_api, connection, data, listing
+from . import cluster_api, connection, data, listing, live_looks
 from .actions import NotTheJobError, clusters, find
+from .flights import BusyError, Flights, landed
+from .live_looks import LiveLooks
 from .static_files import STATIC
 
 log = logging.getLogger(__name__)
@@ -45,6 +53,8 @@ TI = "/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/{map_index}"
 READ = Depends(requires_access_dag("GET", DagAccessEntity.TASK_INSTANCE))
 EDIT = Depends(requires_access_dag("PUT", DagAccessEntity.TASK_INSTANCE))
 """What Airflow itself asks for clearing or marking a task."""
+ACTION_S = 60.0
+"""Nobody waits longer for what a button does. The store of checkpoints may have to be asked by a pod."""
 
 
 class Files(StaticFiles):
@@ -62,6 +72,7 @@ app = FastAPI(title="Singularity", docs_url=None, redoc_url=None, openapi_url=No
 app.mount("/static", Files(directory=STATIC), name="static")
 app.include_router(cluster_api.router)
 lines = listing.Lines()
+looks, flights = LiveLooks(clusters), Flights()
 
 
 def same_origin(request: Request) -> None:
@@ -126,18 +137,27 @@ def context(key: Key, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
 
 
 @app.get(TI + "/live", dependencies=[READ])
-def live(key: Key, session: SessionDep) -> dict[str, Any]:
+async def live(key: Key) -> dict[str, Any]:
     """`{"job": lineage document as the cluster has it now, or None when the Job is gone, "why", "moves"}`; `moves` are
-    those of `singularityctl trace`. 502: no cluster."""
-
-    def look(_: Kube, claim: dict[str, Any]) -> dict[str, Any]:
+    those of `singularityctl trace`. Within LIMIT_S: for a cluster that takes longer its answer of a moment ago, or
+    504. 502: no cluster."""
+    claim = await run_in_threadpool(_claimed, key)
+    conn_id = claim["conn_id"]
+    with _told(conn_id):
         try:
-            job = clusters.live(key, claim)
+            future = looks.ask(key, claim)
+            silent_s = looks.silent_for(conn_id)
+            if await landed(future, max(0.0, live_looks.LIMIT_S - silent_s)):
+                job = future.result()
+            else:
+                kept = looks.last(key, claim)
+                if kept is None:
+                    what = f"has not answered for {looks.silent_for(conn_id):.0f} s"
+                    raise HTTPException(504, f"the cluster of connection {conn_id} {what}")
+                job = kept
             return {"job": job, "why": None, "moves": lineage.moves(job)}
         except NotTheJobError as error:
             return {"job": None, "why": str(error), "moves": []}
-
-    return _with_job(key, session, look)
 
 
 @app.get("/runs")
@@ -162,43 +182,43 @@ def runs(
 
 
 @app.post(TI + "/actions/checkpoint", dependencies=_action("checkpoint"))
-def checkpoint(key: Key, body: Nothing, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+async def checkpoint(key: Key, body: Nothing, user: GetUserDep) -> dict[str, Any]:
     """Commit a checkpoint; the training goes on."""
-    return _act(key, session, user, verbs.checkpoint)
+    return await _act(key, user, verbs.checkpoint)
 
 
 @app.post(TI + "/actions/resize", dependencies=_action("resize"))
-def resize(key: Key, body: Resize, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+async def resize(key: Key, body: Resize, user: GetUserDep) -> dict[str, Any]:
     """Go on with another number of pods."""
-    return _act(key, session, user, partial(verbs.resize, workers=body.workers))
+    return await _act(key, user, partial(verbs.resize, workers=body.workers))
 
 
 @app.post(TI + "/actions/migrate", dependencies=_action("migrate"))
-def migrate(key: Key, body: Migrate, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+async def migrate(key: Key, body: Migrate, user: GetUserDep) -> dict[str, Any]:
     """Go on on another flavor."""
-    return _act(key, session, user, partial(verbs.migrate, flavor=body.flavor))
+    return await _act(key, user, partial(verbs.migrate, flavor=body.flavor))
 
 
 @app.post(TI + "/actions/pause", dependencies=_action("pause"))
-def pause(key: Key, body: Nothing, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+async def pause(key: Key, body: Nothing, user: GetUserDep) -> dict[str, Any]:
     """Commit a checkpoint and give the quota back until `resume`."""
-    return _act(key, session, user, verbs.pause)
+    return await _act(key, user, verbs.pause)
 
 
 @app.post(TI + "/actions/resume", dependencies=_action("resume"))
-def resume(key: Key, body: Nothing, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+async def resume(key: Key, body: Nothing, user: GetUserDep) -> dict[str, Any]:
     """Queue a paused job again."""
-    return _act(key, session, user, verbs.resume)
+    return await _act(key, user, verbs.resume)
 
 
 @app.post(TI + "/actions/rewind", dependencies=_action("rewind"))
-def rewind(key: Key, body: Rewind, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+async def rewind(key: Key, body: Rewind, user: GetUserDep) -> dict[str, Any]:
     """Go on from an older checkpoint. A Job that has failed stays so: its task has ended with it."""
-    return _act(key, session, user, partial(time_travel.rewind, checkpoint=body.checkpoint))
+    return await _act(key, user, partial(time_travel.rewind, checkpoint=body.checkpoint))
 
 
 @app.post(TI + "/actions/fork", dependencies=_action("fork"))
-def fork(key: Key, body: Fork, user: GetUserDep, session: SessionDep) -> dict[str, Any]:
+async def fork(key: Key, body: Fork, user: GetUserDep) -> dict[str, Any]:
     """Start a second job from a checkpoint. It belongs to no task: `singularityctl` looks after it."""
 
     def act(kube: Kube, claim: dict[str, Any]) -> dict[str, Any]:
@@ -207,29 +227,50 @@ def fork(key: Key, body: Fork, user: GetUserDep, session: SessionDep) -> dict[st
         message = f"job {made.name} goes on from checkpoint {made.checkpoint} (step {made.step})"
         return {"message": message, "state": "done", "id": made.uid}
 
-    return _with_job(key, session, act)
+    return await _with_job(key, act)
 
 
-def _act(key: TaskKey, session: Any, user: Any, verb: Callable[..., verbs.Result]) -> dict[str, Any]:
+async def _act(key: TaskKey, user: Any, verb: Callable[..., verbs.Result]) -> dict[str, Any]:
     def act(kube: Kube, claim: dict[str, Any]) -> dict[str, Any]:
         find(kube, key, claim)
         asked = verb(kube, claim["namespace"], claim["name"], by=f"airflow:{user.get_name()}")
         return {"message": asked.message, "state": asked.state, "id": asked.id}
 
-    return _with_job(key, session, act)
+    return await _with_job(key, act)
 
 
-def _with_job(
-    key: TaskKey, session: Any, action: Callable[[Kube, dict[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
+def _claimed(key: TaskKey) -> dict[str, Any]:
+    """Which Job the task instance has, with the connection that a server may use for it."""
+    with create_session(scoped=False) as session:
+        claim = data.claim(session, key)
+        if claim is None:
+            raise HTTPException(404, "this task instance has not submitted a training job yet")
+        try:
+            return {**claim, "conn_id": connection.of(session, key, claim.get("conn_id"))}
+        except connection.RefusedError as error:
+            raise HTTPException(409, str(error)) from None
+
+
+async def _with_job(key: TaskKey, action: Callable[[Kube, dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
     """Call `action` with the cluster and the claim; every error becomes an answer that says what to do."""
-    claim = data.claim(session, key)
-    if claim is None:
-        raise HTTPException(404, "this task instance has not submitted a training job yet")
-    conn_id = "?"
+    claim = await run_in_threadpool(_claimed, key)
+    conn_id = claim["conn_id"]
+    with _told(conn_id):
+        future = flights.start(conn_id, lambda: action(clusters.kube(conn_id), claim))
+        if not await landed(future, ACTION_S):
+            what = f"the cluster of connection {conn_id} has not answered for {ACTION_S:.0f} s: it may still do it"
+            raise HTTPException(504, what)
+        return future.result()
+
+
+@contextmanager
+def _told(conn_id: str) -> Iterator[None]:
     try:
-        conn_id = connection.of(session, key, claim.get("conn_id"))
-        return action(clusters.kube(conn_id), {**claim, "conn_id": conn_id})
+        yield
+    except HTTPException:
+        raise
+    except BusyError as error:
+        raise HTTPException(503, str(error)) from None
     except NotTheJobError as error:
         raise HTTPException(404, str(error)) from None
     except connection.RefusedError as error:

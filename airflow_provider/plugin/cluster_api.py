@@ -9,13 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.common.db.common import SessionDep
 from airflow.api_fastapi.core_api.security import GetUserDep
 from airflow.models.task_state_store import TaskStateStoreModel
+from airflow.utils.session import create_session
 from fastapi import APIRouter, HTTPException, Query
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -27,7 +29,10 @@ from . import connection, data
 from .actions import clusters
 from .cluster_looks import Looks
 from .cluster_view import shown
+from .flights import landed
 
+FIRST_WAIT_S = 1.0
+"""Who has nothing to show yet waits this long, and then asks again."""
 OFFERED_S = 30.0
 MAX_SUBMISSIONS = 1000
 
@@ -79,17 +84,21 @@ def offered(session: Session) -> dict[str, frozenset[str]]:
     return {conn_id: frozenset(dags) for conn_id, dags in found.items()}
 
 
+def offered_to(user: Any) -> tuple[frozenset[str], list[str], str]:
+    """Dags that the user may read, connections of tasks of these, and this Airflow's id."""
+    readable = frozenset(get_auth_manager().get_authorized_dag_ids(user=user, method="GET"))
+    with create_session(scoped=False) as session:
+        known, deployment = offers.of(session)
+    return readable, sorted(name for name, dags in known.items() if dags & readable), deployment
+
+
 @router.get("/cluster")
-def cluster(
-    user: GetUserDep, session: SessionDep, conn_id: Annotated[str | None, Query(alias="connection")] = None
-) -> JSONResponse:
+async def cluster(user: GetUserDep, conn_id: Annotated[str | None, Query(alias="connection")] = None) -> JSONResponse:
     """`{"connections", "connection", "report": as `cluster_view.shown` has it or None, "trouble": sentence or None}`.
 
     Neither report nor trouble: the cluster is being asked. 404: a connection that is not among `connections`.
     """
-    readable = frozenset(get_auth_manager().get_authorized_dag_ids(user=user, method="GET"))
-    known, deployment = offers.of(session)
-    mine = sorted(name for name, dags in known.items() if dags & readable)
+    readable, mine, deployment = await run_in_threadpool(offered_to, user)
     if conn_id is not None and conn_id not in mine:
         some = ", ".join(mine) or "none"
         raise HTTPException(404, f"connection = {conn_id!r:.100}: no Dag that you may read trains there; choose {some}")
@@ -97,10 +106,15 @@ def cluster(
     answer: dict[str, Any] = {"connections": mine, "connection": chosen, "report": None, "trouble": None}
     if chosen is not None:
         state = looks.latest(chosen)
+        under_way = looks.under_way(chosen)
+        if state.seen is None and state.trouble is None and under_way is not None:
+            await landed(under_way, FIRST_WAIT_S)
+            state = looks.latest(chosen)
 
         def may(claim: Claim) -> bool:
             return claim.deployment == deployment and claim.key.dag_id in readable
 
-        report = None if state.seen is None else shown(state.seen.report, state.seen.tasks, may)
-        answer |= {"report": report, "trouble": state.trouble}
+        if state.seen is not None:
+            answer["report"] = await run_in_threadpool(partial(shown, state.seen.report, state.seen.tasks, may))
+        answer["trouble"] = state.trouble
     return JSONResponse(answer, headers={"Cache-Control": "private, no-store"})

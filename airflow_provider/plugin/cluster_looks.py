@@ -1,4 +1,4 @@
-"""One look at a cluster at a time, whoever asks: the page of the cluster never waits long, nor does the API server.
+"""One look at a cluster at a time, whoever asks: the page of the cluster does not wait for it, nor does the API server.
 
 A look is a few lists of all Workloads and jobs. So open pages share what was seen some seconds ago. When it is older,
 one thread looks again, while they go on showing the former report. A large cluster is looked at less often: all looks
@@ -11,8 +11,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 from kueue_integration.errors import KubeError, SingularityError
 from kueue_integration.kube.client import Kube
@@ -22,27 +22,19 @@ from proxy.protocol import decode
 
 from ..exceptions import SingularityProviderError
 from ..identity import ANN_TASK, Claim
+from .actions import Clients
+from .flights import Flights
 
 log = logging.getLogger(__name__)
 
 FRESH_S = 4.0
 SHARE = 0.1
-FIRST_WAIT_S = 1.0
-"""Who has nothing to show yet waits this long, and then asks again."""
 STALE_S = 60.0
 """A report of before is not shown as if it were of now, unless the cluster does not answer,"""
 KEPT_S = 600.0
 """and then for this long."""
 LIMIT_S = 15.0
 """A look that takes longer is reported."""
-
-
-class Clients(Protocol):
-    """`actions.Clusters`."""
-
-    def kube(self, conn_id: str) -> Kube: ...
-
-    def forget(self, conn_id: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +63,8 @@ class _Place:
     trouble: str | None = None
     began: float | None = None
     again_at: float = 0.0
-    done: threading.Event = field(default_factory=threading.Event)
+    look: Future[None] | None = None
+    """The one that is under way, or was last."""
 
 
 class Looks:
@@ -86,24 +79,24 @@ class Looks:
         """`clock`: a monotonic one. `now`: Unix seconds."""
         self._clients, self._clock, self._now = clients, clock, now
         self._lock = threading.Lock()
+        self._flights = Flights(most=1)
         self._places: dict[str, _Place] = {}
 
     def latest(self, conn_id: str) -> State:
-        """What is known now; starts another look if it is time. Returns within FIRST_WAIT_S; never raises."""
+        """What is known now; starts another look if it is time. Neither waits nor raises."""
         with self._lock:
             place = self._places.setdefault(conn_id, _Place())
-            if place.began is None and self._clock() >= place.again_at:
+            over = place.look is None or place.look.done()
+            if place.began is None and over and self._clock() >= place.again_at:
                 place.began = self._clock()
-                place.done.clear()
-                threading.Thread(
-                    target=self._look, args=(conn_id, place), name="singularity-cluster", daemon=True
-                ).start()
-            known = self._known(conn_id, place)
-        if known.seen is None and known.trouble is None:
-            place.done.wait(FIRST_WAIT_S)
-            with self._lock:
-                known = self._known(conn_id, place)
-        return known
+                place.look = self._flights.start(conn_id, lambda: self._look(conn_id, place))
+            return self._known(conn_id, place)
+
+    def under_way(self, conn_id: str) -> Future[None] | None:
+        """The end of the look that `latest` has started."""
+        with self._lock:
+            place = self._places.get(conn_id)
+            return None if place is None else place.look
 
     def _known(self, conn_id: str, place: _Place) -> State:
         now = self._clock()
@@ -127,7 +120,6 @@ class Looks:
                 place.seen, place.seen_at = seen, now
             place.trouble, place.began = trouble, None
             place.again_at = now + max(FRESH_S, (now - began) / SHARE)
-            place.done.set()
 
 
 def _seen(kube: Kube, now: float) -> Seen:

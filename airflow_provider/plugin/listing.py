@@ -1,7 +1,7 @@
 """The list of all training runs, for the price of what has changed since somebody looked last.
 
-A job that has ended does not change any more: its line is made once per process. And an open page asks every few
-seconds: `Listed.version` tells whether there is anything new before any document is read.
+A document is read once per process, also of a job that lives: its line changes with the time, what it is made of does
+not. And an open page asks every few seconds: `version` tells whether there is anything new before any document is read.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from sqlalchemy.orm import Session
 from proxy.protocol import decode
 
 from .. import VERSION, compat
-from ..lineage import FINAL, condensed
+from ..lineage import facts, line
 from .data import as_text, decoded
 
 MAX_RUNS = 1000
 MAX_KEPT = 10_000
-"""Lines that are remembered, about 1 KB each."""
+"""Lines that are remembered, about 1 KB each; of a job that lives also what is known of its attempts."""
 CHUNK = 200
 """Documents in one query."""
 MINUTE_S = 60.0
 ENDED = frozenset(("success", "failed", "skipped", "removed", "upstream_failed"))
 
 
-Line = dict[str, Any] | decode.Unreadable
+Facts = dict[str, Any] | decode.Unreadable
 log = logging.getLogger(__name__)
 
 
@@ -89,53 +89,57 @@ def version(rows: Iterable[Listed], now: float) -> str:
 
 
 class Lines:
-    """`lineage.condensed` of documents, remembered for jobs that have ended. For several threads."""
+    """`lineage.condensed` of documents, each of which is read once. For several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[tuple[tuple[int, str, int], str], Line] = {}
-        """By place and by when the document was written: another document is another entry."""
+        self._reading = threading.Lock()
+        """Who reads: whoever comes meanwhile finds what has been read."""
+        self._kept: dict[tuple[int, str, int], tuple[str, Facts]] = {}
+        """By place: when the document was written, and what it says."""
 
     def of(self, session: Session, rows: Sequence[Listed]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """One entry for each of `rows`: the line, and where it belongs; and those whose document cannot be read, with
         the reason as `why`."""
-        with self._lock:
-            kept = self._kept
-            known = {row.place: kept[row.place, row.written] for row in rows if (row.place, row.written) in kept}
-        fresh = list(self._read(session, [row for row in rows if row.place not in known]))
-        for row, line in fresh:
-            known[row.place] = line
-            if isinstance(line, decode.Unreadable):
-                log.warning("XCom lineage of %s is left out: %s", row[:4], line.why)
-        with self._lock:
-            if len(self._kept) + len(fresh) > MAX_KEPT:
-                self._kept.clear()
-            self._kept |= {
-                (row.place, row.written): line
-                for row, line in fresh
-                if isinstance(line, decode.Unreadable) or line["phase"] in FINAL or row.state in ENDED
-            }
-        lines, unreadable = [], []
-        for row in rows:
-            found = known.get(row.place)  # None: deleted meanwhile
-            place = {**dict(zip(("dag_id", "run_id", "task_id", "map_index"), row, strict=False)), "state": row.state}
+        with self._reading:
+            known = self._known(rows)
+            fresh = list(self._read(session, [row for row in rows if row.place not in known]))
+            with self._lock:
+                if len(self._kept) + len(fresh) > MAX_KEPT:
+                    self._kept.clear()
+                self._kept |= {row.place: (row.written, found) for row, found in fresh}
+        known |= {row.place: found for row, found in fresh}
+        for row, found in fresh:
             if isinstance(found, decode.Unreadable):
-                unreadable.append({**place, "why": found.why})
-            elif found is not None:
-                lines.append({**found, **place})
+                log.warning("XCom lineage of %s is left out: %s", row[:4], found.why)
+        lines, unreadable, now = [], [], time.time()
+        for row in rows:
+            seen = known.get(row.place)  # None: deleted meanwhile
+            place = {**dict(zip(("dag_id", "run_id", "task_id", "map_index"), row, strict=False)), "state": row.state}
+            if isinstance(seen, decode.Unreadable):
+                unreadable.append({**place, "why": seen.why})
+            elif seen is not None:
+                lines.append({**line(seen, now), **place})
         return lines, unreadable
 
-    def _read(self, session: Session, rows: Sequence[Listed]) -> Iterable[tuple[Listed, Line]]:
-        """Rows with their lines. A document that was written anew meanwhile stands under the time it has now."""
+    def _known(self, rows: Sequence[Listed]) -> dict[tuple[int, str, int], Facts]:
+        with self._lock:
+            kept = ((row, self._kept.get(row.place)) for row in rows)
+            return {row.place: each[1] for row, each in kept if each is not None and each[0] == row.written}
+
+    def _read(self, session: Session, rows: Sequence[Listed]) -> Iterable[tuple[Listed, Facts]]:
+        """Rows with what their documents say. One that was written anew meanwhile stands under the time it has now."""
         place = tuple_(XComModel.dag_run_id, XComModel.task_id, XComModel.map_index)
         wanted = {row.place: row for row in rows}
-        now = time.time()
         for start in range(0, len(wanted), CHUNK):
             some = list(wanted)[start : start + CHUNK]
             query = select(
-                XComModel.dag_run_id, XComModel.task_id, XComModel.map_index, XComModel.timestamp,
+                XComModel.dag_run_id,
+                XComModel.task_id,
+                XComModel.map_index,
+                XComModel.timestamp,
                 as_text(XComModel.value).label("value"),
             ).where(XComModel.key == "lineage", place.in_(some))
             for found in session.execute(query):
                 row = wanted[found[0], found[1], found[2]]
-                yield row._replace(written=found.timestamp.isoformat()), condensed(decoded(found.value), now)
+                yield row._replace(written=found.timestamp.isoformat()), facts(decoded(found.value))

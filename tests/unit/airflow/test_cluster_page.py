@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -126,13 +127,14 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     manager = SimpleNamespace(get_authorized_dag_ids=lambda user, method: made.readable)
     monkeypatch.setattr(cluster_api, "get_auth_manager", lambda: manager)
     monkeypatch.setattr(cluster_api, "looks", Looks(clients, clock, lambda: NOW))
-    monkeypatch.setattr(cluster_looks, "FIRST_WAIT_S", 30.0)
+    monkeypatch.setattr(cluster_api, "FIRST_WAIT_S", 30.0)
     monkeypatch.setattr(cluster_api, "offers", cluster_api.Offers())
     monkeypatch.setattr(compat, "variable_of_server", {DEPLOYMENT: "here"}.get)
     with db_rows.database() as session:
         submit(session, "mine", "west", 1)
         session.commit()
         app.dependency_overrides |= {get_user: lambda: "somebody", _get_session: lambda: session}
+        monkeypatch.setattr(cluster_api, "create_session", lambda scoped: nullcontext(session))
         made.session = session  # type: ignore[attr-defined]
         yield made
     clients.go.set()
@@ -236,18 +238,24 @@ def test_pages_share_a_look_for_some_seconds(page: Page) -> None:
     assert looked["report"] is not None and page.clients.asked == ["west", "west"]
 
 
+def over() -> None:
+    """Returns when the look that is under way is over."""
+    under_way = cluster_api.looks.under_way("west")
+    assert under_way is not None
+    under_way.result(30)
+
+
 def done_after(page: Page, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What `act` answers; returns when the look that it may have started is over."""
     found = act()
-    place = cluster_api.looks._places["west"]
-    assert place.done.wait(30)
+    over()
     return found
 
 
 def test_nobody_waits_for_a_cluster_that_is_slow_and_one_thread_asks_it(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_looks, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(cluster_api, "FIRST_WAIT_S", 0.01)
     page.clients.go.clear()
     for _ in range(3):
         body = page.body()
@@ -256,19 +264,19 @@ def test_nobody_waits_for_a_cluster_that_is_slow_and_one_thread_asks_it(
     assert page.body()["trouble"] == "the cluster of connection west has not answered for 16 s"
     assert page.clients.asked == ["west"]
     page.clients.go.set()
-    assert cluster_api.looks._places["west"].done.wait(30)
+    over()
     assert page.body()["report"]["holds"] == 4
 
 
 def test_a_slow_cluster_is_asked_less_often(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_looks, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(cluster_api, "FIRST_WAIT_S", 0.01)
     page.clients.go.clear()
     looks = cluster_api.looks
     looks.latest("west")
     assert page.clients.begun.wait(30)
     page.clock.now += 3.0
     page.clients.go.set()
-    assert looks._places["west"].done.wait(30)
+    over()
     page.clock.now += 3.0 / cluster_looks.SHARE - 1
     looks.latest("west")
     assert page.clients.asked == ["west"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +94,10 @@ def test_a_connection_that_the_task_wrote_is_not_used(
 ) -> None:
     used: list[str] = []
     monkeypatch.setattr(app.clusters, "_connect", lambda name: used.append(name))
+    monkeypatch.setattr(app, "create_session", lambda scoped: nullcontext(session))
     key = store(session, "template", conn_id)
     with pytest.raises(HTTPException) as caught:
-        app._with_job(key, session, lambda kube, claim: {})
+        asyncio.run(app._with_job(key, lambda kube, claim: {}))
     session.rollback()
     assert used == []
     assert caught.value.status_code == 409
@@ -106,12 +109,13 @@ def test_the_connection_of_the_dag_is_used_and_so_is_one_that_an_administrator_l
 ) -> None:
     used: list[str] = []
     monkeypatch.setattr(app, "clusters", actions.Clusters(lambda name: (used.append(name), "default")))  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(app, "create_session", lambda scoped: nullcontext(session))
     key = store(session, "plain", "a")
-    assert app._with_job(key, session, lambda kube, claim: {"conn": claim["conn_id"]}) == {"conn": "a"}
+    assert asyncio.run(app._with_job(key, lambda kube, claim: {"conn": claim["conn_id"]})) == {"conn": "a"}
     session.rollback()
     monkeypatch.setenv("AIRFLOW__SINGULARITY__SERVER_CONNECTIONS", "b, c")
     key = store(session, "template", "c")
-    assert app._with_job(key, session, lambda kube, claim: {"conn": claim["conn_id"]}) == {"conn": "c"}
+    assert asyncio.run(app._with_job(key, lambda kube, claim: {"conn": claim["conn_id"]})) == {"conn": "c"}
     session.rollback()
     assert used == ["a", "c"]
 

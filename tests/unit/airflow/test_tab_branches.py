@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,7 @@ from sqlalchemy.orm import Session
 from airflow_provider import memory
 from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
 from airflow_provider.plugin import actions, app, connection
+from airflow_provider.plugin.live_looks import LiveLooks
 from kueue_integration.contract import branches, job_names
 from kueue_integration.contract.branches import Rewind
 from kueue_integration.errors import StoreSaidNo
@@ -101,7 +104,7 @@ def session(kube: FakeKube) -> Iterator[Session]:
 
 
 @pytest.fixture
-def asked(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+def asked(kube: FakeKube, session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """What the store is asked, in place of a pod that asks it."""
     found: list[tuple[str, ...]] = []
 
@@ -113,6 +116,7 @@ def asked(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ..
     monkeypatch.setattr(time_travel, "in_a_pod", lambda kube, namespace, timeout_s=0.0: ask)
     monkeypatch.setattr(actions.clusters, "_connect", lambda conn_id: (kube, "default"))
     monkeypatch.setattr(connection, "of", lambda session, key, conn_id: "c")
+    monkeypatch.setattr(app, "create_session", lambda scoped: nullcontext(session))
     actions.clusters.forget("c")
     return found
 
@@ -121,7 +125,7 @@ def live(kube: FakeKube) -> dict[str, Any]:
     """As it is sent to the browser."""
     uid = kube.get(JOB, NAMESPACE, "train-1")["metadata"]["uid"]
     claim = {**Claim(KEY, 0, Try(1, 0, 0), NAMESPACE, "train-1", uid).to_dict(), "conn_id": "c"}
-    shown = actions.Clusters(lambda conn_id: (kube, "default")).live(KEY, claim)
+    shown = LiveLooks(actions.Clusters(lambda conn_id: (kube, "default"))).ask(KEY, claim).result(10)
     sent: dict[str, Any] = json.loads(json.dumps(shown))
     return sent
 
@@ -163,7 +167,7 @@ def test_the_tab_of_a_job_that_began_with_anothers_checkpoint_names_that_job(kub
 def test_rewind_holds_the_checkpoint_and_asks_the_controller(
     kube: FakeKube, session: Session, asked: list[tuple[str, ...]]
 ) -> None:
-    answer = app.rewind(KEY, app.Rewind(checkpoint=FIRST.id), USER, session)
+    answer = asyncio.run(app.rewind(KEY, app.Rewind(checkpoint=FIRST.id), USER))
     assert answer["state"] == "asked" and answer["id"]
     request = user_requests.asked(kube.get_job(NAMESPACE, "train-1"), user_requests.CHANGE)
     assert request is not None
@@ -178,9 +182,9 @@ def test_what_the_store_does_not_have_is_refused_with_a_sentence(
     before = kube.get_job(NAMESPACE, "train-1")
     with pytest.raises(HTTPException) as refused:
         if button == "rewind":
-            app.rewind(KEY, app.Rewind(checkpoint=SECOND.id), USER, session)
+            asyncio.run(app.rewind(KEY, app.Rewind(checkpoint=SECOND.id), USER))
         else:
-            app.fork(KEY, app.Fork(checkpoint=SECOND.id, name="twin"), USER, session)
+            asyncio.run(app.fork(KEY, app.Fork(checkpoint=SECOND.id, name="twin"), USER))
     assert refused.value.status_code == 409 and "pack 7 is missing" in str(refused.value.detail)
     assert kube.get_job(NAMESPACE, "train-1") == before and kube.find(JOB, NAMESPACE, "twin") is None
     assert asked == []
@@ -190,7 +194,7 @@ def test_fork_makes_a_second_job_that_belongs_to_no_task(
     kube: FakeKube, session: Session, asked: list[tuple[str, ...]]
 ) -> None:
     before = kube.get_job(NAMESPACE, "train-1")
-    answer = app.fork(KEY, app.Fork(checkpoint=FIRST.id, name="twin"), USER, session)
+    answer = asyncio.run(app.fork(KEY, app.Fork(checkpoint=FIRST.id, name="twin"), USER))
     twin = kube.get_job(NAMESPACE, "twin")
     assert answer == {
         "message": f"job twin goes on from checkpoint {FIRST.id} (step 100)", "state": "done",
