@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from proxy.protocol.decode import Count, UnixTime, Unreadable
-from proxy.protocol.messages import SaveCause, to_json
+from proxy.protocol.messages import SaveCause, Verdict, to_json
 
 from . import annotation_values, attempt_records, job_names
 
-Verdict = Literal["not tried", "yes", "no"]
 By = Literal["", "trial", "checkpoint"]
 MAX_WHY: Final = 400
 EARLY: Final = frozenset(("early",))

@@ -86,6 +86,10 @@ class Paths:
         """State engine: where ranks ask the sidecar for what is not there yet."""
         return self.run / names.PARTS_FILE
 
+    def withdrawn(self, checkpoint_id: str) -> Path:
+        """Exists once the trial of this name has to give way."""
+        return self._below(names.IMAGE_DIR) / f".withdrawn-{checkpoint_id}"
+
     def criu_work(self, checkpoint_id: str, rank: int) -> Path:
         """CRIU's logs and statistics: beside the image, so that they are not part of the checkpoint."""
         return self.images(checkpoint_id) / f"criu-{rank}"

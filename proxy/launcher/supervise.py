@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..protocol import exit_codes, names, starters
-from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Plan
+from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Plan, Weight
 from ..protocol.phases import SavePhases, StartPhases
 from . import device, memory, reap, signals, verdict
 from .client import SidecarClient
@@ -29,6 +29,7 @@ from .ranks import environment, torchrun, user
 from .ranks.rank import Rank
 from .refusal import Refusals
 from .snapshot.engine import Engine
+from .snapshot.page_nowhere import Nowhere
 from .snapshot.rank_dump import Order
 from .snapshot.restore import CRIU_TIMEOUT_S
 
@@ -84,10 +85,13 @@ class Supervisor:
         """Generation of a dump that was asked for -> how it has ended, until its ranks go on."""
         self._streamed: set[int] = set()
         """Generations whose pages went to a sidecar."""
+        self._trials: dict[int, str] = {}
+        """Generations whose dump is, or was, a trial -> its checkpoint's id."""
         self._named: dict[int, str] = {}
         """Generation -> the last command for its dump, as its sidecar calls it (`LauncherCommand.dump`)."""
         self._again: LauncherCommand | None = None
-        """A dump that a restarted sidecar asks for while its pages still go to the one before."""
+        """A dump that a restarted sidecar asks for while its pages still go to the one before, or that a trial gives
+        way to."""
         self._postponed: list[LauncherCommand] = []
 
     # --- the loop -------------------------------------------------------------------------------------------------
@@ -325,7 +329,10 @@ class Supervisor:
         say(f"command {command.op}, generation {command.generation}")
         if command.op == "dump":
             self._ask_for(command)
+        elif command.op == "weigh":
+            self._background(self._weigh)
         elif command.op == "resume":
+            self._withdraw(command.generation)
             # For example, the dump was cancelled because another pod failed. CRIU stops the ranks once more when it
             # ends: only then resume.
             self._postponed.append(command)
@@ -346,16 +353,37 @@ class Supervisor:
         generation = command.generation
         ended = self._asked.get(generation)
         self._named[generation] = command.dump
+        tried = generation in self._trials and not command.trial
         if generation in self._asked and ended is None:
-            self._again = command if command.stream else None
-        elif ended is None or generation in self._streamed:
+            self._again = command if command.stream or tried else None
+            if tried:
+                self._withdraw(generation)
+        elif ended is None or generation in self._streamed or tried:
             self._asked[generation] = None
+            self._trials.pop(generation, None)
+            if command.trial:
+                self._trials[generation] = command.checkpoint_id
             if command.stream:
                 self._streamed.add(generation)
             self._dumps += 1
             self._background(lambda: self._dump(command))
         else:
             self.outbox.put(replace(ended, dump=command.dump))
+
+    def _withdraw(self, generation: int) -> None:
+        """A trial under way gives way at once."""
+        if generation in self._trials and generation in self._asked and self._asked[generation] is None:
+            path = self.paths.withdrawn(self._trials[generation])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+
+    def _weigh(self) -> Callable[[], None]:
+        try:
+            weight = Weight(self.engine.weigh(self._living()), memory.limit())
+        except (SlotError, OSError) as error:
+            say(f"nobody knows what the ranks hold in memory: {error}")
+            return lambda: None
+        return lambda: self.outbox.put(LauncherEvent("weighed", weight=weight))
 
     def _resume_postponed(self) -> None:
         assert self.plan is not None
@@ -377,20 +405,25 @@ class Supervisor:
         try:
             if self.codes:
                 raise DumpError(f"ranks {sorted(self.codes)} have ended")
+            trial = Nowhere(self.paths.withdrawn(command.checkpoint_id), deadline) if command.trial else None
             order = Order(
-                command.generation, command.checkpoint_id, deadline, command.anywhere, command.job, command.stream
-            )
+                command.generation, command.checkpoint_id, deadline, command.anywhere, command.job, command.stream,
+                trial,
+            )  # fmt: skip
             for line in self.engine.dump(self.ranks, order, laps):
                 say(line)
             event = LauncherEvent("dumped", command.generation, seconds=time.monotonic() - began)
             event = replace(event, save=SavePhases(**laps.seconds))
-            text = f"dumped {command.checkpoint_id} in {event.seconds:.2f} s"
+            text = f"{'tried' if command.trial else 'dumped'} {command.checkpoint_id} in {event.seconds:.2f} s"
         except (DumpError, SlotError, OSError) as error:
-            event = LauncherEvent("dump_failed", command.generation, message=str(error))
+            late = time.monotonic() >= deadline
+            event = LauncherEvent("dump_failed", command.generation, message=str(error), late=late)
             text = f"dump failed: {error}"
 
         def act() -> None:
             say(text)
+            if command.trial:
+                self.paths.withdrawn(command.checkpoint_id).unlink(missing_ok=True)
             self._dumps -= 1
             self._asked[command.generation] = event
             again, self._again = self._again, None

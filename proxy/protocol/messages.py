@@ -19,6 +19,7 @@ Sidecar -> controller (HTTPS, bearer = projected service-account token with audi
     POST /v1/commit               200 | 409 CommitRequest: attempt is not current, nothing was written
     POST /v1/failure              200                CheckpointFailure
     POST /v1/damage               200                DamageReport: of any pod; the next attempt gets an older checkpoint
+    POST /v1/trial                200                TrialReport
 
 Errors are `{"error": "sentence"}` with a 4xx or 5xx status.
 """
@@ -330,11 +331,12 @@ class Refusal:
 @dataclass(frozen=True)
 class LauncherCommand:
     """`dump`: every rank of the pod is (about to be) frozen for `generation`; images go to IMAGE_DIR/<checkpoint_id>.
-    `resume`: ranks frozen for `generation` go on in place (cancelled or periodic checkpoint). `exit`: end now.
-    `finish`: every rank of the world has ended with 0, and so does the launcher."""
+    `resume`: ranks frozen for `generation` go on in place (cancelled or periodic checkpoint). `weigh`: say what the
+    ranks hold in memory. `exit`: end now. `finish`: every rank of the world has ended with 0, and so does the launcher.
+    """
 
     seq: int
-    op: Literal["dump", "resume", "exit", "finish"]
+    op: Literal["dump", "resume", "weigh", "exit", "finish"]
     generation: Count = 0
     checkpoint_id: AnyId = ""
     anywhere: bool = False
@@ -347,6 +349,9 @@ class LauncherCommand:
     """`dump`: drawn by the sidecar that asks. The event that answers it repeats it."""
     stream: bool = False
     """`dump`: the sidecar takes the ranks' pages at its socket while they are dumped (`page_frames`)."""
+    trial: bool = False
+    """`dump`: only to see whether it works. No image is kept. It gives way to a dump of the same generation that is
+    none, and to `resume`."""
     master_addr: str = ""
     master_port: int = 0
     exit_code: int = 0
@@ -382,16 +387,24 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Weight:
+    """What the ranks of a pod hold in memory, in bytes, and what their container may hold; None: any amount."""
+
+    memory: Count
+    limit: Count | None = None
+
+
+@dataclass(frozen=True)
 class LauncherEvent:
     """`started`/`restored`: all ranks of the pod run. `dumped`: images of all ranks lie in IMAGE_DIR/<checkpoint_id>.
     `dump_failed`/`restore_failed`: `message` says why. `exited`: `rank` ended by itself with `code`. `finished`: every
     rank of the pod has ended with 0, and the launcher waits for `finish`; repeated until it comes. `terminating`:
     SIGTERM came, `grace_s` seconds are left. `reading`: rank 0 has printed something new. `gpus`: the statistics of the
-    pod's GPUs since the launcher's start; sent repeatedly."""
+    pod's GPUs since the launcher's start; sent repeatedly. `weighed`: what the ranks of the pod hold."""
 
     kind: Literal[
         "started", "restored", "dumped", "dump_failed", "restore_failed", "exited", "finished", "terminating",
-        "reading", "gpus",
+        "reading", "gpus", "weighed",
     ]  # fmt: skip
     generation: Count = 0
     rank: int = -1
@@ -407,6 +420,9 @@ class LauncherEvent:
     """`dumped`: as far as the launcher knows them."""
     start: StartPhases | None = None
     """`started`, `restored`: likewise."""
+    late: bool = False
+    """`dump_failed`: its time was over."""
+    weight: Weight | None = None
 
 
 # --- sidecar <-> controller ---------------------------------------------------------------------------------------
@@ -442,6 +458,8 @@ class HelloReply:
     """Every rank of the job has ended well: nothing is left to do. The other fields are empty then."""
     origin: Origin | None = None
     """Of a job that was forked from another one."""
+    trial_after_s: Seconds | None = None
+    """Seconds of training after which the attempt finds out whether it can be saved; None: it does not."""
 
 
 Then = Literal["continue", "stay", "stop"]
@@ -533,6 +551,23 @@ class CheckpointFailure:
     cause: SaveCause = ""
     why: str = ""
     """The first reason alone, with its pod and rank; "": `message` is all that there is."""
+
+
+Verdict = Literal["not tried", "yes", "no"]
+"""Whether an attempt can be saved."""
+
+
+@dataclass(frozen=True)
+class TrialReport:
+    """The end of the attempt's trial, or why there is none: a dump that nobody keeps."""
+
+    namespace: str
+    job: str
+    attempt: Count
+    verdict: Verdict
+    cause: SaveCause = ""
+    why: str = ""
+    """As in `CheckpointFailure`; of `not tried` a sentence."""
 
 
 @dataclass(frozen=True)

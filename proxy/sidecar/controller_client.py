@@ -26,6 +26,7 @@ from ..protocol.messages import (
     HelloReply,
     MessageError,
     Progress,
+    TrialReport,
     from_json,
     to_json,
 )
@@ -124,6 +125,10 @@ class Controller:
     async def failure(self, failure: CheckpointFailure, deadline: float) -> None:
         """Report that a checkpoint is not possible. Raises StaleAttemptError, ControllerError at the deadline."""
         await self._retry("POST", "/v1/failure", deadline, lambda: to_json(failure))
+
+    async def trial(self, report: TrialReport, deadline: float) -> None:
+        """Report the end of a trial. Raises StaleAttemptError, ControllerError at the deadline."""
+        await self._retry("POST", "/v1/trial", deadline, lambda: to_json(report))
 
     async def damage(self, report: DamageReport, deadline: float) -> None:
         """Report that a checkpoint cannot be restored. Raises StaleAttemptError, ControllerError at the deadline."""

@@ -15,7 +15,16 @@ from typing import Any, Final, cast
 from ..errors import ControllerError, ProxyError, StaleAttemptError
 from ..protocol import names, page, phases
 from ..protocol.manifest import Manifest, RankImage
-from ..protocol.messages import CheckpointFailure, CheckpointRef, Command, CommitRequest, Engine, Origin, Through
+from ..protocol.messages import (
+    CheckpointFailure,
+    CheckpointRef,
+    Command,
+    CommitRequest,
+    Engine,
+    Origin,
+    Through,
+    TrialReport,
+)
 from ..store import Store
 from . import hardware, restore, state_machine
 from .config import Config
@@ -24,7 +33,7 @@ from .mesh import IDLE_HOLD_S, PACE_S
 from .peers import Directive, PodReport
 from .pod import Pod, resume_port
 from .retention import needs, superseded
-from .state_machine import Failure, Heard, State, Trigger
+from .state_machine import Failure, Heard, Outcome, State, Trigger
 
 TICK_S: Final = 0.1
 """Longest time between two looks at the deadline while a checkpoint runs."""
@@ -69,6 +78,9 @@ class Leader:
         self._taken: dict[int, int] = {}
         """... and of the directive that the follower has confirmed."""
         self._finished_at = 0.0
+        self._weigh = False
+        self.shown = False
+        """A checkpoint or a trial of this attempt has shown whether it can be saved, or is about to."""
 
     def continue_after(self, generation: int, acquired: bool) -> None:
         """This sidecar was restarted beside ranks that know `generation`: number the next stop above it.
@@ -77,6 +89,7 @@ class Leader:
         """
         if generation // page.GENERATIONS_PER_ATTEMPT == self._config.attempt:
             sequence = generation % page.GENERATIONS_PER_ATTEMPT
+            self.shown = sequence > 0
             self._move(replace(self.state, sequence=sequence, acquired=acquired))
 
     # --- what comes in --------------------------------------------------------------------------------------------
@@ -105,8 +118,22 @@ class Leader:
             now = time.monotonic()
             trigger = Trigger(command.reason, now, now + command.remaining_s, command.then, stay_s=command.stay_s)
             log.info("checkpoint wanted (%s), %.0f s, then %s", command.reason, command.remaining_s, command.then)
+            self.shown = True
             self._move(state_machine.request(self.state, trigger))
         self._observe(was)
+
+    def weigh(self) -> None:
+        """All pods have to report what their ranks hold."""
+        self._weigh = True
+        self._move(self.state)
+
+    def try_save(self, limit_s: float) -> None:
+        """Stop the ranks for nothing but a trial, for at most `limit_s` seconds."""
+        now = time.monotonic()
+        log.info("trial: whether the ranks can be saved")
+        self.shown = True
+        self._move(state_machine.request(self.state, Trigger("trial", now, now + limit_s, "continue", trial=True)))
+        self._observe()
 
     def _take(self, report: PodReport) -> None:
         if report.images is not None:
@@ -118,10 +145,12 @@ class Leader:
     def _observe(self, was: str = "") -> None:
         """`was`: the phase before, where that is over already."""
         was = was or self.state.phase
-        state, failure = state_machine.observe(self.state, self.heard, time.monotonic())
+        state, told = state_machine.observe(self.state, self.heard, time.monotonic())
         self._move(state)
-        if failure is not None:
-            self._tell(failure)
+        if isinstance(told, Outcome):
+            self.tell_outcome(told)
+        elif told is not None:
+            self._tell(told)
         if was != "commit" and state.phase == "commit":
             self._spawn(self._commit())
 
@@ -139,7 +168,7 @@ class Leader:
         now = state_machine.directive(state)
         if now.op == "save":
             now = replace(now, addresses=sorted({item.report.address for item in self.heard.values()} - {""}))
-        now = replace(now, through=agreed(self.heard, state.workers))
+        now = replace(now, through=agreed(self.heard, state.workers), weigh=self._weigh)
         if replace(now, version=self.directive.version) != self.directive:
             self.directive = replace(now, version=self.directive.version + 1)
             turned, self._turned = self._turned, asyncio.Event()
@@ -223,6 +252,7 @@ class Leader:
                 self.state, f"the images of step {state.stop_at} are stored, but the commit failed: {reason}", "store"
             )
             self._move(after)
+            assert isinstance(failure, Failure), "a trial is never committed"
             self._tell(failure)
         else:
             then = "" if not told.goes_on else ", the ranks stay stopped" if told.stays else ", training goes on"
@@ -338,6 +368,21 @@ class Leader:
         message = CheckpointFailure(c.namespace, c.job, c.attempt, failure.message, step, failure.goes_on)
         message = replace(message, finishing=failure.finishing, cause=failure.cause, why=failure.why)
         self._spawn(self._tell_controller(message))
+
+    def tell_outcome(self, outcome: Outcome) -> None:
+        """What a trial has shown, or why there is none."""
+        log.info("trial: %s %s", outcome.verdict, outcome.why)
+        c = self._config
+        report = TrialReport(c.namespace, c.job, c.attempt, outcome.verdict, outcome.cause, outcome.why)
+        self._spawn(self._tell_trial(report))
+
+    async def _tell_trial(self, report: TrialReport) -> None:
+        try:
+            await self._controller.trial(report, time.monotonic() + TELL_S)
+        except StaleAttemptError as error:
+            self.stale(error)
+        except ControllerError as error:
+            log.warning("the controller does not know how the trial has ended: %s", error)
 
     async def _tell_controller(self, failure: CheckpointFailure) -> None:
         try:

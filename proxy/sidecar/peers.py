@@ -13,7 +13,7 @@ from typing import Literal
 
 from ..protocol.decode import Seconds
 from ..protocol.manifest import RankImage
-from ..protocol.messages import AnyId, Gpus, SaveCause, Through
+from ..protocol.messages import AnyId, Gpus, SaveCause, Through, Weight
 from ..protocol.phases import SavePhases, StartPhases
 
 Op = Literal["run", "barrier", "save", "stop", "exit", "finish"]
@@ -27,6 +27,15 @@ class RankWords:
     count: int
     blocked: int
     state: int
+
+
+@dataclass(frozen=True)
+class Tried:
+    """How the trial of `generation` has ended in a pod; "": it can be saved."""
+
+    generation: int
+    problem: str = ""
+    cause: SaveCause = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,10 @@ class PodReport:
     """Why `failed` failed."""
     cause: SaveCause = ""
     """... and what kind of reason that is."""
+    tried: Tried | None = None
+    """The last trial here."""
+    weight: Weight | None = None
+    """What the ranks hold, once the leader has asked."""
     images: list[RankImage] | None = None
     """Images of generation `uploaded`; sent until the leader has answered once."""
     gpus: Gpus | None = None
@@ -107,6 +120,10 @@ class Directive:
     after the dump: they would wait for the store."""
     background: bool = False
     """`save`: the ranks go on as soon as their state is copied."""
+    trial: bool = False
+    """`save`: nothing is kept. A directive for the same generation without it wants the images after all."""
+    weigh: bool = False
+    """Report what the ranks hold in memory."""
     addresses: list[str] = field(default_factory=list)
     """`save`: of all pods."""
     over: Stop | None = None

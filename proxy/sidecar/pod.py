@@ -20,13 +20,13 @@ from typing import Final
 from ..errors import MeshError, ProxyError
 from ..protocol import exit_codes, gpus, image_room, names, page
 from ..protocol.manifest import RankImage
-from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Reading, SaveCause, Through
+from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Reading, SaveCause, Through, Weight
 from ..protocol.ratchet import RankView
 from ..store import PagesSocket, Store, memory
 from . import state_machine
 from .barrier_page import BarrierPage
 from .config import Config
-from .peers import Directive, PodReport, RankWords, Stop
+from .peers import Directive, PodReport, RankWords, Stop, Tried
 from .pod_phases import PodPhases
 
 MARGIN_S: Final = 4.0
@@ -97,6 +97,11 @@ class Pod:
         self._done = False
         self._broken = ""
         self._saving = self._dumped = self._uploading = self._uploaded = self._failed = self._resumed = 0
+        self._trial = False
+        """The dump that was asked for last is for nothing but a trial."""
+        self._tried: Tried | None = None
+        self._weight: Weight | None = None
+        self._weighs = False
         self._dump = ""
         """What this sidecar calls the dump that it has asked for."""
         self._message = ""
@@ -145,6 +150,8 @@ class Pod:
             failed=self._failed,
             message=self._message,
             cause=self._failed_for,
+            tried=self._tried,
+            weight=self._weight,
             images=self._images,
             gpus=self._gpus,
             start=self._phases.start,
@@ -224,6 +231,10 @@ class Pod:
         if event.kind == "gpus":
             self._take_gpus(event.gpus)
             return
+        if event.kind == "weighed":
+            self._weight = event.weight
+            self.changed.set()
+            return
         if event.kind == "finished" and self._done:
             return
         if event.kind in ("dumped", "dump_failed") and event.dump not in ("", self._dump):
@@ -235,6 +246,10 @@ class Pod:
             self._ranks_run()
             if event.kind == "restored":
                 self._tidy(self._config.checkpoint)
+        elif self._trial and event.kind in ("dumped", "dump_failed") and event.generation == self._saving:
+            self._images_whole.set()
+            cause: SaveCause = "time" if event.late else "program"
+            self._tried = Tried(event.generation, event.message if event.kind == "dump_failed" else "", cause)
         elif event.kind == "dumped" and event.generation == self._saving:
             self._dumped = event.generation
             self._phases.dumped(event)
@@ -246,7 +261,8 @@ class Pod:
         elif event.kind in ("dump_failed", "restore_failed"):
             self._cancel.set()
             why = self._cause or event.message or event.kind.replace("_", " ")
-            self._fail(event.generation or self._saving, why, "store" if self._cause else "program")
+            cause = "store" if self._cause else "time" if event.late else "program"
+            self._fail(event.generation or self._saving, why, cause)
         elif event.kind == "exited":
             self._ended.add(event.rank)
             if event.code and not self._broken:
@@ -347,6 +363,9 @@ class Pod:
             self._agreed.set()
         if directive.over is not None and directive.over.generation != self._resumed:
             await self._go_on(directive.over)
+        if directive.weigh and not self._weighs:
+            self._weighs = True
+            await self._send(LauncherCommand(seq=0, op="weigh"))
         if directive.op == "barrier":
             self._page.ask(directive.generation, directive.stop_at)
         elif directive.op == "save":
@@ -363,10 +382,10 @@ class Pod:
             await self._leave(directive.broken)
 
     async def _start_saving(self, directive: Directive) -> None:
-        if self._saving == directive.generation:
+        if self._saving == directive.generation and not (self._trial and not directive.trial):
             return
         self.reached(directive.generation, directive.stop_at, directive.anywhere, directive.background)
-        self._saving = directive.generation
+        self._saving, self._trial = directive.generation, directive.trial
         self._cancel.set()  # an upload that nobody waits for any more
         self._cancel, self._images_whole = threading.Event(), threading.Event()
         self._progress, self._cause, self._dump = (0, 0), "", uuid.uuid4().hex
@@ -379,6 +398,7 @@ class Pod:
             remaining_s=directive.remaining_s,
             job=directive.addresses,
             dump=self._dump,
+            trial=directive.trial,
         )
         # Ranks that go on wait for their dump alone: it goes to the disk, and is stored afterwards. Beside a launcher
         # that is ending, a streamed dump would never end, and nobody would cancel it.
@@ -424,7 +444,8 @@ class Pod:
             master_port=resume_port(generation),
         )
         await self._send(command)
-        if generation in (self._uploaded, self._failed):
+        tried = self._tried is not None and self._tried.generation == generation
+        if tried or generation in (self._uploaded, self._failed):
             self._tidy(stop.checkpoint_id)
         if generation == self._uploading or self._restarted:
             task = asyncio.create_task(self._end_upload(stop.checkpoint_id, self._upload))

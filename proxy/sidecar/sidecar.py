@@ -23,7 +23,7 @@ from ..protocol.messages import (
     to_json,
 )
 from ..store import Store
-from . import restore
+from . import restore, trial
 from .barrier_page import BarrierPage
 from .config import Config
 from .controller_client import Controller
@@ -118,6 +118,8 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
             background += [leader.drive(), leader.listen(), reporter.run()]
             if not pod.started:
                 background.append(leader.retain(ended))
+            if reply.trial_after_s is not None:
+                background.append(trial.run(leader, config.engine, reply.trial_after_s))
         else:
             background.append(Follower(pod, reply.leader_ip, config.mesh_port, reply.peer_key).run())
         await _until_ended(background, stop, leader, reporter, pod)

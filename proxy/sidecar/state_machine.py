@@ -8,6 +8,9 @@
 
     run -> finished                                       every rank of every pod has ended with 0
 
+A trial is such a stop, too: the ranks are dumped to nowhere and go on, and what comes out is an `Outcome`. A checkpoint
+that is asked for meanwhile takes its place: the ranks stand, or are about to, so it is saved at this very stop.
+
 A checkpoint that ranks of the state engine go on from is saved in the background (`State.background`). A request to end
 that comes meanwhile waits for it. Then it has a barrier of its own, whether the first checkpoint was committed or not.
 So what is nearly stored is not thrown away, and the job loses some steps at most if the second one comes too late.
@@ -23,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 from ..protocol import page, ratchet
-from ..protocol.messages import SaveCause, Then
+from ..protocol.messages import SaveCause, Then, Verdict
 from ..protocol.ratchet import RankView
 from . import wording
 from .peers import Directive, Op, PodReport, Stop
@@ -52,6 +55,8 @@ class Trigger:
     """Some pod was asked to end: all end as soon as the checkpoint is committed."""
     stay_s: float = 0.0
     """`then` is `stay`: for so long from the commit on."""
+    trial: bool = False
+    """Only to see whether the ranks can be saved."""
 
     @property
     def rank(self) -> int:
@@ -136,6 +141,11 @@ class State:
         return self.goes_on and not self.stays
 
     @property
+    def trial(self) -> bool:
+        """The stop under way is for nothing but a trial."""
+        return self.trigger is not None and self.trigger.trial
+
+    @property
     def active(self) -> bool:
         """A checkpoint is under way, or ranks stay stopped after one."""
         return self.phase in ("barrier", "save", "commit", "stay")
@@ -157,6 +167,19 @@ class Failure:
         return self.cause == "ended"
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """For the controller: what a trial has shown."""
+
+    verdict: Verdict
+    cause: SaveCause = ""
+    why: str = ""
+
+
+SHOWN: Final = frozenset(("program", "ended"))
+"""Causes that keep a checkpoint from being made as well as a trial. Others say nothing about the job."""
+
+
 def directive(state: State) -> Directive:
     """What all pods have to do in `state`. The shell numbers it."""
     if state.phase == "stopped":
@@ -176,6 +199,7 @@ def directive(state: State) -> Directive:
         anywhere=state.anywhere,
         ahead=op == "save" and not state.runs_on,
         background=op == "save" and state.background,
+        trial=op == "save" and state.trial,
         over=state.over if op in ("run", "barrier") else None,
         unsaved=sorted(state.unsaved),
         broken=state.broken,
@@ -215,6 +239,8 @@ def request(state: State, trigger: Trigger) -> State:
 
 
 def _joined(old: Trigger, trigger: Trigger) -> Trigger:
+    if old.trial:
+        return trigger
     # A checkpoint after which training goes on may have an early deadline. A checkpoint for which an eviction waits has
     # its own deadline.
     stop = ORDER.index("stop")
@@ -244,7 +270,7 @@ def _over(state: State) -> State:
     return after if state.waiting is None else replace(request(after, state.waiting), asked=state.asked)
 
 
-def observe(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | None]:
+def observe(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | Outcome | None]:
     """Process the reports of the pods. At most one failure at a time; only the shell ends phase `commit`."""
     state = _terminating(state, heard, now)
     if state.phase == "barrier":
@@ -273,8 +299,10 @@ def stale(state: State) -> State:
     return replace(state, phase="stopped", exit_now=True, trigger=None)
 
 
-def cancelled(state: State, message: str, cause: SaveCause, why: str = "") -> tuple[State, Failure]:
+def cancelled(state: State, message: str, cause: SaveCause, why: str = "") -> tuple[State, Failure | Outcome]:
     """Give the checkpoint up: the ranks go on. Pods that were asked to end do so now, unless ranks have `ended`."""
+    if state.trial:
+        return _over(state), Outcome("no" if cause in SHOWN else "not tried", cause, why or message)
     failure = Failure(message, state.goes_on, cause, why)
     if state.waiting is not None:
         return _over(state), failure
@@ -319,7 +347,7 @@ def _run(state: State, heard: Mapping[int, Heard], now: float) -> State:
     return replace(state, broken=failed or silent)
 
 
-def _barrier(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | None]:
+def _barrier(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | Outcome | None]:
     assert state.trigger is not None
     views = world(state, heard)
     where = wording.positions(views, state.generation)
@@ -333,7 +361,7 @@ def _barrier(state: State, heard: Mapping[int, Heard], now: float) -> tuple[Stat
         return cancelled(state, f"a rank has ended already: {where}", "ended")
     state = replace(state, stop_at=decision.stop_at)
     if decision.acquired:
-        background = state.overlaps and state.runs_on
+        background = state.overlaps and state.runs_on and not state.trial
         return replace(state, phase="save", acquired=True, barrier_at=now, background=background), None
     assert state.trigger is not None
     if now >= state.trigger.deadline:
@@ -356,8 +384,22 @@ def _all(failed: Sequence[tuple[SaveCause, str]]) -> str:
     return "; ".join(text for _, text in failed)
 
 
-def _save(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | None]:
+def _trial(state: State, heard: Mapping[int, Heard]) -> tuple[State, Failure | Outcome] | None:
+    """Its end, None while it lasts."""
+    ends = {i: item.report.tried for i, item in sorted(heard.items()) if item.report.tried is not None}
+    mine = {index: tried for index, tried in ends.items() if tried.generation == state.generation}
+    failed = [(tried.cause, f"pod {index}: {tried.problem}") for index, tried in mine.items() if tried.problem]
+    if failed:
+        # One that says nothing about the job does not hide one that does.
+        return cancelled(state, _all(failed), *min(failed, key=lambda found: found[0] not in SHOWN))
+    return (_over(state), Outcome("yes")) if len(mine) == state.workers else None
+
+
+def _save(state: State, heard: Mapping[int, Heard], now: float) -> tuple[State, Failure | Outcome | None]:
     assert state.trigger is not None
+    ended = _trial(state, heard) if state.trial else None
+    if ended is not None:
+        return ended
     reports = {index: item.report for index, item in heard.items()}
     failed = _failed(state, heard)
     if failed:

@@ -55,6 +55,10 @@ class PlainRank:
             self.signal(number)
         return caught
 
+    def processes(self) -> list[int]:
+        """PIDs of what is in its session."""
+        return [] if self._process is None or self._code is not None else process_scan.session(self._process.pid)
+
     def poll(self) -> int | None:
         """The rank's exit code (128 + signal), None while its first process lives."""
         if self._process is not None and self._code is None:

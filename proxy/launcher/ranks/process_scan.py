@@ -28,6 +28,16 @@ def processes(init: int, proc: Path = PROC) -> list[int]:
     return sorted(found)
 
 
+def session(leader: int, proc: Path = PROC) -> list[int]:
+    """PIDs of all processes in the session of `leader`."""
+    found = []
+    for entry in proc.iterdir():
+        with contextlib.suppress(OSError):  # ended meanwhile
+            if entry.name.isdigit() and int(stat_words(entry / "stat")[3]) == leader:
+                found.append(int(entry.name))
+    return sorted(found)
+
+
 def _alive(entry: Path) -> bool:
     return stat_words(entry / "stat")[0] not in "ZX"
 

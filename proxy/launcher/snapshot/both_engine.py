@@ -84,7 +84,8 @@ class BothEngine(ProcessEngine):
         # All of them or none: before `attach` a script has no state.
         for number, saved in aside.items() if all(path.is_dir() for path in aside.values()) else ():
             _check(number, saved)
-            shutil.copytree(saved, self._paths.image(order.checkpoint_id, number) / names.STATE_PART)
+            if order.trial is None:
+                shutil.copytree(saved, self._paths.image(order.checkpoint_id, number) / names.STATE_PART)
         laps.end("dump")
         return told
 

@@ -16,7 +16,7 @@ from .. import device
 from ..errors import CommandError, SlotError
 from ..laps import Laps
 from ..paths import Paths
-from ..ranks import environment, mounts
+from ..ranks import environment, mounts, process_scan
 from ..ranks.nudge import Nudge
 from ..ranks.rank import Rank
 from ..ranks.slot import Slot
@@ -27,6 +27,8 @@ from .rank_dump import Order
 from .restore import Say
 
 AnyRank = TypeVar("AnyRank", bound=Rank)
+WEIGHED = 1 << 30
+"""Bytes up to which a quick sum is good enough for `weigh`."""
 
 
 class Engine(Protocol[AnyRank]):
@@ -63,6 +65,9 @@ class Engine(Protocol[AnyRank]):
 
         The ranks stand still then. `laps` get the phases of `SavePhases`. Raises DumpError; the ranks can be resumed.
         """
+
+    def weigh(self, ranks: Mapping[int, AnyRank]) -> int:
+        """Bytes that the ranks hold in memory, without those of files."""
 
     def resume(self, ranks: Mapping[int, AnyRank], generation: int, address: str, port: int) -> list[str]:
         """Ranks that have frozen for `generation`, or were stopped for it, go on in place; what went wrong."""
@@ -109,6 +114,10 @@ class ProcessEngine:
 
     def dump(self, ranks: Mapping[int, Slot], order: Order, laps: Laps) -> list[str]:
         return rank_dump.dump(ranks, self._paths, self._criu, order, self._files, self.devices, laps)
+
+    def weigh(self, ranks: Mapping[int, Slot]) -> int:
+        pids = [pid for slot in ranks.values() for pid in process_scan.processes(slot.init)]
+        return process_scan.memory_bytes(pids, enough=WEIGHED)
 
     def resume(self, ranks: Mapping[int, Slot], generation: int, address: str, port: int) -> list[str]:
         values = environment.pod_values(self._env)

@@ -24,10 +24,11 @@ from .. import reap
 from ..errors import DumpError
 from ..ranks import process_scan
 from ..tools import Tools
-from . import page_frames, page_images, page_stream
+from . import page_frames, page_images, page_nowhere, page_stream
 from .criu import WAS_KILLED
 from .page_disk import PageDisk
 from .page_frames import PageFrames
+from .page_nowhere import Nowhere
 from .page_sink import PageSink
 from .page_stream import PROCESS, Opened
 from .relative_memory import RelativeMemory
@@ -58,11 +59,11 @@ class PageServer:
     :param images: folder of the rank's images
     :param logs: folder for the socket
     :param pids: of the rank's processes, as we see them
-    :param sidecar: None: the pages are written to the images
+    :param drain: None: the pages are written to the images
     """
 
     def __init__(
-        self, tools: Tools, images: Path, logs: Path, pids: Sequence[int], sidecar: Sidecar | None = None
+        self, tools: Tools, images: Path, logs: Path, pids: Sequence[int], drain: Sidecar | Nowhere | None = None
     ) -> None:
         self.socket = logs / "pages.sock"
         self.said = ""
@@ -70,7 +71,7 @@ class PageServer:
         family = {"bases": bases(pids), "pids": {process_scan.inner_pid(pid): pid for pid in pids}}
         with _listening(self.socket) as listener:
             number = listener.fileno()
-            sink = [] if sidecar is None else [str(sidecar.socket), str(sidecar.rank), repr(sidecar.deadline)]
+            sink = [] if drain is None else [type(drain).__name__, *(str(value) for value in drain)]
             self._process = reap.spawn(
                 tools.python("snapshot.page_server", str(number), str(images), json.dumps(family), *sink),
                 env=tools.environment(), pass_fds=(number,), stdin=subprocess.DEVNULL, stdout=self._words,
@@ -224,12 +225,16 @@ def _listening(path: Path) -> Iterator[socket.socket]:
 def main() -> int:
     number, folder, family = int(sys.argv[1]), Path(sys.argv[2]), decode.json_value(sys.argv[3])
     found, pids = ({int(key): value for key, value in family[part].items()} for part in ("bases", "pids"))
-    sidecar = sys.argv[4:]
+    kind, *where = sys.argv[4:] or [""]
     with socket.socket(fileno=number) as listener:
         peer, _ = listener.accept()
     try:
         with peer, contextlib.ExitStack() as stack:
-            sink = PageSink(Path(sidecar[0]), int(sidecar[1]), float(sidecar[2])) if sidecar else PageDisk(folder)
+            if kind == Nowhere.__name__:
+                page_nowhere.drop(peer, Nowhere(Path(where[0]), float(where[1])))
+                return 0
+            sidecar = kind == Sidecar.__name__
+            sink = PageSink(Path(where[0]), int(where[1]), float(where[2])) if sidecar else PageDisk(folder)
             stack.callback(sink.close)
             frames = partial(_open_frames, pids) if page_frames.usable() else hidden
             receive(peer, folder, Family(found, partial(_open_memory, pids), frames), sink)

@@ -23,7 +23,8 @@ from ..paths import Paths
 from ..ranks import control_files, halt, process_scan, user
 from ..ranks.rank import Rank
 from ..ranks.slot import Slot
-from . import connections, container_layer, criu, image, mapped_files, page_server, sockets
+from . import connections, container_layer, criu, image, mapped_files, page_nowhere, page_server, sockets
+from .page_nowhere import Nowhere
 
 POLL_S = 0.01
 SETTLE_S = 5.0
@@ -38,6 +39,7 @@ class Order:
     :param anywhere: the ranks do not freeze, they are stopped where they are
     :param job: addresses of all pods of the job
     :param stream: the sidecar takes the pages of the ranks while they are dumped
+    :param trial: nothing is kept
     """
 
     generation: int
@@ -46,6 +48,7 @@ class Order:
     anywhere: bool = False
     job: Collection[str] = ()
     stream: bool = False
+    trial: Nowhere | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ def dump(
     images = {rank: paths.image(order.checkpoint_id, rank) for rank in slots}
     for folder in images.values():
         shutil.rmtree(folder, ignore_errors=True)
+    if order.trial is not None:
+        page_nowhere.check(order.trial)
     devices.suspend({rank: process_scan.processes(slot.init) for rank, slot in slots.items()}, order.deadline, images)
     laps.end("device")
     _stand(slots, paths, order)
@@ -98,7 +103,10 @@ def dump(
     problems = [str(error) for job in jobs if (error := job.exception()) is not None]
     if problems:
         raise DumpError("; ".join([*problems, *filter(None, [memory.kills_since(killed)])]))
-    _pack_layer(changed, [paths.image(order.checkpoint_id, rank) / image.LAYER_TAR for rank in slots])
+    if order.trial is None:
+        _pack_layer(changed, [paths.image(order.checkpoint_id, rank) / image.LAYER_TAR for rank in slots])
+    else:
+        shutil.rmtree(paths.images(order.checkpoint_id), ignore_errors=True)
     told = [f"rank {rank}: {text}" for rank, job in zip(slots, jobs, strict=True) if (text := job.result())]
     for rank, slot in slots.items():
         pids = process_scan.processes(slot.init)
@@ -135,7 +143,7 @@ def _check_room(slots: Slots, paths: Paths, order: Order, files: Files, travelli
     folder = paths.images(order.checkpoint_id)
     folder.mkdir(parents=True, exist_ok=True)
     there = image_room.of(folder.parent, files.room)
-    if order.stream:  # no page comes to this disk
+    if order.stream or order.trial is not None:  # no page comes to this disk
         left, needed, what = there.left - there.spill, travelling, "files that travel"
     else:
         pids = [pid for slot in slots.values() for pid in process_scan.processes(slot.init)]
@@ -237,9 +245,10 @@ def _dump_rank(
     work = paths.work(slot.rank)
     written = process_scan.written_files(process_scan.processes(slot.init), work)
     _forget_links(slot)
-    sidecar = page_server.Sidecar(paths.pages_socket, slot.rank, order.deadline) if order.stream else None
-    said = _run_criu(slot, tool, order, images, logs, files, real, sidecar)
+    said = _run_criu(slot, tool, order, images, logs, files, real, _drain(paths, slot.rank, order))
     connections.sever(images, sockets.leads_out)
+    if order.trial is not None:
+        return said
     sizes = [image.WrittenFile(str(path), path.stat().st_size) for path in written if path.exists()]
     log_size = paths.log(slot.rank).stat().st_size
     image.pack(work, images / image.WORK_TAR, without=paths.log(slot.rank).name)  # it was shown
@@ -261,6 +270,13 @@ def _dump_rank(
     return said
 
 
+def _drain(paths: Paths, rank: int, order: Order) -> page_server.Sidecar | Nowhere | None:
+    """Where the pages go; None: to the images."""
+    if order.trial is not None:
+        return order.trial
+    return page_server.Sidecar(paths.pages_socket, rank, order.deadline) if order.stream else None
+
+
 def _run_criu(
     slot: Slot,
     tool: criu.Criu,
@@ -269,13 +285,13 @@ def _run_criu(
     logs: Path,
     files: Files,
     real: tuple[int, int],
-    sidecar: page_server.Sidecar | None,
+    drain: page_server.Sidecar | Nowhere | None,
 ) -> str:
     """Returns what the page server said. Raises DumpError."""
     pids = process_scan.processes(slot.init)
     # A process without children shares no memory: CRIU writes its pages as fast as a disk takes them.
-    served = len(pids) > 1 or sidecar is not None
-    server = page_server.PageServer(tool.tools, images, logs, pids, sidecar) if served else None
+    served = len(pids) > 1 or drain is not None
+    server = page_server.PageServer(tool.tools, images, logs, pids, drain) if served else None
     problem, told = "was not started", ""
     try:
         argv = tool.dump(slot, images, logs, files.limit, served=server is not None)

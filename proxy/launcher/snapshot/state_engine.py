@@ -19,9 +19,10 @@ from .. import device, pagewords
 from ..errors import DumpError, RestoreError
 from ..laps import Laps
 from ..paths import Paths
-from ..ranks import environment
+from ..ranks import environment, process_scan
 from ..ranks.plain import PlainRank
 from . import rank_dump
+from .engine import WEIGHED
 from .image import RECORD
 from .rank_dump import Order
 from .restore import Say
@@ -97,6 +98,11 @@ class StateEngine:
             raise DumpError(NOT_ATTACHED.format("not all ranks have" if some else "no rank has"))
         steps = {number: rank_dump.wait_frozen(rank, self._paths, order)["step"] for number, rank in ranks.items()}
         laps.end("freeze")
+        if order.trial is not None:
+            for number in steps:
+                if not self._saved(number, order.generation).is_dir():
+                    raise DumpError(f"rank {number} says that its state is saved, but it is not there")
+            return []  # it is deleted as soon as the ranks go on
         self._paths.images(order.checkpoint_id).mkdir(parents=True, exist_ok=True)
         for number, step in steps.items():
             saved, image = self._saved(number, order.generation), self._paths.image(order.checkpoint_id, number)
@@ -108,6 +114,9 @@ class StateEngine:
                 raise DumpError(f"rank {number} says that its state is saved, but it is not there: {error}") from None
         laps.end("dump")
         return []
+
+    def weigh(self, ranks: Mapping[int, PlainRank]) -> int:
+        return process_scan.memory_bytes([pid for rank in ranks.values() for pid in rank.processes()], WEIGHED)
 
     def resume(self, ranks: Mapping[int, PlainRank], generation: int, address: str, port: int) -> list[str]:
         values = environment.pod_values(self._env)

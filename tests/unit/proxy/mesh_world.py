@@ -47,6 +47,8 @@ from proxy.protocol.messages import (
     Progress,
     Refusal,
     Then,
+    TrialReport,
+    Weight,
     from_json,
     lean_json,
     to_json,
@@ -116,6 +118,8 @@ class FakeController:
         self.failures: list[CheckpointFailure] = []
         self.committed: list[CheckpointRef] = []
         """Newest first."""
+        self.trial_after_s: float | None = None
+        self.trials: list[TrialReport] = []
         self.origin: Origin | None = None
         self.damage: list[DamageReport] = []
         self.next_checkpoint: list[CheckpointRef | None] = []
@@ -146,6 +150,7 @@ class FakeController:
         app.router.add_post("/v1/commit", self._commit)
         app.router.add_post("/v1/failure", self._failure)
         app.router.add_post("/v1/damage", self._damage)
+        app.router.add_post("/v1/trial", self._trial)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         port = free_port()
@@ -191,9 +196,8 @@ class FakeController:
         return web.Response(text=self._reply())
 
     def _reply(self) -> str:
-        return lean_json(
-            HelloReply(self.peer_key, self.leader_ip, self.checkpoint, self.committed, origin=self.origin), "origin"
-        )
+        reply = HelloReply(self.peer_key, self.leader_ip, self.checkpoint, self.committed, origin=self.origin)
+        return lean_json(replace(reply, trial_after_s=self.trial_after_s), "origin", "trial_after_s")
 
     async def heard(self, seq: int) -> None:
         """Wait until the leader has taken in command `seq`: it asks for later ones."""
@@ -240,6 +244,10 @@ class FakeController:
         told = {found.id: found.problem for found in report.damaged}
         self.committed = [replace(ref, unusable=told.get(ref.id, ref.unusable)) for ref in self.committed]
         self.next_checkpoint = [next((ref for ref in self.committed if not ref.unusable), None)]
+        return web.json_response({})
+
+    async def _trial(self, request: web.Request) -> web.Response:
+        self.trials.append(from_json(TrialReport, await request.read()))
         return web.json_response({})
 
     def next_attempt(self) -> None:
@@ -366,6 +374,12 @@ class FakeLauncher:
         self.waits = False
         """Its ranks have ended well, and its sidecar knows."""
         self.dump_error = ""
+        self.late = False
+        """What fails has run out of time."""
+        self.weight: Weight | None = Weight(1 << 20)
+        """What its ranks hold; None: it does not say."""
+        self._gives_way = asyncio.Event()
+        self._trial: asyncio.Task[None] | None = None
         self.sent: dict[int, bytes] = {}
         """Content of the ranks' pages, as last dumped."""
         self.own_bytes = 0
@@ -433,7 +447,16 @@ class FakeLauncher:
                 continue
             after = command.seq
             self.commands.append(command)
-            if command.op == "dump":
+            if self._trial is not None and command.op in ("dump", "resume"):
+                self._gives_way.set()
+                await self._trial
+            if command.op == "weigh":
+                if self.weight is not None:
+                    await self.post(LauncherEvent("weighed", weight=self.weight))
+            elif command.op == "dump" and command.trial:
+                self._gives_way.clear()
+                self._trial = asyncio.create_task(self._try(command))
+            elif command.op == "dump":
                 await self._dump(command)
             elif command.op == "resume":
                 for rank in self.ranks:
@@ -465,6 +488,19 @@ class FakeLauncher:
         with contextlib.suppress(DumpError):
             sink.write(1, memoryview(pages))
         return sink
+
+    async def _try(self, command: LauncherCommand) -> None:
+        await eventually("ranks are frozen", lambda: all(command.generation in r.frozen for r in self.ranks))
+        if self.pages_written is not None:
+            ends = [asyncio.ensure_future(self.pages_written()), asyncio.ensure_future(self._gives_way.wait())]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                end.cancel()
+        kind, message = ("dump_failed", self.dump_error) if self.dump_error else ("dumped", "")
+        if self._gives_way.is_set():
+            kind, message = "dump_failed", "the trial gives way to a checkpoint"
+        event = LauncherEvent(kind, command.generation, message=message, dump=command.dump)  # type: ignore[arg-type]
+        await self.post(replace(event, late=self.late))
 
     async def _dump(self, command: LauncherCommand) -> None:
         await eventually("ranks are frozen", lambda: all(command.generation in r.frozen for r in self.ranks))
