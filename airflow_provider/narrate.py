@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kueue_integration.contract import attempt_records
 from kueue_integration.jobs.status import JobStatus
 from proxy.protocol.messages import AttemptRecord
 
@@ -65,7 +66,7 @@ def _attempt(
         yield f"{who}: runs, {_seconds(new.running_at - new.admitted_at)} after admission"
     if _newly(old, new, "first_step_at"):
         took = _seconds(new.first_step_at - new.admitted_at) if new.first_step_at is not None else "?"
-        yield f"{who}: first step is {new.first_step}, completed {took} after admission{_lost(previous, new)}"
+        yield f"{who}: first step is {new.first_step}, completed {took} after admission{_lost(previous, new, status)}"
     if _newly(old, new, "evicted_at"):
         yield f"{who}: {_evicted(new)}"
     if _newly(old, new, "barrier_at"):
@@ -113,10 +114,12 @@ def _evicted(record: AttemptRecord) -> str:
     return f"evicted by Kueue ({reason}); a checkpoint is asked for"
 
 
-def _lost(previous: AttemptRecord | None, record: AttemptRecord) -> str:
-    if previous is None or previous.last_step is None or record.first_step is None:
+def _lost(previous: AttemptRecord | None, record: AttemptRecord, status: JobStatus) -> str:
+    if previous is None or record.first_step is None:
         return ""
-    lost = previous.last_step + 1 - record.first_step
+    lost = attempt_records.steps_lost(status.attempts).get(record.attempt, 0)
+    if not lost and previous.last_step is None:
+        return ""
     return f", {_count(lost, 'step')} lost and run again" if lost > 0 else ", no step lost"
 
 

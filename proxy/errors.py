@@ -53,7 +53,7 @@ class DamageError(StoreError):
 
     @property
     def exit_code(self) -> int:
-        return exit_codes.DAMAGED
+        return exit_codes.NOT_RESTORED
 
 
 class CheckpointNotFoundError(DamageError):
@@ -70,11 +70,11 @@ class CorruptChunkError(DamageError):
 
 
 class RestoreRefusedError(ProxyError):
-    """The checkpoint does not fit this pod (world size, architecture, format)."""
+    """The checkpoint does not fit this pod (world size, architecture, format). It may fit another one."""
 
     @property
     def exit_code(self) -> int:
-        return exit_codes.RESTORE_REFUSED
+        return exit_codes.NOT_RESTORED
 
 
 class StaleAttemptError(ProxyError):

@@ -6,7 +6,7 @@ These annotations are ours, but anybody who may edit the Job may spoil them: rea
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,19 @@ class ProgressNote:
 def history(job: Mapping[str, Any] | None) -> list[AttemptRecord]:
     """Attempts of `job`, oldest first; empty when there is none or the annotation is unreadable."""
     return readable(annotation_values.messages(job, job_names.ANN_HISTORY, AttemptRecord), [])
+
+
+def steps_lost(attempts: Sequence[AttemptRecord]) -> dict[int, int]:
+    """By attempt: steps that it runs again, though an earlier one had completed them. Some that could not be restored
+    may lie between both."""
+    lost, reached = {}, 0
+    for record in attempts:
+        if record.first_step is not None and record.first_step < reached:
+            lost[record.attempt] = reached - record.first_step
+            reached = record.first_step
+        if record.last_step is not None:
+            reached = record.last_step + 1
+    return lost
 
 
 def checkpoint(job: Mapping[str, Any] | None) -> CheckpointRef | None:

@@ -7,7 +7,7 @@ was restored from. The branch that the job is on leads from its committed checkp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from proxy.protocol import names
@@ -134,6 +134,7 @@ def maker(job: Mapping[str, Any] | None, name: str, checkpoint: str) -> str:
 def begun(source_name: str, source: Mapping[str, Any], ref: CheckpointRef) -> dict[str, str | None]:
     """What is written on a new job that begins with `ref` of `source`."""
     made_by = maker(source, source_name, ref.id)
+    ref = replace(ref, failed=[])  # in another job it may be restored
     text = to_json(ref)
     return {
         job_names.ANN_ORIGIN: to_json(Origin(made_by, ref.id)),

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.protocol.messages import AttemptRecord, CheckpointRef, Readmission, Skipped, to_json, utf8_json
+from proxy.protocol.messages import (
+    AttemptRecord,
+    CheckpointRef,
+    Damage,
+    FailedRestore,
+    Readmission,
+    Skipped,
+    to_json,
+    utf8_json,
+)
 
 from ..contract import job_names
 from ..kube import server_time
@@ -75,23 +84,40 @@ def listed(checkpoints: Sequence[CheckpointRef]) -> str:
     return to_json(list(checkpoints[-MAX_CHECKPOINTS:]))
 
 
-def found_unusable(ref: CheckpointRef, told: Mapping[str, str]) -> CheckpointRef:
-    """`ref`, with why it cannot be restored if `told` (id -> why) names it for the first time."""
-    return replace(ref, unusable=cut(told[ref.id], MAX_WHY)) if ref.id in told and not ref.unusable else ref
+def found(ref: CheckpointRef, told: Damage | None, attempt: int, history: History) -> CheckpointRef:
+    """`ref` with what a pod of `attempt` has `told` of it. An attempt counts once, and only those since the checkpoint
+    was restored last."""
+    if told is None or ref.passed_over:
+        return ref
+    if not told.tried:
+        return replace(ref, unusable=cut(told.problem, MAX_WHY))
+    ran = [r.attempt for r in history if r.restored_from == ref.id and r.runs_since is not None]
+    before = [failed for failed in ref.failed if failed.attempt > max(ran, default=0)]
+    if attempt in [failed.attempt for failed in before]:
+        return ref
+    return replace(ref, failed=[*before, FailedRestore(attempt, cut(told.problem, MAX_WHY), told.passes)])
+
+
+def failed_in(checkpoints: Sequence[CheckpointRef], record: AttemptRecord) -> CheckpointRef | None:
+    """The checkpoint of the attempt, if it was not restored in it."""
+    ref = next((ref for ref in checkpoints if ref.id == record.restored_from), None)
+    if ref is None or not (ref.unusable or record.attempt in [failed.attempt for failed in ref.failed]):
+        return None
+    return ref
 
 
 def usable_before(checkpoints: Sequence[CheckpointRef], damaged: CheckpointRef) -> CheckpointRef | None:
-    """The newest checkpoint before `damaged` that nobody has found unusable."""
-    left = [ref for ref in checkpoints if not ref.unusable and ref.generation < damaged.generation]
+    """The newest checkpoint before `damaged` that is not passed over."""
+    left = [ref for ref in checkpoints if not ref.passed_over and ref.generation < damaged.generation]
     return max(left, key=lambda ref: ref.generation, default=None)
 
 
 def skipped(checkpoints: Sequence[CheckpointRef], start: CheckpointRef | None) -> list[Skipped]:
     """The checkpoints that an attempt from `start` skips, newest first, the first few."""
     after = -1 if start is None else start.generation
-    newer = [ref for ref in checkpoints if ref.unusable and ref.generation > after]
+    newer = [ref for ref in checkpoints if ref.passed_over and ref.generation > after]
     newer.sort(key=lambda ref: ref.generation, reverse=True)
-    return [Skipped(ref.id, ref.step, ref.unusable) for ref in newer[:MAX_SKIPPED]]
+    return [Skipped(ref.id, ref.step, cut(ref.passed_over, MAX_WHY)) for ref in newer[:MAX_SKIPPED]]
 
 
 def last(history: History) -> AttemptRecord | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from proxy.protocol.messages import AttemptRecord
+from proxy.protocol.messages import RESTORES, AttemptRecord, CheckpointRef
 
 from ..contract import job_names
 from ..requests import periodic_checkpoints
@@ -41,6 +41,7 @@ from .snapshot import Job, Pod, Snapshot, Workload, ends_of, of_attempt, ranks_e
 STUCK_S = 15.0
 """A pod that is still there so long after its grace period has no kubelet that could end it."""
 LONGEST_PAUSE_S = 300
+AWAY_S = (60, LONGEST_PAUSE_S)
 
 
 def decide(snapshot: Snapshot, settings: Settings, now: float) -> Decision:
@@ -155,13 +156,16 @@ def _broken(snapshot: Snapshot, workload: Workload, check_name: str, now: float)
     own = of_attempt(snapshot.pods, record.attempt)
     if ranks_ended(job, own):
         return Decision()  # the pods that are made in place of lost ones hear so, and end (`reports.hello`)
-    cause, wake_at = _damaged(job, record), None
-    if cause is None:
+    unrestored, wake_at = attempt_history.failed_in(job.checkpoints, record), None
+    if unrestored is None:
         cause, wake_at = _cause(own, record, job.roster_of(record.attempt), now)
+    else:
+        cause = _not_restored(unrestored)
     if cause is None:
         return Decision(wake_at=wake_at)
-    count, change = retry_budget.counted(job, record)
-    over = retry_budget.used_up(job, count)
+    # Restores that fail have a limit of their own.
+    count, change = retry_budget.counted(job, record) if unrestored is None else (0, {})
+    over = retry_budget.used_up(job, count) if unrestored is None else None
     message = f"{cause}; {over or attempt_history.restart_point(required(job.checkpoint))}"
     seen = attempt_history.noted(replace(record, ended_by=record.ended_by or "Deleted"), message)
     seen = attempt_history.explained(seen, ends_of(own))
@@ -170,13 +174,22 @@ def _broken(snapshot: Snapshot, workload: Workload, check_name: str, now: float)
         change[job_names.ANN_HOLD] = job_names.HOLD_RELEASED
     if over is not None:
         return Decision(GiveUp(annotations=change, message=message))
-    return Decision(RequestReadmission(change, message=message, requeue_after_s=_pause(history)))
+    pause = max(_pause(history), 0 if unrestored is None else _away(unrestored))
+    return Decision(RequestReadmission(change, message=message, requeue_after_s=pause))
 
 
-def _damaged(job: Job, record: AttemptRecord) -> str | None:
-    """A pod has found that it cannot restore the attempt's checkpoint: then no pod of the attempt needs to go on."""
-    given = next((ref for ref in job.checkpoints if ref.id == record.restored_from and ref.unusable), None)
-    return None if given is None else f"checkpoint {given.id} cannot be restored: {given.unusable}"
+def _not_restored(ref: CheckpointRef) -> str:
+    """A pod has not restored the attempt's checkpoint: then no pod of the attempt needs to go on."""
+    if ref.passed_over:
+        return f"checkpoint {ref.id} cannot be restored: {ref.passed_over}"
+    return f"checkpoint {ref.id} was not restored, try {len(ref.failed)} of {RESTORES}: {ref.failed[-1].why}"
+
+
+def _away(ref: CheckpointRef) -> int:
+    """Seconds for what a restore lacked to come back, such as a volume whose server starts again."""
+    if ref.passed_over or not ref.failed[-1].passes:
+        return 0
+    return AWAY_S[min(len(ref.failed), len(AWAY_S)) - 1]
 
 
 def _periodic(job: Job, workload: Workload, check_name: str, now: float) -> tuple[Action | None, float | None]:

@@ -73,9 +73,8 @@ def facts(history: Sequence[AttemptRecord]) -> dict[Key, Fact]:
         assert before is not None
         if after is not None or before.finished_at is not None or before.released_at is not None:
             found[before.attempt, "singularity_attempts_total", ""] = Fact(1.0, _reason(before))
-        if after is not None and before.last_step is not None and after.first_step is not None:
-            lost = max(0, before.last_step + 1 - after.first_step)
-            found[after.attempt, "singularity_steps_lost_total", ""] = Fact(float(lost))
+    for attempt, lost in attempt_records.steps_lost(history).items():
+        found[attempt, "singularity_steps_lost_total", ""] = Fact(float(lost))
     return found
 
 

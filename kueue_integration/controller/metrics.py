@@ -19,6 +19,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_checkpoints_requested_total": ("Evictions for which a checkpoint was asked for.", ()),
     "singularity_checkpoints_committed_total": ("Checkpoints committed.", ()),
     "singularity_checkpoints_damaged_total": ("Committed checkpoints that turned out not to be restorable.", ()),
+    "singularity_restores_failed_total": ("Attempts that did not restore a checkpoint which is whole.", ()),
     "singularity_checkpoint_failures_total": ("Checkpoints that a job said it could not take.", ()),
     "singularity_holds_released_total": ("Holds that ended without a checkpoint, by cause.", ("cause",)),
     "singularity_holds_expired_total": ("Holds that ended at their deadline.", ()),

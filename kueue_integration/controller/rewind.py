@@ -25,8 +25,12 @@ def taken_up(job: Job, request: JobRequest, ref: CheckpointRef, now: float) -> t
     record = attempt_history.last(history)
     steps = max(0, branches.reached(job.raw) - ref.step)
     made = Rewind(required(job.attempt), ref.id, ref.step, steps, request.by, round(now, 3))
-    text = to_json(ref)
+    anew = replace(ref, failed=[])  # whoever asks for it wants it tried again
+    text = to_json(anew)
     change: dict[str, str | None] = {names.ANN_CHECKPOINT: text, job_names.ANN_CHECKPOINT_COPY: text}
+    if ref.failed:
+        known = [anew if other.id == ref.id else other for other in job.checkpoints]
+        change[job_names.ANN_CHECKPOINTS] = attempt_history.listed(known)
     change.update(branches.rewound(job.raw, made))
     if job.hold is not None:
         change[job_names.ANN_HOLD] = job_names.HOLD_RELEASED

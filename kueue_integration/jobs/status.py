@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import time
 from collections import Counter
@@ -249,11 +248,7 @@ def _reached(record: AttemptRecord | None) -> int:
 
 def steps_lost(attempts: Sequence[AttemptRecord]) -> int:
     """Steps that an attempt completed and a later one ran again."""
-    lost = 0
-    for before, after in itertools.pairwise(attempts):
-        if before.last_step is not None and after.first_step is not None:
-            lost += max(0, before.last_step + 1 - after.first_step)
-    return lost
+    return sum(attempt_records.steps_lost(attempts).values())
 
 
 def timings(attempts: Sequence[AttemptRecord]) -> dict[str, list[float]]:
@@ -272,7 +267,7 @@ def _checkpoints(
     aside: Sequence[CheckpointRef],
     saved: CheckpointRef | None,
 ) -> list[dict[str, Any]]:
-    unusable = {r.id: r.unusable for r in aside if r.unusable}
+    unusable = {r.id: r.passed_over for r in aside if r.passed_over}
     unusable |= {skipped.id: skipped.why for attempt in attempts for skipped in attempt.skipped}
     rows = [(r.id, r.attempt, r.step, r.created_at) for r in aside]
     rows += [(a.checkpoint, a.attempt, _reached(a), a.committed_at or 0.0) for a in attempts if a.checkpoint]
@@ -286,8 +281,11 @@ def _checkpoints(
         entry.update({"attempt": saved.attempt, "step": saved.step, **sizes})
     branch = {ref.id for ref in branches.line(job)}
     for ref in aside if saved is not None else ():
-        if ref.id not in branch and not ref.unusable:
+        if ref.id not in branch and not ref.passed_over:
             found[ref.id]["side_branch"] = True
+    for ref in aside:
+        if ref.failed:
+            found[ref.id]["failed_restores"] = len(ref.failed)
     for name in unusable.keys() & found.keys():
         found[name]["unusable"] = unusable[name]
     return list(found.values())

@@ -61,6 +61,6 @@ class DumpError(LauncherError):
 
 
 class RestoreError(LauncherError):
-    """The images cannot be restored in this pod."""
+    """The images were not restored in this pod. With exit code LOST: what was missing may come back."""
 
-    exit_code = exit_codes.RESTORE_REFUSED
+    exit_code = exit_codes.NOT_RESTORED

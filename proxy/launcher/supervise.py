@@ -28,13 +28,16 @@ from .paths import Paths
 from .ranks import environment, torchrun, user
 from .ranks.rank import Rank
 from .refusal import Refusals
+from .snapshot import standstill
 from .snapshot.engine import Engine
 from .snapshot.page_nowhere import Nowhere
 from .snapshot.rank_dump import Order
-from .snapshot.restore import CRIU_TIMEOUT_S
+from .snapshot.restore import RESUME_TIMEOUT_S
 
 TICK_S = 0.05
 OUTBOX_S = 10.0
+DUMP_S = 600.0
+"""Of a sidecar that says no time."""
 REPEAT_S = 1.0
 FINISHED_AGAIN_S = 5.0
 """A restarted sidecar does not know that the ranks here have ended."""
@@ -71,6 +74,8 @@ class Supervisor:
         """Ranks that failed because a rank of another pod was gone."""
         self.stopped: set[int] = set()
         self.ended: int | None = None
+        self._late_at: float | None = None
+        """When a restore has taken too long, whatever it waits for."""
         self._told_finished: float | None = None
         self.term_at: float | None = None
         self._passing: list[int] = []
@@ -123,6 +128,7 @@ class Supervisor:
         self.engine.due(time.monotonic(), self._living())
         self.refusals.due(time.monotonic(), self._living())
         self._check_term()
+        self._check_late()
 
     def _end(self, code: int) -> int:
         for rank in self.ranks.values():
@@ -162,7 +168,7 @@ class Supervisor:
             say(str(error))
             memory.note(str(error))
             if isinstance(error, RestoreError):
-                self.outbox.put(LauncherEvent("restore_failed", message=str(error)))
+                self.outbox.put(LauncherEvent("restore_failed", code=error.exit_code, message=str(error)))
             self.ended = error.exit_code
 
         return act
@@ -183,12 +189,30 @@ class Supervisor:
             for r in plan.ranks
         }
         if restored:
-            ranks = self.engine.restore(plan, lambda: self._start_fresh(plan), say, laps)
+            ranks = self._restore(plan, laps)
         else:
             ranks = self._start_fresh(plan)
             laps.end("restore")
         seconds = time.monotonic() - began
         return lambda: self._started(plan, ranks, seconds, StartPhases(**laps.seconds))
+
+    def _restore(self, plan: Plan, laps: Laps) -> dict[int, Rank]:
+        """Raises LauncherError. What goes wrong concerns this checkpoint: the job has others, and its beginning."""
+        self._late_at = time.monotonic() + standstill.limit_s(self.paths.images(plan.checkpoint_id)) + RESUME_TIMEOUT_S
+        try:
+            return self.engine.restore(plan, lambda: self._start_fresh(plan), say, laps)
+        except LauncherError:
+            raise
+        except Exception as error:
+            raise RestoreError(f"checkpoint {plan.checkpoint_id}: {type(error).__name__}: {error}") from error
+        finally:
+            self._late_at = None
+
+    def _check_late(self) -> None:
+        """A thread that waits for a volume which does not answer cannot be ended in any other way."""
+        if self._late_at is not None and time.monotonic() > self._late_at and self.ended is None:
+            text = "the restore has not come to its end in the time that checkpoints of this size need at most"
+            self._give_up(RestoreError(text, exit_codes.LOST))()
 
     def _laps(self) -> Laps:
         return Laps(absent=("device",) if self.engine.devices.name == "cpu" else ())
@@ -400,7 +424,7 @@ class Supervisor:
 
     def _dump(self, command: LauncherCommand) -> Callable[[], None]:
         began, laps = time.monotonic(), self._laps()
-        left = CRIU_TIMEOUT_S if command.remaining_s is None else command.remaining_s
+        left = DUMP_S if command.remaining_s is None else command.remaining_s
         deadline = time.monotonic() + left
         try:
             if self.codes:

@@ -20,10 +20,9 @@ Then = Literal["the job is complete", "the job goes on", "the attempt is lost", 
 
 FINISHED: Final = 0
 COMMAND: Final = 2
-RESTORE_REFUSED: Final = 70
 PROTOCOL: Final = 71
 LOST: Final = 81
-DAMAGED: Final = 82
+NOT_RESTORED: Final = 82
 KILLED: Final = 137
 STOPPED: Final = 143
 
@@ -52,23 +51,19 @@ TABLE: Final = (
     Row(
         LOST,
         "this pod cannot go on for a reason outside of it that passes: the store, the controller, the sidecar or a pod "
-        "that was to be met was away",
+        "that was to be met was away, a file of a volume that a rank had open is not there, a restore stood still",
         "Ignore", "the attempt is lost", "what it needed was away for too long; the next attempt tries again",
     ),
     Row(
-        DAMAGED,
-        "what the store has of the checkpoint is not what was committed: damaged, or a part is missing",
-        "Ignore", "the attempt is lost", "its checkpoint is damaged in the store",
+        NOT_RESTORED,
+        "the checkpoint was not restored: it is damaged in the store, or does not fit this pod (another image, another "
+        "machine, a port in use)",
+        "Ignore", "the attempt is lost", "its checkpoint was not restored; the pod's log says why",
     ),
     Row(
         KILLED,
         "killed (SIGKILL): by the kernel for memory, by the kubelet after the grace period, by hand",
         "Count", "the attempt is lost", "it was killed (SIGKILL)", ours=False,
-    ),
-    Row(
-        RESTORE_REFUSED,
-        "the checkpoint is whole, and cannot be restored in this pod: another image, another machine, a port in use",
-        "FailJob", "the job has failed", "its checkpoint cannot be restored in this pod; the pod's log says why",
     ),
     Row(
         PROTOCOL,

@@ -63,6 +63,20 @@ class Needs:
     """Instruction set extensions, as node feature discovery names them in feature.node.kubernetes.io/cpu-cpuid.*"""
 
 
+RESTORES: Final = 3
+"""How many restores of one checkpoint may fail in a row before the job goes back to the one before."""
+
+
+@dataclass(frozen=True)
+class FailedRestore:
+    """An attempt that could not be restored from a checkpoint which is whole."""
+
+    attempt: Count
+    why: str
+    passes: bool = False
+    """What was missing may come back, such as a file of a volume."""
+
+
 @dataclass(frozen=True)
 class CheckpointRef:
     """A committed checkpoint as in the Job's annotation. `url` is the store's, the manifest is found by id."""
@@ -85,7 +99,17 @@ class CheckpointRef:
     engine: Engine = "process"
     """That has made it, and that it needs."""
     unusable: str = ""
-    """Why it cannot be restored, as reported by a pod. Only the controller writes this field."""
+    """Why nobody can restore it: the store's copy is damaged. Only the controller writes this field and the next."""
+    failed: list[FailedRestore] = field(default_factory=list)
+    """Restores of it that failed since the last one that succeeded, oldest first."""
+
+    @property
+    def passed_over(self) -> str:
+        """Why the job does not go on from it by itself, "" if it does."""
+        if self.unusable or len(self.failed) < RESTORES:
+            return self.unusable
+        last = self.failed[-1]
+        return f"{len(self.failed)} restores failed, the last one in attempt {last.attempt}: {last.why}"
 
 
 @dataclass(frozen=True)
@@ -397,10 +421,11 @@ class Weight:
 @dataclass(frozen=True)
 class LauncherEvent:
     """`started`/`restored`: all ranks of the pod run. `dumped`: images of all ranks lie in IMAGE_DIR/<checkpoint_id>.
-    `dump_failed`/`restore_failed`: `message` says why. `exited`: `rank` ended by itself with `code`. `finished`: every
-    rank of the pod has ended with 0, and the launcher waits for `finish`; repeated until it comes. `terminating`:
-    SIGTERM came, `grace_s` seconds are left. `reading`: rank 0 has printed something new. `gpus`: the statistics of the
-    pod's GPUs since the launcher's start; sent repeatedly. `weighed`: what the ranks of the pod hold."""
+    `dump_failed`/`restore_failed`: `message` says why; the container ends with `code` after the latter. `exited`:
+    `rank` ended by itself with `code`. `finished`: every rank of the pod has ended with 0, and the launcher waits for
+    `finish`; repeated until it comes. `terminating`: SIGTERM came, `grace_s` seconds are left. `reading`: rank 0 has
+    printed something new. `gpus`: the statistics of the pod's GPUs since the launcher's start; sent repeatedly.
+    `weighed`: what the ranks of the pod hold."""
 
     kind: Literal[
         "started", "restored", "dumped", "dump_failed", "restore_failed", "exited", "finished", "terminating",
@@ -572,15 +597,19 @@ class TrialReport:
 
 @dataclass(frozen=True)
 class Damage:
-    """The store's copy of a checkpoint differs from the committed checkpoint."""
+    """A checkpoint was not restored. Without `tried`, the store's copy differs from what was committed."""
 
     id: str
     problem: str
+    tried: bool = False
+    """It is whole: another pod, or the same one later, may restore it."""
+    passes: bool = False
+    """As in `FailedRestore`."""
 
 
 @dataclass(frozen=True)
 class DamageReport:
-    """The checkpoint that this attempt was given cannot be restored; `damaged` has it, and older ones that cannot be
+    """The checkpoint that this attempt was given was not restored; `damaged` has it, and older ones that cannot be
     either."""
 
     namespace: str

@@ -58,6 +58,7 @@ class Pod:
     :param send: hands a command to the launcher
     :param first_step: number of the first step this attempt runs
     :param phases: of this pod's start, which has begun
+    :param restore_failed: called with why the launcher has not restored the ranks, and whether that passes
     """
 
     def __init__(
@@ -69,7 +70,9 @@ class Pod:
         leader_ip: str,
         first_step: int,
         phases: PodPhases | None = None,
+        restore_failed: Callable[[str, bool], None] = lambda why, passes: None,
     ) -> None:
+        self._restore_failed = restore_failed
         self._config = config
         self._phases = phases or PodPhases()
         self._page = barrier
@@ -260,6 +263,8 @@ class Pod:
             pass  # of a dump whose pages went to the sidecar before this one: it is made again, once it is asked for
         elif event.kind in ("dump_failed", "restore_failed"):
             self._cancel.set()
+            if event.kind == "restore_failed":
+                self._restore_failed(event.message, event.code == exit_codes.LOST)
             why = self._cause or event.message or event.kind.replace("_", " ")
             cause = "store" if self._cause else "time" if event.late else "program"
             self._fail(event.generation or self._saving, why, cause)

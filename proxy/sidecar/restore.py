@@ -129,6 +129,11 @@ def _part(engine: str, through: Through) -> Callable[[str], bool]:
     return lambda path: path.startswith(f"{names.STATE_PART}/") == (through == "state")
 
 
+def failed(config: Config, ref: CheckpointRef, why: str, passes: bool = False) -> DamageReport:
+    """The report for the controller about a checkpoint that is whole, and was not restored in this pod."""
+    return DamageReport(config.namespace, config.job, config.attempt, [Damage(ref.id, why, True, passes)])
+
+
 async def damage(config: Config, ref: CheckpointRef, error: DamageError, reply: HelloReply) -> tuple[DamageReport, str]:
     """The report for the controller, and a sentence about what comes next. Of older checkpoints only the manifests are
     read.
@@ -138,7 +143,7 @@ async def damage(config: Config, ref: CheckpointRef, error: DamageError, reply: 
     found = [Damage(ref.id, str(error))]
     store = Store(config.store)
     after = "training begins anew: no older checkpoint is left"
-    for older in (r for r in reply.committed if r.generation < ref.generation and not r.unusable):
+    for older in (r for r in reply.committed if r.generation < ref.generation and not r.passed_over):
         try:
             job = maker(config, reply.origin, older.id)
             await asyncio.to_thread(store.read_manifest, config.namespace, job, older.id, older.sha256)

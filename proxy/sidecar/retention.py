@@ -17,22 +17,22 @@ def needs(committed: Sequence[CheckpointRef], checkpoint: str) -> bool:
 
     :param committed: what the job knows, newest first
     """
-    return checkpoint in [ref.id for ref in committed if not ref.unusable][:KEEP]
+    return checkpoint in [ref.id for ref in committed if not ref.passed_over][:KEEP]
 
 
 def superseded(listed: Sequence[Listing], committed: Sequence[CheckpointRef], under_way: str) -> list[str]:
     """Ids of what can go.
 
     Never one of the newest committed checkpoints: if the last one is damaged, an older one of them is restored. While
-    fewer than KEEP of them are known, the other checkpoints with the highest numbers take their place. A damaged
-    checkpoint is deleted when KEEP newer ones exist: until then somebody may put a copy back.
+    fewer than KEEP of them are known, the other checkpoints with the highest numbers take their place. One that is
+    damaged, or whose restores have failed, is deleted when KEEP newer ones exist: until then somebody may mend it.
 
     :param listed: what the store has of the job
     :param committed: what the job knows, newest first
     :param under_way: the checkpoint that is being committed now, if any
     """
-    usable = [ref for ref in committed if not ref.unusable][:KEEP]
-    damaged = {ref.id: ref.generation for ref in committed if ref.unusable}
+    usable = [ref for ref in committed if not ref.passed_over][:KEEP]
+    damaged = {ref.id: ref.generation for ref in committed if ref.passed_over}
     enough = usable[-1].generation if len(usable) == KEEP else 0
     spared = {under_way, *(ref.id for ref in usable)}
     others = sorted(

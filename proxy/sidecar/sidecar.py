@@ -10,10 +10,11 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from ..errors import DamageError, ProxyError, StaleAttemptError
+from ..errors import DamageError, ProxyError, RestoreRefusedError, StaleAttemptError
 from ..protocol import exit_codes, names
 from ..protocol.messages import (
     CheckpointRef,
+    DamageReport,
     HelloReply,
     LauncherCommand,
     LauncherEvent,
@@ -44,7 +45,7 @@ END_S: Final = 4.0
 directive."""
 FLUSH_S: Final = 1.0
 TELL_S: Final = 60.0
-"""How long a sidecar tries to report a damaged checkpoint to the controller."""
+"""How long a sidecar tries to tell the controller that a checkpoint was not restored."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -92,7 +93,8 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
             await _complete(config, api, beside_ranks(config, barrier), stop)
             return
         first_step = reply.checkpoint.step if reply.checkpoint else 0
-        pod = Pod(config, barrier, store, api.send, reply.leader_ip, first_step, phases)
+        failures = _Failures(config, controller, reply.checkpoint)
+        pod = Pod(config, barrier, store, api.send, reply.leader_ip, first_step, phases, failures.tell)
         deliver.append(pod)
         for event in early:
             pod.on_event(event)
@@ -122,7 +124,7 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
                 background.append(trial.run(leader, config.engine, reply.trial_after_s))
         else:
             background.append(Follower(pod, reply.leader_ip, config.mesh_port, reply.peer_key).run())
-        await _until_ended(background, stop, leader, reporter, pod)
+        await _until_ended(background, stop, leader, reporter, pod, failures)
 
 
 async def _join(
@@ -196,6 +198,8 @@ def _parts_server(config: Config, api: LauncherApi, controller: Controller, repl
         log.error("cannot restore: %s", error)
         if isinstance(error, DamageError):
             await _passed_over(config, controller, reply, ref, error)
+        elif isinstance(error, RestoreRefusedError):
+            await _tell(controller, restore.failed(config, ref, str(error)))
         await api.send(LauncherCommand(seq=0, op="exit", exit_code=error.exit_code))
 
     return PartsServer(config.run_dir, lambda: restore.parts_of(config, ref, reply.origin), give_up)
@@ -234,6 +238,11 @@ async def _plan(
         except DamageError as error:
             api.refuse_plan(await _passed_over(config, controller, reply, ref, error))
             return
+        except RestoreRefusedError as error:
+            log.error("cannot restore: %s", error)
+            await _tell(controller, restore.failed(config, ref, str(error)))
+            api.refuse_plan(error)
+            return
         except (ProxyError, OSError) as error:
             if api.asked or not isinstance(error, ProxyError) or not error.passes:
                 log.error("cannot restore: %s", error)
@@ -254,13 +263,38 @@ async def _passed_over(
     report, after = await restore.damage(config, ref, error, reply)
     for found in report.damaged:
         log.error("checkpoint %s cannot be restored: %s", found.id, found.problem)
+    if not await _tell(controller, report):
+        return error
+    log.warning("%s", after)
+    return DamageError(f"{error}; {after}")
+
+
+async def _tell(controller: Controller, report: DamageReport) -> bool:
+    """Whether the controller has heard it."""
     try:
         await controller.damage(report, time.monotonic() + TELL_S)
     except ProxyError as problem:
         log.error("the controller does not know it, so the next attempt finds it again: %s", problem)
-        return error
-    log.warning("%s", after)
-    return DamageError(f"{error}; {after}")
+        return False
+    return True
+
+
+class _Failures:
+    """Tells the controller, once, that the launcher has not restored the checkpoint of this attempt."""
+
+    def __init__(self, config: Config, controller: Controller, ref: CheckpointRef | None) -> None:
+        self._config, self._controller, self._ref = config, controller, ref
+        self._task: asyncio.Task[bool] | None = None
+
+    def tell(self, why: str, passes: bool) -> None:
+        if self._ref is not None and self._task is None:
+            report = restore.failed(self._config, self._ref, why, passes)
+            self._task = asyncio.ensure_future(_tell(self._controller, report))
+
+    async def told(self) -> None:
+        """Wait until that has ended."""
+        if self._task is not None:
+            await self._task
 
 
 async def _until_ended(
@@ -269,6 +303,7 @@ async def _until_ended(
     leader: Leader | None,
     reporter: Reporter | None,
     pod: Pod,
+    failures: _Failures,
 ) -> None:
     """Run `background` until `stop`, then end in order. A task that fails ends the sidecar with its error."""
     tasks = [asyncio.ensure_future(work) for work in background]
@@ -279,6 +314,7 @@ async def _until_ended(
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+        await failures.told()  # the launcher has ended for it, and the kubelet ends this pod
         await _wind_up(pod, leader, reporter)
     finally:
         await _cancel([*tasks, stopping])

@@ -28,7 +28,7 @@ MOST: Final = 5000
 HARDWARE_XIDS: Final = frozenset((48, 62, 64, 74, 79, 92, 94, 95, 119, 120, 140))
 """Errors of the hardware in NVIDIA's list of Xids: memory that could not be corrected, remapped or contained, NVLink,
 the bus, the GPU's own processor. The others come from programs, or tell of a repair that worked."""
-NOBODYS: Final = (exit_codes.FINISHED, exit_codes.STOPPED, exit_codes.LOST, exit_codes.DAMAGED)
+NOBODYS: Final = (exit_codes.FINISHED, exit_codes.STOPPED, exit_codes.LOST, exit_codes.NOT_RESTORED)
 """Exit codes whose cause is in another place than the pod's node."""
 
 Key = tuple[str, ...]
@@ -83,7 +83,7 @@ def failures(job: JobKey, pods: Sequence[Pod], now: float) -> list[tuple[Key, Sy
 def _kind(code: int, words: str) -> Literal["program", "memory", "machine"]:
     if views.NO_MEMORY in words:
         return "memory"
-    return "machine" if code in (exit_codes.KILLED, exit_codes.RESTORE_REFUSED, exit_codes.PROTOCOL) else "program"
+    return "machine" if code in (exit_codes.KILLED, exit_codes.PROTOCOL) else "program"
 
 
 def of_gpus(

@@ -304,8 +304,9 @@ class Api:
         if await self._write(message.namespace, message.job, lambda j: reports.damage(j, message)):
             about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt}
             for found in message.damaged[: attempt_history.MAX_CHECKPOINTS]:
-                self._metrics.add("singularity_checkpoints_damaged_total")
-                log.error("checkpoint %s cannot be restored: %s", found.id, found.problem, extra=about)
+                name = "singularity_restores_failed_total" if found.tried else "singularity_checkpoints_damaged_total"
+                self._metrics.add(name)
+                log.error("checkpoint %s was not restored: %s", found.id, found.problem, extra=about)
         return _json({})
 
 

@@ -111,7 +111,7 @@ def hello(job: Object, pods: Sequence[Object], message: Hello, secret: bytes) ->
     key = peer_key(secret, str(job["metadata"]["uid"]), message.attempt)
     # Of the branch that the job is on: nothing goes on from another one by itself.
     branch = {ref.id for ref in branches.line(job)}
-    committed = [ref for ref in branches.known(job)[::-1] if ref.id in branch or ref.unusable]
+    committed = [ref for ref in branches.known(job)[::-1] if ref.id in branch or ref.passed_over]
     return HelloReply(key, str(leader_ip), _given(seen, record), committed, origin=branches.origin(job))
 
 
@@ -238,7 +238,7 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
         raise RefusedError(409, f"generation {new.generation} is not newer than the committed {known.generation}")
     # Dated by our clock: the pods' clocks differ, and the time of the next checkpoint is counted from it.
     again = known is not None and known.id == new.id
-    new = replace(new, unusable="", created_at=known.created_at if known is not None and again else now)
+    new = replace(new, unusable="", failed=[], created_at=known.created_at if known is not None and again else now)
     text = to_json(new)
     change: dict[str, str | None] = {names.ANN_CHECKPOINT: text, job_names.ANN_CHECKPOINT_COPY: text}
     asked = seen.checkpoint_request.running
@@ -340,27 +340,33 @@ def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations 
 
 
 def damage(job: Object, message: DamageReport) -> Annotations | None:
-    """What to write when a pod cannot restore what its attempt was given; None if that is known already.
+    """What to write when a pod has not restored what its attempt was given; None if that is known already.
 
-    The next attempt starts from the newest checkpoint before it that nobody has found damaged, or from the beginning.
+    The next attempt tries the same checkpoint, up to RESTORES times. If the store's copy is damaged, or after that, it
+    starts from the newest checkpoint before it that is not passed over, or from the beginning.
     Nothing is deleted. This attempt gets no other checkpoint: its other pods may have restored this one.
     Raises RefusedError 409.
     """
     seen = Job.parse(job)
     _require_current(seen, message.attempt)
     given = required(seen.checkpoint)
-    told = {found.id: found.problem for found in message.damaged}
-    _, record = _current(seen, message.attempt)
+    told = {found.id: found for found in message.damaged}
+    history, record = _current(seen, message.attempt)
     if given is None or given.id not in told or given.attempt >= message.attempt:
         return None
     if record is not None and record.restored_from not in (None, given.id):
         return None
     past = [ref for ref in seen.checkpoints if ref.id != given.id]
     marked = [
-        attempt_history.found_unusable(ref, told) for ref in sorted([*past, given], key=lambda ref: ref.generation)
+        attempt_history.found(ref, told.get(ref.id), message.attempt, history)
+        for ref in sorted([*past, given], key=lambda ref: ref.generation)
     ]
-    before = attempt_history.usable_before(branches.branch_of(given, marked, required(seen.history)), given)
-    text = "" if before is None else to_json(before)
+    now = next(ref for ref in marked if ref.id == given.id)
+    if now == given:
+        return None
+    branch = branches.branch_of(given, marked, history)
+    start = attempt_history.usable_before(branch, given) if now.passed_over else now
+    text = "" if start is None else to_json(start)
     listed = attempt_history.listed(marked)
     return {names.ANN_CHECKPOINT: text, job_names.ANN_CHECKPOINT_COPY: text, job_names.ANN_CHECKPOINTS: listed}
 

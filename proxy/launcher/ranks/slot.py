@@ -13,7 +13,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from .user import User
 
 ANSWER_TIMEOUT_S = 30.0
 ENDS_S = 5.0
+LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -83,22 +84,30 @@ class Slot:
         self.root = int(self._ask({"adopt": root})["pid"])
 
     def run(
-        self, argv: Sequence[str], timeout_s: float, real: tuple[int, int] = (0, 0), connect: str = ""
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        real: tuple[int, int] = (0, 0),
+        connect: str = "",
+        given_up: Callable[[], bool] = lambda: False,
     ) -> Ended | None:
         """Run one of our tools in the slot. The slot stays meanwhile, whatever process ends in it. None: the tool has
-        not ended in time.
+        not ended in time, or was given up.
 
         :param real: its real uid and gid; in effect it is root
         :param connect: unix socket, as `seen` from the slot, to which the tool's descriptor TOOL_SOCKET is connected
+        :param given_up: asked every LOOK_S whether to wait no longer
         """
         order = {"tool": list(argv), "env": self._tools.environment(), "real": list(real), "connect": connect}
         pid = self._ask(order)["tool"]
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                answer = self._read(deadline - time.monotonic())
+                answer = self._read(min(deadline - time.monotonic(), LOOK_S))
             except TimeoutError:
-                return None
+                if time.monotonic() >= deadline or given_up():
+                    return None
+                continue
             if answer.get("ended") == pid:
                 return Ended(int(answer["code"]), str(answer["said"]))
 

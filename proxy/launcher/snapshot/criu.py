@@ -13,6 +13,7 @@ from ..errors import DumpError, LauncherError, SlotError
 from ..ranks.slot import Slot
 from ..ranks.slot_init import TOOL_SOCKET
 from ..tools import Tools
+from .standstill import Standstill
 
 # Healthy runs in a container say it, too.
 _HARMLESS = re.compile(r"tun:|rlimit")
@@ -24,6 +25,8 @@ LARGEST_GHOST = 0xFFFFF000
 DUMP_LOG = "dump.log"
 RESTORE_LOG = "restore.log"
 WAS_KILLED = "was killed (SIGKILL)"
+STOOD_STILL = "stood still"
+LATE = "did not end within"
 LATE_S = 20.0
 """How long CRIU may still run after its time limit: a kill in the middle of a dump would leave broken ranks."""
 
@@ -69,18 +72,31 @@ class Criu:
         )  # fmt: skip
 
 
-def run(slot: Slot, argv: Sequence[str], timeout_s: float, real: tuple[int, int] = (0, 0), connect: str = "") -> str:
-    """Run CRIU inside a slot (see `Slot.run`). "" when it succeeded, else what happened. Raises SlotError."""
+def run(
+    slot: Slot,
+    argv: Sequence[str],
+    timeout_s: float,
+    real: tuple[int, int] = (0, 0),
+    connect: str = "",
+    still: Standstill | None = None,
+) -> str:
+    """Run CRIU inside a slot (see `Slot.run`). "" when it succeeded, else what happened. Raises SlotError.
+
+    :param still: ends the wait as soon as it is over
+    """
     limit_s = max(timeout_s, 0.0)
     began = time.monotonic()
+    given_up = still.over if still is not None else lambda: False
     try:
-        ended = slot.run(argv, limit_s + LATE_S, real, connect)
+        ended = slot.run(argv, limit_s + LATE_S, real, connect, given_up)
     except SlotError:
         if slot.wait() == 128 + signal.SIGKILL:
             return WAS_KILLED
         raise
+    if ended is None and still is not None and still.over():
+        return f"{STOOD_STILL} for {still.still_s:.0f} s: no CPU time was used, nothing was read"
     if ended is None or time.monotonic() - began > limit_s:
-        return f"did not end within {limit_s:.0f} s"
+        return f"{LATE} {limit_s:.0f} s"
     if ended.code == 128 + signal.SIGKILL:
         return WAS_KILLED
     return f"ended with {ended.code}: {ended.said[-500:]}" if ended.code else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,18 +13,19 @@ from pathlib import Path
 from ...protocol import exit_codes, names
 from ...protocol.messages import Plan
 from .. import device, memory, pagewords
-from ..errors import MeetingError, RestoreError
+from ..errors import MeetingError, RestoreError, SlotError
 from ..laps import Laps
 from ..paths import Paths
 from ..ranks import control_files, halt, privileges, process_scan, user
 from ..ranks.slot import Slot
 from ..tools import Tools
-from . import container_layer, criu, image, mapped_files, rank_dump, shared_pages, sockets
+from . import container_layer, criu, image, mapped_files, rank_dump, shared_pages, sockets, standstill
 
-CRIU_TIMEOUT_S = 600.0
 RESUME_TIMEOUT_S = 600.0
 """Other pods may still be downloading their images."""
 POLL_S = 0.02
+SIGNAL = 128
+"""Exit codes above it are those of processes that a signal has ended."""
 Say = Callable[[str], None]
 
 
@@ -58,6 +60,12 @@ def restore(
         ids = {rank: rank_dump.write_resume(paths, rank, *at, moved.get(rank)) for rank in plan.ranks}
         _wait_resumed(plan, paths, slots, {rank: ids[rank] for rank in ids if not records[rank].held})
         laps.end("meet")
+    except SlotError as error:
+        for slot in slots.values():
+            slot.kill()
+        if len(slots) < len(records):
+            raise  # no slot can be made here, whatever would run in it
+        raise RestoreError(str(error)) from None
     except BaseException:
         for slot in slots.values():
             slot.kill()
@@ -135,8 +143,8 @@ def _restore_all(plan: Plan, paths: Paths, tool: criu.Criu, slots: Mapping[int, 
         told = [text for text in pool.map(lambda slot: _restore_rank(plan, paths, tool, slot), slots.values()) if text]
     if told:
         why = memory.kills_since(killed)
-        by_force = bool(why) or any(criu.WAS_KILLED in text for text in told)
-        raise RestoreError("; ".join([*told, *filter(None, [why])]), exit_codes.KILLED if by_force else None)
+        late = all(criu.STOOD_STILL in text or criu.LATE in text for text in told)
+        raise RestoreError("; ".join([*told, *filter(None, [why])]), exit_codes.LOST if late else None)
 
 
 def _restore_devices(
@@ -163,7 +171,11 @@ def _restore_rank(plan: Plan, paths: Paths, tool: criu.Criu, slot: Slot) -> str:
     images = paths.image(plan.checkpoint_id, slot.rank)
     shared_pages.prepare(images)
     argv = tool.restore(slot, images, logs)
-    problem = criu.run(slot, argv, CRIU_TIMEOUT_S)
+    still = standstill.Standstill(lambda: standstill.activity(process_scan.processes(slot.init)), standstill.STILL_S)
+    try:
+        problem = criu.run(slot, argv, standstill.limit_s(images), still=still)
+    except SlotError as error:  # the rank's first process has ended while it was restored
+        problem = f"was cut short: {error}"
     if problem:
         return f"rank {slot.rank}: CRIU restore {problem}. {' | '.join(criu.errors(logs / criu.RESTORE_LOG))}"
     privileges.check(slot.rank, slot.proc)
@@ -191,6 +203,9 @@ def _wait_resumed(plan: Plan, paths: Paths, slots: Mapping[int, Slot], ids: Mapp
                 if answer.get("restore_id") == waiting[rank]:
                     del waiting[rank]
                     continue
+            if code is not None and code > SIGNAL and code != exit_codes.KILLED:
+                text = f"rank {rank} ended with code {code} ({signal.strsignal(code - SIGNAL)}) as soon as it went on"
+                raise RestoreError(f"{text}; see its log")
             if code is not None:
                 raise MeetingError(
                     f"rank {rank} ended with code {code} while it met the other ranks; see its log",

@@ -39,7 +39,7 @@ def told(*pods: Any) -> list[tuple[str, str, float]]:
 @pytest.mark.parametrize(
     ("code", "message", "kind"),
     [
-        (1, TRACE, "program"), (2, "", "program"), (139, "", "program"), (137, "", "machine"), (70, "", "machine"),
+        (1, TRACE, "program"), (2, "", "program"), (139, "", "program"), (137, "", "machine"), (70, "", "program"),
         (71, "no permission", "machine"), (137, "rank 1 ended with code 137: out of memory: the kernel ...", "memory"),
         (143, "", None), (81, "store is away", None), (82, "", None), (0, "", None),
     ],

@@ -27,6 +27,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from kueue_integration.controller import attempt_history
 from proxy.agent.boundary import Boundary
 from proxy.launcher.errors import DumpError
 from proxy.launcher.snapshot.page_sink import PageSink
@@ -241,9 +242,11 @@ class FakeController:
         """As `kueue_integration.controller.sidecar_api.reports.damage`: an older checkpoint, for the next attempt."""
         report = from_json(DamageReport, await request.read())
         self.damage.append(report)
-        told = {found.id: found.problem for found in report.damaged}
-        self.committed = [replace(ref, unusable=told.get(ref.id, ref.unusable)) for ref in self.committed]
-        self.next_checkpoint = [next((ref for ref in self.committed if not ref.unusable), None)]
+        told = {found.id: found for found in report.damaged}
+        self.committed = [
+            attempt_history.found(ref, told.get(ref.id), report.attempt, ()) for ref in self.committed
+        ]
+        self.next_checkpoint = [next((ref for ref in self.committed if not ref.passed_over), None)]
         return web.json_response({})
 
     async def _trial(self, request: web.Request) -> web.Response:

@@ -111,6 +111,10 @@ async def test_fault(step: str, victim: str, wanted: str, job: Job, controller: 
     if wanted == "back":
         await attempt.until("the pod ends", lambda: not second.pod.alive())
         assert attempt.judged()[1] in ("Ignore", "Count"), "the attempt is lost, not the job"
+        if (step, victim) == ("restore", "rank"):
+            await attempt.until("it is told", lambda: controller.damage)
+            told = [(d.id, d.tried, d.passes) for report in controller.damage for d in report.damaged]
+            assert told == [(controller.commits[0].checkpoint.id, True, False)]
         if step not in ("resume", "fetch", "restore"):
             await attempt.until("the checkpoint is given up", lambda: controller.failures)
         assert len(controller.commits) == before, "nothing is committed of what is broken"

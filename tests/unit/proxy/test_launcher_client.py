@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from proxy.launcher import __main__ as launcher_main
 from proxy.launcher.client import SidecarClient
 from proxy.launcher.errors import (
     MeetingError,
+    RestoreError,
     SidecarAwayError,
     SidecarError,
 )
@@ -57,7 +59,7 @@ def test_a_sidecar_that_is_not_there_loses_the_attempt_and_not_the_job(tmp_path:
     assert raised.value.exit_code == exit_codes.LOST
 
 
-@pytest.mark.parametrize("code", [exit_codes.LOST, exit_codes.DAMAGED, exit_codes.PROTOCOL, exit_codes.RESTORE_REFUSED])
+@pytest.mark.parametrize("code", [exit_codes.LOST, exit_codes.NOT_RESTORED, exit_codes.PROTOCOL])
 def test_a_refusal_says_what_the_container_ends_with(tmp_path: Path, code: int) -> None:
     sidecar = FakeSidecar(tmp_path, 4)
     sidecar.refuse, sidecar.refuse_with = "no, and here is why", code
@@ -113,6 +115,16 @@ def test_a_rank_that_ends_while_it_meets_the_others_loses_the_attempt_and_not_th
     with pytest.raises(MeetingError) as raised:
         restore._wait_resumed(plan, paths, {0: EndedSlot(None, "id", ended_with)}, {0: "id"})  # type: ignore[dict-item]
     assert raised.value.exit_code == wanted
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGILL, signal.SIGABRT])
+def test_a_rank_that_crashes_as_soon_as_it_goes_on_was_not_restored(tmp_path: Path, number: int) -> None:
+    """Nobody that it could wait for has anything to do with that: it counts as a try of this checkpoint."""
+    paths, plan = Paths(tmp_path), Plan("restore", 2, 1, [0], "127.0.0.1", 29500, 5, "c")
+    slot = EndedSlot(None, "id", 128 + number)
+    with pytest.raises(RestoreError, match=f"rank 0 ended with code {128 + number} .* as soon as it went on") as raised:
+        restore._wait_resumed(plan, paths, {0: slot}, {0: "id"})  # type: ignore[dict-item]
+    assert raised.value.exit_code == exit_codes.NOT_RESTORED
 
 
 def test_ranks_that_never_meet_lose_the_attempt_and_not_the_job(

@@ -52,7 +52,7 @@ class _Slot:
     def __init__(self, takes_s: float, ended: Ended | None, code: int | None = None) -> None:
         self.takes_s, self.ended, self.code = takes_s, ended, code
 
-    def run(self, argv: Sequence[str], timeout_s: float, real: tuple[int, int], connect: str) -> Ended | None:
+    def run(self, argv: Sequence[str], timeout_s: float, *_: object) -> Ended | None:
         time.sleep(min(timeout_s, self.takes_s))
         if self.code is not None:
             raise SlotError("ended")

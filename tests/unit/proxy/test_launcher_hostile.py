@@ -315,7 +315,7 @@ def test_an_image_that_gives_a_process_more_rights_is_refused(
 def refusal(pod: Pod) -> str:
     """Why the checkpoint is not restored."""
     event = pod.wait_event("restored", "restore_failed")
-    assert event.kind == "restore_failed" and pod.wait() == exit_codes.RESTORE_REFUSED, pod.log()
+    assert event.kind == "restore_failed" and pod.wait() == exit_codes.NOT_RESTORED, pod.log()
     return event.message
 
 

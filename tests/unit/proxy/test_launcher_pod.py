@@ -489,7 +489,7 @@ def test_what_another_job_has_appended_to_a_shared_file_stays(run: Make, tmp_pat
 
 def test_an_image_that_is_not_there_ends_with_its_own_code(run: Make) -> None:
     pod = run("pod", restore([0], 1), counter())
-    assert pod.wait() == exit_codes.RESTORE_REFUSED
+    assert pod.wait() == exit_codes.NOT_RESTORED
     assert "the image is incomplete" in pod.wait_event_after_end("restore_failed").message
 
 
@@ -503,7 +503,7 @@ def test_a_damaged_image_ends_with_crius_own_words(run: Make) -> None:
         next(pod.image("c", 0).glob("core-*.img")).write_bytes(b"nothing")
 
     pod = run("pod", restore([0], 1), counter(), before=damage)
-    assert pod.wait() == exit_codes.RESTORE_REFUSED, pod.log()
+    assert pod.wait() == exit_codes.NOT_RESTORED, pod.log()
     assert "rank 0: CRIU restore ended with" in pod.wait_event_after_end("restore_failed").message
 
 
@@ -556,7 +556,7 @@ def test_a_pod_with_another_image_is_refused_and_one_with_the_same_goes_on(
     for name, (path, new, wanted) in cases.items():
         image = image_with(tmp_path / f"layer-{name}", rootfs, path, new)
         pod = run(name, restore([0], 1), counter(), rootfs=image, before=lambda p: p.bring(old, "c", 0))
-        assert pod.wait() == exit_codes.RESTORE_REFUSED, pod.log()
+        assert pod.wait() == exit_codes.NOT_RESTORED, pod.log()
         said = pod.wait_event_after_end("restore_failed").message
         assert said.startswith("this pod has another image than the checkpoint: ") and wanted in said
         assert "(IMAGE@sha256:...)" in said and "and 1 more" not in said

@@ -110,7 +110,7 @@ async def test_a_checkpoint_of_the_other_engine_is_refused(folder: Path, control
     second = await World(folder, controller, workers=1, world_size=1, attempt=2).start()
     await eventually("refusal", lambda: second.launchers[0].refusal)
     assert "was made with engine 'state', this job has engine 'process'" in second.launchers[0].refusal
-    assert second.launchers[0].refused_with == exit_codes.RESTORE_REFUSED
+    assert second.launchers[0].refused_with == exit_codes.NOT_RESTORED
     await second.end()
 
 

@@ -139,7 +139,7 @@ async def test_what_one_pod_finds_damaged_no_pod_restores(
         return Processes(folder, controller, gcs_server, gs_url, controller.attempt)
 
     world = attempt()
-    said = await refused(world, 1, exit_codes.DAMAGED)
+    said = await refused(world, 1, exit_codes.NOT_RESTORED)
     assert newer.id in said and f"next is checkpoint {older}" in said
     await world.until("the controller knows", lambda: controller.damage)
     assert [found.id for found in controller.damage[0].damaged] == [newer.id]
@@ -165,13 +165,16 @@ async def test_a_store_that_may_not_be_read_is_said_at_once(again: Again, contro
 
 
 async def test_images_over_the_limit_of_their_volume_are_not_fetched(again: Again, controller: FakeController) -> None:
-    """The kubelet would evict the pod in the midst. No other node helps, so the restore is refused."""
+    """The kubelet would evict the pod in the midst. The checkpoint is whole: it counts as a try."""
     world = again(**{names.ENV_IMAGE_ROOM: str(image_room.RESERVE + 256 * 1024)})
-    said = await refused(world, 1, exit_codes.RESTORE_REFUSED)
+    said = await refused(world, 1, exit_codes.NOT_RESTORED)
     assert said.startswith("No space left on device for the images of checkpoint train-a1-g")
     assert "may hold 0 MiB more: its limit is 16 MiB. Raise checkpoint_disk" in said
     images = world.configs[1].image_dir
     assert [path for path in images.rglob("*") if path.is_file()] == [], "nothing was fetched"
+    [told] = controller.damage[0].damaged
+    assert (told.id, told.tried, told.passes) == (controller.commits[0].checkpoint.id, True, False)
+    assert told.problem.startswith("No space left on device for the images of checkpoint")
 
 
 @pytest.mark.full
