@@ -123,6 +123,8 @@ class RequestReadmission(Action):
     message: str = ""
     requeue_after_s: int = 1
     cause: Readmission = "broken"
+    safe: str = ""
+    """Why no work is lost with the attempt that it stops (`leave`); "" of one that stops none, or cannot but."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,16 @@ class PatchWorkload(Action):
 
     body: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
+    safe: str = ""
+    """As in RequestReadmission."""
+
+
+@dataclass(frozen=True)
+class NoteLeave(Action):
+    """A voluntary stop: the attempt is saved first, or that has failed, or nobody wants it any more."""
+
+    message: str = ""
+    guard: Guard = field(default=Guard.JOB_VERSION | Guard.FRESH_READS, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ..errors import Conflict, KubeError
 from ..kube import server_time
 from ..kube.client import Kube
 from ..kube.resources import JOB, WORKLOAD, Kind, Object, kind_of, selector
-from . import retry_budget
+from . import leave, retry_budget
 from .actions import (
     Action,
     Annotations,
@@ -21,6 +21,7 @@ from .actions import (
     BeginFrom,
     GiveUp,
     KeepRecords,
+    NoteLeave,
     PatchWorkload,
     ReleaseHold,
     Repair,
@@ -64,7 +65,9 @@ def perform(
     """Each written object as it was at the decision, and as it is now.
 
     Raises Conflict when the objects have changed since the decision: decide again. Raises KubeError.
+    Raises AssertionError for a voluntary stop of a running attempt that has not passed `leave.first`.
     """
+    leave.require(action, job, workload)
     written: list[tuple[Object, Object]] = []
     if isinstance(action, ReleaseHold) and action.nudge and workload is not None:
         written += _nudge(kube, workload, now)
@@ -194,6 +197,8 @@ def _tell(action: Action, job: Object, metrics: Metrics) -> None:
     elif isinstance(action, (Reshape, PatchWorkload)):
         what = "Job" if isinstance(action, Reshape) else f"Workload ({action.why})"
         log.info("request: %s changed", what, extra={**fields, "change": dict(action.body)})
+    elif isinstance(action, NoteLeave):
+        log.info("leave: %s", action.message, extra=fields)
     elif isinstance(action, KeepRecords):
         log.info("copied here by MultiKueue: its records are kept until the manager has them", extra=fields)
     else:

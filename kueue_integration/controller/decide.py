@@ -14,6 +14,7 @@ from . import (
     checkpoint_fit,
     fence,
     hold,
+    leave,
     reactivation,
     repair,
     request_status,
@@ -89,14 +90,25 @@ def decide(snapshot: Snapshot, settings: Settings, now: float) -> Decision:
         if answer is not None or workload is None:
             return Decision(answer, wake)
         broken = _broken(snapshot, workload, check_name, now) if running and not leaves else Decision()
-        action = broken.action or reshape.decide(snapshot, workload, check_name)
-        due_at = None
-        if action is None and broken.wake_at is None:
-            action, due_at = _periodic(job, workload, check_name, now)
-        return Decision(action, min((at for at in (wake, broken.wake_at, due_at) if at is not None), default=None))
+        said = Decision(broken.action) if broken.action else _changed(snapshot, workload, settings, now)
+        if said.action is None and said.wake_at is None and broken.wake_at is None:
+            said = Decision(*_periodic(job, workload, check_name, now))
+        times = (wake, broken.wake_at, said.wake_at)
+        return Decision(said.action, min((at for at in times if at is not None), default=None))
     except BadAnnotationError:
         pass  # the fence says it, where it stops something
     return Decision()
+
+
+def _changed(snapshot: Snapshot, workload: Workload, settings: Settings, now: float) -> Decision:
+    """What a request needs next. An attempt that runs is saved before it is stopped."""
+    most_s = settings.max_budget_s
+    action = reshape.decide(snapshot, workload, settings.check_name)
+    wanted = action is not None and leave.stops(action)
+    if action is not None:
+        return leave.first(snapshot, workload, action, most_s, now) if wanted else Decision(action)
+    stays = workload.state_of(settings.check_name) == "Ready"
+    return leave.follow(snapshot, workload, most_s, now) if stays else Decision()
 
 
 def _take_up(snapshot: Snapshot, now: float) -> AnswerRequest | None:

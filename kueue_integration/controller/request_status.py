@@ -7,14 +7,12 @@ from dataclasses import replace
 
 from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus, to_json
 
-from ..contract import branches, job_names, saveable
+from ..contract import branches, job_names, leaves, saveable
 from ..requests import user_requests
-from . import attempt_history, reshape, rewind
+from . import attempt_history, leave, reshape, rewind
 from .actions import AnswerRequest
+from .leave import SILENCE_S
 from .snapshot import Job, Pod, Snapshot, Workload, required
-
-SILENCE_S = 15.0
-"""Seconds after its deadline at which we abandon a checkpoint if the pods report nothing."""
 
 
 def take_up(snapshot: Snapshot, now: float) -> AnswerRequest | None:
@@ -78,6 +76,8 @@ def _accept(job: Job, workload: Workload | None, request: JobRequest, status: Re
     elif request.op == "checkpoint":
         status = _with_deadline(status, request)
         message = "the ranks are asked to stop, save and go on"
+    if request.op in ("resize", "migrate"):
+        change.update(leaves.kept(job.raw, change))
     return _answer(replace(status, message=message), change)
 
 
@@ -88,6 +88,12 @@ def _with_deadline(status: RequestStatus, request: JobRequest) -> RequestStatus:
 
 def _answer(status: RequestStatus, change: dict[str, str | None] | None = None) -> AnswerRequest:
     return AnswerRequest({**user_requests.stored(status), **(change or {})}, status=status)
+
+
+def _final(job: Job, status: RequestStatus, state: str, message: str, now: float) -> AnswerRequest:
+    """The last word on a request. One that has failed has changed nothing: the job has the shape of before."""
+    change = leaves.over(job.raw, back=state == "failed") if status.op in ("resize", "migrate") else {}
+    return _answer(user_requests.ended(status, state, message, now), change)
 
 
 def follow(snapshot: Snapshot, check_name: str, now: float) -> tuple[AnswerRequest | None, float | None]:
@@ -106,9 +112,9 @@ def follow(snapshot: Snapshot, check_name: str, now: float) -> tuple[AnswerReque
             if record is not None and _was_changed(job, record, request):
                 text = f"attempt {record.attempt} ran with {record.pods} workers on {record.flavor}"
                 text += f"; the job has {'finished' if complete else 'failed'} since"
-                return _answer(user_requests.ended(status, "done", text, now)), None
+                return _final(job, status, "done", text, now), None
             text = f"the job has ended ({'Finished' if complete else 'Failed'})"
-            return _answer(user_requests.ended(status, "failed", text, now)), None
+            return _final(job, status, "failed", text, now), None
         if request.op == "checkpoint":
             problem, said = _no_checkpoint(job, workload, record, status, now)
             if problem:
@@ -116,12 +122,12 @@ def follow(snapshot: Snapshot, check_name: str, now: float) -> tuple[AnswerReque
                 return _answer(user_requests.ended(status, "failed", text, now), said), None
             wake = (status.deadline or now) + SILENCE_S
             continue
-        barred = _barred(request, workload)
+        barred = _barred(request, workload) or leave.failure_of(job, request)
         if barred:
-            return _answer(user_requests.ended(status, "failed", barred, now)), None
+            return _final(job, status, "failed", barred, now), None
         done = _done(job, workload, snapshot.pods, record, request, status, check_name)
         if done:
-            return _answer(user_requests.ended(status, "done", done, now)), None
+            return _final(job, status, "done", done, now), None
     return None, wake
 
 

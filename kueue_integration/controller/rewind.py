@@ -48,8 +48,9 @@ def leave(job: Job, workload: Workload, check_name: str) -> RequestReadmission |
     message = branches.sentence(found)
     history = required(job.history)
     record = attempt_history.last(history)
+    safe = "its work since that checkpoint was given up"
     if record is None or record.readmitted_for == "request":
-        return RequestReadmission(message=message, cause="request")
+        return RequestReadmission(message=message, cause="request", safe=safe)
     asked = replace(record, readmitted_for="request")
     change = attempt_history.stored(attempt_history.with_last(history, asked))
-    return RequestReadmission(change, message=message, cause="request")
+    return RequestReadmission(change, message=message, cause="request", safe=safe)

@@ -63,6 +63,8 @@ TABLE: Sequence[Annotation] = (
         [REMOVED],
     ),
     Annotation(job_names.ANN_PLACEMENT, CONTROLLER, "use `singularityctl migrate`, or remove it", [REMOVED]),
+    Annotation(job_names.ANN_SHAPE_BEFORE, CONTROLLER, _RESIZE),
+    Annotation(job_names.ANN_LEAVE, CONTROLLER, _STATUS),
     Annotation(job_names.ANN_REQUEST_STATUS, CONTROLLER, f"{job_names.ANN_REQUEST} is what you may write"),
     Annotation(
         job_names.ANN_CHECKPOINT_STATUS, CONTROLLER, f"{job_names.ANN_CHECKPOINT_REQUEST} is what you may write"

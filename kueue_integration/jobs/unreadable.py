@@ -9,7 +9,7 @@ from proxy.protocol import names
 from proxy.protocol.decode import Unreadable
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, JobRequest, Placement, RequestStatus
 
-from ..contract import annotation_values, attempt_phases, attempt_records, job_names, saveable
+from ..contract import annotation_values, attempt_phases, attempt_records, job_names, leaves, saveable
 from ..kube.resources import annotation
 from ..requests import periodic_checkpoints
 from ..spec import save_interval
@@ -51,6 +51,7 @@ FORMS: Final[Mapping[str, Callable[[Job, str], object]]] = {
     job_names.ANN_HISTORY: _messages(AttemptRecord),
     job_names.ANN_HOLD_DEADLINE: annotation_values.moment,
     job_names.ANN_INFRASTRUCTURE_RETRIES: _count,
+    job_names.ANN_LEAVE: _message(leaves.Leave),
     job_names.ANN_MIN_WORKERS: _count,
     job_names.ANN_PHASES: _messages(attempt_phases.AttemptPhases),
     job_names.ANN_PLACEMENT: _message(Placement),
@@ -59,6 +60,7 @@ FORMS: Final[Mapping[str, Callable[[Job, str], object]]] = {
     job_names.ANN_REQUEST: _message(JobRequest),
     job_names.ANN_REQUEST_STATUS: _message(RequestStatus),
     job_names.ANN_SAVEABLE: _message(saveable.Saveable),
+    job_names.ANN_SHAPE_BEFORE: _message(leaves.Shape),
     job_names.ANN_WORKERS: _count,
     job_names.ANN_WORLD_SIZE: _count,
     job_names.ANN_RANKS_PER_WORKER: _count,

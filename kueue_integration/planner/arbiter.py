@@ -165,6 +165,11 @@ class Arbiter:
         again = self._recent.settles(job, now, clock)
         if again > 0:
             return Ruling(proposal, False, f"attempt {job.attempt} was asked to move already", again, settles=True)
+        if job.leaving:
+            return Ruling(proposal, False, f"is about to leave already: {job.leaving}", settles=True)
+        # What somebody has asked for is tried: whoever asks gets the reason.
+        if job.unsaved and not proposal.asked:
+            return Ruling(proposal, False, f"is left alone until it could be saved: {job.unsaved}")
         limits = terms.limits
         if terms.only_held and not job.held:
             return Ruling(proposal, False, "its hold is off: it would lose steps")

@@ -166,6 +166,10 @@ class Job:
     """How many steps it will make, as its program prints them."""
     steps_printed: int | None = None
     """How many of these it has made."""
+    leaving: str = ""
+    """Its attempt is being saved, or was, and is about to be stopped for that: why. "" for nothing."""
+    unsaved: str = ""
+    """Why its last save failed, "" if none has since one has worked."""
 
     @property
     def attempt(self) -> int:

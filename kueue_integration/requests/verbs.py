@@ -55,16 +55,25 @@ class Result:
 
 
 def resize(
-    kube: Kube, namespace: str, name: str, workers: int, min_workers: int | None = None, by: str | None = None
+    kube: Kube,
+    namespace: str,
+    name: str,
+    workers: int,
+    min_workers: int | None = None,
+    by: str | None = None,
+    lose_work: bool = False,
 ) -> Result:
     """Change the number of pods; the ranks stay. `min_workers` None: as before, `workers` at most.
 
     Down: at once, with a checkpoint. Up: as soon as there is quota for it; the job goes on meanwhile, unless it has
-    fewer than `min_workers`. Raises RequestRefusedError, JobNotFoundError, KubeError.
+    fewer than `min_workers`. A job that cannot be saved is not stopped, and the request fails; `lose_work` stops it all
+    the same. Raises RequestRefusedError, JobNotFoundError, KubeError.
     """
+    loses = lose_work or None
     return ask(
-        kube, namespace, name, "resize", by, lambda job, r: replace(r, workers=workers, min_workers=min_workers)
-    )
+        kube, namespace, name, "resize", by,
+        lambda job, r: replace(r, workers=workers, min_workers=min_workers, lose_work=loses),
+    )  # fmt: skip
 
 
 def migrate(
@@ -75,9 +84,10 @@ def migrate(
     away_from_node: str | None = None,
     anywhere: bool = False,
     by: str | None = None,
+    lose_work: bool = False,
 ) -> Result:
     """Move to `flavor` (and stay there), or away from a node (and keep away). Earlier wishes still hold, unless
-    `anywhere`: alone it frees the job from all of it, and moves nothing.
+    `anywhere`: alone it frees the job from all of it, and moves nothing. `lose_work`: as in `resize`.
 
     Raises RequestRefusedError, JobNotFoundError, PlatformError (no permission to look at nodes or flavors), KubeError.
     """
@@ -89,7 +99,7 @@ def migrate(
             target = placement.resolve(kube, job, flavor, [] if away_from_node is None else [away_from_node], anywhere)
         except SpecError as error:
             raise RequestRefusedError(error.problems[0]) from None
-        return replace(request, placement=target, flavor=flavor, node=away_from_node)
+        return replace(request, placement=target, flavor=flavor, node=away_from_node, lose_work=lose_work or None)
 
     return ask(kube, namespace, name, "migrate", by, fill)
 
@@ -102,9 +112,12 @@ def checkpoint(kube: Kube, namespace: str, name: str, timeout_s: float | None = 
     return ask(kube, namespace, name, "checkpoint", by, lambda job, r: replace(r, timeout_s=timeout_s))
 
 
-def pause(kube: Kube, namespace: str, name: str, by: str | None = None) -> Result:
-    """Checkpoint, stop, give the quota back until `resume`. Raises RequestRefusedError, JobNotFoundError, KubeError."""
-    return ask(kube, namespace, name, "pause", by, lambda job, r: r)
+def pause(kube: Kube, namespace: str, name: str, by: str | None = None, lose_work: bool = False) -> Result:
+    """Checkpoint, stop, give the quota back until `resume`. `lose_work`: as in `resize`.
+
+    Raises RequestRefusedError, JobNotFoundError, KubeError.
+    """
+    return ask(kube, namespace, name, "pause", by, lambda job, r: replace(r, lose_work=lose_work or None))
 
 
 def resume(kube: Kube, namespace: str, name: str, by: str | None = None) -> Result:

@@ -299,6 +299,8 @@ class JobRequest:
     """rewind: the committed checkpoint that the job goes on from."""
     at_once: bool | None = None
     """resize: to more workers now, without a wait for their quota; whoever asks has seen that it is free."""
+    lose_work: bool | None = None
+    """pause, migrate, resize: stop a running attempt also if it cannot be saved."""
 
 
 @dataclass(frozen=True)

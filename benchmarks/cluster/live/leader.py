@@ -97,6 +97,8 @@ class Leader:
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
         self._flavor = next(iter(job.speeds))
         self._saves = 0
+        self._from = 0.0, 0.0
+        """Seconds of work that were done when it began, or went on; and when that was."""
         self.told = Told(job.id, attempt.number, attempt.workers, clock())
 
     async def run(self) -> bool:
@@ -130,15 +132,19 @@ class Leader:
         if command is not None:
             return await self._leave_unsaved()
         told.trains_at = self._clock()
+        self._from = told.done_s, told.trains_at
         await self._tell("running")
-        ends = told.trains_at + (job.work_s - told.done_s) / self._rate
-        command = await self._until(ends)
-        told.done_s = self._done()
-        if command is not None:
-            return await self._leave(command)
-        told.finished_at = self._clock()
-        await self._tell("finished")
-        return True
+        while True:
+            done, since = self._from
+            command = await self._until(since + (job.work_s - done) / self._rate)
+            told.done_s = self._done()
+            if command is None:
+                told.finished_at = self._clock()
+                await self._tell("finished")
+                return True
+            if await self._leave(command):
+                return False
+            self._from, told.asked_at = (told.done_s, self._clock()), None  # nobody has ended it: it goes on
 
     @property
     def _rate(self) -> float:
@@ -149,7 +155,8 @@ class Leader:
         told = self.told
         if told.trains_at is None or told.asked_at is not None or told.finished_at is not None:
             return told.done_s
-        return min(told.began_s + (self._clock() - told.trains_at) * self._rate, self._job.work_s)
+        done, since = self._from
+        return min(done + (self._clock() - since) * self._rate, self._job.work_s)
 
     async def _until(self, moment: float) -> Command | None:
         """A command that ends the attempt; None: none has come by `moment`."""
@@ -158,7 +165,9 @@ class Leader:
                 command = await asyncio.wait_for(self._commands.get(), max(0.0, moment - self._clock()))
             except (asyncio.TimeoutError, TimeoutError):
                 return None
-            if command.then == "stop":
+            if command.op == "resume":
+                continue
+            if command.then == "stop" or (command.then == "stay" and self.told.trains_at is not None):
                 self.told.done_s = self._done()
                 self.told.asked_at = self._clock()
                 return command
@@ -166,12 +175,23 @@ class Leader:
             await self._commit(self._done(), 0.0, goes_on=True)
 
     async def _leave(self, command: Command) -> bool:
+        """Whether the attempt is over: saved for good, or saved to be ended, and then ended in time."""
         told = self.told
         told.leaving_s = self._costs.leaving(self._job, self._attempt.workers)
         await asyncio.sleep(told.leaving_s)
-        await self._commit(told.done_s, told.leaving_s)
+        if command.then == "stay":
+            ref = await self._commit(told.done_s, told.leaving_s, goes_on=True, stays=True)
+            end: Command | None = command
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                end = await asyncio.wait_for(self._commands.get(), command.stay_s)
+            if end is None or end is command or end.op == "resume" or end.then == "continue":
+                return False
+            told.leaving_s = 0.0  # of the eviction, which has come after the save
+            await self._commit(told.done_s, told.leaving_s, again=ref)
+        else:
+            await self._commit(told.done_s, told.leaving_s)
         told.saved_at = self._clock()
-        return False
+        return True
 
     async def _leave_unsaved(self) -> bool:
         """It had not begun to train: all that it would save is what it has come with."""
@@ -231,11 +251,26 @@ class Leader:
         with contextlib.suppress(ControllerError):
             await self._line.progress(message)
 
-    async def _commit(self, done_s: float, ago_s: float, goes_on: bool = False) -> None:
+    async def _commit(
+        self,
+        done_s: float,
+        ago_s: float,
+        goes_on: bool = False,
+        stays: bool = False,
+        again: CheckpointRef | None = None,
+    ) -> CheckpointRef:
+        """`again`: that one, and the attempt ends with it."""
         a, step = self._attempt, self._step(done_s)
+        ref = self._made(step) if again is None else again
+        request = CommitRequest(a.namespace, a.name, a.number, ref, ago_s, step - 1, goes_on, stays)
+        await self._line.commit(request, time.monotonic() + PATIENCE_S)
+        return ref
+
+    def _made(self, step: int) -> CheckpointRef:
+        a = self._attempt
         self._saves += 1
         name = f"{a.name}-{a.number}-{self._saves}"
-        ref = CheckpointRef(
+        return CheckpointRef(
             id=name,
             generation=a.number * page.GENERATIONS_PER_ATTEMPT + self._saves,
             attempt=a.number,
@@ -247,8 +282,6 @@ class Leader:
             created_at=time.time(),
             sha256=hashlib.sha256(name.encode()).hexdigest(),
         )
-        request = CommitRequest(a.namespace, a.name, a.number, ref, ago_s, step - 1, goes_on)
-        await self._line.commit(request, time.monotonic() + PATIENCE_S)
 
     def _step(self, done_s: float) -> int:
         return int(done_s * self._steps + 1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from proxy.protocol.messages import JobRequest
 
@@ -16,8 +17,8 @@ from ...planner import priority
 from ...planner.job import BY, JobKey, policy_of
 from ...planner.proposals import Proposal
 from ...requests import user_requests, verbs
-from .. import attempt_history, views
-from ..actions import BOTH, Action, RequestReadmission
+from .. import attempt_history, leave, views
+from ..actions import Action, Guard
 from ..snapshot import Job, required
 from . import pin
 
@@ -27,10 +28,10 @@ MAX_SAVE_S = user_requests.DEFAULT_CHECKPOINT_S
 
 
 class CarryOut:
-    """`perform` writes an action of the controller's own."""
+    """`perform` writes an action of the controller's own. `max_budget_s`: of a save, at most."""
 
-    def __init__(self, kube: Kube, perform: Perform) -> None:
-        self._kube, self._perform = kube, perform
+    def __init__(self, kube: Kube, perform: Perform, max_budget_s: float = 600.0) -> None:
+        self._kube, self._perform, self._max_budget_s = kube, perform, max_budget_s
         self._left: dict[JobKey, departure.Departure] = {}
         self._recalled = False
 
@@ -43,8 +44,8 @@ class CarryOut:
         action, by = proposal.action, signed(proposal)
         if action == "readmit":
             assert workload is not None  # it has quota
-            # Written with the versions that were planned with: if either has changed, the plan is void.
-            self._perform(readmission(job, proposal.reason), job, workload)
+            # Written with the version that was planned with: if it has changed, the plan is void.
+            self._perform(saved_first(job, proposal.reason, self._max_budget_s, now), job, workload)
         elif action == "priority":
             assert workload is not None
             self._prioritise(proposal, job, workload, now)
@@ -112,12 +113,13 @@ def signed(proposal: Proposal) -> str:
     return f"{BY}{proposal.policy}: {proposal.reason}"
 
 
-def readmission(job: Object, message: str) -> RequestReadmission:
-    """Evict a Job that runs, and admit it again. Raises BadAnnotationError."""
-    history = required(Job.parse(job).history)
-    record = attempt_history.readmitted(history[-1], "regrow", message)
-    stored = attempt_history.stored(attempt_history.with_last(history, record))
-    return RequestReadmission(stored, message=message, cause="regrow", guard=BOTH)
+def saved_first(job: Object, message: str, max_budget_s: float, now: float) -> Action:
+    """A Job that runs is saved; then a look at it evicts it, and it is admitted again (`leave.follow`)."""
+    seen = Job.parse(job)
+    running = seen.changing
+    fails = running[0].id if running is not None and running[0].op == "resize" else ""
+    begun = leave.begin(seen, message, max_budget_s, now, request=fails, readmit=message)
+    return replace(leave.note(begun), guard=Guard.JOB_VERSION)
 
 
 def _filled(job: Object, request: JobRequest, proposal: Proposal) -> JobRequest:

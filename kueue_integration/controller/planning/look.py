@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from proxy.protocol.messages import AttemptRecord, JobRequest, RequestStatus
 
-from ...contract import attempt_records, job_names, kinds
+from ...contract import attempt_records, job_names, kinds, leaves, saveable
 from ...drain import nodes as drained
 from ...kube import quantities, server_time
 from ...kube.resources import Object, condition, is_true, label
@@ -145,6 +145,7 @@ def read_job(
     saved, progress = readable_or(job.checkpoint, None), attempt_records.progress(raw)
     own = progress is not None and last is not None and progress.attempt == last.attempt
     wanted = required(job.workers_wanted)
+    leaving = leaves.of_attempt(raw, last.attempt) if last is not None and running else None
     template = ((seen.podset if seen is not None else None) or {}).get("template") or {}
     topology = asks_for_topology(template)
     return planned.Job(
@@ -182,6 +183,8 @@ def read_job(
         steps_seen_at=progress.at if progress is not None and own else None,
         steps_total=progress.total if progress is not None else None,
         steps_printed=progress.printed if progress is not None else None,
+        leaving=leaving.why if leaving is not None and leaving.live else "",
+        unsaved=saveable.barred(raw),
     )
 
 

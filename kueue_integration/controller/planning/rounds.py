@@ -63,7 +63,8 @@ class Rounds:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube, self._world, self._settings, self._now, self._clock = kube, world, settings, now, clock
-        self._eyes, self._carry_out, self._report = Eyes(world, skips), CarryOut(kube, perform), Report(kube, metrics)
+        self._eyes, self._report = Eyes(world, skips), Report(kube, metrics)
+        self._carry_out = CarryOut(kube, perform, settings.max_budget_s)
         planner, acting = settings.planner, chosen(settings.planner, "act")
         self._usual = always(settings, acting)
         self._act = in_order({**acting, **self._usual})

@@ -28,12 +28,12 @@ from proxy.protocol.messages import (
     to_json,
 )
 
-from ...contract import attempt_phases, branches, job_names, saveable
+from ...contract import attempt_phases, branches, job_names, leaves, saveable
 from ...contract.attempt_records import progress as shown_progress
 from ...jobs import loss_curve
 from ...kube.resources import Object
 from ...requests import user_requests
-from .. import attempt_history, views
+from .. import attempt_history, leave, views
 from ..actions import Annotations
 from ..errors import RefusedError
 from ..snapshot import Job, Pod, of_attempt, ranks_ended, required
@@ -143,15 +143,31 @@ def command(job: Object, now: float) -> Command | None:
     deadline = required(seen.hold_deadline)
     if seen.armed and deadline is not None:
         reason = (record.ended_by if record else None) or "Evicted"
-        return Command(round(deadline * 1000), "checkpoint", reason, max(0.0, deadline - now), then="stop")
+        return Command(_number(deadline), "checkpoint", reason, max(0.0, deadline - now), then="stop")
+    if record is None or record.checkpoint is not None or record.evicted_at is not None:
+        return None
+    leaving = leaves.of_attempt(job, record.attempt)
+    if leaving is not None and leaving.state == "saving":  # its checkpoint answers the other request, too
+        left = leaving.deadline - now
+        if left <= 0:
+            return None  # this controller was away: a look of it gives the next one
+        return Command(_number(leaving.at), "checkpoint", leaving.why, left, then="stay", stay_s=leave.STAY_S)
+    over = None
+    if leaving is not None and leaving.state in ("failed", "off"):
+        over = Command(_number(leaving.since), "resume", leaving.why, 0.0)
     asked = seen.checkpoint_request.running
-    if asked is None or record is None or record.checkpoint is not None or record.evicted_at is not None:
-        return None
+    if asked is None or asked[1].attempt != record.attempt or asked[1].deadline is None:
+        return over
     request, status = asked
-    if status.attempt != record.attempt or status.deadline is None:
-        return None
-    reason = f"asked for by {request.by or 'a user'}"
-    return Command(round(status.at * 1000), "checkpoint", reason, max(0.0, status.deadline - now), then="continue")
+    seq, left = _number(status.at), max(0.0, asked[1].deadline - now)
+    if over is not None and over.seq > seq:
+        return over
+    return Command(seq, "checkpoint", f"asked for by {request.by or 'a user'}", left, then="continue")
+
+
+def _number(moment: float) -> int:
+    """Of the command that was given at this time, Unix seconds."""
+    return round(moment * 1000)
 
 
 def progress(job: Object, message: Progress, now: float, pods: Sequence[Object] = ()) -> Annotations:
@@ -232,8 +248,15 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
     _require_fit(seen, new)
     known = required(seen.checkpoint)
     history, record = _current(seen, message.attempt)
+    asked = seen.checkpoint_request.running
+    answers = dict[str, str | None]()
+    if asked is not None and asked[1].attempt == message.attempt:
+        answers.update(user_requests.stored(user_requests.checkpointed(asked[1], new, now)))
+    leaving = leaves.of_attempt(job, message.attempt)
+    if message.stays and leaving is not None and leaving.live:
+        answers.update(leaves.stored(leave.saved(leaving, new.id, now)))
     if known is not None and known.id == new.id and (message.goes_on or record is None or record.checkpoint == new.id):
-        return None
+        return (answers if message.goes_on else None) or None
     if known is not None and known.id != new.id and new.generation <= known.generation:
         raise RefusedError(409, f"generation {new.generation} is not newer than the committed {known.generation}")
     # Dated by our clock: the pods' clocks differ, and the time of the next checkpoint is counted from it.
@@ -241,9 +264,7 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
     new = replace(new, unusable="", failed=[], created_at=known.created_at if known is not None and again else now)
     text = to_json(new)
     change: dict[str, str | None] = {names.ANN_CHECKPOINT: text, job_names.ANN_CHECKPOINT_COPY: text}
-    asked = seen.checkpoint_request.running
-    if asked is not None and asked[1].attempt == message.attempt:
-        change.update(user_requests.stored(user_requests.checkpointed(asked[1], new, now)))
+    change.update(answers)
     # An empty annotation is a user's wish, or the end of a list of damaged checkpoints: never return to older ones.
     before = () if seen.starts_over else seen.checkpoints
     change[job_names.ANN_CHECKPOINTS] = attempt_history.listed([*(ref for ref in before if ref.id != new.id), new])
@@ -309,6 +330,11 @@ def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations 
     if wanted is not None and wanted[1].attempt == message.attempt:
         text = f"{attempt_history.NO_CHECKPOINT}: {message.message.rstrip('. ')}"
         change.update(user_requests.stored(user_requests.ended(wanted[1], "failed", text, now)))
+    leaving = leaves.of_attempt(job, message.attempt)
+    if leaving is not None and leaving.live:
+        early = message.cause in saveable.EARLY  # then no work is lost
+        ended = leave.saved(leaving, "", now, message.message) if early else leave.failed(leaving, message.message, now)
+        change.update(leaves.stored(ended))
     if message.goes_on:
         return change or None
     deadline = required(seen_job.hold_deadline)

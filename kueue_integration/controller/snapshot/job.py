@@ -8,7 +8,7 @@ from typing import TypeVar
 from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, JobRequest, RequestStatus
 
-from ...contract import attempt_records, branches, job_names
+from ...contract import attempt_records, branches, job_names, leaves
 from ...contract.annotation_values import message, messages, moment, readable, whole
 from ...kube.resources import Object, annotation
 from ...manifests.job_manifests import COMPLETIONS_EQUAL_PARALLELISM, MIN_PARALLELISM
@@ -105,6 +105,8 @@ class Job:
     change = Part(lambda raw: user_requests.exchange(raw, user_requests.CHANGE))
     """The last request that changes the Job, and its answer; the other requests are for checkpoints."""
     checkpoint_request = Part(lambda raw: user_requests.exchange(raw, user_requests.CHECKPOINT))
+    leave = Part(leaves.of)
+    """The last voluntary stop, of whatever attempt; None also for what cannot be read."""
     rewinds = Part(lambda raw: tuple(branches.rewinds(raw)))
     """To older checkpoints, oldest first; empty if they cannot be read."""
     start = Part(lambda raw: named(raw, job_names.ANN_START_FROM, branches.start_from(raw)))
@@ -194,6 +196,11 @@ class Job:
         if self.roster is None or self.roster.attempt != attempt:
             return None
         return frozenset(self.roster.uids) or None
+
+    def leave_of(self, record: AttemptRecord | None) -> leaves.Leave | None:
+        """The voluntary stop of that attempt, None if there is none."""
+        found = self.leave
+        return found if found is not None and record is not None and found.attempt == record.attempt else None
 
     def exchange(self, slot: user_requests.Slot) -> user_requests.Exchange:
         """The request in `slot` and its answer."""

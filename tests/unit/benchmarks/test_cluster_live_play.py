@@ -122,6 +122,20 @@ async def test_what_is_saved_is_where_the_next_attempt_begins() -> None:
     assert again.reports[0].phase == "restoring" and again.reports[-1].first_step == 250
 
 
+async def test_who_is_saved_first_stays_stopped_and_ends_with_that_checkpoint() -> None:
+    line = FakeLine(replace(STOP, seq=1, then="stay", stay_s=20.0), replace(STOP, seq=2))
+    assert not await done(leader(line, replace(SHORT, work_s=600.0)))
+    stays, ends = line.commits
+    assert (stays.goes_on, stays.stays, ends.goes_on) == (True, True, False) and stays.checkpoint == ends.checkpoint
+
+
+async def test_who_is_saved_first_goes_on_when_nobody_ends_it() -> None:
+    line = FakeLine(replace(STOP, then="stay", stay_s=0.1))
+    made = leader(line)
+    assert await done(made) and made.told.done_s == SHORT.work_s
+    assert [commit.stays for commit in line.commits] == [True]
+
+
 async def test_who_has_to_leave_before_it_trains_saves_nothing() -> None:
     line = FakeLine(STOP, at_once=True)
     made = leader(line)

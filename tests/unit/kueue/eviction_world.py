@@ -28,7 +28,8 @@ from kueue_integration.errors import Conflict, KubeError, Unreachable
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, LEASE, POD, WORKLOAD, annotation, is_true
-from proxy.protocol.messages import CheckpointFailure, CheckpointRef, CommitRequest, Progress
+from proxy.protocol.messages import CheckpointFailure, CheckpointRef, CommitRequest, Progress, Then
+from proxy.sidecar.state_machine import ORDER
 
 TICK_S = 0.5
 BUDGET_S = 20
@@ -203,7 +204,11 @@ class World:
         self.report_s = float("inf")
         """How often the pods tell their progress after the first time."""
         self.save_s, self.save_fails = SAVE_S, False
-        """Of checkpoints that Kueue does not ask for."""
+        """Of checkpoints that Kueue does not ask for; and whether none can be had at all."""
+        self.reached = 0
+        """Steps that ranks have made."""
+        self.when_saved: Any = lambda: None
+        """Called when ranks that were saved begin to stay stopped."""
         self.replicas = [Replica(self, f"replica-{n}", **options) for n in range(replicas)]
 
     # --- faults -------------------------------------------------------------------------------------------------------
@@ -290,6 +295,9 @@ class World:
                 self._conditions(QuotaReserved=(False, "Pending"), Admitted=(False, "NoReservation"))
                 self._status({"admission": None})
                 self._conditions(Evicted=(False, "QuotaReserved"))
+        elif workload["spec"].get("active") is False:
+            if views.reservation(workload) is not None:
+                self.evict("Deactivated")
         elif views.reservation(workload) is None:
             given = scene.workload()["status"]["admission"]
             checks = [{"name": CHECK, "state": "Pending", "message": ""}]
@@ -350,16 +358,25 @@ class Training:
         self.kill_at: float | None = None
         self.done = False
         self.ref: CheckpointRef | None = None
-        self.goes_on = False
+        self.then: Then = "stop"
+        self.stay_s = 0.0
+        self.stands_until: float | None = None
+        """Saved, and the ranks stay stopped until then."""
         self.saved = 0
         self.told_at = 0.0
+
+    @property
+    def goes_on(self) -> bool:
+        return self.then != "stop"
 
     def terminate(self) -> None:
         """SIGTERM: a checkpoint within the grace period, unless one was committed."""
         self.kill_at = self.world.now + GRACE_S
-        self.goes_on = False
+        self.then = "stop"
         if self.done or self.step is None:
             self.gone = True
+        elif self.stands_until is not None:
+            self._end_as_saved(self.kill_at)
         elif self.save_done is None:
             self.save_done, self.deadline = self.world.now + SAVE_S, self.kill_at
 
@@ -411,21 +428,57 @@ class Training:
             seen = Progress(NS, "train", self.attempt, "running", self.step, self.first, 0.0)
             self.told = bool(self._write(lambda j: reports.progress(j, seen, world.now, world.pods()))) or self.told
             self.told_at = world.now
-        if self.save_done is None:
+        if self.save_done is None and self.stands_until is None:
             self.step += 1
-            command = self._call(lambda: reports.command(world.kube.get_job(NS, "train"), world.now))
-            if command is not None and command.seq > self.asked_after:
-                self.asked_after = command.seq
-                self.goes_on = command.then == "continue"
-                self.save_done = world.now + (world.save_s if self.goes_on else SAVE_S)
-                self.deadline = world.now + command.remaining_s
-                world.asked.append((world.now, self.attempt, self.goes_on))
-        elif world.now >= self.save_done and world.save_fails and self.goes_on:
-            seen_failure = CheckpointFailure(NS, "train", self.attempt, "the store is full", self.step, goes_on=True)
-            if self._write(lambda j: reports.failure(j, seen_failure, world.now)):
-                self.save_done, self.goes_on = None, False
-        elif world.now >= self.save_done:
+            world.reached = max(world.reached, self.step)
+        if self.goes_on or self.save_done is None:
+            self._obey()
+        if self.stands_until is not None and world.now >= self.stands_until:
+            self._go_on()
+        elif self.save_done is None:
+            return
+        elif world.now >= self.save_done and world.save_fails and self.kill_at is None:
+            self._fail("the store is full")
+        elif world.now >= self.deadline and self.goes_on:
+            self._fail("not saved in time")
+        elif world.now >= self.save_done and not world.save_fails:
             self._commit()
+
+    def _fail(self, why: str) -> None:
+        seen = CheckpointFailure(NS, "train", self.attempt, why, self.step or 0, goes_on=self.goes_on)
+        self._write(lambda j: reports.failure(j, seen, self.world.now))
+        self._go_on()
+
+    def _obey(self) -> None:
+        """As the leader's state machine has it: what comes during a save joins it, and `resume` calls a stay off."""
+        world = self.world
+        command = self._call(lambda: reports.command(world.kube.get_job(NS, "train"), world.now))
+        if command is None or command.seq <= self.asked_after:
+            return
+        self.asked_after = command.seq
+        if command.op == "resume":
+            if self.stands_until is not None:
+                self._go_on()
+            elif self.save_done is not None and self.then == "stay":
+                self.then = "continue"
+            return
+        deadline = world.now + command.remaining_s
+        world.asked.append((world.now, self.attempt, command.then != "stop"))
+        if self.stands_until is not None:
+            self.then = "stay" if command.then == "continue" else command.then
+            self._end_as_saved(deadline)
+        elif self.save_done is None:
+            self.then, self.stay_s, self.deadline = command.then, command.stay_s, deadline
+            self.save_done = world.now + (world.save_s if self.goes_on else SAVE_S)
+        else:
+            self.then, self.stay_s = max(self.then, command.then, key=ORDER.index), max(self.stay_s, command.stay_s)
+            self.deadline = deadline
+
+    def _end_as_saved(self, deadline: float) -> None:
+        self.save_done, self.stands_until, self.deadline = self.world.now, None, deadline
+
+    def _go_on(self) -> None:
+        self.saved, self.ref, self.save_done, self.stands_until = self.saved + 1, None, None, None
 
     def _start(self) -> None:
         job = self._call(lambda: self.world.kube.get_job(NS, "train"))
@@ -446,7 +499,8 @@ class Training:
             new = scene.checkpoint(self.attempt, self.saved + 1, step=self.step)
             self.ref = dataclasses.replace(new, created_at=world.now - 95)
         ref = self.ref
-        request = CommitRequest(NS, "train", self.attempt, ref, SAVE_S, self.step - 1, self.goes_on)
+        stays = self.then == "stay"
+        request = CommitRequest(NS, "train", self.attempt, ref, SAVE_S, self.step - 1, self.goes_on, stays)
         try:
             said = self._write(lambda j: reports.commit(j, request, world.now))
         except RefusedError:
@@ -456,12 +510,16 @@ class Training:
         stands = found is not None and found.id == ref.id
         if stands and found not in world.committed:
             world.committed.append(found)
-        if said and self.goes_on:
+        if said and stays:
             assert stands
-            self.saved, self.ref, self.save_done, self.goes_on = self.saved + 1, None, None, False
+            self.save_done, self.stands_until = None, world.now + self.stay_s
+            world.when_saved()
+        elif said and self.goes_on:
+            assert stands
+            self._go_on()
         elif said:
             assert stands
             self.done = True
             self.gone = self.kill_at is not None
         elif world.now >= self.deadline and self.kill_at is None and not stands:
-            self.save_done = None  # given up; the ranks go on
+            self._go_on()  # given up

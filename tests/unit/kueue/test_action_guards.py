@@ -26,14 +26,14 @@ STATUS = RequestStatus("r", "pause", "running", "", 0.0, 1)
 JOB_WRITERS = (
     actions.RecordHistory(NOTE), actions.Repair(NOTE), actions.StartCheckpoint(NOTE), actions.ReleaseHold(NOTE),
     actions.AnswerRequest(NOTE, status=STATUS), actions.AskCheckpoint(NOTE), actions.BeginFrom(NOTE),
-    actions.KeepRecords(),
+    actions.KeepRecords(), actions.NoteLeave(NOTE),
     actions.Reshape(body={"spec": {"parallelism": 1}}), actions.GiveUp(annotations=NOTE), actions.AnswerReady(NOTE),
     actions.RequestReadmission(NOTE), actions.PatchWorkload(NOTE),
 )  # fmt: skip
 WORKLOAD_WRITERS = (
     actions.AnswerReady(message="m"), actions.Wait(message="m"), actions.Withdraw(message="m"), fence.UNMANAGED,
     actions.RequestReadmission(message="m"), actions.Revive(status={"x": 1}),
-    actions.PatchWorkload(body={"spec": {"active": False}}),
+    actions.PatchWorkload(body={"spec": {"active": False}}, safe="saved"),
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from kueue_integration.controller import expectations
 from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.reconciler import Reconciler, Task
+from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.errors import Conflict, KubeError, Unreachable
 from kueue_integration.guard import names as guards
 from kueue_integration.kube import server_time
@@ -30,7 +31,7 @@ from kueue_integration.kube.resources import (
 )
 from kueue_integration.planner import priority, quota
 from proxy.protocol import decode
-from proxy.protocol.messages import AttemptRecord, to_json
+from proxy.protocol.messages import AttemptRecord, CommitRequest, to_json
 
 TASK = Task("job", NS, "train")
 FENCE = {
@@ -428,18 +429,23 @@ def test_the_plan_moves_a_small_job_back(world):
     objects = (job, workload, scene.pod(0), scene.pod(1), queue, local)
     kube, reconciler = world(*objects, settings=Settings(regrow="act", regrow_min_run_s=1))
     reconciler.handle(Task("plan"))
-    assert check_of(kube)["state"] == "Retry"
-    assert check_of(kube)["message"] == "quota is free again: 2 -> 4 workers on ondemand"
+    assert check_of(kube)["state"] == "Ready", "it is saved first"
     (told,) = (event for event in kube.objects() if event["kind"] == EVENT.name)
     assert (told["reason"], told["action"]) == (job_names.EVENT_PLANNER_DONE, "readmit")
     assert told["metadata"]["labels"] == {job_names.LABEL_PLANNER: "regrow"}
     reason = "regrow: readmit of team/train: quota is free again: 2 -> 4 workers on ondemand"
     assert told["message"].startswith(f"{reason} (gain 610 device-seconds; costs about ")
     assert reconciler._metrics.value("singularity_planner_actions_total", "regrow readmit done") == 1
-    eventually(lambda: "Retry" in str(reconciler.world.workload_of(NS, "train")))
+    eventually(lambda: job_names.ANN_LEAVE in str(reconciler.world.job(NS, "train")))
     before = len(writes(kube))
     reconciler.handle(Task("plan"))
     assert len(writes(kube)) == before  # asked once
+    stays = CommitRequest(NS, "train", 1, scene.checkpoint(), 1.0, 9, goes_on=True, stays=True)
+    saved = reports.commit(kube.get_job(NS, "train"), stays, time.time())
+    kube.patch_job(NS, "train", {"metadata": {"annotations": saved}})
+    eventually(lambda: '"saved"' in str(reconciler.world.job(NS, "train")))
+    eventually(lambda: reconciler.handle(TASK) or check_of(kube)["state"] == "Retry")
+    assert check_of(kube)["message"] == "quota is free again: 2 -> 4 workers on ondemand"
 
 
 def test_our_admission_check_is_made_active_and_others_left_alone(world):

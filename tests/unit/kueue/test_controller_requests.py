@@ -8,11 +8,12 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0
 
-from kueue_integration.contract import job_names
-from kueue_integration.controller import request_status, reshape
+from kueue_integration.contract import job_names, leaves
+from kueue_integration.controller import leave, request_status, reshape
 from kueue_integration.controller.actions import (
     AnswerReady,
     AnswerRequest,
+    NoteLeave,
     PatchWorkload,
     RecordHistory,
     RequestReadmission,
@@ -79,12 +80,17 @@ def pods(count=4, number=1, node="node-b"):
 
 
 def act(the_job, workload, the_pods=(), flavors=("ondemand", "spot"), now=NOW):
-    """What is decided once the controller has written down what it sees of the attempt and its pods."""
+    """What is decided once the controller has written down what it sees of the attempt and its pods, and an attempt
+    that is to be stopped is saved."""
     for _ in range(3):
         found = scene.decide(the_job, workload, the_pods, now, Settings(), scene.nobody, lambda job: flavors)
-        if not isinstance(found.action, RecordHistory):
+        if not isinstance(found.action, (RecordHistory, NoteLeave)):
             return found
         the_job = merge_patch(the_job, {"metadata": {"annotations": dict(found.action.job_annotations)}})
+        begun = leaves.of(the_job)
+        if isinstance(found.action, NoteLeave) and begun is not None and begun.state == "saving":
+            saved = leaves.stored(leave.saved(begun, "train-a1-g1", now))
+            the_job = merge_patch(the_job, {"metadata": {"annotations": saved}})
     raise AssertionError("the bookkeeping does not settle")
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from kueue_integration.cli import tables, trace_svg, trace_text
 from kueue_integration.contract import attempt_phases, attempt_records, job_names
 from kueue_integration.contract.attempt_phases import AttemptPhases
+from kueue_integration.contract.leaves import Leave, Shape
 from kueue_integration.contract.saveable import Saveable
 from kueue_integration.controller.cache import World
 from kueue_integration.controller.errors import BadAnnotationError, RefusedError
@@ -69,6 +70,8 @@ GOOD: dict[str, str] = {
     job_names.ANN_PLACEMENT: to_json(PLACEMENT),
     job_names.ANN_REQUEST: to_json(JobRequest("r1", "migrate", T0, placement=PLACEMENT)),
     job_names.ANN_REQUEST_STATUS: to_json(RequestStatus("r1", "migrate", "running", "m", T0, 1)),
+    job_names.ANN_SHAPE_BEFORE: to_json(Shape({job_names.ANN_PLACEMENT: None, job_names.ANN_WORKERS: "4"})),
+    job_names.ANN_LEAVE: to_json(Leave(2, "failed", T0 + 20, T0 + 40, T0 + 30, "migrate", "r1", message="m")),
     job_names.ANN_CHECKPOINT_REQUEST: to_json(JobRequest("r2", "checkpoint", T0, timeout_s=60)),
     job_names.ANN_CHECKPOINT_STATUS: to_json(
         RequestStatus("r2", "checkpoint", "running", "m", T0, 2, deadline=T0 + 99)

@@ -13,19 +13,28 @@ from controller_scene import T0
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kueue_integration.contract import job_names
+from kueue_integration.contract import job_names, leaves
+from kueue_integration.controller import leave
 from kueue_integration.controller.actions import RequestReadmission
 from kueue_integration.controller.planning import carry_out
 from kueue_integration.controller.planning.look import read_job, read_queue, read_workload
 from kueue_integration.controller.planning.selection import terms
-from kueue_integration.controller.snapshot import Pod
+from kueue_integration.controller.snapshot import Pod, Snapshot
 from kueue_integration.kube.resources import merge_patch
 from kueue_integration.planner import job as planned
 from kueue_integration.planner import measure, model
 from kueue_integration.planner.arbiter import Arbiter, Limits, Terms
 from kueue_integration.planner.policies import regrow
 from kueue_integration.planner.settings import MoveLimits, PlannerSettings
-from proxy.protocol.messages import AttemptRecord, JobRequest, NodeRequirement, Placement, RequestStatus, to_json
+from proxy.protocol.messages import (
+    AttemptRecord,
+    JobRequest,
+    NodeRequirement,
+    Placement,
+    RequestStatus,
+    from_json,
+    to_json,
+)
 
 FLAVORS = (("ondemand", "1"), ("spot", "500m"))
 
@@ -106,8 +115,22 @@ def look(candidates, *, others=(), pending=(), of=None, now=T0 + 100, min_run=10
     chosen = next((r.proposal for r in rulings if r.allowed), None)
     if chosen is None:
         return Outcome(wake_at=min((now + r.wait_s for r in rulings if r.wait_s is not None), default=None))
-    job = next(c.raw() for c in candidates if c.candidate() == chosen.job)
-    return Outcome(chosen.job, carry_out.readmission(job, chosen.reason))
+    running = next(c for c in candidates if c.candidate() == chosen.job)
+    return Outcome(chosen.job, readmission(running, chosen.reason, now))
+
+
+def readmission(running: Running, reason: str, now: float) -> RequestReadmission:
+    """What follows once the job is saved."""
+    job = running.raw()
+    begun = carry_out.saved_first(job, reason, 600.0, now)
+    (text,) = begun.job_annotations.values()
+    assert text is not None
+    saved = leaves.stored(leave.saved(from_json(leaves.Leave, text), "train-a1-g1", now))
+    seen = Snapshot.parse(merge_patch(job, {"metadata": {"annotations": saved}}), running.workload, running.pods)
+    assert seen.workload is not None
+    action = leave.follow(seen, seen.workload, 600.0, now).action
+    assert isinstance(action, RequestReadmission)
+    return action
 
 
 def big(state="reserved", cpu="1", priority=1000, request="250m", wanted=4, flavor="ondemand", queue_name="training"):
