@@ -47,23 +47,29 @@ class JobVerbs:
             self._connected = kube, self._namespace or default
         return self._connected
 
-    def resize(self, job: str, workers: int, min_workers: int | None = None) -> Result:
+    def resize(self, job: str, workers: int, min_workers: int | None = None, lose_work: bool = False) -> Result:
         """Change the number of pods; see `kueue_integration.requests.verbs.resize`."""
-        return verbs.resize(*self._where(), job, workers, min_workers, by=self._by)
+        return verbs.resize(*self._where(), job, workers, min_workers, by=self._by, lose_work=lose_work)
 
     def migrate(
-        self, job: str, flavor: str | None = None, away_from_node: str | None = None, anywhere: bool = False
+        self,
+        job: str,
+        flavor: str | None = None,
+        away_from_node: str | None = None,
+        anywhere: bool = False,
+        lose_work: bool = False,
     ) -> Result:
         """Move to a flavor or away from a node; see `kueue_integration.requests.verbs.migrate`."""
-        return verbs.migrate(*self._where(), job, flavor, away_from_node, anywhere, by=self._by)
+        kube, namespace = self._where()
+        return verbs.migrate(kube, namespace, job, flavor, away_from_node, anywhere, self._by, lose_work)
 
     def checkpoint(self, job: str, timeout_s: float | None = None) -> Result:
         """Save a checkpoint of a running job, which goes on."""
         return verbs.checkpoint(*self._where(), job, timeout_s, by=self._by)
 
-    def pause(self, job: str) -> Result:
-        """Stop with a checkpoint and give the quota back."""
-        return verbs.pause(*self._where(), job, by=self._by)
+    def pause(self, job: str, lose_work: bool = False) -> Result:
+        """Stop with a checkpoint and give the quota back; see `kueue_integration.requests.verbs.pause`."""
+        return verbs.pause(*self._where(), job, by=self._by, lose_work=lose_work)
 
     def resume(self, job: str) -> Result:
         """Queue a paused job again."""

@@ -16,6 +16,7 @@ from ..kube.api import Kube
 from ..kube.resources import Object
 from . import EXIT_FAILED, tables
 from .common import open_cluster
+from .verbs import lose_work_option
 
 
 @click.command()
@@ -33,6 +34,7 @@ from .common import open_cluster
 @click.option("--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds for each job.")
 @click.option("--no-cordon", is_flag=True, help="Leave the nodes as they are: they may take new pods.")
 @click.option("--dry-run", is_flag=True, help="Show what would be moved, and change nothing.")
+@lose_work_option
 @click.pass_context
 def drain(
     ctx: click.Context,
@@ -44,6 +46,7 @@ def drain(
     timeout: float,
     no_cordon: bool,
     dry_run: bool,
+    lose_work: bool,
 ) -> None:
     """Move all training jobs away from nodes: checkpoint, move, done. Other pods stay for `kubectl drain`.
 
@@ -65,7 +68,7 @@ def drain(
     names = list(dict.fromkeys(nodes))
     found = library.found(kube, names)
     who = os.environ.get("USER", "")
-    made = Drain(kube, names, namespace, who, at_once, timeout, _say)
+    made = Drain(kube, names, namespace, who, at_once, timeout, _say, lose_work=lose_work)
     if dry_run:
         shown = made.preview()
         click.echo(preview_table(shown))

@@ -6,16 +6,19 @@ import click
 
 from ..kube.api import Kube
 from ..requests import verbs
-from .verbs import verb
+from .verbs import lose_work_option, verb
 
 
 @click.command()
 @verb
-def pause(kube: Kube, namespace: str, name: str) -> verbs.Result:
+@lose_work_option
+def pause(kube: Kube, namespace: str, name: str, lose_work: bool) -> verbs.Result:
     """Stop a job with a checkpoint and give its quota back, until `singularityctl resume`.
+
+    A job that cannot be saved is not stopped: it goes on, and the request fails with the reason.
 
     \b
     Example:
       singularityctl pause digits --wait
     """
-    return verbs.pause(kube, namespace, name)
+    return verbs.pause(kube, namespace, name, lose_work=lose_work)

@@ -51,6 +51,12 @@ def verb_options(function: F) -> F:
     return job_argument(cluster_options(wait_options(function)))
 
 
+def lose_work_option(function: F) -> F:
+    """`--lose-work`."""
+    text = "Stop it also if it cannot be saved: it then begins again at its last checkpoint."
+    return click.option("--lose-work", is_flag=True, help=text)(function)
+
+
 def wait_options(function: F) -> F:
     """`--wait` and `--timeout`."""
     function = click.option(

@@ -48,8 +48,12 @@ def busy(job: Mapping[str, Any] | None, by: str) -> user_requests.Problem | None
     return "request", request.op, f"{who}, is under way: {answer.message if answer else 'the controller is to answer'}"
 
 
-def leave(kube: Kube, namespace: str, name: str, nodes: Sequence[str], by: str) -> Departure:
+def leave(
+    kube: Kube, namespace: str, name: str, nodes: Sequence[str], by: str, lose_work: bool = False
+) -> Departure:
     """Ask a job to leave `nodes` with a checkpoint. Another request that is under way is never replaced.
+
+    One that cannot be saved stays, unless `lose_work`.
 
     Raises RequestRefusedError, JobNotFoundError, PlatformError (may not look at nodes or flavors), KubeError.
     """
@@ -58,7 +62,7 @@ def leave(kube: Kube, namespace: str, name: str, nodes: Sequence[str], by: str) 
     def fill(job: Object, request: JobRequest) -> JobRequest:
         full, target = _filled(kube, job, request, nodes)
         seen[:] = [(_standing(job), target)]
-        return full
+        return replace(full, lose_work=lose_work or None)
 
     asked = verbs.ask(kube, namespace, name, "migrate", by, fill)
     return Departure(asked, *seen[0], by)

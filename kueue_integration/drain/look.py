@@ -92,8 +92,16 @@ def by_job(pods: Sequence[Object]) -> dict[Key, list[Object]]:
     return found
 
 
-def look(job: Object | None, workload: Object | None, pods: Sequence[Object], nodes: Sequence[str], by: str) -> Look:
-    """One look. `pods`: all of the job's; `nodes`: those that are drained; `by`: how our own requests are signed."""
+def look(
+    job: Object | None,
+    workload: Object | None,
+    pods: Sequence[Object],
+    nodes: Sequence[str],
+    by: str,
+    lose_work: bool = False,
+) -> Look:
+    """One look. `pods`: all of the job's; `nodes`: those that are drained; `by`: how our own requests are signed;
+    `lose_work`: it leaves also where that costs it steps."""
     alive = [pod for pod in pods if at_work(pod)]
     places = {node_of(pod) for pod in alive}
     on, elsewhere = tuple(sorted(places & {*nodes})), tuple(sorted(places - {*nodes}))
@@ -114,7 +122,7 @@ def look(job: Object | None, workload: Object | None, pods: Sequence[Object], no
         priority=int(((workload or {}).get("spec") or {}).get("priority") or 0),
         trains=_trains(job, last),
         stopping=_stopping(job, workload, last),
-        refusal=_refusal(job, status, by),
+        refusal=_refusal(job, status, by, lose_work),
         change=change,
         save=save,
     )
@@ -130,10 +138,10 @@ def _stopping(job: Object, workload: Object | None, last: AttemptRecord | None) 
     return last is not None and (last.evicted_at is not None or last.ended_by is not None)
 
 
-def _refusal(job: Object, status: JobStatus, by: str) -> Refusal | None:
+def _refusal(job: Object, status: JobStatus, by: str, lose_work: bool) -> Refusal | None:
     """What would cost a job steps, or would replace somebody else's request."""
     kind, name, namespace = str(job.get("kind")).lower(), job["metadata"]["name"], status.namespace
-    if status.hold != job_names.HOLD_ARMED:
+    if status.hold != job_names.HOLD_ARMED and not lose_work:
         grace = save_time_estimate.limits_of(job).grace
         fix = f"kubectl annotate {kind} {name} -n {namespace} {job_names.ANN_HOLD}={job_names.HOLD_ARMED} --overwrite"
         within = f" of {grace:.0f} s" if grace else ""
@@ -151,7 +159,7 @@ def _refusal(job: Object, status: JobStatus, by: str) -> Refusal | None:
     limits = save_time_estimate.limits_of(job)
     budget = save_time_estimate.Limits(limits.budget, 0.0)
     slow = save_time_estimate.warnings(status.estimated_save_s, budget)
-    if slow:
+    if slow and not lose_work:
         fix = f"kubectl annotate {kind} {name} -n {namespace} {job_names.ANN_BUDGET}=SECONDS --overwrite"
         return Refusal(f"it cannot be saved in time: {slow[0]}", fix)
     return None

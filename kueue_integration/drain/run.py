@@ -20,7 +20,8 @@ _NO_ANSWER = "the API server does not answer, trying again"
 
 
 class Drain:
-    """One drain of `nodes`. `namespace` None: of all; `by`: who asks; `say` hears of every step of a job.
+    """One drain of `nodes`. `namespace` None: of all; `by`: who asks; `say` hears of every step of a job;
+    `lose_work`: a job that cannot be saved leaves all the same.
 
     `clock` is monotonic, `pause` passes the time between two looks; both in seconds.
     """
@@ -36,11 +37,12 @@ class Drain:
         say: Callable[[Key, str], None] = lambda key, text: None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[], None] = lambda: time.sleep(_LOOK_S),
+        lose_work: bool = False,
     ) -> None:
         self._kube, self._nodes, self._namespace = kube, nodes, namespace
         what = f"drain of {', '.join(nodes)}"
         self._by = f"{by} ({what})" if by else what
-        self._at_once, self._timeout_s = at_once, timeout_s
+        self._at_once, self._timeout_s, self._lose_work = at_once, timeout_s, lose_work
         self._say, self._clock, self._pause = say, clock, pause
         self._told: dict[Key, str] = {}
         self._pods: dict[Key, list[Object]] = {}
@@ -111,7 +113,7 @@ class Drain:
         self.moves = plan.over(self.moves, self._at_once)
 
     def _first(self, key: Key, pods: list[Object]) -> None:
-        move = Move(key)
+        move = Move(key, saved=self._lose_work)
         try:
             seen, _ = self._look(key, pods)
         except KubeError as error:
@@ -150,7 +152,7 @@ class Drain:
     def _asked(self, move: Move, ask: Ask, now: float) -> Move:
         namespace, name = move.key
         if ask is Ask.LEAVE:
-            left = departure.leave(self._kube, namespace, name, self._nodes, self._by)
+            left = departure.leave(self._kube, namespace, name, self._nodes, self._by, self._lose_work)
             return replace(move, stage=Stage.LEAVING, asked=left.asked, departure=left)
         left_s = self._timeout_s - (now - (now if move.since is None else move.since))
         seconds = min(max(1.0, left_s), user_requests.MAX_CHECKPOINT_S)
@@ -179,7 +181,7 @@ class Drain:
         namespace, name = key
         job = kinds.find(self._kube, namespace, name)
         workload = None if job is None else self._kube.get_workload_for_job(job)
-        return look(job, workload, pods, self._nodes, self._by), job
+        return look(job, workload, pods, self._nodes, self._by, self._lose_work), job
 
     def _not_answered(self, move: Move, error: KubeError) -> None:
         now = self._clock()

@@ -47,6 +47,10 @@ def test_a_dag_or_a_button_asks_and_waits(kube: FakeKube) -> None:
     kube.patch_job("team", "digits", {"metadata": {"annotations": user_requests.stored(status)}})
     assert verbs.wait(asked).ok
     assert (verbs.pause("digits").op, verbs.resume("digits").op) == ("pause", "resume")
+    for asks in (verbs.pause, lambda job, lose_work: verbs.resize(job, 2, lose_work=lose_work)):
+        asks("digits", lose_work=True)
+        request = user_requests.asked(kube.get_job("team", "digits"), user_requests.CHANGE)
+        assert request is not None and request.lose_work is True
 
 
 def test_what_cannot_be_is_raised_as_the_librarys_own_error(kube: FakeKube) -> None:

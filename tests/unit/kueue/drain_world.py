@@ -99,6 +99,14 @@ class World:
         body = {"metadata": {"annotations": annotations}}
         self.kube.patch(JOB, "default", job, body)
 
+    def fail_change(self, why: str) -> None:
+        """The request for a change of the one job has failed."""
+        job = self.kube.get_job("default", "digits")
+        request = user_requests.asked(job, user_requests.CHANGE)
+        assert request is not None
+        status = RequestStatus(request.id, "migrate", "failed", why, self.now, 1, self.now)
+        self.note("digits", **user_requests.stored(status))
+
     def _save(self, job: Object) -> None:
         request = user_requests.asked(job, user_requests.CHECKPOINT)
         if request is None or user_requests.answer(job, user_requests.CHECKPOINT) is not None:

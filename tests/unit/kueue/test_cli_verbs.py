@@ -10,7 +10,7 @@ from kueue_integration import cli
 from kueue_integration.cli import verbs as cli_verbs
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
-from kueue_integration.requests import verbs
+from kueue_integration.requests import user_requests, verbs
 
 COMMANDS = {
     "resize": ["--workers", "2"], "migrate": ["--flavor", "spot"], "checkpoint": [], "pause": [], "resume": [],
@@ -41,6 +41,14 @@ def test_help_has_examples_and_exit_codes(name: str) -> None:
 def test_asked_for_without_waiting(kube: FakeKube, name: str, more: list[str]) -> None:
     done = run(name, "digits", *more)
     assert (done.exit_code, done.output) == (0, f"{name} of job default/digits: asked for\n")
+
+
+@pytest.mark.parametrize("name", ["resize", "migrate", "pause"])
+@pytest.mark.parametrize("loses", [False, True])
+def test_who_wants_to_lose_work_says_so(kube: FakeKube, name: str, loses: bool) -> None:
+    assert run(name, "digits", *COMMANDS[name], *(["--lose-work"] if loses else [])).exit_code == 0
+    asked = user_requests.asked(kube.get_job("default", "digits"), user_requests.CHANGE)
+    assert asked is not None and asked.lose_work is (True if loses else None)
 
 
 @pytest.mark.parametrize(("state", "code"), [("done", 0), ("failed", 1)])

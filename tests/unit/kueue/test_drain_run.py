@@ -147,6 +147,26 @@ def refused(world: World) -> str:
     return f"{move.refusal.why} | {move.refusal.fix}"
 
 
+@pytest.mark.parametrize("hold", ["armed", "off"])
+def test_who_does_not_mind_the_loss_moves_a_job_that_cannot_be_saved(world: World, hold: str) -> None:
+    world.train(**{job_names.ANN_HOLD: hold})
+    world.save_fails = "no checkpoint: rank 0 holds a lock"
+    drain = world.drain(lose_work=True)
+    drain.run()
+    assert drain.moves[KEY].stage is Stage.AWAY
+    assert user_requests.asked(world.kube.get_job(*KEY), user_requests.CHECKPOINT) is None, "no save is asked for"
+
+
+def test_a_job_that_cannot_be_saved_any_more_stays_where_it_is(world: World) -> None:
+    """Its first save worked, and the one that ends the attempt did not."""
+    world.train()
+    world.events[3] = lambda: world.fail_change("not stopped, it goes on: no checkpoint: rank 0 holds a lock")
+    drain = world.drain()
+    drain.run()
+    move = drain.moves[KEY]
+    assert move.stage is Stage.STAYS and move.refusal is not None and "rank 0 holds a lock" in move.refusal.why
+
+
 @pytest.mark.parametrize("hold", ["off", "released"])
 def test_a_hold_that_is_not_armed(world: World, hold: str) -> None:
     world.train(**{job_names.ANN_HOLD: hold})
