@@ -136,10 +136,13 @@ def _pass_time(jobs: Sequence[Sim], now: float) -> None:
 def _kueue(jobs: Sequence[Sim], devices: int, now: float) -> int:
     """Admits, preempts; how many it has preempted."""
     preempted = 0
-    order = sorted((j for j in jobs if j.state == "waits"), key=lambda j: (-j.priority, j.arrives))
+    order = sorted([j for j in jobs if j.state == "waits"], key=lambda j: (-j.priority, j.arrives))
+    free = devices - sum([j.size for j in jobs if j.state in ("runs", "leaves")])
+    lowest = min([j.priority for j in jobs if j.state == "runs"], default=0)
+    leaving = sum([j.size for j in jobs if j.state == "leaves"])
     for job in order:
-        free = devices - sum(j.size for j in jobs if j.state in ("runs", "leaves"))
         if job.size <= free:
+            free, lowest = free - job.size, min(lowest, job.priority)
             restored = {"restored_from": "c"} if job.attempts else {}
             job.state, job.trains_at = "runs", now + RESTORE_S
             job.attempts.append(
@@ -149,14 +152,13 @@ def _kueue(jobs: Sequence[Sim], devices: int, now: float) -> int:
                 )
             )  # fmt: skip
             continue
-        lower = [j for j in jobs if j.state == "runs" and j.priority < job.priority]
+        lower = [j for j in jobs if j.state == "runs" and j.priority < job.priority] if lowest < job.priority else []
         lower.sort(key=lambda j: (j.priority, -j.attempts[-1].admitted_at))
-        coming = free + sum(j.size for j in jobs if j.state == "leaves")
-        while coming < job.size and lower:
+        while free + leaving < job.size and lower:
             victim = lower.pop(0)
-            coming, preempted = coming + victim.size, preempted + 1
+            leaving, preempted = leaving + victim.size, preempted + 1
             _leave(victim, "Preempted", "", now)
-        if coming >= job.size:
+        if free + leaving >= job.size:
             break  # it is next
     return preempted
 

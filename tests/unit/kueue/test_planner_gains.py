@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from statistics import fmean
 
 import pytest
@@ -19,8 +19,13 @@ TURNS: Policy = partial(time_sharing.propose, quantum_s=900.0)
 
 def both(name: str, policy: Policy, **how: float) -> tuple[list[Outcome], list[Outcome]]:
     """Without and with the policy, for each seed."""
-    plain = [play(workload(seed, **how), None, LIMITS) for seed in SEEDS]  # type: ignore[arg-type]
+    plain = without(tuple(how.items()))
     return plain, [play(workload(seed, **how), (name, policy), LIMITS) for seed in SEEDS]  # type: ignore[arg-type]
+
+
+@cache
+def without(how: tuple[tuple[str, float], ...]) -> list[Outcome]:
+    return [play(workload(seed, **dict(how)), None, LIMITS) for seed in SEEDS]  # type: ignore[arg-type]
 
 
 def first_start(outcomes: list[Outcome]) -> float:
