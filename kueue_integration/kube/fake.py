@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from ..errors import AlreadyExists, Conflict, Gone, KubeError, NotFound
 from .api import Kube, with_precondition
@@ -20,6 +20,17 @@ from .resources import ACCESS_REVIEW, SUBJECT_REVIEW, TOKEN_REVIEW, Kind, Object
 
 _STATUS_SUBRESOURCE = {"Job", "Pod", "Workload", "LocalQueue", "ClusterQueue", "AdmissionCheck", "Service"}
 _Key = tuple[str, str | None, str]
+_T = TypeVar("_T")
+
+
+def copied(value: _T) -> _T:
+    """Return a copy of JSON, as `copy.deepcopy` does, in a fifth of its time: tests copy a million objects."""
+    made: Any = value
+    if isinstance(value, dict):
+        made = {key: copied(each) for key, each in value.items()}
+    elif isinstance(value, list):
+        made = [copied(each) for each in value]
+    return cast("_T", made)
 
 
 def copied(value: Any) -> Any:
