@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import stat
@@ -10,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 PROC = Path("/proc")
+_PIDFD_GETFD = 438
+"""System call number, the same on all architectures."""
 _PROJECTED = re.compile(r"/\.\.\d{4}_\d\d_\d\d_")
 
 
@@ -74,21 +77,65 @@ def name(pid: int, proc: Path = PROC) -> str:
 
 def inner_pid(pid: int, proc: Path = PROC) -> int:
     """PID of a process as it sees itself; as we see it once it has ended."""
-    try:
-        status = (proc / str(pid) / "status").read_text()
-    except OSError:
-        return pid
-    return next((int(line.split()[-1]) for line in status.splitlines() if line.startswith("NSpid:")), pid)
+    words = _status(pid, "NSpid", proc).split()
+    return int(words[-1]) if words else pid
 
 
 def catches(pid: int, number: int, proc: Path = PROC) -> bool:
     """Whether a process has a handler for signal `number`."""
+    return bool(int(_status(pid, "SigCgt", proc) or "0", 16) >> (number - 1) & 1)
+
+
+def traced(pids: Sequence[int], proc: Path = PROC) -> list[str]:
+    """A sentence for each process that another one traces: nobody else can, then."""
+    found = []
+    for pid in pids:
+        tracer = int(_status(pid, "TracerPid", proc) or 0)
+        if tracer:
+            found.append(f"{name(pid, proc)} is traced by {name(tracer, proc)}")
+    return found
+
+
+def strays(init: int, root: int, proc: Path = PROC) -> list[str]:
+    """Processes of a slot that do not descend from its rank's first process.
+
+    :param root: PID of the latter, as it sees itself
+    """
+    pids = processes(init, proc)
+    parents = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            parents[pid] = int(stat_words(proc / str(pid) / "stat")[1])
+    family = {pid for pid in pids if inner_pid(pid, proc) == root}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return [name(pid, proc) for pid in parents if pid not in family]
+
+
+def _status(pid: int, field: str, proc: Path) -> str:
+    """A line of a process's `status`; "" if it is not there, or the process has ended."""
+    with contextlib.suppress(OSError):
+        for line in (proc / str(pid) / "status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return line.partition(":")[2].strip()
+    return ""
+
+
+@contextlib.contextmanager
+def borrowed(pid: int, descriptor: int) -> Iterator[int]:
+    """A process's open file, as a descriptor of our own. Raises OSError."""
+    process = os.pidfd_open(pid)
     try:
-        status = (proc / str(pid) / "status").read_text()
-    except OSError:
-        return False
-    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (number - 1) & 1)
+        libc = ctypes.CDLL(None, use_errno=True)
+        own = libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
+        if own < 0:
+            raise OSError(ctypes.get_errno(), "pidfd_getfd")
+    finally:
+        os.close(process)
+    try:
+        yield own
+    finally:
+        os.close(own)
 
 
 def memory_bytes(pids: Sequence[int], enough: int, proc: Path = PROC) -> int:

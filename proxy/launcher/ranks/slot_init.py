@@ -39,6 +39,7 @@ TOOL_SOCKET = 3
 WORDS = 2000
 """Bytes of a tool's output that are passed on."""
 _SET_PDEATHSIG = 1
+_SET_CHILD_SUBREAPER = 36
 
 
 def parse(line: bytes) -> dict[str, Any]:
@@ -142,8 +143,12 @@ def _child(become: Any) -> None:
 
 
 def _become(order: dict[str, Any]) -> None:
-    """A rank: own session (for CRIU the root leads one), no inherited descriptor, its user, its few rights."""
+    """A rank: own session (for CRIU the root leads one), no inherited descriptor, its user, its few rights.
+
+    A process whose parent ends becomes its child, as with pid 1 of a container: CRIU saves a tree.
+    """
     os.setsid()
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     _plain(log)
     os.chdir(order["cwd"])

@@ -12,13 +12,10 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import DumpError
-from . import protobuf
-from .protobuf import VARINT, Field, encode, fields
+from . import files_image
+from .protobuf import VARINT, Field
 from .sockets import Address, Socket, host_of
 
-FILES = "files.img"
-_BEGIN = protobuf.magic(0x56303138)
 _FILE_INET = 4
 """Field of file_entry."""
 _PROTOCOL, _STATE, _SRC_PORT, _DST_PORT, _SRC, _DST, _SHUTDOWN = 5, 6, 7, 8, 11, 12, 19
@@ -37,33 +34,26 @@ def sever(images: Path, leads_out: LeadsOut) -> None:
     :param leads_out: called with a connected socket, and the (local, remote) of all TCP sockets of the rank
     :raises DumpError: the image is not as CRIU 4 writes it
     """
-    path = images / FILES
-    try:
-        path.write_bytes(severed(path.read_bytes(), leads_out))
-    except (ValueError, OSError) as error:
-        raise DumpError(f"the image's {FILES} cannot be read: {error}; was it written by CRIU 4?") from None
+    files_image.rewrite(images / files_image.FILES, lambda data: severed(data, leads_out))
 
 
 def severed(data: bytes, leads_out: LeadsOut) -> bytes:
     """files.img with its connections cut. Pure. Raises ValueError."""
-    entries = [list(fields(entry)) for entry in protobuf.messages(data, _BEGIN)]
-    sockets = [_socket(list(fields(_bytes(f)))) for entry in entries for f in entry if f.number == _FILE_INET]
+    sockets = map(_socket, files_image.entries(data, _FILE_INET))
     ours = {(s.local, s.remote) for s in sockets if s is not None and s.protocol == "tcp"}
-    cut = ([_cut(f, ours, leads_out) if f.number == _FILE_INET else f for f in entry] for entry in entries)
-    return protobuf.image(_BEGIN, map(encode, cut))
+    return files_image.mapped(data, _FILE_INET, lambda entry: _cut(entry, ours, leads_out))
 
 
-def _cut(field: Field, ours: set[tuple[Address, Address]], leads_out: LeadsOut) -> Field:
-    entry = list(fields(_bytes(field)))
+def _cut(entry: list[Field], ours: set[tuple[Address, Address]], leads_out: LeadsOut) -> list[Field]:
     socket = _socket(entry)
     if socket is None or not socket.connected or not leads_out(socket, ours):
-        return field
+        return entry
     zero = {_SRC_PORT, _SRC} | ({_DST_PORT, _DST} if socket.protocol == "tcp" else set())
     kept = [Field(f.number, f.kind, _zeros(f)) if f.number in zero else f for f in entry]
     if socket.protocol == "tcp":
         kept = [Field(_STATE, VARINT, _CLOSED) if f.number == _STATE else f for f in kept if f.number != _SHUTDOWN]
         kept.append(Field(_SHUTDOWN, VARINT, _BOTH))
-    return Field(field.number, field.kind, encode(kept))
+    return kept
 
 
 def _zeros(field: Field) -> int | bytes:
@@ -90,9 +80,3 @@ def _address(entry: list[Field], words: int, port: int) -> Address:
 
 def _int(entry: list[Field], number: int) -> int:
     return next((f.value for f in entry if f.number == number and isinstance(f.value, int)), 0)
-
-
-def _bytes(field: Field) -> bytes:
-    if isinstance(field.value, int):
-        raise ValueError(f"field {field.number} is no message")
-    return field.value

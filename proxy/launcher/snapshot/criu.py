@@ -19,7 +19,7 @@ from .standstill import Standstill
 _HARMLESS = re.compile(r"tun:|rlimit")
 # Connections stay inside the slot (`sockets`): while both ends stand still, no network lock is needed. The log has
 # errors and warnings only: a higher level writes a line for each page, which took a third of a restore's time.
-_COMMON = ("-v2", "--tcp-established", "--network-lock", "skip")
+_COMMON = ("-v2", "--tcp-established", "--network-lock", "skip", "--file-locks")
 LARGEST_GHOST = 0xFFFFF000
 """CRIU keeps the limit in 32 bits."""
 DUMP_LOG = "dump.log"
@@ -37,17 +37,28 @@ class Criu:
 
     tools: Tools
 
-    def dump(self, slot: Slot, images: Path, work: Path, ghosts: int = 512 << 20, *, served: bool = False) -> list[str]:
+    def dump(
+        self,
+        slot: Slot,
+        images: Path,
+        work: Path,
+        ghosts: int = 512 << 20,
+        *,
+        served: bool = False,
+        watched: Sequence[str] = (),
+    ) -> list[str]:
         """Dump and leave everything stopped. So the ranks can go on if the checkpoint fails, and cannot run ahead.
 
         :param ghosts: bytes that a file may have which is deleted and still in use
         :param served: pages go to the page server at the tool's socket
+        :param watched: paths of what inotify watches; CRIU searches those in order, and what is below them
 
         `--link-remap`: a named semaphore is mapped under a temporary name that glibc has unlinked since.
         """
         pages = ("--page-server", "--ps-socket", str(TOOL_SOCKET)) if served else ()
+        scan = [word for path in watched for word in ("--irmap-scan-path", path)]
         return self.tools.criu(
-            "dump", *pages, "-t", str(slot.root), "-D", slot.seen(images), "-W", slot.seen(work), "-o", DUMP_LOG,
+            "dump", *pages, *scan, "-t", str(slot.root), "-D", slot.seen(images), "-W", slot.seen(work), "-o", DUMP_LOG,
             *_COMMON, "--ghost-limit", str(min(ghosts, LARGEST_GHOST)), "--link-remap", "--leave-stopped",
         )  # fmt: skip
 

@@ -51,9 +51,7 @@ class Engine(Protocol[AnyRank]):
     def log_positions(self, plan: Plan) -> dict[int, int]:
         """Bytes of each rank's log that earlier pods have shown. Raises RestoreError."""
 
-    def restore(
-        self, plan: Plan, start: Callable[[], dict[int, AnyRank]], say: Say, laps: Laps
-    ) -> dict[int, AnyRank]:
+    def restore(self, plan: Plan, start: Callable[[], dict[int, AnyRank]], say: Say, laps: Laps) -> dict[int, AnyRank]:
         """The ranks of `plan`, from its checkpoint. Raises RestoreError, MeetingError; no rank is left then.
 
         :param start: starts them anew

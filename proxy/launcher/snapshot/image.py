@@ -42,6 +42,18 @@ class MappedFile:
 
 
 @dataclass(frozen=True)
+class FileLock:
+    """A lock that a rank held on a file which has a name (`locks`). `kind`: flock, posix, ofd."""
+
+    path: str
+    kind: str
+    exclusive: bool
+    start: int = 0
+    size: int = 0
+    """Bytes; 0: up to the end."""
+
+
+@dataclass(frozen=True)
 class RankRecord:
     rank: int
     root: int
@@ -65,6 +77,9 @@ class RankRecord:
     uid: int = 0
     gid: int = 0
     """Of all its processes."""
+    locks: list[FileLock] = field(default_factory=list)
+    watched: list[str] = field(default_factory=list)
+    """Files and folders that it watches (inotify)."""
 
 
 def write_record(folder: Path, record: RankRecord) -> None:

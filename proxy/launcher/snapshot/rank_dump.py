@@ -9,7 +9,7 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +23,30 @@ from ..paths import Paths
 from ..ranks import control_files, halt, process_scan, user
 from ..ranks.rank import Rank
 from ..ranks.slot import Slot
-from . import connections, container_layer, criu, image, mapped_files, page_nowhere, page_server, sockets
+from . import (
+    connections,
+    container_layer,
+    criu,
+    image,
+    locks,
+    mapped_files,
+    page_nowhere,
+    page_server,
+    refusals,
+    sessions,
+    sockets,
+    timers,
+    unix_sockets,
+    watches,
+)
 from .page_nowhere import Nowhere
 
 POLL_S = 0.01
 SETTLE_S = 5.0
 """A rank that is stopped anywhere may hold a connection that it closes soon: the dump waits this long for that."""
 AGAIN_S = 0.2
+PASSES_S = 1.0
+"""And this long for what it is about to read or to accept."""
 Slots = Mapping[int, Slot]
 
 
@@ -113,13 +130,15 @@ def dump(
         sockets.revive(pids, leading_out=True)
         told += [f"rank {rank}: {text}, kept" for text in sockets.kept(pids)]
         told += [f"rank {rank}: {text}, cut if the rank moves" for text in sockets.cut(pids)]
+        told += [f"rank {rank}: {text}, lost if the rank moves" for text in watches.unread(pids)]
     laps.end("dump")
     return told
 
 
 def _stand(slots: Slots, paths: Paths, order: Order) -> None:
     """Stop what has not frozen, and make sure that everything may be dumped."""
-    patience = time.monotonic() + SETTLE_S if order.anywhere else 0.0
+    began = time.monotonic()
+    patience, settled = began + SETTLE_S if order.anywhere else 0.0, began + PASSES_S
     while True:
         if order.anywhere:
             for slot in slots.values():
@@ -127,14 +146,21 @@ def _stand(slots: Slots, paths: Paths, order: Order) -> None:
             joined = [r for r in slots if pagewords.read(paths.run, r, page.R_STATE) not in page.FREE]
             if joined:
                 raise DumpError(f"ranks {joined} met the others, or ended, while they were about to be stopped")
-        problem = _refusal(slots, order.job)
-        if not problem:
+        problem = _refusal(slots, order.job) or refusals.of(slots)
+        now = time.monotonic()
+        if not problem and (now >= min(patience, settled) or not _passes(slots)):
             return
-        if time.monotonic() >= min(patience, order.deadline):
+        if problem and now >= min(patience, order.deadline):
             raise DumpError(problem)
         for slot in slots.values():  # a download, say, may be over soon
             halt.let_go(slot.init)
         time.sleep(AGAIN_S)
+
+
+def _passes(slots: Slots) -> bool:
+    """Whether a rank is about to accept a connection, or to read what its watches saw: neither travels well."""
+    groups = [process_scan.processes(slot.init) for slot in slots.values()]
+    return any(unix_sockets.waiting(pids) or watches.unread(pids) for pids in groups)
 
 
 def _check_room(slots: Slots, paths: Paths, order: Order, files: Files, travelling: int) -> None:
@@ -245,8 +271,14 @@ def _dump_rank(
     work = paths.work(slot.rank)
     written = process_scan.written_files(process_scan.processes(slot.init), work)
     _forget_links(slot)
-    said = _run_criu(slot, tool, order, images, logs, files, real, _drain(paths, slot.rank, order))
+    watched, problem = refusals.watched(slot)
+    if problem:
+        raise DumpError(problem)
+    seen = sorted(watched.values(), key=len, reverse=True)  # the deepest first: CRIU looks through what lies below
+    said = _run_criu(slot, tool, order, images, logs, files, real, _drain(paths, slot.rank, order), seen)
     connections.sever(images, sockets.leads_out)
+    timers.rearm(images)
+    sessions.join(images)
     if order.trial is not None:
         return said
     sizes = [image.WrittenFile(str(path), path.stat().st_size) for path in written if path.exists()]
@@ -261,7 +293,8 @@ def _dump_rank(
     pod = socket.gethostname()
     same = mapped_files.files(pids, travels, paths.root)
     record = image.RankRecord(
-        slot.rank, slot.root, step, log_size, sizes, held, state if held else 0, taken, pod, same, cut, *real
+        slot.rank, slot.root, step, log_size, sizes, held, state if held else 0, taken, pod, same, cut, *real,
+        locks.held(pids), seen,
     )  # fmt: skip
     on_device = devices.record(pids, frozen.get("devices") or [] if frozen else None)
     if on_device is not None:
@@ -286,6 +319,7 @@ def _run_criu(
     files: Files,
     real: tuple[int, int],
     drain: page_server.Sidecar | Nowhere | None,
+    watched: Sequence[str],
 ) -> str:
     """Returns what the page server said. Raises DumpError."""
     pids = process_scan.processes(slot.init)
@@ -294,14 +328,14 @@ def _run_criu(
     server = page_server.PageServer(tool.tools, images, logs, pids, drain) if served else None
     problem, told = "was not started", ""
     try:
-        argv = tool.dump(slot, images, logs, files.limit, served=server is not None)
+        argv = tool.dump(slot, images, logs, files.limit, served=server is not None, watched=watched)
         connect = slot.seen(server.socket) if server is not None else ""
         problem = criu.run(slot, argv, order.deadline - time.monotonic(), real, connect)
     finally:
         if server is not None:
             told = server.end(failed=bool(problem))
     if problem or told:
-        lines = [*([told] if told else []), *criu.errors(logs / criu.DUMP_LOG)]
+        lines = [*([told] if told else []), *unix_sockets.waiting(pids), *criu.errors(logs / criu.DUMP_LOG)]
         raise DumpError(f"rank {slot.rank}: CRIU dump {problem or 'succeeded'}. {' | '.join(lines)}")
     return server.said if server is not None else ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from ..paths import Paths
 from ..ranks import control_files, halt, privileges, process_scan, user
 from ..ranks.slot import Slot
 from ..tools import Tools
-from . import container_layer, criu, image, mapped_files, rank_dump, shared_pages, sockets, standstill
+from . import container_layer, criu, image, locks, mapped_files, rank_dump, shared_pages, sockets, standstill
 
 RESUME_TIMEOUT_S = 600.0
 """Other pods may still be downloading their images."""
@@ -50,6 +51,7 @@ def restore(
             for _ in pool.map(lambda record: _open_slot(plan, paths, tool.tools, record, slots), records.values()):
                 pass  # raises what went wrong
         laps.end("unpack")
+        locks.check({rank: record.locks for rank, record in records.items()}, container_layer.mount_points())
         _restore_all(plan, paths, tool, slots)
         for slot in slots.values():
             halt.let_go(slot.init)
@@ -134,6 +136,9 @@ def _open_slot(plan: Plan, paths: Paths, tools: Tools, record: image.RankRecord,
     slots[record.rank] = slot = Slot(record.rank, paths, tools)
     slot.adopt(record.root)
     image.unpack(paths.image(plan.checkpoint_id, record.rank) / image.SHM_TAR, slot.shm)
+    for path in record.watched:
+        if not os.path.lexists(f"/proc/{slot.init}/root{path}"):
+            raise RestoreError(f"rank {record.rank} watches {path} (inotify), which is not in this pod")
 
 
 def _restore_all(plan: Plan, paths: Paths, tool: criu.Criu, slots: Mapping[int, Slot]) -> None:

@@ -10,7 +10,6 @@ pod, a rank is not dumped.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import ipaddress
 import os
 import socket
@@ -23,8 +22,6 @@ from ..ranks import process_scan
 _LISTEN = "0A"
 _UNCONNECTED = "07"
 _TCP_REPAIR = 19
-_PIDFD_GETFD = 438
-"""System call number, the same on all architectures."""
 
 Address = tuple[str, int]
 
@@ -199,23 +196,15 @@ def revive(pids: Sequence[int], leading_out: bool = False) -> None:
         within a rank must end in silence: otherwise the kernel would keep their ports (TIME_WAIT) when they are
         restored here
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     travels, cut = _parted(pids)
     for item in cut if leading_out else [*travels, *cut]:
         if item.socket.protocol != "tcp" or not item.socket.connected:
             continue
-        with contextlib.suppress(OSError), _borrowed(libc, item) as own:
+        with contextlib.suppress(OSError), _borrowed(item) as own:
             own.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
 
 
 @contextlib.contextmanager
-def _borrowed(libc: ctypes.CDLL, item: Held) -> Iterator[socket.socket]:
-    process = os.pidfd_open(item.pid)
-    try:
-        descriptor = libc.syscall(_PIDFD_GETFD, process, item.descriptor, 0)
-        if descriptor < 0:
-            raise OSError(ctypes.get_errno(), "pidfd_getfd")
-    finally:
-        os.close(process)
-    with socket.socket(fileno=descriptor) as own:
-        yield own
+def _borrowed(item: Held) -> Iterator[socket.socket]:
+    with process_scan.borrowed(item.pid, item.descriptor) as own, socket.socket(fileno=os.dup(own)) as same:
+        yield same

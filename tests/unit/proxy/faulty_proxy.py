@@ -38,9 +38,7 @@ class FaultyProxy:
         self._open: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def fail(
-        self, fault: str, after: int = 0, times: int = 1 << 30, spreads: bool = False, about: bytes = b""
-    ) -> None:
+    def fail(self, fault: str, after: int = 0, times: int = 1 << 30, spreads: bool = False, about: bytes = b"") -> None:
         """From now on `fault`, in requests or answers of which more than `after` bytes have passed, `times` times.
 
         An answer that is under way cannot become a status: give `about` where a status is to meet what is read.

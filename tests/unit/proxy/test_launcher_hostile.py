@@ -17,8 +17,8 @@ from pod_moves import dump_anywhere, until
 
 from proxy.launcher import tools
 from proxy.launcher.ranks import privileges
-from proxy.launcher.snapshot.connections import Field, encode, fields
 from proxy.launcher.snapshot.image import LAYER_TAR
+from proxy.launcher.snapshot.protobuf import Field, encode, fields
 from proxy.protocol import exit_codes, messages, names
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
@@ -190,9 +190,7 @@ def test_everything_with_capabilities_is_mapped_from_the_agents_volume(run: Make
 ENVIRONMENT = {"LC_ALL=C", "HOME=/", "PATH=/singularity/agent/launcher/empty"}
 
 
-def test_a_pods_variables_and_its_images_preload_reach_the_ranks_only(
-    run: Make, rootfs: Path, tmp_path: Path
-) -> None:
+def test_a_pods_variables_and_its_images_preload_reach_the_ranks_only(run: Make, rootfs: Path, tmp_path: Path) -> None:
     layer, shared = tmp_path / "layer", tmp_path / "volume"
     (layer / "etc").mkdir(parents=True)
     (layer / "etc/ld.so.preload").write_text("/shared/library.so\n")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.launcher.errors import DumpError
-from proxy.launcher.snapshot import connections, protobuf
+from proxy.launcher.snapshot import connections, files_image, protobuf
 from proxy.launcher.snapshot.protobuf import Field
 from proxy.launcher.snapshot.sockets import Socket, leads_out
 
@@ -112,7 +112,7 @@ def test_the_rule_is_told_what_the_image_has() -> None:
     ids=["nothing", "another file", "cut short", "cut in a size", "number without end", "unknown kind", "no address"],
 )
 def test_another_image_is_refused_and_left_as_it_is(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / connections.FILES
+    path = tmp_path / files_image.FILES
     path.write_bytes(data)
     with pytest.raises(DumpError, match=r"files\.img cannot be read: .*CRIU 4"):
         connections.sever(tmp_path, leads_out)

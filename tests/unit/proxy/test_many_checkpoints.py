@@ -92,9 +92,7 @@ def test_no_process_of_the_pod_grows(
     loader.rename(loader.with_name("loader"))
     loader.write_text(STANDS_IN)
     loader.chmod(0o755)
-    pod = make_pod(
-        "pod", rootfs=rootfs, torch=None, plan=plan, command=["python3", "loop.py"], criu=agent, small=True
-    )
+    pod = make_pod("pod", rootfs=rootfs, torch=None, plan=plan, command=["python3", "loop.py"], criu=agent, small=True)
     (pod.volumes / "source/loop.py").write_text(SCRIPT)
     pod.start()
     coordinator = Coordinator({0: pod.sidecar, 1: pod.sidecar})

@@ -127,9 +127,7 @@ async def test_what_one_pod_finds_damaged_no_pod_restores(
         store.backend.write(layout.manifest_path("team", "train", newer.id), forged.encode())
     else:
         path = next(
-            path
-            for stored in manifest.ranks[1].packs
-            if (path := f"jobs/team/train/packs/{stored.name}") not in packs
+            path for stored in manifest.ranks[1].packs if (path := f"jobs/team/train/packs/{stored.name}") not in packs
         )
         data = store.backend.read(path) or b""
         store.backend.write(path, data[:-1] + bytes([data[-1] ^ 1]))

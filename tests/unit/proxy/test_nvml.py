@@ -205,9 +205,7 @@ def test_pods_are_merged() -> None:
     one = Gpus(1, 90.0, 5, 10, ecc_corrected=1, faults=[GpuFault(FIRST, 31, 1)])
     two = Gpus(3, 50.0, 4, 80, ecc_corrected=2, faults=[GpuFault(FIRST, 31, 2), GpuFault(SECOND, 79, 1)])
     found = gpus.merged([one, None, two])
-    assert found == Gpus(
-        4, 60.0, 5, 10, ecc_corrected=3, faults=[GpuFault(FIRST, 31, 3), GpuFault(SECOND, 79, 1)]
-    )
+    assert found == Gpus(4, 60.0, 5, 10, ecc_corrected=3, faults=[GpuFault(FIRST, 31, 3), GpuFault(SECOND, 79, 1)])
     assert gpus.events(found) == 4 and gpus.events(None) == 0
 
 

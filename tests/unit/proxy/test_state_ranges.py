@@ -77,9 +77,7 @@ def test_many_threads_that_want_the_same_fetch_it_once(
     assert SIZE <= parts.bytes_fetched < 1.1 * SIZE
 
 
-def test_what_is_not_there_is_refused_by_name(
-    stored: tuple[Store, list[bytes], list[object]], tmp_path: Path
-) -> None:
+def test_what_is_not_there_is_refused_by_name(stored: tuple[Store, list[bytes], list[object]], tmp_path: Path) -> None:
     parts = parts_of(stored, tmp_path / "t")
     for wrong in (Range("blobs/no", 0, 1), Range("blobs/b0", 0, SIZE + 1), Range("rank.json", 0, 1)):
         assert f"has no bytes {wrong.begin} to {wrong.end} of '{wrong.path}'" in parts.problem([wrong])

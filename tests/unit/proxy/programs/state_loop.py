@@ -3,7 +3,6 @@
 Its losses have the same bits for 1 to 4 ranks.
 """
 
-
 import os
 import signal
 import sys
