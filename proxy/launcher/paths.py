@@ -55,6 +55,11 @@ class Paths:
         """Directory that travels with the rank: cwd, TMPDIR, log."""
         return self._below(names.WORK_DIR) / f"rank-{rank}"
 
+    @property
+    def views(self) -> Path:
+        """What ranks see of the container's file system that came from different pods (`views`)."""
+        return self._below(names.WORK_DIR) / ".views"
+
     def log(self, rank: int) -> Path:
         return self.work(rank) / "stdout.log"
 

@@ -10,6 +10,8 @@ mapped; they travel with its image. Ranks that meet in one pod later must not fi
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from . import libc
@@ -20,6 +22,9 @@ EMPTY_FILE = ("kcore", "keys", "latency_stats", "timer_list", "timer_stats", "sc
 EMPTY_FOLDER = ("acpi", "scsi", "asound")
 NEWNS, NEWPID = 0x20000, 0x20000000
 
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+"""System call numbers."""
+_DETACH = 2
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 
 
@@ -85,6 +90,47 @@ def conceal(folder: Path, features: bytes, run: Path = Path("/run")) -> None:
         _mount(str(cache), place, _BIND)
         read_only(place)
     read_only(folder)
+
+
+def overlay(folder: Path) -> Path:
+    """Our root file system with changes of its own, which lie below `folder`. Returns where it is mounted.
+
+    Without the volumes that are mounted in it (`enter`). Raises OSError.
+    """
+    top, work, target = folder / "upper", folder / "work", folder / "root"
+    for made in (top, work, target):
+        made.mkdir(parents=True)
+    folder.parent.chmod(0o700)
+    like = Path("/").stat()
+    os.chown(top, like.st_uid, like.st_gid)
+    top.chmod(like.st_mode & 0o7777)
+    _mount("overlay", target, 0, "overlay", f"lowerdir=/,upperdir={top},workdir={work}")
+    return target
+
+
+def enter(root: Path) -> None:
+    """Make `root`, a mount, this mount namespace's root, with all volumes where they were. Raises OSError."""
+    for point in list(volumes()):
+        _mount(point, f"{root}{point}", _BIND | _REC)
+    os.chdir(root)
+    c = libc.load()
+    libc.check(c.syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."), f"cannot change the root to {root}")
+    libc.check(c.umount2(b".", _DETACH), "cannot leave the root before")
+    os.chdir("/")
+
+
+def volumes(mountinfo: Path = Path("/proc/self/mountinfo")) -> Iterator[str]:
+    """Where something is mounted on the root itself: what is mounted in there comes along."""
+    lines = [line.split() for line in mountinfo.read_text().splitlines()]
+    top = [words[0] for words in lines if words[4] == "/"][-1]
+    for words in lines:
+        if words[1] == top and words[4] != "/":
+            yield unescaped(words[4])
+
+
+def unescaped(path: str) -> str:
+    """A path of mountinfo as it is."""
+    return re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), path)
 
 
 def own_proc(proc: Path = Path("/proc")) -> None:

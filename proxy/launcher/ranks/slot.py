@@ -28,6 +28,7 @@ from .user import User
 ANSWER_TIMEOUT_S = 30.0
 ENDS_S = 5.0
 LOOK_S = 1.0
+ROOT = Path("/")
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,10 @@ class Slot:
     No slot is made after the first rank of a pod has started: that rank could interfere while the others are made.
     """
 
-    def __init__(self, rank: int, paths: Paths, tools: Tools) -> None:
+    def __init__(self, rank: int, paths: Paths, tools: Tools, view: Path = ROOT) -> None:
         self.rank = rank
+        self.view = view
+        """The slot's root file system, seen from here, without the volumes that are mounted in it."""
         self.root = 0
         """PID of the rank's first process, inside the slot."""
         self._tools = tools
@@ -54,7 +57,7 @@ class Slot:
         features = os.memfd_create("features")
         try:
             os.write(features, _features(tools))
-            words = [str(self._hidden), str(paths.socket.parent), str(features)]
+            words = [str(self._hidden), str(paths.socket.parent), str(paths.views), str(view), str(features)]
             self._process = reap.spawn(
                 tools.python("ranks.slot_init", *words), env=tools.environment(), pass_fds=(features,),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True,
@@ -128,14 +131,19 @@ class Slot:
         return False
 
     @property
+    def inside(self) -> Path:
+        """All that the slot sees, seen from here."""
+        return Path(f"/proc/{self.init}/root")
+
+    @property
     def shm(self) -> Path:
         """The slot's own /dev/shm, seen from here."""
-        return Path(f"/proc/{self.init}/root/dev/shm")
+        return self.inside / "dev/shm"
 
     @property
     def proc(self) -> Path:
         """The slot's own /proc, seen from here."""
-        return Path(f"/proc/{self.init}/root/proc")
+        return self.inside / "proc"
 
     def seen(self, path: Path) -> str:
         """The path by which a tool in the slot finds a path in the folder of images. No other process there sees that

@@ -10,7 +10,8 @@ One JSON object per line on stdin, answers one per line on stdout:
 While a tool (CRIU) runs, the slot stays, whatever dies. First line on stdout: {"ready": 1, "images": descriptor of
 their folder, which the slot itself does not see}. End of stdin (the launcher is gone): exit, which kills the slot.
 
-Arguments: the folder of images, the folder of the sidecar's socket, a descriptor with what CRIU knows about the kernel.
+Arguments: the folder of images, the folder of the sidecar's socket, that of the views (`views`), the view of this slot,
+a descriptor with what CRIU knows about the kernel.
 Everything in here runs with the launcher's capabilities: see `tools`.
 """
 
@@ -191,13 +192,16 @@ def _say(answer: dict[str, Any]) -> None:
     os.write(1, (json.dumps(answer) + "\n").encode())
 
 
-def enter(images: Path, hidden: Path, features: bytes) -> int:
+def enter(images: Path, hidden: Path, views: Path, view: Path, features: bytes) -> int:
     """The slot as its rank sees it. Returns a descriptor of the folder of images. Raises OSError."""
     mounts.private("/")
+    if view != Path("/"):
+        mounts.enter(view)
     mounts.own_proc()
     descriptor = os.open(images, os.O_RDONLY | os.O_DIRECTORY)
     mounts.conceal(images, features)
-    mounts.conceal(hidden, b"")
+    for folder in (hidden, *([views] if views.exists() else [])):
+        mounts.conceal(folder, b"")
     return descriptor
 
 
@@ -236,7 +240,8 @@ def serve(descriptor: int) -> int:
 
 
 def main() -> int:
-    images, hidden, features = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    images, hidden, views, view = map(Path, sys.argv[1:5])
+    features = int(sys.argv[5])
     known = os.pread(features, 1 << 20, 0)
     os.close(features)
     mounts.unshare(mounts.NEWNS | mounts.NEWPID)
@@ -249,7 +254,7 @@ def main() -> int:
             signal.signal(number, signal.SIG_IGN)
         return _code(os.waitpid(pid, 0)[1])
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    return serve(enter(images, hidden, known))
+    return serve(enter(images, hidden, views, view, known))
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ import os
 import re
 import stat
 import tarfile
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ..errors import CommandError, DumpError, RestoreError
+from ..ranks import mounts
 from . import image
 
 ENV_LIMIT = "SINGULARITY_FILE_LIMIT"
@@ -23,6 +23,7 @@ DEFAULT_LIMIT = "10Gi"
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _OWN = ("run/criu.kdat", "run/criu.kdat.tmp")
 """What the launcher's tools leave there."""
+_PIECE = 1 << 20
 
 
 def limit(env: Mapping[str, str]) -> int:
@@ -40,7 +41,7 @@ def mount_points(root: Path = Path("/"), mountinfo: Path = Path("/proc/self/moun
         lines = mountinfo.read_text().splitlines()
     except FileNotFoundError:
         return set()
-    points = {re.sub(r"\\(\d{3})", lambda m: chr(int(m.group(1), 8)), line.split()[4]) for line in lines}
+    points = {mounts.unescaped(line.split()[4]) for line in lines}
     return points - {str(root)}
 
 
@@ -102,50 +103,60 @@ def pack(paths: Iterable[Path], archive: Path, root: Path = Path("/")) -> None:
             tar.add(path, arcname=str(path.relative_to(root)), recursive=False)
 
 
-def unpack(
-    archives: Mapping[int, Path],
-    written: Mapping[int, set[str]],
-    say: Callable[[str], None],
-    root: Path = Path("/"),
-    mounted: Iterable[str] = (),
-) -> None:
-    """Bring the files of ranks that may come from several pods into this one's file system.
+def unpack(archive: Path, root: Path, mounted: Iterable[str] = ()) -> None:
+    """Bring the files of an archive into the file system at `root`.
 
-    If two ranks have a file with different contents, the file of the lower rank stays.
-
-    :param written: paths that each rank held open for writing
-    Raises RestoreError: a file is not as it was packed, lies in a volume here, or two ranks were writing it.
+    :param mounted: where the ranks will see volumes
+    Raises RestoreError: a file is not as it was packed, or lies in a volume here.
     """
-    first: dict[str, int] = {}
     points = tuple(mounted)
-    for rank, archive in sorted(archives.items()):
-        if any(filecmp.cmp(archive, archives[other], shallow=False) for other in sorted(archives) if other < rank):
-            continue  # both come from one pod
-        with image.opened(archive) as tar:
-            for member in image.checked(tar, archive):
-                path = str(root / member.name)
-                if any(path == point or path.startswith(f"{point}/") for point in points):
-                    raise RestoreError(f"{path} was a file of the container at the checkpoint, and is in a volume here")
-                if path in first and not member.isdir() and not _same(tar, member, Path(path)):
-                    if path in written.get(rank, set()) | written.get(first[path], set()):
-                        raise RestoreError(
-                            f"ranks {first[path]} and {rank} both write {path}, in two pods until now, and cannot "
-                            "share it: write below the working directory, or keep as many workers as before"
-                        )
-                    say(f"{path}: rank {first[path]}'s is kept, rank {rank} had another in its own pod")
-                    continue
-                first.setdefault(path, rank)
-                image.extract(tar, member, root)
+    with image.opened(archive) as tar:
+        for member in image.checked(tar, archive):
+            path = f"/{member.name}"
+            if any(path == point or path.startswith(f"{point}/") for point in points):
+                raise RestoreError(f"{path} was a file of the container at the checkpoint, and is in a volume here")
+            image.extract(tar, member, root)
 
 
-def _same(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bool:
-    if not member.isreg():
-        return member.issym() and path.is_symlink() and str(path.readlink()) == member.linkname
-    source = tar.extractfile(member)
-    if source is None or path.is_symlink() or not path.is_file() or path.stat().st_size != member.size:
-        return False
-    with source, tempfile.NamedTemporaryFile() as copy:
-        while data := source.read(1 << 20):
-            copy.write(data)
-        copy.flush()
-        return filecmp.cmp(copy.name, path, shallow=False)
+def alike(archives: Mapping[int, Path]) -> list[list[int]]:
+    """The ranks whose archives have the same files, wherever they come from. Raises RestoreError."""
+    found: list[list[int]] = []
+    for rank in sorted(archives):
+        for group in found:
+            if difference(archives[group[0]], archives[rank]) is None:
+                group.append(rank)
+                break
+        else:
+            found.append([rank])
+    return found
+
+
+def difference(one: Path, other: Path) -> str | None:
+    """A path at which two archives differ, other than in times; None: they have the same files. Raises RestoreError."""
+    if filecmp.cmp(one, other, shallow=False):
+        return None  # both come from one pod
+    with image.opened(one) as mine, image.opened(other) as theirs:
+        here, there = ({f"/{member.name}": member for member in tar} for tar in (mine, theirs))
+        for path in sorted({*here, *there}):
+            if path not in here or path not in there or _looks(here[path]) != _looks(there[path]):
+                return path
+        for path, member in here.items():
+            if member.isreg() and not _same(mine, member, theirs, there[path]):
+                return path
+    return None
+
+
+def _looks(member: tarfile.TarInfo) -> tuple[object, ...]:
+    size = member.size if member.isreg() else 0
+    return member.type, member.mode, member.uid, member.gid, member.linkname, size
+
+
+def _same(mine: tarfile.TarFile, one: tarfile.TarInfo, theirs: tarfile.TarFile, other: tarfile.TarInfo) -> bool:
+    here, there = mine.extractfile(one), theirs.extractfile(other)
+    if here is None or there is None:
+        return here is there
+    with here, there:
+        while data := here.read(_PIECE):
+            if there.read(_PIECE) != data:
+                return False
+    return True

@@ -45,20 +45,19 @@ class Criu:
         ghosts: int = 512 << 20,
         *,
         served: bool = False,
-        watched: Sequence[str] = (),
+        more: Sequence[str] = (),
     ) -> list[str]:
         """Dump and leave everything stopped. So the ranks can go on if the checkpoint fails, and cannot run ahead.
 
         :param ghosts: bytes that a file may have which is deleted and still in use
         :param served: pages go to the page server at the tool's socket
-        :param watched: paths of what inotify watches; CRIU searches those in order, and what is below them
+        :param more: options for what CRIU could not find by itself (`mending`)
 
         `--link-remap`: a named semaphore is mapped under a temporary name that glibc has unlinked since.
         """
         pages = ("--page-server", "--ps-socket", str(TOOL_SOCKET)) if served else ()
-        scan = [word for path in watched for word in ("--irmap-scan-path", path)]
         return self.tools.criu(
-            "dump", *pages, *scan, "-t", str(slot.root), "-D", slot.seen(images), "-W", slot.seen(work), "-o", DUMP_LOG,
+            "dump", *pages, *more, "-t", str(slot.root), "-D", slot.seen(images), "-W", slot.seen(work), "-o", DUMP_LOG,
             *_COMMON, "--ghost-limit", str(min(ghosts, LARGEST_GHOST)), "--link-remap", "--leave-stopped",
         )  # fmt: skip
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -172,23 +172,26 @@ def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None
         raise RestoreError(f"{target} cannot be a link to {member.linkname!r}: that is not here, or in a volume")
 
 
-def differing(record: RankRecord) -> list[str]:
+def differing(record: RankRecord, root: Path = Path("/"), volumes: Collection[str] = ()) -> list[str]:
     """Which files outside the work directory have another size than at the dump, in sentences. None is changed.
 
     Data added to a file since the dump may come from the rank or from another job. Nothing shows which, so nothing is
     cut.
+
+    :param root: the rank's file system, but for the files below the mount points `volumes`
     Raises RestoreError for a file that is not there: CRIU could not reopen it.
     """
     done = []
     for file in record.written:
         path = Path(file.path)
-        if ".." in path.parts or Path(os.path.realpath(path)) != path:
+        there = path if any(path.is_relative_to(point) for point in volumes) else root / path.relative_to("/")
+        if ".." in path.parts or Path(os.path.realpath(there)) != there:
             raise RestoreError(
-                f"rank {record.rank} had {path} open for writing, which leads to {os.path.realpath(path)} in this pod; "
-                "refused, as the checkpoint must not change another file"
+                f"rank {record.rank} had {path} open for writing, which leads to {os.path.realpath(there)} in this "
+                "pod; refused, as the checkpoint must not change another file"
             )
         try:
-            size = path.stat().st_size
+            size = there.stat().st_size
         except OSError as error:
             raise RestoreError(
                 f"rank {record.rank} had {path} open for writing, which is not in this pod ({error.strerror}); write "

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..errors import RestoreError
 from ..ranks.process_scan import PROC
+from ..ranks.slot import ROOT
 from .image import MappedFile
 
 HEAD = 4096
@@ -23,14 +24,17 @@ large they are, and have its build ID if there is one."""
 SHOWN = 3
 
 
-def files(pids: Sequence[int], travels: Collection[str], own: Path, proc: Path = PROC) -> list[MappedFile]:
+def files(
+    pids: Sequence[int], travels: Collection[str], own: Path, root: Path = ROOT, proc: Path = PROC
+) -> list[MappedFile]:
     """What the processes have mapped.
 
     :param travels: paths that need not be there in the next pod
     :param own: folder of the launcher, whose files are not the image's
+    :param root: of what the processes see
     """
     paths = {path for pid in pids for path in _mapped(pid, proc)} - {*travels}
-    found = (_look(path) for path in sorted(paths) if not Path(path).is_relative_to(own))
+    found = (_look(path, root) for path in sorted(paths) if not Path(path).is_relative_to(own))
     return [file for file in found if file is not None]
 
 
@@ -48,13 +52,14 @@ def _mapped(pid: int, proc: Path) -> set[str]:
     return found
 
 
-def _look(path: str) -> MappedFile | None:
+def _look(path: str, root: Path = ROOT) -> MappedFile | None:
     """None for what is not there, or is no file with content, such as a device."""
     try:
-        status = Path(path).stat()
+        place = root / path.lstrip("/")
+        status = place.stat()
         if not stat.S_ISREG(status.st_mode):
             return None
-        with open(path, "rb") as file:
+        with place.open("rb") as file:
             head = file.read(HEAD)
     except OSError:
         return None

@@ -9,7 +9,7 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,18 +24,16 @@ from ..ranks import control_files, halt, process_scan, user
 from ..ranks.rank import Rank
 from ..ranks.slot import Slot
 from . import (
-    connections,
     container_layer,
     criu,
     image,
     locks,
     mapped_files,
+    mending,
     page_nowhere,
     page_server,
     refusals,
-    sessions,
     sockets,
-    timers,
     unix_sockets,
     watches,
 )
@@ -110,18 +108,22 @@ def dump(
     real = {rank: _real_ids(slot) for rank, slot in slots.items()}
     for ids in real.values():
         tool.ready_for(ids)
-    travels = {*map(str, changed)}
+    travels = {view: {f"/{path.relative_to(view)}" for path in found} for view, found in changed.items()}
     killed = memory.oom_kills()
     with ThreadPoolExecutor(len(slots)) as pool:
         jobs = [
-            pool.submit(_dump_rank, slot, paths, tool, order, frozen.get(rank), files, devices, travels, real[rank])
+            pool.submit(
+                _dump_rank, slot, paths, tool, order, frozen.get(rank), files, devices, travels[slot.view], real[rank]
+            )
             for rank, slot in slots.items()
         ]
     problems = [str(error) for job in jobs if (error := job.exception()) is not None]
     if problems:
         raise DumpError("; ".join([*problems, *filter(None, [memory.kills_since(killed)])]))
     if order.trial is None:
-        _pack_layer(changed, [paths.image(order.checkpoint_id, rank) / image.LAYER_TAR for rank in slots])
+        for view, found in changed.items():
+            ranks = [rank for rank, slot in slots.items() if slot.view == view]
+            _pack_layer(view, found, [paths.image(order.checkpoint_id, rank) / image.LAYER_TAR for rank in ranks])
     else:
         shutil.rmtree(paths.images(order.checkpoint_id), ignore_errors=True)
     told = [f"rank {rank}: {text}" for rank, job in zip(slots, jobs, strict=True) if (text := job.result())]
@@ -182,24 +184,29 @@ def _check_room(slots: Slots, paths: Paths, order: Order, files: Files, travelli
         )
 
 
-def _changed(slots: Slots, paths: Paths, files: Files) -> tuple[list[Path], int]:
-    """What travels of the container's own file system, and the bytes of all files that do; raises DumpError when that
-    is too much."""
-    changed = container_layer.changed(files.since, without=container_layer.mount_points() | {str(paths.root)})
-    common = container_layer.sizes(changed)
-    total = sum(common.values())
+def _changed(slots: Slots, paths: Paths, files: Files) -> tuple[dict[Path, list[Path]], int]:
+    """What travels of each view of the container's own file system, and the bytes of all files that do; raises
+    DumpError when that is too much."""
+    points = container_layer.mount_points() | {str(paths.root)}
+    changed, common = {}, {}
+    for view in {slot.view for slot in slots.values()}:
+        within = {str(view / point.lstrip("/")) for point in points}
+        changed[view] = container_layer.changed(files.since, view, within)
+        sizes = container_layer.sizes(changed[view])
+        common[view] = {Path("/", path.relative_to(view)): size for path, size in sizes.items()}
+    total = sum(size for found in common.values() for size in found.values())
     for rank, slot in slots.items():
         own = container_layer.sizes(paths.work(rank).rglob("*"))
         deleted = process_scan.deleted_files(process_scan.processes(slot.init))
-        container_layer.check_size(rank, {**common, **own, **deleted}, files.limit)
+        container_layer.check_size(rank, {**common[slot.view], **own, **deleted}, files.limit)
         kept = container_layer.sizes(slot.shm.rglob("*"))
         total += sum({**own, **deleted, **kept}.values())
     return changed, total
 
 
-def _pack_layer(changed: list[Path], archives: list[Path]) -> None:
-    """One archive for all ranks: in any new pod, a rank finds the files of its old pod."""
-    container_layer.pack(changed, archives[0])
+def _pack_layer(view: Path, changed: list[Path], archives: list[Path]) -> None:
+    """One archive for all ranks that see it: in any new pod, a rank finds the files of its old pod."""
+    container_layer.pack(changed, archives[0], view)
     for other in archives[1:]:
         os.link(archives[0], other)
 
@@ -271,17 +278,13 @@ def _dump_rank(
     work = paths.work(slot.rank)
     written = process_scan.written_files(process_scan.processes(slot.init), work)
     _forget_links(slot)
-    watched, problem = refusals.watched(slot)
-    if problem:
-        raise DumpError(problem)
-    seen = sorted(watched.values(), key=len, reverse=True)  # the deepest first: CRIU looks through what lies below
-    said = _run_criu(slot, tool, order, images, logs, files, real, _drain(paths, slot.rank, order), seen)
-    connections.sever(images, sockets.leads_out)
-    timers.rearm(images)
-    sessions.join(images)
+    known = mending.known(slot)
+    said = _run_criu(slot, tool, order, images, logs, files, real, _drain(paths, slot.rank, order), known)
+    mending.mend(images, known)
     if order.trial is not None:
         return said
-    sizes = [image.WrittenFile(str(path), path.stat().st_size) for path in written if path.exists()]
+    places = ((path, slot.inside / path.relative_to("/")) for path in written)
+    sizes = [image.WrittenFile(str(path), place.stat().st_size) for path, place in places if place.exists()]
     log_size = paths.log(slot.rank).stat().st_size
     image.pack(work, images / image.WORK_TAR, without=paths.log(slot.rank).name)  # it was shown
     image.pack(slot.shm, images / image.SHM_TAR)
@@ -291,10 +294,10 @@ def _dump_rank(
     pids = process_scan.processes(slot.init)
     taken, cut = sockets.occupied(pids), sockets.cut(pids)
     pod = socket.gethostname()
-    same = mapped_files.files(pids, travels, paths.root)
+    same = mapped_files.files(pids, travels, paths.root, slot.inside)
     record = image.RankRecord(
         slot.rank, slot.root, step, log_size, sizes, held, state if held else 0, taken, pod, same, cut, *real,
-        locks.held(pids), seen,
+        locks.held(pids), known.watched,
     )  # fmt: skip
     on_device = devices.record(pids, frozen.get("devices") or [] if frozen else None)
     if on_device is not None:
@@ -319,7 +322,7 @@ def _run_criu(
     files: Files,
     real: tuple[int, int],
     drain: page_server.Sidecar | Nowhere | None,
-    watched: Sequence[str],
+    known: mending.Known,
 ) -> str:
     """Returns what the page server said. Raises DumpError."""
     pids = process_scan.processes(slot.init)
@@ -328,7 +331,7 @@ def _run_criu(
     server = page_server.PageServer(tool.tools, images, logs, pids, drain) if served else None
     problem, told = "was not started", ""
     try:
-        argv = tool.dump(slot, images, logs, files.limit, served=server is not None, watched=watched)
+        argv = tool.dump(slot, images, logs, files.limit, served=server is not None, more=known.words)
         connect = slot.seen(server.socket) if server is not None else ""
         problem = criu.run(slot, argv, order.deadline - time.monotonic(), real, connect)
     finally:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..ranks import process_scan
 from ..ranks.slot import Slot
-from . import locks, unix_sockets, watches
-from .watches import File
+from . import locks, unix_sockets
 
 SHOWN = 6
 _KINDS: tuple[tuple[Callable[[Sequence[int]], list[str]], str, str], ...] = (
@@ -34,19 +33,3 @@ def of(slots: Mapping[int, Slot]) -> str:
             f"{'; '.join(strays[:SHOWN])}. A rank that is started anew keeps such processes"
         )
     return ""
-
-
-def watched(slot: Slot) -> tuple[dict[File, str], str]:
-    """Where the files lie that a rank watches, and which could not be found ("": all were)."""
-    held = watches.held(process_scan.processes(slot.init))
-    if not held:
-        return {}, ""
-    paths = watches.paths(slot.init, held)
-    missing = {f"{process_scan.name(w.pid)} (descriptor {w.descriptor})": w for w in held if w.file not in paths}
-    if not missing:
-        return paths, ""
-    return paths, (
-        f"rank {slot.rank}: files that are watched by inotify were not found by a path within {watches.FIND_S:.0f} s: "
-        f"{'; '.join(list(missing)[:SHOWN])}. They have no name any more, or lie deep in a large volume: watch a "
-        "folder nearer to the working directory"
-    )

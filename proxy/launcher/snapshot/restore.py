@@ -18,9 +18,20 @@ from ..errors import MeetingError, RestoreError, SlotError
 from ..laps import Laps
 from ..paths import Paths
 from ..ranks import control_files, halt, privileges, process_scan, user
-from ..ranks.slot import Slot
+from ..ranks.slot import ROOT, Slot
 from ..tools import Tools
-from . import container_layer, criu, image, locks, mapped_files, rank_dump, shared_pages, sockets, standstill
+from . import (
+    container_layer,
+    criu,
+    image,
+    locks,
+    mapped_files,
+    rank_dump,
+    shared_pages,
+    sockets,
+    standstill,
+    views,
+)
 
 RESUME_TIMEOUT_S = 600.0
 """Other pods may still be downloading their images."""
@@ -42,13 +53,15 @@ def restore(
     records = {rank: _record(plan, paths, rank) for rank in plan.ranks}
     mapped_files.check({rank: record.mapped for rank, record in records.items()}, container_layer.mount_points())
     check_addresses(list(records.values()), sockets.in_use())
-    _unpack_layers(plan, paths, records, say)
+    roots = _unpack_layers(plan, paths, records, say)
     for record in records.values():
-        _unpack(plan, paths, record, say)
+        _unpack(plan, paths, record, roots[record.rank], say)
     slots: dict[int, Slot] = {}
     try:
         with ThreadPoolExecutor(len(records)) as pool:
-            for _ in pool.map(lambda record: _open_slot(plan, paths, tool.tools, record, slots), records.values()):
+            for _ in pool.map(
+                lambda record: _open_slot(plan, paths, tool.tools, record, roots, slots), records.values()
+            ):
                 pass  # raises what went wrong
         laps.end("unpack")
         locks.check({rank: record.locks for rank, record in records.items()}, container_layer.mount_points())
@@ -107,20 +120,23 @@ def _record(plan: Plan, paths: Paths, rank: int) -> image.RankRecord:
     return record
 
 
-def _unpack_layers(plan: Plan, paths: Paths, records: Mapping[int, image.RankRecord], say: Say) -> None:
+def _unpack_layers(plan: Plan, paths: Paths, records: Mapping[int, image.RankRecord], say: Say) -> dict[int, Path]:
+    """Returns the root file system of each rank."""
     archives = {rank: paths.image(plan.checkpoint_id, rank) / image.LAYER_TAR for rank in records}
-    written = {rank: {file.path for file in record.written} for rank, record in records.items()}
-    container_layer.unpack(
-        {r: path for r, path in archives.items() if path.exists()}, written, say, mounted=container_layer.mount_points()
-    )
+    there = {rank: path for rank, path in archives.items() if path.exists()}
+    roots = views.unpack(there, paths.views, container_layer.mount_points())
+    apart = [rank for rank, root in roots.items() if root != ROOT]
+    if apart:
+        say(f"ranks {apart} come from pods whose files were not the same: each sees those of its own pod")
+    return {rank: roots.get(rank, ROOT) for rank in records}
 
 
-def _unpack(plan: Plan, paths: Paths, record: image.RankRecord, say: Say) -> None:
+def _unpack(plan: Plan, paths: Paths, record: image.RankRecord, root: Path, say: Say) -> None:
     rank = record.rank
     image.unpack(paths.image(plan.checkpoint_id, rank) / image.WORK_TAR, paths.work(rank))
     with paths.log(rank).open("ab") as log:
         log.truncate(record.log_size)  # of the size that CRIU expects; what was in it was shown by the pod that dumped
-    for line in image.differing(record):
+    for line in image.differing(record, root, container_layer.mount_points()):
         say(f"rank {rank}: {line}")
     for line in record.cut:
         say(f"rank {rank}: {line}: cut, it was the pod's before this one")
@@ -132,12 +148,19 @@ def _unpack(plan: Plan, paths: Paths, record: image.RankRecord, say: Say) -> Non
         pagewords.write(paths.run, rank, record.step, record.state)
 
 
-def _open_slot(plan: Plan, paths: Paths, tools: Tools, record: image.RankRecord, slots: dict[int, Slot]) -> None:
-    slots[record.rank] = slot = Slot(record.rank, paths, tools)
+def _open_slot(
+    plan: Plan,
+    paths: Paths,
+    tools: Tools,
+    record: image.RankRecord,
+    roots: Mapping[int, Path],
+    slots: dict[int, Slot],
+) -> None:
+    slots[record.rank] = slot = Slot(record.rank, paths, tools, roots[record.rank])
     slot.adopt(record.root)
     image.unpack(paths.image(plan.checkpoint_id, record.rank) / image.SHM_TAR, slot.shm)
     for path in record.watched:
-        if not os.path.lexists(f"/proc/{slot.init}/root{path}"):
+        if not os.path.lexists(f"{slot.inside}{path}"):
             raise RestoreError(f"rank {record.rank} watches {path} (inotify), which is not in this pod")
 
 

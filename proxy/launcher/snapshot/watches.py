@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..ranks import process_scan
+from ..ranks import mounts, process_scan
 from ..ranks.process_scan import PROC
 
 FIND_S = 5.0
@@ -88,7 +88,7 @@ def _mounted(mountinfo: Path, devices: set[int]) -> Iterator[str]:
         words = line.split()
         major, minor = words[2].split(":")
         if os.makedev(int(major), int(minor)) in devices:
-            yield re.sub(r"\\(\d{3})", lambda m: chr(int(m.group(1), 8)), words[4])
+            yield mounts.unescaped(words[4])
 
 
 def _found(root: Path, folders: Sequence[str], wanted: set[File], deadline: float) -> dict[File, str]:

@@ -434,21 +434,104 @@ def test_a_limit_that_is_no_size(run: Make) -> None:
     assert "SINGULARITY_FILE_LIMIT = 'much': wanted a number of bytes" in pod.log()
 
 
-def test_a_file_that_both_ranks_write_cannot_be_merged(run: Make) -> None:
+OWN = """
+import mmap, os, pathlib, time
+rank = int(os.environ["RANK"])
+data = pathlib.Path("/data")
+data.mkdir()
+(data / "same").write_text("same")
+(data / "shard").write_text(str(rank))
+(data / f"only-{rank}").touch()
+with open("/etc/hostname.own", "w") as f:
+    f.write(str(rank))
+log = open("/log", "a", buffering=1)
+with open(data / "mapped", "w+b") as f:
+    f.truncate(4096)
+    mapped = mmap.mmap(f.fileno(), 4096)
+nameless = open(data / "nameless", "w+", buffering=1)
+nameless.write(str(rank))
+os.unlink(data / "nameless")
+out = open("out", "a", buffering=1)
+n = 0
+while not os.path.exists("end"):
+    n += 1
+    log.write(f"{n}\\n")
+    mapped[:8] = n.to_bytes(8, "little")
+    (data / "new").write_text(str(n))
+    (data / "new").replace(data / "replaced")
+    nameless.seek(0)
+    seen = [p.read_text() for p in (data / "shard", data / "same", pathlib.Path("/etc/hostname.own"))]
+    right = int.from_bytes((data / "mapped").read_bytes()[:8], "little") == n == int((data / "replaced").read_text())
+    lines = len(pathlib.Path("/log").read_text().split())
+    names = ",".join(sorted(os.listdir(data)))
+    out.write(f"{n} {' '.join(seen)} {nameless.read()} {right} {lines == n} {names}\\n")
+    time.sleep(0.002)
+"""
+
+
+def own(rank: int) -> str:
+    return f"{rank} same {rank} {rank} True True mapped,only-{rank},replaced,same,shard"
+
+
+def test_ranks_of_two_pods_that_become_one_see_the_files_that_each_saw_and_take_them_along(run: Make) -> None:
+    def lines(pod: Pod, rank: int) -> list[str]:
+        """Without a line that is being written."""
+        path = pod.work(rank) / "cwd/out"
+        return path.read_text().split("\n")[:-1] if path.exists() else []
+
+    def counts(pod: Pod, rank: int, at: int) -> int:
+        until(lambda: len(lines(pod, rank)) > at + 5, "more lines", pod)
+        got = lines(pod, rank)
+        assert got == [f"{n + 1} {own(rank)}" for n in range(len(got))], pod.log()
+        return len(got)
+
+    old = [run(f"old-{rank}", fresh([rank], 2), OWN) for rank in (0, 1)]
+    at = [counts(pod, rank, 0) for rank, pod in enumerate(old)]
+    for pod in old:
+        assert dump(pod).kind == "dumped", pod.log()
+        end(pod)
+    one = run("one", restore([0, 1], 2), OWN, (old[0], 0), (old[1], 1))
+    one.wait_event("restored")
+    assert "ranks [0, 1] come from pods whose files were not the same: each sees those of its own pod" in one.log()
+    at = [counts(one, rank, at[rank]) for rank in (0, 1)]
+    assert dump(one).kind == "dumped", one.log()
+    one.sidecar.command("resume", generation=G)
+    at = [counts(one, rank, at[rank]) for rank in (0, 1)]
+    assert dump(one).kind == "dumped", one.log()
+    end(one)
+    again = run("again", restore([0, 1], 2), OWN, (one, 0), (one, 1))
+    again.wait_event("restored")
+    at = [counts(again, rank, at[rank]) for rank in (0, 1)]
+    assert dump(again).kind == "dumped", again.log()
+    end(again)
+    for rank in (0, 1):
+        last = run(f"last-{rank}", restore([rank], 2), OWN, (again, rank))
+        last.wait_event("restored")
+        counts(last, rank, at[rank])
+        (last.work(rank) / "cwd/end").touch()
+        assert last.wait() == 0, last.log()
+
+
+def test_ranks_of_two_pods_with_the_same_files_share_them(run: Make) -> None:
     script = """
-import os, time
-f = open("/log", "a", buffering=1)
-f.write("rank " + os.environ["RANK"] + "\\n")
-time.sleep(600)
+import pathlib, time
+pathlib.Path("/same").write_text("same")
+pathlib.Path("ready").touch()
+while not pathlib.Path("end").exists():
+    if pathlib.Path("write").exists():
+        pathlib.Path("/same").write_text("together")
+    time.sleep(0.01)
 """
     old = [run(f"old-{rank}", fresh([rank], 2), script) for rank in (0, 1)]
-    for pod in old:
-        until(lambda p=pod: upper(p, "/log").exists() and upper(p, "/log").read_text(), "a line", pod)  # type: ignore[misc]
+    for rank, pod in enumerate(old):
+        until((pod.work(rank) / "cwd/ready").exists, "a file", pod)
         assert dump(pod).kind == "dumped", pod.log()
         end(pod)
     one = run("one", restore([0, 1], 2), script, (old[0], 0), (old[1], 1))
-    assert one.wait() == 70, one.log()
-    assert "ranks 0 and 1 both write /log" in one.wait_event_after_end("restore_failed").message
+    one.wait_event("restored")
+    (one.work(1) / "cwd/write").touch()
+    until(lambda: upper(one, "/same").read_text() == "together", "it writes", one)
+    assert "not the same" not in one.log()
 
 
 def test_a_rank_that_meets_the_others_is_not_stopped_anywhere(run: Make) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from proxy.launcher.errors import CommandError, DumpError, RestoreError
 from proxy.launcher.ranks import halt, process_scan, torchrun
-from proxy.launcher.snapshot import container_layer, image, mapped_files, restore, sockets
+from proxy.launcher.snapshot import container_layer, image, mapped_files, restore, sockets, views
 from proxy.protocol import names, starters
 
 
@@ -108,11 +108,11 @@ def test_what_changed_is_found_and_put_back(tmp_path: Path) -> None:
         "etc/edited", "made", "made/deep", "made/deep/file", "made/link", "made/log",
     ]  # fmt: skip
     container_layer.pack(found, tmp_path / "layer.tar", root)
-    container_layer.unpack({0: tmp_path / "layer.tar", 1: tmp_path / "layer.tar"}, {}, pytest.fail, new)
+    container_layer.unpack(tmp_path / "layer.tar", new)
     assert (new / "etc/edited").read_text() == "edited"
     assert (new / "made/deep/file").read_text() == "made" and (new / "made/link").readlink() == Path("deep")
     with pytest.raises(RestoreError, match="was a file of the container at the checkpoint, and is in a volume here"):
-        container_layer.unpack({0: tmp_path / "layer.tar"}, {}, pytest.fail, new, {str(new / "made")})
+        container_layer.unpack(tmp_path / "layer.tar", new, {"/made"})
 
 
 def _later(folder: Path) -> float:
@@ -128,17 +128,35 @@ def _later(folder: Path) -> float:
         assert time.monotonic() < end, "the file system's clock stands still"
 
 
-def test_of_two_pods_files_the_lower_ranks_stay(tmp_path: Path) -> None:
-    zero = archive(tmp_path / "0.tar", member("same"), member("other", data=b"zero"))
-    one = archive(tmp_path / "1.tar", member("same"), member("other", data=b"one!"), member("alone"))
-    said: list[str] = []
-    new = tmp_path / "new"
-    new.mkdir()
-    container_layer.unpack({1: one, 0: zero}, {}, said.append, new)
-    assert (new / "other").read_text() == "zero" and (new / "alone").exists()
-    assert said == [f"{new}/other: rank 0's is kept, rank 1 had another in its own pod"]
-    with pytest.raises(RestoreError, match=f"ranks 0 and 1 both write {new}/other"):
-        container_layer.unpack({1: one, 0: zero}, {1: {f"{new}/other"}}, said.append, new)
+FILE, FOLDER = member("file"), member("folder", tarfile.DIRTYPE)
+LATER = member("file")
+LATER[0].mtime = 7
+DIFFERENT: dict[str, list[tuple[tuple[tarfile.TarInfo, bytes], ...]]] = {
+    "/file": [(FOLDER, member("file", data=b"y"))],
+    "/alone": [(FOLDER, FILE, member("alone"))],
+    "/folder": [(FILE,), (member("folder", tarfile.SYMTYPE, "x"), FILE)],
+}
+
+
+def test_ranks_share_what_is_the_same_and_nothing_else(tmp_path: Path) -> None:
+    """Two pods' files are the same whatever their order and times; any other difference tells them apart by name."""
+    one = archive(tmp_path / "one.tar", FOLDER, FILE)
+    same = archive(tmp_path / "same.tar", LATER, FOLDER)
+    assert container_layer.difference(one, same) is None
+    for path, every in DIFFERENT.items():
+        for number, members in enumerate(every):
+            other = archive(tmp_path / f"{path[1:]}-{number}.tar", *members)
+            assert container_layer.difference(one, other) == container_layer.difference(other, one) == path
+            assert container_layer.alike({3: other, 0: one, 2: same, 1: other}) == [[0, 2], [1, 3]]
+
+
+def test_where_no_overlay_can_be_mounted_two_pods_files_are_refused_by_name(tmp_path: Path) -> None:
+    one, other = archive(tmp_path / "1.tar", FILE), archive(tmp_path / "2.tar", member("file", data=b"y"))
+    (tmp_path / "views").touch()  # where a folder is to be made
+    with pytest.raises(
+        RestoreError, match=r"ranks 0 and 1 come from two pods whose file /file is not the same, and no"
+    ):
+        views.unpack({0: one, 1: other, 2: one}, tmp_path / "views", [])
 
 
 @pytest.mark.parametrize(("text", "size"), [("", 10 << 30), ("5", 5), ("2k", 2000), ("3Mi", 3 << 20), ("1Ti", 1 << 40)])
@@ -178,7 +196,7 @@ def test_which_mapped_files_the_next_pod_must_have(tmp_path: Path) -> None:
     ]  # fmt: skip
     (tmp_path / "9").mkdir()
     (tmp_path / "9/maps").write_text("".join(lines))
-    found = mapped_files.files([9, 10], {str(tmp_path / "moved")}, tmp_path / "own", tmp_path)
+    found = mapped_files.files([9, 10], {str(tmp_path / "moved")}, tmp_path / "own", proc=tmp_path)
     assert [Path(file.path).name for file in found] == ["lib\ntwo", "lib one"]
     assert [file.size for file in found] == [7, 7]
 
@@ -187,7 +205,7 @@ def test_every_rank_finds_its_files_and_the_first_that_differ_are_named(tmp_path
     def look(name: str) -> image.MappedFile:
         (tmp_path / "proc/9").mkdir(parents=True, exist_ok=True)
         (tmp_path / "proc/9/maps").write_text(mapping(tmp_path / name))
-        return mapped_files.files([9], (), Path("/none"), tmp_path / "proc")[0]
+        return mapped_files.files([9], (), Path("/none"), proc=tmp_path / "proc")[0]
 
     for number in range(6):
         (tmp_path / str(number)).write_bytes(b"x" * mapped_files.HEAD + b"y")
