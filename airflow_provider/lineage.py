@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kueue_integration.contract.attempt_phases import AttemptPhases
-from kueue_integration.jobs import move_trace
+from kueue_integration.jobs import lost_time, move_trace
 from kueue_integration.jobs.phase import Phase
 from kueue_integration.jobs.status import JobStatus
 from proxy.protocol import decode
@@ -69,11 +69,12 @@ def headline(lineage: Mapping[str, Any]) -> str:
     """One sentence about a whole job for the end of the task log."""
     attempts = lineage["attempts"]
     evictions = sum(1 for record in attempts if record["evicted_at"] is not None)
+    gone = lost_time.words(lineage.get("seconds_lost") or 0.0)
     spent, each = lineage.get("cost"), lineage.get("cost_per_step")
     per_step = "" if each is None else f" ({each:.4g} per step)"
     return (
         f"{len(attempts) + lineage['attempts_omitted']} attempts, {evictions} evictions, "
-        f"{lineage['steps_lost']} steps lost, {len(lineage['checkpoints'])} checkpoints"
+        f"{lineage['steps_lost']} steps lost{gone and f' ({gone})'}, {len(lineage['checkpoints'])} checkpoints"
         + ("" if spent is None else f", cost {spent:.4g}{per_step}")
     )
 
@@ -82,7 +83,7 @@ def goodput(lineage: Mapping[str, Any], now: float) -> float | None:
     """Share of the time since the job was first queued in which steps ran that count, 0 to 1; None before any.
 
     Google's definition of ML goodput, without its scheduling part split off. Steps that had to be run again count as
-    the share of the steps that they are.
+    the share of the steps that they are; without steps, the time that was lost counts.
     """
     attempts = lineage.get("attempts") or ()
     if not attempts:
@@ -100,8 +101,11 @@ def goodput(lineage: Mapping[str, Any], now: float) -> float | None:
                 steps += record["last_step"] + 1 - record["first_step"]
     if lineage.get("phase") not in FINAL:
         end = now
-    wasted = min(1.0, lineage.get("steps_lost", 0) / steps) if steps else 0.0
-    return None if end <= start else min(1.0, useful * (1 - wasted) / (end - start))
+    if steps:
+        useful *= 1 - min(1.0, lineage.get("steps_lost", 0) / steps)
+    else:
+        useful = max(0.0, useful - (lineage.get("seconds_lost") or 0.0))
+    return None if end <= start else min(1.0, useful / (end - start))
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,7 @@ class _Job:
     pods: decode.Count = 0
     workers: decode.Count = 0
     steps_lost: decode.Count = 0
+    seconds_lost: decode.Seconds = 0.0
     created_at: str | None = None
     attempts_omitted: decode.Count = 0
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kueue_integration.contract import attempt_records
+from kueue_integration.contract.saveable import Saveable
+from kueue_integration.jobs import lost_time
 from kueue_integration.jobs.status import JobStatus
-from proxy.protocol.messages import AttemptRecord
+from proxy.protocol.messages import NOT_TRIED, AttemptRecord
 
 QUIET_PHASES = frozenset(("Running", "Restoring", "Checkpointing", "Succeeded"))
 """The attempts tell it better than the phase."""
@@ -17,13 +19,34 @@ def narrate(before: JobStatus | None, now: JobStatus) -> list[str]:
     """Sentences for everything that is new in `now`, oldest first; `before` None: everything."""
     lines: list[str] = []
     known = {record.attempt: record for record in before.attempts} if before else {}
+    made = {str(c["id"]): (int(c["attempt"]), float(c["committed_at"])) for c in now.checkpoints}
+    lost = lost_time.of_history(now.attempts, made).since
     for position, record in enumerate(now.attempts):
         previous = now.attempts[position - 1] if position else None
-        lines += _attempt(known.get(record.attempt), record, previous, now)
+        gone = lost_time.words(lost.get(record.attempt, 0.0))
+        lines += _attempt(known.get(record.attempt), record, previous, now, gone)
+    lines += _saveable(before.saveable if before else None, now)
     turned = before is None or (before.phase, before.reason) != (now.phase, now.reason)
     if turned and now.phase not in QUIET_PHASES:
         lines.append(f"{now.phase}: {now.message}")
     return lines
+
+
+def _saveable(before: Saveable | None, now: JobStatus) -> Iterator[str]:
+    found = now.saveable
+    if found is None or found == before or (before is not None and _told(before) == _told(found)):
+        return
+    if found.verdict == "no":
+        yield f"Attempt {found.attempt}: cannot be saved, as a {found.by} has shown: {found.why}"
+    elif found.verdict == "yes" and (found.by == "trial" or (before is not None and before.verdict == "no")):
+        yield f"Attempt {found.attempt}: can be saved, as a {found.by} has shown"
+    elif found.verdict == NOT_TRIED and found.why:
+        yield f"Attempt {found.attempt}: not tried whether it can be saved: {found.why}"
+
+
+def _told(found: Saveable) -> tuple[int, str]:
+    """The reason of a failure has times in it, and is told once."""
+    return found.attempt, found.verdict if found.verdict != NOT_TRIED else found.why
 
 
 def progress(now: JobStatus) -> str:
@@ -53,14 +76,15 @@ def _long(seconds: float) -> str:
 
 
 def _attempt(
-    old: AttemptRecord | None, new: AttemptRecord, previous: AttemptRecord | None, status: JobStatus
+    old: AttemptRecord | None, new: AttemptRecord, previous: AttemptRecord | None, status: JobStatus, gone: str
 ) -> Iterator[str]:
     who = f"Attempt {new.attempt}"
     if old is None:
         wait = "" if new.queued_at is None else f" after {_seconds(new.admitted_at - new.queued_at)} in the queue"
+        lost = f"; {gone} is lost" if gone else ""
         yield (
             f"{who}: admitted on flavor {new.flavor} with {_count(new.pods, 'pod')} "
-            f"({_count(new.ranks, 'rank')}){wait}; {_start(new, status)}"
+            f"({_count(new.ranks, 'rank')}){wait}; {_start(new, status)}{lost}"
         )
     if _newly(old, new, "running_at") and new.running_at is not None:
         yield f"{who}: runs, {_seconds(new.running_at - new.admitted_at)} after admission"

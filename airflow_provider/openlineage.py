@@ -93,6 +93,7 @@ class SingularityTrainingRunFacet(RunFacet):  # type: ignore[misc]
     steps: int
     checkpoints: int
     goodput: float | None = None
+    secondsLost: float = 0.0
 
     @staticmethod
     def _get_schema() -> str:
@@ -204,6 +205,7 @@ def training_facet(lineage: Mapping[str, Any]) -> SingularityTrainingRunFacet:
         steps=lineage.get("step", 0),
         checkpoints=len(lineage.get("checkpoints") or ()),
         goodput=lineage.get("goodput"),
+        secondsLost=lineage.get("seconds_lost") or 0.0,
     )
 
 

@@ -73,6 +73,7 @@ def model_extra(lineage: Mapping[str, Any]) -> dict[str, Any]:
         "attempts": len(attempts) + lineage.get("attempts_omitted", 0),
         "preemptions": lineage.get("preemptions"),
         "steps_lost": lineage.get("steps_lost"),
+        "seconds_lost": lineage.get("seconds_lost"),
         "goodput": lineage.get("goodput"),
         "cost": lineage.get("cost"),
         "cost_per_step": lineage.get("cost_per_step"),

@@ -84,7 +84,8 @@ async def serve(settings: config.Config) -> None:
             leads=lambda: keeper.leads,
             now=server.now,
         )
-    api = Api(kube, reconciler.world, hub, (settings.secret_dir / "peer-key").read_bytes(), metrics, server)
+    secret = (settings.secret_dir / "peer-key").read_bytes()
+    api = Api(kube, reconciler.world, hub, secret, metrics, server, settings.trial_after_s)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(settings.secret_dir / "tls.crt", settings.secret_dir / "tls.key")
 

@@ -11,8 +11,8 @@ from proxy.protocol import names
 from proxy.protocol.messages import AttemptRecord, Gpus
 
 from ..contract import branches
-from ..jobs import gpu_words
-from ..jobs.phase import preempted_by
+from ..jobs import gpu_words, lost_time
+from ..jobs.phase import Phase, preempted_by
 from ..jobs.status import JobStatus, newest_usable
 from ..spec import save_interval
 
@@ -52,11 +52,12 @@ def jobs_table(statuses: Sequence[JobStatus], wide: bool = False) -> str:
         for s in statuses
     ]
     if wide:
-        head[3:3] = ["PRIORITY", "REASON", "LOST", "CHECKPOINT", "WORKLOAD"]
+        head[3:3] = ["PRIORITY", "REASON", "LOST", "LOST S", "SAVEABLE", "CHECKPOINT", "WORKLOAD"]
         more = [
-            (s.priority_class, s.reason, s.steps_lost, (newest_usable(s.checkpoints) or {}).get("id", ""), s.workload)
+            (s.priority_class, s.reason, s.steps_lost, f"{s.seconds_lost:.0f}", saveable_word(s),
+             (newest_usable(s.checkpoints) or {}).get("id", ""), s.workload)
             for s in statuses
-        ]
+        ]  # fmt: skip
         rows = [(*row[:3], *extra, *row[3:]) for row, extra in zip(rows, more, strict=True)]  # type: ignore[misc]
     return table(head, rows, 10_000 if wide else WIDTH)
 
@@ -130,7 +131,7 @@ def detail(status: JobStatus, wide: bool = False) -> str:
         f"             {status.message}",
         f"Queue:       {status.queue}" + (f", priority {status.priority_class}" if status.priority_class else ""),
         f"Size:        {size}, {status.world_size} ranks; hold {status.hold}",
-        f"Steps:       {status.step} done, {status.steps_lost} lost"
+        f"Steps:       {status.step} done, {status.steps_lost} lost{_time_lost(status)}"
         + (f", {status.steps_given_up} given up by a rewind" if status.steps_given_up else ""),
     ]
     if status.cost is not None:
@@ -144,6 +145,7 @@ def detail(status: JobStatus, wide: bool = False) -> str:
     if status.evictions:
         counts = ", ".join(f"{reason} {count}" for reason, count in sorted(status.evictions.items()))
         lines.append(f"Evictions:   {counts}")
+    lines += saveable_lines(status)
     last = newest_usable(status.checkpoints)
     if last is not None:
         amount = f", {last['bytes'] / 1e6:.1f} MB ({last['bytes_stored'] / 1e6:.1f} MB new)" if "bytes" in last else ""
@@ -165,6 +167,32 @@ def detail(status: JobStatus, wide: bool = False) -> str:
         notes += [f"attempt {a.attempt}: {said}" for a in status.attempts if a.gpus and (said := _gpus(a.gpus, wide))]
         lines += [piece for note in notes for piece in _wrapped(note, 4, wide)]
     return "\n".join(lines)
+
+
+def saveable_lines(status: JobStatus) -> list[str]:
+    """Whether the attempt can be saved, when that was seen, and why not."""
+    found = status.saveable
+    if found is None or Phase(status.phase).final:
+        return []
+    at = "" if found.at is None else f" at {clock(found.at)}"
+    if found.verdict == "no":
+        return [f"Saveable:    no, as a {found.by} has shown{at}: {found.why}"]
+    if found.verdict == "yes":
+        return [f"Saveable:    yes, as a {found.by} has shown{at}"]
+    return [f"Saveable:    not tried{': ' if found.why else ''}{found.why}"]
+
+
+def saveable_word(status: JobStatus) -> str:
+    """For a column: `no (program)`, `yes`, `not tried`; "" where there is nothing to save."""
+    found = status.saveable
+    if found is None or Phase(status.phase).final:
+        return ""
+    return f"no ({found.cause})" if found.verdict == "no" and found.cause else found.verdict
+
+
+def _time_lost(status: JobStatus) -> str:
+    words = lost_time.words(status.seconds_lost)
+    return f" ({words})" if words else ""
 
 
 def amount(money: float | None) -> str | None:

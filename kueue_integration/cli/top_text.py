@@ -10,7 +10,7 @@ from ..kube import quantities
 from ..overview.goodput import Goodput
 from ..overview.model import Key, Step
 from ..overview.quota import Line
-from ..overview.report import Holder, Overview, Waiter
+from ..overview.report import Holder, Overview, Unsaveable, Waiter
 from ..overview.shares import TenantShare
 from . import tables
 from .trace_text import printable
@@ -27,6 +27,7 @@ TENANTS = ["NAMESPACE", "HOLD", "WAIT", "QUOTA"]
 GOODPUT = [
     "GOODPUT", "SHARE", "HELD", "TRAINING", "START", "RESTORE", "SAVE", "RELEASE", "WAITED", "STEPS", "LOST", "GPU",
 ]  # fmt: skip
+UNSAVEABLE = ["CANNOT BE SAVED", "NAMESPACE", "ATTEMPT", "FOR", "KIND", "WHY"]
 COSTS = ["COST", "IN ALL", "PER STEP", "STEPS"]
 
 
@@ -36,6 +37,7 @@ def text(report: Overview, rows: int = 20) -> str:
         _head(report),
         listed(QUOTA, [_quota(line) for line in report.lines], rows),
         listed(HOLDERS, [_holder(holder) for holder in report.holders], rows),
+        listed(UNSAVEABLE, [_unsaveable(report, one) for one in report.unsaveable], rows),
         listed(WAITERS, [_waiter(waiter) for waiter in report.waiters], rows),
         listed(TENANTS, [(t.namespace, t.holds, t.waits, _amounts(t.quota)) for t in report.tenants], rows),
         listed(GOODPUT, _goodputs(report), rows),
@@ -77,6 +79,11 @@ def _holder(holder: Holder) -> tuple[object, ...]:
         claim.owner, claim.kind, claim.namespace, claim.cluster_queue, claim.priority, claim.pods, held,
         time_words(holder.held_s), claim.phase, busy,
     )  # fmt: skip
+
+
+def _unsaveable(report: Overview, one: Unsaveable) -> tuple[object, ...]:
+    known = None if one.at is None else time_words(max(0.0, report.at - one.at))
+    return one.job, one.namespace, one.attempt, known, one.cause, one.why
 
 
 def _waiter(waiter: Waiter) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from proxy.protocol.decode import Count, UnixTime, Unreadable
-from proxy.protocol.messages import SaveCause, Verdict, to_json
+from proxy.protocol.messages import NOT_TRIED, SaveCause, Verdict, to_json
 
 from . import annotation_values, attempt_records, job_names
 
@@ -90,7 +90,7 @@ def failed(
 def untried(job: Mapping[str, Any], attempt: int, now: float, why: str) -> dict[str, str | None]:
     """The annotation once it is known that there is no trial of `attempt`; a real outcome of it stays."""
     before = newest(job)
-    if before.verdict != "not tried" and before.attempt == attempt:
+    if before.verdict != NOT_TRIED and before.attempt == attempt:
         return {}
     return _told(job, Saveable(attempt, "not tried", now, why=_cut(why)))
 

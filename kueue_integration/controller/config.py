@@ -35,6 +35,8 @@ class Config:
     health_port: int = 8080
     log_level: str = "INFO"
     kubeconfig: str | None = None
+    trial_after_s: float | None = 120.0
+    """Seconds of training after which an attempt finds out whether it can be saved; None: it does not."""
     multikueue_namespace: str = ""
     """Of Kueue, when this cluster is a MultiKueue manager: it has the Secrets of the worker clusters. "" for none."""
 
@@ -58,6 +60,11 @@ def _regrow(env: Mapping[str, str]) -> settings.Mode:
     if text not in known:
         raise ConfigError(f"SINGULARITY_REGROW = {text!r}: must be none, propose or act")
     return known[text]
+
+
+def _trial(env: Mapping[str, str]) -> float | None:
+    name = "SINGULARITY_TRIAL_AFTER_SECONDS"
+    return None if env.get(name) == "off" else _number(env, name, 120.0, minimum=1)
 
 
 def planner(env: Mapping[str, str]) -> PlannerSettings:
@@ -123,5 +130,6 @@ def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
         health_port=args.health_port,
         log_level=args.log_level,
         kubeconfig=args.kubeconfig,
+        trial_after_s=_trial(env),
         multikueue_namespace=env.get("SINGULARITY_MULTIKUEUE_NAMESPACE") or "",
     )

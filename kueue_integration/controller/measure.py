@@ -12,10 +12,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from proxy.protocol.messages import AttemptRecord, Gpus
 
-from ..contract import attempt_records, kinds
+from ..contract import attempt_records, kinds, saveable
+from ..jobs import lost_time
 from ..jobs.phase import classify
 from ..kube.resources import Object
 from . import attempt_history
@@ -60,9 +62,12 @@ class Fact:
     label: str = ""
 
 
-def facts(history: Sequence[AttemptRecord]) -> dict[Key, Fact]:
-    """Everything that can be counted in `history`. Pure."""
-    found: dict[Key, Fact] = {}
+def facts(history: Sequence[AttemptRecord], lost: Mapping[int, float] = MappingProxyType({})) -> dict[Key, Fact]:
+    """Everything that can be counted in `history`. Pure.
+
+    :param lost: `Lost.since`
+    """
+    found = {(attempt, "singularity_seconds_lost_total", ""): Fact(seconds) for attempt, seconds in lost.items()}
     for record in history:
         for name, start, end in _DURATIONS:
             begun, done = getattr(record, start), getattr(record, end)
@@ -73,8 +78,8 @@ def facts(history: Sequence[AttemptRecord]) -> dict[Key, Fact]:
         assert before is not None
         if after is not None or before.finished_at is not None or before.released_at is not None:
             found[before.attempt, "singularity_attempts_total", ""] = Fact(1.0, _reason(before))
-    for attempt, lost in attempt_records.steps_lost(history).items():
-        found[attempt, "singularity_steps_lost_total", ""] = Fact(float(lost))
+    for attempt, again in attempt_records.steps_lost(history).items():
+        found[attempt, "singularity_steps_lost_total", ""] = Fact(float(again))
     return found
 
 
@@ -122,7 +127,7 @@ class Meter:
             if deleted:
                 self._known.pop(uid, None)
                 return
-            told = facts(attempt_records.history(job))
+            told = facts(attempt_records.history(job), lost_time.of_job(job).since)
             known = self._known.get(uid)
             news = {} if known is None else _news(told, known)
             counted = {key: max(fact.value, (known or {}).get(key, 0.0)) for key, fact in told.items()}
@@ -151,7 +156,7 @@ def live_gauges(
 ) -> Iterable[tuple[str, Series]]:
     """Gauges of the Jobs that are there now, so that none outlives its Job. Empty on replicas that follow."""
     now = clock()
-    held, ages, phases, busy, memory = 0, Series(), Series(), Series(), Series()
+    held, ages, phases, busy, memory, unsaveable = 0, Series(), Series(), Series(), Series(), Series()
     for job in world.all_jobs() if leads() else ():
         where = str(job["metadata"]["namespace"]), kinds.job_key(job)
         with skips.over("metrics", "/".join(where)):
@@ -161,6 +166,10 @@ def live_gauges(
             saved = attempt_records.checkpoint(job)
             if saved is not None and not phase.final:
                 ages[where] = max(0.0, now - saved.created_at)
+            found = saveable.newest(job)
+            if found.verdict == "no" and not phase.final:
+                which = where[0], found.cause or "unknown"
+                unsaveable[which] = unsaveable.get(which, 0) + 1
             gpus = _running_gpus(job)
             if gpus is not None:
                 memory[where] = float(gpus.memory_peak)
@@ -169,6 +178,7 @@ def live_gauges(
     yield "singularity_holds_active", {(): float(held)}
     yield "singularity_checkpoint_age_seconds", ages
     yield "singularity_jobs", phases
+    yield "singularity_jobs_unsaveable", unsaveable
     yield "singularity_gpu_utilisation_percent", busy
     yield "singularity_gpu_memory_peak_bytes", memory
 

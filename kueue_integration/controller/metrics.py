@@ -21,6 +21,9 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_checkpoints_damaged_total": ("Committed checkpoints that turned out not to be restorable.", ()),
     "singularity_restores_failed_total": ("Attempts that did not restore a checkpoint which is whole.", ()),
     "singularity_checkpoint_failures_total": ("Checkpoints that a job said it could not take.", ()),
+    "singularity_save_trials_total": (
+        "Trials of whether an attempt can be saved, by verdict; `not tried`: too dear, or it showed nothing.",
+        ("verdict",)),
     "singularity_holds_released_total": ("Holds that ended without a checkpoint, by cause.", ("cause",)),
     "singularity_holds_expired_total": ("Holds that ended at their deadline.", ()),
     "singularity_readmissions_total": ("Evictions that the controller asked for, by cause.", ("cause",)),
@@ -39,6 +42,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_gpu_xids_total": ("Errors that drivers of GPUs reported as an Xid, by its number.", ("xid",)),
     "singularity_gpu_ecc_errors_total": ("Memory errors of GPUs while attempts ran.", ("kind",)),
     "singularity_steps_lost_total": ("Steps that were run and had to be run again.", ()),
+    "singularity_seconds_lost_total": ("Seconds of training that a later attempt started without.", ()),
 }
 _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_leader": ("1 while this replica acts.", ()),
@@ -50,6 +54,8 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "singularity_gpu_utilisation_percent": ("How busy the GPUs of a running attempt have been.", ("namespace", "job")),
     "singularity_gpu_memory_peak_bytes": ("Most memory in use on a GPU of a running attempt.", ("namespace", "job")),
     "singularity_jobs": ("Training jobs by phase.", ("phase",)),
+    "singularity_jobs_unsaveable": (
+        "Live jobs whose last checkpoint or trial has failed, by what kind of reason it was.", ("namespace", "cause")),
     "singularity_job_device_time_promised_ratio": (
         "Share of its device time that a live job's class promises.", ("namespace", "job")),
     "singularity_job_device_time_delivered_ratio": (

@@ -12,13 +12,14 @@ from typing import Any
 
 from proxy.protocol.messages import AttemptRecord, CheckpointRef, Origin, RequestStatus
 
-from ..contract import attempt_phases, attempt_records, branches, job_names, kinds
+from ..contract import attempt_phases, attempt_records, branches, job_names, kinds, saveable
 from ..contract.attempt_phases import AttemptPhases
+from ..contract.saveable import Saveable
 from ..errors import Gone, JobNotFoundError, KubeError
 from ..kube.api import Kube
 from ..kube.resources import annotation, label, selector
 from ..requests import periodic_checkpoints, save_time_estimate, user_requests
-from . import cost, loss_curve, queue_position, unreadable
+from . import cost, loss_curve, lost_time, queue_position, unreadable
 from .phase import Phase, classify, evictions, shortages
 from .queue_position import Position
 from .shortage import Shortage
@@ -109,6 +110,10 @@ class JobStatus:
     cost: float | None = None
     """Of its attempts until its last report, in the unit of the chart's prices; None: no flavor of theirs has one."""
     cost_per_step: float | None = None
+    seconds_lost: float = 0.0
+    """Seconds of training that later attempts started without, with or without steps: of these, `steps_lost` counts."""
+    saveable: Saveable | None = None
+    """Whether the current attempt can be saved."""
 
     @property
     def final(self) -> bool:
@@ -162,6 +167,8 @@ def summarise(
         cluster=(last.cluster or "") if last and alive else "",
         step=_step(seen, saved, last, back),
         steps_lost=steps_lost(attempts),
+        seconds_lost=lost_time.of_job(job).total,
+        saveable=saveable.current(job) if last is not None else None,
         attempts=attempts,
         checkpoints=_checkpoints(job, attempts, attempt_records.checkpoints(job), saved),
         rewinds=back,

@@ -15,7 +15,8 @@ Definition, from the records of a job's attempts. An attempt holds quota from `a
 
 Before the first moment it is `restoring` or, without a checkpoint, `starting`. Then it is `training`, then `saving`,
 then `releasing` until the pods are gone. A step is lost if a later attempt ran it again. The training time of an
-attempt is shared evenly among its steps, so `lost` is its training time * lost steps / steps. Then
+attempt is shared evenly among its steps, so `lost` is its training time * lost steps / steps. Of an attempt without
+steps, `lost` is the time since the checkpoint that a later one started from (`jobs.lost_time`). Then
 
     useful = training - lost        goodput = useful / held
 
@@ -25,8 +26,9 @@ known by no record stays where it is: a pause for a periodic checkpoint is in `t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 
 from proxy.protocol.messages import AttemptRecord
 
@@ -86,14 +88,26 @@ class Goodput:
         return Goodput(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
-def of_history(history: Sequence[AttemptRecord], now: float, holds: bool, stepless: bool = False) -> Goodput:
-    """Of one job. `holds`: its last attempt has quota still. `stepless`: its program makes no steps, so all counts."""
+def of_history(
+    history: Sequence[AttemptRecord],
+    now: float,
+    holds: bool,
+    stepless: bool = False,
+    lost: Mapping[int, float] = MappingProxyType({}),
+) -> Goodput:
+    """Of one job. `holds`: its last attempt has quota still. `stepless`: its program makes no steps, as far as known.
+
+    :param lost: `Lost.of`
+    """
     spent = money.of_history(history, now, holds)
     total = Goodput(cost=spent.amount, cost_steps=spent.steps)
     again: int | None = None
     for index in reversed(range(len(history))):
         record = history[index]
-        total += _attempt(record, now if holds and index == len(history) - 1 else None, again, stepless)
+        one = _attempt(record, now if holds and index == len(history) - 1 else None, again, stepless)
+        if not one.steps and record.attempt in lost:
+            one = replace(one, lost_s=min(one.training_s, lost[record.attempt] * max(1, record.pods)))
+        total += one
         if record.first_step is not None:
             again = record.first_step if again is None else min(again, record.first_step)
     return total

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from proxy.protocol.messages import AttemptRecord
 
+from ..contract.saveable import Saveable
 from ..jobs.queue_position import Position
 from ..planner import quota
 
@@ -96,6 +97,10 @@ class Training:
     attempts: Sequence[AttemptRecord] = ()
     stepless: bool = False
     """Its program makes no steps, as far as is known."""
+    lost: Mapping[int, float] = field(default_factory=dict)
+    """Attempt -> seconds of its training that a later one started without."""
+    saveable: Saveable | None = None
+    """As its last checkpoint or trial has shown, of whatever attempt."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Of the annotations that the reader was asked to keep, those that the Job has."""
     created: float = 0.0

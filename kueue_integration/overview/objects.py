@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from proxy.protocol.messages import AttemptRecord
 
-from ..contract import attempt_records, job_names, kinds
-from ..jobs import phase, shortage, unreadable
+from ..contract import attempt_records, job_names, kinds, saveable
+from ..jobs import lost_time, phase, shortage, unreadable
 from ..jobs.phase import Phase
 from ..kube import quantities, server_time
 from ..kube.resources import KUEUE_JOB_UID_LABEL, Object, annotation, condition, is_true, label
@@ -80,6 +80,8 @@ def training(job: Object, keep: Collection[str] = ()) -> tuple[Training, list[Un
         workers=attempt_records.integer(job, job_names.ANN_WORKERS, int(job["spec"].get("parallelism") or 1)),
         attempts=attempts,
         stepless=seen is not None and seen.free and not any(a.first_step_at or a.last_step for a in attempts),
+        lost=lost_time.of_job(job).of,
+        saveable=saveable.newest(job),
         annotations={key: text for key in keep if (text := annotation(job, key)) is not None},
         created=server_time.parse(str(made)) if (made := meta.get("creationTimestamp")) else 0.0,
         ended=_ended(job, attempts),

@@ -43,6 +43,7 @@ def as_json(report: Overview) -> dict[str, Any]:
         "goodput": _goodput(report.goodput),
         "shares": shares.as_json(report.shares),
         "planner": [dataclasses.asdict(step) for step in report.steps],
+        "unsaveable": [dataclasses.asdict(each) for each in report.unsaveable],
         "preemptions": [dataclasses.asdict(each) for each in report.preemptions],
         "notes": list(report.notes),
         "unreadable": [dataclasses.asdict(item) for item in report.unreadable],

@@ -64,6 +64,18 @@ class Waiter:
 
 
 @dataclass(frozen=True)
+class Unsaveable:
+    """A job whose last checkpoint or trial has failed: who stops it now loses its work."""
+
+    namespace: str
+    job: str
+    attempt: int
+    at: float | None
+    cause: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Overview:
     """The report. Amounts are exact; seconds of `Goodput` are pod-seconds."""
 
@@ -76,6 +88,8 @@ class Overview:
     goodput: Goodput
     shares: device_time.Shares
     """Promised and delivered, within the platform's window."""
+    unsaveable: Sequence[Unsaveable]
+    """Live jobs, the longest known first."""
     preemptions: Sequence[moves.Preemption]
     """Of the last day, the newest first."""
     steps: Sequence[Step]
@@ -107,6 +121,7 @@ def overview(cluster: Cluster, queue: str | None = None) -> Overview:
         waiters=waiting,
         goodput=_sum(done for _, _, done in spent),
         shares=device_time.shares(cluster, only=shown),
+        unsaveable=_unsaveable(shown),
         preemptions=moves.preemptions(shown, cluster.at),
         steps=sorted(_steps(cluster, queue, claims), key=lambda step: (-step.at, step.namespace, step.job)),
         notes=cluster.notes,
@@ -191,6 +206,15 @@ def _holders(cluster: Cluster, holding: Sequence[Claim]) -> list[Holder]:
     return found
 
 
+def _unsaveable(jobs: Iterable[Training]) -> list[Unsaveable]:
+    found = [
+        Unsaveable(job.namespace, job.name, seen.attempt, seen.at, seen.cause, seen.why)
+        for job in jobs
+        if job.ended is None and (seen := job.saveable) is not None and seen.verdict == "no"
+    ]
+    return sorted(found, key=lambda one: (one.at or 0.0, one.namespace, one.job))
+
+
 def _ago(cluster: Cluster, claim: Claim) -> float | None:
     return None if claim.since is None else max(0.0, cluster.at - claim.since)
 
@@ -227,7 +251,7 @@ def _of_job(cluster: Cluster, job: Training, claim: Claim | None) -> Goodput:
     last = job.attempts[-1] if job.attempts else None
     # Without the right to see Workloads the record alone says whether the attempt has ended.
     holds = last is not None and last.ended_by is None if cluster.claims is None else bool(claim and claim.holds)
-    done = goodput.of_history(job.attempts, cluster.at, holds, job.stepless)
+    done = goodput.of_history(job.attempts, cluster.at, holds, job.stepless, job.lost)
     waits = claim is not None and claim.holds is None and claim.active
     now = (_ago(cluster, claim) or 0.0) if claim is not None and waits else 0.0
     return done + Goodput(waited_s=now * max(1, job.workers))

@@ -582,6 +582,7 @@ class CheckpointFailure:
 
 Verdict = Literal["not tried", "yes", "no"]
 """Whether an attempt can be saved."""
+NOT_TRIED: Final = "not tried"
 
 
 @dataclass(frozen=True)

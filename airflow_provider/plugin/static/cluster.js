@@ -103,7 +103,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
     return h(Card, { title: "Goodput", aside: h(Small, null, `${seconds(done.held_s)} of pod time held`) },
       h(C.Grid, { templateColumns: "minmax(70px, auto) minmax(80px, 1fr) auto", columnGap: 4, rowGap: 2, alignItems: "center", mb: 4, "data-testid": "cluster-goodput" }, row("all queues", done, 20, true), queues.map((queue) => row(queue.name || "not known", queue.goodput, 12))),
       h(C.HStack, { columnGap: 4, rowGap: 1, wrap: "wrap" }, TIMES.map(([name, palette, what]) => h(Swatch, { key: name, paint: color(`${palette}-solid`), words: `${what} ${seconds(done[name])}` }))),
-      h(Muted, { mt: 3 }, `${many(done.steps, "step")} done, ${done.steps_lost} of them run again; waited for quota: ${seconds(done.waited_s)} of pod time.`),
+      h(Muted, { mt: 3 }, `${many(done.steps, "step")} done, ${done.steps_lost} of them run again; lost: ${seconds(done.lost_s)}, waited for quota: ${seconds(done.waited_s)} of pod time.`),
       done.cost > 0 && h(C.Box, { mt: 3 }, h(Table, { testid: "cluster-cost", label: "cost by queue", heads: ["Cost", "In all", "Per step", "Steps"],
         rows: [["all queues", done], ...queues.map((queue) => [queue.name || "not known", queue.goodput])].filter(([, one]) => one.cost > 0).map(([name, one]) => [name, money(one.cost), known(one.cost_per_step) ? money(one.cost_per_step) : "–", one.cost_steps]) })));
   }

@@ -195,6 +195,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
     return h(C.VStack, { align: "stretch", gap: 3, p: 3, overflow: "auto", height: "100%", "data-testid": "training-tab" },
       context.error && context.error.status === 401 && h(Notice, { status: "warning", title: "Not updating: you are not logged in any more" }),
       alarm && h(Notice, { status: "warning", title: `Preempted ${kept.preemptions} times: more often than preemption_alert allows` }),
+      job.saveable && job.saveable.verdict === "no" && !over.current && h(Notice, { status: "warning", title: `Attempt ${job.saveable.attempt} cannot be saved: whoever stops it now loses its work since the last checkpoint` }, job.saveable.why),
       trouble && h(Notice, { status: "info", title: "Shown as Airflow last heard of it" }, live.error.message),
       h(C.Flex, { justify: "space-between", align: "center", wrap: "wrap", gap: 3 },
         h(C.HStack, { gap: 6, wrap: "wrap" },
@@ -203,7 +204,8 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
           known(seen.loss) && h(Stat, { label: "Loss" }, Number(seen.loss).toPrecision(4)),
           h(Stat, { label: "Attempts", hint: `${evictions} evictions` }, job.attempts.length + (job.attempts_omitted || 0)),
           h(Stat, { label: "Pods", hint: `wants ${job.workers}, at least ${job.min_workers}; ${job.world_size} ranks` }, job.pods ? `${job.pods} × ${job.flavor}` : `0 of ${job.workers}`),
-          h(Stat, { label: "Steps lost", testid: "training-lost" }, job.steps_lost),
+          h(Stat, { label: "Steps lost", testid: "training-lost", hint: "and the training time that a later attempt started without" }, job.seconds_lost >= 1 ? `${job.steps_lost} (${seconds(job.seconds_lost)})` : job.steps_lost),
+          job.saveable && !over.current && h(Stat, { label: "Can be saved", testid: "training-saveable", hint: job.saveable.verdict === "not tried" ? job.saveable.why || "no checkpoint and no trial yet" : `as a ${job.saveable.by} has shown` }, job.saveable.verdict),
           known(job.cost) && h(Stat, { label: "Cost", testid: "training-cost", hint: known(job.cost_per_step) ? `${Number(job.cost_per_step).toPrecision(3)} per step` : "no step yet" }, Number(job.cost).toPrecision(3)),
           known(job.goodput) && h(Stat, { label: "Goodput", hint: "share of the time since submission in which steps ran that count" }, percent(job.goodput))),
         h(Phase, { phase: job.phase })),
@@ -246,7 +248,7 @@ const shared = await import(new URL(`shared.js?v=${new URL(import.meta.url).sear
       h(Table, { testid: "training-runs-table", heads: [...(dagId ? [] : ["Dag"]), "Task", "Run", "Phase", "Queue", "On", "Step", "Attempts", "Lost", "Goodput", "Why"],
         rows: found.slice(0, shown).map((r) => [...(dagId ? [] : [r.dag_id]),
           h(C.Link, { asChild: true, color: "fg.info" }, h(Router.Link, { to: taskLink(r) }, r.map_index >= 0 ? `${r.task_id} [${r.map_index}]` : r.task_id)), r.run_id, h(Phase, { phase: r.phase, size: "sm" }), r.queue,
-          r.pods ? `${r.pods} × ${r.flavor}` : "–", r.step, r.attempts, r.steps_lost, percent(r.goodput), h(C.Text, { color: "fg.muted", fontSize: "sm", lineClamp: 2 }, r.message)]) }),
+          r.pods ? `${r.pods} × ${r.flavor}` : "–", r.step, r.attempts, r.seconds_lost >= 1 ? `${r.steps_lost} (${seconds(r.seconds_lost)})` : r.steps_lost, percent(r.goodput), h(C.Text, { color: "fg.muted", fontSize: "sm", lineClamp: 2 }, r.message)]) }),
       found.length > shown && h(C.Button, { variant: "outline", size: "sm", onClick: () => setShown(shown + 200) }, `Show more (${found.length - shown})`));
   }
 

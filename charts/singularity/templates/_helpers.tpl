@@ -46,6 +46,12 @@ admissionregistration.k8s.io/v1beta1
 {{- concat $found (dig "accounts" list (.Values.guard | default dict)) | toJson -}}
 {{- end }}
 
+{{/* Seconds of training before an attempt finds out whether it can be saved, or "off". */}}
+{{- define "singularity.saveTrial" -}}
+{{- $trial := .Values.saveTrial | default dict -}}
+{{- if dig "enabled" true $trial }}{{ dig "afterSeconds" 120 $trial }}{{ else }}off{{ end -}}
+{{- end }}
+
 {{/* JSON: the paths of nodes that the platform's own volumes show, and those of them of which every mount is read-only. */}}
 {{- define "singularity.guard.hostPaths" -}}
 {{- $paths := list }}{{ $read := list -}}

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -25,6 +26,7 @@ from proxy.protocol.messages import (
     Hello,
     MessageError,
     Progress,
+    TrialReport,
     from_json,
     lean_json,
     to_json,
@@ -35,7 +37,7 @@ from ...errors import Conflict, KubeError
 from ...kube import server_time
 from ...kube.client import Kube
 from ...kube.resources import Object
-from .. import apply, attempt_history
+from .. import apply, attempt_history, unsaveable
 from ..actions import Annotations
 from ..cache import World
 from ..errors import BadAnnotationError, RefusedError
@@ -124,9 +126,10 @@ class Api:
         secret: bytes,
         metrics: Metrics,
         server: server_time.ServerClock | None = None,
+        trial_after_s: float | None = None,
     ) -> None:
         self._kube, self._world, self._hub = kube, world, hub
-        self._secret, self._metrics = secret, metrics
+        self._secret, self._metrics, self._trial_after_s = secret, metrics, trial_after_s
         self._identities = pod_identity.Identities(kube, world)
         self._now = (server or server_time.ServerClock()).now
         self._tokens = tokens.Reviews(kube, self._now, self._refused)
@@ -140,6 +143,7 @@ class Api:
         app.router.add_post("/v1/commit", self._commit)
         app.router.add_post("/v1/failure", self._failure)
         app.router.add_post("/v1/damage", self._damage)
+        app.router.add_post("/v1/trial", self._trial)
         app.on_cleanup.append(self._close)
         return app
 
@@ -229,7 +233,8 @@ class Api:
                 return _json({"error": "the attempt has ended with a checkpoint", "ended": True}, 202)
             if reply is None:
                 return None
-            return web.Response(text=lean_json(reply, "origin"), content_type="application/json")
+            text = lean_json(replace(reply, trial_after_s=self._trial_after_s), "origin", "trial_after_s")
+            return web.Response(text=text, content_type="application/json")
 
         found = await self._hub.until(namespace, name, look, wait_s, leader=True)
         return _json({"error": "the leader is not known yet: ask again"}, 202) if found is None else found
@@ -291,11 +296,39 @@ class Api:
             why = reports.lifted(job, told, now)
             return told
 
-        if await self._write(message.namespace, message.job, change) and why is not None:
+        if await self._write_outcome(message.namespace, message.job, change) and why is not None:
             self._metrics.add("singularity_holds_released_total", why)
             if why == "deadline":  # the pods have noticed it before our worker
                 self._metrics.add("singularity_holds_expired_total")
         return _json({})
+
+    async def _trial(self, request: web.Request) -> web.Response:
+        speaker = await self._speaker(request)
+        message = from_json(TrialReport, await request.text())
+        await self._allowed(speaker, message.namespace, message.job, message.attempt, leader=True)
+        self._metrics.add("singularity_save_trials_total", message.verdict)
+        about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt}
+        log.info("trial: %s %s", message.verdict, message.why, extra=about)
+        await self._write_outcome(message.namespace, message.job, lambda j: reports.trial(j, message, self._now()))
+        return _json({})
+
+    async def _write_outcome(
+        self, namespace: str, name: str, change: Callable[[Object], Annotations | None]
+    ) -> bool:
+        """As `_write`; with an Event where the Job cannot be saved from now on."""
+        event: Object | None = None
+
+        def noting(job: Object) -> Annotations | None:
+            nonlocal event
+            told = change(job)
+            event = unsaveable.event(job, told or {}, self._now())
+            return told
+
+        written = await self._write(namespace, name, noting)
+        if written and event is not None:
+            found = event
+            await self._shares.run(namespace, lambda: unsaveable.tell(self._kube, found))
+        return written
 
     async def _damage(self, request: web.Request) -> web.Response:
         speaker = await self._speaker(request)

@@ -25,6 +25,7 @@ from proxy.protocol.messages import (
     Needs,
     Progress,
     Reading,
+    TrialReport,
     to_json,
 )
 
@@ -363,6 +364,16 @@ def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations 
         if seen != record:
             change.update(attempt_history.stored(attempt_history.with_last(history, seen)))
     return change or None
+
+
+def trial(job: Object, message: TrialReport, now: float) -> Annotations | None:
+    """What to write; None when it changes nothing. Raises RefusedError 409."""
+    _require_wanted(Job.parse(job), message.attempt)
+    if message.verdict == "yes":
+        return saveable.saved(job, message.attempt, now, "trial") or None
+    if message.verdict == "no":
+        return saveable.failed(job, message.attempt, now, message.cause, message.why, "trial") or None
+    return saveable.untried(job, message.attempt, now, message.why) or None
 
 
 def damage(job: Object, message: DamageReport) -> Annotations | None:

@@ -11,8 +11,9 @@ from airflow_fakes import ADMITTED, WAITING, make_attempt, make_job, make_worklo
 
 from airflow_provider.lineage import MAX_BYTES, document, headline
 from airflow_provider.narrate import narrate, progress
+from kueue_integration.contract.saveable import By, Saveable
 from kueue_integration.jobs.status import JobStatus, summarise
-from proxy.protocol.messages import AttemptRecord, Skipped
+from proxy.protocol.messages import AttemptRecord, Skipped, Verdict
 
 
 def status(*attempts: AttemptRecord, waiting: bool = False, **job: Any) -> JobStatus:
@@ -60,6 +61,34 @@ def test_a_checkpoint_that_was_skipped_is_named_with_the_reason(start: str | Non
     again = make_attempt(2, restored_from=start, skipped=[Skipped("c2", 90, "pack 00ff is missing")])
     told = " ".join(narrate(status(make_attempt(1)), status(make_attempt(1), again)))
     assert f"{words}; checkpoint c2 cannot be restored: pack 00ff is missing" in told
+
+
+def looked(verdict: Verdict, by: By = "trial", why: str = "") -> JobStatus:
+    found = Saveable(1, verdict, 1002.0, by, "program" if verdict == "no" else "", why)
+    return dataclasses.replace(status(make_attempt(1, first_step=0, first_step_at=1001.0)), saveable=found)
+
+
+def test_a_job_that_cannot_be_saved_says_so_once_with_the_reason() -> None:
+    unknown, first = looked("not tried"), looked("no", why="pod 0: rank 0: (0.1) traced")
+    assert narrate(unknown, unknown) == []
+    assert narrate(unknown, first) == [
+        "Attempt 1: cannot be saved, as a trial has shown: pod 0: rank 0: (0.1) traced"
+    ]
+    assert narrate(first, looked("no", "checkpoint", "pod 0: rank 0: (0.2) traced")) == []
+    assert narrate(first, looked("yes", "checkpoint")) == ["Attempt 1: can be saved, as a checkpoint has shown"]
+    assert narrate(unknown, looked("yes", "checkpoint")) == [], "the attempt tells it"
+    assert narrate(unknown, looked("yes")) == ["Attempt 1: can be saved, as a trial has shown"]
+
+
+def test_why_there_is_no_trial_is_told() -> None:
+    (line,) = narrate(looked("not tried"), looked("not tried", "", "it would take 80 s"))
+    assert line == "Attempt 1: not tried whether it can be saved: it would take 80 s"
+
+
+def test_time_that_is_lost_is_told_where_no_step_tells_it() -> None:
+    before = make_attempt(1, running_at=1001.0, evicted_at=1080.0, released_at=1081.0, ended_by="Paused")
+    lines = narrate(status(before), status(before, make_attempt(2, admitted_at=1100.0)))
+    assert any(line.endswith("; starts from the beginning; 80 s of training is lost") for line in lines), lines
 
 
 def test_waiting_says_why() -> None:

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import threading
 import time
+from dataclasses import replace
 
 import aiohttp
 import controller_scene as scene
@@ -17,7 +18,7 @@ import pytest
 from aiohttp import web
 from controller_scene import NS
 
-from kueue_integration.contract import attempt_records, job_names
+from kueue_integration.contract import attempt_records, job_names, saveable
 from kueue_integration.controller.cache import World
 from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.sidecar_api import http as api_module
@@ -26,7 +27,7 @@ from kueue_integration.controller.sidecar_api.shares import SHARE, Shares
 from kueue_integration.errors import Conflict, Unreachable
 from kueue_integration.kube import server_time
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import JOB, POD, TOKEN_REVIEW, annotation
+from kueue_integration.kube.resources import EVENT, JOB, POD, TOKEN_REVIEW, annotation
 from proxy.protocol import names
 from proxy.protocol.messages import (
     CheckpointFailure,
@@ -37,6 +38,7 @@ from proxy.protocol.messages import (
     Hello,
     HelloReply,
     Progress,
+    TrialReport,
     from_json,
     to_json,
 )
@@ -160,7 +162,7 @@ async def served(certificate):
     assert await asyncio.to_thread(world.wait_synced, 10)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(*certificate)
-    runner = web.AppRunner(Api(kube, world, hub, b"secret", metrics).app())
+    runner = web.AppRunner(Api(kube, world, hub, b"secret", metrics, trial_after_s=90.0).app())
     await runner.setup()
     site = web.TCPSite(runner, "localhost", 0, ssl_context=tls)
     await site.start()
@@ -180,7 +182,7 @@ async def test_hello(served):
     status, body = await served.post("/v1/hello", HELLO, "follower")
     assert status == 200
     reply = from_json(HelloReply, json.dumps(body))
-    assert (reply.leader_ip, reply.checkpoint) == ("10.0.0.1", None)
+    assert (reply.leader_ip, reply.checkpoint, reply.trial_after_s) == ("10.0.0.1", None, 90.0)
     again = await served.post("/v1/hello", HELLO, "follower")
     assert again == (status, body)
     reviews = [r for r in served.kube.requests if r[1] == TOKEN_REVIEW.name]
@@ -216,6 +218,7 @@ async def test_only_the_leader_reports_and_commits(served):
         ("/v1/commit", COMMIT),
         ("/v1/progress", Progress(NS, "train", 1, "running", 3)),
         ("/v1/failure", CheckpointFailure(NS, "train", 1, "x")),
+        ("/v1/trial", TrialReport(NS, "train", 1, "no", "program", "x")),
     ):
         status, body = await served.post(path, message, "follower")
         assert (status, "not the leader" in body["error"]) == (403, True)
@@ -377,6 +380,46 @@ async def test_a_hold_that_the_pods_end_is_counted_once(served, left_s, cause, e
     lines = served.metrics.text().splitlines()
     assert f'singularity_holds_released_total{{cause="{cause}"}} 1.0' in lines
     assert f"singularity_holds_expired_total {expired}" in lines
+
+
+def events(served):
+    found, _ = served.kube.list_versioned(EVENT, NS, "")
+    return [(e["reason"], e["type"], e["message"], e["involvedObject"]["name"]) for e in found]
+
+
+async def test_a_trial_is_written_on_the_job_and_told_once(served):
+    report = TrialReport(NS, "train", 1, "no", "program", "pod 0: rank 0: traced")
+    for again in ("", " (0.12) now"):
+        assert await served.post("/v1/trial", replace(report, why=report.why + again)) == (200, {})
+    found = saveable.current(served.job())
+    assert (found.verdict, found.by, found.cause) == ("no", "trial", "program")
+    text = "attempt 1 cannot be saved, as a trial has shown: pod 0: rank 0: traced"
+    assert events(served) == [("CannotBeSaved", "Warning", text, "train")]
+    assert served.metrics.value("singularity_save_trials_total", "no") == 2
+    assert await served.post("/v1/trial", TrialReport(NS, "train", 1, "yes")) == (200, {})
+    assert saveable.current(served.job()).verdict == "yes" and len(events(served)) == 1
+
+
+async def test_a_failed_checkpoint_is_told_in_an_event_and_one_that_is_too_early_is_not(served):
+    early = CheckpointFailure(NS, "train", 1, "no rank runs yet", goes_on=True, cause="early")
+    assert await served.post("/v1/failure", early) == (200, {})
+    assert events(served) == []
+    await served.post("/v1/failure", replace(early, cause="time", message="no step boundary within 30 s"))
+    (event,) = events(served)
+    assert event[2] == "attempt 1 cannot be saved, as its last checkpoint has shown: no step boundary within 30 s"
+
+
+async def test_an_api_server_that_takes_no_event_costs_the_event_alone(served, monkeypatch):
+    create = served.kube.create
+
+    def refuse(obj, dry_run=False):
+        if obj["kind"] == "Event":
+            raise Unreachable("events are full")
+        return create(obj, dry_run)
+
+    monkeypatch.setattr(served.kube, "create", refuse)
+    assert await served.post("/v1/trial", TrialReport(NS, "train", 1, "no", "program", "x")) == (200, {})
+    assert saveable.current(served.job()).verdict == "no"
 
 
 async def test_a_failure_releases_the_hold(served):

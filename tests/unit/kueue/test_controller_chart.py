@@ -207,6 +207,16 @@ def test_values_of_an_older_chart_are_enough_for_the_guards():
 
 @pytest.mark.parametrize(
     ("values", "said"),
+    [((), "120"), (("saveTrial=null",), "120"), (("saveTrial.afterSeconds=45",), "45"),
+     (("saveTrial.enabled=false",), "off")],
+)  # fmt: skip
+def test_the_trial_of_an_attempt_can_be_moved_and_switched_off(values, said):
+    (container,) = render(*values)["Deployment", "singularity-controller"]["spec"]["template"]["spec"]["containers"]
+    assert {e["name"]: e.get("value") for e in container["env"]}["SINGULARITY_TRIAL_AFTER_SECONDS"] == said
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
     [((), "propose"), (("regrow.mode=null",), "propose"), (("regrow.mode=none",), "none"),
      (("regrow.mode=act",), "act")],
 )  # fmt: skip

@@ -176,10 +176,11 @@ def test_gauges_of_live_jobs_go_with_their_jobs():
             "singularity_holds_active": {(): 1.0},
             "singularity_checkpoint_age_seconds": {(scene.NS, "train"): 60.0},
             "singularity_jobs": {("Running",): 1.0},
+            "singularity_jobs_unsaveable": {},
             "singularity_gpu_utilisation_percent": {(scene.NS, "train"): 75.5},
             "singularity_gpu_memory_peak_bytes": {(scene.NS, "train"): 4.0},
         }
-        assert list(gauges(False).values()) == [{(): 0.0}, {}, {}, {}, {}]
+        assert list(gauges(False).values()) == [{(): 0.0}, {}, {}, {}, {}, {}]
         reconciler.leads = lambda: True
         assert 'singularity_checkpoint_age_seconds{job="train",namespace="team"}' in reconciler._metrics.text()
         world.jobs._forget((scene.NS, "train"))

@@ -175,6 +175,11 @@ def test_regrowth_has_a_mode_and_begins_with_a_dry_run(env, said, mode):
     assert config.load([], {**env, "SINGULARITY_REGROW": said}).settings.regrow == mode
 
 
+@pytest.mark.parametrize(("said", "seconds"), [("", 120.0), ("45", 45.0), ("off", None)])
+def test_attempts_find_out_whether_they_can_be_saved_unless_that_is_off(env, said, seconds):
+    assert config.load([], {**env, "SINGULARITY_TRIAL_AFTER_SECONDS": said}).trial_after_s == seconds
+
+
 def test_the_planner_is_off_and_reads_what_the_chart_sets(env):
     off = config.load([], env).settings.planner
     assert {part.mode for part in (off.cordon, off.attained_service, off.sla_tiers)} == {"none"}
@@ -196,6 +201,8 @@ def test_the_planner_is_off_and_reads_what_the_chart_sets(env):
         ({"SINGULARITY_MAX_BUDGET_SECONDS": "soon"}, "SINGULARITY_MAX_BUDGET_SECONDS = 'soon'"),
         ({"SINGULARITY_MAX_BUDGET_SECONDS": "nan"}, "SINGULARITY_MAX_BUDGET_SECONDS = 'nan'"),
         ({"SINGULARITY_MAX_BUDGET_SECONDS": "0"}, "at least 1"),
+        ({"SINGULARITY_TRIAL_AFTER_SECONDS": "never"}, "SINGULARITY_TRIAL_AFTER_SECONDS = 'never'"),
+        ({"SINGULARITY_TRIAL_AFTER_SECONDS": "0"}, "SINGULARITY_TRIAL_AFTER_SECONDS = '0': must be at least 1"),
         ({"SINGULARITY_REGROW": "maybe"}, "SINGULARITY_REGROW = 'maybe': must be none, propose or act"),
         ({"SINGULARITY_LEASE_RENEW_SECONDS": "9"}, "SINGULARITY_LEASE_RENEW_SECONDS"),
         ({"SINGULARITY_PLANNER": "{"}, "SINGULARITY_PLANNER .chart value planner.: not valid JSON"),

@@ -266,6 +266,7 @@ def test_finished_jobs_hold_nothing_but_their_goodput_counts() -> None:
 def test_the_json_is_complete() -> None:
     told = json.loads(json.dumps(as_json(seen(scene()))))
     lists = {"quota", "queues", "tenants", "holders", "waiting", "preemptions", "planner", "notes", "unreadable"}
+    lists.add("unsaveable")
     assert set(told) == {"at", "goodput", "shares", *lists}
     cohort = told["quota"][0]
     assert cohort == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import get_args
 
@@ -10,13 +11,31 @@ import controller_scene as scene
 import pytest
 from controller_scene import T0
 
+from kueue_integration.cli import tables, top_text
 from kueue_integration.contract import job_names, saveable
 from kueue_integration.contract.saveable import Saveable
 from kueue_integration.controller import request_status
+from kueue_integration.controller.forever import Skips
+from kueue_integration.controller.measure import live_gauges
+from kueue_integration.controller.metrics import Metrics
 from kueue_integration.controller.sidecar_api import reports
 from kueue_integration.controller.snapshot import Snapshot
+from kueue_integration.jobs.status import summarise
+from kueue_integration.jobs.status import to_json as status_json
 from kueue_integration.kube import server_time
-from proxy.protocol.messages import CheckpointFailure, CommitRequest, JobRequest, RequestStatus, SaveCause, to_json
+from kueue_integration.overview.model import Cluster
+from kueue_integration.overview.objects import training
+from kueue_integration.overview.plain import as_json
+from kueue_integration.overview.report import overview
+from proxy.protocol.messages import (
+    CheckpointFailure,
+    CommitRequest,
+    JobRequest,
+    RequestStatus,
+    SaveCause,
+    TrialReport,
+    to_json,
+)
 
 NOW = T0 + 50
 FAILED = CheckpointFailure(scene.NS, "train", 1, "saving failed: pod 0: rank 0: traced", goes_on=True, cause="program",
@@ -122,3 +141,59 @@ def test_the_same_again_is_not_written_again():
     known = failed(job())
     assert job_names.ANN_SAVEABLE not in (reports.failure(known, FAILED, NOW) or {})
     assert json.loads(known["metadata"]["annotations"][job_names.ANN_SAVEABLE])["attempt"] == 1
+
+
+# --- where it is shown ----------------------------------------------------------------------------------------------
+def trial(known, verdict, cause="", why=""):
+    return after(known, reports.trial(known, TrialReport(scene.NS, "train", 1, verdict, cause, why), NOW))
+
+
+SHOWN = [
+    (lambda: job(), "not tried", "not tried"),
+    (lambda: trial(job(), "not tried", why="it would take 80 s"), "not tried: it would take 80 s", "not tried"),
+    (lambda: trial(job(), "yes"), "yes, as a trial has shown at ", "yes"),
+    (lambda: committed(job()), "yes, as a checkpoint has shown at ", "yes"),
+    (lambda: trial(job(), "no", "program", "pod 0: rank 0: traced"), ": pod 0: rank 0: traced", "no (program)"),
+]
+
+
+@pytest.mark.parametrize(("made", "line", "word"), SHOWN)
+def test_status_says_whether_the_attempt_can_be_saved(made, line, word):
+    found = summarise(made(), scene.workload(), [])
+    shown = next(row for row in tables.detail(found).splitlines() if row.startswith("Saveable: "))
+    assert line in shown
+    assert tables.saveable_word(found) == word and word in tables.jobs_table([found], wide=True)
+    assert json.loads(status_json(found))["saveable"]["verdict"] == word.split(" (")[0]
+
+
+def test_a_job_that_has_not_started_or_has_ended_says_nothing():
+    waits = summarise(scene.job(), scene.workload(), [])
+    done = failed(job(scene.record(finished_at=T0 + 60, ended_by="Finished")))
+    done["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    for found in (waits, summarise(done, scene.workload(), [])):
+        assert "Saveable:" not in tables.detail(found) and tables.saveable_word(found) == ""
+
+
+def test_top_names_live_jobs_that_cannot_be_saved():
+    known = trial(job(), "no", "program", "pod 0: rank 0: traced")
+    seen, _ = training(known)
+    cluster = Cluster(at=NOW + 90, trainings=[seen, replace(seen, uid="done", name="done", ended=NOW)])
+    shown = overview(cluster)
+    assert as_json(shown)["unsaveable"] == [
+        {"namespace": scene.NS, "job": "train", "attempt": 1, "at": NOW, "cause": "program",
+         "why": "pod 0: rank 0: traced"}
+    ]  # fmt: skip
+    assert re.search(r"CANNOT BE SAVED.*\n *train +team +1 +90 s +program +pod 0: rank 0: traced", top_text.text(shown))
+
+
+@pytest.mark.parametrize(("cause", "label"), [("program", "program"), ("", "unknown")])
+def test_the_gauge_counts_live_jobs_by_kind_of_reason(cause, label):
+    class Copies:
+        def all_jobs(self):
+            return [failed(job(), cause=cause), committed(job())]
+
+        def workload_of(self, *where):
+            return scene.workload()
+
+    gauges = dict(live_gauges(Copies(), lambda: True, Skips(Metrics()), lambda: NOW))
+    assert gauges["singularity_jobs_unsaveable"] == {(scene.NS, label): 1}
