@@ -40,13 +40,19 @@ LONG = (
 """Files with thousands of random cases, or with a fresh environment. They are marked `long`."""
 
 
+LONGEST_FIRST: tuple[str, ...] = ()
+"""Files of few and long tests, the longest first: begun last, one of them would keep the other processes waiting."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped where there is none; they never block.
+    """The longest files first, which pytest-xdist keeps with `--no-loadscope-reorder`. Tests marked `gpu` are skipped where there is none; they never block.
 
     Those of REAL things, and `timed` ones, get a second try. The summary shows what needed it, with its first failure:
     a defect to look for, in the product or in the test.
     """
+    ranks = {name: rank for rank, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
     gpu = any(Path("/dev").glob("nvidia[0-9]*"))
     for item in items:
         if item.get_closest_marker("gpu") and not gpu:

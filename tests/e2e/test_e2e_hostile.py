@@ -23,7 +23,7 @@ from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 from proxy.protocol import names
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1800)]
 HOSTILE = 30
 ROOM = 200_000
 """Bytes of one Job's annotations: the API server takes 256 KiB."""

@@ -12,7 +12,7 @@ from airflow_provider.identity import DEPLOYMENT, Claim
 from kueue_integration.kube.resources import is_true
 from localcluster.demo.stage import Stage
 
-pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.full, pytest.mark.timeout(2400)]
 
 
 def most_alive(events: list[tuple[str, dict[str, Any]]]) -> int:
@@ -44,7 +44,6 @@ def test_worker_killed_between_submit_and_defer(stage: Stage, start_run: Callabl
     assert own and [claim and claim.deployment for claim in claims] == [own]
 
 
-@pytest.mark.full
 def test_triggerer_killed_while_deferred(stage: Stage, start_run: Callable[[str], Run]) -> None:
     run = start_run("cleared")
     run.until_state("deferred")
@@ -56,7 +55,6 @@ def test_triggerer_killed_while_deferred(stage: Stage, start_run: Callable[[str]
     assert len({job["metadata"]["uid"] for kind, job in run.job_events() if kind == "ADDED"}) == 1
 
 
-@pytest.mark.full
 def test_task_cleared_while_deferred(start_run: Callable[[str], Run]) -> None:
     run = start_run("cleared")
     run.until_state("deferred")
@@ -68,7 +66,6 @@ def test_task_cleared_while_deferred(start_run: Callable[[str], Run]) -> None:
     assert {job["metadata"]["name"] for kind, job in events if kind == "ADDED"} >= {first}
 
 
-@pytest.mark.full
 def test_finished_task_cleared_runs_again_and_alone(start_run: Callable[[str], Run]) -> None:
     run = start_run("cleared")
     assert run.until_run_ends() == "success"

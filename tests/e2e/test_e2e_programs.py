@@ -18,7 +18,7 @@ from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 from localcluster.images import rootfs
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(2400)]
 SCRIPTS = Path(__file__).parent / "scripts"
 PACKAGES = ("jax==0.12.0.1", "xgboost-cpu==3.4.1")
 SAID_S = 2.0
@@ -72,9 +72,7 @@ def lines(job: Training) -> list[tuple[int, str, float]]:
     return [(int(number), value, float(when)) for number, value, when in words]
 
 
-@pytest.mark.parametrize(
-    "script", ["loop.sh", *(pytest.param(one, marks=pytest.mark.full) for one in ("boost.py", "descend.py"))]
-)
+@pytest.mark.parametrize("script", ["loop.sh", "boost.py", "descend.py"])
 def test_a_program_without_torch_moves_in_one_eviction(rows: Rows, request: pytest.FixtureRequest, script: str) -> None:
     name, ending = script.split(".")
     libraries = request.getfixturevalue("libraries") if ending == "py" else ""

@@ -157,6 +157,7 @@ def test_another_job_begins_with_the_state_and_has_another_learning_rate(
     assert changed[STEPS - 1] != plain[STEPS - 1], "the new rate counts"
 
 
+@pytest.mark.full
 def test_a_script_without_the_library_is_told_so_and_is_not_held(
     rows: Rows, others: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:

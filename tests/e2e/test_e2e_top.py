@@ -20,7 +20,7 @@ from shell import Shell
 from localcluster.demo.stage import Stage
 from localcluster.demo.wait import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(1200)]
 NAMESPACE = "top"
 TIMEOUT_S = 600.0
 PRICE, PROMISE = 3.6, 0.25

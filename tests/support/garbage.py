@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -92,6 +93,7 @@ def halved(text: str) -> bool:
     return re.search("[\ud800-\udfff]", text) is not None
 
 
+@cache
 def values() -> st.SearchStrategy[Any]:
     """Decoded JSON of any kind."""
     return st.sampled_from(_SCALARS) | st.recursive(
@@ -101,6 +103,7 @@ def values() -> st.SearchStrategy[Any]:
     )
 
 
+@cache
 def texts() -> st.SearchStrategy[str]:
     """Any text, most of it of kinds that have broken readers."""
     return (
@@ -142,6 +145,7 @@ def spoilt(draw: st.DrawFn, text: str) -> str:
     return json.dumps(tree)
 
 
+@cache
 def near(text: str) -> st.SearchStrategy[str]:
     """Any text, or the good one with some damage."""
     return texts() | spoilt(text)

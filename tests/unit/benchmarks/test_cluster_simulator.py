@@ -116,9 +116,9 @@ def test_nothing_is_lost_or_given_twice(seed: int, strict: bool, borrow: float, 
     jobs = [replace(one, id=number) for number, one in enumerate(narrow)]
     runs = [
         Simulation(
-            cluster, jobs, Setting(costs), None if policy == "nobody" else planner(wild(seed), 200), seed, check
+            cluster, jobs, Setting(costs), None if policy == "nobody" else planner(wild(seed), 200), seed, watch
         ).run(200_000)
-        for _ in range(2)
+        for watch in (check, None)
     ]
     complete(runs[0], jobs)
     assert facts(runs[0]) == facts(runs[1]), "a seed repeats all of it"

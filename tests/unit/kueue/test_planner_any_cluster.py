@@ -51,21 +51,43 @@ ALL = PlannerSettings(
 @st.composite
 def attempts(draw: Any) -> tuple[Any, ...]:
     """Records with any times, in any order: clocks jump, and annotations are lost."""
-    found = []
-    for number in range(draw(st.integers(0, 5))):
-        some = draw(
-            st.fixed_dictionaries(
-                {"pods": st.sampled_from([0, 1, 2, 4]), "admitted_at": TIME, "ended_by": ENDS,
-                 "flavor": st.sampled_from(["a100", "h100"]), "gpus": st.sampled_from([None, Gpus(1, 5.0)])},
-                optional={
-                    "queued_at": TIME, "first_step_at": TIME, "evicted_at": TIME, "released_at": TIME,
-                    "committed_at": TIME, "barrier_at": TIME, "last_step": st.integers(0, 10**6),
-                    "restored_from": st.just("c1"), "readmitted_for": st.just("regrow"),
-                },
-            )
-        )  # fmt: skip
-        found.append(scene.record(number + 1, **some))
-    return tuple(found)
+    return tuple(scene.record(number + 1, **draw(RECORD)) for number in range(draw(st.integers(0, 5))))
+
+
+# Made once: a strategy that is made in each draw costs more than what it draws.
+RECORD = st.fixed_dictionaries(
+    {"pods": st.sampled_from([0, 1, 2, 4]), "admitted_at": TIME, "ended_by": ENDS,
+     "flavor": st.sampled_from(["a100", "h100"]), "gpus": st.sampled_from([None, Gpus(1, 5.0)])},
+    optional={
+        "queued_at": TIME, "first_step_at": TIME, "evicted_at": TIME, "released_at": TIME,
+        "committed_at": TIME, "barrier_at": TIME, "last_step": st.integers(0, 10**6),
+        "restored_from": st.just("c1"), "readmitted_for": st.just("regrow"),
+    },
+)  # fmt: skip
+REQUEST = st.builds(
+    Request, st.sampled_from(["resize", "pause", "migrate"]), st.sampled_from(["ann", f"{BY}cordon: why"]),
+    st.sampled_from(["asked", "running", "done", "failed"]), st.integers(0, 6), TIME,
+)  # fmt: skip
+MORE = st.fixed_dictionaries(
+    {},
+    optional={
+        "attempts": attempts(), "runs_since": TIME, "whole": st.booleans(), "held": st.booleans(),
+        "change": REQUEST, "save": REQUEST, "priority_class": st.sampled_from(["high", "low", "other"]),
+        "wanted": st.sampled_from([1, 2, 4]), "fewest": st.sampled_from([1, 2]),
+        "boosted_by": st.just("slaTiers"), "flavors": st.sampled_from([(), ("a100",), ("h100",)]),
+        "created": TIME, "saved_at": TIME, "unplaced": st.integers(0, 2),
+        "steps_done": st.integers(0, 10**6), "steps_seen_at": TIME, "steps_total": st.integers(0, 10**6),
+        "steps_printed": st.integers(0, 10**6), "devices_per_pod": st.sampled_from([1, 8]),
+    },
+)  # fmt: skip
+SYMPTOMS = st.lists(st.builds(
+    Symptom, st.sampled_from(["n1", "n2", "gone"]), TIME, st.sampled_from([("team", "j0"), ("team", "j9")]),
+    st.integers(0, 3), st.sampled_from(["program", "memory", "machine", "gpu"]), st.sampled_from(["", "a 1", "b"]),
+    st.sampled_from([frozenset(), frozenset({"n2"})]),
+), max_size=6)  # fmt: skip
+SIZE = st.sampled_from([0, 1, 4, 16])
+FREE = st.dictionaries(st.just(GPU), st.integers(-2, 8).map(Fraction))
+FLAVORS = st.dictionaries(st.sampled_from(["h100", "a100"]), st.just(dict[str, str]()))
 
 
 @st.composite
@@ -79,24 +101,7 @@ def jobs(draw: Any, name: str) -> Job:
         job = replace(found, workload=replace(found.workload, queue=queue))
     elif made == "parked":
         job = scene.parked(job, draw(st.sampled_from(["timeSharing", "gone"])))
-    request = st.builds(
-        Request, st.sampled_from(["resize", "pause", "migrate"]), st.sampled_from(["ann", f"{BY}cordon: why"]),
-        st.sampled_from(["asked", "running", "done", "failed"]), st.integers(0, 6), TIME,
-    )  # fmt: skip
-    more = draw(
-        st.fixed_dictionaries(
-            {},
-            optional={
-                "attempts": attempts(), "runs_since": TIME, "whole": st.booleans(), "held": st.booleans(),
-                "change": request, "save": request, "priority_class": st.sampled_from(["high", "low", "other"]),
-                "wanted": st.sampled_from([1, 2, 4]), "fewest": st.sampled_from([1, 2]),
-                "boosted_by": st.just("slaTiers"), "flavors": st.sampled_from([(), ("a100",), ("h100",)]),
-                "created": TIME, "saved_at": TIME, "unplaced": st.integers(0, 2),
-                "steps_done": st.integers(0, 10**6), "steps_seen_at": TIME, "steps_total": st.integers(0, 10**6),
-                "steps_printed": st.integers(0, 10**6), "devices_per_pod": st.sampled_from([1, 8]),
-            },
-        )
-    )  # fmt: skip
+    more = draw(MORE)
     alike = {"pods": draw(st.integers(0, 4)), "per_pod": draw(st.sampled_from([{}, {GPU: Fraction(1)}]))}
     level = draw(st.sampled_from(["", "rack", HOSTNAME]))
     assert job.workload is not None
@@ -107,22 +112,15 @@ def jobs(draw: Any, name: str) -> Job:
 @st.composite
 def clusters(draw: Any) -> ClusterSnapshot:
     known = [draw(jobs(f"j{n}")) for n in range(draw(st.integers(0, 6)))]
-    size = st.sampled_from([0, 1, 4, 16])
-    symptoms = draw(st.lists(st.builds(
-        Symptom, st.sampled_from(["n1", "n2", "gone"]), TIME, st.sampled_from([("team", "j0"), ("team", "j9")]),
-        st.integers(0, 3), st.sampled_from(["program", "memory", "machine", "gpu"]), st.sampled_from(["", "a 1", "b"]),
-        st.sampled_from([frozenset(), frozenset({"n2"})]),
-    ), max_size=6))  # fmt: skip
-    queues = tuple(scene.queue(f"q{n}", draw(size), "c" if n < 2 else "", ("h100", "a100")) for n in range(3))
+    symptoms = draw(SYMPTOMS)
+    queues = tuple(scene.queue(f"q{n}", draw(SIZE), "c" if n < 2 else "", ("h100", "a100")) for n in range(3))
     queues = tuple(replace(q, stopped=draw(st.sampled_from([False, False, False, True]))) for q in queues)
     seen = scene.snapshot(*known, queues=queues, nodes={"n1": draw(st.sampled_from(["", "is cordoned"])), "n2": ""})
-    free = st.dictionaries(st.just(GPU), st.integers(-2, 8).map(Fraction))
     nodes = {
-        name: replace(node, labels={"rack": draw(st.sampled_from("ab")), HOSTNAME: name}, free=draw(free))
+        name: replace(node, labels={"rack": draw(st.sampled_from("ab")), HOSTNAME: name}, free=draw(FREE))
         for name, node in seen.nodes.items()
     }
-    flavors = draw(st.dictionaries(st.sampled_from(["h100", "a100"]), st.just(dict[str, str]())))
-    return replace(seen, nodes=nodes, flavors=flavors, symptoms=tuple(symptoms))
+    return replace(seen, nodes=nodes, flavors=draw(FLAVORS), symptoms=tuple(symptoms))
 
 
 def all_policies() -> dict[str, Policy]:

@@ -50,12 +50,14 @@ def test_a_line_of_megabytes_costs_little() -> None:
     assert readout.due(0.0) == Reading(5, None, 1.0)
 
 
+NUMBERS = st.from_regex(r"[0-9]{1,30}(\.[0-9]{1,5})?(e[0-9]{1,4})?", fullmatch=True) | st.just("9" * 4000)
+
+
 @given(st.sampled_from(["step {}/{} loss {}", "{}/{} [00:10<, loss={}", "global_step={} of {} 'loss': {}"]), st.data())
 def test_whatever_is_printed_is_a_message_that_others_read(form: str, data: st.DataObject) -> None:
     """A message that is refused ends what it is about: 400 digits after `step` were accepted here and nowhere else."""
-    numbers = st.from_regex(r"[0-9]{1,30}(\.[0-9]{1,5})?(e[0-9]{1,4})?", fullmatch=True) | st.just("9" * 4000)
     readout = Readout()
-    readout.see(form.format(*(data.draw(numbers) for _ in range(3))).encode())
+    readout.see(form.format(*(data.draw(NUMBERS) for _ in range(3))).encode())
     reading = readout.due(0.0)
     if reading is not None:
         assert decode.message(Reading, to_json(reading)) == reading
