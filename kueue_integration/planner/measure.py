@@ -35,9 +35,18 @@ class Speed:
 
 
 def save_s(job: Job) -> float | None:
-    """Seconds from an eviction until its quota was free, the mean of the newest; None: never measured."""
-    ends = [(r.evicted_at, r.released_at if r.released_at is not None else r.committed_at) for r in job.attempts]
+    """Seconds from an eviction until its quota was free, the mean of the newest; None: never measured.
+
+    A job that somebody wants to move is saved before the eviction: it counts from when its ranks stopped.
+    """
+    ends = [(_stopped(r), r.released_at if r.released_at is not None else r.committed_at) for r in job.attempts]
     return _mean([end - start for start, end in ends if start is not None and end is not None])
+
+
+def _stopped(record: AttemptRecord) -> float | None:
+    """Since when its devices did not work any more, or an eviction waited; None without an eviction."""
+    at, barrier = record.evicted_at, record.barrier_at
+    return at if at is None or barrier is None else min(at, barrier)
 
 
 def restore_s(job: Job) -> float | None:

@@ -282,7 +282,7 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
         done = replace(
             record,
             barrier_at=_when(record.barrier_at, message.barrier_ago_s, now),
-            committed_at=now,
+            committed_at=new.created_at,  # what was saved before the eviction was committed before it
             last_step=None if made_none else message.last_step,
             checkpoint=new.id,
             note=note,

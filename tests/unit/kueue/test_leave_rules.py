@@ -393,7 +393,8 @@ def test_the_end_that_follows_is_recorded_with_the_checkpoint_that_there_is() ->
     known = saved(saving(WISHES["pause"]))
     end = reports.commit(known, commit(goes_on=False, stays=False), NOW + 5)
     assert end is not None and end[job_names.ANN_HOLD] == job_names.HOLD_RELEASED
-    assert scene.stored(end)[-1].checkpoint == "train-a1-g1"
+    record = scene.stored(end)[-1]
+    assert (record.checkpoint, record.committed_at) == ("train-a1-g1", NOW), "it was committed before the eviction"
 
 
 def test_a_periodic_checkpoint_on_its_way_is_not_the_one_that_stops_the_job() -> None:

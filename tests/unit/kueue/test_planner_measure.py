@@ -19,6 +19,9 @@ def test_a_move_costs_what_saves_and_restores_took():
     assert (measure.save_s(job), measure.restore_s(job)) == (pytest.approx(20), pytest.approx(15))
     assert measure.cost(job) == pytest.approx(2 * 35)
     assert measure.save_s(scene.job()) is None  # nothing measured yet
+    first = scene.moved(1, 9000, save=30)
+    before = replace(first, barrier_at=first.evicted_at - 25, committed_at=first.evicted_at - 1)
+    assert measure.save_s(scene.job(history=(before,))) == pytest.approx(55), "it was saved before the eviction"
     assert measure.cost(replace(scene.job(), devices_per_pod=8)) == 16 * 2 * measure.UNKNOWN_S
 
 

@@ -327,7 +327,7 @@ def test_a_checkpoint_aside_that_has_to_end_the_attempt_after_all_releases_the_h
     assert change is not None
     assert change[job_names.ANN_HOLD] == "released"
     (record,) = scene.stored(change)
-    assert (record.checkpoint, record.committed_at) == ("train-a1-g1", NOW + 1)
+    assert (record.checkpoint, record.committed_at) == ("train-a1-g1", NOW)
 
 
 def test_a_checkpoint_of_an_eviction_answers_an_open_request_too():
