@@ -1,4 +1,7 @@
-"""One job through all verbs: checkpoint, a killed pod, resize, migrate, pause, resume, grow. Every loss is exact."""
+"""One job through all verbs: checkpoint, a killed pod, resize, migrate, pause, resume, grow. Every loss is exact.
+
+And one that cannot be saved: no verb and no policy stops it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import Any
 import pod_processes
 import pytest
 from rows import TIMEOUT_S, Rows, Training
+from scrape import scrape
 
 from kueue_integration.errors import RequestRefusedError
 from kueue_integration.jobs.status import JobStatus
@@ -22,6 +26,7 @@ from localcluster.demo.wait import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 NAMESPACE = "verbs"
+TRACED = Path(__file__).parent / "scripts" / "traced.py"
 
 
 def ctl(rows: Rows, *args: str) -> subprocess.CompletedProcess[str]:
@@ -112,3 +117,59 @@ def test_one_job_through_all_verbs(rows: Rows) -> None:
     assert (refused.returncode, "the job has finished" in refused.stderr) == (2, True)
 
     the_records_say_so(job, last)
+
+
+# --- a program that cannot be saved ---------------------------------------------------------------------------------
+def printed(job: Training) -> list[list[int]]:
+    """Numbers of the lines of both ranks."""
+    found = [job.output / f"rank-{rank}.lines" for rank in range(2)]
+    return [[int(line) for line in path.read_text().split()] if path.exists() else [] for path in found]
+
+
+def goes_on(job: Training) -> None:
+    """Both ranks print ten more lines, and neither has printed its first one twice."""
+    before = [len(lines) for lines in printed(job)]
+
+    def more() -> bool:
+        return all(len(now) >= then + 10 for now, then in zip(printed(job), before, strict=True))
+
+    wait_for(more, f"{job.name} goes on", TIMEOUT_S)
+    assert [lines.count(0) for lines in printed(job)] == [1, 1]
+    assert job.look().attempt == 1
+
+
+def refusals(rows: Rows) -> float:
+    return scrape(rows.kube).get(("singularity_planner_actions_total", "regrow readmit refused"), 0.0)
+
+
+def test_a_program_that_cannot_be_saved_is_not_stopped(rows: Rows) -> None:
+    rows.queue("tight", {"ondemand": "100m", "spot": "50m"})
+    rows.other("other", "tight", cpu="50m")
+    rows.until_admitted("other")
+    job = rows.train(
+        "traced", "tight", script=TRACED.name, files={TRACED.name: TRACED.read_text()}, workers=2, min_workers=1,
+        world_size=2, checkpoint_budget_s=60,
+    )  # fmt: skip
+    job.until(lambda s: s.phase == "Running", "it runs")
+    goes_on(job)
+    assert job.look().attempts[0].pods == 1
+    for args in (
+        ["checkpoint"], ["pause"], ["migrate", "--flavor", "spot"], ["resize", "--workers", "2", "--min-workers", "2"],
+    ):
+        done = ctl(rows, args[0], "traced", *args[1:], "--wait", "--timeout", str(TIMEOUT_S))
+        assert (done.returncode, "no checkpoint: " in done.stderr) == (1, True), done.stdout + done.stderr
+        assert args == ["checkpoint"] or "not stopped, it goes on" in done.stderr
+        goes_on(job)
+    told = job.look()
+    assert (told.workers, told.attempts[0].evicted_at) == (2, None)
+
+    rows.say("--> quota for both pods is free, and regrowth acts: it leaves the job alone")
+    before = refusals(rows)
+    rows.remove("other")
+    wait_for(lambda: refusals(rows) > before, "regrowth says that it leaves the job alone", TIMEOUT_S)
+    goes_on(job)
+
+    verb(rows, "pause", "traced", "--lose-work")
+    assert job.look().phase == "Suspended"
+    assert job.look().attempts[0].checkpoint is None
+    rows.remove("traced")

@@ -333,9 +333,9 @@ def failure(job: Object, message: CheckpointFailure, now: float) -> Annotations 
         change.update(user_requests.stored(user_requests.ended(wanted[1], "failed", text, now)))
     leaving = leaves.of_attempt(job, message.attempt)
     if leaving is not None and leaving.live:
-        early = message.cause in saveable.EARLY  # then no work is lost
-        ended = leave.saved(leaving, "", now, message.message) if early else leave.failed(leaving, message.message, now)
-        change.update(leaves.stored(ended))
+        early, why = message.cause in saveable.EARLY, message.why or message.message
+        # Where nothing runs yet no work is lost.
+        change.update(leaves.stored(leave.saved(leaving, "", now, why) if early else leave.failed(leaving, why, now)))
     if message.goes_on:
         return change or None
     deadline = required(seen_job.hold_deadline)

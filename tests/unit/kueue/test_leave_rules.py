@@ -176,8 +176,7 @@ def test_every_request_fails_with_the_reason_if_the_save_fails_and_changes_nothi
     told = answer(known)
     assert told.state == "failed"
     assert told.message == (
-        "not stopped, it goes on (`--lose-work` stops it all the same): no checkpoint: "
-        "saving failed: pod 0: rank 0 holds a lock"
+        "not stopped, it goes on (`--lose-work` stops it all the same): no checkpoint: pod 0: rank 0 holds a lock"
     )
     shape = {name: (before["metadata"]["annotations"].get(name)) for name in leaves.SHAPE}
     assert {name: known["metadata"]["annotations"].get(name) for name in leaves.SHAPE} == shape
