@@ -19,7 +19,8 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml localcluster/pyproject.to
 
 # A file's tests run one after the other in one process; the fixtures of a file are made once. Tests wait as much as they
 # compute: three processes for two cores.
-BOTH_CORES := -n 3 --dist loadfile
+SHARE := --dist loadfile --no-loadscope-reorder
+BOTH_CORES := -n 3 $(SHARE)
 
 APT := apt-get -y -q -o DPkg::Lock::Timeout=300
 
@@ -45,9 +46,8 @@ test: ready ## verify, then unit and end-to-end tests (starts its own cluster an
 	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest $(BOTH_CORES) -m "not full" tests/unit
 	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest -m "not full" tests/e2e
 
-# Its tests wait more than they compute: two processes for each core.
-unit: $(STAMP) ## unit tests without root, Go or a cluster: what needs more is skipped with a sentence; 4 minutes
-	@$(BIN)/pytest -n 4 --dist loadfile -m "not full and not timed and not long" tests/unit
+unit: $(STAMP) ## unit tests without root, Go or a cluster: what needs more is skipped with a sentence; 2.5 minutes
+	@$(BIN)/pytest $(BOTH_CORES) -m "not full and not timed and not long" tests/unit
 
 test-unit: ready ## all unit tests, with CRIU and torch
 	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest $(BOTH_CORES) tests/unit

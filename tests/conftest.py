@@ -40,14 +40,23 @@ LONG = (
 """Files with thousands of random cases, or with a fresh environment. They are marked `long`."""
 
 
-LONGEST_FIRST: tuple[str, ...] = ()
+LONGEST_FIRST = (
+    "test_gpu_kit", "test_store_contract", "test_trajectory", "test_resize", "test_mesh_attempts", "test_shared_device",
+    "test_launcher_anywhere", "test_launcher_user", "test_launcher_pod", "test_state_contents", "test_store_network",
+    "test_wheel", "test_state_faults", "test_programs", "test_mesh_ends", "test_shared_pages", "test_policy_world",
+    "test_planner_gains", "test_hostile_loops", "test_cluster_study", "test_hostile_objects", "test_store_ahead",
+    "test_planner_any_cluster", "test_controller_chart", "test_localcluster_sandbox", "test_protocol_threads_model",
+    "test_cluster_simulator", "test_provider_package", "test_controller_crashes", "test_store_stream",
+    "test_evaluate_dag", "test_cluster_book", "test_podlogs",
+)  # fmt: skip
 """Files of few and long tests, the longest first: begun last, one of them would keep the other processes waiting."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, which pytest-xdist keeps with `--no-loadscope-reorder`. Tests marked `gpu` are skipped where there is none; they never block.
+    """The longest files come first: pytest-xdist keeps the order with `--no-loadscope-reorder`.
 
+    Tests marked `gpu` are skipped where there is none; they never block.
     Those of REAL things, and `timed` ones, get a second try. The summary shows what needed it, with its first failure:
     a defect to look for, in the product or in the test.
     """
