@@ -1,13 +1,13 @@
 """Every error that this package raises on purpose derives from `LauncherError`.
 
-LauncherError
-    CommandError
-    SidecarError
-        SidecarAwayError
-    MeetingError
-    SlotError
-    DumpError
-    RestoreError
+    LauncherError
+        CommandError
+        SidecarError
+            SidecarAwayError
+        MeetingError
+        SlotError
+        DumpError
+        RestoreError
 """
 
 from __future__ import annotations
