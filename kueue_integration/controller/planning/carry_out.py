@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from proxy.protocol.messages import JobRequest
 
-from ...contract import kinds
+from ...contract import kinds, saveable
 from ...drain import departure
 from ...drain.look import look as drain_look
 from ...errors import RequestRefusedError
@@ -48,7 +48,7 @@ class CarryOut:
             self._perform(saved_first(job, proposal.reason, self._max_budget_s, now), job, workload)
         elif action == "priority":
             assert workload is not None
-            self._prioritise(proposal, job, workload, now)
+            self._prioritise(proposal, job, workload, by, now)
         elif action == "migrate" and proposal.flavor:
             pin.pin(self._kube, proposal.job, proposal.flavor, by)
         elif action == "migrate":
@@ -92,11 +92,19 @@ class CarryOut:
             raise RequestRefusedError(("name", name, f"{seen.refusal.why}; {seen.refusal.fix}"))
         self._left[proposal.job] = departure.leave(self._kube, namespace, name, proposal.nodes, by)
 
-    def _prioritise(self, proposal: Proposal, job: Object, workload: Object, now: float) -> None:
+    def _prioritise(self, proposal: Proposal, job: Object, workload: Object, by: str, now: float) -> None:
+        """Who runs and gets a lower priority may be preempted, which is Kueue's doing: nothing can be saved before it.
+
+        So it has to have shown that it can be saved, in this attempt; else it is saved once, while it goes on.
+        """
         meta = workload["metadata"]
         stands = int((workload.get("spec") or {}).get("priority") or 0)
         last = attempt_history.last(required(Job.parse(job).history))
         running = (last.attempt, now) if last is not None and views.admission(workload) is not None else None
+        if running is not None and proposal.priority < stands and saveable.current(job).verdict != "yes":
+            namespace, name = proposal.job
+            verbs.ask(self._kube, namespace, name, "checkpoint", by, _saved_once)
+            raise RequestRefusedError(("job", name, "is saved once before it may be preempted for this"))
         body = priority.change(proposal.policy, proposal.priority, stands, priority.read(workload), running)
         self._kube.patch(WORKLOAD, meta["namespace"], meta["name"], body, resource_version=meta["resourceVersion"])
 
@@ -120,6 +128,13 @@ def saved_first(job: Object, message: str, max_budget_s: float, now: float) -> A
     fails = running[0].id if running is not None and running[0].op == "resize" else ""
     begun = leave.begin(seen, message, max_budget_s, now, request=fails, readmit=message)
     return replace(leave.note(begun), guard=Guard.JOB_VERSION)
+
+
+def _saved_once(job: Object, request: JobRequest) -> JobRequest:
+    problem = departure.busy(job, request.by)
+    if problem is not None:
+        raise RequestRefusedError(problem)
+    return replace(request, timeout_s=MAX_SAVE_S)
 
 
 def _filled(job: Object, request: JobRequest, proposal: Proposal) -> JobRequest:

@@ -12,7 +12,7 @@ import pytest
 from controller_scene import NS, T0
 from test_verbs_ask import flavor, node, queue
 
-from kueue_integration.contract import attempt_records, job_names
+from kueue_integration.contract import attempt_records, job_names, saveable
 from kueue_integration.controller.cache import World
 from kueue_integration.controller.forever import Skips
 from kueue_integration.controller.hold import Settings
@@ -377,11 +377,36 @@ def test_what_is_allowed_becomes_a_signed_request(
     assert len(play.events()) == 1  # it is under way
 
 
+def saved(play: Stage) -> dict[str, str]:
+    """The annotation of a job whose last save has worked."""
+    return {name: str(text) for name, text in saveable.saved(play.job(), 1, play.now).items()}
+
+
+def test_who_may_be_preempted_by_a_policy_is_saved_once_before(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, Proposal("priority", KEY, "it has had much", 1e9, "stub", priority=7))
+    play = stage("none")
+    play.round()
+    request = play.asked(user_requests.CHECKPOINT)
+    assert (request.op, request.by) == ("checkpoint", "policy/stub: it has had much")
+    play.round()
+    assert play.kube.get(WORKLOAD, NS, "job-train-1")["spec"]["priority"] == 10, "it is under way"
+    why = saveable.failed(play.job(), 1, play.now, "program", "rank 0 holds a lock")
+    play.answer(user_requests.CHECKPOINT, "failed", **{name: str(text) for name, text in why.items()})
+    play.round(100)
+    assert play.kube.get(WORKLOAD, NS, "job-train-1")["spec"]["priority"] == 10
+    play.answer(user_requests.CHECKPOINT, "done", **saved(play))
+    play.round(100)
+    assert play.kube.get(WORKLOAD, NS, "job-train-1")["spec"]["priority"] == 7
+
+
 def test_a_priority_is_set_on_the_workload_and_given_back(
     stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only(monkeypatch, Proposal("priority", KEY, "it has had much", 1e9, "stub", priority=7))
     play = stage("none")
+    play.kube.patch(JOB, *KEY, {"metadata": {"annotations": saved(play)}})
     play.round()
     workload = play.kube.get(WORKLOAD, NS, "job-train-1")
     assert (workload["spec"]["priority"], priority.read(workload)) == (7, priority.Mark("stub", 10, 7, 1, play.now))
