@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ...protocol import decode
+from ...protocol import decode, exit_codes
 from ...protocol.decode import Unreadable
 from ..errors import RestoreError
 
@@ -29,6 +29,15 @@ class WrittenFile:
 
     path: str
     size: int
+
+
+@dataclass(frozen=True)
+class VolumeFile:
+    """A file of a volume that a rank has open, or mapped as data (`volume_files`). `size`: bytes."""
+
+    path: str
+    size: int
+    mapped: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,8 @@ class RankRecord:
     locks: list[FileLock] = field(default_factory=list)
     watched: list[str] = field(default_factory=list)
     """Files and folders that it watches (inotify)."""
+    volume: list[VolumeFile] = field(default_factory=list)
+    """What must be there, and may have grown."""
 
 
 def write_record(folder: Path, record: RankRecord) -> None:
@@ -184,7 +195,8 @@ def differing(record: RankRecord, root: Path = Path("/"), volumes: Collection[st
     done = []
     for file in record.written:
         path = Path(file.path)
-        there = path if any(path.is_relative_to(point) for point in volumes) else root / path.relative_to("/")
+        on_volume = any(path.is_relative_to(point) for point in volumes)
+        there = path if on_volume else root / path.relative_to("/")
         if ".." in path.parts or Path(os.path.realpath(there)) != there:
             raise RestoreError(
                 f"rank {record.rank} had {path} open for writing, which leads to {os.path.realpath(there)} in this "
@@ -195,7 +207,8 @@ def differing(record: RankRecord, root: Path = Path("/"), volumes: Collection[st
         except OSError as error:
             raise RestoreError(
                 f"rank {record.rank} had {path} open for writing, which is not in this pod ({error.strerror}); write "
-                "below the working directory, or to a volume that every attempt mounts"
+                "below the working directory, or to a volume that every attempt mounts",
+                exit_codes.LOST if on_volume else None,  # it may come back
             ) from None
         if size > file.size:
             done.append(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import RestoreError
@@ -39,17 +39,19 @@ def files(
 
 
 def _mapped(pid: int, proc: Path) -> set[str]:
-    found: set[str] = set()
+    return {path for path, access in mappings(pid, proc) if (access[1], access[3]) != ("w", "s")}
+
+
+def mappings(pid: int, proc: Path = PROC) -> Iterator[tuple[str, str]]:
+    """Path and access (as `r-xp`) of each part of a file with a name that a process has mapped."""
     try:
         lines = (proc / str(pid) / "maps").read_text(errors="surrogateescape").split("\n")
     except OSError:
-        return found
+        return
     for line in filter(None, lines):
         _, access, _, _, inode, *rest = line.split(maxsplit=5)
-        shared = access[1] == "w" and access[3] == "s"
-        if rest and inode != "0" and not shared and not rest[0].endswith(" (deleted)"):
-            found.add(rest[0].replace("\\012", "\n"))
-    return found
+        if rest and inode != "0" and not rest[0].endswith(" (deleted)"):
+            yield rest[0].replace("\\012", "\n"), access
 
 
 def _look(path: str, root: Path = ROOT) -> MappedFile | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import DumpError
 from ..ranks import process_scan
 from ..ranks.slot import ROOT, Slot
-from . import connections, overlaid, sessions, sockets, timers, watches
+from . import connections, death_signals, overlaid, sessions, sockets, timers, watches
 
 SHOWN = 6
 
@@ -54,3 +54,4 @@ def mend(images: Path, found: Known) -> None:
     connections.sever(images, sockets.leads_out)
     timers.rearm(images)
     sessions.join(images)
+    death_signals.leave_out(images)

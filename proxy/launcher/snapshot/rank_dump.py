@@ -35,6 +35,7 @@ from . import (
     refusals,
     sockets,
     unix_sockets,
+    volume_files,
     watches,
 )
 from .page_nowhere import Nowhere
@@ -283,6 +284,8 @@ def _dump_rank(
     mending.mend(images, known)
     if order.trial is not None:
         return said
+    volume = volume_files.held(process_scan.processes(slot.init), container_layer.mount_points(), paths.root)
+    volume_files.free(images, [file.path for file in volume])
     places = ((path, slot.inside / path.relative_to("/")) for path in written)
     sizes = [image.WrittenFile(str(path), place.stat().st_size) for path, place in places if place.exists()]
     log_size = paths.log(slot.rank).stat().st_size
@@ -294,10 +297,12 @@ def _dump_rank(
     pids = process_scan.processes(slot.init)
     taken, cut = sockets.occupied(pids), sockets.cut(pids)
     pod = socket.gethostname()
-    same = mapped_files.files(pids, travels, paths.root, slot.inside)
+    only_written = {file.path for file in sizes} - {file.path for file in volume if file.mapped}
+    kept = [file for file in volume if file.path not in only_written]
+    same = mapped_files.files(pids, {*travels, *(file.path for file in volume)}, paths.root, slot.inside)
     record = image.RankRecord(
         slot.rank, slot.root, step, log_size, sizes, held, state if held else 0, taken, pod, same, cut, *real,
-        locks.held(pids), known.watched,
+        locks.held(pids), known.watched, kept,
     )  # fmt: skip
     on_device = devices.record(pids, frozen.get("devices") or [] if frozen else None)
     if on_device is not None:

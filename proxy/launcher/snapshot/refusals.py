@@ -6,13 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..ranks import process_scan
 from ..ranks.slot import Slot
-from . import locks, unix_sockets
+from . import locks, memfds, unix_sockets
 
 SHOWN = 6
 _KINDS: tuple[tuple[Callable[[Sequence[int]], list[str]], str, str], ...] = (
     (
         unix_sockets.external, "unix sockets have their other end outside the rank",
         "A move would cut them: close them between the steps, or speak TCP or UDP to that server",
+    ),
+    (
+        unix_sockets.widowed, "connections of unix sockets are half gone, which cannot be restored",
+        "Close them, or leave the path of the socket there until they are closed",
+    ),
+    (
+        memfds.sealed, "memory files that are sealed against writing (F_SEAL_WRITE) are mapped as shared memory",
+        "They could be saved and not restored: map them as private memory, or seal them with F_SEAL_FUTURE_WRITE",
     ),
     (locks.leases, "leases on files do not travel", "Give them back (F_UNLCK) between the steps"),
     (process_scan.traced, "processes are under a debugger", "Let it detach from them"),

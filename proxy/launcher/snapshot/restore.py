@@ -31,6 +31,7 @@ from . import (
     sockets,
     standstill,
     views,
+    volume_files,
 )
 
 RESUME_TIMEOUT_S = 600.0
@@ -53,6 +54,8 @@ def restore(
     records = {rank: _record(plan, paths, rank) for rank in plan.ranks}
     mapped_files.check({rank: record.mapped for rank, record in records.items()}, container_layer.mount_points())
     check_addresses(list(records.values()), sockets.in_use())
+    for line in volume_files.check({rank: record.volume for rank, record in records.items()}):
+        say(line)
     roots = _unpack_layers(plan, paths, records, say)
     for record in records.values():
         _unpack(plan, paths, record, roots[record.rank], say)

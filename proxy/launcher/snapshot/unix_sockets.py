@@ -20,6 +20,7 @@ _NAME, _PEER, _WAITING = 0, 2, 3
 _SHOW = 1 | 4 | 8
 """These three."""
 _ANY_STATE = 0xFFFFFFFF
+_ESTABLISHED = 1
 TIMEOUT_S = 10.0
 
 
@@ -27,12 +28,18 @@ TIMEOUT_S = 10.0
 class UnixSocket:
     """:param peer: inode of the other end; 0: there is none, or nobody has accepted it yet
     :param waiting: connections to this listener that nobody has accepted yet
+    :param connected: it is, or was, one end of a connection
     """
 
     inode: int
     name: str = ""
     peer: int = 0
     waiting: int = 0
+    connected: bool = False
+
+    @property
+    def widow(self) -> bool:
+        return self.connected and not self.peer
 
 
 def table() -> dict[int, UnixSocket]:
@@ -61,7 +68,8 @@ def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _socket(content: bytes) -> UnixSocket:
-    inode = struct.unpack_from("=I", content, 4)[0]
+    kind, state, inode = content[1], content[2], struct.unpack_from("=I", content, 4)[0]
+    connected = kind == socket.SOCK_STREAM and state == _ESTABLISHED
     name, peer, waiting, at = "", 0, 0, 16
     while at + 4 <= len(content):
         size, kind = struct.unpack_from("=HH", content, at)
@@ -74,7 +82,7 @@ def _socket(content: bytes) -> UnixSocket:
         elif kind == _WAITING:
             waiting = len(value) // 4
         at += max(size + 3 & ~3, 4)
-    return UnixSocket(inode, name, peer, waiting)
+    return UnixSocket(inode, name, peer, waiting, connected)
 
 
 def external(pids: Sequence[int], proc: Path = PROC) -> list[str]:
@@ -86,6 +94,28 @@ def external(pids: Sequence[int], proc: Path = PROC) -> list[str]:
         for pid, descriptor, inode in ours
         if inode in known and known[inode].peer and known[inode].peer not in inodes
     ]
+
+
+def widowed(pids: Sequence[int], proc: Path = PROC) -> list[str]:
+    """A sentence for each accepted connection whose client is gone, and the path that it came by, too.
+
+    CRIU 4.2 waits for a lock of its own for ever when it restores one.
+    """
+    known = table()
+    return [
+        f"{process_scan.name(pid, proc)} has a connection over {name} (descriptor {descriptor}), whose other end "
+        "is closed, and the path is gone"
+        for pid, descriptor, inode in _held(pids, proc)
+        if inode in known and known[inode].widow and (name := known[inode].name) and not _is_there(pid, name, proc)
+    ]
+
+
+def _is_there(pid: int, name: str, proc: Path) -> bool:
+    """Whether a process finds a socket by this name; abstract names need no path."""
+    if name.startswith("@"):
+        return True
+    place = proc / str(pid) / ("root" if name.startswith("/") else "cwd")
+    return (place / name.lstrip("/")).is_socket()
 
 
 def waiting(pids: Sequence[int], proc: Path = PROC) -> list[str]:
