@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 def copied(value: _T) -> _T:
-    """Return a copy of JSON, as `copy.deepcopy` does, in a fifth of its time: tests copy a million objects."""
+    """Return a copy of JSON, as `copy.deepcopy` does, in a third of its time: tests copy a million objects."""
     made: Any = value
     if isinstance(value, dict):
         made = {key: copied(each) for key, each in value.items()}

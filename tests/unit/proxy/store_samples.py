@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 from pathlib import Path
 
 from proxy.protocol.manifest import Manifest, RankImage, Requirements
@@ -13,6 +14,7 @@ FOLDER = layout.job_folder(NAMESPACE, JOB)
 MIB = 1 << 20
 
 
+@lru_cache(32)
 def noise(seed: int, size: int) -> bytes:
     """The same bytes for the same seed; does not compress."""
     return random.Random(seed).randbytes(size)
