@@ -56,8 +56,9 @@ test-e2e: ready ## end-to-end tests only
 	$(BIN)/pytest -m "not full" tests/e2e
 
 test-full: ready ## everything test does and the tests that take minutes (marker "full"), then the demo itself
-	@$(MAKE) --no-print-directory verify
-	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest tests/unit tests/e2e
+	@$(MAKE) --no-print-directory -j2 -O verify
+	@$(MAKE) --no-print-directory test-unit
+	@env $$($(BIN)/python -m localcluster.prepare --env) $(BIN)/pytest tests/e2e
 	@$(MAKE) --no-print-directory demo
 
 test-gpu: $(STAMP) ## tests that need an NVIDIA GPU (driver 570 or newer), then figures; installs torch
