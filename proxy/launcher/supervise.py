@@ -33,6 +33,7 @@ from .snapshot.engine import Engine
 from .snapshot.page_nowhere import Nowhere
 from .snapshot.rank_dump import Order
 from .snapshot.restore import RESUME_TIMEOUT_S
+from .tools import Tools
 
 TICK_S = 0.05
 OUTBOX_S = 10.0
@@ -106,9 +107,9 @@ class Supervisor:
             signal.signal(number, self._on_term)
         for number in signals.PASSED:
             signal.signal(number, lambda came, _: self._passing.append(came))
-        for line in [*device.health(), *filter(None, [self.engine.devices.problem])]:
-            say(line)
-        device.watch.start(self._tell_gpus)
+        if self.engine.devices.problem:
+            say(self.engine.devices.problem)
+        device.reader.start(self._tell_gpus, say, Tools(self.paths.tools))
         self._background(self._start)
         while self.ended is None:
             with contextlib.suppress(queue.Empty):

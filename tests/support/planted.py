@@ -21,7 +21,7 @@ _EXIT = bytes.fromhex("b8e7000000bf010000000f05")  # exit_group(1)
 _NOTHING = b"\x90" * len(_EXIT)
 _TEXT = RECORD.encode() + b"\0/proc/self/status\0"
 _HEADER, _PROGRAM = 64, 56
-_DYNAMIC, _LOAD = 2, 1
+_DYNAMIC, _LOAD, _STACK = 2, 1, 0x6474E551
 _BASE = 0x400000
 
 PYTHON = f"""
@@ -44,7 +44,7 @@ def program() -> bytes:
 def library() -> bytes:
     """A shared library that records who loads it."""
     code = _BODY + _NOTHING + b"\xc3" + _TEXT
-    start = _HEADER + 2 * _PROGRAM
+    start = _HEADER + 3 * _PROGRAM
     symbols = start + len(code) + -(start + len(code)) % 8
     strings = symbols + 24
     table = strings + 8  # a hash table with one bucket and the one symbol that every library has
@@ -52,7 +52,9 @@ def library() -> bytes:
     entries = [(12, start), (5, strings), (10, 1), (6, symbols), (11, 24), (4, table), (0, 0)]
     size = dynamic + 16 * len(entries)
     named = _segment(_DYNAMIC, dynamic, dynamic, 16 * len(entries), 6)
-    head = _header(3, 0, 2) + _segment(_LOAD, 0, 0, size, 7) + named
+    # A running program is given no library that wants code on its stack, as one that says nothing does.
+    stack = _segment(_STACK, 0, 0, 0, 6)
+    head = _header(3, 0, 3) + _segment(_LOAD, 0, 0, size, 7) + named + stack
     body = (head + code).ljust(symbols, b"\0") + bytes(24) + bytes(8) + struct.pack("<6I", 1, 1, 0, 0, 0, 0)
     return body + b"".join(struct.pack("<QQ", *entry) for entry in entries)
 

@@ -3,7 +3,8 @@
 `backend` is what the launcher uses; it has one implementation for machines without devices and one for CUDA. `driver`
 is the thin layer over NVIDIA's checkpoint API (libcuda, where `libraries` finds it). `fake` keeps its rules without a
 GPU and passes the same contract tests. `remap` says which GPU takes the place of which. `nvml` reads health, and
-`watch` reads the work of the GPUs; `fake_nvml` takes NVML's place where there is none.
+`watch` reads the work of the GPUs, in the process without rights that `reader` starts; `fake_nvml` takes NVML's place
+where there is none.
 
 The driver itself copies device memory into the memory of the process that owns it, so that CRIU's images have it. The
 store keeps once what replicas have in common. With `SINGULARITY_DEVICE_COPIES=own` and a driver of CUDA 13.4 or newer
@@ -13,7 +14,7 @@ the process. Nothing here knows about ranks of other pods, checkpoints or stores
 
 from __future__ import annotations
 
-from . import watch
-from .backend import RECORD, Backend, DeviceRecord, NoDevices, by_inner, find, health, read, write
+from . import reader
+from .backend import RECORD, Backend, DeviceRecord, NoDevices, by_inner, find, read, write
 
-__all__ = ["RECORD", "Backend", "DeviceRecord", "NoDevices", "by_inner", "find", "health", "read", "watch", "write"]
+__all__ = ["RECORD", "Backend", "DeviceRecord", "NoDevices", "by_inner", "find", "read", "reader", "write"]

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ...protocol import decode
 from ..errors import DumpError, RestoreError
-from . import nvml, remap
+from . import remap
 from .copies import Copies
 from .copies import wanted as copies_wanted
 from .driver import CudaDriver, Device, Driver, DriverError, State
@@ -279,9 +279,3 @@ def find(env: Mapping[str, str]) -> Backend:
         return Cuda(driver, copy=copy) if driver.devices() else NoDevices()
     except (DriverError, OSError) as error:
         return NoDevices(f"what the ranks have on this pod's GPUs cannot be saved: {error}")
-
-
-def health() -> list[str]:
-    """A line for each GPU of this container."""
-    library = nvml.mounted()
-    return [] if library is None else [each.line() for each in nvml.read(library)]

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from . import libraries
-
 GIB = 1 << 30
 SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 """Clocks event reasons of nvml.h: hardware slowdown, thermal slowdown by software and by hardware, power brake. A power
@@ -53,15 +51,14 @@ def library() -> ModuleType | None:
     return None
 
 
-def mounted() -> ModuleType | None:
-    """pynvml with NVIDIA's library that the container runtime has mounted; None where either is missing."""
-    found, path = library(), libraries.find("libnvidia-ml.so.1")
-    if found is None or path is None:
-        return None
-    try:
-        vars(found)["nvmlLib"] = ctypes.CDLL(path)  # else it looks for one by its name
-    except OSError:
-        return None
+def load(path: str) -> ModuleType | None:
+    """pynvml over this library of NVIDIA's; None where either cannot be used."""
+    found = library()
+    if found is not None:
+        try:
+            vars(found)["nvmlLib"] = ctypes.CDLL(path)  # else it looks for one by its name
+        except OSError:
+            return None
     return found
 
 

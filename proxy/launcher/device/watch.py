@@ -171,12 +171,3 @@ def _tell(tally: Tally, tell: Callable[[Gpus], None]) -> None:
     found = tally.sum()
     if found is not None:
         tell(found)
-
-
-def start(tell: Callable[[Gpus], None]) -> threading.Event:
-    """Watch in a thread of its own; setting the event ends it. Nothing happens where there is no NVML."""
-    ended = threading.Event()
-    nvml = health.mounted()
-    if nvml is not None:
-        threading.Thread(target=watch, args=(nvml, tell, ended), name="gpus", daemon=True).start()
-    return ended

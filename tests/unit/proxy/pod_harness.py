@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from fake_sidecar import FakeSidecar
@@ -42,6 +43,12 @@ mount --rbind "$POD/singularity" singularity
 mount --bind "$AGENT" singularity/agent
 mount -o remount,bind,ro singularity/agent
 if [ -n "$SHARED" ]; then mkdir -p shared; mount --bind "$SHARED" shared; fi
+for pair in $MOUNTS; do
+  from=${pair%%:*} to=./${pair#*:}
+  if [ -d "$from" ]; then mkdir -p "$to"; else mkdir -p "${to%/*}"; touch "$to"; fi
+  mount --bind "$from" "$to"
+  mount -o remount,bind,ro "$to"
+done
 if [ -n "$CGROUP" ]; then
   echo 0 > "$CGROUP/cgroup.procs"
   mount -t tmpfs tmpfs sys; mkdir -p sys/fs/cgroup/memory; mount --bind "$CGROUP" sys/fs/cgroup/memory
@@ -81,6 +88,7 @@ class Pod:
     :param plan: what a fake sidecar tells the launcher; None: there is a real one
     :param criu: what the agent image installs (`collect_agent`)
     :param uid: as a pod of the state engine has it: no root, no capability, no new privilege
+    :param mounts: path in the container -> file or folder that is mounted there, read-only
     :param small: a dump has little to look through: no connections of the host, and /usr is a volume
     """
 
@@ -97,6 +105,7 @@ class Pod:
         cgroup: Path | None = None,
         small: bool = False,
         uid: int | None = None,
+        mounts: Mapping[str, Path] | None = None,
     ) -> None:
         self.folder = folder
         self.name = folder.name
@@ -106,7 +115,7 @@ class Pod:
         self.volumes = folder / "singularity"
         assert criu is not None, "a pod without the launcher's tools does not start"
         self._agent, self._rootfs, self._torch, self._shared, self._cgroup = criu, rootfs, torch, shared, cgroup
-        self._small, self._uid = small, uid
+        self._small, self._uid, self._mounts = small, uid, mounts or {}
         self._env = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "PYTHONPATH": f"/singularity/agent/lib:{TRAIN}",
@@ -141,6 +150,7 @@ class Pod:
                     "TORCH": str(self._torch or ""),
                     "SHARED": str(self._shared or ""),
                     "CGROUP": str(self._cgroup or ""),
+                    "MOUNTS": " ".join(f"{source}:{target}" for target, source in self._mounts.items()),
                     "POD": str(self.folder),
                     "SMALL": "1" if self._small else "",
                     "NAME": self.name,

@@ -617,12 +617,54 @@ def test_the_drivers_structures_are_as_large_as_its_headers_say() -> None:
 
 # --- where the driver's libraries are ---------------------------------------------------------------------------------
 MOUNTED = """
-20 1 0:1 / / ro - overlay overlay rw
-21 20 0:2 / {at}/usr/lib/libcuda.so.580.65 ro,nosuid - ext4 /dev/sda ro
-22 20 0:2 / {at}/usr/lib/libnvidia-ml.so.580.65 rw,nosuid - ext4 /dev/sda rw
+20 1 0:1 / / ro - overlay overlay rw,upperdir=/u
+21 20 0:2 /usr/lib/libcuda.so.580.65 {at}/usr/lib/libcuda.so.580.65 ro,nosuid - ext4 /dev/sda ro
+22 20 0:2 /usr/lib/libnvidia-ml.so.580.65 {at}/usr/lib/libnvidia-ml.so.580.65 rw,nosuid - ext4 /dev/sda rw
 23 20 0:2 / {at}/volume ro - ext4 /dev/sda ro
-24 20 0:2 / {at}/usr/local/nvidia ro - ext4 /dev/sda ro
+24 20 0:2 /home/kubernetes/bin/nvidia {at}/usr/local/nvidia ro master:1 - ext4 /dev/sda ro
 """
+HOST = "/usr/lib/x86_64-linux-gnu/libcuda.so.580.65"
+SHOWN = {
+    # What the runtime mounts: of the node, of the driver's own container, of a node that has its files elsewhere.
+    f"{HOST} @ ro - ext4 /dev/sda1 rw": True,
+    f"{HOST} @ ro,nosuid,nodev,relatime master:7 - xfs /dev/nvme0n1p1 rw,attr2": True,
+    f"{HOST} @ ro - overlay overlay rw,lowerdir=/a:/b,upperdir=/c,workdir=/d": True,
+    "/root/usr/lib64/libcuda.so.1 @ ro - btrfs /dev/sda3 rw,subvol=/root": True,
+    "/ostree/deploy/os/deploy/1.0/usr/lib64/libcuda.so @ ro - ext4 /dev/sda4 rw": True,
+    # What the kubelet mounts: folders of its own, memory, servers, the root of a claim, an image as a volume.
+    f"/var/lib/kubelet/pods/1-2/volumes/kubernetes.io~empty-dir/x{HOST} @ ro - ext4 /dev/sda1 rw": False,
+    f"/pods/1-2/volumes/kubernetes.io~configmap/x{HOST} @ ro - ext4 /dev/sdb rw": False,
+    f"/var/lib/kubelet/pods/1-2/volume-subpaths/x{HOST} @ ro - ext4 /dev/sda1 rw": False,
+    f"{HOST} @ ro - tmpfs tmpfs rw": False,
+    f"{HOST} @ ro - nfs4 server:/x rw": False,
+    f"{HOST} @ ro - fuse.s3fs s3fs rw": False,
+    f"{HOST} @ ro - overlay overlay ro,lowerdir=/a:/b": False,
+    f"/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/snapshots/7/fs{HOST} @ ro - ext4 /dev/sda1 rw": False,
+    f"/var/lib/containers/storage/overlay/0a/merged{HOST} @ ro - ext4 /dev/sda1 rw": False,
+    "/ @ ro - ext4 /dev/sdb rw": False,
+    "/libcuda.so.1 @ ro - ext4 /dev/sdb rw": False,
+    "/usr/lib/libcuda.so.1/x @ ro - ext4 /dev/sdb rw": False,
+    f"{HOST} @ rw - ext4 /dev/sda1 rw": False,
+}
+
+
+@pytest.mark.parametrize(("shown", "good"), SHOWN.items(), ids=SHOWN)
+def test_a_volume_is_told_from_what_the_runtime_mounts(tmp_path: Path, shown: str, good: bool) -> None:
+    """As /proc/self/mountinfo has it, at the same place."""
+    library = tmp_path / "libcuda.so.580.65"
+    library.write_text("")
+    table = tmp_path / "mountinfo"
+    table.write_text("20 1 0:1 / / rw - overlay overlay rw\n21 20 8:1 " + shown.replace("@", str(library)) + "\n")
+    assert libraries.find("libcuda.so.1", table) == (str(library) if good else None)
+
+
+def test_of_two_mounts_in_one_place_the_upper_one_counts(tmp_path: Path) -> None:
+    library = tmp_path / "libcuda.so.580.65"
+    library.write_text("")
+    lines = [f"{n} 20 8:1 {HOST} {library} ro - {kind} x rw" for n, kind in ((21, "ext4"), (22, "tmpfs"))]
+    table = tmp_path / "mountinfo"
+    table.write_text("\n".join(lines))
+    assert libraries.find("libcuda.so.1", table) is None
 
 
 def test_the_drivers_libraries_are_what_is_mounted_and_read_only(tmp_path: Path) -> None:
@@ -648,7 +690,6 @@ def test_a_library_that_nobody_mounted_is_not_opened(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(libraries, "find", lambda name: None)
     with pytest.raises(DriverError, match="the container runtime has mounted none"):
         CudaDriver()
-    assert device.health() == []
 
 
 # --- the agent ------------------------------------------------------------------------------------------------------

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
 import struct
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import planted
+import pynvml
 import pytest
 from planted import ADDED
 from pod_harness import Pod
@@ -227,6 +230,65 @@ def test_a_probe_of_gpus_runs_the_images_python_as_a_rank(run: Make, rootfs: Pat
     assert any("/usr/bin/python3 has no torch that can be used" in problem for problem in answer.problems), answer
     assert not any("CRIU" in problem or "not found" in problem for problem in answer.problems), answer
     assert {each.effective for each in recorded(pod)} == {privileges.MASK}
+
+
+@pytest.fixture
+def nvml_agent(criu_bundle: Path, tmp_path: Path) -> Path:
+    """The agent with the library that reads a GPU's health."""
+    agent = tmp_path / "agent-with-nvml"
+    shutil.copytree(criu_bundle, agent, copy_function=os.link)
+    (package,) = agent.glob("launcher/python/lib/python3.*/_singularity")
+    shutil.copy(pynvml.__file__, package)
+    return agent
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.65", "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.65"),
+        ("home/kubernetes/bin/nvidia/lib64/libnvidia-ml.so.1", "/usr/local/nvidia"),
+    ],
+    ids=["a file", "a folder"],
+)
+def test_the_drivers_library_runs_without_any_right(
+    make_pod: Make, rootfs: Path, nvml_agent: Path, tmp_path: Path, source: str, target: str
+) -> None:
+    """What the container runtime has mounted is the node's, and it only tells of health."""
+    layer, library = tmp_path / "layer", tmp_path / source
+    layer.mkdir()
+    (layer / "recorded").touch()
+    (layer / "recorded").chmod(0o666)
+    library.parent.mkdir(parents=True)
+    library.write_bytes(planted.library())
+    shown = library if target.endswith(library.name) else library.parents[1]
+    options = {"rootfs": f"{layer}:{rootfs}", "torch": None, "criu": nvml_agent, "command": ["sleep", "60"]}
+    pod = make_pod("pod", plan=fresh([0], 1), mounts={target: shown}, **options).start()
+    until(lambda: recorded(pod), "the library was loaded", pod)
+    until(lambda: any(event.kind == "started" for event in pod.sidecar.events), "the rank runs", pod)
+    assert [each.effective for each in recorded(pod)] == [0], pod.log()
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("volume/libnvidia-ml.so.1", "/mine/nvidia"),
+        ("volume/lib/libnvidia-ml.so.1", "/usr/local/nvidia"),
+        ("pods/1-2/volumes/kubernetes.io~configmap/mine/lib/libnvidia-ml.so.1", "/usr/lib/libnvidia-ml.so.1"),
+    ],
+    ids=["of any name", "in the runtime's place", "of a config map"],
+)
+def test_a_volume_of_the_users_is_no_driver(
+    make_pod: Make, rootfs: Path, nvml_agent: Path, tmp_path: Path, source: str, target: str
+) -> None:
+    library = tmp_path / source
+    library.parent.mkdir(parents=True)
+    library.write_bytes(planted.library())
+    shown = library if target.endswith(library.name) else tmp_path / "volume"
+    options = {"rootfs": rootfs, "torch": None, "criu": nvml_agent, "command": ["sleep", "60"]}
+    pod = make_pod("pod", plan=fresh([0], 1), mounts={target: shown}, **options).start()
+    until(lambda: any(event.kind == "started" for event in pod.sidecar.events), "the rank runs", pod)
+    words = [(each / "cmdline").read_bytes() for each in pod.processes()]
+    assert recorded(pod) == [] and not any(b"health_process" in each for each in words), pod.log()
 
 
 def test_what_a_rank_may_not_do(run: Make) -> None:

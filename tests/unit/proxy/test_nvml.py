@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +15,7 @@ import pynvml
 import pytest
 from fake_libnvml import FakeLibrary
 
-from proxy.launcher import device
-from proxy.launcher.device import nvml, watch
+from proxy.launcher.device import nvml, reader, watch
 from proxy.launcher.device.fake_nvml import FakeGpu, FakeNvml
 from proxy.protocol import gpus
 from proxy.protocol.messages import GpuFault, Gpus, PodGpus
@@ -181,7 +183,48 @@ def test_the_fake_has_the_names_of_the_real_library() -> None:
             assert mine == [p for p in theirs if theirs[p].default is inspect.Parameter.empty], name
         elif name.startswith(("nvml", "NVML_")):
             assert getattr(pynvml, name) == value, name
-    assert isinstance(device.health(), list)
+    assert nvml.load("/no/such/library") is None
+
+
+# --- the process that reads it ----------------------------------------------------------------------------------------
+SAYS = """
+import json, sys, time
+print("GPU-1 H200: 1.0 of 139.0 GiB used \\x1b[31m", flush=True)
+print(json.dumps({"count": 2, "utilisation": 45.0}), flush=True)
+print("{broken", flush=True)
+print('{"count": "many"}', flush=True)
+sys.stdout.buffer.write(b"\\xff" * 100_000 + b"\\n")
+print(json.dumps({"count": 3}), flush=True)
+print("\\n".join(f"line {n}" for n in range(1000)), flush=True)
+"""
+
+
+def test_what_the_reading_process_says_is_passed_on_and_no_more() -> None:
+    told: list[Gpus] = []
+    said: list[str] = []
+    reader.follow([sys.executable, "-c", SAYS], {"PATH": "/usr/bin:/bin"}, told.append, said.append)
+    assert told == [Gpus(2, 45.0), Gpus(3)]
+    assert said[0] == "GPU-1 H200: 1.0 of 139.0 GiB used ?[31m" and len(said) == reader.MOST_TEXTS
+    assert all(len(text) <= reader.LONGEST for text in said)
+
+
+def test_a_reading_process_that_cannot_be_started_is_said_once() -> None:
+    said: list[str] = []
+    reader.follow(["/no/such/program"], {}, lambda gpus: None, said.append)
+    assert len(said) == 1 and said[0].startswith("nothing is known of the GPUs' health: ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives up capabilities")
+def test_the_reading_process_has_no_rights() -> None:
+    code = (
+        "import proxy.launcher.device.health_process as h; h.harmless()\n"
+        "print(open('/proc/self/status').read())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    status = dict(line.split(":\t", 1) for line in done.stdout.splitlines() if ":\t" in line)
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
+    assert status["Uid"].split() == status["Gid"].split() == ["65534"] * 4 and status["Groups"].strip() == ""
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
 
 
 @pytest.mark.gpu
