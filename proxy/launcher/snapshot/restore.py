@@ -27,6 +27,7 @@ from . import (
     locks,
     mapped_files,
     rank_dump,
+    retake,
     shared_pages,
     sockets,
     standstill,
@@ -36,6 +37,7 @@ from . import (
 
 RESUME_TIMEOUT_S = 600.0
 """Other pods may still be downloading their images."""
+RETAKE_S = 60.0
 POLL_S = 0.02
 SIGNAL = 128
 """Exit codes above it are those of processes that a signal has ended."""
@@ -211,7 +213,20 @@ def _restore_rank(plan: Plan, paths: Paths, tool: criu.Criu, slot: Slot) -> str:
         return f"rank {slot.rank}: CRIU restore {problem}. {' | '.join(criu.errors(logs / criu.RESTORE_LOG))}"
     privileges.check(slot.rank, slot.proc)
     _adopt_oom_score(slot)
-    return ""
+    return _retake_locks(tool.tools, slot, images)
+
+
+def _retake_locks(tools: Tools, slot: Slot, images: Path) -> str:
+    """What went wrong, "" for nothing."""
+    try:
+        if not retake.posix(images):
+            return ""
+    except (OSError, ValueError) as error:
+        return f"rank {slot.rank}: {retake.FILE} cannot be read: {error}"
+    ended = slot.run(tools.python("snapshot.retake", slot.seen(images)), RETAKE_S)
+    if ended is not None and ended.code == 0:
+        return ""
+    return f"rank {slot.rank}: its locks were not restored: {ended.said if ended else f'not within {RETAKE_S:.0f} s'}"
 
 
 def _adopt_oom_score(slot: Slot) -> None:

@@ -243,9 +243,7 @@ class FakeController:
         report = from_json(DamageReport, await request.read())
         self.damage.append(report)
         told = {found.id: found for found in report.damaged}
-        self.committed = [
-            attempt_history.found(ref, told.get(ref.id), report.attempt, ()) for ref in self.committed
-        ]
+        self.committed = [attempt_history.found(ref, told.get(ref.id), report.attempt, ()) for ref in self.committed]
         self.next_checkpoint = [next((ref for ref in self.committed if not ref.passed_over), None)]
         return web.json_response({})
 

@@ -21,6 +21,8 @@ from pod_harness import Pod
 from pod_moves import dump_anywhere, until
 from program_runs import PROGRAMS
 
+from localcluster.config import cache_dir
+from localcluster.images.rootfs import beside_torch
 from proxy.launcher.errors import RestoreError
 from proxy.launcher.snapshot import locks
 from proxy.launcher.snapshot.image import FileLock
@@ -34,12 +36,14 @@ G = 5
 
 @pytest.fixture
 def run(make_pod: Make, rootfs: Path, criu_bundle: Path) -> Run:
-    def make(name: str, things: Sequence[Any], source: Pod | None = None, **more: object) -> Pod:
+    def make(
+        name: str, things: Sequence[Any], source: Pod | None = None, libraries: Path | None = None, **more: object
+    ) -> Pod:
         plan = messages.Plan("fresh", 1, 1, [0], "127.0.0.1", 29500)
         if source is not None:
             plan = messages.Plan("restore", 2, 1, [0], "127.0.0.1", 29501, G, "c")
         command = ["python3", "holds.py", json.dumps(things, separators=(",", ":"))]
-        pod = make_pod(name, rootfs=rootfs, torch=None, plan=plan, command=command, criu=criu_bundle, **more)
+        pod = make_pod(name, rootfs=rootfs, torch=libraries, plan=plan, command=command, criu=criu_bundle, **more)
         (pod.volumes / "source/holds.py").write_text((PROGRAMS / "holds.py").read_text())
         if source is not None:
             pod.bring(source, "c", 0)
@@ -89,6 +93,7 @@ def thing(draw: random.Random, number: int) -> list[Any]:
         "Flock": [f"{place}{number}", flag, draw.choice(["plain", "ended", "shared"])],
         "Range": [f"{place}{number}", flag, draw.random() < 0.5, draw.choice([0, 7]), draw.choice([0, 1, 100])],
         "Nameless": [f"{place}{number}"],
+        "Mapped": [f"{place}{number}"],
         "Watch": [f"{folder}/{number}", draw.choice([0x100, 0x300, 0x302])],
         "Timer": [draw.choice([0, 1, 7]), interval, flag, draw.random() < 0.5],
         "Helper": [str(number), draw.choice(["orphan", "session", "daemon"])],
@@ -105,6 +110,7 @@ def mixture(seed: int) -> list[list[Any]]:
 EVERY_KIND = [
     ["Flock", "0", True, "plain"], ["Flock", "/data/1", True, "ended"], ["Flock", "/shared/2", False, "shared"],
     ["Range", "/shared/3", False, True, 10, 20], ["Range", "4", True, False, 0, 0], ["Nameless", "5"],
+    ["Mapped", "/data/mapped"],
     ["Watch", "6", 0x300], ["Watch", "/shared/7", 0x100], ["Timer", 1, 0.05, False, False],
     ["Timer", 0, 0.05, True, True], ["Timer", 7, 0.05, False, False],
     ["Helper", "8", "orphan"], ["Helper", "9", "session"], ["Helper", "10", "daemon"],
@@ -122,6 +128,16 @@ def test_what_a_program_holds_is_the_same_after_two_moves(run: Run, tmp_path: Pa
     shared = tmp_path / "shared"
     shared.mkdir()
     moved(run, things, shared=shared)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_files_of_h5py_lmdb_and_sqlite_and_a_dask_cluster_are_the_same_after_two_moves(run: Run) -> None:
+    """From PyPI, as they are: each holds locks."""
+    packages = ("h5py==3.16.0", "lmdb==3.0.0", "distributed==2026.8.0")
+    libraries = beside_torch(cache_dir(), packages, print)
+    things = [["Hdf5", "/data.h5"], ["Lmdb", "data.lmdb"], ["Sqlite", "/data.sqlite"], ["Dask", 2]]
+    moved(run, things, libraries=libraries)
 
 
 # --- locks of volumes -------------------------------------------------------------------------------------------------

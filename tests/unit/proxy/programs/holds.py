@@ -6,11 +6,13 @@ A file `ask-N` asks; the answer is `state-N`, one value for each thing held, the
 import ctypes
 import fcntl
 import json
+import mmap
 import os
 import select
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -82,6 +84,32 @@ class Range:
     def state(self):
         beside = taken(self.path, "range", self.start + self.size, 1) if self.size else []
         return [own(self.fd), taken(self.path, "range", self.start, self.size), beside]
+
+
+class Mapped:
+    """A POSIX lock on a file that is mapped as well, as databases have it, in a process with threads that wait."""
+
+    def __init__(self, path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_bytes(bytes(8192))
+        self.path, self.fd = path, os.open(path, os.O_RDWR)
+        self.mapped = mmap.mmap(self.fd, 8192)
+        for start in (0, 100):
+            fcntl.fcntl(self.fd, fcntl.F_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, start, 10, 0))
+        self.asked, self.answered = threading.Event(), threading.Event()
+        threading.Thread(target=self.answer, daemon=True).start()
+
+    def answer(self):
+        while self.asked.wait():
+            self.asked.clear()
+            self.answered.set()
+
+    def state(self):
+        self.mapped[0] = 1
+        self.asked.set()
+        assert self.answered.wait(10)
+        self.answered.clear()
+        return [own(self.fd), *(taken(self.path, "range", start, 10) for start in (0, 50, 100))]
 
 
 class Nameless:
@@ -182,6 +210,69 @@ class Helper:
         return [self.pid, parent, os.getpgid(self.pid)]
 
 
+class Hdf5:
+    """A file that h5py keeps open, as data sets are."""
+
+    def __init__(self, path):
+        import h5py
+
+        with h5py.File(path, "w") as file:
+            file["x"] = list(range(1000))
+        self.path, self.file = path, h5py.File(path, "r")
+
+    def state(self):
+        return [int(self.file["x"][5]), taken(self.path, "flock")]
+
+
+class Lmdb:
+    def __init__(self, path):
+        import lmdb
+
+        self.env, self.path = lmdb.open(path, map_size=1 << 24), path
+        with self.env.begin(write=True) as transaction:
+            transaction.put(b"n", b"0")
+
+    def state(self):
+        with self.env.begin(write=True) as transaction:
+            before = int(transaction.get(b"n"))
+            transaction.put(b"n", b"%d" % (before + 1))
+        with self.env.begin() as transaction:
+            return [int(transaction.get(b"n")) - before, taken(f"{self.path}/lock.mdb", "range")]
+
+
+class Sqlite:
+    """In WAL mode, with a reader in another process."""
+
+    def __init__(self, path):
+        import sqlite3
+
+        self.base = sqlite3.connect(path, autocommit=True)
+        self.base.execute("pragma journal_mode=wal")
+        self.base.execute("create table t (n)")
+        self.read = f"import sqlite3; print(sqlite3.connect({path!r}).execute('select count(*) from t').fetchone()[0])"
+
+    def state(self):
+        self.base.execute("insert into t values (1)")
+        argv = [sys.executable, "-c", self.read]
+        seen = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout
+        (count,) = self.base.execute("select count(*) from t").fetchone()
+        return [int(seen) == count, self.base.execute("pragma journal_mode").fetchone()]
+
+
+class Dask:
+    """dask's LocalCluster with processes: a scheduler here, a nanny and a worker process each."""
+
+    def __init__(self, workers):
+        from distributed import Client, LocalCluster
+
+        self.cluster = LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None)
+        self.client = Client(self.cluster)
+
+    def state(self):
+        total = self.client.submit(sum, list(range(100)), pure=False).result(60)
+        return [total, sorted(self.client.run(os.getpid).values())]
+
+
 def main():
     held = [globals()[kind](*words) for kind, *words in json.loads(sys.argv[1])]
     Path("ready").touch()
@@ -195,4 +286,5 @@ def main():
         number += 1
 
 
-main()
+if __name__ == "__main__":  # dask's workers import it
+    main()

@@ -1,0 +1,146 @@
+"""`python -m _singularity.launcher.snapshot.retake IMAGES`: restored processes take their POSIX locks once more.
+
+A process loses its POSIX locks on a file as soon as it closes any descriptor of that file. CRIU maps files after it has
+restored the locks, and closes what it has mapped. So databases that map the file that they lock, such as LMDB and
+SQLite, were left without locks. Such a lock belongs to the process, so the process itself has to make the call: it is
+stopped, and steps through one system call of ours. Runs in the slot: only there are the PIDs those of the image.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..ranks import libc
+from . import protobuf
+from .protobuf import fields
+
+FILE = "filelocks.img"
+_BEGIN = protobuf.magic(0x54323616)
+_FLAG, _TYPE, _PID, _DESCRIPTOR, _START, _LENGTH = 1, 2, 3, 4, 5, 6
+"""Fields of file_lock_entry."""
+_POSIX = 1
+_SEIZE, _INTERRUPT, _GETREGS, _SETREGS, _STEP, _DETACH = 0x4206, 0x4207, 12, 13, 9, 17
+_WALL = 0x40000000
+_FCNTL, _SETLK = 72, 6
+_SYSCALL = b"\x0f\x05"
+_REGISTERS = 27
+_ORIG_RAX, _RAX, _RDX, _RSI, _RDI, _RIP, _RSP = 15, 10, 12, 13, 14, 16, 19
+"""In `user_regs_struct` of x86_64."""
+_BELOW = 512
+"""Bytes below the stack pointer: leaf functions may use 128 without moving it."""
+_STEPS = 10
+
+
+def posix(images: Path) -> list[dict[int, int]]:
+    """The POSIX locks of a dumped rank: values by field. Raises OSError, ValueError."""
+    try:
+        data = (images / FILE).read_bytes()
+    except FileNotFoundError:
+        return []  # a rank without locks
+    found = []
+    for entry in protobuf.messages(data, _BEGIN):
+        values = {f.number: f.value for f in fields(entry) if isinstance(f.value, int)}
+        if values.get(_FLAG, 0) & _POSIX:
+            found.append(values)
+    return found
+
+
+class Stopped:
+    """A process that stands still, and whose registers and memory are ours. Raises OSError."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._libc = pid, libc.load()
+        self._libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+        self._libc.ptrace.restype = ctypes.c_long
+        self._ptrace(_SEIZE)
+        self._ptrace(_INTERRUPT)
+        os.waitpid(pid, _WALL)
+
+    def __enter__(self) -> Stopped:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ptrace(_DETACH)
+
+    def call(self, number: int, one: int, two: int, content: bytes) -> int:
+        """A system call whose third argument is a pointer to `content`. Returns its result, negative for an error."""
+        before = self._registers()
+        with open(f"/proc/{self._pid}/mem", "r+b", buffering=0) as memory:
+            at = (before[_RSP] - _BELOW) & ~15
+            kept = _read(memory.fileno(), at, len(content))
+            os.pwrite(memory.fileno(), content, at)
+            ours = list(before)
+            ours[_RIP] = where = self._instruction(memory.fileno())
+            ours[_RAX], ours[_RDI], ours[_RSI], ours[_RDX] = number, one, two, at
+            ours[_ORIG_RAX] = 2**64 - 1  # no other system call is to be made again
+            self._set(ours)
+            try:
+                for _ in range(_STEPS):
+                    self._ptrace(_STEP)
+                    os.waitpid(self._pid, _WALL)
+                    after = self._registers()
+                    if after[_RIP] == where + len(_SYSCALL):
+                        return int(struct.unpack("q", struct.pack("Q", after[_RAX]))[0])
+                raise OSError(f"process {self._pid} does not come through a system call")
+            finally:
+                os.pwrite(memory.fileno(), kept, at)
+                self._set(before)
+
+    def _instruction(self, memory: int) -> int:
+        """Address of a system call instruction: the kernel's own page of code has one."""
+        for line in Path(f"/proc/{self._pid}/maps").read_text().splitlines():
+            if line.endswith("[vdso]"):
+                begin, end = (int(word, 16) for word in line.split()[0].split("-"))
+                found = _read(memory, begin, end - begin).find(_SYSCALL)
+                if found >= 0:
+                    return begin + found
+        raise OSError(f"process {self._pid} has no system call instruction in its vdso")
+
+    def _registers(self) -> list[int]:
+        words = (ctypes.c_uint64 * _REGISTERS)()
+        self._ptrace(_GETREGS, ctypes.addressof(words))
+        return list(words)
+
+    def _set(self, registers: list[int]) -> None:
+        words = (ctypes.c_uint64 * _REGISTERS)(*registers)
+        self._ptrace(_SETREGS, ctypes.addressof(words))
+
+    def _ptrace(self, request: int, data: int = 0) -> None:
+        libc.check(self._libc.ptrace(request, self._pid, None, data or None), f"ptrace {request:#x} of {self._pid}")
+
+
+def _read(memory: int, at: int, size: int) -> bytes:
+    data = os.pread(memory, size, at)
+    if len(data) != size:
+        raise OSError(f"{len(data)} of {size} bytes at {at:#x}")
+    return data
+
+
+def problems(locks: list[dict[int, int]]) -> Iterator[str]:
+    """Take the locks; a sentence for each that was not had."""
+    for lock in locks:
+        pid, descriptor = lock[_PID], lock[_DESCRIPTOR]
+        words = struct.pack("hhqqi4x", lock.get(_TYPE, 0), os.SEEK_SET, lock.get(_START, 0), lock.get(_LENGTH, 0), 0)
+        try:
+            with Stopped(pid) as process:
+                result = process.call(_FCNTL, descriptor, _SETLK, words)
+        except OSError as error:
+            yield f"process {pid}, descriptor {descriptor}: {error}"
+            continue
+        if result < 0:
+            yield f"process {pid}, descriptor {descriptor}: {os.strerror(-result)}"
+
+
+def main() -> int:
+    told = list(problems(posix(Path(sys.argv[1]))))
+    print("\n".join(told))
+    return 1 if told else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
