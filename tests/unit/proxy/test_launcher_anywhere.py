@@ -435,7 +435,7 @@ def test_a_limit_that_is_no_size(run: Make) -> None:
 
 
 OWN = """
-import mmap, os, pathlib, time
+import fcntl, mmap, os, pathlib, time
 rank = int(os.environ["RANK"])
 data = pathlib.Path("/data")
 data.mkdir()
@@ -451,6 +451,12 @@ with open(data / "mapped", "w+b") as f:
 nameless = open(data / "nameless", "w+", buffering=1)
 nameless.write(str(rank))
 os.unlink(data / "nameless")
+both, ranges = open("/shared/both", "a"), open("/shared/ranges", "a")
+fcntl.flock(both, fcntl.LOCK_SH)
+fcntl.lockf(ranges, fcntl.LOCK_EX, 10, rank * 10)
+def locks():
+    lines = [line for f in (both, ranges) for line in open(f"/proc/self/fdinfo/{f.fileno()}") if line[:5] == "lock:"]
+    return ",".join(line.split()[2] for line in lines)
 out = open("out", "a", buffering=1)
 n = 0
 while not os.path.exists("end"):
@@ -464,16 +470,22 @@ while not os.path.exists("end"):
     right = int.from_bytes((data / "mapped").read_bytes()[:8], "little") == n == int((data / "replaced").read_text())
     lines = len(pathlib.Path("/log").read_text().split())
     names = ",".join(sorted(os.listdir(data)))
-    out.write(f"{n} {' '.join(seen)} {nameless.read()} {right} {lines == n} {names}\\n")
+    out.write(f"{n} {' '.join(seen)} {nameless.read()} {right} {lines == n} {names} {locks()}\\n")
     time.sleep(0.002)
 """
 
 
 def own(rank: int) -> str:
-    return f"{rank} same {rank} {rank} True True mapped,only-{rank},replaced,same,shard"
+    return f"{rank} same {rank} {rank} True True mapped,only-{rank},replaced,same,shard FLOCK,POSIX"
 
 
-def test_ranks_of_two_pods_that_become_one_see_the_files_that_each_saw_and_take_them_along(run: Make) -> None:
+def test_ranks_of_two_pods_that_become_one_see_the_files_that_each_saw_and_take_them_along(
+    run: Make, tmp_path: Path
+) -> None:
+    """Locks on a volume that both have, shared or of parts, are had in each of these pods, too."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+
     def lines(pod: Pod, rank: int) -> list[str]:
         """Without a line that is being written."""
         path = pod.work(rank) / "cwd/out"
@@ -485,12 +497,12 @@ def test_ranks_of_two_pods_that_become_one_see_the_files_that_each_saw_and_take_
         assert got == [f"{n + 1} {own(rank)}" for n in range(len(got))], pod.log()
         return len(got)
 
-    old = [run(f"old-{rank}", fresh([rank], 2), OWN) for rank in (0, 1)]
+    old = [run(f"old-{rank}", fresh([rank], 2), OWN, shared=shared) for rank in (0, 1)]
     at = [counts(pod, rank, 0) for rank, pod in enumerate(old)]
     for pod in old:
         assert dump(pod).kind == "dumped", pod.log()
         end(pod)
-    one = run("one", restore([0, 1], 2), OWN, (old[0], 0), (old[1], 1))
+    one = run("one", restore([0, 1], 2), OWN, (old[0], 0), (old[1], 1), shared=shared)
     one.wait_event("restored")
     assert "ranks [0, 1] come from pods whose files were not the same: each sees those of its own pod" in one.log()
     at = [counts(one, rank, at[rank]) for rank in (0, 1)]
@@ -499,13 +511,13 @@ def test_ranks_of_two_pods_that_become_one_see_the_files_that_each_saw_and_take_
     at = [counts(one, rank, at[rank]) for rank in (0, 1)]
     assert dump(one).kind == "dumped", one.log()
     end(one)
-    again = run("again", restore([0, 1], 2), OWN, (one, 0), (one, 1))
+    again = run("again", restore([0, 1], 2), OWN, (one, 0), (one, 1), shared=shared)
     again.wait_event("restored")
     at = [counts(again, rank, at[rank]) for rank in (0, 1)]
     assert dump(again).kind == "dumped", again.log()
     end(again)
     for rank in (0, 1):
-        last = run(f"last-{rank}", restore([rank], 2), OWN, (again, rank))
+        last = run(f"last-{rank}", restore([rank], 2), OWN, (again, rank), shared=shared)
         last.wait_event("restored")
         counts(last, rank, at[rank])
         (last.work(rank) / "cwd/end").touch()
