@@ -149,7 +149,7 @@ def _stand(slots: Slots, paths: Paths, order: Order) -> None:
             joined = [r for r in slots if pagewords.read(paths.run, r, page.R_STATE) not in page.FREE]
             if joined:
                 raise DumpError(f"ranks {joined} met the others, or ended, while they were about to be stopped")
-        problem = _refusal(slots, order.job) or refusals.of(slots)
+        problem = refusals.of(slots, order.job)
         now = time.monotonic()
         if not problem and (now >= min(patience, settled) or not _passes(slots)):
             return
@@ -230,34 +230,9 @@ def wait_frozen(slot: Rank, paths: Paths, order: Order) -> dict[str, Any]:
 
 
 def _real_ids(slot: Slot) -> tuple[int, int]:
-    """uid and gid of the rank's processes, which are all the same (`_refusal`)."""
+    """uid and gid of the rank's processes, which are all the same (`refusals`)."""
     ids = next(iter(user.ids(process_scan.processes(slot.init)).values()), (0,) * 6)
     return ids[0], ids[3]
-
-
-def _refusal(slots: Slots, job: Collection[str]) -> str:
-    """What could be dumped but not restored; "" if there is nothing of this kind."""
-    pids = {rank: process_scan.processes(slot.init) for rank, slot in slots.items()}
-    refused = [f"rank {rank}: {text}" for rank, group in pids.items() for text in sockets.refused(group, job)]
-    if refused:
-        return (
-            f"{len(refused)} sockets tie ranks to this pod or to each other: {'; '.join(refused[:6])}. What connects "
-            "within a rank over loopback addresses moves with it, connections to servers outside the job are cut; "
-            "close others between the steps, and listen on 127.0.0.1 or 0.0.0.0"
-        )
-    projected = [f"rank {rank}: {text}" for rank, group in pids.items() for text in process_scan.projected_files(group)]
-    if projected:
-        return (
-            f"files of projected volumes (ConfigMap, Secret, token) are open: {'; '.join(projected[:6])}. Their paths "
-            "differ in every pod: read such files and close them"
-        )
-    mixed = [f"rank {rank}: {text}" for rank, group in pids.items() if (text := user.several(group))]
-    if mixed:
-        return (
-            f"the processes of a rank belong to different users: {'; '.join(mixed[:6])}. CRIU can save those of one "
-            "user: start all as the one of securityContext.runAsUser, and what changes its user ends between the steps"
-        )
-    return ""
 
 
 def _dump_rank(

@@ -1,43 +1,74 @@
-"""What CRIU would leave behind without a word, or refuse in its own words: told with process, descriptor and path."""
+"""What could be dumped, if at all, but not restored: told with rank, process, descriptor and path before CRIU runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
-from ..ranks import process_scan
+from ..ranks import process_scan, user
 from ..ranks.slot import Slot
-from . import locks, memfds, unix_sockets
+from . import locks, memfds, sockets, unix_sockets
 
 SHOWN = 6
-_KINDS: tuple[tuple[Callable[[Sequence[int]], list[str]], str, str], ...] = (
+Find = Callable[[Slot, list[int], Collection[str]], list[str]]
+_KINDS: tuple[tuple[Find, str, str], ...] = (
     (
-        unix_sockets.external, "unix sockets have their other end outside the rank",
+        lambda _, pids, job: sockets.refused(pids, job),
+        "{count} sockets tie ranks to this pod or to each other",
+        "What connects within a rank over loopback addresses moves with it, connections to servers outside the job are "
+        "cut; close others between the steps, and listen on 127.0.0.1 or 0.0.0.0",
+    ),
+    (
+        lambda _, pids, __: process_scan.projected_files(pids),
+        "files of projected volumes (ConfigMap, Secret, token) are open",
+        "Their paths differ in every pod: read such files and close them",
+    ),
+    (
+        lambda _, pids, __: [*filter(None, [user.several(pids)])],
+        "the processes of a rank belong to different users",
+        "CRIU can save those of one user: start all as the one of securityContext.runAsUser, and what changes its user "
+        "ends between the steps",
+    ),
+    (
+        lambda _, pids, __: unix_sockets.external(pids),
+        "unix sockets have their other end outside the rank",
         "A move would cut them: close them between the steps, or speak TCP or UDP to that server",
     ),
     (
-        unix_sockets.widowed, "connections of unix sockets are half gone, which cannot be restored",
+        lambda _, pids, __: unix_sockets.widowed(pids),
+        "connections of unix sockets are half gone, which cannot be restored",
         "Close them, or leave the path of the socket there until they are closed",
     ),
     (
-        memfds.sealed, "memory files that are sealed against writing (F_SEAL_WRITE) are mapped as shared memory",
+        lambda _, pids, __: memfds.sealed(pids),
+        "memory files that are sealed against writing (F_SEAL_WRITE) are mapped as shared memory",
         "They could be saved and not restored: map them as private memory, or seal them with F_SEAL_FUTURE_WRITE",
     ),
-    (locks.leases, "leases on files do not travel", "Give them back (F_UNLCK) between the steps"),
-    (process_scan.traced, "processes are under a debugger", "Let it detach from them"),
-)  # fmt: skip
+    (
+        lambda _, pids, __: locks.leases(pids),
+        "leases on files do not travel",
+        "Give them back (F_UNLCK) between the steps",
+    ),
+    (
+        lambda _, pids, __: process_scan.traced(pids),
+        "processes are under a debugger",
+        "Let it detach from them",
+    ),
+    (
+        lambda slot, _, __: process_scan.strays(slot.init, slot.root),
+        "processes do not descend from the first one of their rank, and would be lost",
+        "A rank that is started anew keeps such processes",
+    ),
+)
 
 
-def of(slots: Mapping[int, Slot]) -> str:
-    """What could be dumped, if at all, but not restored; "" if there is nothing of this kind."""
+def of(slots: Mapping[int, Slot], job: Collection[str]) -> str:
+    """The first kind of what cannot travel; "" if there is nothing.
+
+    :param job: addresses of the pods of this job
+    """
     pids = {rank: process_scan.processes(slot.init) for rank, slot in slots.items()}
-    for found, what, fix in _KINDS:
-        told = [f"rank {rank}: {text}" for rank, group in pids.items() for text in found(group)]
+    for find, what, fix in _KINDS:
+        told = [f"rank {rank}: {text}" for rank, slot in slots.items() for text in find(slot, pids[rank], job)]
         if told:
-            return f"{what}: {'; '.join(told[:SHOWN])}. {fix}"
-    strays = [f"rank {rank}: {text}" for rank, s in slots.items() for text in process_scan.strays(s.init, s.root)]
-    if strays:
-        return (
-            f"processes do not descend from the first one of their rank, and would be lost: "
-            f"{'; '.join(strays[:SHOWN])}. A rank that is started anew keeps such processes"
-        )
+            return f"{what.format(count=len(told))}: {'; '.join(told[:SHOWN])}. {fix}"
     return ""
