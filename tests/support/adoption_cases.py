@@ -160,6 +160,10 @@ BAD: list[tuple[str, str, Any]] = [
      {"name": "PYTHONPATH", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
     ("spec.template.spec.containers[0].volumeMounts", f"{_C}.volumeMounts.1.mountPath", "/singularity/run"),
     ("spec.template.spec.containers[0].volumeMounts", f"{_C}.volumeMounts.1.mountPath", "/shared"),
+    *(
+        ("spec.template.spec.containers[0].volumeMounts", f"{_C}.volumeMounts.1.mountPath", path)
+        for path in ("//singularity/agent", "singularity/agent", "/x/../singularity", "/src//data", "/src/nvidia")
+    ),
     ("metadata.annotations[singularity.dev/world-size]", "metadata.annotations.singularity~dev/world-size", "3"),
     ("metadata.annotations[singularity.dev/world-size]", "metadata.annotations.singularity~dev/world-size", "many"),
     ("metadata.annotations[singularity.dev/world-size]", "metadata.annotations.singularity~dev/world-size", "99998"),
