@@ -41,13 +41,16 @@ LONG = (
 
 
 LONGEST_FIRST = (
-    "test_gpu_kit", "test_store_contract", "test_trajectory", "test_resize", "test_mesh_attempts", "test_shared_device",
-    "test_launcher_anywhere", "test_launcher_user", "test_launcher_pod", "test_state_contents", "test_store_network",
-    "test_wheel", "test_state_faults", "test_programs", "test_mesh_ends", "test_shared_pages", "test_policy_world",
+    "test_resize", "test_trajectory", "test_gpu_kit", "test_state_pods", "test_store_contract", "test_shared_device",
+    "test_store_collection_model", "test_launcher_hostile", "test_launcher_anywhere", "test_launcher_user",
+    "test_launcher_pod", "test_state_contents", "test_programs", "test_wheel", "test_job_errors",
+    "test_protocol_ratchet_model", "test_streamed_dump", "test_state_faults", "test_shared_pages", "test_policy_world",
     "test_planner_gains", "test_hostile_loops", "test_cluster_study", "test_hostile_objects", "test_store_ahead",
     "test_planner_any_cluster", "test_controller_chart", "test_localcluster_sandbox", "test_protocol_threads_model",
     "test_cluster_simulator", "test_provider_package", "test_controller_crashes", "test_store_stream",
     "test_evaluate_dag", "test_cluster_book", "test_podlogs",
+    # They wait by the clock, and come when nothing else uses the processors up.
+    "test_mesh_attempts", "test_store_network", "test_mesh_ends", "test_mesh_stay",
 )  # fmt: skip
 """Files of few and long tests, the longest first: begun last, one of them would keep the other processes waiting."""
 
