@@ -367,6 +367,8 @@ class Asker:
         found: list[dict[str, Any]] = self.ask("ls", self.namespace, self.name)
         for entry in found:
             ref = self._committed.get(entry["id"])
+            if ref is not None and ref.failed:
+                entry["failed_restores"] = len(ref.failed)
             if ref is not None and not entry["problem"]:
                 same = entry["sha256"] == ref.sha256
                 entry["problem"] = ref.unusable if same else "not the manifest that was committed"

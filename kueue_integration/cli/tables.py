@@ -91,6 +91,7 @@ def _notes(entry: Mapping[str, Any]) -> list[str]:
     """What is special about a checkpoint of the store."""
     holders = ["its own rewind" if name == names.HOLD_REWIND else name for name in entry.get("held_by") or ()]
     notes = [str(entry["problem"])] if entry["problem"] else []
+    notes += [f"not restored in {count} tries"] if (count := entry.get("failed_restores")) else []
     notes += ["side branch"] if entry.get("side_branch") else []
     notes += [f"held by {', '.join(holders)}"] if holders else []
     return notes + (["pinned"] if entry.get("pinned") and not holders else [])

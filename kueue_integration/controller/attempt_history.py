@@ -84,9 +84,11 @@ def listed(checkpoints: Sequence[CheckpointRef]) -> str:
     return to_json(list(checkpoints[-MAX_CHECKPOINTS:]))
 
 
-def found(ref: CheckpointRef, told: Damage | None, attempt: int, history: History) -> CheckpointRef:
-    """`ref` with what a pod of `attempt` has `told` of it. An attempt counts once, and only those since the checkpoint
-    was restored last."""
+def found(
+    ref: CheckpointRef, told: Damage | None, attempt: int, history: History, node: str = ""
+) -> CheckpointRef:
+    """`ref` with what a pod of `attempt`, on `node`, has `told` of it. An attempt counts once, and only those since the
+    checkpoint was restored last."""
     if told is None or ref.passed_over:
         return ref
     if not told.tried:
@@ -95,7 +97,7 @@ def found(ref: CheckpointRef, told: Damage | None, attempt: int, history: Histor
     before = [failed for failed in ref.failed if failed.attempt > max(ran, default=0)]
     if attempt in [failed.attempt for failed in before]:
         return ref
-    return replace(ref, failed=[*before, FailedRestore(attempt, cut(told.problem, MAX_WHY), told.passes)])
+    return replace(ref, failed=[*before, FailedRestore(attempt, cut(told.problem, MAX_WHY), told.passes, node)])
 
 
 def failed_in(checkpoints: Sequence[CheckpointRef], record: AttemptRecord) -> CheckpointRef | None:

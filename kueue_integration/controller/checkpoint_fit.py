@@ -7,8 +7,9 @@ none), a checkpoint without its needs. The sidecar examines the machine itself b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from proxy.protocol.messages import CheckpointRef, Needs, NodeRequirement, Placement, to_json
+from proxy.protocol.messages import RESTORES, CheckpointRef, Needs, NodeRequirement, Placement, to_json
 
 from ..contract import job_names
 from ..errors import SpecError
@@ -74,6 +75,25 @@ def sent_back(snapshot: Snapshot, workload: Workload, check_name: str) -> Reques
     text = f"{message}; {advice}"
     pause = pause_s(workload, check_name)
     return RequestReadmission(noted(job, text, by), message=text, requeue_after_s=pause, cause="machines")
+
+
+def elsewhere(snapshot: Snapshot) -> RequestReadmission | None:
+    """The action before the last try of a checkpoint: rather not on the nodes on which its restores have failed.
+
+    It is a wish: where no other node is free, the pods go there all the same. None if that is not the last try, or the
+    scheduler cannot be told. Raises BadAnnotationError.
+    """
+    job = snapshot.job
+    checkpoint, before = required(job.checkpoint), required(job.placement)
+    if checkpoint is None or len(checkpoint.failed) != RESTORES - 1:
+        return None
+    shunned = sorted({failed.node for failed in checkpoint.failed if failed.node and not failed.passes})
+    fixed = job.raw["spec"].get("template") is None or placement.own_affinity(job.raw)
+    if not shunned or fixed or before.shuns == shunned:
+        return None
+    text = f"the last try of checkpoint {checkpoint.id} is made away from node {', '.join(shunned)}, if another is free"
+    change = {job_names.ANN_PLACEMENT: to_json(replace(before, shuns=shunned)), **noted(job, text, snapshot.preemption)}
+    return RequestReadmission(change, message=text, requeue_after_s=reshape.SENT_BACK_S, cause="machines")
 
 
 def unfit(job: Job, workload: Workload, machines_of: MachinesOf) -> str:

@@ -129,6 +129,7 @@ def _at_fence(snapshot: Snapshot, workload: Workload, ours: bool, settings: Sett
     if ours and isinstance(said.action, AnswerReady):
         try:
             sent_back = checkpoint_fit.sent_back(snapshot, workload, check_name)
+            sent_back = sent_back or checkpoint_fit.elsewhere(snapshot)
         except BadAnnotationError as error:
             return Decision(Wait(message=str(error)))
     return Decision(sent_back) if sent_back else said
@@ -194,7 +195,9 @@ def _not_restored(ref: CheckpointRef) -> str:
     """A pod has not restored the attempt's checkpoint: then no pod of the attempt needs to go on."""
     if ref.passed_over:
         return f"checkpoint {ref.id} cannot be restored: {ref.passed_over}"
-    return f"checkpoint {ref.id} was not restored, try {len(ref.failed)} of {RESTORES}: {ref.failed[-1].why}"
+    last = ref.failed[-1]
+    where = f" on node {last.node}" if last.node else ""
+    return f"checkpoint {ref.id} was not restored{where}, try {len(ref.failed)} of {RESTORES}: {last.why}"
 
 
 def _away(ref: CheckpointRef) -> int:

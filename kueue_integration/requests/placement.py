@@ -52,10 +52,16 @@ def own_affinity(job: Mapping[str, Any]) -> Any:
 
 def affinity(placement: Placement) -> Object | None:
     """The pod's `affinity` for `placement`, None for anywhere."""
-    if not placement.terms:
-        return None
-    terms = [{"matchExpressions": [dataclasses.asdict(r) for r in term]} for term in placement.terms]
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    found: Object = {}
+    if placement.terms:
+        terms = [{"matchExpressions": [dataclasses.asdict(r) for r in term]} for term in placement.terms]
+        found["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
+    if placement.shuns:
+        others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in placement.shuns]
+        found["preferredDuringSchedulingIgnoredDuringExecution"] = [
+            {"weight": 100, "preference": {"matchFields": others}}
+        ]
+    return {"nodeAffinity": found} if found else None
 
 
 def make(

@@ -75,6 +75,8 @@ class FailedRestore:
     why: str
     passes: bool = False
     """What was missing may come back, such as a file of a volume."""
+    node: str = ""
+    """On which a pod failed first, as the controller knows it."""
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,8 @@ class Placement:
     """Names of nodes that its pods keep away from."""
     terms: list[list[NodeRequirement]] = field(default_factory=list)
     """The same for Kueue and the scheduler: node selector terms, of which one has to match."""
+    shuns: list[str] = field(default_factory=list)
+    """Names of nodes that its pods rather keep away from: a checkpoint was not restored there."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from ..errors import DamageError, ProxyError, RestoreRefusedError, StoreError
 from ..protocol import image_room, names
 from ..protocol.manifest import Manifest
-from ..protocol.messages import CheckpointRef, Damage, DamageReport, HelloReply, Origin, Plan, Through
+from ..protocol.messages import RESTORES, CheckpointRef, Damage, DamageReport, HelloReply, Origin, Plan, Through
 from ..store import Parts, Store
 from . import hardware, state_parts
 from .config import Config
@@ -66,7 +66,10 @@ async def restore_plan(
     through, why = hardware.through(manifest, config.engine, config.world_size, hardware.requirements())
     if why:
         log.warning(why)
-    if agree is not None and manifest.engine == config.engine == names.ENGINE_BOTH:
+    both = manifest.engine == config.engine == names.ENGINE_BOTH
+    if both and through == "process" and len(ref.failed) == RESTORES - 1:
+        through, why = "state", f"{len(ref.failed)} restores of its processes have failed"
+    if agree is not None and both:
         own, through = through, await agree(through, why)
         why = why or ("the node of another pod cannot take the processes" if through != own else "")
         log.info("%s: ranks go on from the %s", ref.id, "processes" if through == "process" else f"state: {why}")

@@ -42,7 +42,7 @@ from ..actions import Annotations
 from ..cache import World
 from ..errors import BadAnnotationError, RefusedError
 from ..metrics import Metrics
-from ..snapshot import Job, required
+from ..snapshot import Job, Pod, required
 from . import pod_identity, reports, tokens
 from .shares import Shares
 
@@ -194,6 +194,11 @@ class Api:
 
         return await self._shares.run(namespace, check)
 
+    def _node(self, speaker: tokens.Speaker, job: str) -> str:
+        """Of the speaker's pod, as far as our copy knows it."""
+        pods = map(Pod.parse, self._world.pods_of(speaker.namespace, job))
+        return next((pod.node or "" for pod in pods if pod.name == speaker.pod), "")
+
     async def _write(
         self, namespace: str, name: str, change: Callable[[Object], Annotations | None], tries: int = WRITE_TRIES
     ) -> bool:
@@ -334,7 +339,8 @@ class Api:
         speaker = await self._speaker(request)
         message = from_json(DamageReport, await request.text())
         await self._allowed(speaker, message.namespace, message.job, message.attempt, leader=False)
-        if await self._write(message.namespace, message.job, lambda j: reports.damage(j, message)):
+        node = self._node(speaker, message.job)
+        if await self._write(message.namespace, message.job, lambda j: reports.damage(j, message, node)):
             about = {"job": f"{message.namespace}/{message.job}", "attempt": message.attempt}
             for found in message.damaged[: attempt_history.MAX_CHECKPOINTS]:
                 name = "singularity_restores_failed_total" if found.tried else "singularity_checkpoints_damaged_total"

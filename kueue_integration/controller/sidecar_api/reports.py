@@ -376,12 +376,14 @@ def trial(job: Object, message: TrialReport, now: float) -> Annotations | None:
     return saveable.untried(job, message.attempt, now, message.why) or None
 
 
-def damage(job: Object, message: DamageReport) -> Annotations | None:
+def damage(job: Object, message: DamageReport, node: str = "") -> Annotations | None:
     """What to write when a pod has not restored what its attempt was given; None if that is known already.
 
     The next attempt tries the same checkpoint, up to RESTORES times. If the store's copy is damaged, or after that, it
     starts from the newest checkpoint before it that is not passed over, or from the beginning.
     Nothing is deleted. This attempt gets no other checkpoint: its other pods may have restored this one.
+
+    :param node: of the pod that says so, "" if that is not known
     Raises RefusedError 409.
     """
     seen = Job.parse(job)
@@ -395,7 +397,7 @@ def damage(job: Object, message: DamageReport) -> Annotations | None:
         return None
     past = [ref for ref in seen.checkpoints if ref.id != given.id]
     marked = [
-        attempt_history.found(ref, told.get(ref.id), message.attempt, history)
+        attempt_history.found(ref, told.get(ref.id), message.attempt, history, node)
         for ref in sorted([*past, given], key=lambda ref: ref.generation)
     ]
     now = next(ref for ref in marked if ref.id == given.id)

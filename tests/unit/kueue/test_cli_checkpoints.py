@@ -22,7 +22,7 @@ from kueue_integration.manifests.job_manifests import render
 from kueue_integration.spec import platform_config
 from proxy.protocol import names
 from proxy.protocol.manifest import Manifest, Requirements, dumps
-from proxy.protocol.messages import to_json
+from proxy.protocol.messages import FailedRestore, to_json
 from proxy.store import Store, admin, layout
 
 CHART = {
@@ -134,6 +134,16 @@ def test_a_checkpoint_that_a_pod_found_damaged_is_listed_as_such(kube: FakeKube,
     listed = {e["id"]: e["problem"] for e in json.loads(run("ls", "digits", "-o", "json").stdout)}
     assert listed == {"digits-a1-g3": "pack 00ff is missing", "digits-a1-g2": "", "digits-a1-g1": ""}
     assert run("verify", "digits").stdout.startswith("digits-a1-g2: 2 objects"), "the newest that can be restored"
+
+
+def test_a_checkpoint_that_was_not_restored_is_listed_with_its_tries(kube: FakeKube, url: str) -> None:
+    newest = replace(saved(), id="digits-a1-g3", sha256=Store(url).read_digest("default", "digits", "digits-a1-g3")[1])
+    failed = replace(newest, failed=[FailedRestore(2, "why"), FailedRestore(3, "why")])
+    notes = {job_names.ANN_STORE: url, job_names.ANN_CHECKPOINTS: to_json([failed])}
+    kube.put(job(history=[attempt()], annotations=notes))
+    listed = {e["id"]: e.get("failed_restores") for e in json.loads(run("ls", "digits", "-o", "json").stdout)}
+    assert listed == {"digits-a1-g3": 2, "digits-a1-g2": None, "digits-a1-g1": None}
+    assert run("ls", "digits").stdout.count("not restored in 2 tries") == 1
 
 
 def test_gc_asks_first_and_keeps_what_the_job_needs(kube: FakeKube, url: str) -> None:

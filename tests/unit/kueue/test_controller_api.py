@@ -247,6 +247,20 @@ async def test_any_pod_of_the_attempt_says_that_its_checkpoint_is_damaged(served
     assert "singularity_checkpoints_damaged_total 1.0" in served.metrics.text()
 
 
+async def test_a_restore_that_failed_is_counted_once_with_the_node_of_the_pod_that_says_so(served):
+    given = scene.checkpoint(0, 2)
+    record = scene.history(scene.record(restored_from=given.id))
+    notes = {names.ANN_CHECKPOINT: to_json(given), job_names.ANN_CHECKPOINTS: to_json([given]), **record}
+    served.kube.patch_job(NS, "train", {"metadata": {"annotations": notes}})
+    report = DamageReport(NS, "train", 1, [Damage(given.id, "no such file", tried=True, passes=True)])
+    for _ in range(2):
+        assert await served.post("/v1/damage", report, "follower") == (200, {})
+    [failed] = attempt_records.checkpoint(served.job()).failed
+    assert (failed.attempt, failed.why, failed.passes) == (1, "no such file", True)
+    text = served.metrics.text()
+    assert "singularity_restores_failed_total 1.0" in text and "singularity_checkpoints_damaged_total 0.0" in text
+
+
 async def test_a_stale_attempt_commits_nothing(served):
     """Our copy of the Job may not have the new attempt yet: what counts is the API server's."""
     served.annotate(ANN_ATTEMPT="2")

@@ -23,7 +23,7 @@ from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, NODE, RESOURCE_FLAVOR, WORKLOAD, annotation, merge_patch
 from kueue_integration.requests import placement
 from proxy.protocol import names
-from proxy.protocol.messages import CommitRequest, Needs, NodeRequirement, Placement, from_json, to_json
+from proxy.protocol.messages import CommitRequest, FailedRestore, Needs, NodeRequirement, Placement, from_json, to_json
 
 NOW = T0 + 41
 AMD = Needs("amd64", ["AVX2", "AVX512F"])
@@ -235,3 +235,49 @@ def test_what_a_pod_says_it_needs_is_bounded(needs):
     current = scene.job(suspend=False, annotations=scene.history(scene.record()))
     with pytest.raises(RefusedError, match=r"checkpoint\.needs"):
         reports.commit(current, CommitRequest("team", "train", 1, ref, 1.0, 99), T0 + 31)
+
+
+# --- restores that fail on one node -----------------------------------------------------------------------------------
+def failed(*nodes, passes=False):
+    tries = [FailedRestore(2 + number, "why", passes, node) for number, node in enumerate(nodes)]
+    ref = replace(scene.checkpoint(), failed=tries)
+    return {names.ANN_CHECKPOINT: to_json(ref), job_names.ANN_CHECKPOINTS: to_json([ref])}
+
+
+def test_the_last_try_is_made_on_another_node_if_one_is_free():
+    """A wish for the scheduler, which Kueue does not look at: nothing waits for a node."""
+    current = job(**failed("spot-1", "spot-1"))
+    nodes = machines(spot=[SKYLAKE])
+    action = look(current, admitted(), nodes)
+    assert isinstance(action, RequestReadmission)
+    assert action.message == "the last try of checkpoint train-a1-g1 is made away from node spot-1, if another is free"
+    where = from_json(Placement, action.job_annotations[job_names.ANN_PLACEMENT])
+    assert where == Placement(shuns=["spot-1"])
+    current = merge_patch(current, {"metadata": {"annotations": dict(action.job_annotations)}})
+    shaped = look(current, scene.workload(reserved_at=None), nodes)
+    assert isinstance(shaped, Reshape)
+    current = merge_patch(current, shaped.body)
+    affinity = current["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    [wish] = affinity.pop("preferredDuringSchedulingIgnoredDuringExecution")
+    assert affinity == {}
+    assert wish["preference"] == {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["spot-1"]}]}
+    shape = admitted()
+    shape["spec"]["podSets"][0]["template"]["spec"]["affinity"] = placement.affinity(where)
+    current["spec"]["template"]["spec"]["affinity"] = placement.affinity(where)
+    assert isinstance(look(current, shape, nodes), AnswerReady)
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [failed(), failed("n"), failed("", ""), failed("n", "n", passes=True), failed("n", "n", "n")],
+    ids=["no failure", "one", "nodes not known", "what passes", "given up"],
+)
+def test_no_other_try_asks_for_another_node(notes):
+    action = look(job(**notes), admitted(), machines(spot=[SKYLAKE]))
+    assert isinstance(action, AnswerReady)
+
+
+def test_the_last_try_of_a_job_with_an_affinity_of_its_own_is_made_anywhere():
+    current = job(**failed("n", "n"))
+    current["spec"]["template"]["spec"]["affinity"] = {"nodeAffinity": {"mine": True}}
+    assert isinstance(look(current, admitted(), machines(spot=[SKYLAKE])), AnswerReady)

@@ -17,8 +17,19 @@ from mesh_world import FakeController, World, eventually
 from proxy.errors import StaleAttemptError
 from proxy.protocol import exit_codes, page
 from proxy.protocol import manifest as mf
-from proxy.protocol.messages import CheckpointRef, Engine, GpuFault, Gpus, LauncherCommand, LauncherEvent, PodGpus
+from proxy.protocol.messages import (
+    CheckpointRef,
+    Damage,
+    DamageReport,
+    Engine,
+    GpuFault,
+    Gpus,
+    LauncherCommand,
+    LauncherEvent,
+    PodGpus,
+)
 from proxy.sidecar import hardware, sidecar, state_machine
+from proxy.sidecar.controller_client import Controller
 from proxy.store import Store, layout
 
 pytestmark = pytest.mark.timeout(90)
@@ -556,3 +567,31 @@ async def test_a_drain_of_pods_whose_clock_is_another_is_saved_in_their_grace_pe
     assert controller.failures == [] and len(controller.commits) == 1
     (dump,) = (c for c in world.launchers[0].commands if c.op == "dump")
     assert dump.remaining_s is not None and 10 < dump.remaining_s <= 30
+
+
+@pytest.mark.parametrize("code", [exit_codes.LOST, exit_codes.NOT_RESTORED])
+async def test_a_launcher_that_has_not_restored_is_heard_though_its_pod_ends_at_once(
+    folder: Path, controller: FakeController, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """The kubelet ends the sidecar as soon as the launcher is gone; the report takes longer, and is made once."""
+    first = await World(folder, controller, workers=1, world_size=1).start()
+    await first.stepped(3)
+    await controller.command(20)
+    await eventually("commit", lambda: controller.commits)
+    await first.end()
+    controller.next_attempt()
+    tell = Controller.damage
+
+    async def slowly(self: Controller, report: DamageReport, deadline: float) -> None:
+        await asyncio.sleep(0.5)  # the time that it takes
+        await tell(self, report, deadline)
+
+    monkeypatch.setattr(Controller, "damage", slowly)
+    second = await World(folder, controller, workers=1, world_size=1, attempt=2).start()
+    await eventually("a plan", lambda: second.launchers[0].plan)
+    for _ in range(2):
+        await second.launchers[0].post(LauncherEvent("restore_failed", code=code, message="no such file"))
+    await second.end()
+    ref = controller.commits[0].checkpoint
+    told = Damage(ref.id, "no such file", tried=True, passes=code == exit_codes.LOST)
+    assert [report.damaged for report in controller.damage] == [[told]]

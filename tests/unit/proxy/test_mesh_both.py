@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from mesh_world import FakeController, World, eventually
 
 from proxy.protocol import exit_codes
 from proxy.protocol.manifest import Requirements
-from proxy.protocol.messages import CheckpointRef, Engine, LauncherEvent, Through
+from proxy.protocol.messages import CheckpointRef, Engine, FailedRestore, LauncherEvent, Through
 from proxy.sidecar import hardware, leader, pod, state_machine
 from proxy.sidecar.peers import PodReport
 from proxy.store import Store
@@ -105,3 +106,22 @@ async def test_pods_that_never_say_what_they_can_end_the_attempt(
     assert "not all pods have said within 0 s" in second.launchers[0].refusal
     assert second.launchers[0].refused_with == exit_codes.LOST, "the next attempt tries again"
     await second.end()
+
+
+async def test_the_last_try_of_processes_that_were_not_restored_is_made_with_the_state(
+    folder: Path, controller: FakeController
+) -> None:
+    """Nothing is lost by it, and the checkpoint before it would be older."""
+    ref = await committed(folder, controller)
+    tries = [FailedRestore(number, "no such file") for number in (2, 3)]
+    for failed, through in ((tries[:1], "process"), (tries, "state")):
+        assert controller.checkpoint is not None
+        controller.checkpoint = replace(controller.checkpoint, failed=failed)
+        number = controller.attempt
+        world = await World(folder, controller, workers=1, world_size=4, attempt=number, engine="both").start()
+        await world.stepped(ref.step + 5)
+        (plan,) = [x.plan for x in world.launchers if x.plan]
+        assert plan.through == through
+        assert plan.why == ("2 restores of its processes have failed" if through == "state" else "")
+        await world.end()
+        controller.next_attempt()

@@ -6,7 +6,7 @@ import dataclasses
 
 from store_samples import manifest
 
-from proxy.protocol.messages import CheckpointRef
+from proxy.protocol.messages import CheckpointRef, FailedRestore
 from proxy.sidecar.retention import superseded
 from proxy.store.catalog import Listing
 
@@ -58,6 +58,16 @@ def test_a_damaged_one_goes_once_three_newer_ones_are_there() -> None:
     listed = [listing(1), listing(2, readable=False), listing(3), listing(4), listing(5)]
     assert gone(listed[:4], [ref(4), ref(3), ref(2, "damaged"), ref(1)]) == []
     assert gone(listed, [ref(5), ref(4), ref(3), ref(2, "damaged"), ref(1)]) == [1, 2]
+
+
+def test_one_that_no_try_restored_counts_as_little_as_a_damaged_one() -> None:
+    """The checkpoint before it is what the job goes back to."""
+    listed = [listing(1), listing(2), listing(3), listing(4), listing(5)]
+    tries = [FailedRestore(number, "why") for number in (6, 7, 8)]
+    lost = dataclasses.replace(ref(2), failed=tries)
+    assert gone(listed[:4], [ref(4), ref(3), lost, ref(1)]) == []
+    assert gone(listed, [ref(5), ref(4), ref(3), lost, ref(1)]) == [1, 2]
+    assert gone(listed[:4], [ref(4), ref(3), dataclasses.replace(lost, failed=tries[:2]), ref(1)]) == [1]
 
 
 def test_what_cannot_be_read_and_nobody_knows_is_left_alone() -> None:
