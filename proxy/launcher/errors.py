@@ -57,7 +57,14 @@ class SlotError(LauncherError):
 
 
 class DumpError(LauncherError):
-    """The ranks cannot be dumped. They still exist and can be resumed."""
+    """The ranks cannot be dumped. They still exist and can be resumed.
+
+    :param passes: it was a bad moment, and the next may be better
+    """
+
+    def __init__(self, text: str, passes: bool = False) -> None:
+        super().__init__(text)
+        self.passes = passes
 
 
 class RestoreError(LauncherError):

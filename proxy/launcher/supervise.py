@@ -441,7 +441,7 @@ class Supervisor:
             event = replace(event, save=SavePhases(**laps.seconds))
             text = f"{'tried' if command.trial else 'dumped'} {command.checkpoint_id} in {event.seconds:.2f} s"
         except (DumpError, SlotError, OSError) as error:
-            late = time.monotonic() >= deadline
+            late = time.monotonic() >= deadline or (isinstance(error, DumpError) and error.passes)
             event = LauncherEvent("dump_failed", command.generation, message=str(error), late=late)
             text = f"dump failed: {error}"
 

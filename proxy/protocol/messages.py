@@ -12,7 +12,8 @@ Launcher -> sidecar (HTTP over the unix socket RUN_DIR/launcher/sidecar.sock; th
 
 Sidecar -> controller (HTTPS, bearer = projected service-account token with audience TOKEN_AUDIENCE)
 
-    POST /v1/hello?wait_s=N       200 HelloReply | 202 leader not known yet: ask again | 409 attempt is not current
+    POST /v1/hello?wait_s=N&trial=1
+                                  200 HelloReply | 202 leader not known yet: ask again | 409 attempt is not current
                                   202 with "ended": true: the attempt has stopped with a checkpoint
     GET  /v1/commands?namespace=&job=&attempt=&after=SEQ      200 Command | 204   long poll, at most 20 s; leader only
     POST /v1/progress             200                Progress
@@ -452,7 +453,7 @@ class LauncherEvent:
     start: StartPhases | None = None
     """`started`, `restored`: likewise."""
     late: bool = False
-    """`dump_failed`: its time was over."""
+    """`dump_failed`: its time was over, or it came at a bad moment. So it says nothing about the next one."""
     weight: Weight | None = None
 
 

@@ -162,6 +162,7 @@ def test_a_program_that_cannot_be_saved_is_not_stopped(rows: Rows) -> None:
         goes_on(job)
     told = job.look()
     assert (told.workers, told.attempts[0].evicted_at) == (2, None)
+    assert told.saveable is not None and (told.saveable.verdict, told.saveable.cause) == ("no", "program")
 
     rows.say("--> quota for both pods is free, and regrowth acts: it leaves the job alone")
     before = refusals(rows)

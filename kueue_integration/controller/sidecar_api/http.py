@@ -238,7 +238,8 @@ class Api:
                 return _json({"error": "the attempt has ended with a checkpoint", "ended": True}, 202)
             if reply is None:
                 return None
-            text = lean_json(replace(reply, trial_after_s=self._trial_after_s), "origin", "trial_after_s")
+            after_s = self._trial_after_s if "trial" in request.query else None  # older pods do not know the field
+            text = lean_json(replace(reply, trial_after_s=after_s), "origin", "trial_after_s")
             return web.Response(text=text, content_type="application/json")
 
         found = await self._hub.until(namespace, name, look, wait_s, leader=True)

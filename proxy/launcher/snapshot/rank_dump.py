@@ -148,7 +148,8 @@ def _stand(slots: Slots, paths: Paths, order: Order) -> None:
                 halt.stop(slot.init, order.deadline)
             joined = [r for r in slots if pagewords.read(paths.run, r, page.R_STATE) not in page.FREE]
             if joined:
-                raise DumpError(f"ranks {joined} met the others, or ended, while they were about to be stopped")
+                text = f"ranks {joined} met the others, or ended, while they were about to be stopped"
+                raise DumpError(text, passes=True)
         problem = refusals.of(slots, order.job)
         now = time.monotonic()
         if not problem and (now >= min(patience, settled) or not _passes(slots)):

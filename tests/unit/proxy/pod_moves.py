@@ -61,7 +61,9 @@ def everyone_alive(pods: list[Pod]) -> Callable[[], bool]:
     return lambda: all(pod.alive() for pod in pods)
 
 
-def stop_and_dump(pods: Mapping[int, Pod], generation: int, checkpoint: str, step: int, timeout: float = 120) -> int:
+def stop_and_dump(
+    pods: Mapping[int, Pod], generation: int, checkpoint: str, step: int, timeout: float = 120, trial: bool = False
+) -> int:
     """Barrier after at least `step` steps, dump everywhere; the step is returned. `pods`: rank -> its pod."""
     coordinator = Coordinator({rank: pod.sidecar for rank, pod in pods.items()})
     everyone = list(dict.fromkeys(pods.values()))
@@ -72,7 +74,7 @@ def stop_and_dump(pods: Mapping[int, Pod], generation: int, checkpoint: str, ste
         raise AssertionError(f"{error}\n" + "\n".join(f"--- {p.name}\n{p.log()}" for p in everyone)) from None
     skip = {pod.name: len(pod.sidecar.events) for pod in everyone}
     for pod in everyone:
-        pod.sidecar.command("dump", generation=generation, checkpoint_id=checkpoint)
+        pod.sidecar.command("dump", generation=generation, checkpoint_id=checkpoint, trial=trial)
     for pod in everyone:
         event = pod.wait_event("dumped", "dump_failed", skip=skip[pod.name], timeout=timeout)
         assert event.kind == "dumped", f"{event.message}\n{pod.log()}"

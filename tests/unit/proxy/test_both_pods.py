@@ -101,9 +101,14 @@ def test_processes_to_processes_to_state_to_processes(pod: Make, reference: list
 
 def test_state_lies_beside_the_processes_and_not_in_what_travels_with_them(pod: Make) -> None:
     one = pod("one", fresh([0, 1], free_port())).start()
-    for sequence in (1, 2):
+    for sequence in (1, 2, 3):
         generation = page.generation(1, sequence)
-        step = stop_and_dump({0: one, 1: one}, generation, "c", 5 * sequence)
+        step = stop_and_dump({0: one, 1: one}, generation, "c", 5 * sequence, trial=sequence == 1)
+        if sequence == 1:
+            assert not [*(one.volumes / "images").rglob("*.img")], "a trial keeps nothing"
+            one.sidecar.page.publish(0, 0, generation)
+            one.sidecar.command("resume", generation=generation, master_addr="127.0.0.1", master_port=free_port())
+            continue
         assert [*one.image("c", 0).glob("state/checkpoints/*")] and [*one.image("c", 1).glob("state/blobs/*")]
         assert b"state-to/" not in b"".join(re.findall(rb"state-to/\d+", (one.image("c", 0) / "work.tar").read_bytes()))
         one.sidecar.page.publish(0, 0, generation)

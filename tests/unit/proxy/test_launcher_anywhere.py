@@ -553,7 +553,7 @@ def test_a_rank_that_meets_the_others_is_not_stopped_anywhere(run: Make) -> None
     pod.sidecar.page.words[8 + 2] = 1  # STATE_RUNNING
     event = dump(pod)
     assert event.kind == "dump_failed"
-    assert "ranks [0] met the others" in event.message
+    assert "ranks [0] met the others" in event.message and event.late, "the next moment may be better"
     path = pod.work(0) / "cwd/out"
     at = len(numbers(path))
     pod.sidecar.command("resume", generation=G)

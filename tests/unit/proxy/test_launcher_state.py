@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from proxy.launcher.ranks.user import User
 from proxy.launcher.signals import pass_on
 from proxy.launcher.snapshot import engines
 from proxy.launcher.snapshot.engine import ProcessEngine
+from proxy.launcher.snapshot.page_nowhere import Nowhere
 from proxy.launcher.snapshot.rank_dump import Order
 from proxy.launcher.snapshot.state_engine import StateEngine
 from proxy.protocol import names
@@ -174,6 +176,30 @@ def test_a_rank_that_says_it_is_saved_and_is_not_fails_the_dump(tmp_path: Path) 
     order = Order(5, "c", time.monotonic() + 20)
     with pytest.raises(DumpError, match="rank 0 says that its state is saved, but it is not there"):
         StateEngine({}, paths).dump({0: rank}, order, Laps())
+
+
+def test_a_trial_leaves_the_state_for_a_checkpoint_of_the_same_stop(tmp_path: Path) -> None:
+    paths, ranks = Paths(tmp_path), {0: PlainRank(0)}
+    paths.control(0).mkdir(parents=True)
+    (paths.control(0) / names.FROZEN_FILE).write_text(json.dumps({"generation": 5, "step": 9}))
+    trial = Order(5, "c", time.monotonic() + 20, trial=Nowhere(paths.withdrawn("c"), time.monotonic() + 20))
+    with pytest.raises(DumpError, match="rank 0 says that its state is saved, but it is not there"):
+        StateEngine({}, paths).dump(ranks, trial, Laps())
+    (paths.state_to(0) / "5").mkdir(parents=True)
+    assert StateEngine({}, paths).dump(ranks, trial, Laps()) == [] and not paths.images("c").exists()
+    StateEngine({}, paths).dump(ranks, replace(trial, trial=None), Laps())
+    assert paths.image("c", 0).is_dir()
+
+
+def test_what_ranks_hold_is_that_of_all_processes_of_their_sessions(tmp_path: Path) -> None:
+    child = "import os; h = bytearray(32 << 20); os.fork(); h2 = os.urandom(8 << 20); import time; time.sleep(60)"
+    engine, rank = StateEngine({}, Paths(tmp_path)), started(tmp_path, child)
+    try:
+        until(lambda: len(rank.processes()) == 2 and engine.weigh({0: rank}) > 70 << 20)
+    finally:
+        rank.kill()
+    until(lambda: rank.poll() is not None)
+    assert engine.weigh({0: rank}) == 0
 
 
 def test_what_was_saved_for_a_stop_that_is_given_up_goes(tmp_path: Path) -> None:
