@@ -258,10 +258,10 @@ def _dump_rank(
     known = mending.known(slot)
     said = _run_criu(slot, tool, order, images, logs, files, real, _drain(paths, slot.rank, order), known)
     mending.mend(images, known)
-    if order.trial is not None:
-        return said
     volume = volume_files.held(process_scan.processes(slot.init), container_layer.mount_points(), paths.root)
     volume_files.free(images, [file.path for file in volume])
+    if order.trial is not None:
+        return said
     places = ((path, slot.inside / path.relative_to("/")) for path in written)
     sizes = [image.WrittenFile(str(path), place.stat().st_size) for path, place in places if place.exists()]
     log_size = paths.log(slot.rank).stat().st_size
