@@ -166,7 +166,10 @@ def _open_slot(
     image.unpack(paths.image(plan.checkpoint_id, record.rank) / image.SHM_TAR, slot.shm)
     for path in record.watched:
         if not os.path.lexists(f"{slot.inside}{path}"):
-            raise RestoreError(f"rank {record.rank} watches {path} (inotify), which is not in this pod")
+            raise RestoreError(
+                f"rank {record.rank} watches {path} (inotify), which is not in this pod; the next attempt tries again",
+                exit_codes.LOST,
+            )
 
 
 def _restore_all(plan: Plan, paths: Paths, tool: criu.Criu, slots: Mapping[int, Slot]) -> None:

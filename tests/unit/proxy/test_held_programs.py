@@ -140,6 +140,21 @@ def test_files_of_h5py_lmdb_and_sqlite_and_a_dask_cluster_are_the_same_after_two
     moved(run, things, libraries=libraries)
 
 
+def test_a_watched_folder_of_a_volume_that_is_gone_loses_the_attempt_by_name(run: Run, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    things = [["Watch", "/shared/watched", 0x300]]
+    old = run("old", things, shared=shared)
+    asked(old, 0)
+    assert dump_anywhere(old, G).kind == "dumped", old.log()
+    old.delete()
+    (shared / "watched").rename(shared / "elsewhere")
+    new = run("new", things, old, shared=shared)
+    assert new.wait() == exit_codes.LOST, new.log()
+    said = new.wait_event_after_end("restore_failed").message
+    assert "rank 0 watches /shared/watched (inotify), which is not in this pod" in said
+
+
 # --- locks of volumes -------------------------------------------------------------------------------------------------
 @pytest.mark.full
 def test_a_lock_that_another_pod_has_taken_ends_the_attempt_by_name(run: Run, tmp_path: Path) -> None:
@@ -242,6 +257,11 @@ def outside():
     client = socket.socket(socket.AF_UNIX)
     client.connect("/shared/server")
     return client.close
+def watched():
+    held, queue = os.open("gone", os.O_CREAT), libc.inotify_init1(0)
+    assert libc.inotify_add_watch(queue, b"gone", 2) > 0
+    os.unlink("gone")
+    return lambda: (os.close(queue), os.close(held))
 def child():
     pid = os.fork()
     while not pid:
@@ -276,6 +296,7 @@ time.sleep(600)
 REFUSED = {
     "lease": r"leases on files do not travel: rank 0: .*\(pid 1000\) has a lease \(F_SETLEASE\) on \S+/leased",
     "outside": r"other end outside the rank: rank 0: .*\(pid 1000\) is connected to /\S*server \(descriptor \d",
+    "watched": r"rank 0: files that are watched by inotify were not found by a path .*\(pid 1000\) \(descriptor \d",
     "traced": r"under a debugger: rank 0: .*\(pid 100\d\) is traced by .*\(pid 1000\)",
     "stray": r"do not descend from the first one of their rank, .*: rank 0: .*\(pid 10\d\d\). A rank",
 }
@@ -304,7 +325,7 @@ def test_what_cannot_travel_is_refused_by_name_and_the_program_goes_on(
                 accepted.enter_context(server.accept()[0])
             event = dump_anywhere(pod, G, remaining_s=1)
             assert event.kind == "dump_failed" and re.search(words, event.message), f"{name}: {event}"
-            assert not pod.image("c", 0).exists(), "refused before anything was dumped"
+            assert not (pod.image("c", 0) / "inventory.img").exists(), "refused before anything was dumped"
             pod.sidecar.command("resume", generation=G)
             (cwd / f"{name}-end").touch()
             until((cwd / f"{name}-gone").exists, f"{name} given back", pod)

@@ -1,8 +1,13 @@
-"""Cutting connections in CRIU's files.img; that CRIU restores what is left is shown in test_launcher_anywhere.py."""
+"""Cutting connections in CRIU's files.img, and mending other images.
+
+That CRIU restores what is left is shown in test_launcher_anywhere.py and test_held_programs.py.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.launcher.errors import DumpError
-from proxy.launcher.snapshot import connections, files_image, protobuf
+from proxy.launcher.snapshot import connections, files_image, overlaid, protobuf, sessions, timers
 from proxy.launcher.snapshot.protobuf import Field
 from proxy.launcher.snapshot.sockets import Socket, leads_out
 
@@ -117,6 +122,60 @@ def test_another_image_is_refused_and_left_as_it_is(tmp_path: Path, data: bytes)
     with pytest.raises(DumpError, match=r"files\.img cannot be read: .*CRIU 4"):
         connections.sever(tmp_path, leads_out)
     assert path.read_bytes() == data
+
+
+# --- the other images that are mended -------------------------------------------------------------------------------
+TREE = struct.pack("<II", 0x54564319, 0x50273030)
+
+
+def messages(begin: bytes, *found: list[Field]) -> bytes:
+    return protobuf.image(begin, map(protobuf.encode, found))
+
+
+def numbers(**values: int) -> list[Field]:
+    return [Field(int(name[1:]), 0, value) for name, value in values.items()]
+
+
+def held(kind: int, entry: list[Field]) -> list[Field]:
+    """A file_entry."""
+    return [Field(1, 0, 17), Field(2, 0, 3), Field(kind, 2, protobuf.encode(entry))]
+
+
+def test_a_timer_that_had_expired_gets_its_interval_and_others_stay() -> None:
+    def timer(ticks: int, left: tuple[int, int], every: tuple[int, int]) -> list[Field]:
+        return held(12, numbers(_4=1, _5=ticks, _6=0, _7=left[0], _8=left[1], _9=every[0], _10=every[1]))
+
+    expired, runs, once = timer(3, (0, 0), (2, 5)), timer(0, (1, 7), (2, 5)), timer(1, (0, 0), (0, 0))
+    data = messages(MAGICS, expired, runs, once)
+    assert timers.rearmed(data) == messages(MAGICS, timer(3, (2, 5), (2, 5)), runs, once)
+
+
+def test_who_has_no_session_leader_joins_the_first_process() -> None:
+    root, leads, within, lost = (
+        numbers(_1=p, _2=q, _3=q, _4=s) for p, q, s in ((9, 0, 9), (10, 9, 10), (11, 9, 10), (12, 9, 7))
+    )
+    data = messages(TREE, root, leads, within, lost)
+    assert sessions.joined(data) == messages(TREE, root, leads, within, numbers(_1=12, _2=9, _3=9, _4=9))
+
+
+def test_a_file_with_a_name_of_ours_gets_its_path_and_others_stay() -> None:
+    def regular(name: bytes, external: bool) -> list[Field]:
+        return held(3, [*numbers(_1=3, _2=0), Field(6, 2, name), *(numbers(_9=1) if external else []), *numbers(_10=4)])
+
+    data = messages(MAGICS, regular(b"file[37:9f]", True), regular(b"file[38:9f]", True), regular(b"/x", False))
+    found = overlaid.named(data, {"file[37:9f]": "/usr/lib/x"})
+    named = (regular(b"/usr/lib/x", False), regular(b"file[38:9f]", True), regular(b"/x", False))
+    assert found == messages(MAGICS, *named)
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 20, MAGICS + b"\x05\x00", TREE, TREE + b"\x05\x00"])
+@pytest.mark.parametrize("change", [sessions.join, timers.rearm, partial(overlaid.name, files={"file[1:1]": "/x"})])
+def test_no_other_image_is_changed(tmp_path: Path, data: bytes, change: Callable[[Path], None]) -> None:
+    for name in (files_image.FILES, sessions.TREE):
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(DumpError, match=r"cannot be read: .*CRIU 4"):
+        change(tmp_path)
+    assert {path.read_bytes() for path in tmp_path.iterdir()} == {data}
 
 
 NUMBERS = st.integers(min_value=1, max_value=2**29 - 1)
