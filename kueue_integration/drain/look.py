@@ -165,6 +165,17 @@ def _refusal(job: Object, status: JobStatus, by: str, lose_work: bool) -> Refusa
     return None
 
 
+def _begins_again(later: Sequence[AttemptRecord]) -> int | None:
+    """The first step of the next attempt that made one. Those before it may not have restored their checkpoint."""
+    first = None
+    for record in later:
+        if record.first_step is not None:
+            first = record.first_step if first is None else min(first, record.first_step)
+        if record.last_step is not None:
+            break
+    return first
+
+
 def steps_lost(status: JobStatus, since: int) -> int:
     """Steps that were or will be run again because attempt `since` or a later one had to end.
 
@@ -175,8 +186,7 @@ def steps_lost(status: JobStatus, since: int) -> int:
     for number, record in enumerate(status.attempts):
         if record.attempt < since or record.last_step is None or record.ended_by in (None, "Finished", "Failed"):
             continue
-        later = status.attempts[number + 1] if number + 1 < len(status.attempts) else None
-        begins = later.first_step if later is not None else None
+        begins = _begins_again(status.attempts[number + 1 :])
         if begins is None:
             begins = int((saved or {}).get("step") or 0)
         lost += max(0, record.last_step + 1 - begins)

@@ -149,3 +149,13 @@ def test_steps_that_were_lost(left: dict, after: dict | None, saved: object, los
     status = summarise(samples.job(history=history, checkpoint=saved), samples.workload(), [])  # type: ignore
     assert steps_lost(status, 1) == lost
     assert steps_lost(status, 3) == 0
+
+
+def test_steps_that_were_lost_with_checkpoints_that_were_not_restored() -> None:
+    tries = [samples.attempt(2 + n, ended_by="Deleted", first_step=step) for n, step in enumerate((61, 61, 61, 41))]
+    history = [
+        samples.attempt(1, ended_by="Migrated", last_step=60), *tries,
+        samples.attempt(6, ended_by="Preempted", first_step=21, last_step=30), samples.attempt(7, first_step=1),
+    ]  # fmt: skip
+    status = summarise(samples.job(history=history), samples.workload(), [])
+    assert (steps_lost(status, 1), steps_lost(status, 6)) == (40 + 30, 30)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import controller_scene as scene
 import pytest
+from api_server import ApiServer
 from controller_scene import T0
 
 from kueue_integration.contract import attempt_records, job_names
@@ -281,3 +282,20 @@ def test_the_last_try_of_a_job_with_an_affinity_of_its_own_is_made_anywhere():
     current = job(**failed("n", "n"))
     current["spec"]["template"]["spec"]["affinity"] = {"nodeAffinity": {"mine": True}}
     assert isinstance(look(current, admitted(), machines(spot=[SKYLAKE])), AnswerReady)
+
+
+def test_the_api_server_takes_the_wish_into_a_suspended_job_and_out_of_it(server: ApiServer):
+    """As the controller patches it, beside what a placement requires."""
+    kube = server.kube()
+    containers = [{"name": "train", "image": "x"}]
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": containers, "restartPolicy": "Never"}}
+    kube.create(
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "wishes", "namespace": "default"},
+         "spec": {"suspend": True, "template": template}}
+    )  # fmt: skip
+    required = [[NodeRequirement("flavor", "In", ["spot"])]]
+    for where in (Placement(shuns=["n1", "n2"]), Placement(["spot"], [], required, ["n1"]), Placement()):
+        wanted = placement.affinity(where)
+        body = {"spec": {"template": {"spec": {"affinity": wanted}}}}
+        kube.patch_job("default", "wishes", body)
+        assert kube.get(JOB, "default", "wishes")["spec"]["template"]["spec"].get("affinity") == wanted
