@@ -6,7 +6,8 @@ with the same bytes. The first is seen without a look at the bytes (`page_frames
 
 The bytes of the base are read from its memory, so no disk has to keep them for the comparison. CRIU has stopped the
 whole family before the first page, and has left the base before it enters the next process. So the memory of the base
-is what was sent of it. What cannot be read is not equal: then the page is written, and nothing is lost but room.
+is what was sent of it, but for pages that the kernel has taken from it since (`relative_memory.lazily_freed`): there
+zeroes prove nothing. What cannot be read is not equal: then the page is written, and nothing is lost but room.
 
     pagemap-PID.img    entries IN_PARENT for what the base has, PRESENT for the rest
     pages-N.img        content of the latter, in order
@@ -98,8 +99,10 @@ class PageImage:
     def look(self, address: int, size: int) -> Iterator[tuple[bool, int]]:
         """Runs of (the base has these very pages, bytes) that make up `size`. To be called before they are taken."""
         theirs = self.base.frames if self.base is not None else None
+        memory = self.base.memory if self.base is not None else None
         for known, at, part in self._parts(address, size):
-            if known and self.frames is not None and theirs is not None:
+            sure = known and (memory is None or not memory.may_vanish(at, part))  # a huge page of zeroes has a frame
+            if sure and self.frames is not None and theirs is not None:
                 yield from page_frames.shared(self.frames, theirs, at, part)
             else:
                 yield False, part
@@ -171,8 +174,8 @@ class Comparison:
     comparison."""
 
     def __init__(self) -> None:
-        self._theirs = memoryview(bytearray(BLOCK))
-        self._at = _address(self._theirs)
+        self._theirs, self._zero_page = memoryview(bytearray(BLOCK)), memoryview(bytearray(PAGE))
+        self._at, self._zeroes = _address(self._theirs), _address(self._zero_page)
 
     def runs(self, mine: memoryview, memory: RelativeMemory, address: int) -> Iterator[tuple[bool, int]]:
         """(equal, bytes) of whole pages that follow each other and are equal, or are not."""
@@ -181,11 +184,12 @@ class Comparison:
             yield False, size
             return
         here = _address(mine)
-        if self._same(here, 0, size):
+        doubtful = memory.may_vanish(address, size)
+        if not doubtful and self._same(here, 0, size):
             yield True, size
             return
         before, length = False, 0
-        for equal, part in self._pages(here, size):
+        for equal, part in self._surely(here, size) if doubtful else self._pages(here, size):
             if length and equal != before:
                 yield before, length
                 length = 0
@@ -200,6 +204,11 @@ class Comparison:
                 continue
             for at in range(coarse, coarse + most, PAGE):
                 yield self._same(here, at, PAGE), PAGE
+
+    def _surely(self, here: int, size: int) -> Iterator[tuple[bool, int]]:
+        """Where a page of zeroes may have been something else when it was sent."""
+        for at in range(0, size, PAGE):
+            yield self._same(here, at, PAGE) and _memcmp(here + at, self._zeroes, PAGE) != 0, PAGE
 
     def _same(self, here: int, at: int, size: int) -> bool:
         return bool(_memcmp(here + at, self._at + at, size) == 0)

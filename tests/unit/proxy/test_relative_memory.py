@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -96,3 +97,32 @@ def test_a_kernel_that_refuses_the_quick_way(content: int, monkeypatch: pytest.M
     with closing(of_us(os.getpid())) as memory:
         assert memory.read(found, content)
     assert found == expected()
+
+
+def doubtful(address: int) -> bool:
+    ranges = relative_memory.lazily_freed(os.getpid())
+    return any(low <= address and address + PAGES * PAGE <= high for low, high in ranges)
+
+
+def test_where_pages_may_vanish() -> None:
+    memory = mmap.mmap(-1, PAGES * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    memory.write(b"X" * PAGES * PAGE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert not doubtful(address)
+    memory.madvise(mmap.MADV_FREE)  # the kernel does not count them as LazyFree yet
+    assert doubtful(address)
+    memory.seek(0)
+    memory.write(b"Y" * PAGES * PAGE)
+    assert not doubtful(address), "in use again"
+
+
+@pytest.mark.parametrize(
+    "smaps", [None, "1000-2000 rw-p 00000000 00:00 0\nRss:  4 kB\n"], ids=["hidden", "other words"]
+)
+def test_pages_may_vanish_anywhere_where_nobody_knows(tmp_path: Path, smaps: str | None) -> None:
+    (tmp_path / "7").mkdir()
+    if smaps is not None:
+        (tmp_path / "7/smaps").write_text(smaps)
+    found = relative_memory.lazily_freed(7, tmp_path)
+    assert found == (relative_memory.EVERYWHERE if smaps is None else ((0x1000, 0x2000),))
