@@ -38,7 +38,8 @@ def install(module: ModuleType) -> None:
     _wrap_rendezvous(module, proxy_store)
     _wrap_registration(module, swap_backend)
     _wrap_debug(module, swap_backend)
-    _wrap_destroy(module)
+    for name in ("destroy_process_group", "_abort_process_group"):
+        setattr(module, name, _wrap_destroy(module, getattr(module, name)))
 
 
 def _refuse(module: Any) -> None:
@@ -136,7 +137,7 @@ def _wrap_registration(module: Any, swap_backend: Any) -> None:
             finally:
                 gate.leave()
             try:
-                swapped = swap_backend(make, inner, options.group_rank, ranks, label, channel)
+                swapped = swap_backend(make, inner, options.group_rank, ranks, label, channel, options.group_id)
                 groups.backends.append(swapped)
                 return swapped
             except Exception as error:
@@ -176,9 +177,9 @@ def _place(options: Any, name: str) -> tuple[str, tuple[int, ...]]:
     try:
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))  # none are named for the world
         group = f"{options.group_id}/{name}"
-        same = sum(backend.channel.startswith(f"{group}/") for backend in groups.backends)
-        gate.known(f"{group}/{same}", ranks)
-        return f"{group}/{same}", ranks
+        channel = f"{group}/{groups.made(group)}"
+        gate.known(channel, ranks)
+        return channel, ranks
     except Exception as error:
         guard.took(error, "before a group of the script is made")
         return "", tuple(range(options.group_size))
@@ -211,17 +212,18 @@ def _wrap_debug(module: Any, swap_backend: Any) -> None:
     module._create_process_group_wrapper = wrapper
 
 
-def _wrap_destroy(module: Any) -> None:
-    stock = module.destroy_process_group
-
+def _wrap_destroy(module: Any, stock: Any) -> Any:
     def destroy_process_group(group: Any = None) -> None:
         everything = group is None or group == module.GroupMember.WORLD
+        name = None if everything else module._world.pg_names.get(group)
         stock(group)
-        if everything:  # our strong references must not keep sockets open that the script has done with
-            try:
+        try:  # our strong references must not keep sockets open that the script has done with
+            if everything:
                 groups.forget()
-            except Exception as error:
-                guard.took(error, "after the script has destroyed its groups")
+            elif name is not None:
+                groups.destroy(name)
+        except Exception as error:
+            guard.took(error, "after the script has destroyed its groups")
 
-    destroy_process_group.__doc__ = stock.__doc__
-    module.destroy_process_group = destroy_process_group
+    destroy_process_group.__doc__, destroy_process_group.__name__ = stock.__doc__, stock.__name__
+    return destroy_process_group

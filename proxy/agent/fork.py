@@ -88,6 +88,17 @@ def forget() -> None:
     _ports.clear()
 
 
+def closed() -> None:
+    """Some communication has been closed. What has its numbers later on belongs to somebody else. Never raises."""
+    try:
+        if _links:
+            found = descriptors()
+            _links.intersection_update({*found.values(), *(f"{fd} {link}" for fd, link in found.items())})
+            _ports.intersection_update(local.rsplit(":", 1)[1] for local, _, _ in tcp_table().values())
+    except Exception as error:
+        guard.took(error, "after connections were closed")
+
+
 def _let_go() -> None:
     """In the child. It may keep a connection for an error of ours: then a checkpoint names it."""
     if not _links:

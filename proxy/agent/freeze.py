@@ -257,6 +257,6 @@ def _rebuild(boundary: Boundary, generation: int) -> None:
         before = fork.seen()
         store.rebuild(sys.modules["torch._C._distributed_c10d"].TCPStore, generation, boundary.rank, address, port)
         fork.communication(before)
-        groups.rebuild(generation)
+        groups.rebuild(generation, boundary.rank)
         guard.report(f"rank {boundary.rank} meets the others at {address}:{port}")
     _seconds = time.monotonic() - started

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection
 from typing import Any
 
 from . import guard
@@ -203,6 +204,14 @@ def forget() -> None:
         members.clear()
         owners.clear()
         sided = False
+
+
+def drop(gone: Collection[str]) -> None:
+    """These channels are gone on all ranks, and the messages of their groups with them."""
+    with lock:
+        for name in [name for name in issued if name in gone or name.rpartition(":")[0] in gone]:
+            for known_by in (issued, members, owners):
+                known_by.pop(name, None)
 
 
 def renew() -> None:

@@ -20,8 +20,8 @@ EXCLUSIVE = ("NCCL",)
 """Backends that refuse two ranks on one device."""
 PREFIX = f"{OURS}device"
 
-parts: list[Any] = []
-"""Backends of groups that share devices; strong references, see `groups`."""
+parts: list[tuple[str, Any]] = []
+"""(name of a group, its backend), of groups that share devices; strong references, see `groups`."""
 _told: set[tuple[int, ...]] = set()
 
 
@@ -80,7 +80,7 @@ def make(name: str, options: Any, stock: Callable[[], Any]) -> Any:
 
     _tell(sets, devices, options)
     backend = device_group.make(name.lower(), options, sets, stock)
-    parts.append(backend)
+    parts.append((options.group_id, backend))
     return backend
 
 
@@ -94,9 +94,11 @@ def _tell(sets: Sequence[Sequence[int]], devices: Sequence[str], options: Any) -
         guard.report(f"ranks {text} share {devices[mine[0]]}: what they exchange goes through host memory")
 
 
-def close() -> None:
-    """End the threads and connections of all of them, after what has been issued. Nobody uses them any more."""
-    for part in parts:
-        part.close()
-    parts.clear()
-    _told.clear()
+def close(group: str = "") -> None:
+    """End the threads and connections of `group`, or of all, after what has been issued. Nobody uses them any more."""
+    for name, part in parts:
+        if group in ("", name):
+            part.close()
+    parts[:] = [(name, part) for name, part in parts if group not in ("", name)]
+    if not group:
+        _told.clear()

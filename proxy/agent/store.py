@@ -162,6 +162,19 @@ def drop(rank: int, generation: int) -> None:
     dropped_for = generation
 
 
+def exchange(name: str, rank: int, words: str) -> list[bytes]:
+    """What every rank says, by rank. Waits for all of them; to be called once the store is there again."""
+    meeting = next((store for store in stores if store.travels), stores[0] if stores else None)
+    if meeting is None:
+        return []
+    keys = [f"{OURS}{name}/{other}" for other in range(meeting.world_size)]
+    meeting.inner.set(keys[rank], words)
+    meeting.inner.wait(keys, max(meeting.kept_timeout, MIN_TIMEOUT))
+    if meeting.inner.has_extended_api():
+        return list(meeting.inner.multi_get(keys))
+    return [meeting.inner.get(key) for key in keys]
+
+
 def content(store: Any) -> dict[str, bytes]:
     """What the script, and torch for it, has put into `store`. Counters are their digits, as the store has them."""
     keys = [key for key in store.list_keys() if OURS not in key]

@@ -115,7 +115,9 @@ def make_backend_class(base: Any, swap_work: Any, source_work: Any) -> Any:
     """SwapBackend, a subclass of torch's C++ Backend; its collectives return `swap_work`."""
 
     class SwapBackend(base):  # type: ignore[misc]
-        def __init__(self, make: Any, inner: Any, rank: int, ranks: Sequence[int], name: str, channel: str) -> None:
+        def __init__(
+            self, make: Any, inner: Any, rank: int, ranks: Sequence[int], name: str, channel: str, group: str
+        ) -> None:
             super().__init__(rank, len(ranks))
             self.make = make
             self.inner = inner
@@ -125,6 +127,8 @@ def make_backend_class(base: Any, swap_work: Any, source_work: Any) -> Any:
             """Global ranks."""
             self._label = name
             self.channel = channel
+            self.group = group
+            """The script's, which may have several backends."""
             self.messages: dict[tuple[int, int], str] = {}
             """(from, to), both ranks within the group -> channel."""
             self.coalescing = False

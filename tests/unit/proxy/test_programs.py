@@ -21,6 +21,7 @@ ROWS = {
     "FSDP2, sub-groups, works in flight": Program("fsdp.py", ("30",), 5, ranks=4),
     "HSDP on a 2x2 mesh": Program("hsdp.py", ("20",), 5, ranks=4),
     "tensor parallel": Program("tensor_parallel.py", ("40",), 10),
+    "groups that come and go": Program("destroyed_groups.py", ("60",), 20),
     "pipeline": Program("pipeline.py", ("25",), 5, ranks=3),
     "evaluation with collectives": Program("eval_loop.py", ("2",), 3),
     "Join": Program("join.py", ("30",), 5),
