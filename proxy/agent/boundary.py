@@ -122,6 +122,7 @@ class Boundary:
         words[self._at + page.R_BLOCKED] = 0
         words[self._at + page.R_PID] = os.getpid()
         words[self._at + page.R_REFUSED] = self.refused
+        words[self._at + page.R_APART] = 1
         words[self._at + page.R_STATE] = page.STATE_ALONE if self.done == NEVER else page.STATE_RUNNING
         self._marked, self._durations = 0.0, (0.0, 0.0)
         self._map, self._words = mapping, words
@@ -413,10 +414,19 @@ class Boundary:
         if self._talk is None:
             world = words[page.W_WORLD]
             store = stores[-1].inner if stores else None
-            if world > 1 and store is None:
+            alone = len(self._ended()) == world - 1
+            if not alone and store is None:
                 raise RuntimeError("there is no store of the script's to ask the other ranks in")
-            self._talk = Talk(self._asked, self.rank, world, store if world > 1 else None)
+            self._talk = Talk(self._asked, self.rank, world, None if alone else store, self._ended)
         return self._talk
+
+    def _ended(self) -> list[int]:
+        """The ranks that have ended, as far as this pod knows: those of other pods once a stop is asked for."""
+        words = self._words
+        if words is None:
+            return []
+        states = (words[page.rank_word(rank, page.R_STATE)] for rank in range(words[page.W_WORLD]))
+        return [rank for rank, state in enumerate(states) if state == page.STATE_ENDED]
 
     def _compare(self, words: memoryview, ticket: gate.Ticket | None = None) -> None:
         """Wait here until every rank waits, and nobody is behind; or until we have to go on."""

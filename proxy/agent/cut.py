@@ -6,6 +6,7 @@ Nothing here runs until the step boundaries alone have failed to answer a stop r
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ..protocol import cut
@@ -20,11 +21,15 @@ class Talk:
     """The entries of all ranks for one generation.
 
     :param store: the program's store, of which we take a connection of our own: another thread may wait in its own
+    :param ended: the ranks that have ended by now
     """
 
-    def __init__(self, generation: int, rank: int, world: int, store: Any) -> None:
+    def __init__(
+        self, generation: int, rank: int, world: int, store: Any, ended: Callable[[], Collection[int]] = tuple
+    ) -> None:
         self.generation = generation
         self._rank, self._world = rank, world
+        self._ended = ended
         self._entries: dict[int, cut.Entry] = {}
         self.pace = POLL_S * world
         """Seconds between two looks: all ranks ask one server for all ranks."""
@@ -60,15 +65,18 @@ class Talk:
 
     def verdict(self) -> tuple[str, frozenset[str]]:
         """What a rank does that waits (`cut.judge`), and the channels that it is behind on."""
-        entries = self.read()
-        return cut.judge(self._rank, entries, self._world), cut.all_behind_on(self._rank, entries)
+        ended = self._ended()  # first: what such a rank has published is all
+        entries = cut.known(self._rank, self.read(), ended)
+        return cut.judge(self._rank, entries, self._world, ended), cut.all_behind_on(self._rank, entries)
 
     def behind_on(self) -> frozenset[str]:
-        return cut.all_behind_on(self._rank, self.read())
+        ended = self._ended()
+        return cut.all_behind_on(self._rank, cut.known(self._rank, self.read(), ended))
 
     def highest(self) -> int:
-        """Most step boundaries that a rank has passed."""
-        return max(entry.count for entry in self._entries.values())
+        """Most step boundaries that a rank has passed which has not ended."""
+        ended = self._ended()
+        return max(entry.count for rank, entry in self._entries.items() if rank not in ended)
 
     def close(self) -> None:
         self._store = None

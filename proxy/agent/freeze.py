@@ -4,7 +4,8 @@ Files, all written atomically, all in RUN_DIR/rank-<r>; each names the `generati
 
     frozen.json     agent     {"generation", "pid", "step", "sockets", "threads", "devices"}: may be dumped
     resume.json     launcher  {"generation", "restore_id", "master_addr", "master_port", "env", "devices"}: go on;
-                              `devices`: UUID of a GPU -> of the one that has taken its place
+                              `devices`: UUID of a GPU -> of the one that has taken its place; `ended`: ranks that
+                              do not come any more
     resumed.json    agent     {"generation", "restore_id", "seconds"}: communication is rebuilt
     refused.json    agent     {"message"}: why the rank cannot be saved (`guard`); the page has the generation
 
@@ -255,8 +256,10 @@ def _rebuild(boundary: Boundary, generation: int) -> None:
         if store.dropped_for != generation:  # it failed before
             store.drop(boundary.rank, generation)
         before = fork.seen()
-        store.rebuild(sys.modules["torch._C._distributed_c10d"].TCPStore, generation, boundary.rank, address, port)
+        ended = [int(other) for other in order.get("ended", [])]
+        tcp_store = sys.modules["torch._C._distributed_c10d"].TCPStore
+        store.rebuild(tcp_store, generation, boundary.rank, address, port, ended)
         fork.communication(before)
-        groups.rebuild(generation, boundary.rank)
+        groups.rebuild(generation, boundary.rank, ended)
         guard.report(f"rank {boundary.rank} meets the others at {address}:{port}")
     _seconds = time.monotonic() - started

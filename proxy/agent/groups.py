@@ -1,12 +1,14 @@
 """The groups that the script has made: all their backends are dropped together, and made again in the same order.
 
 A group that the script has destroyed ends at once and is not made again. Another rank may not have come to that line
-yet: it hears of it when they meet after a stop (`rebuild`), and does not wait for the others in that group.
+yet: it hears of it when they meet after a stop (`rebuild`), and does not wait for the others in that group. Nor is a
+group made again if one of its ranks has ended.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from . import fork, gate, shared_device, store
@@ -22,7 +24,7 @@ epoch = 0
 
 
 class Gone:
-    """In the place of a backend whose group is destroyed, here or on another rank."""
+    """In the place of a backend whose group a rank has destroyed, or has left by its end."""
 
     def abort(self) -> None:
         """Nothing is under way."""
@@ -30,7 +32,7 @@ class Gone:
     shutdown = abort
 
     def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(f"{name}: this process group is used after destroy_process_group, on this rank or another")
+        raise RuntimeError(f"{name}: a rank of this process group has destroyed it or has ended, so it is gone")
 
 
 def forget() -> None:
@@ -53,10 +55,10 @@ def destroy(group: str) -> None:
     gate.enter("", place=False)  # a stop may be under way in another thread, which makes groups again
     try:
         for backend in [backend for backend in backends if backend.group == group]:
-            backends.remove(backend)
             if not isinstance(backend.inner, Gone):
-                destroyed.append(backend.channel)
+                destroyed.append(backend.channel)  # first: the others must hear of it
             backend.inner = Gone()
+            backends.remove(backend)
         shared_device.close(group)
         fork.closed()
     finally:
@@ -77,11 +79,15 @@ def drop() -> None:
     shared_device.close()
 
 
-def rebuild(generation: int, rank: int) -> None:
+def rebuild(generation: int, rank: int, ended: Collection[int] = ()) -> None:
     """Make every backend again, in the order of their creation. The store is there already. After an error those that
-    were made stay; to be called again then."""
-    told = store.exchange(f"destroyed/{generation}", rank, json.dumps(destroyed))
+    were made stay; to be called again then.
+
+    :param ended: ranks that have ended
+    """
+    told = store.exchange(f"destroyed/{generation}", rank, json.dumps(destroyed), ended)
     gone = {channel for words in told for channel in json.loads(words)}
+    gone.update(backend.channel for backend in backends if not set(ended).isdisjoint(backend.ranks))
     for backend in backends:
         if isinstance(backend.inner, Gone):
             continue

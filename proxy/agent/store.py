@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from . import fork, gate, guard
@@ -117,11 +117,11 @@ def make_store_class(base: Any, broke: Callable[[Exception, str], None]) -> Any:
         def timeout(self) -> Any:
             return self.kept_timeout if self.inner is None else self.inner.timeout
 
-        def rebuild(self, tcp_store: Any, generation: int, rank: int, address: str, port: int) -> None:
+        def rebuild(self, tcp_store: Any, generation: int, serves: bool, clients: int, address: str, port: int) -> None:
             """Once for each generation, however often it is called."""
             if self.made_for != generation:
                 self.inner = tcp_store(
-                    address, port, self.world_size, rank == 0, multi_tenant=True, use_libuv=False,
+                    address, port, clients, serves, multi_tenant=True, use_libuv=False,
                     timeout=max(self.kept_timeout, MIN_TIMEOUT),
                 )  # fmt: skip
                 self.made_for = generation
@@ -136,14 +136,17 @@ def make_store_class(base: Any, broke: Callable[[Exception, str], None]) -> Any:
 
 
 _content: dict[str, bytes] | None = None
-"""Between two servers, on rank 0: what the last one held."""
+"""Between two servers, on the rank that serves: what the last one held."""
+_server = 0
+"""The rank that serves: the first that has not ended."""
 dropped_for = 0
 """Generation of the last stop whose `drop` has succeeded."""
 
 
 def drop(rank: int, generation: int) -> None:
-    """Let go of the connections, and on rank 0 of the server, whose content is kept. Every rank has stopped: nobody
-    writes. After an error everything is as it was, but that nobody comes to the store; to be called again then."""
+    """Let go of the connections, and on the rank that serves of the server, whose content is kept. Every rank has
+    stopped: nobody writes. After an error everything is as it was, but that nobody comes to the store; to be called
+    again then."""
     global _content, dropped_for
     gate.store_closed = gate.identity()
     while not gate.store_idle():
@@ -152,7 +155,7 @@ def drop(rank: int, generation: int) -> None:
     for store in stores:
         if store.travels and store.inner is not None:
             store.kept_timeout = store.inner.timeout
-            if rank == 0:
+            if rank == _server:
                 found.update(content(store.inner))
     if _content is None:
         _content = found
@@ -162,13 +165,13 @@ def drop(rank: int, generation: int) -> None:
     dropped_for = generation
 
 
-def exchange(name: str, rank: int, words: str) -> list[bytes]:
-    """What every rank says, by rank. Waits for all of them; to be called once the store is there again."""
+def exchange(name: str, rank: int, words: str, ended: Collection[int] = ()) -> list[bytes]:
+    """What every rank says that has not ended. Waits for all of them; to be called once the store is there again."""
     meeting = next((store for store in stores if store.travels), stores[0] if stores else None)
     if meeting is None:
         return []
-    keys = [f"{OURS}{name}/{other}" for other in range(meeting.world_size)]
-    meeting.inner.set(keys[rank], words)
+    keys = [f"{OURS}{name}/{other}" for other in range(meeting.world_size) if other not in ended]
+    meeting.inner.set(f"{OURS}{name}/{rank}", words)
     meeting.inner.wait(keys, max(meeting.kept_timeout, MIN_TIMEOUT))
     if meeting.inner.has_extended_api():
         return list(meeting.inner.multi_get(keys))
@@ -181,16 +184,21 @@ def content(store: Any) -> dict[str, bytes]:
     return dict(zip(keys, store.multi_get(keys), strict=True)) if keys else {}
 
 
-def rebuild(tcp_store: Any, generation: int, rank: int, address: str, port: int) -> None:
-    """Meet the other ranks at `address:port`. Returns when the content of before is there, and lets others come."""
-    global _content
+def rebuild(tcp_store: Any, generation: int, rank: int, address: str, port: int, ended: Collection[int] = ()) -> None:
+    """Meet the other ranks at `address:port`. Returns when the content of before is there, and lets others come.
+
+    :param ended: ranks that have ended. If one of them has served the store, its content ended with it
+    """
+    global _content, _server
+    _server = next(other for other in range(rank + 1) if other not in ended)
     for store in stores:
         if store.travels:
-            store.rebuild(tcp_store, generation, rank, address, port)
+            clients = store.world_size - len(ended)
+            store.rebuild(tcp_store, generation, rank == _server, clients, address, port)
     meeting = next((store for store in stores if store.travels), None)
     if meeting is not None:
         ready = f"{READY}/{generation}"
-        if rank == 0:
+        if rank == _server:
             if _content:
                 meeting.inner.multi_set(list(_content), list(_content.values()))
             meeting.inner.set(ready, "")

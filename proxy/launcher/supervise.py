@@ -28,7 +28,7 @@ from .paths import Paths
 from .ranks import environment, torchrun, user
 from .ranks.rank import Rank
 from .refusal import Refusals
-from .snapshot import standstill
+from .snapshot import ended, standstill
 from .snapshot.engine import Engine
 from .snapshot.page_nowhere import Nowhere
 from .snapshot.rank_dump import Order
@@ -182,20 +182,24 @@ class Supervisor:
         began, laps = time.monotonic(), self._laps()
         say(f"attempt {plan.attempt}: {plan.mode}, ranks {plan.ranks} of {plan.world_size}")
         restored = plan.mode == "restore"
-        positions = self.engine.log_positions(plan) if restored else dict.fromkeys(plan.ranks, 0)
+        over = ended.among(plan, self.paths) if restored else {}
+        going = replace(plan, ranks=[rank for rank in plan.ranks if rank not in over])
+        positions = self.engine.log_positions(going) if restored else dict.fromkeys(plan.ranks, 0)
         out = sys.stdout.buffer
         see = {0: self.readout.see}
         self.tails = {
             r: Tail(self.paths.log(r), f"[rank {r}] ", out, positions[r], see.get(r), LogRate(self.log_rate))
-            for r in plan.ranks
+            for r in going.ranks
         }
-        if restored:
-            ranks = self._restore(plan, laps)
+        if restored and not going.ranks:
+            ranks = {}
+        elif restored:
+            ranks = self._restore(going, laps)
         else:
             ranks = self._start_fresh(plan)
             laps.end("restore")
         seconds = time.monotonic() - began
-        return lambda: self._started(plan, ranks, seconds, StartPhases(**laps.seconds))
+        return lambda: self._started(plan, ranks, seconds, StartPhases(**laps.seconds), over)
 
     def _restore(self, plan: Plan, laps: Laps) -> dict[int, Rank]:
         """Raises LauncherError. What goes wrong concerns this checkpoint: the job has others, and its beginning."""
@@ -248,12 +252,21 @@ class Supervisor:
             raise
         return ranks
 
-    def _started(self, plan: Plan, ranks: dict[int, Rank], seconds: float, phases: StartPhases) -> None:
+    def _started(
+        self, plan: Plan, ranks: dict[int, Rank], seconds: float, phases: StartPhases, over: Mapping[int, int]
+    ) -> None:
+        """:param over: rank -> its last step, for those that had ended before"""
         self.plan, self.ranks = plan, ranks
+        for rank, step in over.items():
+            say(f"rank {rank} had ended well before the checkpoint: it is not started again")
+            self.codes[rank] = 0
+            ended.tell(self.paths, rank, step)
         restored = self.plan.mode == "restore"
         say(f"ranks {self.plan.ranks} {'restored' if restored else 'started'} in {seconds:.2f} s")
         event = LauncherEvent("restored" if restored else "started", self.plan.generation, seconds=seconds)
         self.outbox.put(replace(event, start=phases))
+        for rank in over:
+            self.outbox.put(LauncherEvent("exited", rank=rank))
         threading.Thread(target=self._listen, name="commands", daemon=True).start()
 
     # --- ranks ----------------------------------------------------------------------------------------------------
@@ -269,6 +282,8 @@ class Supervisor:
                 why = "a connection to another rank broke" if peer else self._killed(rank, code)
                 text = f"rank {rank} ended with code {code}" + (f": {why}" if why else "")
                 say(text)
+                if not code:
+                    ended.tell(self.paths, rank)
                 if code and not peer and not self._noted:
                     self._noted = True
                     said = last_words.of_file(self.paths.log(rank)) if not why else ""
@@ -417,7 +432,7 @@ class Supervisor:
             self._asked.pop(command.generation, None)
             address = command.master_addr or self.plan.master_addr
             port = command.master_port or self.plan.master_port
-            for line in self.engine.resume(self._living(), command.generation, address, port):
+            for line in self.engine.resume(self._living(), command.generation, address, port, command.ended):
                 say(line)
 
     def _living(self) -> dict[int, Rank]:
@@ -428,15 +443,19 @@ class Supervisor:
         left = DUMP_S if command.remaining_s is None else command.remaining_s
         deadline = time.monotonic() + left
         try:
-            if self.codes:
-                raise DumpError(f"ranks {sorted(self.codes)} have ended")
+            over = dict(self.codes)
+            if any(over.values()) or (over and not self.engine.apart):
+                raise DumpError(f"ranks {sorted(over)} have ended")
             trial = Nowhere(self.paths.withdrawn(command.checkpoint_id), deadline) if command.trial else None
             order = Order(
                 command.generation, command.checkpoint_id, deadline, command.anywhere, command.job, command.stream,
                 trial,
             )  # fmt: skip
-            for line in self.engine.dump(self.ranks, order, laps):
+            going = {number: rank for number, rank in self.ranks.items() if number not in over}
+            for line in self.engine.dump(going, order, laps) if going or not over else ():
                 say(line)
+            for number in over if trial is None else ():
+                ended.save(self.paths, command.checkpoint_id, number)
             event = LauncherEvent("dumped", command.generation, seconds=time.monotonic() - began)
             event = replace(event, save=SavePhases(**laps.seconds))
             text = f"{'tried' if command.trial else 'dumped'} {command.checkpoint_id} in {event.seconds:.2f} s"

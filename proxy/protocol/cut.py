@@ -98,13 +98,26 @@ def others_will(behind_on: Collection[str], owned: Collection[str]) -> bool:
     return bool(behind_on) and all(name in owned for name in behind_on)
 
 
-def judge(rank: int, entries: Mapping[int, Entry], world: int) -> Literal["pass", "wait", "settled"]:
-    """What `rank` does, which waits at a place and has published that. `entries`: the newest entry of each known
-    rank."""
+def judge(
+    rank: int, entries: Mapping[int, Entry], world: int, ended: Collection[int] = ()
+) -> Literal["pass", "wait", "settled"]:
+    """What `rank` does, which waits at a place and has published that.
+
+    :param entries: the newest entry of each known rank
+    :param ended: ranks that have ended. What they have issued counts still, and nobody waits for them
+    """
     mine = entries[rank]
-    if len(entries) < world or any(behind(rank, mine, other) for other in entries.values()):
+    going = {other: entry for other, entry in entries.items() if other not in ended}
+    if len(going) < world - len(ended) or any(behind(rank, mine, other) for other in entries.values()):
         return "pass"
-    if not all(entry.waiting for entry in entries.values()):
+    if not all(entry.waiting for entry in going.values()):
         return "wait"
-    somebody = any(behind(r, entry, other) for r, entry in entries.items() for other in entries.values())
+    somebody = any(behind(r, entry, other) for r, entry in going.items() for other in entries.values())
     return "wait" if somebody else "settled"
+
+
+def known(rank: int, entries: Mapping[int, Entry], ended: Collection[int]) -> dict[int, Entry]:
+    """Entries without those of ranks that have ended and had destroyed their groups before: whoever has groups still
+    is behind nobody who could wait."""
+    epoch = entries[rank].epoch
+    return {other: entry for other, entry in entries.items() if other not in ended or entry.epoch == epoch}

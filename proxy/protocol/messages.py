@@ -349,6 +349,8 @@ class Plan:
     """restore, engine `both`: all pods of an attempt have the same one."""
     why: str = ""
     """... why not the processes, which go first."""
+    ended: list[int] = field(default_factory=list)
+    """restore: ranks of the world that had ended when the others were saved."""
 
 
 @dataclass(frozen=True)
@@ -385,6 +387,8 @@ class LauncherCommand:
     none, and to `resume`."""
     master_addr: str = ""
     master_port: int = 0
+    ended: list[int] = field(default_factory=list)
+    """`resume`: ranks of the world that have ended, so the others do not wait for them."""
     exit_code: int = 0
 
 

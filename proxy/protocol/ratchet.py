@@ -4,6 +4,9 @@
     a rank blocks at a boundary while its counter >= stop_at
     acquired when every rank is blocked at the same counter, which is stop_at
 
+A rank that has ended counts no more: it needs nobody, and nobody who can go on needs it. One that is about to end is
+waited for: it cannot be saved, and it has not ended.
+
 No atomic announcement and no lockstep is assumed; views may be old. stop_at only grows.
 
 No deadlock. A rank blocked at counter c has issued every collective of its first c steps, and its bound is the highest
@@ -39,7 +42,7 @@ class Decision:
     stop_at: int
     acquired: bool = False
     finished: bool = False
-    """A rank has ended: this barrier can never be reached."""
+    """Every rank has ended, or is about to: this barrier is never reached."""
 
 
 def decide(ranks: Sequence[RankView], generation: int, stop_at: int) -> Decision:
@@ -47,9 +50,11 @@ def decide(ranks: Sequence[RankView], generation: int, stop_at: int) -> Decision
 
     `ranks` holds every rank of the world, in order; a rank that has not reported yet counts as STATE_ABSENT.
     """
-    if any(r.state == page.STATE_FINISHED for r in ranks):
+    if ranks and all(r.state in page.OVER for r in ranks):
         return Decision(stop_at=stop_at, finished=True)
-    needed = max((r.count if r.blocked == generation else r.count + 1 for r in ranks), default=0)
+    going = [r for r in ranks if r.state not in page.OVER]
+    needed = max((r.count if r.blocked == generation else r.count + 1 for r in going), default=0)
     target = max(stop_at, needed)
-    everyone = all(r.blocked == generation and r.count == target and r.state == page.STATE_RUNNING for r in ranks)
-    return Decision(stop_at=target, acquired=bool(ranks) and everyone)
+    everyone = all(r.blocked == generation and r.count == target and r.state == page.STATE_RUNNING for r in going)
+    about_to_end = any(r.state == page.STATE_FINISHED for r in ranks)
+    return Decision(stop_at=target, acquired=bool(going) and everyone and not about_to_end)

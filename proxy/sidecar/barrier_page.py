@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ..errors import ConfigError
@@ -75,6 +75,24 @@ class BarrierPage:
         """Ranks are stopped anywhere for `generation`: no rank has to wait, but the number is used up."""
         self.withdraw()
         self._words[page.W_ACQUIRED] = generation
+
+    def end(self, ranks: Collection[int]) -> None:
+        """Ranks of other pods have ended: those of this one need not look for them."""
+        for rank in ranks:
+            self._words[page.rank_word(rank, page.R_STATE)] = page.STATE_ENDED
+
+    def ended(self, world_size: int) -> list[int]:
+        """The ranks of the world that have ended, as far as this page knows."""
+        return [rank for rank, view in enumerate(self.views(range(world_size))) if view.state == page.STATE_ENDED]
+
+    def apart(self, ranks: Sequence[int]) -> bool:
+        """Whether those of these ranks that run can go on without ranks that have ended."""
+        words = self._words
+        return all(
+            words[page.rank_word(rank, page.R_APART)]
+            for rank in ranks
+            if words[page.rank_word(rank, page.R_STATE)] in (page.STATE_RUNNING, page.STATE_FROZEN)
+        )
 
     def withdraw(self) -> None:
         """Withdraw the stop request."""

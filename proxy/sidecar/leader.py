@@ -8,7 +8,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -62,8 +62,9 @@ class Leader:
         self._controller = controller
         self._store = store
         self._pod = pod
-        overlaps = config.engine == names.ENGINE_STATE
-        self.state = State(config.job, config.attempt, config.workers, config.world_size, nonce, overlaps=overlaps)
+        overlaps, apart = config.engine == names.ENGINE_STATE, config.engine == names.ENGINE_PROCESS
+        world = config.workers, config.world_size
+        self.state = State(config.job, config.attempt, *world, nonce, overlaps=overlaps, apart=apart)
         self.heard: dict[int, Heard] = {}
         self.directive = Directive(op="run", version=1)
         self.news = asyncio.Event()
@@ -82,15 +83,16 @@ class Leader:
         self.shown = False
         """A checkpoint or a trial of this attempt has shown whether it can be saved, or is about to."""
 
-    def continue_after(self, generation: int, acquired: bool) -> None:
+    def continue_after(self, generation: int, acquired: bool, ended: Collection[int] = ()) -> None:
         """This sidecar was restarted beside ranks that know `generation`: number the next stop above it.
 
         `acquired`: they may be frozen for it, and the result of its checkpoint is unknown. So all have to go on.
+        `ended`: the ranks that had ended by then.
         """
         if generation // page.GENERATIONS_PER_ATTEMPT == self._config.attempt:
             sequence = generation % page.GENERATIONS_PER_ATTEMPT
             self.shown = sequence > 0
-            self._move(replace(self.state, sequence=sequence, acquired=acquired))
+            self._move(replace(self.state, sequence=sequence, acquired=acquired, ended=frozenset(ended)))
 
     # --- what comes in --------------------------------------------------------------------------------------------
     async def exchange(self, report: PodReport, seen: int, hold: float) -> Directive:
@@ -166,8 +168,8 @@ class Leader:
             self._spawn(self._leave())
         self.state = state
         now = state_machine.directive(state)
-        if now.op == "save":
-            now = replace(now, addresses=sorted({item.report.address for item in self.heard.values()} - {""}))
+        if len(self.heard) == state.workers:
+            now = replace(now, addresses=[self.heard[index].report.address for index in range(state.workers)])
         now = replace(now, through=agreed(self.heard, state.workers), weigh=self._weigh)
         if replace(now, version=self.directive.version) != self.directive:
             self.directive = replace(now, version=self.directive.version + 1)
@@ -406,9 +408,7 @@ class Leader:
             return self._all_have(self._seen)
         if self.state.phase == "finished":
             return self._may_finish()
-        return all(
-            v.state in (page.STATE_FINISHED, page.STATE_ABSENT) for v in state_machine.world(self.state, self.heard)
-        )
+        return all(v.state in (*page.OVER, page.STATE_ABSENT) for v in state_machine.world(self.state, self.heard))
 
     def deadline(self) -> float:
         """Deadline of the last checkpoint that is asked for, by the monotonic clock; 0 if there is none."""

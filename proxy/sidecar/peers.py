@@ -21,7 +21,7 @@ Op = Literal["run", "barrier", "save", "stop", "exit", "finish"]
 
 @dataclass(frozen=True)
 class RankWords:
-    """The page's words of one rank. A rank whose process is gone has STATE_FINISHED here."""
+    """The page's words of one rank. A rank that has failed has STATE_FINISHED here."""
 
     rank: int
     count: int
@@ -73,6 +73,8 @@ class PodReport:
     """The last trial here."""
     weight: Weight | None = None
     """What the ranks hold, once the leader has asked."""
+    apart: bool = False
+    """The ranks of this pod that run can go on without those that have ended."""
     images: list[RankImage] | None = None
     """Images of generation `uploaded`; sent until the leader has answered once."""
     gpus: Gpus | None = None
@@ -95,6 +97,8 @@ class Stop:
     stop_at: int = 0
     anywhere: bool = False
     checkpoint_id: AnyId = ""
+    ended: list[int] = field(default_factory=list)
+    """Ranks that had ended by then: the others go on without them."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,9 @@ class Directive:
     weigh: bool = False
     """Report what the ranks hold in memory."""
     addresses: list[str] = field(default_factory=list)
-    """`save`: of all pods."""
+    """Of all pods, by index; empty until all have been heard."""
+    ended: list[int] = field(default_factory=list)
+    """`barrier`: ranks that have ended."""
     over: Stop | None = None
     """`run`, `barrier`: the newest such stop. A pod that has missed its end, or even its barrier, catches up."""
     unsaved: list[int] = field(default_factory=list)

@@ -13,12 +13,12 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from ..errors import MeshError, ProxyError
-from ..protocol import exit_codes, gpus, image_room, names, page
+from ..protocol import exit_codes, gpus, image_room, names, page, placement
 from ..protocol.manifest import RankImage
 from ..protocol.messages import Gpus, LauncherCommand, LauncherEvent, Reading, SaveCause, Through, Weight
 from ..protocol.ratchet import RankView
@@ -84,6 +84,8 @@ class Pod:
         self._heard = asyncio.Event()
         self._agreed = asyncio.Event()
         """The directive says what all pods go on from."""
+        self._addressed = asyncio.Event()
+        """The directive says where all pods are."""
         self._through: Through | None = None
         self._why = ""
         self.directive = Directive(op="run")
@@ -96,7 +98,8 @@ class Pod:
         self._terminating_at: float | None = None
         self._deadline = 0.0
         """Of the checkpoint under way. All times here are of this machine's monotonic clock."""
-        self._ended: set[int] = set()
+        self._failed_ranks: set[int] = set()
+        """Ranks that have not ended with 0."""
         self._done = False
         self._broken = ""
         self._saving = self._dumped = self._uploading = self._uploaded = self._failed = self._resumed = 0
@@ -132,7 +135,7 @@ class Pod:
     def report(self) -> PodReport:
         """Everything the leader has to know."""
         words = [
-            RankWords(rank, v.count, v.blocked, page.STATE_FINISHED if rank in self._ended else v.state)
+            RankWords(rank, v.count, v.blocked, page.STATE_FINISHED if rank in self._failed_ranks else v.state)
             for rank, v in zip(self._config.ranks, self.views(), strict=True)
         ]
         now = time.monotonic()
@@ -155,6 +158,7 @@ class Pod:
             cause=self._failed_for,
             tried=self._tried,
             weight=self._weight,
+            apart=self._page.apart(self._config.ranks),
             images=self._images,
             gpus=self._gpus,
             start=self._phases.start,
@@ -211,12 +215,13 @@ class Pod:
         states: list[int] = []
         while True:
             views = self.views()
-            if self._first_step_at is None and all(v.count > self._first_step for v in views):
+            going = [v for v in views if v.state != page.STATE_ENDED]
+            if self._first_step_at is None and going and all(v.count > self._first_step for v in going):
                 self._first_step_at = time.monotonic()
                 self.changed.set()
                 log.info("first step of this attempt: step %d is complete on all ranks here", self._first_step)
             now = [v.state for v in views]
-            if now != states and page.STATE_FINISHED in now:
+            if now != states and not set(page.OVER).isdisjoint(now):
                 self.changed.set()
             if not self.started and any(state != page.STATE_ABSENT for state in now):
                 self._ranks_run()  # the launcher said so to a sidecar that is gone
@@ -269,9 +274,10 @@ class Pod:
             cause = "store" if self._cause else "time" if event.late else "program"
             self._fail(event.generation or self._saving, why, cause)
         elif event.kind == "exited":
-            self._ended.add(event.rank)
-            if event.code and not self._broken:
-                self._broken = f"rank {event.rank} ended with code {event.code} {event.message}".rstrip()
+            if event.code:
+                self._failed_ranks.add(event.rank)
+                ended = f"rank {event.rank} ended with code {event.code} {event.message}".rstrip()
+                self._broken = self._broken or ended
         elif event.kind == "finished":
             self._done = True
         elif event.kind == "terminating" and self._terminating_at is None:
@@ -366,12 +372,15 @@ class Pod:
         self.directive, self._deadline = directive, time.monotonic() + directive.remaining_s
         if directive.through is not None:
             self._agreed.set()
+        if directive.addresses:
+            self._addressed.set()
         if directive.over is not None and directive.over.generation != self._resumed:
             await self._go_on(directive.over)
         if directive.weigh and not self._weighs:
             self._weighs = True
             await self._send(LauncherCommand(seq=0, op="weigh"))
         if directive.op == "barrier":
+            self._page.end([*{*directive.ended} - {*self._config.ranks}])
             self._page.ask(directive.generation, directive.stop_at)
         elif directive.op == "save":
             await self._start_saving(directive)
@@ -401,7 +410,7 @@ class Pod:
             checkpoint_id=directive.checkpoint_id,
             anywhere=directive.anywhere,
             remaining_s=directive.remaining_s,
-            job=directive.addresses,
+            job=[*filter(None, directive.addresses)],
             dump=self._dump,
             trial=directive.trial,
         )
@@ -445,8 +454,9 @@ class Pod:
             op="resume",
             generation=generation,
             checkpoint_id=stop.checkpoint_id,
-            master_addr=self._leader_ip,
+            master_addr=self._meeting_place(stop.ended),
             master_port=resume_port(generation),
+            ended=stop.ended,
         )
         await self._send(command)
         tried = self._tried is not None and self._tried.generation == generation
@@ -456,6 +466,24 @@ class Pod:
             task = asyncio.create_task(self._end_upload(stop.checkpoint_id, self._upload))
             self._ends.add(task)
             task.add_done_callback(self._ends.discard)
+
+    def _meeting_place(self, ended: Sequence[int]) -> str:
+        """Address of the pod whose rank serves the others' store: the first that has not ended."""
+        config, addresses = self._config, self.directive.addresses
+        first = next((rank for rank in range(config.world_size) if rank not in ended), 0)
+        index = placement.index_of(first, config.workers, config.world_size)
+        return (addresses[index] if index and index < len(addresses) else "") or self._leader_ip
+
+    async def meeting_place(self, ended: Sequence[int]) -> str:
+        """The same before a restore: the leader tells where all pods are. Raises MeshError: not within AGREE_S."""
+        if ended:
+            try:
+                await asyncio.wait_for(self._addressed.wait(), AGREE_S)
+            except (asyncio.TimeoutError, TimeoutError):
+                raise MeshError(
+                    f"not all pods have been heard within {AGREE_S:.0f} s, to know where ranks meet"
+                ) from None
+        return self._meeting_place(ended)
 
     async def _end_upload(self, checkpoint: str, upload: asyncio.Task[None] | None) -> None:
         """Whether it was committed or given up: garbage collection need not wait for it any more."""
@@ -498,7 +526,7 @@ class Pod:
         ended."""
         if self._page.request and self._page.request == self._page.acquired:
             stop_at = self.directive.stop_at
-            if all(v.state in (page.STATE_FROZEN, page.STATE_FINISHED) or v.count > stop_at for v in views):
+            if all(v.state in (page.STATE_FROZEN, *page.OVER) or v.count > stop_at for v in views):
                 self._page.withdraw()
 
     def _tidy(self, checkpoint: str) -> None:

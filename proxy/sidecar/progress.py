@@ -45,16 +45,20 @@ def summary(
     everybody = len(reports) == state.workers
     phase = _phase(state, heard, restoring)
     done, total = _uploaded(list(reports.values())) if phase == "uploading" and everybody else (None, None)
-    reached = [i.at - i.report.first_step_ago_s for i in heard.values() if i.report.first_step_ago_s is not None]
+    going = [v for v in views if v.state != page.STATE_ENDED] or views
+    training = [i for i in heard.values() if any(words.state != page.STATE_ENDED for words in i.report.ranks)]
+    reached = [i.at - i.report.first_step_ago_s for i in training if i.report.first_step_ago_s is not None]
     return Progress(
         namespace=config.namespace,
         job=config.job,
         attempt=config.attempt,
         phase=phase,
-        step=max(first_step, min(v.count for v in views)),
+        step=max(first_step, min(v.count for v in going)),
         first_step=first_step,
-        first_step_ago_s=max(0.0, now - max(reached)) if everybody and len(reached) == len(reports) else None,
-        free=phase not in _NOT_TRAINING and all(v.state in page.FREE and v.count <= first_step for v in views),
+        first_step_ago_s=max(0.0, now - max(reached))
+        if everybody and reached and len(reached) == len(training)
+        else None,
+        free=phase not in _NOT_TRAINING and all(v.state in page.FREE and v.count <= first_step for v in going),
         barrier_ago_s=None if state.goes_on or not state.barrier_at else max(0.0, now - state.barrier_at),
         reading=reading,
         bytes_done=done,
@@ -90,7 +94,7 @@ def _phase(state: State, heard: Mapping[int, Heard], restoring: bool) -> Phase:
         return "uploading" if dumped else "dumping"
     if state.phase in ("commit", "stay", "stopped"):
         return "uploading"
-    if all(v.state == page.STATE_FINISHED for v in state_machine.world(state, heard)):
+    if all(v.state in page.OVER for v in state_machine.world(state, heard)):
         return "finished"
     if len(reports) == state.workers and all(r.started for r in reports):
         return "running"

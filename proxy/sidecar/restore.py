@@ -6,11 +6,11 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from ..errors import DamageError, ProxyError, RestoreRefusedError, StoreError
 from ..protocol import image_room, names
-from ..protocol.manifest import Manifest
+from ..protocol.manifest import Manifest, RankImage
 from ..protocol.messages import RESTORES, CheckpointRef, Damage, DamageReport, HelloReply, Origin, Plan, Through
 from ..store import Parts, Store
 from . import hardware, state_parts
@@ -20,6 +20,8 @@ from .state_parts import PartsServer
 log = logging.getLogger(__name__)
 Agree = Callable[[Through, str], Awaitable[Through]]
 """`Pod.agree`."""
+Meet = Callable[[Sequence[int]], Awaitable[str]]
+"""`Pod.meeting_place`."""
 
 
 def fresh_plan(config: Config, leader_ip: str) -> Plan:
@@ -50,10 +52,12 @@ async def restore_plan(
     origin: Origin | None = None,
     agree: Agree | None = None,
     server: PartsServer | None = None,
+    meet: Meet | None = None,
 ) -> Plan:
     """Check the manifest, fetch the images that this pod needs, verified.
 
     :param agree: what all pods go on from, if this one can go on from that; None: what this one can
+    :param meet: where ranks meet without those that have ended; None: at the leader's
     :param server: state engine: takes what ranks ask for, so that only what all of them need is fetched here
 
     Raises RestoreRefusedError (does not fit, also into the limit of the images' volume), DamageError (names the
@@ -74,13 +78,15 @@ async def restore_plan(
         why = why or ("the node of another pod cannot take the processes" if through != own else "")
         log.info("%s: ranks go on from the %s", ref.id, "processes" if through == "process" else f"state: {why}")
     started = time.monotonic()
+    ended = [image.rank for image in manifest.ranks if _has_ended(image)] if through == "process" else []
     plan = Plan(
         mode="restore",
         attempt=config.attempt,
         world_size=config.world_size,
         ranks=config.ranks,
-        master_addr=leader_ip,
+        master_addr=leader_ip if meet is None else await meet(ended),
         master_port=names.MASTER_PORT,
+        ended=ended,
         generation=manifest.generation,
         checkpoint_id=ref.id,
         through=through,
@@ -123,6 +129,11 @@ async def _fetched_ahead(config: Config, manifest: Manifest, server: PartsServer
     await asyncio.to_thread(parts.fetch_files, needed)
     log.info("%d of %d files are needed for sure: %d bytes", len(needed), len(paths), parts.bytes_fetched)
     return True
+
+
+def _has_ended(image: RankImage) -> bool:
+    """The rank had ended when the others were saved: nothing of it is left but that."""
+    return [file.path for file in image.files] == [names.ENDED_FILE]
 
 
 def _part(engine: str, through: Through) -> Callable[[str], bool]:

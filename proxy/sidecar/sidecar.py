@@ -112,7 +112,8 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
         reporter: Reporter | None = None
         if config.leader:
             leader = Leader(config, controller, store, pod, _nonce(config, reply), reply.committed, reply.origin)
-            leader.continue_after(max(barrier.request, barrier.acquired), barrier.acquired >= barrier.request)
+            newest, reached = max(barrier.request, barrier.acquired), barrier.acquired >= barrier.request
+            leader.continue_after(newest, reached, barrier.ended(config.world_size))
             reporter = Reporter(config, controller, leader, pod, first_step, reply.checkpoint is not None)
             mesh = MeshServer(reply.peer_key, config.workers, leader.exchange)
             await mesh.start(config.mesh_port)
@@ -231,7 +232,8 @@ async def _plan(
     log.info("restoring %s, step %d, from %s", ref.id, ref.step, ref.url)
     while True:
         try:
-            plan = await restore.restore_plan(config, reply.leader_ip, ref, reply.origin, pod.agree, server)
+            place = reply.leader_ip, ref, reply.origin
+            plan = await restore.restore_plan(config, *place, pod.agree, server, pod.meeting_place)
             phases.planned()
             _publish(config, api, plan)
             return

@@ -92,6 +92,10 @@ class State:
     """The ranks of this engine can go on while they are saved."""
     background: bool = False
     """The ranks of the checkpoint under way do so."""
+    apart: bool = False
+    """Ranks of this engine that have ended are saved as ended, and the others go on without them."""
+    ended: frozenset[int] = frozenset()
+    """Ranks that have ended; those of the current or last stop once its barrier was reached."""
     waiting: Trigger | None = None
     """For a checkpoint in the background to end: a request after which the ranks do not go on by themselves."""
     until: float = 0.0
@@ -123,7 +127,7 @@ class State:
         """While no checkpoint is under way: the newest stop whose barrier was reached."""
         if not self.acquired:
             return self.before
-        return Stop(self.generation, self.stop_at, self.anywhere, self.checkpoint_id)
+        return Stop(self.generation, self.stop_at, self.anywhere, self.checkpoint_id, sorted(self.ended))
 
     @property
     def goes_on(self) -> bool:
@@ -202,6 +206,7 @@ def directive(state: State) -> Directive:
         trial=op == "save" and state.trial,
         over=state.over if op in ("run", "barrier") else None,
         unsaved=sorted(state.unsaved),
+        ended=sorted(state.ended) if op == "barrier" else [],
         broken=state.broken,
     )
 
@@ -232,6 +237,7 @@ def request(state: State, trigger: Trigger) -> State:
             anywhere=False,
             barrier_at=0.0,
             until=0.0,
+            ended=frozenset(),
             trigger=trigger,
             asked=frozenset(),
         )
@@ -353,11 +359,13 @@ def _barrier(state: State, heard: Mapping[int, Heard], now: float) -> tuple[Stat
     where = wording.positions(views, state.generation)
     if not any(item.report.started for item in heard.values()):
         return cancelled(state, "no rank runs yet in this attempt: nothing new to save", "early")
+    if state.apart:
+        state = replace(state, ended=frozenset(r for r, v in enumerate(views) if v.state == page.STATE_ENDED))
     if _free(state, heard, views):
         state = replace(state, stop_at=_furthest(views), anywhere=True)
         return replace(state, phase="save", acquired=True, barrier_at=now), None
     decision = ratchet.decide(views, state.generation, state.stop_at)
-    if decision.finished:
+    if decision.finished or _cannot_go_on(state, heard, views):
         return cancelled(state, f"a rank has ended already: {where}", "ended")
     state = replace(state, stop_at=decision.stop_at)
     if decision.acquired:
@@ -366,7 +374,9 @@ def _barrier(state: State, heard: Mapping[int, Heard], now: float) -> tuple[Stat
     assert state.trigger is not None
     if now >= state.trigger.deadline:
         waited = max(0.0, state.trigger.deadline - state.trigger.started_at)
-        return cancelled(state, f"no step boundary within {waited:.0f} s: {where}", "time")
+        about_to_end = any(v.state == page.STATE_FINISHED for v in views)
+        text = f"no step boundary within {waited:.0f} s: {where}"
+        return cancelled(state, text, "ended" if about_to_end else "time")
     failed = _failed(state, heard)
     if failed:
         return cancelled(state, f"{_all(failed)}: {where}", *failed[0])
@@ -431,11 +441,21 @@ def _free(state: State, heard: Mapping[int, Heard], views: list[RankView]) -> bo
     assert state.trigger is not None
     asked_at = state.trigger.started_at
     news = len(heard) == state.workers and all(i.report.started and i.at >= asked_at for i in heard.values())
-    return news and all(v.state in page.FREE for v in views)
+    going = [v for rank, v in enumerate(views) if rank not in state.ended]
+    return news and bool(going) and all(v.state in page.FREE for v in going)
+
+
+def _cannot_go_on(state: State, heard: Mapping[int, Heard], views: list[RankView]) -> bool:
+    """A rank is over, and the others cannot be saved without it: it has failed, or they need it for their own."""
+    if not any(v.state in page.OVER for v in views):
+        return False
+    reports = [item.report for item in heard.values()]
+    return not state.apart or any(r.broken or not r.apart for r in reports)
 
 
 def _furthest(views: list[RankView]) -> int:
-    return max(v.count for v in views)
+    """Of the ranks that have not ended."""
+    return max((v.count for v in views if v.state != page.STATE_ENDED), default=0)
 
 
 def _silent(state: State, heard: Mapping[int, Heard], now: float) -> str:

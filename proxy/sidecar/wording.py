@@ -35,7 +35,7 @@ def positions(views: Sequence[RankView], generation: int) -> str:
     for rank, view in enumerate(views):
         if view.state == page.STATE_ABSENT:
             text = "not at a first step boundary yet"
-        elif view.state == page.STATE_FINISHED:
+        elif view.state in page.OVER:
             text = f"ended at step {view.count}"
         elif view.blocked == generation:
             text = f"waiting at step {view.count}"

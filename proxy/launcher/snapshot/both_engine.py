@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ...protocol import names
@@ -29,6 +29,7 @@ from .state_engine import HOST
 class BothEngine(ProcessEngine):
     """:param env: the container's"""
 
+    apart = False
     elastic = True
 
     def __init__(self, env: Mapping[str, str], paths: Paths) -> None:
@@ -102,11 +103,13 @@ class BothEngine(ProcessEngine):
     def _aside(self, number: int) -> Path:
         return self._paths.work(number).parent / f".state-{number}"
 
-    def resume(self, ranks: Mapping[int, Slot], generation: int, address: str, port: int) -> list[str]:
+    def resume(
+        self, ranks: Mapping[int, Slot], generation: int, address: str, port: int, ended: Sequence[int] = ()
+    ) -> list[str]:
         for number in ranks:
             shutil.rmtree(self._aside(number), ignore_errors=True)
             shutil.rmtree(self._paths.state_beside(number) / str(generation), ignore_errors=True)  # it was given up
-        return super().resume(ranks, generation, address, port)
+        return super().resume(ranks, generation, address, port, ended)
 
 
 def _check(number: int, saved: Path) -> None:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from ...protocol import image_room
@@ -35,6 +35,8 @@ class Engine(Protocol[AnyRank]):
     """Of one pod. Ranks are given as number -> rank."""
 
     devices: device.Backend
+    apart: bool
+    """Ranks that have ended are saved as ended. Else nothing is saved any more once one has."""
     elastic: bool
     """Ranks may be started anew in the middle of a training, so each learns its place in the world, also the only one.
     """
@@ -67,8 +69,13 @@ class Engine(Protocol[AnyRank]):
     def weigh(self, ranks: Mapping[int, AnyRank]) -> int:
         """Bytes that the ranks hold in memory, without those of files."""
 
-    def resume(self, ranks: Mapping[int, AnyRank], generation: int, address: str, port: int) -> list[str]:
-        """Ranks that have frozen for `generation`, or were stopped for it, go on in place; what went wrong."""
+    def resume(
+        self, ranks: Mapping[int, AnyRank], generation: int, address: str, port: int, ended: Sequence[int] = ()
+    ) -> list[str]:
+        """Ranks that have frozen for `generation`, or were stopped for it, go on in place; what went wrong.
+
+        :param ended: ranks of the world that have ended
+        """
 
     def due(self, now: float, ranks: Mapping[int, AnyRank]) -> None:
         """Called by the launcher's loop; `now`: seconds of any steady clock."""
@@ -80,6 +87,7 @@ class ProcessEngine:
     :param env: the container's
     """
 
+    apart = True
     elastic = False
 
     def __init__(self, env: Mapping[str, str], paths: Paths) -> None:
@@ -117,9 +125,11 @@ class ProcessEngine:
         pids = [pid for slot in ranks.values() for pid in process_scan.processes(slot.init)]
         return process_scan.memory_bytes(pids, enough=WEIGHED)
 
-    def resume(self, ranks: Mapping[int, Slot], generation: int, address: str, port: int) -> list[str]:
+    def resume(
+        self, ranks: Mapping[int, Slot], generation: int, address: str, port: int, ended: Sequence[int] = ()
+    ) -> list[str]:
         values = environment.pod_values(self._env)
-        return rank_dump.resume(ranks, self._paths, generation, address, port, values, self.devices)
+        return rank_dump.resume(ranks, self._paths, generation, address, port, values, self.devices, ended)
 
     def due(self, now: float, ranks: Mapping[int, Slot]) -> None:
         self._nudge.due(now, ranks)

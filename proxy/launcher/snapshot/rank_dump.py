@@ -9,7 +9,7 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -338,16 +338,18 @@ def write_resume(
     port: int,
     env: Mapping[str, str],
     devices: Mapping[str, str] | None = None,
+    ended: Sequence[int] = (),
 ) -> str:
     """Tell a frozen rank to go on. Returns the id that its answer will carry, unique.
 
     An order for a later stop stays: the rank may not have read it yet.
 
     :param devices: UUID of a GPU that it had -> of the one that has taken its place
+    :param ended: ranks that it does not meet any more
     """
     restore_id = uuid.uuid4().hex
     order = {"generation": generation, "restore_id": restore_id, "master_addr": address, "master_port": port}
-    order |= {"env": dict(env), "devices": dict(devices or {})}
+    order |= {"env": dict(env), "devices": dict(devices or {}), "ended": [*ended]}
     path = paths.control(rank) / names.RESUME_FILE
     with contextlib.suppress(FileNotFoundError):
         newer = control_files.read(path).get("generation")
@@ -375,6 +377,7 @@ def resume(
     port: int,
     env: Mapping[str, str],
     devices: device.Backend,
+    ended: Sequence[int] = (),
 ) -> list[str]:
     """Ranks frozen for `generation` or stopped anywhere, dumped or not, go on. Others are not disturbed.
 
@@ -385,7 +388,7 @@ def resume(
     """
     problems = []
     for rank, slot in slots.items():
-        write_resume(paths, rank, generation, address, port, env)
+        write_resume(paths, rank, generation, address, port, env, ended=ended)
         with contextlib.suppress(SlotError, OSError):
             _forget_links(slot)
             pids = process_scan.processes(slot.init)

@@ -77,7 +77,7 @@ def restore(
         moved = _restore_devices(plan, paths, slots, devices)
         laps.end("device")
         at = (plan.generation, plan.master_addr, plan.master_port, env)
-        ids = {rank: rank_dump.write_resume(paths, rank, *at, moved.get(rank)) for rank in plan.ranks}
+        ids = {rank: rank_dump.write_resume(paths, rank, *at, moved.get(rank), plan.ended) for rank in plan.ranks}
         _wait_resumed(plan, paths, slots, {rank: ids[rank] for rank in ids if not records[rank].held})
         laps.end("meet")
     except SlotError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +38,7 @@ NOT_ATTACHED = (
 class StateEngine:
     """:param env: the container's"""
 
+    apart = False
     elastic = True
 
     def __init__(self, env: Mapping[str, str], paths: Paths) -> None:
@@ -118,7 +119,9 @@ class StateEngine:
     def weigh(self, ranks: Mapping[int, PlainRank]) -> int:
         return process_scan.memory_bytes([pid for rank in ranks.values() for pid in rank.processes()], WEIGHED)
 
-    def resume(self, ranks: Mapping[int, PlainRank], generation: int, address: str, port: int) -> list[str]:
+    def resume(
+        self, ranks: Mapping[int, PlainRank], generation: int, address: str, port: int, ended: Sequence[int] = ()
+    ) -> list[str]:
         values = environment.pod_values(self._env)
         for number in ranks:
             rank_dump.write_resume(self._paths, number, generation, address, port, values)

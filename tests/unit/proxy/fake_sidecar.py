@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gpukit.conductor import Endpoint
@@ -30,6 +30,10 @@ class Page:
     def rank(self, rank: int) -> ratchet.RankView:
         count, blocked, state = (self.words[page.rank_word(rank, w)] for w in (0, 1, 2))
         return ratchet.RankView(count, blocked, state)
+
+    def end(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self.words[page.rank_word(rank, page.R_STATE)] = page.STATE_ENDED
 
     def publish(self, request: int, stop_at: int, acquired: int) -> None:
         self.words[page.W_ACQUIRED] = acquired
@@ -91,6 +95,7 @@ class Coordinator:
             assert not decision.finished, "a rank has finished"
             stop_at = decision.stop_at
             for sidecar in set(self.sidecars.values()):
+                sidecar.page.end(rank for rank, view in enumerate(self.views()) if view.state == page.STATE_ENDED)
                 sidecar.page.publish(generation, stop_at, generation if decision.acquired else 0)
             if decision.acquired:
                 return stop_at

@@ -30,6 +30,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from kueue_integration.controller import attempt_history
 from proxy.agent.boundary import Boundary
 from proxy.launcher.errors import DumpError
+from proxy.launcher.paths import Paths
+from proxy.launcher.snapshot import ended
 from proxy.launcher.snapshot.page_sink import PageSink
 from proxy.protocol import names, page
 from proxy.protocol.messages import (
@@ -305,6 +307,8 @@ class Rank(threading.Thread):
         """Exit code once it has ended by itself."""
         self.fails = 0
         """Code to end with at the next step."""
+        self.lingers = threading.Event()
+        """Set it to keep its process from ending after its last step."""
         self.step_s = 0.002
         self.stalled = threading.Event()
         """Set it to keep the rank from its next step."""
@@ -354,6 +358,8 @@ class Rank(threading.Thread):
                 self.collective.leave()
         finally:
             self.boundary.close(page.STATE_FINISHED)
+            while self.lingers.is_set() and not self.collective.closed:
+                time.sleep(0.005)
 
 
 class FakeLauncher:
@@ -387,7 +393,14 @@ class FakeLauncher:
         """Of an image, which no other has and which do not compress."""
         self.pages_written: Callable[[], Awaitable[None]] | None = None
         """Awaited when the pages of a dump are there, before the launcher says that it has ended."""
+        self.paths = Paths(config.root)
+        self.over: dict[int, int] = {}
+        """Ranks that had ended before this attempt -> their last step."""
         self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def going(self) -> list[Rank]:
+        return [rank for rank in self.ranks if rank.code is None]
 
     async def run(self) -> None:
         path = self.config.run_dir / names.SOCKET_FILE
@@ -413,8 +426,13 @@ class FakeLauncher:
                     return False
         folder = self.config.image_dir / self.plan.checkpoint_id
         self.images = sorted(path.name for path in folder.glob("rank-*")) if self.plan.checkpoint_id else []
+        self.over = ended.among(self.plan, self.paths) if self.plan.mode == "restore" else {}
         for rank in self.plan.ranks:
             count = 0
+            if rank in self.over:
+                ended.tell(self.paths, rank, self.over[rank])
+                self.collective.leave()
+                continue
             if self.plan.mode == "restore":
                 folder = self.config.image_dir / self.plan.checkpoint_id / f"rank-{rank}"
                 whole = folder / "rank.json"
@@ -472,6 +490,8 @@ class FakeLauncher:
             with contextlib.suppress(aiohttp.ClientError, OSError):  # its sidecar is being started anew
                 for rank in self.ranks:
                     if rank.code is not None and rank.rank not in told and not rank.is_alive():
+                        if not rank.code:
+                            ended.tell(self.paths, rank.rank)
                         await self.post(LauncherEvent("exited", rank=rank.rank, code=rank.code))
                         told.add(rank.rank)
                 if len(told) == len(self.ranks):
@@ -504,9 +524,12 @@ class FakeLauncher:
         await self.post(replace(event, late=self.late))
 
     async def _dump(self, command: LauncherCommand) -> None:
-        await eventually("ranks are frozen", lambda: all(command.generation in r.frozen for r in self.ranks))
+        await eventually("ranks are frozen", lambda: all(command.generation in r.frozen for r in self.going))
         sinks: list[tuple[PageSink, Path]] = []
-        for rank in self.ranks:
+        over = [*self.over, *(rank.rank for rank in self.ranks if rank.code == 0)]
+        for number in over:
+            ended.save(self.paths, command.checkpoint_id, number)
+        for rank in self.going:
             folder = self.config.image_dir / command.checkpoint_id / f"rank-{rank.rank}"
             folder.mkdir(parents=True, exist_ok=True)  # a sidecar that was started anew asks again
             record = {"count": rank.frozen[command.generation]}
@@ -590,6 +613,11 @@ class World:
         return self
 
     @property
+    def over(self) -> set[int]:
+        """Ranks that had ended before this attempt."""
+        return {rank for launcher in self.launchers for rank in launcher.over}
+
+    @property
     def ranks(self) -> list[Rank]:
         return [rank for launcher in self.launchers for rank in launcher.ranks]
 
@@ -598,7 +626,7 @@ class World:
         total = self.configs[0].world_size
         await eventually(
             f"all ranks at step {least}",
-            lambda: len(self.ranks) == total and all(r.boundary.count >= least for r in self.ranks),
+            lambda: len(self.ranks) + len(self.over) == total and all(r.boundary.count >= least for r in self.ranks),
         )
 
     async def end(self) -> None:

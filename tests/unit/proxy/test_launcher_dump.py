@@ -151,7 +151,8 @@ def test_orders_to_resume_are_unique_and_cleared(tmp_path: Path) -> None:
     order = json.loads((paths.control(0) / "resume.json").read_text())
     assert order.pop("restore_id") in ids
     assert order.pop("generation") == 5
-    assert order == {"master_addr": "10.0.0.1", "master_port": 29501, "env": {"A": "b"}, "devices": {}}
+    words = {"master_addr": "10.0.0.1", "master_port": 29501, "env": {"A": "b"}, "devices": {}, "ended": []}
+    assert order == words
     rank_dump.clear_control(paths.control(0))
     assert list(paths.control(0).iterdir()) == []
 

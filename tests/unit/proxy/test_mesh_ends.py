@@ -13,7 +13,7 @@ from mesh_world import FakeController, World, eventually
 
 from proxy.errors import MeshError
 from proxy.protocol import exit_codes
-from proxy.protocol.messages import LauncherEvent
+from proxy.protocol.messages import CheckpointRef, LauncherEvent
 from proxy.sidecar import sidecar, state_machine
 from proxy.sidecar.mesh import Follower
 from proxy.sidecar.peers import Directive, PodReport
@@ -81,8 +81,11 @@ async def test_the_leader_waits_for_a_follower_that_is_cut_off_from_the_last_wor
 
 
 async def test_an_eviction_that_comes_too_late_leaves_no_pod_complete(world: World, controller: FakeController) -> None:
-    """The known hole: an index that is complete is not made again, and the next attempt cannot form its world."""
-    await _end_of(world, 1)
+    """An index that is complete is not made again, and the next attempt could not form its world."""
+    for rank in world.ranks:  # their interpreters shut down, and that takes long
+        rank.lingers.set()
+        rank.last = 0
+    await eventually("they end", lambda: all(rank.code == 0 for rank in world.ranks))
     await controller.command(20)
     await eventually("failure", lambda: controller.failures)
     assert "a rank has ended already" in controller.failures[0].message and controller.failures[0].finishing
@@ -90,6 +93,77 @@ async def test_an_eviction_that_comes_too_late_leaves_no_pod_complete(world: Wor
         await launcher.post(LauncherEvent("terminating", grace_s=30))
     await eventually("it is tried with the grace period", lambda: len(controller.failures) > 1)
     assert all(launcher.exit_code is None for launcher in world.launchers), "the launchers end them, with 143"
+
+
+async def _committed(controller: FakeController, number: int) -> CheckpointRef:
+    await eventually(f"checkpoint {number}", lambda: len(controller.commits) == number or controller.failures)
+    assert not controller.failures, controller.failures[0].message
+    return controller.commits[-1].checkpoint
+
+
+@pytest.mark.parametrize(
+    ("early", "workers"),
+    [((0,), 3), ((0,), 2), ((1, 2), 4), ((2, 3), 1), ((0, 1), 2), ((0, 1, 2), 4), ((3,), 2), ((0, 1, 3), 3)],
+)
+async def test_ranks_that_have_ended_are_saved_as_ended_and_the_others_go_on(
+    world: World, controller: FakeController, folder: Path, early: tuple[int, ...], workers: int
+) -> None:
+    for rank in world.ranks:
+        if rank.rank in early:
+            rank.last = 0
+    others = [rank for rank in world.ranks if rank.rank not in early]
+    await eventually("some have ended", lambda: sum(rank.code == 0 for rank in world.ranks) == len(early))
+    await controller.command(20, then="continue")
+    saved = await _committed(controller, 1)
+    await eventually("the others go on", lambda: all(r.boundary.count > saved.step + 20 for r in others))
+    first = next(rank for rank in range(4) if rank not in early)
+    place = next(x for x in world.launchers if first in x.plan.ranks).config.pod_ip  # type: ignore[union-attr]
+    for launcher in world.launchers:
+        (resume,) = [command for command in launcher.commands if command.op == "resume"]
+        assert (resume.ended, resume.master_addr) == ([*early], place), "where the first of the others serves the store"
+    await controller.command(20)
+    saved = await _committed(controller, 2)
+    assert saved.step > controller.commits[0].checkpoint.step + 20
+    await world.end()
+
+    controller.checkpoint = saved
+    controller.next_attempt()
+    again = await World(folder, controller, workers=workers, world_size=4, attempt=2).start()
+    try:
+        await again.stepped(saved.step + 5)
+        assert again.over == {*early} and {rank.rank for rank in again.ranks} == {*range(4)} - {*early}
+        place = next(x for x in again.launchers if first in x.plan.ranks).config.pod_ip  # type: ignore[union-attr]
+        plans = [launcher.plan for launcher in again.launchers if launcher.plan]
+        assert [(plan.ended, plan.master_addr) for plan in plans] == [([*early], place)] * workers
+        await eventually("it counts as running", lambda: controller.progress[-1].first_step_ago_s is not None)
+        await controller.command(20, then="continue")
+        third = await _committed(controller, 3)
+        assert third.step >= saved.step + 5
+        for rank in again.ranks:
+            rank.last = 0
+        await eventually("all end", lambda: [x.exit_code for x in again.launchers] == [0] * workers)
+    finally:
+        await again.end()
+
+
+async def test_a_rank_that_is_about_to_end_is_waited_for(world: World, controller: FakeController) -> None:
+    late = world.launchers[1].ranks[0]
+    late.lingers.set()
+    late.last = 0
+    await eventually("it ends", lambda: late.code == 0)
+    await controller.command(20, then="continue")
+    await eventually("the barrier", lambda: controller.progress and controller.progress[-1].phase == "barrier")
+    assert not controller.commits
+    late.lingers.clear()
+    await _committed(controller, 1)
+
+
+async def test_a_rank_that_has_failed_ends_the_barrier(world: World, controller: FakeController) -> None:
+    failed = world.launchers[1].ranks[0]
+    await world.launchers[1].post(LauncherEvent("exited", rank=failed.rank, code=3))
+    await controller.command(20, then="continue")
+    await eventually("failure", lambda: controller.failures)
+    assert "a rank has ended already" in controller.failures[0].message
 
 
 @pytest.mark.parametrize("waiting", [0, 2])
