@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,41 @@ class Server:
 def test_what_is_kept(entries: dict[str, bytes], kept: dict[str, bytes]) -> None:
     server: Any = Server(**entries)
     assert store.content(server) == kept
+
+
+class Meeting(Server):
+    """A store of files has no `multi_get`."""
+
+    def __init__(self, extended: bool, world_size: int) -> None:
+        super().__init__()
+        self.inner, self.extended, self.world_size, self.travels = self, extended, world_size, False
+        self.kept_timeout = datetime.timedelta(seconds=1)
+
+    def has_extended_api(self) -> bool:
+        return self.extended
+
+    def set(self, key: str, value: str) -> None:
+        self.entries[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.entries[key]
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta) -> None:
+        assert timeout >= store.MIN_TIMEOUT and set(keys) <= set(self.entries), "it would wait for ever"
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        assert self.extended
+        return super().multi_get(keys)
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_all_that_have_not_ended_hear_each_other(extended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting: Any = Meeting(extended, 3)
+    meeting.set(f"{store.OURS}x/2", "theirs")
+    monkeypatch.setattr(store, "stores", [meeting])
+    assert store.exchange("x", 0, "mine", [1]) == [b"mine", b"theirs"]
+    monkeypatch.setattr(store, "stores", [])
+    assert store.exchange("x", 0, "mine") == []
 
 
 @pytest.mark.criu

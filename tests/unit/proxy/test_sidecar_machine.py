@@ -121,6 +121,32 @@ def test_a_terminating_pod_triggers_once() -> None:
     assert other.phase == "barrier" and other.asked == {0}
 
 
+@pytest.mark.parametrize(
+    ("engine", "agents", "broken", "phase"),
+    [
+        (True, True, "", "save"),
+        (False, True, "", "run"),  # of an engine whose ranks save their state together
+        (True, False, "", "run"),  # an agent of an earlier version, in an old checkpoint, would wait for it
+        (True, True, "rank 0 ended with code 3", "run"),
+    ],
+)
+def test_who_has_ended_is_left_out_where_the_others_can_go_on_without_it(
+    engine: bool, agents: bool, broken: str, phase: str
+) -> None:
+    ended = _pod(0, 5, state=page.STATE_ENDED, apart=True, broken=broken)
+    state = state_machine.request(replace(NEW, apart=engine), COMMAND)
+    state, failure = state_machine.observe(state, _heard(ended, _pod(1, 7, apart=agents)), 101.0)
+    if not failure:
+        assert state_machine.directive(state).ended == [0], "the ranks of other pods look for it no more"
+        state, failure = state_machine.observe(state, _heard(ended, _pod(1, 8, G, apart=agents)), 102.0)
+    assert (state.phase, failure is None) == (phase, phase == "save")
+    if phase == "save":
+        resumed = state_machine.committed(
+            replace(state, phase="commit", trigger=replace(COMMAND, then="continue")), 103.0
+        )
+        assert state_machine.directive(resumed).over == Stop(G, 8, False, "train-a3-g1", [0])
+
+
 def test_ended_rank_cancels_but_lets_terminating_pods_end_by_themselves() -> None:
     reports = _heard(_pod(0, 7, state=ENDED), _pod(1, 7, terminating_in_s=50.0))
     state, failure = state_machine.observe(NEW, reports, 101.0)
