@@ -41,7 +41,8 @@ LONG = (
 
 
 LONGEST_FIRST = (
-    "test_resize", "test_trajectory", "test_gpu_kit", "test_state_pods", "test_store_contract", "test_shared_device",
+    "test_fault_table", "test_resize", "test_trajectory", "test_state_pods", "test_both_pods", "test_gpu_kit",
+    "test_store_contract", "test_shared_device", "test_agent_store", "test_store_export", "test_state_parts",
     "test_store_collection_model", "test_launcher_hostile", "test_launcher_anywhere", "test_launcher_user",
     "test_launcher_pod", "test_state_contents", "test_programs", "test_wheel", "test_job_errors",
     "test_protocol_ratchet_model", "test_streamed_dump", "test_state_faults", "test_shared_pages", "test_policy_world",

@@ -7,6 +7,7 @@ reads one line per run: `{"world": 4, "program": "module:function", "arguments":
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -213,11 +214,14 @@ def run_ranks(
 
 def main(folder: Path) -> None:
     import torch
+    import torch._dynamo  # the first optimizer of a process imports it: a second of each rank
     import torch.distributed.checkpoint
     import torch.distributed.fsdp  # noqa: F401
 
     for name in filter(None, os.environ.get("SINGULARITY_TEST_PRELOAD", "").split(",")):
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what was imported is none of the collections in the ranks, and stays shared
     for line in sys.stdin:
         print(json.dumps(run_ranks(**json.loads(line), folder=folder)), flush=True)
 
