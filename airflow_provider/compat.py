@@ -19,11 +19,14 @@ __all__ = [
     "BaseTrigger",
     "TriggerEvent",
     "clear_number",
+    "deserialised",
     "get_xcom",
     "map_index_column",
+    "serialised",
     "set_xcom",
     "task_state",
     "task_state_from_trigger",
+    "undecorated",
     "variable",
     "variable_from_trigger",
     "variable_of_server",
@@ -129,3 +132,24 @@ async def get_xcom(ti: Any, key: str) -> Any:
 def clear_number(context: Any) -> int:
     """How often tasks of the DAG run were cleared; 0 where Airflow does not say (`dag.test()`)."""
     return int(getattr(context["dag_run"], "clear_number", 0) or 0)
+
+
+def serialised(value: Any) -> Any:
+    """`value` as Airflow writes an XCom down, whatever its backend. Raises what its serialisers raise."""
+    from airflow.sdk.serde import serialize
+
+    return serialize(value)
+
+
+def deserialised(value: Any) -> Any:
+    """The opposite. Raises what the deserialisers raise."""
+    from airflow.sdk.serde import deserialize
+
+    return deserialize(value)
+
+
+def undecorated(source: str, decorator: str) -> str:
+    """Source of a function without that decorator of a task, and Airflow's own `setup`, `teardown` and the like."""
+    from airflow.sdk.definitions._internal.decorators import remove_task_decorator
+
+    return str(remove_task_decorator(source, decorator))

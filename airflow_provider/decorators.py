@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
+from kueue_integration.contract import job_names
 from kueue_integration.errors import SpecError
 from kueue_integration.kube.client import Kube
+from kueue_integration.kube.resources import JOB, annotation
+from proxy.protocol import decode
 
-from . import submission, taskflow
-from .exceptions import InvalidTrainingError, TrainingResultError
+from . import compat, free_names, return_value, taskflow
+from .exceptions import InvalidTrainingError
 from .operators import SingularityTrainOperator
 
-RETURN_LINES = 200
-
-
+NAME = "@task.singularity_train"
 _REPLACED = ("command", "script", "script_args")
 """Parameters of the operator whose place the function takes."""
 
@@ -24,7 +28,7 @@ _REPLACED = ("command", "script", "script_args")
 class _SingularityTrainDecoratedOperator(DecoratedOperator, SingularityTrainOperator):  # type: ignore[misc]
     """What `@task.singularity_train` makes."""
 
-    custom_operator_name = "@task.singularity_train"
+    custom_operator_name = NAME
     template_fields: Sequence[str] = (
         *(field for field in SingularityTrainOperator.template_fields if field not in _REPLACED),
         "op_args",
@@ -41,31 +45,70 @@ class _SingularityTrainDecoratedOperator(DecoratedOperator, SingularityTrainOper
             if name in kwargs:
                 raise ValueError(f"{name} = {kwargs[name]!r}: the decorated function is the script; leave it out")
         super().__init__(command=("python3", taskflow.SCRIPT), **kwargs)
+        _source(self.python_callable)
 
     def execute(self, context: Any) -> Any:
         """Ship function and arguments, then as the operator. Raises as it does, InvalidTrainingError for arguments."""
-        name = self.python_callable.__name__
         try:
-            own = taskflow.files(name, self.get_python_source(), self.op_args, self.op_kwargs)
+            source, constants = _source(self.python_callable)
+            name = self.python_callable.__name__
+            own = taskflow.files(name, source, self.op_args, self.op_kwargs, constants)
         except SpecError as error:
             field, value, text = error.problems[0]
             raise InvalidTrainingError(
                 f"The training job was refused before anything was created:\n  {field} = {value!r}: {text}"
             ) from None
+        except ValueError as error:
+            raise InvalidTrainingError(f"The training job was refused before anything was created: {error}") from None
         self.files = {**(self.files or {}), **own}
         return super().execute(context)
 
     def _result(self, kube: Kube, namespace: str, name: str) -> Any:
+        """What rank 0 has returned. What did not travel is told: the training has succeeded, and is never made again
+        for the sake of its return value."""
         if not self.do_xcom_push:
             return None
+        job = kube.find(JOB, namespace, name)
+        text = annotation(job, job_names.ANN_RESULT)
         try:
-            value = taskflow.returned(submission.rank0_output(kube, namespace, name, RETURN_LINES))
+            if text is None:
+                raise LookupError("it did not arrive on the Job")
+            found = decode.json_value(text)
+            if isinstance(found, decode.Unreadable):
+                raise LookupError(f"it is {found.why}")
+            value, notes = return_value.taken(found)
         except LookupError as error:
-            raise TrainingResultError(
-                f"The training succeeded, but its return value cannot be had: {error}. Job {namespace}/{name} is kept; "
-                "a retry reads it again without training again"
-            ) from None
+            self.log.warning("The training succeeded; what the function returned is lost: %s", error)
+            return None
+        for note in notes:
+            self.log.warning("What the function returned is not quite here: %s", note)
+        return self._storable(value)
+
+    def _storable(self, value: Any) -> Any:
+        """`value` if Airflow can write it down, else as text: this must not fail the task, either."""
+        try:
+            json.dumps(compat.serialised(value), allow_nan=False)
+        except Exception as error:  # whatever a serialiser says
+            self.log.warning("What the function returned is text here, Airflow cannot write it down: %s", error)
+            return repr(value)[: return_value.LIMIT]
         return value
+
+
+def _source(function: Callable[..., Any], later: bool = False) -> tuple[str, dict[str, str]]:
+    """What is shipped of the function, and what it needs of its Dag file. Raises ValueError: that cannot travel.
+
+    :param later: names that nothing has yet may be defined later
+    """
+    try:
+        raw = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError) as error:
+        raise ValueError(f"{function!r}: its source cannot be had, and is what the ranks run: {error}") from None
+    source = taskflow.unannotated(compat.undecorated(raw, NAME))
+    constants, missing = free_names.of(function, source)
+    wrong = [str(each) for each in missing if each.certain or not later]
+    if wrong:
+        raise ValueError(f"function {function.__name__} is shipped alone, without its Dag file: {'; '.join(wrong)}")
+    return source, constants
 
 
 def singularity_train_task(
@@ -77,16 +120,30 @@ def singularity_train_task(
     one rank the function gets what a plain `python3` gives: leave `init_process_group` out, or call it only if
     `"RANK" in os.environ`.
 
-    Arguments must be JSON; XComArgs of upstream tasks are resolved first. What rank 0 returns (JSON, 48 KB at most) is
-    the task's XCom. The function is shipped as source: it imports what it needs itself.
+    Arguments must be JSON; XComArgs of upstream tasks are resolved first. The function is shipped as source: it imports
+    what it needs itself. Of its Dag file it may use constants, which are numbers, texts and containers of them.
+
+    What rank 0 returns is the task's XCom: 48,000 bytes as JSON at most. Numbers and arrays of numpy and torch come as
+    numbers and lists, dates and times as such, dataclasses as dicts, paths as texts. NaN and infinity come as the texts
+    that `float` reads, because Airflow stores neither. What cannot travel is told in the task's log, and the task
+    succeeds all the same: with the beginning of its `repr` in its place, or None for a value that is too large.
 
     :param python_callable: function to decorate
     :param multiple_outputs: unroll a returned dict to several XComs
     :param kwargs: as for `SingularityTrainOperator`, without `command` and `script`
     """
-    return task_decorator_factory(
-        python_callable=python_callable,
-        multiple_outputs=multiple_outputs,
-        decorated_operator_class=_SingularityTrainDecoratedOperator,
-        **kwargs,
-    )
+
+    def made(function: Callable[..., Any] | None) -> TaskDecorator:
+        return task_decorator_factory(
+            python_callable=function,
+            multiple_outputs=multiple_outputs,
+            decorated_operator_class=_SingularityTrainDecoratedOperator,
+            **kwargs,
+        )
+
+    def decorate(function: Callable[..., Any]) -> TaskDecorator:
+        # A mapped task is made in the worker only: what is certain to be missing is refused here.
+        _source(function, later=True)
+        return made(function)
+
+    return decorate if python_callable is None else decorate(python_callable)

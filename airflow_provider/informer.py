@@ -294,6 +294,9 @@ def compact(obj: Object) -> Object:
     """
     meta, spec = dict(obj["metadata"]), dict(obj.get("spec") or {})
     meta.pop("managedFields", None)
+    if job_names.ANN_RESULT in (meta.get("annotations") or {}):  # read once, by the worker that ends the task
+        meta["annotations"] = {**meta["annotations"]}
+        del meta["annotations"][job_names.ANN_RESULT]
     for name in ("podFailurePolicy", "selector"):
         spec.pop(name, None)
     if "template" in spec:

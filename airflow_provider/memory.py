@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from . import compat
 from .identity import Claim
 
 STORE_KEY = "singularity_job"
@@ -46,7 +47,7 @@ def keep_outcome(store: Any, event: Mapping[str, Any], result: Any) -> None:
     Raises what the store raises.
     """
     if store is not None:
-        store.set(RESULT_KEY, {"uid": event["job"]["uid"], "value": result})
+        store.set(RESULT_KEY, {"uid": event["job"]["uid"], "value": compat.serialised(result)})
         store.set(OUTCOME_KEY, dict(event))
 
 
@@ -61,7 +62,11 @@ def outcome(store: Any, uid: str) -> dict[str, Any] | None:
         return None
     if not isinstance(result, dict) or result.get("uid") != uid:
         return None
-    return {**event, "lineage": lineage, "result": result.get("value")}
+    try:
+        value = compat.deserialised(result.get("value"))
+    except Exception:  # spoiled by somebody, or of another version of Airflow
+        return None
+    return {**event, "lineage": lineage, "result": value}
 
 
 def add_past(store: Any, lineage: Mapping[str, Any] | None) -> None:

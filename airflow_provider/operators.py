@@ -466,7 +466,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             add_past(store, event["lineage"])
         value = event.get("result")
         if status == "success" and "result" not in event:
-            value = self._read_result(job)
+            value = self._read_result(context, job)
         self._clean_up(job, status, bool(event.get("output_shown")), self._keep(store, event, value))
         if status == "success":
             self.log.info("%s succeeded: %s", where, message)
@@ -483,17 +483,20 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             return False
         return True
 
-    def _read_result(self, job: Mapping[str, Any]) -> Any:
-        """Before anything is deleted. An API server that is away for a moment costs a retry that adopts the Job."""
+    def _read_result(self, context: Any, job: Mapping[str, Any]) -> Any:
+        """Before anything is deleted. An API server that is away costs time: a Job that is there has succeeded, whoever
+        looks at it next."""
         if type(self)._result is SingularityTrainOperator._result:
             return None
         try:
             return self._result(cluster.connect(self.kubernetes_conn_id)[0], job["namespace"], job["name"])
         except KubeError as error:
+            if error.transient:
+                self._ride_out(context, error)
             raise TrainingResultError(f"The training succeeded, its return value cannot be read: {error}") from error
 
     def _result(self, kube: Kube, namespace: str, name: str) -> Any:
-        """Return value of the task once its Job has succeeded. Raises TrainingResultError, KubeError."""
+        """Return value of the task once its Job has succeeded. Raises KubeError."""
         return None
 
     def _push(self, context: Any, job: Mapping[str, Any], lineage: Mapping[str, Any] | None) -> None:

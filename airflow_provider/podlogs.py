@@ -20,7 +20,6 @@ from kueue_integration.jobs.status import JobStatus
 from kueue_integration.kube.aio import AsyncKube
 from kueue_integration.kube.resources import POD, Object, annotation, selector
 
-from . import taskflow
 from .informer import Subscription
 from .logplace import Place
 
@@ -178,7 +177,7 @@ class PodLog:
             self.complete = False
         for number, (stamp, words) in enumerate(fresh):
             self._newest = stamp
-            if words.startswith(RANK) and taskflow.MARKER not in words:
+            if words.startswith(RANK):
                 if self._left <= 0:
                     self._stop(f"--- log_max_lines = {self._max_lines} lines of output are shown, what follows is not "
                                f"copied here: singularityctl logs {self._job} "

@@ -19,7 +19,7 @@ from kueue_integration.spec.train_spec import TrainSpec
 from proxy.protocol import exit_codes
 from proxy.protocol.messages import Origin
 
-from . import parameters, rendered, taskflow
+from . import parameters, rendered
 from .identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey, belongs
 
 GONE_POLL_S = 0.5
@@ -117,23 +117,11 @@ def log_tails(kube: Kube, namespace: str, name: str, failed: bool, lines: int = 
             wanted = own if failed else _index(pod) == "0" and code == exit_codes.FINISHED
             if wanted:
                 yield f"--- last lines of {pod['metadata']['name']}, exit code {code}"
-                every = kube.pod_logs(
+                yield from kube.pod_logs(
                     namespace, pod["metadata"]["name"], job_names.CONTAINER_TRAIN, tail=lines, timeout_s=10.0
                 )
-                yield from (line for line in every if taskflow.MARKER not in line)
     except KubeError as error:
         yield f"--- no output of the pods to be had: {error}"
-
-
-def rank0_output(kube: Kube, namespace: str, name: str, lines: int) -> list[str]:
-    """The last output of the pod in which rank 0 finished. Raises LookupError, KubeError."""
-    for pod in kube.list_pods(namespace, selector({job_names.LABEL_JOB: name})):
-        if _index(pod) == "0" and _exit_code(pod) == 0:
-            pod_name = pod["metadata"]["name"]
-            prefix = "[rank 0] "
-            every = kube.pod_logs(namespace, pod_name, job_names.CONTAINER_TRAIN, tail=lines, timeout_s=30.0)
-            return [line.removeprefix(prefix) for line in every if line.startswith(prefix)]
-    raise LookupError("the pod in which rank 0 finished is gone")
 
 
 def _exit_code(pod: Mapping[str, Any]) -> int | None:

@@ -1,36 +1,32 @@
-"""A Python function as a training script: the file that the ranks run, and its return value on the way back. Pure.
+"""A Python function as a training script: the files that the ranks run. Pure.
 
-Arguments travel as JSON in a file beside the script. The return value of rank 0 comes back in its output, as lines that
-begin with MARKER. It is the only way out of a pod that needs neither credentials nor a volume. Lines are short, so that
-no log reader cuts them, and carry their number, so that a missing one is noticed.
+Arguments travel as JSON in a file beside the script. What rank 0 returns is left in a file (`return_value`, which is
+shipped too), which the pod's sidecar brings to the Job: not through the log, where others print after it.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import libcst as cst
+
 from kueue_integration.errors import SpecError
-from proxy.protocol import decode
+
+from . import return_value
 
 SCRIPT = "training_task.py"
 ARGUMENTS = "training_task.json"
-MARKER = "::singularity-return"
-PIECE = 4000
-MAX_RETURN_BYTES = 48_000
-"""Of JSON. An XCom is for results, not for models; and pods' logs are rotated by the kubelet."""
-
-MAX_PIECES = MAX_RETURN_BYTES * 4 // 3 // PIECE + 1
+RETURN = "training_return.py"
 
 _SCRIPT = '''\
 """Made from the function {name} of an Airflow Dag; every rank runs it."""
-{source}
+{constants}{source}
 
 if __name__ == "__main__":
-    import base64
     import json
     import os
 
@@ -38,18 +34,24 @@ if __name__ == "__main__":
         _given = json.load(_file)
     _result = {name}(*_given["args"], **_given["kwargs"])
     if os.environ.get("RANK", "0") == "0":
-        _text = json.dumps(_result).encode()
-        if len(_text) > {limit}:
-            raise SystemExit(f"{name} returned {{len(_text)}} bytes of JSON, more than {limit}: write it to a file and return its path")
-        _text = base64.b64encode(_text).decode()
-        _pieces = [_text[_i : _i + {piece}] for _i in range(0, len(_text), {piece})]
-        for _number, _piece in enumerate(_pieces, 1):
-            print("{marker}", f"{{_number}}/{{len(_pieces)}}", _piece, flush=True)
-'''  # noqa: E501
+        import {module}
+
+        {module}.leave(_result)
+'''
 
 
-def files(name: str, source: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """The two files of the job. Raises SpecError when an argument is not JSON."""
+def files(
+    name: str,
+    source: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    constants: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The files of the job. Raises SpecError when an argument is not JSON.
+
+    :param source: of the function
+    :param constants: what it needs of the Dag file, as source text by name
+    """
     for field, value in [*((f"op_args[{i}]", v) for i, v in enumerate(args)), *kwargs.items()]:
         try:
             json.dumps(value)
@@ -58,39 +60,38 @@ def files(name: str, source: str, args: Sequence[Any], kwargs: Mapping[str, Any]
             raise SpecError([(field, value, fix)]) from None
     script = _SCRIPT.format(
         name=name,
-        source=textwrap.dedent(source).rstrip(),
+        constants="".join(f"{key} = {text}\n" for key, text in (constants or {}).items()),
+        source=unannotated(source).rstrip(),
         arguments=ARGUMENTS,
-        limit=MAX_RETURN_BYTES,
-        piece=PIECE,
-        marker=MARKER,
+        module=Path(RETURN).stem,
     )
-    return {SCRIPT: script, ARGUMENTS: json.dumps({"args": list(args), "kwargs": dict(kwargs)})}
+    return {
+        SCRIPT: script,
+        ARGUMENTS: json.dumps({"args": list(args), "kwargs": dict(kwargs)}),
+        RETURN: Path(return_value.__file__).read_text(encoding="utf-8"),
+    }
 
 
-def returned(lines: Iterable[str]) -> Any:
-    """The value in rank 0's output. Raises LookupError when it is not there, or not whole."""
-    pieces: dict[int, str] = {}
-    total = 0
-    for line in lines:
-        _, found, rest = line.partition(f"{MARKER} ")
-        words = rest.split()
-        first, _, last = words[0].partition("/") if words else ("", "", "")
-        number, count = decode.whole(first, 1, MAX_PIECES), decode.whole(last, 1, MAX_PIECES)
-        if not found or len(words) != 2 or not isinstance(number, int) or not isinstance(count, int):
-            continue  # the program prints what it likes
-        if number == 1:
-            pieces = {}
-        pieces[number], total = words[1], count
-    if not total:
-        raise LookupError("rank 0 printed no return value")
-    missing = [n for n in range(1, total + 1) if n not in pieces]
-    if missing:
-        raise LookupError(f"piece {missing[0]} of {total} of the return value is missing from rank 0's output")
-    try:
-        text = base64.b64decode("".join(pieces[n] for n in range(1, total + 1)), validate=True)
-    except ValueError as error:
-        raise LookupError(f"the return value in rank 0's output is not base64: {error}") from None
-    value = decode.json_value(text)
-    if isinstance(value, decode.Unreadable):
-        raise LookupError(f"the return value in rank 0's output is {value.why}")
-    return value
+def unannotated(source: str) -> str:
+    """`source` of a function without the annotations of its parameters and of what it returns.
+
+    They are for the Dag's reader: the ranks would look the names in them up, and have only what the function imports.
+    Annotations within the function stay, because a library may read them there.
+    """
+    return cst.parse_module(textwrap.dedent(source)).visit(_Unannotated()).code
+
+
+class _Unannotated(cst.CSTTransformer):
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
+        return False  # what is within stays
+
+    def leave_FunctionDef(
+        self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
+    ) -> cst.FunctionDef:
+        params = updated_node.params.visit(_Parameters())
+        return updated_node.with_changes(params=params, returns=None)
+
+
+class _Parameters(cst.CSTTransformer):
+    def leave_Param(self, original_node: cst.Param, updated_node: cst.Param) -> cst.Param:
+        return updated_node.with_changes(annotation=None)

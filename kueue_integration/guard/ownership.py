@@ -55,6 +55,7 @@ TABLE: Sequence[Annotation] = (
     Annotation(job_names.ANN_PROGRESS, CONTROLLER, _STATUS),
     Annotation(job_names.ANN_CURVE, CONTROLLER, _STATUS),
     Annotation(job_names.ANN_PODS, CONTROLLER, _STATUS),
+    Annotation(job_names.ANN_RESULT, CONTROLLER, "the program of rank 0 leaves it in the file SINGULARITY_RESULT_FILE"),
     Annotation(job_names.ANN_BROKEN, CONTROLLER, f"the budget is {job_names.ANN_INFRASTRUCTURE_RETRIES}"),
     Annotation(
         job_names.ANN_HOLD_DEADLINE,

@@ -57,6 +57,7 @@ FORMS: Final[Mapping[str, Callable[[Job, str], object]]] = {
     job_names.ANN_PLACEMENT: _message(Placement),
     job_names.ANN_PODS: _message(attempt_records.Roster),
     job_names.ANN_PROGRESS: lambda job, name: attempt_records.noted_progress(job),
+    job_names.ANN_RESULT: lambda job, name: annotation_values.value(job, name),
     job_names.ANN_REQUEST: _message(JobRequest),
     job_names.ANN_REQUEST_STATUS: _message(RequestStatus),
     job_names.ANN_SAVEABLE: _message(saveable.Saveable),

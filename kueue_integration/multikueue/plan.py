@@ -35,6 +35,7 @@ RECORDS = (
     job_names.ANN_PODS,
     job_names.ANN_PROGRESS,
     job_names.ANN_SAVEABLE,
+    job_names.ANN_RESULT,
 )
 """What a worker's controller writes on the copy and the next copy has to know."""
 UNSUPPORTED = (

@@ -63,6 +63,15 @@ class Paths:
     def log(self, rank: int) -> Path:
         return self.work(rank) / "stdout.log"
 
+    def result(self, rank: int) -> Path:
+        """Where the rank's program may leave what it returns."""
+        return self.work(rank) / names.RESULT_FILE
+
+    @property
+    def handed_result(self) -> Path:
+        """Where the sidecar takes it from; ranks do not see that folder."""
+        return self.run / names.HANDED_RESULT_FILE
+
     def images(self, checkpoint_id: str) -> Path:
         return self._below(names.IMAGE_DIR) / checkpoint_id
 

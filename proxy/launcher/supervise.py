@@ -20,7 +20,7 @@ from .client import SidecarClient
 from .errors import CommandError, DumpError, LauncherError, RestoreError, SidecarError, SlotError
 from .laps import Laps
 from .outbox import Outbox
-from .output import last_words, rate_limit
+from .output import last_words, rate_limit, result
 from .output.progress import Readout
 from .output.rate_limit import LogRate
 from .output.tail import Tail
@@ -276,6 +276,8 @@ class Supervisor:
             if code is not None:
                 self.codes[rank] = code
                 self.tails[rank].pump(final=True)
+                if rank == 0 and code == 0:
+                    self._hand_result()
                 peer = bool(code) and (self.paths.control(rank) / names.LOST_PEER_FILE).exists()
                 if peer:
                     self.lost.add(rank)
@@ -313,6 +315,12 @@ class Supervisor:
                 with contextlib.suppress(SlotError):
                     place.signal(signal.SIGTERM)
         self._sent_term = self._sent_term or action == "TERM"
+
+    def _hand_result(self) -> None:
+        """Before the sidecar hears that rank 0 has ended, and before this container ends."""
+        problem = result.hand_over(self.paths.result(0), self.paths.handed_result)
+        if problem:
+            say(f"what rank 0 has returned is lost: {problem}")
 
     def _killed(self, rank: int, code: int) -> str:
         if code != 128 + signal.SIGKILL or rank in self.stopped or memory.oom_kills() <= self._oom_kills:

@@ -21,6 +21,7 @@ Sidecar -> controller (HTTPS, bearer = projected service-account token with audi
     POST /v1/failure              200                CheckpointFailure
     POST /v1/damage               200                DamageReport: of any pod; the next attempt gets an older checkpoint
     POST /v1/trial                200                TrialReport
+    POST /v1/result?namespace=&job=&attempt=         200   the JSON object that rank 0 has left (`names.ENV_RESULT`)
 
 Errors are `{"error": "sentence"}` with a 4xx or 5xx status.
 """
@@ -42,6 +43,10 @@ CHECKPOINT_ID: Final = r"[a-z0-9][a-z0-9-]{0,62}"
 """It becomes part of paths and URLs."""
 AnyId = Annotated[str, Spelled(rf"(?:{CHECKPOINT_ID})?", "a checkpoint id")]
 """Of a checkpoint, or "" for none."""
+
+
+RESULT_BYTES: Final = 48_000
+"""Limit of what rank 0 leaves behind: it is kept on the Job, and copied by everybody who watches it."""
 
 
 class MessageError(ValueError):

@@ -82,6 +82,9 @@ ENV_STATE_FROM: Final = "SINGULARITY_STATE_FROM"
 """State engine, ENGINE_BOTH: folder with the checkpoint that the rank begins with; not set: there is none."""
 ENV_STATE_PARTS: Final = "SINGULARITY_STATE_PARTS"
 """State engine: socket to ask for what that folder lacks; not set: it has everything."""
+ENV_RESULT: Final = "SINGULARITY_RESULT_FILE"
+"""Where the program may leave a JSON object (`messages.RESULT_BYTES`) before it ends well. That of rank 0 is written on
+the Job."""
 ENV_DEVICE: Final = "SINGULARITY_DEVICE"
 """Name of the device that a rank is on, instead of its GPU's UUID: ranks with one name share a device, also without
 any GPU. For all ranks of a job or for none."""
@@ -122,6 +125,11 @@ SOCKET_FILE: Final = "launcher/sidecar.sock"
 """In a folder of its own: ranks do not see it, and so cannot speak in their launcher's place."""
 PAGES_FILE: Final = "launcher/pages.sock"
 """Beside it: where the sidecar takes pages of a dump."""
+
+RESULT_FILE: Final = "result.json"
+"""In a rank's working directory, so that it travels: what ENV_RESULT names."""
+HANDED_RESULT_FILE: Final = "launcher/result.json"
+"""In RUN_DIR: that of rank 0, once the rank has ended well; the sidecar brings it to the controller."""
 
 PARTS_FILE: Final = "parts.sock"
 """In RUN_DIR, state engine: where ranks ask the sidecar for parts of the checkpoint that they begin with."""

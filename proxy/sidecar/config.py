@@ -66,6 +66,11 @@ class Config:
         return self.run_dir / "started"
 
     @property
+    def handed_result(self) -> Path:
+        """What rank 0 has returned, from the launcher."""
+        return self.run_dir / names.HANDED_RESULT_FILE
+
+    @property
     def image_dir(self) -> Path:
         return self.root / Path(names.IMAGE_DIR).relative_to(names.ROOT)
 

@@ -134,6 +134,12 @@ class Controller:
         """Report that a checkpoint cannot be restored. Raises StaleAttemptError, ControllerError at the deadline."""
         await self._retry("POST", "/v1/damage", deadline, lambda: to_json(report))
 
+    async def result(self, text: str, deadline: float) -> None:
+        """What rank 0 has returned. Raises StaleAttemptError, ControllerError at the deadline."""
+        c = self._config
+        query = {"namespace": c.namespace, "job": c.job, "attempt": str(c.attempt)}
+        await self._retry("POST", "/v1/result", deadline, lambda: text, query)
+
     async def _retry(
         self, method: str, path: str, deadline: float, body: Callable[[], str], query: dict[str, str] | None = None
     ) -> tuple[int, bytes]:

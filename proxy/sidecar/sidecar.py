@@ -34,6 +34,7 @@ from .mesh import Follower, MeshServer
 from .pod import Pod, beside_ranks
 from .pod_phases import PodPhases
 from .progress import Reporter
+from .result import LAST_S, ResultBringer
 from .state_parts import PartsServer
 
 HELLO_S: Final = 300.0
@@ -110,6 +111,7 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
             background.append(_plan(config, api, controller, reply, phases, pod, server))
         leader: Leader | None = None
         reporter: Reporter | None = None
+        result: ResultBringer | None = None
         if config.leader:
             leader = Leader(config, controller, store, pod, _nonce(config, reply), reply.committed, reply.origin)
             newest, reached = max(barrier.request, barrier.acquired), barrier.acquired >= barrier.request
@@ -118,14 +120,15 @@ async def _serve(config: Config, barrier: BarrierPage, stop: asyncio.Event) -> N
             mesh = MeshServer(reply.peer_key, config.workers, leader.exchange)
             await mesh.start(config.mesh_port)
             stack.push_async_callback(mesh.close)
-            background += [leader.drive(), leader.listen(), reporter.run()]
+            result = ResultBringer(config, controller)
+            background += [leader.drive(), leader.listen(), reporter.run(), result.run()]
             if not pod.started:
                 background.append(leader.retain(ended))
             if reply.trial_after_s is not None:
                 background.append(trial.run(leader, config.engine, reply.trial_after_s))
         else:
             background.append(Follower(pod, reply.leader_ip, config.mesh_port, reply.peer_key).run())
-        await _until_ended(background, stop, leader, reporter, pod, failures)
+        await _until_ended(background, stop, leader, reporter, result, pod, failures)
 
 
 async def _join(
@@ -304,6 +307,7 @@ async def _until_ended(
     stop: asyncio.Event,
     leader: Leader | None,
     reporter: Reporter | None,
+    result: ResultBringer | None,
     pod: Pod,
     failures: _Failures,
 ) -> None:
@@ -318,6 +322,8 @@ async def _until_ended(
                 task.result()
         await failures.told()  # the launcher has ended for it, and the kubelet ends this pod
         await _wind_up(pod, leader, reporter)
+        if result is not None:
+            await result.bring(LAST_S)
     finally:
         await _cancel([*tasks, stopping])
 

@@ -144,6 +144,7 @@ class Api:
         app.router.add_post("/v1/failure", self._failure)
         app.router.add_post("/v1/damage", self._damage)
         app.router.add_post("/v1/trial", self._trial)
+        app.router.add_post("/v1/result", self._result)
         app.on_cleanup.append(self._close)
         return app
 
@@ -347,6 +348,18 @@ class Api:
                 name = "singularity_restores_failed_total" if found.tried else "singularity_checkpoints_damaged_total"
                 self._metrics.add(name)
                 log.error("checkpoint %s was not restored: %s", found.id, found.problem, extra=about)
+        return _json({})
+
+    async def _result(self, request: web.Request) -> web.Response:
+        speaker, query = await self._speaker(request), request.query
+        namespace, name = _needed(query.get("namespace"), "namespace"), _needed(query.get("job"), "job")
+        attempt = _number(query.get("attempt"), "attempt")
+        await self._allowed(speaker, namespace, name, attempt, leader=True)
+        text = await request.text()
+        if await self._write(namespace, name, lambda j: reports.result(j, attempt, text)):
+            log.info(
+                "rank 0 has returned %d bytes", len(text), extra={"job": f"{namespace}/{name}", "attempt": attempt}
+            )
         return _json({})
 
 

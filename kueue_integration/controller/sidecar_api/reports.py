@@ -12,8 +12,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.protocol import gpus, manifest, names, page
+from proxy.protocol import decode, gpus, manifest, names, page
 from proxy.protocol.messages import (
+    RESULT_BYTES,
     AttemptRecord,
     CheckpointFailure,
     CheckpointRef,
@@ -290,6 +291,17 @@ def commit(job: Object, message: CommitRequest, now: float) -> Annotations | Non
         change.update(attempt_history.stored(attempt_history.with_last(history, done)))
         change.update(attempt_phases.told(job, message.attempt, save=message.save))
     return change
+
+
+def result(job: Object, attempt: int, text: str) -> Annotations | None:
+    """What to write of what rank 0 has returned; None when it stands there already. Raises RefusedError 409 or 400."""
+    seen = Job.parse(job)
+    _require_wanted(seen, attempt)
+    found = decode.json_value(text, RESULT_BYTES)
+    if isinstance(found, decode.Unreadable) or not isinstance(found, dict):
+        why = found.why if isinstance(found, decode.Unreadable) else "no JSON object"
+        raise RefusedError(400, f"what rank 0 has returned is {why}")
+    return None if seen.text(job_names.ANN_RESULT) == text else {job_names.ANN_RESULT: text}
 
 
 def _world(job: Job, attempt: int) -> int | None:

@@ -88,6 +88,7 @@ def environment(
     env.update(
         {
             names.ENV_RANK_DIR: str(paths.control(rank)),
+            names.ENV_RESULT: str(paths.result(rank)),
             "TMPDIR": str(paths.work(rank) / "tmp"),
             "PYTHONPATH": os.pathsep.join([lib, *others]),
             "PYTHONUNBUFFERED": "1",

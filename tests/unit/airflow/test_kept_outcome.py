@@ -3,6 +3,8 @@
 # ruff: noqa: F811
 from __future__ import annotations
 
+import datetime
+import json
 from typing import Any
 
 import pytest
@@ -18,17 +20,18 @@ from test_train_operator import (  # noqa: F401 (some are fixtures)
     job_of,
     kube,
     operator,
+    returned,
     submit,
 )
 
-from airflow_provider import cluster, submission
+from airflow_provider import cluster
 from airflow_provider.exceptions import TrainingFailedError
 from airflow_provider.memory import OUTCOME_KEY
 from kueue_integration.errors import Unreachable
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB
 
-RETURNED = ["loss 1", "::singularity-return 1/1 eyJhIjogMX0="]
+VALUE = {"!": "tuple", "is": [1, {"!": "date", "is": "2026-01-02"}]}
 
 
 def test_a_success_whose_job_is_deleted_is_told_again(
@@ -41,15 +44,17 @@ def test_a_success_whose_job_is_deleted_is_told_again(
     submit(airflow, op)
     end(kube, job_of(kube), "Complete")
     event = event_for(kube, "success")
-    monkeypatch.setattr(submission, "rank0_output", lambda *_: RETURNED)
-    assert op.execute_complete(airflow.context(), event) == {"a": 1}
+    returned(kube, event["job"]["name"], {"value": {"a": VALUE}})
+    assert op.execute_complete(airflow.context(), event) == {"a": (1, datetime.date(2026, 1, 2))}
     told = {key: airflow.xcoms[key] for key in ("job", "lineage")}
     assert kube.list(JOB, NAMESPACE) == []
-    monkeypatch.setattr(submission, "rank0_output", lambda *_: [])
+    airflow.store = type(airflow.store)(json.loads(json.dumps(airflow.store)))
     monkeypatch.setattr(cluster, "connect", lambda conn_id: (_ for _ in ()).throw(Unreachable("gone")))
     for _ in range(2):
         airflow.retry()
-        assert decorated(deletion_policy="on_success").execute(airflow.context()) == {"a": 1}
+        assert decorated(deletion_policy="on_success").execute(airflow.context()) == {
+            "a": (1, datetime.date(2026, 1, 2))
+        }
         assert airflow.xcoms == told
     assert kube.list(JOB, NAMESPACE) == []
 

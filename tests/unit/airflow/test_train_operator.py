@@ -22,7 +22,6 @@ from airflow_provider.exceptions import (
     SingularityProviderError,
     TrainingDeletedError,
     TrainingFailedError,
-    TrainingResultError,
     TrainingTimeoutError,
 )
 from airflow_provider.identity import DEPLOYMENT
@@ -652,18 +651,61 @@ def test_a_decorated_function_is_shipped_with_its_arguments(kube: FakeKube, airf
     assert json.loads(arguments) == {"args": [0.5], "kwargs": {}}
 
 
-def test_what_rank_0_returned_is_the_value_of_the_task(
-    kube: FakeKube, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
+def returned(kube: FakeKube, name: str, found: object) -> None:
+    """What the controller has written on the Job."""
+    text = found if isinstance(found, str) else json.dumps(found)
+    kube.patch(JOB, NAMESPACE, name, {"metadata": {"annotations": {job_names.ANN_RESULT: text}}})
+
+
+def test_what_rank_0_returned_is_the_value_of_the_task(kube: FakeKube, airflow: Airflow) -> None:
+    op = decorated()
+    submit(airflow, op)
+    end(kube, job_of(kube), "Complete")
+    returned(kube, job_of(kube)["metadata"]["name"], {"value": {"a": [1, {"!": "float", "is": "nan"}]}})
+    assert op.execute_complete(airflow.context(), event_for(kube, "success")) == {"a": [1, "nan"]}
+
+
+@pytest.mark.parametrize(
+    ("found", "value", "told"),
+    [
+        (None, None, "is lost: it did not arrive on the Job"),
+        ("{", None, "is lost: it is not valid JSON"),
+        ([1], None, "is lost: rank 0 left no JSON object"),
+        ({"value": {"!": "date", "is": "yesterday"}}, None, "is lost: rank 0 left a value that cannot be understood"),
+        ({"notes": ["it has more than 48000 bytes"]}, None, "is lost: it has more than 48000 bytes"),
+        ({"value": "<Net>", "notes": ["it is of type Net"]}, "<Net>", "is not quite here: it is of type Net"),
+        ({"value": {"__classname__": 1}}, "{'__classname__': 1}", "Airflow cannot write it down"),
+    ],
+)
+def test_a_training_that_has_succeeded_is_never_made_again_for_its_value(
+    kube: FakeKube, airflow: Airflow, said: list[str], found: object, value: object, told: str
 ) -> None:
     op = decorated()
     submit(airflow, op)
     job = job_of(kube)
-    reference = {key: job["metadata"][key] for key in ("namespace", "name", "uid")}
-    event = {"status": "success", "message": "done", "job": reference, "lineage": None}
-    monkeypatch.setattr(submission, "rank0_output", lambda *_: ["loss 1", "::singularity-return 1/1 eyJhIjogMX0="])
-    assert op.execute_complete(airflow.context(), event) == {"a": 1}
-    monkeypatch.setattr(submission, "rank0_output", lambda *_: ["loss 1"])
-    with pytest.raises(TrainingResultError, match="a retry reads it again"):
+    end(kube, job, "Complete")
+    if found is not None:
+        returned(kube, job["metadata"]["name"], found)
+    assert op.execute_complete(airflow.context(), event_for(kube, "success")) == value
+    assert any(told in line for line in said), said
+    airflow.retry()
+    assert decorated().execute(airflow.context()) == value
+    assert [each["metadata"]["uid"] for each in kube.list(JOB, NAMESPACE)] == [job["metadata"]["uid"]]
+
+
+def test_a_value_that_cannot_be_read_now_is_read_later_without_a_retry(kube: FakeKube, airflow: Airflow) -> None:
+    op = decorated()
+    submit(airflow, op)
+    end(kube, job_of(kube), "Complete")
+    returned(kube, job_of(kube)["metadata"]["name"], {"value": 1})
+    event = event_for(kube, "success")
+    kube.fail_next("get", JOB, Unreachable("no answer"))
+    with pytest.raises(AirflowRescheduleException):
+        op.execute_complete(airflow.context(), event)
+    assert decorated().execute(airflow.context()) == 1
+    airflow.store[OUTAGE_KEY] = 1.0
+    kube.fail_next("get", JOB, Unreachable("no answer"))
+    with pytest.raises(ClusterUnreachableError):
         op.execute_complete(airflow.context(), event)
 
 

@@ -30,6 +30,7 @@ from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import EVENT, JOB, POD, TOKEN_REVIEW, annotation
 from proxy.protocol import names
 from proxy.protocol.messages import (
+    RESULT_BYTES,
     CheckpointFailure,
     Command,
     CommitRequest,
@@ -262,6 +263,36 @@ async def test_a_restore_that_failed_is_counted_once_with_the_node_of_the_pod_th
     assert (failed.attempt, failed.why, failed.passes) == (1, "no such file", True)
     text = served.metrics.text()
     assert "singularity_restores_failed_total 1.0" in text and "singularity_checkpoints_damaged_total 0.0" in text
+
+
+WHERE = f"/v1/result?namespace={NS}&job=train&attempt=1"
+
+
+async def test_what_rank_0_has_returned_is_written_on_the_job(served):
+    text = json.dumps({"value": ["\u00e9\"", 1.5, "x" * (RESULT_BYTES - 40)]})
+    assert len(text) <= RESULT_BYTES
+    for _ in range(2):  # the answer was lost: brought again
+        assert await served.post(WHERE, text) == (200, {})
+    assert annotation(served.job(), job_names.ANN_RESULT) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "token", "status", "words"),
+    [
+        ("{}", WHERE, "follower", 403, "not the leader"),
+        ("{}", WHERE, "stranger", 403, "is not a pod of Job"),
+        ("{}", WHERE.replace("=1", "=2"), "leader", 409, "attempt 2 is not current"),
+        ("{}", "/v1/result", "leader", 400, "query parameter namespace is missing"),
+        ("[1]", WHERE, "leader", 400, "is no JSON object"),
+        ("{", WHERE, "leader", 400, "is not valid JSON"),
+        ('{"value": NaN}', WHERE, "leader", 400, "is "),
+        ('{"value": "' + "x" * RESULT_BYTES + '"}', WHERE, "leader", 400, "longer than 48000 bytes"),
+    ],
+)  # fmt: skip
+async def test_a_result_that_is_none_is_refused(served, text, where, token, status, words):
+    got, body = await served.post(where, text, token)
+    assert got == status and words in body["error"]
+    assert annotation(served.job(), job_names.ANN_RESULT) is None
 
 
 async def test_a_stale_attempt_commits_nothing(served):

@@ -62,6 +62,7 @@ GOOD: dict[str, str] = {
     job_names.ANN_PROGRESS: json.dumps({"attempt": 2, "step": 9, "phase": "running", "at": T0 + 20, "printed": 9}),
     job_names.ANN_CURVE: "[[1,0.5],[2,0.25]]",
     job_names.ANN_SAVEABLE: to_json(Saveable(2, "no", T0 + 20, "trial", "program", "pod 0: rank 0: CRIU")),
+    job_names.ANN_RESULT: '{"value":{"loss":0.25}}',
     job_names.ANN_WORKERS: "2",
     job_names.ANN_MIN_WORKERS: "1",
     job_names.ANN_WORLD_SIZE: "2",

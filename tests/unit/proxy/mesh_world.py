@@ -125,6 +125,9 @@ class FakeController:
         self.trials: list[TrialReport] = []
         self.origin: Origin | None = None
         self.damage: list[DamageReport] = []
+        self.results: list[tuple[dict[str, str], str]] = []
+        self.result_errors: list[int] = []
+        """Status codes of the next answers to a result."""
         self.next_checkpoint: list[CheckpointRef | None] = []
         """What the next attempt is given instead, once a pod has found damage."""
         self.commit_errors = 0
@@ -154,6 +157,7 @@ class FakeController:
         app.router.add_post("/v1/failure", self._failure)
         app.router.add_post("/v1/damage", self._damage)
         app.router.add_post("/v1/trial", self._trial)
+        app.router.add_post("/v1/result", self._result)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         port = free_port()
@@ -251,6 +255,12 @@ class FakeController:
 
     async def _trial(self, request: web.Request) -> web.Response:
         self.trials.append(from_json(TrialReport, await request.read()))
+        return web.json_response({})
+
+    async def _result(self, request: web.Request) -> web.Response:
+        if self.result_errors:
+            return web.json_response({"error": "not now"}, status=self.result_errors.pop(0))
+        self.results.append((dict(request.query), await request.text()))
         return web.json_response({})
 
     def next_attempt(self) -> None:

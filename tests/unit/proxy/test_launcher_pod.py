@@ -17,6 +17,7 @@ from pod_failure_policy import action
 from pod_harness import Pod
 from pod_moves import until
 
+from airflow_provider import return_value, taskflow
 from kueue_integration.manifests.job_manifests import failure_rules
 from localcluster.config import cache_dir
 from localcluster.images.rootfs import debian
@@ -120,6 +121,63 @@ def test_exit_code_of_the_ranks(run: Make, script: str, code: int | None) -> Non
     assert got == code if code is not None else got in (7, 8), pod.log()
     ended = [event for event in pod.sidecar.events if event.kind == "exited"]
     assert sorted(event.rank for event in ended) == [0, 1]
+
+
+@pytest.mark.parametrize(("code", "handed"), [(0, True), (3, False)])
+def test_what_rank_0_leaves_behind_is_handed_over_however_much_is_printed_after_it(
+    run: Make, code: int, handed: bool
+) -> None:
+    script = f"""
+import os, sys
+open(os.environ["SINGULARITY_RESULT_FILE"], "w").write('{{"value": %s}}' % os.environ["RANK"])
+for line in range(5000):
+    print("wandb", line)
+sys.exit({code})
+"""
+    pod = run("pod", fresh([0, 1], 2), ["python3", "-c", f"exec(bytes.fromhex('{script.encode().hex()}'))"])
+    assert pod.wait() == code, pod.log()[-2000:]
+    path = pod.volumes / "run" / names.HANDED_RESULT_FILE
+    assert (path.read_text() if path.exists() else None) == ('{"value": 0}' if handed else None)
+
+
+def test_a_result_travels_with_its_rank(run: Make) -> None:
+    """Written before the move, handed over by the pod in which the rank ends."""
+    extra = """open(os.environ["SINGULARITY_RESULT_FILE"],"w").write('{"value":7}')"""
+    first = run("first", fresh([0], 1), counter(extra=extra))
+    dumped = dump(first, [0])
+    assert dumped.kind == "dumped", dumped.message
+    assert not (first.volumes / "run" / names.HANDED_RESULT_FILE).exists()
+    at = numbers(first.work(0) / "cwd/numbers")[-1]
+    first.terminate()
+    first.wait_event("terminating")
+    first.sidecar.command("exit")
+    assert first.wait() == 143
+    second = run("second", restore([0], 1), counter(), before=lambda pod: pod.bring(first, "c", 0))
+    counts_on(second, at)
+    assert (second.volumes / "run" / names.HANDED_RESULT_FILE).read_text() == '{"value":7}'
+
+
+def test_what_a_training_function_returns_with_torch(run: Make, torch_env: Path) -> None:
+    body = """
+def fit():
+    import torch
+    curve = torch.tensor([1.0, 0.5], requires_grad=True)
+    return {
+        "loss": torch.tensor(0.25), "curve": curve, "steps": torch.tensor(7), "half": torch.tensor(1.5).bfloat16(),
+        "nan": torch.tensor(float("nan")), "model": torch.nn.Linear(2, 2), "shape": curve.shape,
+    }
+"""
+
+    def ship(pod: Pod) -> None:
+        for name, text in taskflow.files("fit", body, [], {}).items():
+            (pod.volumes / "source" / name).write_text(text)
+
+    pod = run("pod", fresh([0], 1), ["python3", taskflow.SCRIPT], before=ship, torch=torch_env)
+    assert pod.wait() == 0, pod.log()
+    value, notes = return_value.taken(json.loads((pod.volumes / "run" / names.HANDED_RESULT_FILE).read_text()))
+    assert value.pop("model").startswith("Linear(in_features=2")
+    assert value == {"loss": 0.25, "curve": [1.0, 0.5], "steps": 7, "half": 1.5, "nan": "nan", "shape": (2,)}
+    assert len(notes) == 2
 
 
 @pytest.mark.parametrize(

@@ -205,3 +205,49 @@ async def test_a_sidecar_that_is_started_anew_learns_that_its_ranks_have_ended(w
     await _restart(world, index)
     await _end_of(world, 2)
     await eventually("all end", lambda: [x.exit_code for x in world.launchers] == [0, 0, 0])
+
+
+# --- what rank 0 has returned -----------------------------------------------------------------------------------------
+RESULT = '{"value": 0.25}'
+
+
+def _hand(world: World) -> None:
+    """As the launcher does before it says that rank 0 has ended."""
+    world.configs[0].handed_result.write_text(RESULT)
+
+
+@pytest.mark.parametrize("errors", [[], [503, 500]])
+async def test_a_result_is_on_the_job_while_the_others_train(
+    world: World, controller: FakeController, errors: list[int]
+) -> None:
+    controller.result_errors = [*errors]
+    _hand(world)
+    await _end_of(world, 0)
+    await eventually("it arrives", lambda: bool(controller.results))
+    assert controller.results == [({"namespace": "team", "job": "train", "attempt": "1"}, RESULT)]
+    await _restart(world, 0)
+    await eventually("a sidecar that is started anew brings it, too", lambda: len(controller.results) == 2)
+    assert [launcher.exit_code for launcher in world.launchers] == [None] * 3
+
+
+async def test_a_pod_that_ends_brings_the_result_before_its_sidecar_does(
+    folder: Path, controller: FakeController
+) -> None:
+    """The launcher of a job of one pod ends with its ranks, and the kubelet then ends the sidecar."""
+    world = await World(folder, controller, workers=1, world_size=2).start()
+    await world.stepped(3)
+    controller.result_errors = [503, 503]
+    _hand(world)
+    await world.end()
+    assert [text for _, text in controller.results] == [RESULT]
+
+
+@pytest.mark.parametrize("status", [409, 400])
+async def test_a_result_that_is_not_wanted_is_brought_once(
+    world: World, controller: FakeController, status: int
+) -> None:
+    controller.result_errors = [status, status]
+    _hand(world)
+    await eventually("it was refused", lambda: len(controller.result_errors) < 2)
+    await world.end()
+    assert (len(controller.result_errors), controller.results) == (1, [])
