@@ -76,7 +76,8 @@ class _Slot:
 )
 def test_how_a_criu_ends(slot: _Slot, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(criu, "LATE_S", 0.5)
-    assert criu.run(slot, ["criu"], 0.1) == said  # type: ignore[arg-type]
+    limit = 0.1 if "within" in said else 30.0  # who ends at once may be slow on a busy machine
+    assert criu.run(slot, ["criu"], limit) == said  # type: ignore[arg-type]
 
 
 def test_a_slot_that_ends_under_a_criu_is_told() -> None:
