@@ -62,8 +62,8 @@ class DumpError(LauncherError):
     :param passes: it was a bad moment, and the next may be better
     """
 
-    def __init__(self, text: str, passes: bool = False) -> None:
-        super().__init__(text)
+    def __init__(self, text: str, exit_code: int | None = None, *, passes: bool = False) -> None:
+        super().__init__(text, exit_code)
         self.passes = passes
 
 
