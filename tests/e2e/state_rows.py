@@ -1,7 +1,7 @@
 """Rows of the state engine: a namespace that enforces Pod Security `restricted`, and jobs in it without a privilege.
 
-    rows = restricted(stage, "frameworks", say, {"ondemand": "100m", "spot": "50m"})
-    job = train(rows, monkeypatch, "name", SCRIPT, workers=2, min_workers=1, pace=0.5)
+rows = restricted(stage, "frameworks", say, {"ondemand": "100m", "spot": "50m"})
+job = train(rows, monkeypatch, "name", SCRIPT, workers=2, min_workers=1, pace=0.5)
 """
 
 from __future__ import annotations

@@ -68,9 +68,7 @@ def test_doctor_is_content_with_the_chart_and_says_how_to_mend_what_is_not(rows:
     assert f"kubectl -n {NAMESPACE} patch localqueue {QUEUE}" in stopped["fix"]
 
 
-def test_helm_test_runs_doctor_inside_the_cluster(
-    stage: Stage, rows: Rows, say: Callable[[str], None]
-) -> None:
+def test_helm_test_runs_doctor_inside_the_cluster(stage: Stage, rows: Rows, say: Callable[[str], None]) -> None:
     found = controllers.find(stage.cluster.name, Clock(say))
     told = Chart(found.config, found.binaries, found.kubectl, found.config.root).helm("test", RELEASE, "--logs")
     assert re.search(r"\d+ checks: 0 failed, 0 warnings", told), told

@@ -310,10 +310,7 @@ def played(stage: Stage, say: Callable[[str], None], request: pytest.FixtureRequ
     """Every row whose test was collected, at once where the same configuration of Kueue serves."""
     params = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
     wanted = {spec.params["row"] for spec in params if spec is not None}
-    chosen = [
-        tuple(row for row in group if row in wanted)
-        for group in (DEFAULT, CONFIGURED, (pods_never_ready,))
-    ]
+    chosen = [tuple(row for row in group if row in wanted) for group in (DEFAULT, CONFIGURED, (pods_never_ready,))]
     rows, result = Rows(stage, "rows-kueue", say), Played()
     try:
         say(f"{len(chosen[0])} rows with Kueue's default configuration")
