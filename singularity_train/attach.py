@@ -20,6 +20,7 @@ from .errors import UsageError
 from .host import Host, of_environment
 from .job import Job
 from .parts import Parts, bare, named
+from .reach import Reach, refuse
 from .streams import StreamSource
 
 _current: weakref.ref[Job] | None = None
@@ -69,12 +70,14 @@ def attach(
     :param shuffle: of a data set; default True, or as the DataLoader does
     :param buffers: "first": BatchNorm keeps the statistics of virtual rank 0; "mean": the mean over all
     :param threads: of torch in one operation. Default: as in the checkpoint, else as on rank 0
-    :param require_exact: refuse to train where the bits cannot be promised
+    :param require_exact: refuse to train where other bits are certain. What the library cannot know is not refused:
+        the verdict is `unchecked` at best
     :param directory: folder for checkpoints, the same for all ranks. Default: SINGULARITY_TRAIN_DIR, else none. Not
         used in managed pods, which keep the job's checkpoints in its store
     :param save_every: steps between two checkpoints. One more is made at a stop and at the end
     :param host: what runs the job; default: the one that the environment names, else the environment and signals
-    :raises UsageError: called twice, after the first step, or with arguments that cannot work
+    :raises UsageError: called twice, after the first step, or with arguments that cannot work. Here or in the first
+        step: state changes while it trains, and would be lost
     :raises DataError: data that cannot be read like this, or another data set than the checkpoint's
     :raises ContractError: other words than the checkpoint's
     :raises ModelChangedError: other parameters than the checkpoint's
@@ -88,6 +91,7 @@ def attach(
     given, optimizers = named(model), named(optimizer)
     models = {name: bare(each) for name, each in given.items()}
     _check(given, models, optimizers, virtual_ranks, workers)
+    refuse(models, optimizers)
     for what, value in (("steps", steps), ("epochs", epochs), ("save_every", save_every), ("threads", threads)):
         if value is not None and value < 1:
             raise UsageError(f"{what} = {value}: give 1 or more, or None")
@@ -124,8 +128,9 @@ def attach(
     host = host or of_environment(directory, rank, workers)
     try:
         parts, limits = Parts(models, optimizers, more), (steps, epochs, save_every)
+        reach = Reach(parts)
         own, start = (checkpoints_of(each) for each in (host.directory(), host.start()))
-        job = Job(parts, source, engine, words, host, own, limits)
+        job = Job(parts, source, engine, words, host, own, limits, reach)
         job._restore(own if start is None else start, threads, require_exact, expected=start is not None)
         if start is not None:
             start.close()

@@ -21,7 +21,7 @@ RULES = ("first", "mean")
 
 
 class Buffers:
-    """The buffers of the models of one worker.
+    """The buffers of the models of one worker, by name: a forward pass may put another tensor in the place of one.
 
     Whether one was written is seen by its value: kernels of BatchNorm write without telling autograd. Constant buffers,
     such as masks, are then neither sent nor averaged.
@@ -30,13 +30,26 @@ class Buffers:
     """
 
     def __init__(self, models: Iterable[Any], rule: str) -> None:
-        unique = {id(buffer): buffer for model in models for buffer in model.buffers()}
-        self.all: list[Any] = list(unique.values())
+        places = {
+            id(buffer): (module, name)
+            for model in models
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        }
+        self._places: list[tuple[Any, str]] = list(places.values())
         self._mean = [rule == "mean" and buffer.is_floating_point() for buffer in self.all]
-        self.averaged = [buffer for buffer, mean in zip(self.all, self._mean, strict=True) if mean]
         self._before: list[Any] = []
         self._first: list[Any] | None = None
         self._flags: Any = None
+
+    @property
+    def all(self) -> list[Any]:
+        return [module._buffers[name] for module, name in self._places]
+
+    @property
+    def averaged(self) -> list[Any]:
+        return [buffer for buffer, mean in zip(self.all, self._mean, strict=True) if mean]
 
     def begin(self) -> None:
         """Before the first virtual rank of a step."""

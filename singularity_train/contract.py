@@ -1,7 +1,7 @@
-"""What must be the same in all attempts of a job for its losses to have the same bits, and what tells that they do.
+"""What must be the same in all attempts of a job for its losses to have the same bits, and what tells if they are not.
 
 The words of the job decide which numbers are added: another value is an error. The machine decides how a kernel adds.
-Another one lets the training go on, exactly where it was. But `exact` is false from then on, with the reason.
+Another one lets the training go on, where it was. But the verdict is `reordered` from then on, with the reason.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +19,50 @@ from .errors import ContractError
 
 ISA_VARIABLES = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
 """Each changes the bits of common models on the same processor."""
+
+
+class Verdict(str, Enum):
+    """How the losses of a job are related to those of a run that was never stopped, moved or resized."""
+
+    EXACT = "exact"
+    """The same bits, and something has proved it. Nothing in this version does."""
+    UNCHECKED = "unchecked"
+    """Nothing is known that would change a bit. State that the library does not see may be lost all the same."""
+    REORDERED = "reordered"
+    """The same sums, added in another order or by other kernels: they differ in their last bits."""
+    DIFFERENT = "different"
+    """Other sums."""
+
+
+SEVERITY = tuple(Verdict)
+
+
+class Reason(NamedTuple):
+    """Why a verdict is what it is."""
+
+    verdict: Verdict
+    text: str
+
+
+def verdict(reasons: Sequence[Reason]) -> Verdict:
+    """The gravest of `reasons`."""
+    return max((each.verdict for each in reasons), key=SEVERITY.index, default=Verdict.UNCHECKED)
+
+
+def stored(reasons: Sequence[Reason]) -> dict[str, Any]:
+    """As `meta` of a checkpoint has them: the sentences, and the verdict of each."""
+    return {"inexact": [each.text for each in reasons], "verdicts": [each.verdict.value for each in reasons]}
+
+
+def recalled(meta: Mapping[str, Any]) -> list[Reason]:
+    """The reasons that `stored` has written, or a version that knew one verdict."""
+    texts = list(meta.get("inexact", []))
+    verdicts = [Verdict(each) for each in meta.get("verdicts", [Verdict.REORDERED] * len(texts))]
+    return [Reason(*pair) for pair in zip(verdicts, texts, strict=True)]
+
+
+def unique(reasons: Sequence[Reason]) -> list[Reason]:
+    return list(dict.fromkeys(reasons))
 
 
 @dataclass(frozen=True)
@@ -80,24 +125,34 @@ def compare(saved: Mapping[str, Any], words: Words) -> None:
             )
 
 
-def differences(saved: Mapping[str, Any], mine: Machine, whose: str) -> list[str]:
-    """Sentences: in what this machine differs from `whose`."""
+def differences(saved: Mapping[str, Any], mine: Machine, whose: str) -> list[Reason]:
+    """In what this machine differs from `whose`."""
     return [
-        f"{name} is {value!r} here and {saved.get(name)!r} {whose}"
+        Reason(Verdict.REORDERED, f"{name} is {value!r} here and {saved.get(name)!r} {whose}")
         for name, value in asdict(mine).items()
         if saved.get(name) != value
     ]
 
 
-def inexact(words: Words, mine: Machine, others: Sequence[Machine]) -> list[str]:
-    """Sentences: why the bits cannot be promised in this attempt, apart from what came before."""
+def known(words: Words, mine: Machine, others: Sequence[Machine]) -> list[Reason]:
+    """Why bits differ in this attempt, apart from what came before."""
     if words.virtual_ranks is None:
-        return ["virtual_ranks is None: the framework adds gradients in an order that depends on the workers"]
+        text = "virtual_ranks is None: the framework adds gradients in an order that depends on the workers"
+        return [Reason(Verdict.REORDERED, text)]
     reasons = []
     if mine.device not in ("cpu",) and not torch.are_deterministic_algorithms_enabled():
-        reasons.append("kernels of the GPU may add in any order: call torch.use_deterministic_algorithms(True)")
+        text = "kernels of the GPU may add in any order: call torch.use_deterministic_algorithms(True)"
+        reasons.append(Reason(Verdict.REORDERED, text))
     for rank, other in enumerate(others):
         found = differences(asdict(other), mine, f"on rank {rank}")
         if found:
             return reasons + found
     return reasons
+
+
+def resized(words: Words, workers: int, before: int | None) -> list[Reason]:
+    """What another number of workers changes. `before`: of the checkpoint; None: it does not say."""
+    if words.virtual_ranks is not None or before in (None, workers):
+        return []
+    text = f"workers are {workers} and were {before}: without virtual_ranks a step reads one batch of each worker"
+    return [Reason(Verdict.DIFFERENT, text)]

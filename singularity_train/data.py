@@ -233,6 +233,11 @@ def shuffles(sampler: Any) -> bool:
     # A StatefulDataLoader has a class of its own for this. Who has not imported it has none.
     stateful = getattr(sys.modules.get("torchdata.stateful_dataloader.sampler"), "RandomSampler", tud.RandomSampler)
     if isinstance(sampler, (tud.RandomSampler, stateful)) and not sampler.replacement:
+        if sampler.num_samples != len(sampler.data_source):
+            raise DataError(
+                f"data: the loader's RandomSampler draws num_samples = {sampler.num_samples} of "
+                f"{len(sampler.data_source)}, and an epoch here reads all. Give the data set, and end with steps."
+            )
         return True
     if isinstance(sampler, tud.SequentialSampler):
         return False

@@ -59,6 +59,14 @@ def counted(weight: float) -> float:
     return weight
 
 
+def collectives() -> int:
+    """Operations that this process has begun with other ranks, in all process groups."""
+    if reduce.world()[1] == 1:
+        return 0
+    groups = dist.distributed_c10d._world.pg_map
+    return sum(group._get_sequence_number_for_group() for group in groups)
+
+
 class VirtualRanks:
     """Each worker computes a range of virtual ranks one after the other. All sums are made in the tree.
 
@@ -93,8 +101,17 @@ class VirtualRanks:
         for rank in self.share:
             batch = source.batch(rank)
             rng.seed(self._seed, "step", step, rank)
+            sent = collectives()
             loss, weight = measured(compute(batch))
-            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+            talked = collectives() != sent
+            if not talked:
+                (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+            if talked or collectives() != sent:
+                raise UsageError(
+                    "step.backward: the function talks to other ranks (all_gather, all_reduce, SyncBatchNorm). With "
+                    "virtual_ranks a worker computes several batches, others at the same time another number of them. "
+                    "Leave virtual_ranks out, or compute the loss of one batch alone."
+                )
             self._buffers.forward_done(rank)
             averaged: reduce.Values = [buffer.detach().clone() for buffer in self._buffers.averaged]
             self._buffers.rewind()

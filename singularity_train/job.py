@@ -19,6 +19,7 @@ from .errors import ContractError, StateError, UsageError
 from .handed import Handed, Order
 from .host import Host
 from .parts import Parts, pack, unpack
+from .reach import Reach
 from .step import Progress, Step
 
 FORMAT = 1
@@ -41,6 +42,7 @@ class Job:
         host: Host,
         checkpoints: Any,
         limits: tuple[int | None, int | None, int | None],
+        reach: Reach,
     ) -> None:
         self._parts, self._source, self._engine, self._words = parts, source, engine, words
         self._host, self._checkpoints = host, checkpoints
@@ -52,8 +54,9 @@ class Job:
         """Id of the checkpoint that this attempt goes on from."""
         self.stop_requested = False
         """Whether any rank was asked to stop; the ranks learn it in the same step."""
-        self.inexact: list[str] = []
-        """Sentences: why the losses may differ in their last bits from those of another number of workers."""
+        self.reasons: list[contract.Reason] = []
+        """Why the losses differ from those of a run that was never moved, as far as the library can know."""
+        self._reach = reach
         self._metrics: dict[str, float] = {}
         self._loss: float | None = None
         self._open: Step | None = None
@@ -64,8 +67,14 @@ class Job:
 
     # --- what a script asks ---------------------------------------------------------------------------------------
     @property
-    def exact(self) -> bool:
-        return not self.inexact
+    def verdict(self) -> contract.Verdict:
+        """How the losses are related to those of a run that was never moved."""
+        return contract.verdict(self.reasons)
+
+    @property
+    def inexact(self) -> list[str]:
+        """Sentences: why the verdict is not `exact`; empty where nothing is known."""
+        return [each.text for each in self.reasons]
 
     @property
     def epoch(self) -> int | None:
@@ -83,7 +92,7 @@ class Job:
     def progress(self) -> Progress:
         return Progress(
             self.step, self.steps, self.epoch, self._loss, self.world_size, self._words.virtual_ranks,
-            self.exact, self.stop_requested, dict(self._metrics),
+            self.verdict.value, self.stop_requested, dict(self._metrics),
         )  # fmt: skip
 
     def report(self, **metrics: float) -> None:
@@ -132,6 +141,7 @@ class Job:
         wishes[STOP] = self._host.stop_requested()
         wishes[SAVE] = self._host.save_requested() or self._wants_save
         self._wants_save = False
+        self._reach.begin_step()
         outcome = self._engine.backward(compute, step.number, self._source, wishes)
         # What the body draws is the same on all ranks, however many virtual ranks they have.
         rng.seed(self._words.seed, "after", step.number)
@@ -143,6 +153,7 @@ class Job:
 
     def _boundary(self) -> None:
         """Between two steps: the update is made, the position is that of the next step."""
+        self._reach.end_step()
         self._host.report(asdict(self.progress))
         self._host.boundary(self.step, self._write_to)
         due = self._save_every is not None and self.step % self._save_every == 0
@@ -183,7 +194,8 @@ class Job:
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         meta = {
-            "format": FORMAT, "position": self._source.position(), "inexact": self.inexact, **self._parts.describe(),
+            "format": FORMAT, "position": self._source.position(), "workers": self.world_size,
+            **contract.stored(self.reasons), **self._parts.describe(),
             **contract.to_json(self._words, contract.machine(self._device())),
         }  # fmt: skip
         return self._tree(), meta
@@ -199,6 +211,7 @@ class Job:
         if saved is None:
             self._promise(None, threads, require_exact)
             self._engine.agree()
+            self._reach.agreed()
             return
         meta = dict(saved.meta)
         if meta.get("framework"):
@@ -221,6 +234,8 @@ class Job:
         loaded = self._tree()
         checkpoints.load(saved, loaded)
         self._parts.apply(loaded)
+        self._parts.thaw(meta)
+        self._reach.agreed()
         streams = {int(rank): unpack(state) for rank, state in loaded.get("streams", {}).items()}
         self._source.restore(meta["position"], streams)
         self.step = self._saved_step = saved.step
@@ -230,22 +245,24 @@ class Job:
     def _promise(self, meta: Mapping[str, Any] | None, threads: int | None, require_exact: bool) -> None:
         """Set what decides about bits and can be set; say what else differs. Collective.
 
-        :raises ContractError: something differs, and `require_exact`
+        :raises ContractError: something is known to differ, and `require_exact`
         """
         if self._words.virtual_ranks is not None:
             before = None if meta is None else int(meta["machine"]["threads"])
             torch.set_num_threads(threads or before or reduce.gathered(torch.get_num_threads())[0])
         mine = contract.machine(self._device())
-        reasons = contract.inexact(self._words, mine, reduce.gathered(mine))
+        reasons = contract.known(self._words, mine, reduce.gathered(mine))
         if meta is not None:
-            reasons = [*meta["inexact"], *reasons]
+            reasons = [*contract.recalled(meta), *reasons]
+            reasons += contract.resized(self._words, self.world_size, meta.get("workers"))
             if self._words.virtual_ranks is not None:
                 reasons += contract.differences(meta["machine"], mine, "in the checkpoint")
-        self.inexact = list(dict.fromkeys(reasons))
-        if self.inexact and require_exact:
-            raise ContractError(f"require_exact: the bits cannot be promised. {'; '.join(self.inexact)}")
-        if self.inexact and self._words.virtual_ranks is not None and self.rank == 0:
-            log.warning("exact: false. %s", "; ".join(self.inexact))
+        self.reasons = contract.unique(reasons)
+        told = "; ".join(self.inexact)
+        if told and require_exact:
+            raise ContractError(f"require_exact: the verdict is {self.verdict.value}. {told}")
+        if told and self._words.virtual_ranks is not None and self.rank == 0:
+            log.warning("verdict: %s. %s", self.verdict.value, told)
 
     def _device(self) -> Any:
         return next(iter(self._parts.parameters().values())).device

@@ -68,6 +68,9 @@ class Parts:
     optimizers: dict[str, Any]
     extra: dict[str, Any]
 
+    def __post_init__(self) -> None:
+        self._frozen_at_first = self._frozen()
+
     def parameters(self) -> dict[str, Any]:
         """By a name that tells the model where there are several."""
         return {
@@ -104,7 +107,7 @@ class Parts:
         names = {parameter: place for place, parameter in self.parameters().items()}
         return {
             "parameters": {name: list(each.shape) for name, each in self.parameters().items()},
-            "extra": sorted(self.extra),
+            "frozen": self._frozen(), "frozen_at_first": self._frozen_at_first, "extra": sorted(self.extra),
             "optimizers": {
                 name: {
                     "class": type(optimizer).__name__,
@@ -125,6 +128,20 @@ class Parts:
                 for name, optimizer in self.optimizers.items()
             },
         }
+
+    def _frozen(self) -> list[str]:
+        return sorted(name for name, parameter in self.parameters().items() if not parameter.requires_grad)
+
+    def thaw(self, saved: Mapping[str, Any]) -> None:
+        """Freeze and thaw what the script had frozen and thawed between its attach and the checkpoint.
+
+        Only where it begins as it began then: other parameters that are frozen at first are a change of the script.
+        """
+        if saved.get("frozen_at_first") != self._frozen_at_first:
+            return
+        frozen = {*saved["frozen"]}
+        for name, parameter in self.parameters().items():
+            parameter.requires_grad_(name not in frozen)
 
     def compare(self, saved: Mapping[str, Any]) -> None:
         """Whether a checkpoint that `describe` described can be loaded.
@@ -190,10 +207,18 @@ class Parts:
                     else:
                         group[key] = value
         for name, module in self.models.items():
-            if any(isinstance(value, bytes) for value in loaded["models"][name].values()):
+            own = {address(each) for each in (*module.parameters(), *module.buffers())}
+            # A state_dict may give copies, which were loaded in place of the module's own tensors.
+            if any(isinstance(value, bytes) or address(value) not in own for value in loaded["models"][name].values()):
                 module.load_state_dict(untensors(loaded["models"][name]))
         for name, each in self.extra.items():
             each.load_state_dict(untensors(loaded["extra"][name]))
+
+
+def address(tensor: Any) -> int:
+    """Where the values of a tensor lie, of this rank's part of it."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return int(local.untyped_storage().data_ptr())
 
 
 def room(parameter: Any, dtype: str, shape: list[int], on_cpu: bool) -> Any:

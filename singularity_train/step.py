@@ -22,7 +22,7 @@ class Progress:
     :param steps: how many it is to do; None: the script or `epochs` says when it is over
     :param epoch: of the next step; None with streams
     :param loss: of the last step, weighted mean over the global batch; None before the first
-    :param exact: whether the losses so far are those of any other number of workers, bit for bit
+    :param verdict: how the losses so far are related to those of a run that was never moved (`contract.Verdict`)
     """
 
     step: int
@@ -31,7 +31,7 @@ class Progress:
     loss: float | None
     world_size: int
     virtual_ranks: int | None
-    exact: bool
+    verdict: str
     stop_requested: bool
     metrics: dict[str, float] = field(default_factory=dict)
 

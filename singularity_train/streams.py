@@ -23,7 +23,26 @@ from .errors import DataError
 Make = Callable[[int, int], Any]
 """``make(virtual_rank, virtual_ranks)``: an iterable, with `state_dict` and `load_state_dict` if it can say where it
 is."""
+BUFFERS = ("BufferShuffledExamplesIterable", "ShufflerIterDataPipe")
+WITHIN = ("_ex_iterable", "ex_iterable", "source_datapipe", "datapipe", "main_datapipe", "dataset", "_dataset")
+"""Attributes in which these keep what they read from."""
 log = logging.getLogger("singularity_train")
+
+
+def shuffle_buffer(source: Any) -> str:
+    """Name of the class within `source` that keeps samples back, "" for none that is known: those of Hugging Face's
+    `datasets` and of torch's data pipes."""
+    seen: set[int] = set()
+    rest = [source]
+    while rest:
+        each = rest.pop()
+        name = type(each).__name__
+        if name in BUFFERS:
+            return name
+        inner = getattr(each, "__dict__", {})
+        seen.add(id(each))
+        rest += [value for key, value in inner.items() if key in WITHIN and id(value) not in seen]
+    return ""
 
 
 class Stream:
@@ -32,6 +51,13 @@ class Stream:
     def __init__(self, make: Make, place: tuple[int, int], loading: Loading, seed: int, state: Any) -> None:
         self._virtual_rank, self._seed, self._loading = place[0], seed, loading
         self._source, self._batches, self._items = make(*place), 0, iter(())
+        buffer = shuffle_buffer(self._source)
+        if buffer:
+            raise DataError(
+                f"data: the stream of virtual rank {place[0]} shuffles in a buffer ({buffer}). Its state_dict has no "
+                "samples that wait in it, so each stop would lose them. Shuffle the shards or the files, or give a "
+                "map-style data set."
+            )
         self._keeps = hasattr(self._source, "state_dict") and hasattr(self._source, "load_state_dict")
         if state is None:
             return

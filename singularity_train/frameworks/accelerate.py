@@ -22,6 +22,7 @@ from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils import DistributedType
 
 from .. import rng
+from ..contract import Verdict
 from ..data import shuffles
 from ..errors import DataError, UsageError
 from ..host import Host, of_environment
@@ -79,7 +80,7 @@ def attach(
         samples = keeper.samples(len(loader.dataset), whole=True)
         if samples < keeper.global_batch:
             raise DataError(f"data: {samples} samples are fewer than the {keeper.global_batch} of one step")
-        keeper.promise(accelerator.device)
+        keeper.promise(accelerator.device, bare(model))
         moving._words = {"micro": micro, "samples": samples, "shuffle": shuffle, "seed": seed}
         more = {f"scheduler.{MAIN}": moving._keep_rate(scheduler)} if scheduler is not None else {}
         more |= {"scaler": accelerator.scaler} if getattr(accelerator, "scaler", None) is not None else {}
@@ -100,8 +101,8 @@ class Moving:
     """Made by `attach`: the loops of a training that may end at any step.
 
     step            optimizer steps that are done, over all attempts
-    stop_requested  whether the ranks agreed on a stop         exact    whether no move changed the order of additions
-    finished        whether `epochs` came to its end           inexact  sentences: why it is not exact
+    stop_requested  whether the ranks agreed on a stop         verdict  of `contract.Verdict`: what moves have changed
+    finished        whether `epochs` came to its end           inexact  sentences: what is known to differ
     """
 
     def __init__(self, accelerator: Any, keeper: Keeper, loader: Any, seed: int) -> None:
@@ -122,8 +123,8 @@ class Moving:
         return self._keeper.inexact
 
     @property
-    def exact(self) -> bool:
-        return not self.inexact
+    def verdict(self) -> Verdict:
+        return self._keeper.verdict
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of `count`. Ends at a stop; the state is saved then, and at the end.

@@ -23,6 +23,10 @@ from ..job import FORMAT, SAVE_S
 from ..parts import Parts
 
 
+def _has_statistics(module: Any) -> bool:
+    return isinstance(module, torch.nn.modules.batchnorm._NormBase) and module.running_mean is not None
+
+
 class Keeper:
     """Of one attempt. All ranks make it, and call `agree` and `save` in the same steps.
 
@@ -38,8 +42,8 @@ class Keeper:
         self.framework, self.host, self._save_every = framework, host, save_every
         self.rank, self.world_size = reduce.world()
         self.stop_requested = self.due = False
-        self.inexact: list[str] = []
-        """Sentences: why the losses may differ in their last bits from those of an attempt that was never moved."""
+        self.reasons: list[contract.Reason] = []
+        """Why the losses differ from those of a run that was never moved, as far as the library can know."""
         start = host.start()
         self.root: Any = host.directory() if start is None else start
         """Folder of the checkpoint to begin with."""
@@ -119,18 +123,29 @@ class Keeper:
             )
         return count
 
-    def promise(self, device: Any) -> None:
-        """Find out whether the bits are those of an attempt that was never moved, as far as the library can see."""
+    @property
+    def verdict(self) -> contract.Verdict:
+        return contract.verdict(self.reasons)
+
+    @property
+    def inexact(self) -> list[str]:
+        return [each.text for each in self.reasons]
+
+    def promise(self, device: Any, model: Any) -> None:
+        """Find out what is known to differ from a run that was never moved."""
         mine = contract.machine(device)
-        found = list(self.past.get("inexact", []))
+        found = contract.recalled(self.past)
         if self.past:
             found += contract.differences(self.past["machine"], mine, "in the checkpoint")
             if self.past["workers"] != self.world_size:
-                found.append(
-                    f"workers are {self.world_size} and were {self.past['workers']}: "
-                    f"{self.framework} adds their gradients in another order"
-                )
-        self.inexact = list(dict.fromkeys(found))
+                moved = f"workers are {self.world_size} and were {self.past['workers']}: "
+                text = f"{moved}{self.framework} adds their gradients in another order"
+                found.append(contract.Reason(contract.Verdict.REORDERED, text))
+                layer = next((name for name, each in model.named_modules() if _has_statistics(each)), None)
+                if layer is not None:
+                    text = f"{moved}the running statistics of {layer} are of other micro-batches"
+                    found.append(contract.Reason(contract.Verdict.DIFFERENT, text))
+        self.reasons = contract.unique(found)
         self._machine = contract.to_json(contract.Words(None, 0, 0, False, ""), mine)["machine"]
 
     def seed(self, seed: int, step: int, micro: int) -> None:
@@ -177,7 +192,7 @@ class Keeper:
     def _described(self, parts: Parts, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         by = {
             "name": self.framework, "workers": self.world_size, "global_batch": self.global_batch,
-            "machine": self._machine, "inexact": self.inexact, **state,
+            "machine": self._machine, **contract.stored(self.reasons), **state,
         }  # fmt: skip
         return parts.tree(), {"format": FORMAT, "framework": by, **parts.describe()}
 

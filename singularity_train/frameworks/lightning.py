@@ -19,10 +19,17 @@ from typing import Any
 import torch.distributed as dist
 import torch.utils.data as tud
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from .. import rng
+from ..contract import Verdict
 from ..data import shuffles
 from ..errors import DataError, StateError, UsageError
 from ..host import Host, LocalHost, local_directory, of_environment, start_of_environment
@@ -35,6 +42,7 @@ from ..storage.reader import BlobReader
 from .keeper import Keeper
 from .order import KeyedSamples
 
+OWN_STATE = (BaseFinetuning, EMAWeightAveraging, StochasticWeightAveraging, WeightAveraging)
 STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 """Their model is whole on each worker."""
 HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
@@ -47,8 +55,8 @@ class SingularityCallback(Callback):  # type: ignore[misc]
     A later attempt with another number of workers gets the `accumulate_grad_batches` that keep the samples of a step.
     SIGTERM to any rank ends `fit` after the step. The last samples of an epoch that fill no step are left out.
 
-    stop_requested  whether the ranks agreed on a stop         exact    whether no move changed the order of additions
-    finished        whether the training came to its own end   inexact  sentences: why it is not exact
+    stop_requested  whether the ranks agreed on a stop         verdict  of `contract.Verdict`: what moves have changed
+    finished        whether the training came to its own end   inexact  sentences: what is known to differ
 
     :param directory: as of `singularity_train.attach`; without one nothing is saved
     :param save_every: steps between two checkpoints. One more is made at a stop and at the end
@@ -69,12 +77,9 @@ class SingularityCallback(Callback):  # type: ignore[misc]
         self._global_batch, self._seed = global_batch_size, seed
         self.finished = self.stop_requested = False
         self.inexact: list[str] = []
+        self.verdict = Verdict.UNCHECKED
         self._keeper: Keeper | None = None
         self._words: dict[str, Any] = {}
-
-    @property
-    def exact(self) -> bool:
-        return not self.inexact
 
     @property
     def checkpoint(self) -> str | None:
@@ -132,8 +137,8 @@ class SingularityCallback(Callback):  # type: ignore[misc]
             raise DataError(f"data: {samples} samples are fewer than the {keeper.global_batch} of one step")
         shuffle = bool(keeper.past.get("shuffle", shuffles(loader.sampler)))
         self._words = {"micro": loader.batch_size, "samples": samples, "shuffle": shuffle, "seed": self._seed}
-        keeper.promise(trainer.strategy.root_device)
-        self.inexact = keeper.inexact
+        keeper.promise(trainer.strategy.root_device, trainer.lightning_module)
+        self.inexact, self.verdict = keeper.inexact, keeper.verdict
         place = (keeper.past.get("epoch", 0), keeper.past.get("offset", 0))
         sampler.sampler = KeyedSamples(self._words, keeper.global_batch, (keeper.rank, keeper.world_size), place)
         return loader
@@ -318,6 +323,12 @@ def _refuse(trainer: Any, module: Any) -> None:
         )
     if sum(isinstance(each, SingularityCallback) for each in trainer.callbacks) > 1:
         raise UsageError("callbacks: SingularityCallback is there twice. Give it once.")
+    averaging = next((type(each).__name__ for each in trainer.callbacks if isinstance(each, OWN_STATE)), "")
+    if averaging:
+        raise UsageError(
+            f"callbacks: {averaging} keeps weights, or what is frozen, to itself, and a stop would lose that. "
+            "Leave it out, or use the process engine."
+        )
     if any(isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks):
         raise UsageError(
             "callbacks: GradientAccumulationScheduler changes the samples of a step, which a move has to keep. "

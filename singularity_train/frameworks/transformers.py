@@ -11,6 +11,8 @@ data follows from the number of steps, as its sampler is seeded by the epoch.
 from __future__ import annotations
 
 import dataclasses
+import dis
+import inspect
 import json
 import os
 import shutil
@@ -20,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch.utils.data as tud
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from .. import rng
+from ..contract import Verdict
 from ..errors import StateError, UsageError
 from ..host import Host, of_environment
 from ..parts import MAIN, Parts
@@ -33,6 +36,7 @@ from ..storage import StateStorageError
 from ..storage.export import export
 from .keeper import Keeper
 
+ITEMS = "num_items_in_batch"
 SAMPLERS = ("SeedableRandomSampler", "SequentialSampler")
 """Their order is known from the seed and the epoch."""
 
@@ -57,6 +61,9 @@ def attach(
     :raises ContractError, DataError, ModelChangedError, StateError: the checkpoint does not fit
     """
     refuse(trainer)
+    if _means(trainer):
+        # Another number of workers gets another accumulation, and the Trainer adds such losses up unless it is told.
+        trainer.model_accepts_loss_kwargs = False
     host = host or of_environment(directory, *world())
     try:
         callback = SingularityCallback(trainer, Keeper("transformers", host, save_every), global_batch_size)
@@ -65,6 +72,23 @@ def attach(
         raise
     trainer.add_callback(callback)
     return callback
+
+
+def _means(trainer: Any) -> bool:
+    """Whether the Trainer's own `compute_loss` gives the mean of a micro-batch: it never reads `num_items_in_batch`."""
+    own = type(trainer).compute_loss
+    if own is Trainer.compute_loss or trainer.compute_loss_func is not None:
+        return False
+    code = inspect.unwrap(own).__code__
+    keywords = [each.name for each in inspect.signature(own).parameters.values() if each.kind is each.VAR_KEYWORD]
+    loads = (each.argval for each in dis.get_instructions(code) if each.opname.startswith("LOAD"))
+    read = {name for value in loads for name in _names(value)}
+    return not read & {ITEMS, *keywords}
+
+
+def _names(value: Any) -> tuple[Any, ...]:
+    """Of one instruction: newer Pythons load two variables at once."""
+    return value if isinstance(value, tuple) else (value,)
 
 
 def refuse(trainer: Any) -> None:
@@ -84,6 +108,12 @@ def refuse(trainer: Any) -> None:
         or (getattr(trainer.model, "tp_size", None) or 1) > 1,
         "n_gpu: DataParallel has several devices in one process": args.n_gpu > 1,
     }
+    if _means(trainer) and args.gradient_accumulation_steps > 1:
+        raise UsageError(
+            f"compute_loss: it does not read {ITEMS}, so the Trainer adds the mean losses of "
+            f"gradient_accumulation_steps = {args.gradient_accumulation_steps} micro-batches up, and another number of "
+            f"workers would change the sum. Divide by {ITEMS}, or set gradient_accumulation_steps=1."
+        )
     for what, found in wrong.items():
         if found:
             raise UsageError(
@@ -109,8 +139,8 @@ def refuse(trainer: Any) -> None:
 class SingularityCallback(TrainerCallback):  # type: ignore[misc]
     """Made by `attach`.
 
-    stop_requested  whether the ranks agreed on a stop         exact    whether no move changed the order of additions
-    finished        whether the training came to its own end   inexact  sentences: why it is not exact
+    stop_requested  whether the ranks agreed on a stop         verdict  of `contract.Verdict`: what moves have changed
+    finished        whether the training came to its own end   inexact  sentences: what is known to differ
 
     A checkpoint remembers that it is finished: the Trainer would make one step more, so ask before `train`.
     """
@@ -127,7 +157,7 @@ class SingularityCallback(TrainerCallback):  # type: ignore[misc]
         keeper.same(seed=args.seed if args.data_seed is None else args.data_seed)
         if keeper.saved is not None:
             Parts({MAIN: trainer.model}, {}, {}).compare_models(keeper.saved.meta)
-        keeper.promise(args.device)
+        keeper.promise(args.device, trainer.model)
 
     @property
     def stop_requested(self) -> bool:
@@ -138,8 +168,8 @@ class SingularityCallback(TrainerCallback):  # type: ignore[misc]
         return self._keeper.inexact
 
     @property
-    def exact(self) -> bool:
-        return not self.inexact
+    def verdict(self) -> Verdict:
+        return self._keeper.verdict
 
     @property
     def checkpoint(self) -> str | None:

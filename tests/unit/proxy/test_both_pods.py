@@ -44,7 +44,7 @@ def pod(make_pod: Make, shape: dict[str, Any]) -> Make:
 
 def steps(pod: Pod) -> list[tuple[int, str]]:
     """(step, loss) that rank 0 has printed."""
-    return [(int(n), loss) for n, loss in re.findall(r"at (\d+) loss (\S+) world \d exact True", pod.log())]
+    return [(int(n), loss) for n, loss in re.findall(r"at (\d+) loss (\S+) world \d verdict unchecked", pod.log())]
 
 
 def shown(pod: Pod, count: int) -> None:

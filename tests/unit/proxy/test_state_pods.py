@@ -52,7 +52,7 @@ def fresh(ranks: list[int], world: int, port: int) -> Plan:
 
 def steps(pod: Pod) -> list[tuple[int, str]]:
     """(step, loss) that rank 0 has printed."""
-    return [(int(n), loss) for n, loss in re.findall(r"at (\d+) loss (\S+) world \d exact True", pod.log())]
+    return [(int(n), loss) for n, loss in re.findall(r"at (\d+) loss (\S+) world \d verdict unchecked", pod.log())]
 
 
 def stop(pods: dict[int, Pod], generation: int, count: int, background: bool = False, name: str = "c") -> int:

@@ -166,7 +166,7 @@ def differing(rank: int, world: int) -> dict[str, Any]:
     with singularity_train.attach(
         model=model, optimizer=torch.optim.SGD(model.parameters()), data=Samples("mlp"), batch_size=2, virtual_ranks=8
     ) as job:
-        return {"required": required[0], "exact": job.exact, "why": "; ".join(job.inexact)}
+        return {"required": required[0], "verdict": job.verdict.value, "why": "; ".join(job.inexact)}
 
 
 def no_folder(rank: int, world: int) -> list[Any]:

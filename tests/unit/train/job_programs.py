@@ -199,7 +199,8 @@ def train(
     job.close()
     return {
         "handlers": [getattr(one, "__name__", str(one)) for one in handlers],
-        "losses": losses, "seen": seen, "began": began, "step": job.step, "finished": job.finished, "exact": job.exact,
+        "losses": losses, "seen": seen, "began": began, "step": job.step, "finished": job.finished,
+        "verdict": job.verdict.value,
         "stopped": job.stop_requested, "epoch": job.epoch, "why": job.inexact,
         "state": digest(model.state_dict(), optimizer.state_dict()["state"], scheduler.state_dict()["last_epoch"]),
     }  # fmt: skip
@@ -344,7 +345,8 @@ def framework(rank: int, world: int, framework: str, steps: int, directory: str)
         losses.append(step.backward(compute).item())
         optimizer.step()
     return {
-        "began": began, "exact": job.exact, "losses": losses, "seen": seen, "loaded": loaded, "state": whole(),
+        "began": began, "verdict": job.verdict.value, "losses": losses, "seen": seen, "loaded": loaded,
+        "state": whole(),
     }  # fmt: skip
 
 

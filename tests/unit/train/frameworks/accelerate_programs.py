@@ -63,7 +63,8 @@ def train(
             evaluated.append([epoch, moving.step])
     return {
         "began": began, "step": moving.step, "seen": list(seen.values()), "losses": list(losses.values()),
-        "finished": moving.finished, "stopped": moving.stop_requested, "exact": moving.exact, "evaluated": evaluated,
+        "finished": moving.finished, "stopped": moving.stop_requested, "verdict": moving.verdict.value,
+        "evaluated": evaluated,
         "accumulation": accelerator.gradient_accumulation_steps, "rate": rates[-1:],
         "state": digest(model.state_dict(), optimizer.optimizer.state_dict()["state"]),
         "weights": [each.tolist() for each in model.state_dict().values()],

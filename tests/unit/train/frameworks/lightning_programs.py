@@ -84,7 +84,7 @@ def train(
     return {
         "began": moving._keeper.saved.step if began else 0, "step": trainer.global_step,
         "seen": [model.seen[step] for step in steps], "losses": [model.losses[step] for step in steps],
-        "finished": moving.finished, "stopped": moving.stop_requested, "exact": moving.exact,
+        "finished": moving.finished, "stopped": moving.stop_requested, "verdict": moving.verdict.value,
         "accumulation": trainer.accumulate_grad_batches, "validated": sorted(set(model.validated)),
         "state": digest(model.state_dict(), trainer.optimizers[0].state_dict()["state"]),
         "weights": [each.tolist() for each in model.state_dict().values()], "epoch": trainer.current_epoch,
@@ -131,6 +131,8 @@ def wrong(rank: int, world: int, directory: str) -> dict[str, list[str]]:
         "manual": attempt(Manual(), gradient_clip_val=None, accumulate_grad_batches=1),
         "twice": attempt(callbacks=[SingularityCallback(directory=directory)]),
         "schedule": attempt(callbacks=[pl.callbacks.GradientAccumulationScheduler({0: 1})], accumulate_grad_batches=1),
+        "averaging": attempt(callbacks=[pl.callbacks.EMAWeightAveraging()]),
+        "finetuning": attempt(callbacks=[pl.callbacks.BackboneFinetuning()]),
         "sampler": attempt(loader=DataLoader(Numbered(), 2, sampler=picked)),
         "loaders": attempt(loader=[DataLoader(Numbered(), 2, shuffle=True)] * 2),
         "stream": attempt(loader=iter(DataLoader(Numbered(), 2))), "samples": attempt(samples=60),

@@ -27,4 +27,4 @@ def test_three_workers_for_a_step_of_eight_samples(ranks: Nursery, place: Path, 
         assert "Use a number of workers that divides 4, or another micro-batch" in each["message"]
     assert before and content(place) == before
     (found,) = ranks.run(1, program, **words)
-    assert (found["began"], found["step"], found["exact"]) == (4, STEPS, True)
+    assert (found["began"], found["step"], found["verdict"]) == (4, STEPS, "unchecked")

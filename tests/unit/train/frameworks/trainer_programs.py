@@ -54,13 +54,26 @@ def model_of(width: int = 16) -> Any:
     return GPT2LMHeadModel(GPT2Config(**SHAPE, n_embd=width))
 
 
-def trainer_of(output: str, callbacks: Any = (), samples: int = SAMPLES, model: Any = None, **options: Any) -> Trainer:
+class Mean(Trainer):
+    """With an ordinary loss, as in most people's subclasses: the mean over its micro-batch."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        out = model(input_ids=inputs["input_ids"])
+        loss = torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten())
+        return (loss, out) if return_outputs else loss
+
+
+def trainer_of(
+    output: str, callbacks: Any = (), samples: int = SAMPLES, model: Any = None, kind: Any = Trainer, **options: Any
+) -> Trainer:
     given = {"per_device_train_batch_size": 2, "num_train_epochs": 2, "learning_rate": 1e-2, "warmup_steps": 4}
     args = TrainingArguments(
         output, use_cpu=True, save_strategy="no", logging_steps=1, report_to=[], disable_tqdm=True,
         max_grad_norm=0.5, lr_scheduler_type="cosine", **{"seed": 3, **given, **options},
     )  # fmt: skip
-    return Trainer(model or model_of(), args, train_dataset=Sentences(samples), callbacks=list(callbacks))
+    return kind(model or model_of(), args, train_dataset=Sentences(samples), callbacks=list(callbacks))
 
 
 def train(
@@ -68,7 +81,10 @@ def train(
 ) -> dict[str, Any]:
     """A whole attempt, which `stop` ends after that step."""
     noted = Signal(stop if rank == stop_rank else None)
-    trainer = trainer_of(str(Path(directory or "/tmp") / "output"), [noted], gradient_accumulation_steps=2, **options)
+    if options.pop("mean", False):
+        options |= {"kind": Mean, "gradient_accumulation_steps": 1}
+    options = {"gradient_accumulation_steps": 2, **options}
+    trainer = trainer_of(str(Path(directory or "/tmp") / "output"), [noted], **options)
     seen: list[list[int]] = []
     trainer.model.register_forward_pre_hook(
         lambda module, args, given: seen[-1].extend(given["input_ids"][:, 0].tolist()), with_kwargs=True
@@ -79,7 +95,7 @@ def train(
     trainer.train(resume_from_checkpoint=moving.checkpoint)
     return {
         "began": began, "step": trainer.state.global_step, "seen": seen, "losses": noted.losses,
-        "finished": moving.finished, "stopped": moving.stop_requested, "exact": moving.exact,
+        "finished": moving.finished, "stopped": moving.stop_requested, "verdict": moving.verdict.value,
         "accumulation": trainer.args.gradient_accumulation_steps, "left": moving._folder,
         "leftover": bool(moving._folder) and Path(moving._folder).exists(),
         "state": digest(trainer.model.state_dict(), trainer.optimizer.state_dict()["state"]),
@@ -134,13 +150,14 @@ def wrong(rank: int, world: int, directory: str) -> dict[str, list[str]]:
         adapter.attach(trainer, directory=directory)
 
     eight = {"gradient_accumulation_steps": 4}
+    mean = {"kind": Mean, "gradient_accumulation_steps": 2}
     found = {
         "deepspeed": attempt(call=fake("is_deepspeed_enabled", True)),
         "fsdp": attempt(call=fake("is_fsdp_enabled", True)),
         "model parallel": attempt(call=fake("is_model_parallel", True)),
         "stream": attempt(call=stream), "twice": attempt(call=twice), "late": attempt(call=late),
         "skip": attempt(ignore_data_skip=True), "jit": attempt(enable_jit_checkpoint=True),
-        "sampler": attempt(train_sampling_strategy="group_by_length", **eight),
+        "mean": attempt(**mean), "sampler": attempt(train_sampling_strategy="group_by_length", **eight),
         "not resumed": attempt({"resume": False}, **eight), "batch": attempt({"global_batch_size": 16}),
         "seed": attempt(seed=4, **eight), "micro": attempt(per_device_train_batch_size=3),
         "samples": attempt(samples=40, **eight),

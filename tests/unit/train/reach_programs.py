@@ -1,0 +1,227 @@
+"""Trainings with state that a checkpoint does not have, and others that only look like it."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from error_programs import run, small, tried
+from job_programs import Samples, loss_of
+from torch import nn
+
+import singularity_train
+
+
+class Averaged:
+    """As timm and most diffusion repositories have it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.module = copy.deepcopy(model).eval()
+
+    def update(self, model: nn.Module) -> None:
+        with torch.no_grad():
+            for mine, new in zip(self.module.parameters(), model.parameters(), strict=True):
+                mine.lerp_(new, 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.module.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.module.load_state_dict(state)
+
+
+class Wrapped(torch.optim.Optimizer):
+    """As Lookahead is."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self) -> None:
+        self.inner.step()
+
+
+class Hidden(torch.optim.Optimizer):
+    """Momentum in an attribute."""
+
+    def __init__(self, parameters: Any, told: bool = False) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+        self.momentum: dict[int, Any] = {}
+        self.told = told
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for number, parameter in enumerate(p for group in self.param_groups for p in group["params"]):
+            momentum = self.momentum.setdefault(number, torch.zeros_like(parameter))
+            parameter.sub_(momentum.mul_(0.9).add_(parameter.grad), alpha=0.01)
+
+
+class Global(torch.optim.SGD):
+    def step(self) -> None:
+        super().step()
+        self.state["steps"] = {"done": 1}
+
+
+class More(torch.optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "more": 1}
+
+
+class Statistics(nn.Module):
+    """A running mean that forward puts in the place of the former one, as most people write it."""
+
+    def __init__(self, persistent: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4), persistent=persistent)
+        self.register_buffer("mask", torch.ones(4), persistent=False)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * values.detach().mean(0)
+        return (values - self.mean) * self.mask
+
+
+class Copying(nn.Sequential):
+    """Whose state_dict gives copies."""
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        return {name: value.detach().cpu().clone() for name, value in super().state_dict(*args, **options).items()}
+
+
+def averaging(attached: bool, when: str = "before", pickled: bool = False) -> int:
+    model = small()
+    averaged = Averaged(model)
+    if when == "never":
+        return run(model, body=lambda step: step.backward(lambda batch: loss_of(model, batch)))
+    shown = SimpleNamespace(state_dict=averaged.state_dict, load_state_dict=averaged.load_state_dict)
+    extra = {"extra": {"ema": shown if pickled else averaged}} if attached else {}
+
+    class Updating(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step(closure)
+            averaged.update(model)
+
+    return run(model, Updating(model.parameters()), **extra)
+
+
+def growing() -> int:
+    model = small()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+
+    def body(step: Any) -> None:
+        step.backward(lambda batch: loss_of(model, batch))
+        if step.number == 1:
+            optimizer.add_param_group({"params": list(model[2].parameters())})
+
+    return run(model, optimizer, body)
+
+
+def own(kind: Any, wrap: bool = False) -> int:
+    model = small()
+    inner = kind(model.parameters())
+    return run(model, Wrapped(inner) if wrap else inner)
+
+
+def drawn() -> int:
+    model = small()
+    data = Samples("mlp")
+    loader = torch.utils.data.DataLoader(data, 2, sampler=torch.utils.data.RandomSampler(data, num_samples=16))
+    return run(model, data=loader, batch_size=None)
+
+
+class BufferShuffledExamplesIterable:
+    """The name of the class of Hugging Face's `datasets`."""
+
+
+class Shuffled(torch.utils.data.IterableDataset):
+    def __init__(self, deep: bool) -> None:
+        inner: Any = BufferShuffledExamplesIterable()
+        self._ex_iterable = SimpleNamespace(ex_iterable=inner) if deep else inner
+
+    def __iter__(self) -> Any:
+        while True:
+            yield Samples("mlp")[0]
+
+
+CASES = {
+    "copy": lambda: averaging(attached=False),
+    "attached copy": lambda: averaging(attached=True),
+    "copy attached by functions": lambda: averaging(attached=True, pickled=True),
+    "copy that rests": lambda: averaging(attached=False, when="never"),
+    "added group": growing,
+    "wrapper": lambda: own(torch.optim.SGD, wrap=True),
+    "hidden": lambda: own(Hidden),
+    "global": lambda: own(Global),
+    "more": lambda: own(More),
+    "lbfgs is fine": lambda: run(small(nn.Linear(4, 4), nn.Linear(4, 4)), None),
+    "buffer": lambda: run(small(nn.Linear(4, 4), Statistics(persistent=False))),
+    "kept buffer": lambda: run(small(nn.Linear(4, 4), Statistics())),
+    "num_samples": drawn,
+    "shuffle buffer": lambda: run(small(), data=lambda rank, ranks: Shuffled(False)),
+    "shuffle buffer within": lambda: run(small(), data=lambda rank, ranks: Shuffled(True)),
+}
+
+
+def seen(rank: int, world: int, cases: list[str]) -> dict[str, Any]:
+    return {case: tried(CASES[case]) for case in cases}
+
+
+def resumed(rank: int, world: int, directory: str, kind: str, stop: int | None, steps: int = 6) -> dict[str, Any]:
+    """Weights and losses of a training that stops after `stop` steps."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4), *([Statistics()] if kind == "statistics" else [])]
+    model = (Copying if kind == "copying" else nn.Sequential)(*layers)
+    if kind == "unfrozen":
+        model[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    losses = []
+    with singularity_train.attach(
+        model=model, optimizer=optimizer, data=Samples("mlp"), batch_size=2, virtual_ranks=4, steps=steps,
+        directory=directory,
+    ) as job:  # fmt: skip
+        for step in job:
+            if kind == "unfrozen" and step.number == 2:
+                model[0].requires_grad_(True)
+            losses.append(step.backward(lambda batch: loss_of(model, batch)).item())
+            optimizer.step()
+            if job.step == stop:
+                break
+        job.save()
+    values = {name: value.detach().flatten().tolist() for name, value in nn.Sequential.state_dict(model).items()}
+    return {"losses": losses, "state": values, "verdict": job.verdict.value}
+
+
+def ranks_apart(rank: int, world: int, seeded: bool) -> list[Any]:
+    """The copy is made before attach gives all ranks the parameters of rank 0."""
+    model = small()
+    if not seeded:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(rank)
+    averaged = Averaged(model)
+    return tried(lambda: run(model, extra={"ema": averaged}))
+
+
+def talking(rank: int, world: int) -> list[Any]:
+    """A contrastive loss gathers what the other ranks have."""
+    from torch.distributed.nn.functional import all_gather
+
+    model = small()
+
+    def loss(batch: Any) -> Any:
+        return torch.stack(all_gather(loss_of(model, batch))).mean()
+
+    return tried(lambda: run(model, body=lambda step: step.backward(loss)))
+
+
+def parallel(rank: int, world: int) -> list[Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    cut, sharded = small(), small()
+    parallelize_module(cut, init_device_mesh("cpu", (world,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (world,)))
+    return [tried(lambda model=model: run(model, virtual_ranks=None)) for model in (cut, sharded)]

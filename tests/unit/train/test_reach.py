@@ -1,0 +1,66 @@
+"""State that a checkpoint does not have is refused by name, and what only looks like it trains on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from torch_nursery import Nursery
+
+REFUSED = {
+    "copy": ("UsageError", r"a copy of the model \(Sequential with 6 parameters\) changes while it trains"),
+    "added group": ("UsageError", r"its groups have \[2, 2\] parameters, and had \[2\] at attach"),
+    "wrapper": ("UsageError", r"Wrapped wraps another optimizer \(inner\)"),
+    "hidden": ("UsageError", r"Hidden keeps tensors outside its state \(momentum\)"),
+    "global": ("UsageError", r"Global keeps state of no parameter \(steps\)"),
+    "more": ("UsageError", r"More keeps tensors outside its state \(more\)"),
+    "buffer": ("UsageError", r"model main: 5\.mean is a buffer that changes while it trains, and no state dictionary"),
+    "num_samples": ("DataError", "draws num_samples = 16 of 160"),
+    "shuffle buffer": ("DataError", r"shuffles in a buffer \(BufferShuffledExamplesIterable\)"),
+    "shuffle buffer within": ("DataError", r"shuffles in a buffer \(BufferShuffledExamplesIterable\)"),
+}
+TRAINED = ["attached copy", "copy attached by functions", "copy that rests", "lbfgs is fine", "kept buffer"]
+
+
+def test_what_would_be_lost_is_refused_in_the_first_steps(nursery: Nursery) -> None:
+    (found,) = nursery.run(1, "reach_programs:seen", cases=[*REFUSED, *TRAINED])
+    for case, (kind, pattern) in REFUSED.items():
+        assert found[case][0] == kind, (case, found[case])
+        assert re.search(pattern, found[case][1]), (case, found[case])
+    assert {case: found[case] for case in TRAINED} == {case: ["step", 3] for case in TRAINED}
+
+
+@pytest.mark.parametrize("kind", ["plain", "statistics", "copying", "unfrozen"])
+def test_a_resumed_training_is_the_one_that_was_not_stopped(nursery: Nursery, root: Path, kind: str) -> None:
+    """Buffers that forward replaces, a state_dict of copies, layers that are thawed on the way."""
+    whole_root, parts_root = root / "whole", root / "parts"
+    for each in (whole_root, parts_root):
+        each.mkdir(mode=0o755)
+    (whole,) = nursery.run(1, "reach_programs:resumed", directory=str(whole_root), kind=kind, stop=None)
+    (first,) = nursery.run(1, "reach_programs:resumed", directory=str(parts_root), kind=kind, stop=4)
+    (second,) = nursery.run(1, "reach_programs:resumed", directory=str(parts_root), kind=kind, stop=None)
+    assert first["losses"] + second["losses"][-2:] == whole["losses"]
+    assert second["state"] == whole["state"] and second["verdict"] == "unchecked"
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_ranks_whose_extra_state_differs_are_told(nursery: Nursery, seeded: bool) -> None:
+    for each in nursery.run(2, "reach_programs:ranks_apart", seeded=seeded):
+        if seeded:
+            assert each == ["step", 3] or "a copy" in each[1]
+        else:
+            assert each[0] == "UsageError" and "extra.ema: its state on rank 1 is not that on rank 0" in each[1]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_loss_that_talks_to_other_ranks_is_refused_on_all(nursery: Nursery, world: int) -> None:
+    """It gave other numbers on 2 workers, and hung on 3, which have 3, 3 and 2 of 8 virtual ranks."""
+    for kind, text in nursery.run(world, "reach_programs:talking"):
+        assert kind == "UsageError" and "the function talks to other ranks" in text, text
+
+
+def test_tensor_parallel_is_refused_and_fully_sharded_is_not(nursery: Nursery) -> None:
+    for cut, sharded in nursery.run(2, "reach_programs:parallel"):
+        assert cut[0] == "UsageError" and "cut by tensor parallelism" in cut[1]
+        assert sharded == ["step", 3], sharded
