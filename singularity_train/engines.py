@@ -59,14 +59,6 @@ def counted(weight: float) -> float:
     return weight
 
 
-def collectives() -> int:
-    """Operations that this process has begun with other ranks, in all process groups."""
-    if reduce.world()[1] == 1:
-        return 0
-    groups = dist.distributed_c10d._world.pg_map
-    return sum(group._get_sequence_number_for_group() for group in groups)
-
-
 class VirtualRanks:
     """Each worker computes a range of virtual ranks one after the other. All sums are made in the tree.
 
@@ -79,6 +71,7 @@ class VirtualRanks:
         rank, workers = reduce.world()
         self.share = tree.shares(virtual_ranks, workers)[rank]
         self._buffers = Buffers(models, rule)
+        self._first = True
         self._parameters: list[Any] = []
         self._layout: reduce.Layout | None = None
 
@@ -101,12 +94,12 @@ class VirtualRanks:
         for rank in self.share:
             batch = source.batch(rank)
             rng.seed(self._seed, "step", step, rank)
-            sent = collectives()
+            sent = self._collectives()
             loss, weight = measured(compute(batch))
-            talked = collectives() != sent
+            talked = self._collectives() != sent
             if not talked:
                 (loss if self._scaler is None else self._scaler.scale(loss)).backward()
-            if talked or collectives() != sent:
+            if talked or self._collectives() != sent:
                 raise UsageError(
                     "step.backward: the function talks to other ranks (all_gather, all_reduce, SyncBatchNorm). With "
                     "virtual_ranks a worker computes several batches, others at the same time another number of them. "
@@ -127,7 +120,15 @@ class VirtualRanks:
                 asked = torch.tensor([*map(float, (*wishes, *used))], dtype=torch.float32, device=device)
                 flags = torch.cat([asked, self._buffers.flags(device)])
             side.push(rank, 1, [figures(loss, weight, device), flags, *averaged])
+        self._first = False
         return self._finish(gradients, side, len(wishes))
+
+    def _collectives(self) -> int:
+        """Operations that have begun with other ranks, in the first step: later ones have a save beside them, which
+        talks to them, too."""
+        if not self._first or reduce.world()[1] == 1:
+            return 0
+        return sum(group._get_sequence_number_for_group() for group in dist.distributed_c10d._world.pg_map)
 
     def _look(self) -> None:
         """A parameter may be frozen or thawed between steps. Gradients of the step before are dropped."""

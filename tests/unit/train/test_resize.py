@@ -96,7 +96,7 @@ def test_checkpoints_while_the_training_goes_on(nursery: Nursery, root: Path) ->
     """A rank is killed after step 7; the next attempt goes on from the last of every third step."""
     reference = nursery.run(1, "job_programs:train", kind="mlp", steps=10)[0]
     found = nursery.ask(2, "job_programs:killed", directory=str(root), at=7, save_every=3)
-    assert any(each["code"] == -9 for each in found)
+    assert any(each["code"] == -9 for each in found), found
     resumed = nursery.run(3, "job_programs:train", kind="mlp", steps=10, directory=str(root))[0]
     assert resumed["began"] == 6
     assert resumed["losses"] == reference["losses"][6:] and resumed["state"] == reference["state"]
@@ -109,7 +109,7 @@ def test_the_frameworks_own_sum_keeps_the_place(nursery: Nursery, root: Path, fr
     for world, steps in ((2, 5), (4, 10)):
         ranks = nursery.run(world, "job_programs:framework", framework=framework, steps=steps, directory=str(root))
         assert {each["began"] for each in ranks} == {began}
-        assert all(each["verdict"] == "reordered" for each in ranks)
+        assert {each["verdict"] for each in ranks} == {"different" if began else "reordered"}
         assert len({each["losses"][-1] for each in ranks}) == 1
         assert {each["loaded"] for each in ranks} == {saved}
         saved = ranks[0]["state"]
