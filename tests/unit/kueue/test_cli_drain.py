@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from click.testing import CliRunner, Result
 from drain_world import World
@@ -18,7 +20,8 @@ from kueue_integration.kube.resources import NODE, POD
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     monkeypatch.setattr(command, "open_cluster", lambda kubeconfig, context: made.kube)
-    monkeypatch.setattr(command, "Drain", lambda *a: loop.Drain(*a, clock=lambda: made.now, pause=made.tick))
+    timed = partial(loop.Drain, clock=lambda: made.now, pause=made.tick)
+    monkeypatch.setattr(command, "Drain", timed)
     return made
 
 

@@ -11,12 +11,14 @@ ROOT = Path(__file__).parents[3]
 MAY_PARSE = {
     "proxy/protocol/decode.py": "it is the decoder",
     "proxy/protocol/cut.py": "ranks of one job tell each other, through a store of their own",
+    "proxy/agent/groups.py": "ranks of one job tell each other, through a store of their own",
     "proxy/agent/resume_order.py": "in the rank: what its launcher has written for it",
     "proxy/launcher/ranks/slot.py": "answers of our own helper, over a pipe that ranks do not have",
     "proxy/launcher/ranks/slot_init.py": "orders of our own launcher, over that pipe",
     "proxy/launcher/device/facts.py": "what a program of ours prints",
     "airflow_provider/parameters.py": "what the author of the Dag writes, in the author's own task",
     "airflow_provider/sensors.py": "the same",
+    "airflow_provider/return_value.py": "what the wrapper of a finished function wrote: a bad one is no return value",
     "proxy/store/backend.py": "times that the server of the store gives its own files",
 }
 PARSERS = {("json", "loads"), ("json", "load"), ("datetime", "fromisoformat")}
