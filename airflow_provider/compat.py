@@ -20,6 +20,7 @@ __all__ = [
     "TriggerEvent",
     "clear_number",
     "deserialised",
+    "due_at",
     "get_xcom",
     "map_index_column",
     "serialised",
@@ -127,6 +128,14 @@ async def get_xcom(ti: Any, key: str) -> Any:
         run_id=ti.run_id,
         map_index=-1 if ti.map_index is None else ti.map_index,
     )
+
+
+def due_at(context: Any) -> float | None:
+    """Logical date of the Dag run, or from when it may run, where it has none: Unix seconds. None where Airflow does
+    not say."""
+    run = context["dag_run"]
+    found = getattr(run, "logical_date", None) or getattr(run, "run_after", None)
+    return None if found is None else float(found.timestamp())
 
 
 def clear_number(context: Any) -> int:

@@ -90,6 +90,10 @@ class Claim:
     """None until the API server has answered the create."""
     deployment: str = ""
     """Which Airflow: "" where it had no id."""
+    at: float | None = None
+    """Logical date of the Dag run, or the moment from which it may run, where it has none: Unix seconds."""
+    keeps: bool = False
+    """A later Job may begin with a checkpoint of this one."""
 
     @property
     def identity(self) -> str:
@@ -153,17 +157,20 @@ def decide(
     record: Claim | None,
     deployment: str = "",
     remembers: bool = False,
+    at: float | None = None,
+    keeps: bool = False,
 ) -> Decision:
     """What a starting try has to do.
 
     :param jobs: those with this owner's label that belong to `deployment`
     :param record: what Airflow remembers
     :param remembers: whether Airflow would remember a Job of this Dag run: asked before the Job is made
+    :param at, keeps: of the claim on a new Job
     """
 
     def fresh(generation: int, why: str) -> Decision:
         name = job_name(prefix, key, generation, deployment)
-        claim = Claim(key, generation, now, namespace, name, deployment=deployment)
+        claim = Claim(key, generation, now, namespace, name, deployment=deployment, at=at, keeps=keeps)
         return Decision(claim, False, _unfinished(jobs, keep=None), why)
 
     claims = {job["metadata"]["uid"]: Claim.of_job(job) for job in jobs}
@@ -188,6 +195,23 @@ def decide(
         return fresh(highest + 1, f"Job {latest.name} of an earlier try failed")
     state = "has finished" if is_true(job, "Complete") else "is alive"
     return Decision(latest, True, _unfinished(jobs, keep=latest.uid), f"Job {latest.name} {state}: adopted")
+
+
+@dataclass(frozen=True)
+class Look:
+    """What `decide` is told of a task and its try, whichever cluster it looks at."""
+
+    key: TaskKey
+    now: Try
+    prefix: str
+    deployment: str = ""
+    remembers: bool = False
+    at: float | None = None
+    keeps: bool = False
+
+    def decide(self, namespace: str, jobs: Sequence[Mapping[str, Any]], record: Claim | None) -> Decision:
+        own = self.deployment, self.remembers, self.at, self.keeps
+        return decide(self.key, self.now, namespace, self.prefix, jobs, record, *own)
 
 
 def _unfinished(jobs: Sequence[Mapping[str, Any]], keep: str | None) -> tuple[tuple[str, str], ...]:

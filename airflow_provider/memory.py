@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import compat
-from .identity import Claim
+from .identity import Claim, TaskKey
 
 STORE_KEY = "singularity_job"
 """`Claim` of the current Job and the connection it was made with."""
@@ -20,6 +20,8 @@ CLEARED_KEY = "singularity_cleared_try"
 OUTAGE_KEY = "singularity_api_outage_since"
 MANIFEST_KEY = "singularity_manifest"
 """The manifests of the current Job as text, for the tab `Rendered Templates` of the run that ends the task."""
+START_KEY = "singularity_start"
+"""Which checkpoint the current Job began with, and for which Job that was chosen; stands before that Job does."""
 OUTCOME_KEY = "singularity_outcome"
 """The trigger's event that ended the current Job: stands before the Job is deleted."""
 RESULT_KEY = "singularity_result"
@@ -33,6 +35,16 @@ def remember(store: Any, claim: Claim, conn_id: str) -> None:
     """Write down which Job is the current one, before and after it is created."""
     if store is not None:
         store.set(STORE_KEY, {**claim.to_dict(), "conn_id": conn_id})
+
+
+def remembered(store: Any, key: TaskKey) -> tuple[Claim | None, str]:
+    """The claim on the current Job of `key`, and the connection that it was made with, "" if unknown."""
+    found = None if store is None else store.get(STORE_KEY)
+    claim = Claim.from_dict(found)
+    if found is None or claim is None or claim.key != key:
+        return None, ""
+    conn_id = found.get("conn_id")
+    return claim, conn_id if isinstance(conn_id, str) else ""
 
 
 def cleared_try(store: Any) -> int:

@@ -13,24 +13,33 @@ from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException
 
 from kueue_integration.errors import KubeError, SingularityError, SpecError
 from kueue_integration.jobs import lifecycle
-from kueue_integration.jobs.start_point import hold
 from kueue_integration.jobs.status import summarise
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, is_true
 from kueue_integration.spec import engine, platform_config
 
-from . import cluster, compat, parameters, start_point, submission
+from . import cluster, compat, ending, parameters, start_point, submission
 from .exceptions import (
     ClusterUnreachableError,
     KilledError,
     SingularityProviderError,
     TrainingResultError,
 )
-from .identity import DEPLOYMENT, Claim, Decision, TaskKey, Try, decide
+from .identity import DEPLOYMENT, Claim, Decision, Look, TaskKey, Try
 from .lineage import document, headline
 from .links import LINKS
 from .logplace import PLACE_KEY, START
-from .memory import MANIFEST_KEY, OUTAGE_KEY, STORE_KEY, add_past, cleared_try, keep_outcome, outcome, remember
+from .memory import (
+    MANIFEST_KEY,
+    OUTAGE_KEY,
+    STORE_KEY,
+    add_past,
+    cleared_try,
+    keep_outcome,
+    outcome,
+    remember,
+    remembered,
+)
 from .outcome import codes, failure, for_good
 from .reporting import TrainingReporter
 from .triggers import USER_STATES, SingularityJobTrigger
@@ -38,6 +47,8 @@ from .triggers import USER_STATES, SingularityJobTrigger
 DeletionPolicy = Literal["never", "on_success", "always"]
 RETRY_AFTER_S = 30.0
 REMOVE_WAIT_S = 60.0
+ORIGIN_WAIT_S = 20.0
+"""How long the controller may take to see with what a new Job begins; it looks within a second or two."""
 
 
 class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[misc]
@@ -294,18 +305,21 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         key = TaskKey.of(ti)
         store = context.get("task_state_store")
         now = Try(ti.try_number, ti.max_tries, compat.clear_number(context), cleared_try(store))
-        record = None if store is None else Claim.from_dict(store.get(STORE_KEY))
-        if record is not None and record.key != key:
-            record = None
+        record, made_with = remembered(store, key)
         kept = self._kept(store, now, record)
         if record is not None and kept is not None:
             return record, kept
+        keep = bool(start_point.asked(self.start_from))
+        look = Look(
+            key, now, self.name or self.task_id, self._deployment() if record is None else record.deployment,
+            remembers=store is not None, at=compat.due_at(context), keeps=keep,
+        )  # fmt: skip
+        if record is not None and made_with not in ("", self.kubernetes_conn_id):
+            self._leave(store, look, record, made_with)
         kube, default_namespace = cluster.connect(self.kubernetes_conn_id)
         namespace = self.namespace or default_namespace
-        deployment = self._deployment() if record is None else record.deployment
-        owned = submission.owned_jobs(kube, namespace, key, {deployment})
-        prefix, remembers = self.name or self.task_id, store is not None
-        decision = decide(key, now, namespace, prefix, owned, record, deployment, remembers)
+        owned = submission.owned_jobs(kube, namespace, key, {look.deployment})
+        decision = look.decide(namespace, owned, record)
         self.log.info("%s", decision.why[0].upper() + decision.why[1:])
         for former in owned:
             if not decision.adopt or former["metadata"]["uid"] != decision.claim.uid:
@@ -315,20 +329,18 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         spec = None
         if unfinished or not decision.adopt:
             spec = submission.build_spec(self, decision.claim, self._dag_file())
-        self._make_room(kube, decision, record)
+        self._make_room(kube, decision, record, keep)
         claim = decision.claim
         if spec is not None:
             if not decision.adopt:
                 remember(store, claim, self.kubernetes_conn_id)
             config = platform_config.load(kube)
             self.manifest = submission.manifest(spec, config)
-            start = None if decision.adopt else start_point.find(kube, self.start_from, claim)
-            if start is not None:
-                hold(kube, start, spec, config)
-                ref = start.ref
-                self.log.info("Begins with checkpoint %s (step %s) of job %s", ref.id, ref.step, start.job)
-            elif self.start_from and not decision.adopt:
-                self.log.info("start_from = %r: there is no such checkpoint yet, begins at step 0", self.start_from)
+            start = None
+            if not decision.adopt:
+                start, told = start_point.choose(kube, store, self.start_from, claim, spec, config)
+                for line in told:
+                    self.log.info("%s", line)
             done = submission.submit(kube, spec, config, None if start is None else start.origin)
             claim = replace(claim, namespace=done.namespace, name=done.name, uid=done.uid)
             size = (
@@ -348,6 +360,8 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
                 given.why,
             )
         remember(store, claim, self.kubernetes_conn_id)
+        for name in submission.tidy(kube, claim, owned, ORIGIN_WAIT_S):
+            self.log.info("Job %s stays until the controller has seen that Job %s begins with it", name, claim.name)
         if store is not None:
             store.delete(OUTAGE_KEY)
             if self.manifest is None:
@@ -365,6 +379,40 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             reference = {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid}
             return claim, {"status": "success", "message": "finished already", "job": reference, "lineage": lineage}
         return claim, None
+
+    def _leave(self, store: Any, look: Look, record: Claim, made_with: str) -> None:
+        """The connection is another one than that of the try before: what runs there is adopted there, or ends there.
+
+        Raises SingularityProviderError: that cluster cannot be asked, and may run the Job.
+        """
+        wanted = self.kubernetes_conn_id
+        name = f"{record.namespace}/{record.name}"
+        where = f"Job {name} was made with connection {made_with!r}, the task has {wanted!r} now"
+        fix = (
+            f"make it answer, or, if that cluster is gone for good, remove {STORE_KEY!r} from the task's state store "
+            "(tab Storage) and clear the task"
+        )
+        try:
+            kube, _ = cluster.connect(made_with)
+            owned = submission.owned_jobs(kube, record.namespace, look.key, {look.deployment})
+            decision = look.decide(record.namespace, owned, record)
+            if decision.adopt:
+                self.log.warning("%s: the Job is there, and is adopted there", where)
+                self.kubernetes_conn_id, self.namespace = made_with, record.namespace
+                return
+            for former in owned:
+                add_past(store, document(summarise(former, kube.get_workload_for_job(former), ())))
+            self._make_room(kube, decision, None, keep=False)
+        except KubeError as error:
+            text = f"{where}, and the cluster of {made_with!r} does not say whether it runs there: {error}"
+            if error.transient:
+                raise type(error)(f"{text}; {fix}", error.status, error.reason) from error
+            raise SingularityProviderError(f"{text}; {fix}") from error
+        except AirflowRescheduleException:
+            raise
+        except Exception as error:  # of the hook: the connection is gone, or cannot be read
+            raise SingularityProviderError(f"{where}, and {made_with!r} cannot be used: {error}; {fix}") from error
+        self.log.info("%s: nothing of the task runs there any more", where)
 
     def _kept(self, store: Any, now: Try, record: Claim | None) -> dict[str, Any] | None:
         """The event that ended the current Job in a try whose worker was lost afterwards. Not if a retry is to train
@@ -391,12 +439,15 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             )
         return found
 
-    def _make_room(self, kube: Kube, decision: Decision, record: Claim | None) -> None:
-        """Delete what this try replaces, and come back later if that takes long."""
+    def _make_room(self, kube: Kube, decision: Decision, record: Claim | None, keep: bool) -> None:
+        """Give up what this try replaces, and come back later if that takes long.
+
+        :param keep: the new Job may begin with a checkpoint of it, so that it must stay to be found
+        """
         for name, _ in decision.remove:
-            self.log.info("Deleting Job %s, which this try replaces, and waiting for its pods to end", name)
+            self.log.info("Ending Job %s, which this try replaces, and waiting for its pods to end", name)
         namespace = decision.claim.namespace
-        left = submission.remove(kube, namespace, decision.remove, REMOVE_WAIT_S, lambda: self._kill_requested)
+        left = submission.remove(kube, namespace, decision.remove, REMOVE_WAIT_S, lambda: self._kill_requested, keep)
         if record is not None and record.uid and record.namespace != namespace:  # the DAG was changed between two tries
             other = ((record.name, record.uid),)
             left += submission.remove(kube, record.namespace, other, REMOVE_WAIT_S, lambda: self._kill_requested)
@@ -446,9 +497,9 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             if self._kill_requested:
                 self.log.info("The worker is being stopped, the task is %s: Job %s goes on", state, claim.name)
             return
-        lifecycle.delete(kube, claim.namespace, claim.name, uid=claim.uid)
+        became = ending.give_up(kube, claim.namespace, claim.name, str(claim.uid)) or "over"
         raise KilledError(
-            f"The task was ended by a user (state {state}) while it was submitted: Job {claim.name} is deleted"
+            f"The task was ended by a user (state {state}) while it was submitted: Job {claim.name} is {became}"
         )
 
     # --- second part: after the trigger's event ---------------------------------------------------------------------
@@ -519,8 +570,20 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             if status == "failed" or (ended and not shown):
                 for line in submission.log_tails(kube, namespace, name, failed=status == "failed"):
                     self.log.info("%s", line)
-            if status in ("timeout", "preempted") or (ended and unwanted and kept):
+            if status in ("timeout", "preempted"):
+                self.log.info("Job %s is %s", name, ending.give_up(kube, namespace, name, uid) or "over")
+            job_now = kube.find(JOB, namespace, name)
+            claim = None if job_now is None or job_now["metadata"]["uid"] != uid else Claim.of_job(job_now)
+            if claim is not None:
+                submission.tidy(kube, claim, submission.owned_jobs(kube, namespace, claim.key, {claim.deployment}))
+            if not (ended and unwanted and kept):
+                return
+            if job_now is None or claim is None or not ending.leaves_record(job_now):
                 lifecycle.delete(kube, namespace, name, uid=uid)
+                return
+            self.log.info("Job %s stays until a later one has ended, which may begin with its checkpoints", name)
+            for older in start_point.older(kube, claim):
+                lifecycle.delete(kube, namespace, older["metadata"]["name"], uid=older["metadata"]["uid"])
         except Exception as error:
             self.log.warning(
                 "Job %s/%s could not be looked after (%s: %s); if it is still there and not wanted: "

@@ -40,9 +40,9 @@ def failure(
     job, outcome, message = event["job"], event["status"], event["message"]
     where = f"Job {job['namespace']}/{job['name']}"
     if outcome == "timeout":
-        return TrainingTimeoutError(f"{where} ran out of time: {message}; the Job is deleted")
+        return TrainingTimeoutError(f"{where} ran out of time: {message}; the Job is ended")
     if outcome == "preempted":
-        return TrainingPreemptedError(f"{where} {message}; the Job is deleted")
+        return TrainingPreemptedError(f"{where} {message}; the Job is ended")
     if outcome == "deleted":
         return TrainingDeletedError(f"{where} was deleted while the task waited for it: {message}")
     code = exit_codes.failed_with(message)

@@ -6,42 +6,118 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kueue_integration.contract import branches, job_names, kinds
+from kueue_integration.errors import JobNotFoundError, SpecError
 from kueue_integration.jobs import start_point, time_travel
 from kueue_integration.jobs.time_travel import Start
 from kueue_integration.kube.api import Kube
-from kueue_integration.kube.resources import JOB, selector
+from kueue_integration.kube.resources import JOB, Object, selector
+from kueue_integration.spec.platform_config import PlatformConfig
+from kueue_integration.spec.train_spec import TrainSpec
+from proxy.protocol import decode
 
+from .ending import over
 from .identity import Claim
+from .memory import START_KEY
 
 EARLIER_RUN: Final = "earlier run"
 """No job can be called so."""
+_EVER: Final = float("inf")
 
 
-def find(kube: Kube, wanted: str | None, claim: Claim) -> Start | None:
-    """Where the Job of `claim` begins; None at step 0. Raises SpecError that names `start_from`, KubeError."""
+def asked(wanted: str | None) -> str:
+    """What `start_from` says once it is rendered, "" for nothing."""
     text = (wanted or "").strip()
-    if not text or text == "None":  # what a template makes of nothing
+    return "" if text == "None" else text  # what a template makes of nothing
+
+
+def choose(
+    kube: Kube, store: Any, wanted: str | None, claim: Claim, spec: TrainSpec, platform: PlatformConfig
+) -> tuple[Start | None, list[str]]:
+    """Where the Job of `claim` begins, which is held for it from now on; None at step 0. And sentences for the log.
+
+    A try that was interrupted has chosen already: its successor goes on with that. Raises SpecError that names
+    `start_from`, PlatformError, KubeError: then nothing is to be created, and nothing deleted.
+
+    :param store: the task's state store, or None
+    """
+    text = asked(wanted)
+    if not text:
+        return None, []
+    start, notes = _chosen_before(kube, store, claim), list[str]()
+    if start is None and text == EARLIER_RUN:
+        start, notes = _earlier(kube, claim)
+    elif start is None:
+        start = start_point.find(kube, claim.namespace, text, f"{EARLIER_RUN!r}, {start_point.FORMS}")
+    if start is None:
+        return None, [*notes, f"start_from = {text!r}: there is no such checkpoint yet, begins at step 0"]
+    start_point.hold(kube, start, spec, platform)
+    ref, source = start.ref, Claim.of_job(start.source)
+    of_run = "" if source is None else f" of run {source.key.run_id}"
+    if store is not None:
+        where = {"job": start.job, "checkpoint": ref.id, "step": ref.step, "run": source and source.key.run_id}
+        store.set(START_KEY, {"for": claim.name, **where})
+    return start, [*notes, f"Begins with checkpoint {ref.id} (step {ref.step}) of job {start.job}{of_run}"]
+
+
+def _chosen_before(kube: Kube, store: Any, claim: Claim) -> Start | None:
+    found = None if store is None else store.get(START_KEY)
+    if not isinstance(found, dict) or found.get("for") != claim.name:
         return None
-    if text == EARLIER_RUN:
-        return _earlier(kube, claim)
-    return start_point.find(kube, claim.namespace, text, f"{EARLIER_RUN!r}, {start_point.FORMS}")
+    try:
+        return time_travel.find(kube, claim.namespace, str(found.get("job")), str(found.get("checkpoint")))
+    except (SpecError, JobNotFoundError):
+        return None
 
 
-def _earlier(kube: Kube, claim: Claim) -> Start | None:
-    """The newest usable checkpoint of the youngest other Job of this task that has one."""
+def _earlier(kube: Kube, claim: Claim) -> tuple[Start | None, list[str]]:
+    """The newest usable checkpoint of this task in this run, from before a clear or a failure; else in the latest of
+    the earlier runs that have ended. What a later run has learned, or one that still trains, is never taken."""
     managed = kube.list(JOB, claim.namespace, selector({job_names.LABEL_MANAGED: "true"}))
-    ours = [job for job in managed if job["metadata"]["name"] != claim.name and _same_task(job, claim)]
-    ours.sort(key=lambda job: str(job["metadata"].get("creationTimestamp", "")), reverse=True)
-    for job in ours:
-        if any(not ref.unusable for ref in branches.line(job)):
-            return time_travel.find(kube, claim.namespace, kinds.job_key(job))
-    return None
+    found, notes = [], []
+    for job in managed:
+        other = _same_task(job, claim)
+        if other is None or not any(not ref.unusable for ref in branches.line(job)):
+            continue
+        own, at = other.key == claim.key, _moment(job, other)
+        if not own and at >= (_EVER if claim.at is None else claim.at):
+            continue
+        if not own and not over(job):
+            name = job["metadata"]["name"]
+            notes.append(f"Job {name} of run {other.key.run_id} has not ended: its checkpoints are not taken")
+            continue
+        found.append((own, at, other.generation, str(job["metadata"].get("creationTimestamp", "")), kinds.job_key(job)))
+    if not found:
+        return None, notes
+    return time_travel.find(kube, claim.namespace, max(found)[-1]), notes
 
 
-def _same_task(job: Mapping[str, Any], claim: Claim) -> bool:
-    """Whether the Job is of the same task of the same Airflow, in whichever run."""
+def older(kube: Kube, claim: Claim) -> list[Object]:
+    """Jobs of the task that have ended and with whose checkpoints nobody begins once there are some of `claim`."""
+    managed = kube.list(JOB, claim.namespace, selector({job_names.LABEL_MANAGED: "true"}))
+    at = _EVER if claim.at is None else claim.at
+    return [
+        job
+        for job in managed
+        if over(job)
+        and (other := _same_task(job, claim)) is not None
+        and (other.generation < claim.generation if other.key == claim.key else _moment(job, other) < at)
+    ]
+
+
+def _same_task(job: Mapping[str, Any], claim: Claim) -> Claim | None:
+    """The claim on a Job of the same task of the same Airflow, in whichever run; None for all others."""
     other = Claim.of_job(job)
     if other is None or other.deployment != claim.deployment or job["metadata"].get("deletionTimestamp"):
-        return False
+        return None
     one, two = other.key, claim.key
-    return (one.dag_id, one.task_id, one.map_index) == (two.dag_id, two.task_id, two.map_index)
+    same = (one.dag_id, one.task_id, one.map_index) == (two.dag_id, two.task_id, two.map_index)
+    return other if same and job["metadata"]["name"] != claim.name else None
+
+
+def _moment(job: Mapping[str, Any], claim: Claim) -> float:
+    """When its run was due; of a Job that does not say so, when it was made."""
+    if claim.at is not None:
+        return claim.at
+    made = decode.moment(job["metadata"].get("creationTimestamp"))
+    return _EVER if isinstance(made, decode.Unreadable) else made
+

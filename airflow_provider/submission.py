@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kueue_integration.contract import job_names
+from kueue_integration.contract import branches, job_names
 from kueue_integration.errors import KubeError, SpecError
 from kueue_integration.jobs import lifecycle
 from kueue_integration.kube.client import Kube
@@ -19,7 +19,7 @@ from kueue_integration.spec.train_spec import TrainSpec
 from proxy.protocol import exit_codes
 from proxy.protocol.messages import Origin
 
-from . import parameters, rendered
+from . import ending, parameters, rendered
 from .identity import ANN_TASK, LABEL_OWNER, Claim, TaskKey, belongs
 
 GONE_POLL_S = 0.5
@@ -85,27 +85,56 @@ def manifest(spec: TrainSpec, config: platform_config.PlatformConfig) -> str:
 
 
 def remove(
-    kube: Kube, namespace: str, doomed: tuple[tuple[str, str], ...], timeout_s: float, stop: Callable[[], bool]
+    kube: Kube,
+    namespace: str,
+    doomed: Sequence[tuple[str, str]],
+    timeout_s: float,
+    stop: Callable[[], bool],
+    keep: bool = False,
 ) -> list[str]:
-    """Delete these (name, uid) with their pods and wait until they are gone; names of those that still are there.
+    """Give these (name, uid) up and wait until they have no pods; names of those that still have.
 
     Nothing may be submitted before: two generations of a job would write to the same places.
+
+    :param keep: their checkpoints may be begun with, so their records stay (`ending`)
     """
     for name, uid in doomed:
-        lifecycle.delete(kube, namespace, name, uid=uid)
+        ending.give_up(kube, namespace, name, uid, keep)
     deadline = time.monotonic() + timeout_s
     left = [*doomed]
     while left:
-        left = [(name, uid) for name, uid in left if _there(kube, namespace, name, uid)]
+        left = [(name, uid) for name, uid in left if _busy(kube, namespace, name, uid)]
         if not left or stop() or time.monotonic() >= deadline:
             break
         time.sleep(GONE_POLL_S)
     return [name for name, _ in left]
 
 
-def _there(kube: Kube, namespace: str, name: str, uid: str) -> bool:
+def _busy(kube: Kube, namespace: str, name: str, uid: str) -> bool:
     job = kube.find(JOB, namespace, name)
-    return job is not None and job["metadata"]["uid"] == uid
+    return job is not None and job["metadata"]["uid"] == uid and not ending.over(job) and not ending.quiet(job)
+
+
+def tidy(kube: Kube, claim: Claim, owned: Sequence[Object], timeout_s: float = 0.0) -> list[str]:
+    """Delete Jobs of `owned` that were given up and still wait for quota, as soon as nothing begins with them any more.
+
+    Returns the names of those that have to stay until the controller has looked at the Job of `claim`.
+    """
+    names = [job["metadata"]["name"] for job in owned if job["metadata"]["uid"] != claim.uid and ending.quiet(job)]
+    if not names:
+        return []
+    deadline = time.monotonic() + timeout_s
+    while True:
+        own = kube.find(JOB, claim.namespace, claim.name)
+        start = branches.start_from(own)
+        needed = start.job if isinstance(start, Origin) and branches.origin(own) is None else None
+        if needed not in names or time.monotonic() >= deadline:
+            break
+        time.sleep(GONE_POLL_S)
+    for job in owned:
+        if job["metadata"]["name"] in names and job["metadata"]["name"] != needed:
+            lifecycle.delete(kube, claim.namespace, job["metadata"]["name"], uid=job["metadata"]["uid"])
+    return [name for name in names if name == needed]
 
 
 def log_tails(kube: Kube, namespace: str, name: str, failed: bool, lines: int = 30) -> Iterator[str]:

@@ -8,12 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from kueue_integration.errors import KubeError
+from kueue_integration.errors import Conflict, KubeError
+from kueue_integration.jobs import lifecycle
 from kueue_integration.jobs.phase import Phase
 from kueue_integration.jobs.status import JobStatus, summarise
 from kueue_integration.kube.resources import JOB
 
-from . import compat
+from . import compat, ending
 from .cluster import connect_async
 from .informer import Subscription, subscribe
 from .lineage import document, preemptions
@@ -28,8 +29,11 @@ TROUBLE_AFTER_S = 30.0
 KILL_TIMEOUT_S = 25.0
 """Below Airflow's `[triggerer] on_kill_timeout` (30 s)."""
 USER_STATES = frozenset(("failed", "success", "skipped", "removed", "upstream_failed", compat.GONE))
-"""States that a deferred task reaches only by somebody's decision. A cleared task is left to its next try, which
-deletes what it replaces; `deferred` means that the trigger was only handed to another triggerer."""
+"""States that a deferred task reaches only by somebody's decision; `deferred` means that the trigger was only handed to
+another triggerer."""
+CLEARED_STATES = frozenset((None, "scheduled", "queued"))
+"""Of a deferred task that a user has cleared, until its next try starts, which may be never. Or it goes on, because
+another triggerer has seen the end of its Job: then there is nothing to give up."""
 
 
 _killing: set[asyncio.Task[None]] = set()
@@ -275,19 +279,25 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
 
     async def _kill(self) -> None:
         state = await self._persistently(lambda: compat.task_state_from_trigger(self.task_instance))
-        if state not in USER_STATES:
+        if state not in USER_STATES | CLEARED_STATES:
             self.log.info("Task state is %s, not ended by a user: Job %s goes on", state, self.name)
             return
-
-        async def delete() -> bool:
-            async with connect_async(self.conn_id) as cluster:
-                return await cluster.delete_unfinished_job(self.namespace, self.name, self.uid)
-
-        done = state if state == compat.GONE else f"marked {state}"
-        if await self._persistently(delete):
-            self.log.info("The task was %s by a user: Job %s (uid %s) is deleted", done, self.name, self.uid)
+        done = "cleared" if state in CLEARED_STATES else state if state == compat.GONE else f"marked {state}"
+        became = await self._persistently(self._give_up)
+        if became:
+            self.log.info("The task was %s by a user: Job %s (uid %s) is %s", done, self.name, self.uid, became)
         else:
             self.log.info("The task was %s by a user; Job %s had ended already", done, self.name)
+
+    async def _give_up(self) -> str:
+        """As `ending.give_up`."""
+        async with connect_async(self.conn_id) as cluster:
+            job = await cluster.find(JOB, self.namespace, self.name)
+            if job is not None and job["metadata"]["uid"] == self.uid and ending.leaves_record(job):
+                done = await cluster.end_unfinished_job(self.namespace, self.name, self.uid, lifecycle.END)
+                return ending.ENDED if done else ""
+            deleted = await cluster.delete_unfinished_job(self.namespace, self.name, self.uid)
+            return ending.DELETED if deleted else ""
 
     async def _persistently(self, action: Any) -> Any:
         """Try again after errors that may pass; the caller bounds the time."""
@@ -295,7 +305,7 @@ class SingularityJobTrigger(compat.BaseTrigger):  # type: ignore[misc]
             try:
                 return await action()
             except (KubeError, OSError) as error:
-                if isinstance(error, KubeError) and not error.transient:
+                if isinstance(error, KubeError) and not error.transient and not isinstance(error, Conflict):
                     raise
                 self.log.info("Asking again: %s", error)
                 await asyncio.sleep(1.0)

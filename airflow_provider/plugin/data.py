@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from proxy.protocol import decode
 
 from .. import compat
-from ..identity import Claim, TaskKey
+from ..identity import Claim, TaskKey, Try
 from ..lineage import condensed
 from ..memory import PAST_KEY, STORE_KEY
 
@@ -60,6 +60,13 @@ def state(session: Session, key: TaskKey) -> str | None:
     rows = TaskInstance
     found = session.scalar(select(rows.state).where(*of_task(rows, key)))
     return None if found is None else str(getattr(found, "value", found))
+
+
+def current_try(session: Session, key: TaskKey) -> Try | None:
+    """What the task instance's row says of its try, without the clears of the Dag run; None without a row."""
+    rows = TaskInstance
+    found = session.execute(select(rows.try_number, rows.max_tries).where(*of_task(rows, key))).first()
+    return None if found is None else Try(found.try_number or 0, found.max_tries or 0, 0)
 
 
 def past(session: Session, key: TaskKey) -> list[dict[str, Any]]:

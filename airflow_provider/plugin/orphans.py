@@ -10,15 +10,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from airflow.utils.session import create_session
 
-from kueue_integration.jobs import lifecycle
 from kueue_integration.kube.resources import Object, is_true
 
-from .. import submission
-from ..identity import TaskKey
-from ..triggers import USER_STATES
+from .. import ending, submission
+from ..identity import Claim, TaskKey
+from ..memory import CLEARED_KEY
+from ..triggers import CLEARED_STATES, USER_STATES
 from . import connection, data
 
 log = logging.getLogger(__name__)
@@ -48,19 +49,28 @@ def delete_orphans(dag_id: str, run_id: str) -> int:
             continue
         owned = submission.owned_jobs(kube, claim["namespace"], key, {claim.get("deployment", "")})
         alive = [job for job in owned if not _over(job)]
-        if not alive or _state(key) not in USER_STATES:
-            continue
-        for job in alive:
-            name = job["metadata"]["name"]
-            if lifecycle.delete(kube, claim["namespace"], name, uid=job["metadata"]["uid"]):
+        unwanted = _unwanted(key, alive) if alive else []
+        for job in unwanted:
+            name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+            became = ending.give_up(kube, claim["namespace"], name, uid)
+            if became:
                 deleted += 1
-                log.warning("%s has ended, nobody waits for Job %s/%s: deleted", key, claim["namespace"], name)
+                log.warning("%s: nobody waits for Job %s/%s: %s", key, claim["namespace"], name, became)
     return deleted
 
 
-def _state(key: TaskKey) -> str | None:
+def _unwanted(key: TaskKey, alive: list[Object]) -> list[Object]:
+    """Those that the task does not wait for: all, if it has ended; the ones of before, if it was cleared and its next
+    try has not started, which may be never."""
     with create_session() as session:
-        return data.state(session, key)
+        state, now = data.state(session, key), data.current_try(session, key)
+        cleared = data.stored(session, key, CLEARED_KEY)
+    if state in USER_STATES:
+        return alive
+    if now is None or state not in CLEARED_STATES:
+        return []
+    now = replace(now, cleared_try=cleared if isinstance(cleared, int) else 0)
+    return [job for job in alive if (made := Claim.of_job(job)) is not None and now.cleared_since(made.made_by)]
 
 
 def _over(job: Object) -> bool:

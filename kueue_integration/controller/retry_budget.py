@@ -7,15 +7,14 @@ Causes are a lost pod or node, a kill by the kernel, or an exit code after which
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
 from proxy.protocol.messages import AttemptRecord
 
 from ..contract import attempt_records, job_names
+from ..jobs import lifecycle
 from .snapshot import Job
 
-END: Mapping[str, Any] = {"activeDeadlineSeconds": 1}
+END = lifecycle.END
 """The change that makes Kubernetes fail a running Job: the only way for a client that may patch Jobs."""
 
 

@@ -11,7 +11,7 @@ from proxy.protocol import decode, names
 from proxy.protocol.messages import Origin, to_json
 
 from ..contract import attempt_records, job_names, kinds
-from ..errors import AlreadyExists, ConflictError, Invalid, JobNotFoundError, KubeError, NotFound, SpecError
+from ..errors import AlreadyExists, Conflict, ConflictError, Invalid, JobNotFoundError, KubeError, NotFound, SpecError
 from ..kube.api import Kube
 from ..kube.resources import JOB, Object, kind_of, label, selector
 from ..manifests.job_manifests import render
@@ -21,6 +21,9 @@ from ..spec.train_spec import TrainSpec
 from . import preflight
 
 log = logging.getLogger(__name__)
+END: Mapping[str, Any] = {"activeDeadlineSeconds": 1}
+"""The change that makes Kubernetes fail a running Job: the only way for a client that may patch Jobs."""
+WRITE_TRIES = 8
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,35 @@ def delete(kube: Kube, namespace: str, name: str, uid: str | None = None, propag
     except NotFound:
         return False
     return True
+
+
+def end(kube: Kube, namespace: str, name: str, uid: str) -> bool:
+    """Fail that very Job, which stays with all that is written on it. Its pods get SIGTERM and their grace period.
+
+    One that waits for quota fails when it starts. Returns False if it is not there any more, or has ended. Raises
+    KubeError.
+    """
+    for left in reversed(range(WRITE_TRIES)):
+        job = kube.find(JOB, namespace, name)
+        if job is None or job["metadata"]["uid"] != uid or not _alive(job):
+            return False
+        if ends(job):
+            return True
+        try:
+            kube.patch(JOB, namespace, name, {"spec": {**END}}, resource_version=job["metadata"]["resourceVersion"])
+        except NotFound:
+            return False
+        except Conflict:  # the controller writes on it, too
+            if not left:
+                raise
+        else:
+            return True
+    return False
+
+
+def ends(job: Mapping[str, Any]) -> bool:
+    """Whether somebody has asked for that."""
+    return bool((job.get("spec") or {}).get("activeDeadlineSeconds") == END["activeDeadlineSeconds"])
 
 
 def existing(kube: Kube, spec: TrainSpec) -> Object | None:

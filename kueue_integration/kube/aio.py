@@ -15,6 +15,7 @@ from .resources import JOB, POD, Kind, Object, is_true
 
 CONNECT_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 20.0
+MERGE = {"Content-Type": "application/merge-patch+json"}
 LOST = (aiohttp.ClientError, TimeoutError, OSError)
 """What aiohttp raises for an answer that does not come."""
 
@@ -91,6 +92,21 @@ class AsyncKube:
         response = await self._request("GET", POD.path(namespace, pod, "log"), query, None, timeout)
         return await _whole(response)
 
+    async def end_unfinished_job(self, namespace: str, name: str, uid: str, end: Mapping[str, Any]) -> bool:
+        """Write `end` into the spec of that very Job unless it has ended. Returns whether that is done.
+
+        Raises Conflict when it has changed meanwhile.
+        """
+        job = await self.find(JOB, namespace, name)
+        if job is None or job["metadata"]["uid"] != uid or is_true(job, "Complete") or is_true(job, "Failed"):
+            return False
+        meta = {"uid": uid, "resourceVersion": job["metadata"]["resourceVersion"]}
+        try:
+            await self._json("PATCH", JOB.path(namespace, name), body={"metadata": meta, "spec": {**end}})
+        except NotFound:
+            return False
+        return True
+
     async def delete_unfinished_job(self, namespace: str, name: str, uid: str) -> bool:
         """Delete that very Job with its pods unless it has ended. Returns whether a deletion was accepted."""
         job = await self.find(JOB, namespace, name)
@@ -123,7 +139,7 @@ class AsyncKube:
                 path,
                 method,
                 query_params=list((query or {}).items()),
-                header_params={"Accept": "application/json"},
+                header_params={"Accept": "application/json", **(MERGE if method == "PATCH" else {})},
                 body=body,
                 auth_settings=["BearerToken"],
                 _preload_content=False,

@@ -95,6 +95,7 @@ class ApiServer:
         for prefix in ("/apis/batch/v1", "/apis/kueue.x-k8s.io/v1beta2"):
             app.router.add_get(prefix + "/namespaces/{namespace}/{plural}", self._collection)
             app.router.add_get(prefix + "/namespaces/{namespace}/{plural}/{name}", self._get)
+            app.router.add_patch(prefix + "/namespaces/{namespace}/{plural}/{name}", self._patch)
             app.router.add_delete(prefix + "/namespaces/{namespace}/{plural}/{name}", self._delete)
         app.router.add_get("/api/v1/namespaces/{namespace}/{plural}", self._collection)
         app.router.add_get("/api/v1/namespaces/{namespace}/pods/{name}/log", self._pod_log)
@@ -180,6 +181,16 @@ class ApiServer:
             return _status(503, "the server is down")
         obj = self.objects.get((request.match_info["plural"], request.match_info["name"]))
         return web.json_response(obj) if obj is not None else _status(404, "not found")
+
+    async def _patch(self, request: web.Request) -> web.Response:
+        """A merge patch of the spec, with uid and version as preconditions."""
+        assert request.content_type == "application/merge-patch+json"
+        obj, body = self.objects[request.match_info["plural"], request.match_info["name"]], await request.json()
+        if any(obj["metadata"].get(key) != value for key, value in body["metadata"].items()):
+            return _status(409, "the object has been modified")
+        obj["spec"].update(body["spec"])
+        self._publish("MODIFIED", JOB, obj)
+        return web.json_response(obj)
 
     async def _delete(self, request: web.Request) -> web.Response:
         plural, name = request.match_info["plural"], request.match_info["name"]

@@ -74,12 +74,25 @@ def left(kube: FakeKube) -> set[str]:
 def test_only_jobs_of_tasks_that_have_ended_are_deleted(session: Session, kube: FakeKube) -> None:
     for state in ("failed", "success", "skipped", "deferred", "running", "up_for_retry", "restarting"):
         task(session, kube, state.replace("_", "-"), state)
-    task(session, kube, "cleared", None)
+    task(session, kube, "waits", None)
     task(session, kube, "mapped", "failed", 0)
     task(session, kube, "mapped", "deferred", 1)
+    session.execute(update(TaskInstance).values(try_number=1, max_tries=0))
     assert orphans.delete_orphans("dag", "run") == 4
-    assert left(kube) == {"deferred-0", "running-0", "up-for-retry-0", "restarting-0", "cleared-0", "mapped-2"}
+    assert left(kube) == {"deferred-0", "running-0", "up-for-retry-0", "restarting-0", "waits-0", "mapped-2"}
     assert orphans.delete_orphans("dag", "another-run") == 0
+
+
+@pytest.mark.parametrize("state", [None, "scheduled", "queued"])
+@pytest.mark.parametrize(("max_tries", "deleted"), [(0, 0), (2, 1)])
+def test_a_job_from_before_a_clear_does_not_train_on(
+    session: Session, kube: FakeKube, state: str | None, max_tries: int, deleted: int
+) -> None:
+    """Its next try may never start. A task that waits for a retry takes its Job up again."""
+    claim = task(session, kube, "train", state)
+    session.execute(update(TaskInstance).values(try_number=1, max_tries=max_tries))
+    assert orphans.delete_orphans("dag", "run") == deleted
+    assert left(kube) == (set() if deleted else {claim.name})
 
 
 def test_a_connection_that_the_task_wrote_is_not_used_for_the_search(
@@ -141,7 +154,7 @@ def test_what_has_ended_stays_to_be_looked_at(session: Session, kube: FakeKube, 
     assert left(kube) == {claim.name}
 
 
-def test_a_task_that_is_cleared_at_this_moment_keeps_its_job(
+def test_a_task_that_is_cleared_at_this_moment_loses_only_the_job_from_before(
     session: Session, kube: FakeKube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = task(session, kube, "train", "failed")
@@ -151,8 +164,8 @@ def test_a_task_that_is_cleared_at_this_moment_keeps_its_job(
         return kube, "default"
 
     monkeypatch.setattr(connection, "connect", cleared_meanwhile)
-    assert orphans.delete_orphans("dag", "run") == 0
-    assert left(kube) == {claim.name}
+    assert orphans.delete_orphans("dag", "run") == 1
+    assert left(kube) == set(), claim.name
 
 
 def test_a_cluster_that_does_not_answer_is_asked_again() -> None:

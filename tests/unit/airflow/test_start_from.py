@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import copy
+import datetime
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowRescheduleException
 from airflow_fakes import make_attempt
-from test_train_operator import NAMESPACE, Airflow, kube, operator, submit
+from test_train_operator import NAMESPACE, Airflow, _task_runs, kube, operator, submit
 
-from airflow_provider.exceptions import InvalidTrainingError
+from airflow_provider import cluster
+from airflow_provider.exceptions import ClusterUnreachableError, InvalidTrainingError, TrainingTimeoutError
 from airflow_provider.identity import ANN_TASK, Claim
 from airflow_provider.verbs import JobVerbs
 from kueue_integration.contract import branches, job_names
+from kueue_integration.errors import Unreachable
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import JOB, POD
 from kueue_integration.requests import user_requests
 from proxy.protocol import names
 from proxy.protocol.messages import CheckpointRef, Origin, to_json
 
-__all__ = ["kube"]
+__all__ = ["_task_runs", "kube"]
 STORE = "file:///shared/checkpoints"
 
 
@@ -113,6 +118,7 @@ def test_an_earlier_run_of_this_task(kube: FakeKube) -> None:
         meta["creationTimestamp"] = "2099-01-01T00:00:00Z"
         kube.put({**twin, "metadata": meta})
         assert Claim.of_job(kube.get_job(NAMESPACE, f"x{index}")) is not None
+    kube.set_status(JOB, NAMESPACE, name, {"conditions": [{"type": "Complete", "status": "True"}]})
 
     class Later(Airflow):
         def context(self) -> dict[str, Any]:
@@ -171,3 +177,136 @@ def test_the_verbs_of_a_dag(kube: FakeKube, asked: list[list[str]]) -> None:
     request = user_requests.asked(kube.get_job(NAMESPACE, "other"), user_requests.CHANGE)
     assert request is not None and (request.by, request.checkpoint) == ("dag", "other-a1-g1")
     assert asked[0][:5] == ["hold", NAMESPACE, "other", "other-a1-g1", names.HOLD_REWIND]
+
+
+# --- what is given up, and what is taken ------------------------------------------------------------------------------
+class Run(Airflow):
+    """A task instance of the Dag run that was due on that day of January."""
+
+    def __init__(self, day: int) -> None:
+        super().__init__()
+        self.day, self.max_tries = day, 3
+
+    def context(self) -> dict[str, Any]:
+        found = super().context()
+        found["ti"].run_id = f"run-{self.day}"
+        found["dag_run"].logical_date = datetime.datetime(2026, 1, self.day, tzinfo=datetime.UTC)
+        return found
+
+
+@pytest.fixture
+def ending(kube: FakeKube, monkeypatch: pytest.MonkeyPatch) -> FakeKube:
+    """Kubernetes fails a running Job whose deadline is over."""
+    patch = kube.patch
+
+    def and_fail(kind: Any, namespace: Any, name: str, body: Any, *more: Any, **named: Any) -> Any:
+        made = patch(kind, namespace, name, body, *more, **named)
+        if (body.get("spec") or {}).get("activeDeadlineSeconds") == 1 and not made["spec"].get("suspend"):
+            kube.set_status(JOB, namespace, name, {"conditions": [{"type": "Failed", "status": "True"}]})
+        return made
+
+    monkeypatch.setattr(kube, "patch", and_fail)
+    return kube
+
+
+def begun(kube: FakeKube, run: Airflow, *numbers: int, how: str | None = None) -> str:
+    """Its Job runs, and has saved these; and has ended so."""
+    started(kube, run, start_from="earlier run")
+    name = str(run.xcoms["job"]["name"])
+    kube.patch(JOB, NAMESPACE, name, {"spec": {"suspend": False}})
+    saved(kube, name, *(ref(number, name) for number in numbers))
+    if how:
+        kube.set_status(JOB, NAMESPACE, name, {"conditions": [{"type": how, "status": "True"}]})
+    return name
+
+
+def test_a_clear_of_a_running_job_goes_on_from_its_newest_checkpoint(
+    ending: FakeKube, asked: list[list[str]]
+) -> None:
+    run = Run(5)
+    name = begun(ending, run, 1, 2)
+    run.clear()
+    assert started(ending, run, start_from="earlier run") == Origin(name, f"{name}-a1-g2")
+    assert [question[0] for question in asked] == ["hold"]
+    record = ending.get_job(NAMESPACE, name)
+    assert record["status"]["conditions"][0]["type"] == "Failed", "it stays as a record, and trains no more"
+    assert run.store["singularity_start"]["checkpoint"] == f"{name}-a1-g2"
+
+
+def test_a_clear_without_start_from_deletes_the_job(ending: FakeKube) -> None:
+    run = Run(5)
+    submit(run, operator())
+    (job,) = ending.list(JOB, NAMESPACE)
+    saved(ending, job["metadata"]["name"], ref(1, job["metadata"]["name"]))
+    run.clear()
+    submit(run, operator())
+    assert [each["metadata"]["uid"] for each in ending.list(JOB, NAMESPACE)] != [job["metadata"]["uid"]]
+    assert len(ending.list(JOB, NAMESPACE)) == 1
+
+
+def test_after_a_timeout_the_retry_goes_on_from_the_checkpoint(ending: FakeKube) -> None:
+    run = Run(5)
+    name = begun(ending, run, 3)
+    job = ending.get_job(NAMESPACE, name)
+    reference = {key: job["metadata"][key] for key in ("namespace", "name", "uid")}
+    event = {"status": "timeout", "message": "over", "output_shown": True, "lineage": None, "job": reference}
+    with pytest.raises(TrainingTimeoutError):
+        operator(start_from="earlier run").execute_complete(run.context(), event)
+    run.retry()
+    assert started(ending, run, start_from="earlier run") == Origin(name, f"{name}-a1-g3")
+
+
+@pytest.mark.parametrize(("how", "taken"), [("Complete", True), ("Failed", True), (None, False)])
+def test_only_a_run_that_is_earlier_and_has_ended_is_taken(
+    ending: FakeKube, said: list[str], how: str | None, taken: bool
+) -> None:
+    later = begun(ending, Run(30), 9, how="Complete")
+    before = begun(ending, Run(3), 1, how=how)
+    del said[:]
+    assert started(ending, Run(5), start_from="earlier run") == (
+        Origin(before, f"{before}-a1-g1") if taken else None
+    )
+    assert any((f"of job {before} of run run-3" if taken else "of run run-3 has not ended") in line for line in said)
+    assert not any(later in line for line in said)
+
+
+def test_runs_are_taken_by_their_date_and_not_by_when_their_jobs_were_made(ending: FakeKube) -> None:
+    newest = begun(ending, Run(4), 1, how="Complete")
+    begun(ending, Run(2), 7, how="Complete")  # a backfill, made later
+    assert started(ending, Run(5), start_from="earlier run") == Origin(newest, f"{newest}-a1-g1")
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_with_another_connection_there_is_one_live_job(
+    kube: FakeKube, monkeypatch: pytest.MonkeyPatch, cleared: bool
+) -> None:
+    other = FakeKube(*copy.deepcopy(kube.objects()))
+    monkeypatch.setattr(cluster, "connect", lambda conn_id: ({"a": kube, "b": other}[conn_id], "default"))
+    airflow = Airflow()
+    submit(airflow, operator(kubernetes_conn_id="a"))
+    airflow.clear() if cleared else airflow.retry()
+    deferred = submit(airflow, operator(kubernetes_conn_id="b"))
+    assert (len(kube.list(JOB, NAMESPACE)), len(other.list(JOB, NAMESPACE))) == ((0, 1) if cleared else (1, 0))
+    assert deferred.trigger.conn_id == airflow.store["singularity_job"]["conn_id"] == ("b" if cleared else "a")
+
+
+def test_a_former_cluster_that_does_not_answer_keeps_the_task_from_a_second_job(
+    kube: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    airflow = Airflow()
+    submit(airflow, operator(kubernetes_conn_id="a"))
+    other = FakeKube()
+
+    def connect(conn_id: str) -> Any:
+        if conn_id == "a":
+            raise Unreachable("no answer")
+        return other, "default"
+
+    monkeypatch.setattr(cluster, "connect", connect)
+    airflow.clear()
+    with pytest.raises(AirflowRescheduleException):
+        operator(kubernetes_conn_id="b").execute(airflow.context())
+    airflow.store["singularity_api_outage_since"] = 1.0
+    with pytest.raises(ClusterUnreachableError, match="was made with connection 'a', the task has 'b' now"):
+        operator(kubernetes_conn_id="b").execute(airflow.context())
+    assert other.list(JOB, NAMESPACE) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -13,8 +14,10 @@ import pytest
 from airflow_fakes import ADMITTED, CONN_ID, NAMESPACE, WAITING, ApiServer, make_attempt, make_job, make_workload
 
 from airflow_provider import compat, informer, triggers
+from airflow_provider.identity import ANN_TASK, Claim, TaskKey, Try
 from airflow_provider.triggers import SingularityJobTrigger
 from kueue_integration.kube.resources import JOB, WORKLOAD
+from proxy.protocol.messages import CheckpointRef
 
 LIMIT_S = 20.0
 
@@ -339,8 +342,8 @@ def state_is(answer: str | Exception | None) -> Callable[[Any], Awaitable[str | 
         (compat.GONE, True),  # its Dag was deleted
         ("deferred", False),  # handed to another triggerer
         ("running", False),  # resumed, or the next try after a clear: it decides itself
-        ("queued", False),
-        (None, False),
+        ("queued", True),  # cleared, and waits for a worker
+        (None, True),
         (LookupError("no such task instance"), False),
     ],
 )
@@ -363,6 +366,22 @@ async def test_on_kill_never_touches_another_or_an_ended_job(
         api.put(JOB, job)
     await make_trigger().on_kill()
     assert not api.deletions
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("state", ["failed", None])
+async def test_on_kill_ends_a_job_whose_checkpoints_may_be_begun_with(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch, written: list[str], state: str | None, keeps: bool
+) -> None:
+    monkeypatch.setattr(compat, "task_state_from_trigger", state_is(state))
+    job = make_job(checkpoint=CheckpointRef("train-a1-g1", 1_000_001, 1, 5, 1, "file:///s", 1, 1, 1.0, "0" * 64))
+    claim = Claim(TaskKey("dag", "run", "train"), 0, Try(1, 0, 0), job["metadata"]["namespace"], "train", keeps=keeps)
+    job["metadata"]["annotations"][ANN_TASK] = json.dumps(claim.to_dict())
+    api.put(JOB, job)
+    await make_trigger().on_kill()
+    assert bool(api.deletions) is not keeps
+    assert ("spec" in job and job["spec"].get("activeDeadlineSeconds") == 1) is keeps
+    assert any("ended: its checkpoints stay" in line for line in written) is keeps
 
 
 async def test_on_kill_rides_out_a_short_outage(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
