@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from proxy.protocol import names
+
 from ..contract import branches, job_names, kinds
 from ..errors import RequestRefusedError, SpecError
 from ..kube.api import Kube
+from ..kube.resources import Object
+from ..manifests.pod import command_text, literal
 from ..spec import engine
 from ..spec.platform_config import PlatformConfig
 from ..spec.train_spec import TrainSpec
@@ -14,6 +18,10 @@ from . import lifecycle, time_travel
 from .lifecycle import Submitted
 from .time_travel import Ask, Start
 
+_UNREAD: Final = (
+    "its saved processes go on with the {0} that they were started with, and this job's is another one (engine {1!r}). "
+    "Give the same, or begin anew; for other arguments the script has to use singularity_train, with engine 'state'"
+)
 FORMS: Final = "a job, JOB/CHECKPOINT, or the id of a checkpoint"
 
 
@@ -43,11 +51,27 @@ def find(kube: Kube, namespace: str, wanted: str, forms: str = FORMS) -> Start:
 def require_fit(start: Start, spec: TrainSpec, platform: PlatformConfig) -> None:
     """Raises SpecError that names `start_from` if the job of `spec` cannot begin so."""
     wishes = {job_names.ANN_WORLD_SIZE: str(spec.ranks), job_names.ANN_STORE: spec.store or platform.store}
-    wishes[job_names.ANN_ENGINE] = engine.chosen(spec).name
+    wishes[job_names.ANN_ENGINE] = chosen = engine.chosen(spec).name
+    unread = "" if chosen == names.ENGINE_STATE else _unread(start.source, spec)
+    if unread:
+        raise SpecError([("start_from", f"{start.job}/{start.ref.id}", _UNREAD.format(unread, chosen))])
     try:
         time_travel.require_fit({"metadata": {"annotations": wishes}}, start)
     except SpecError as error:
         raise SpecError([("start_from", value, why) for _, value, why in error.problems]) from None
+
+
+def _unread(source: Object, spec: TrainSpec) -> str:
+    """What of `spec` the saved processes of `source` would not see, "" if they run it already, or nobody knows."""
+    pod = (((source.get("spec") or {}).get("template") or {}).get("spec")) or {}
+    trains = next((c for c in pod.get("containers") or () if c.get("name") == job_names.CONTAINER_TRAIN), None)
+    had = {str(entry["name"]): entry.get("value") for entry in (trains or {}).get("env") or ()}
+    if had.get(names.ENV_COMMAND) is None:
+        return ""
+    if had[names.ENV_COMMAND] != literal(command_text(spec.command)):
+        return "command"
+    told = {name: literal(value) for name, value in spec.env.items() if name != "PYTHONPATH"}
+    return next((f"env {name}" for name, value in told.items() if had.get(name) != value), "")
 
 
 def hold(kube: Kube, start: Start, spec: TrainSpec, platform: PlatformConfig, ask: Ask | None = None) -> None:

@@ -310,3 +310,26 @@ def test_a_former_cluster_that_does_not_answer_keeps_the_task_from_a_second_job(
     with pytest.raises(ClusterUnreachableError, match="was made with connection 'a', the task has 'b' now"):
         operator(kubernetes_conn_id="b").execute(airflow.context())
     assert other.list(JOB, NAMESPACE) == []
+
+
+DATED = ["python3", "train.py", "--date", "$YESTERDAY"]
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({}, ""), ({"command": [*DATED[:-1], "2026-01-06"]}, "with the command that they were started"),
+    ({"env": {"STAGE": "b"}}, "with the env STAGE that they were started"),
+    ({"env": {"STAGE": "a$b", "MORE": "1"}}, "with the env MORE that they were started"),
+])  # fmt: skip
+def test_what_saved_processes_would_not_see_is_refused(kube: FakeKube, change: dict[str, Any], words: str) -> None:
+    """Yesterday's `--date` went on under today's name, without a word."""
+    other(kube, ref(1))
+    env = {names.ENV_COMMAND: json.dumps(DATED).replace("$", "$$"), "STAGE": "a$$b"}
+    trains = {"name": job_names.CONTAINER_TRAIN, "env": [{"name": n, "value": v} for n, v in env.items()]}
+    kube.patch(JOB, NAMESPACE, "other", {"spec": {"template": {"spec": {"containers": [trains]}}}})
+    given = {"start_from": "other", "command": DATED, "env": {"STAGE": "a$b"}, **change}
+    if words:
+        with pytest.raises(InvalidTrainingError, match=words):
+            started(kube, Airflow(), **given)
+        assert len(kube.list(JOB, NAMESPACE)) == 1
+    else:
+        assert started(kube, Airflow(), **given) == Origin("other", ref(1).id)

@@ -19,7 +19,7 @@ from proxy.protocol.messages import Origin
 from proxy.store import Store
 
 __all__ = ["kube", "made", "refs", "store"]
-COMMAND = ("--", "python3", "train.py")
+COMMAND = ("--", *spec().command)
 
 
 def submitted(wanted: str, *options: str, ranks: int = 4) -> Result:
@@ -38,6 +38,13 @@ def test_a_job_one_of_its_checkpoints_and_an_id(kube: FakeKube, store: Store, wa
     assert done.stdout.splitlines()[-1] == f"begins with checkpoint {checkpoint} (step {step}) of job digits"
     assert branches.start_from(kube.get_job(NS, "twin")) == Origin("digits", checkpoint)
     assert held(store) == {checkpoint: ("twin",)}
+
+
+def test_another_command_would_not_be_seen_by_the_saved_processes(kube: FakeKube, store: Store) -> None:
+    command = ("--", "python3", "train.py", "--steps", "1")
+    done = run("submit", "--name", "twin", "--queue", "training", "--workers", "4", "--start-from", "digits", *command)
+    assert done.exit_code == 2 and "go on with the command that they were started with" in done.stderr, done.output
+    assert kube.find(JOB, NS, "twin") is None and held(store) == {}
 
 
 def test_a_dry_run_says_where_it_would_begin_and_holds_nothing(kube: FakeKube, store: Store) -> None:
