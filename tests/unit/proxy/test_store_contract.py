@@ -317,7 +317,7 @@ def test_a_planted_pack_is_not_restored(store: Store, tmp_path: Path, monkeypatc
     with pytest.raises(CorruptChunkError, match="has chunk 0 of other content than its key") as caught:
         store.fetch_ranks(made, {0: tmp_path / "back"})
     assert caught.value.digest == name and next(iter(lies)).hex() in str(caught.value)
-    assert caught.value.exit_code == exit_codes.DAMAGED
+    assert caught.value.exit_code == exit_codes.NOT_RESTORED
     with ThreadPoolExecutor(1) as pool:
         parts = Parts(store.backend, made, tmp_path / "parts", lambda path: True, pool.submit)
         with pytest.raises(CorruptChunkError, match=name):
