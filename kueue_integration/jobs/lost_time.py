@@ -96,8 +96,9 @@ def _after(start: Point, record: AttemptRecord, successor: AttemptRecord) -> flo
 
 def _stopped(record: AttemptRecord, successor: AttemptRecord) -> float:
     """When the attempt trained no more: at its barrier, or when its pods or its quota were gone."""
-    if record.checkpoint is not None and record.barrier_at is not None:
-        return record.barrier_at
+    saved = record.barrier_at if record.barrier_at is not None else record.committed_at
+    if record.checkpoint is not None and saved is not None:
+        return saved
     ends = [at for at in (record.pods_gone_at, record.released_at, record.finished_at) if at is not None]
     late = [at for at in (record.evicted_at, successor.queued_at, successor.admitted_at) if at is not None]
     return min(ends or late)

@@ -42,6 +42,7 @@ SAVED = saved(1, 10, 100)
         ([A, B], {}, {1: 90.0}),
         ([A, B, C], {}, {1: 90.0, 2: 60.0}),
         ([SAVED, replace(B, restored_from="c1")], {}, {}),
+        ([replace(SAVED, barrier_at=None), replace(B, restored_from="c1")], {}, {}),
         ([A, replace(B, restored_from="p")], {"p": (1, T0 + 70)}, {1: 30.0}),
         ([SAVED, replace(B, restored_from="c1"), replace(C, restored_from="c1")], {}, {2: 60.0}),
         ([SAVED, replace(B, restored_from="c1"), C], {}, {1: 89.0, 2: 60.0}),
@@ -52,9 +53,9 @@ SAVED = saved(1, 10, 100)
         ([replace(A, first_step_at=T0 + 40), B], {}, {1: 60.0}),
         ([replace(A, released_at=None, pods_gone_at=None), B], {}, {1: 88.0}),
     ],
-    ids=["runs", "nothing was saved", "twice", "its last moment was saved", "a periodic checkpoint", "the next was not",
-         "back to the beginning", "twice from the same", "forked", "from an unknown one", "never ran", "with steps",
-         "its end was not seen"],
+    ids=["runs", "nothing was saved", "twice", "its last moment was saved", "when it stopped was not told",
+         "a periodic checkpoint", "the next was not", "back to the beginning", "twice from the same", "forked",
+         "from an unknown one", "never ran", "with steps", "its end was not seen"],
 )  # fmt: skip
 def test_what_is_lost_of_each_attempt(attempts, made, of):
     found = lost_time.of_history(attempts, made)
