@@ -14,7 +14,7 @@ import pytest
 from pod_harness import Pod
 from pod_moves import dump_anywhere, free_port, until
 
-from proxy.protocol import messages
+from proxy.protocol import exit_codes, messages
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(180)]
 Make = Callable[..., Pod]
@@ -349,7 +349,7 @@ time.sleep(600)
         end(pod)
         old.append(pod)
     one = run("one", restore([0, 1], 2), script, (old[0], 0), (old[1], 1))
-    assert one.wait() == 70, one.log()
+    assert one.wait() == exit_codes.NOT_RESTORED, one.log()
     wanted = f"ranks 0 and 1 cannot share a pod: the one has tcp 127.0.0.1:{port}, the other"
     assert wanted in one.wait_event_after_end("restore_failed").message
     alone = run("alone", restore([1], 2), script, (old[1], 1))
