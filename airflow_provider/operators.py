@@ -57,7 +57,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     The task submits one Indexed Job and defers; a worker slot is held only for the seconds of submitting and ending. A
     worker, scheduler or triggerer that dies never makes a second Job: the next try adopts the one that is there. A
     clear, or a retry after a failure of the training itself, starts a new Job. A clear, mark failed or mark success
-    deletes the running Job.
+    deletes the running Job, or ends it and leaves its record where `start_from` may begin with its checkpoints.
 
     Results are the XComs `job` (`{"namespace", "name", "uid"}`) and `lineage` (attempts, checkpoints, timings; kept
     current while the task is deferred). The event of every asset in `outlets` gets `extra["training"]`: job, steps,
@@ -96,10 +96,10 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
     :param grace_period_s: grace period of the pods, seconds (templated)
     :param checkpoint_every: save a checkpoint and train on, again and again: `"300s"`, `"10m"`, a number of seconds,
         `"500 steps"` or `"auto"`; default off (templated)
-    :param start_from: begin with a checkpoint instead of step 0: `"earlier run"` is the newest of this task in another
-        Dag run, or before a clear or a failure, if there is one; `"JOB"` is the newest of another job of the namespace;
-        `"JOB/CHECKPOINT"`, or the checkpoint's id alone. The saved processes go on, with the command and environment
-        that they were started with (templated)
+    :param start_from: begin with a checkpoint instead of step 0: `"earlier run"` is the newest of this task before a
+        clear or a failure, else of the latest earlier Dag run (by logical date) that has ended, if there is one;
+        `"JOB"` is the newest of another job of the namespace; `"JOB/CHECKPOINT"`, or the checkpoint's id alone. With
+        the process engine another command or environment is refused (templated)
     :param checkpoint_disk: most disk that checkpoint images may take in a pod, as `"50Gi"`, or `"unlimited"`. Default:
         the platform's, else twice the memory limit and 10 GiB per rank. No limit in pods with devices (templated)
     :param hold: cooperative preemption; False: plain Kueue, the checkpoint has to fit the grace period
