@@ -35,6 +35,7 @@ def results(pod: Pod) -> list[str]:
     return [(pod.work(rank) / "cwd/losses").read_text() for rank in (0, 1)]
 
 
+@pytest.mark.full
 def test_groups_fsdp_async_works_and_forked_workers_survive_stops(start: Callable[..., Pod]) -> None:
     reference = start("reference")
     assert reference.wait(200) == 0, reference.log()

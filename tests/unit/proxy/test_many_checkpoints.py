@@ -20,7 +20,7 @@ from pod_moves import free_port
 from proxy.launcher.tools import LOADER
 from proxy.protocol import messages, page
 
-pytestmark = pytest.mark.criu
+pytestmark = [pytest.mark.criu, pytest.mark.full]
 QUICK, ALL = 40, 5000
 LOOKS = 10
 WARM = 15
