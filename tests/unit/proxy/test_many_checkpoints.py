@@ -20,7 +20,7 @@ from pod_moves import free_port
 from proxy.launcher.tools import LOADER
 from proxy.protocol import messages, page
 
-pytestmark = [pytest.mark.criu, pytest.mark.full]
+pytestmark = pytest.mark.criu
 QUICK, ALL = 40, 5000
 LOOKS = 10
 WARM = 15
@@ -38,6 +38,8 @@ STANDS_IN = r"""#!/singularity/agent/launcher/busybox sh
 case " $* " in *"/launcher/criu "*) ;; *) exec /singularity/agent/launcher/loader "$@";; esac
 while [ $# -gt 0 ]; do case "$1" in -D) images=$2;; -W) work=$2;; esac; shift; done
 printf '\031\103\126\124\070\061\060\126' > "$images/files.img"
+printf '\031\103\126\124\060\060\047\120\004\000\000\000\010\001\040\001' > "$images/pstree.img"
+printf '\031\103\126\124\107\070\005\125' > "$images/core-1.img"
 echo done > "$work/dump.log"
 """
 """In the loader's place, which starts all that the launcher runs."""
