@@ -51,7 +51,9 @@ async def serve(settings: config.Config) -> None:
     loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="api"))
     hub.attach(loop)
     server = server_time.ServerClock()
-    reconciler = Reconciler(kube, settings.settings, metrics, hub.notify, server.now)
+    reconciler = Reconciler(
+        kube, settings.settings, metrics, hub.notify, server.now, settings.namespace, settings.agent_images
+    )
 
     def lead(leads: bool) -> None:
         metrics.set("singularity_leader", float(leads))

@@ -39,6 +39,8 @@ class Config:
     """Seconds of training after which an attempt finds out whether it can be saved; None: it does not."""
     multikueue_namespace: str = ""
     """Of Kueue, when this cluster is a MultiKueue manager: it has the Secrets of the worker clusters. "" for none."""
+    agent_images: tuple[str, ...] = ()
+    """What the chart trusts as agent image: its own first, then those of `images.trusted`."""
 
 
 def _number(env: Mapping[str, str], name: str, default: float, minimum: float) -> float:
@@ -65,6 +67,15 @@ def _regrow(env: Mapping[str, str]) -> settings.Mode:
 def _trial(env: Mapping[str, str]) -> float | None:
     name = "SINGULARITY_TRIAL_AFTER_SECONDS"
     return None if env.get(name) == "off" else _number(env, name, 120.0, minimum=1)
+
+
+def _agent_images(env: Mapping[str, str]) -> tuple[str, ...]:
+    name = "SINGULARITY_AGENT_IMAGES"
+    text = env.get(name) or "[]"
+    found = decode.json_value(text)
+    if not isinstance(found, list) or not all(isinstance(image, str) and image for image in found):
+        raise ConfigError(f"{name} = {text!r} (chart values images.agent and images.trusted): must be a list of images")
+    return tuple(found)
 
 
 def planner(env: Mapping[str, str]) -> PlannerSettings:
@@ -132,4 +143,5 @@ def load(argv: Sequence[str], env: Mapping[str, str]) -> Config:
         kubeconfig=args.kubeconfig,
         trial_after_s=_trial(env),
         multikueue_namespace=env.get("SINGULARITY_MULTIKUEUE_NAMESPACE") or "",
+        agent_images=_agent_images(env),
     )

@@ -12,15 +12,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ..contract import kinds
+from ..contract import job_names, kinds
 from ..errors import Conflict, KubeError
 from ..jobs import unreadable
 from ..kube.client import Kube
 from ..kube.resources import Object
 from . import device_time, installed, views
+from .agent_images import AgentImages
 from .cache import World, job_of
 from .forever import Skips, backoff_s, forever
 from .hold import Settings
@@ -44,7 +45,7 @@ CONFLICT_DELAY_S = 0.05
 
 @dataclass(frozen=True)
 class Task:
-    """`kind`: job, workload (one without a Job), plan, check, policy, everything or canary."""
+    """`kind`: job, workload (one without a Job), plan, check, policy, images, everything or canary."""
 
     kind: str
     namespace: str = ""
@@ -59,7 +60,7 @@ class Reconciler:
 
     `leader`: of the Job itself, or of its first pod.
 
-    `now` gives the API server's time, Unix seconds.
+    `now` gives the API server's time, Unix seconds. `namespace`, `agent_images`: see AgentImages.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class Reconciler:
         metrics: Metrics,
         notify: Callable[[str, str, bool], None] = lambda namespace, job, leader: None,
         now: Callable[[], float] = time.time,
+        namespace: str = job_names.SYSTEM_NAMESPACE,
+        agent_images: Sequence[str] = (),
     ) -> None:
         self._kube = kube
         self._settings = settings
@@ -82,6 +85,7 @@ class Reconciler:
         self.overdue = Overdue(self.world.all_jobs, self._workload_of, settings, now)
         self.looks = Looks(kube, settings, self.world, self.overdue, Machines(kube).of, metrics, now)
         self._rounds = Rounds(kube, self.world, settings, self._skips, metrics, self.looks.perform, now)
+        self._images = AgentImages(kube, namespace, agent_images, self.world.all_jobs, now)
         self._failures: dict[Task, int] = {}
         self._stop = threading.Event()
         served = [(f"worker-{number}", self.queue) for number in range(WORKERS)] + [("planner", self.plans)]
@@ -118,7 +122,7 @@ class Reconciler:
 
     def everything(self) -> None:
         """Look at every object again: after taking over, and now and then."""
-        for kind in ("check", "policy"):
+        for kind in ("check", "policy", "images"):
             self.queue.add(Task(kind))
         self._plan_soon()
         for handle, objects in ((self._on_workload, self.world.workloads.all()), (self._on_job, self.world.all_jobs())):
@@ -204,6 +208,8 @@ class Reconciler:
                 self.everything()
             elif task.kind == "policy":
                 installed.count_missing_policies(self._kube, self._metrics)
+            elif task.kind == "images":
+                self._images.keep()
             else:
                 installed.claim_check(self._kube, self._settings.check_name, self._now())
             self._failures.pop(task, None)

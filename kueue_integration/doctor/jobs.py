@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from proxy.protocol.decode import Unreadable
 
-from ..contract import attempt_records, job_names, kinds
+from ..contract import agent_images, attempt_records, job_names, kinds
+from ..errors import Forbidden
 from ..jobs import unreadable
 from ..kube.api import Kube
-from ..kube.resources import Object, annotation, is_true
+from ..kube.resources import CONFIG_MAP, Object, annotation, is_true
 from . import engines
-from .check import FAIL, OK, WARN, Check, shown, unexpected, unix
+from .check import FAIL, OK, REPAIR, WARN, Check, shown, unexpected, unix
 
 RETRY_S = 30.0
 """After the deadline Kueue still has to ask again; its back-off within a checkpoint budget stays well below this."""
@@ -20,7 +21,9 @@ RETRY_S = 30.0
 def running(kube: Kube, namespace: str, now: float, max_budget_s: int) -> Iterator[Check]:
     """`max_budget_s` is the platform's ceiling in seconds, 0 when it is not known."""
     managed = kinds.list_managed(kube, namespace)
-    yield from engines.of_jobs(kube, [job for job in managed if not _ended(job)])
+    unfinished = [job for job in managed if not _ended(job)]
+    yield from engines.of_jobs(kube, unfinished)
+    yield from _images(kube, unfinished)
     live = [job for job in managed if not (job.get("spec") or {}).get("suspend") and not _ended(job)]
     if not live:
         yield Check("jobs", OK, f"{len(managed)} in namespace {namespace}, none runs")
@@ -28,6 +31,23 @@ def running(kube: Kube, namespace: str, now: float, max_budget_s: int) -> Iterat
     workloads = kube.workloads_by_job(namespace, live)
     for job in live:
         yield from _each(job, workloads.get(job["metadata"]["uid"]), now, max_budget_s)
+
+
+def _images(kube: Kube, jobs: Sequence[Object]) -> Iterator[Check]:
+    """Jobs that would get no pod any more: the guard trusts their agent image no longer."""
+    try:
+        found = kube.find(CONFIG_MAP, job_names.SYSTEM_NAMESPACE, job_names.TRUSTED_IMAGES_CONFIGMAP)
+    except Forbidden:
+        return
+    trusted = agent_images.read((found or {}).get("data") or {})
+    if not trusted:
+        return  # `guard policies` says so, or a release that kept no list is installed
+    for job in jobs:
+        image = agent_images.of_job(job)
+        if image is not None and image not in trusted:
+            lost = f"its agent image {image} is not trusted: the guard of pods refuses the pods of its next attempt"
+            fix = f"Trust it until the job has ended:\n{REPAIR} \\\n  --set 'images.trusted={{{image}}}'"
+            yield Check(f"job {kinds.job_key(job)}", FAIL, lost, fix)
 
 
 def _each(job: Object, workload: Object | None, now: float, max_budget_s: int) -> Iterator[Check]:

@@ -21,8 +21,14 @@ HEAD = "{{/* Generated: python -m kueue_integration.guard.policy (a test compare
 _GROUP = "admissionregistration.k8s.io/v1"
 _LABELS = "@LABELS@"
 _ACCOUNTS, _IMAGES, _HOST_PATHS, _ANY_EXEC = "@ACCOUNTS@", "@IMAGES@", "@HOST_PATHS@", "@ANY_EXEC@"
-_ENV = "@ENV@"
+_ENV, _NAMESPACE = "@ENV@", "@NAMESPACE@"
 _TRAINING = {"matchLabels": {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}}
+# Without its parameter the guard would not ask: no pod is better than any pod. The controller makes it again.
+_PARAMETER = {
+    "name": job_names.TRUSTED_IMAGES_CONFIGMAP,
+    "namespace": _NAMESPACE,
+    "parameterNotFoundAction": "Deny",
+}
 OURS = " is the platform's: "
 """Between the annotation and what to do instead."""
 
@@ -113,13 +119,16 @@ def pod_policy(kind: Kind) -> Object:
         rules, conditions = [rule(JOB, "CREATE")], []
     given = {
         "spec": "object.spec" if kind is POD else "object.spec.template.spec",
-        "images": _IMAGES,
+        "configured": _IMAGES,
+        # Those of earlier releases whose jobs still live: see controller.agent_images.
+        "images": f"variables.configured + params.?data[?'{job_names.TRUSTED_IMAGES_KEY}'].orValue('').split('\\n')",
         "hostPaths": _HOST_PATHS,
         "env": _ENV,
     }
     found = {each.name: each.found for each in pods.RULES}
     return {
         "failurePolicy": "Fail",
+        "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
         "matchConstraints": {"namespaceSelector": _TRAINING, "resourceRules": rules},
         **({"matchConditions": conditions} if conditions else {}),
         "variables": _variables({**given, **pods.VARIABLES, **found}),
@@ -173,7 +182,8 @@ def policies() -> list[Object]:
     for name, spec in specs.items():
         meta = {"name": name, "labels": _LABELS}
         made.append({"apiVersion": _GROUP, "kind": "ValidatingAdmissionPolicy", "metadata": meta, "spec": spec})
-        bound = {"policyName": name, "validationActions": ["Deny"]}
+        bound = {"policyName": name, **({"paramRef": _PARAMETER} if "paramKind" in spec else {})}
+        bound["validationActions"] = ["Deny"]
         made.append({"apiVersion": _GROUP, "kind": "ValidatingAdmissionPolicyBinding", "metadata": meta, "spec": bound})
     return made
 
@@ -190,6 +200,7 @@ _VALUES = {
 def template() -> str:
     """`guard.yaml`."""
     text = yaml.safe_dump_all(policies(), sort_keys=False, width=110)
+    text = text.replace(f"'{_NAMESPACE}'", "{{ .Release.Namespace }}")
     text = text.replace(f"'{_LABELS}'", '{{ include "singularity.labels" . | fromYaml | toJson }}')
     for mark, value in _VALUES.items():
         text = text.replace(mark, f'{{{{ {value} | toJson | replace "\'" "\\\\u0027" }}}}')

@@ -174,7 +174,8 @@ def test_the_guards_are_always_there_and_the_controller_may_look_for_them():
     objects = render()
     for name in guards.POLICIES:
         policy, binding = (objects[kind, name]["spec"] for kind in POLICY_KINDS)
-        assert policy["failurePolicy"] == "Fail" and "paramKind" not in policy
+        reads = {"apiVersion": "v1", "kind": "ConfigMap"} if name in (guards.PODS, guards.JOBS) else None
+        assert policy["failurePolicy"] == "Fail" and policy.get("paramKind") == reads
         assert (binding["policyName"], binding["validationActions"]) == (name, ["Deny"])
     (rule,) = [
         rule
@@ -199,7 +200,7 @@ def test_values_of_an_older_chart_are_enough_for_the_guards():
     """`helm upgrade --reuse-values`, which `doctor` tells people to do, brings no defaults of the newer chart."""
     objects = render("guard=null", "images.trusted=null")
     policy = objects["ValidatingAdmissionPolicy", guards.PODS]["spec"]
-    images = {v["name"]: v["expression"] for v in policy["variables"]}["images"]
+    images = {v["name"]: v["expression"] for v in policy["variables"]}["configured"]
     assert json.loads(images) == ["localhost/singularity-agent:dev"]
     (rule,) = objects["ValidatingAdmissionPolicy", guards.EXEC]["spec"]["validations"]
     assert rule["expression"].startswith("false || ")
@@ -241,12 +242,25 @@ def test_the_guard_of_pods_knows_the_platforms_images_and_volumes(tmp_path):
     for name in (guards.PODS, guards.JOBS):
         policy = objects["ValidatingAdmissionPolicy", name]["spec"]
         given = {v["name"]: v["expression"] for v in policy["variables"]}
-        assert json.loads(given["images"]) == ["a:1", "mirror/a@sha256:0", "it's:1"]
+        assert json.loads(given["configured"]) == ["a:1", "mirror/a@sha256:0", "it's:1"]
         assert json.loads(given["hostPaths"]) == {"paths": ["/a", "/b", "/c", "/d"], "readOnly": ["/a"]}
         selector = {"matchLabels": {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}}
         assert policy["matchConstraints"]["namespaceSelector"] == selector
     (rule,) = objects["ValidatingAdmissionPolicy", guards.EXEC]["spec"]["validations"]
     assert rule["expression"].startswith("true || ")
+
+
+def test_the_controller_is_told_the_trusted_images_and_keeps_them_where_the_guard_looks():
+    objects = render("images.agent=a:2", "images.trusted={mirror/a:2}")
+    (container,) = objects["Deployment", "singularity-controller"]["spec"]["template"]["spec"]["containers"]
+    said = {e["name"]: e.get("value") for e in container["env"]}["SINGULARITY_AGENT_IMAGES"]
+    assert json.loads(said) == ["a:2", "mirror/a:2"]
+    kept = objects["ConfigMap", job_names.TRUSTED_IMAGES_CONFIGMAP]
+    assert "data" not in kept  # an upgrade would take away what the controller has written
+    for name in (guards.PODS, guards.JOBS):
+        parameter = objects["ValidatingAdmissionPolicyBinding", name]["spec"]["paramRef"]
+        assert (parameter["name"], parameter["namespace"]) == (kept["metadata"]["name"], kept["metadata"]["namespace"])
+        assert parameter["parameterNotFoundAction"] == "Deny"
 
 
 def test_a_policy_that_matches_nothing_keeps_the_api_servers_copy_of_leases_and_stays_when_the_chart_goes():

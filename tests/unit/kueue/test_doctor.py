@@ -15,7 +15,7 @@ from kueue_samples import PLATFORM, job, workload
 
 from kueue_integration import cli, doctor
 from kueue_integration.cli import doctor as command
-from kueue_integration.contract import job_names
+from kueue_integration.contract import agent_images, job_names
 from kueue_integration.errors import Forbidden, KubeError, Unreachable
 from kueue_integration.guard import names as guards
 from kueue_integration.guard import policy
@@ -91,6 +91,9 @@ def kube() -> FakeKube:
         obj(
             CONFIG_MAP, job_names.PLATFORM_CONFIGMAP, SYSTEM, data={"platform.json": platform_config.to_json(PLATFORM)}
         ),
+        obj(
+            CONFIG_MAP, job_names.TRUSTED_IMAGES_CONFIGMAP, SYSTEM, data=agent_images.data({PLATFORM.agent_image: NOW})
+        ),
         obj(DEPLOYMENT, job_names.CONTROLLER_NAME, SYSTEM, spec={"replicas": 1}, status={"readyReplicas": 1}),
         obj(CLUSTER_QUEUE, "training", spec=spec, status=ACTIVE),
         obj(LOCAL_QUEUE, "training", "default", spec={"clusterQueue": "training"}, status=ACTIVE),
@@ -116,6 +119,14 @@ def kube() -> FakeKube:
         },
     }  # fmt: skip
     return fake
+
+
+def waiting(agent_image: str) -> dict[str, Any]:
+    """A suspended job whose pods have this agent image."""
+    pod = {"initContainers": [{"name": job_names.CONTAINER_INSTALL, "image": agent_image}], "containers": []}
+    made = obj(JOB, "train", "default", spec={"suspend": True, "template": {"spec": pod}})
+    made["metadata"]["labels"] = {job_names.LABEL_MANAGED: "true"}
+    return made
 
 
 def findings(kube: FakeKube, namespace: str = "default") -> list[doctor.Check]:
@@ -230,6 +241,14 @@ CASES: dict[str, tuple[Callable[[FakeKube], object], str, str, str, str]] = {
             ("open", _spec(ADMISSION_POLICY, name, failurePolicy="Ignore"), f"{name} is not Fail"),
         )
     },
+    "no list of trusted images": (
+        _gone(CONFIG_MAP, job_names.TRUSTED_IMAGES_CONFIGMAP, SYSTEM),
+        "guard policies", "fail", "no ConfigMap singularity-system/singularity-agent-images", "helm upgrade",
+    ),
+    "an image of before": (
+        lambda k: k.put(waiting("example/agent:0")),
+        "job train", "fail", "image example/agent:0 is not trusted", "images.trusted={example/agent:0}",
+    ),
     "kueue runs as another user": (
         lambda k: k.patch(
             DEPLOYMENT, "kueue-system", "kueue", {"spec": {"template": {"spec": {"serviceAccountName": "other"}}}}

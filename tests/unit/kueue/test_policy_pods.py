@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 from api_server import ADMIN, CONTROLLER, TEAM, TENANT, TRAINS, Policies
@@ -10,10 +11,11 @@ from kueue_samples import PLATFORM
 from pod_variants import BAD, GOOD, Make, other, ours
 
 from kueue_integration.contract import job_names
+from kueue_integration.controller import agent_images
 from kueue_integration.errors import KubeError
 from kueue_integration.guard import names as guards
 from kueue_integration.guard import policy
-from kueue_integration.kube.resources import POD, Object
+from kueue_integration.kube.resources import CONFIG_MAP, POD, Object
 
 
 def said(call) -> str:
@@ -127,3 +129,38 @@ def test_a_shell_beside_the_launcher_is_for_those_who_may_reach_every_node(polic
 def test_the_controller_is_no_exception(policies: Policies) -> None:
     spec = {**other(PLATFORM), "hostPID": True}
     assert "hostPID" in said(lambda: policies.server.kube(CONTROLLER).create(pod(spec), dry_run=True))
+
+
+def test_the_image_of_a_release_before_is_trusted_until_its_last_job_has_ended(policies: Policies) -> None:
+    """As the controller keeps the parameter: a Job of before an upgrade gets its pods, a stranger's image does not."""
+    before = "example/agent:before"
+    spec = ours(dataclasses.replace(PLATFORM, agent_image=before))
+    live = job(spec)
+    jobs = [live]
+    at = [1000.0]
+    of_now = (PLATFORM.agent_image,)
+    stranger = pod(ours(dataclasses.replace(PLATFORM, agent_image="example/agent:mine")), "stranger")
+
+    def release(*configured: str) -> None:
+        kube = policies.server.kube(ADMIN)
+        agent_images.AgentImages(kube, job_names.SYSTEM_NAMESPACE, configured, lambda: jobs, lambda: at[0]).keep()
+
+    def refused(manifest: Object) -> str:
+        return said(lambda: policies.admin.create(manifest, dry_run=True))
+
+    assert "init container install-agent: the name is the platform's" in refused(pod(spec))
+    release(before)
+    release(*of_now)
+    policies.eventually(lambda: not refused(pod(spec)) and not refused(live), "the image of before is trusted")
+    at[0] += 10 * agent_images.LINGER_S
+    release(*of_now)
+    assert not refused(pod(spec)) and "the name is the platform's" in refused(stranger)
+    jobs.clear()
+    release(*of_now)
+    at[0] += agent_images.LINGER_S
+    release(*of_now)
+    policies.eventually(lambda: refused(pod(spec)), "the image of before is trusted no more")
+    policies.admin.delete(CONFIG_MAP, job_names.SYSTEM_NAMESPACE, job_names.TRUSTED_IMAGES_CONFIGMAP)
+    policies.eventually(lambda: refused(pod(ours(PLATFORM))), "without the parameter there are no pods")
+    release(*of_now)
+    policies.eventually(lambda: not refused(pod(ours(PLATFORM))), "the controller makes it again")
