@@ -36,6 +36,8 @@ _COMMANDS = {
     "delete": ("delete:delete", "Delete a job with everything that belongs to it."),
     "checkpoints": ("checkpoints:checkpoints", "The checkpoints of a job: ls, show, verify, gc."),
     "cells": ("cells:cells", "Affinity cells: objects for Kueue, and whether their promise was kept."),
+    "fence": ("fence:fence", "Let training jobs into ClusterQueues: add our admission check, keep the others."),
+    "unfence": ("fence:unfence", "Take our admission check off ClusterQueues, before an uninstall."),
     "doctor": ("doctor:doctor", "Check cluster, Kueue and chart; say how to fix what is wrong."),
     "completion": ("completion:completion", "Print the completion script for bash, zsh or fish."),
 }

@@ -96,8 +96,8 @@ def named(kube: Kube, namespace: str, name: str) -> Object | None:
     return None
 
 
-def list_managed(kube: Kube, namespace: str) -> list[Object]:
-    """All managed jobs of a namespace, seen as Jobs, by what they are called. Raises KubeError."""
+def list_managed(kube: Kube, namespace: str | None) -> list[Object]:
+    """All managed jobs of a namespace (None: of all), seen as Jobs, by what they are called. Raises KubeError."""
     managed = selector({job_names.LABEL_MANAGED: "true"})
     found = kube.list(JOB, namespace, managed)
     for kind in KINDS[1:]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .. import fencing
 from ..contract import job_names
 from ..errors import Forbidden
 from ..kube.api import Kube
@@ -76,7 +77,7 @@ def _queue(kube: Kube, name: str, queue: Object, target: str) -> Iterator[Check]
         return
     spec = cluster_queue.get("spec") or {}
     if not _elsewhere(kube, spec):
-        yield from _fenced(name, target, spec)
+        yield from _fenced(name, target, cluster_queue)
     yield from _active(name, "clusterqueue", cluster_queue)
     yield from _active(name, "localqueue", queue)
     preemption = spec.get("preemption") or {}
@@ -98,27 +99,20 @@ def _elsewhere(kube: Kube, spec: Mapping[str, Any]) -> bool:
     return False
 
 
-def _fenced(name: str, target: str, spec: Mapping[str, Any]) -> Iterator[Check]:
-    strategy = [dict(item) for item in (spec.get("admissionChecksStrategy") or {}).get("admissionChecks") or ()]
-    ours = [item for item in strategy if item.get("name") == job_names.ADMISSION_CHECK_NAME]
+def _fenced(name: str, target: str, queue: Object) -> Iterator[Check]:
+    checks = fencing.checks_of(queue)
+    ours = [item for item in checks if item.get("name") == job_names.ADMISSION_CHECK_NAME]
     if not ours:
-        # A merge patch replaces the list: the checks of others have to be in it.
-        wanted = [*strategy, {"name": job_names.ADMISSION_CHECK_NAME}]
-        patch = _patch(target, {"admissionChecksStrategy": {"admissionChecks": wanted}})
         text = f"ClusterQueue {target} lacks admission check {job_names.ADMISSION_CHECK_NAME}"
-        yield Check(
-            name, FAIL, text, f"Submit refuses such a queue; add it (other jobs are let through at once):\n{patch}"
-        )
+        fix = "Submit refuses such a queue; add it (other jobs are let through at once):"
+        yield Check(name, FAIL, text, f"{fix}\nsingularityctl fence {target}")
         return
-    flavors = {
-        str(flavor["name"]) for group in spec.get("resourceGroups") or () for flavor in group.get("flavors") or ()
-    }
+    groups = (queue.get("spec") or {}).get("resourceGroups") or ()
+    flavors = {str(flavor["name"]) for group in groups for flavor in group.get("flavors") or ()}
     only = {str(flavor) for item in ours for flavor in item.get("onFlavors") or ()}
     if only and flavors - only:
-        wanted = [{"name": i["name"]} if i.get("name") == job_names.ADMISSION_CHECK_NAME else i for i in strategy]
-        patch = _patch(target, {"admissionChecksStrategy": {"admissionChecks": wanted}})
         text = f"ClusterQueue {target} is not fenced on flavor {listing(sorted(flavors - only))}"
-        yield Check(name, FAIL, text, f"Fence all its flavors:\n{patch}")
+        yield Check(name, FAIL, text, f"Fence all its flavors:\nsingularityctl fence {target}")
 
 
 def _active(name: str, resource: str, obj: Object) -> Iterator[Check]:

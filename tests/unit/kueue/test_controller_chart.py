@@ -394,3 +394,15 @@ def test_rules_of_adoption_have_the_platforms_values_and_no_parameter(filled):
     assert binding["paramRef"]["parameterNotFoundAction"] == "Allow"
     last = policy["validations"][-1]["message"]
     assert f"PodTemplate {job_names.SYSTEM_NAMESPACE}/singularity-adoption" in last and "@" not in last
+
+
+def test_an_uninstall_asks_first_whether_a_queue_is_fenced():
+    objects = render()
+    name = "singularity-queues-are-still-fenced"  # all that helm prints of a hook that fails
+    made = [objects[kind, name] for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job")]
+    assert all(one["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete" for one in made)
+    (rule,) = made[1]["rules"]
+    assert (rule["resources"], rule["verbs"]) == (["clusterqueues"], ["list"])
+    pod = made[3]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["command"][1:] == ["-m", "kueue_integration.fencing"]
+    assert made[3]["spec"]["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"

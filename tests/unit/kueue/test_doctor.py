@@ -292,14 +292,14 @@ CASES: dict[str, tuple[Callable[[FakeKube], object], str, str, str, str]] = {
     "queue with other checks only": (
         _spec(CLUSTER_QUEUE, "training", admissionChecksStrategy={"admissionChecks": [{"name": "prov"}]}),
         "queue training", "fail", "lacks admission check singularity-fence",
-        '{"admissionChecks":[{"name":"prov"},{"name":"singularity-fence"}]}',
+        "\nsingularityctl fence training",
     ),
     "fence on one flavor": (
         _spec(
             CLUSTER_QUEUE, "training",
             admissionChecksStrategy={"admissionChecks": [{"name": FENCE, "onFlavors": ["ondemand"]}]},
         ),
-        "queue training", "fail", "not fenced on flavor spot", '[{"name":"singularity-fence"}]',
+        "queue training", "fail", "not fenced on flavor spot", "\nsingularityctl fence training",
     ),
     "queue inactive": (
         _status(CLUSTER_QUEUE, "training", **_inactive("FlavorNotFound", "no flavor spot")),
@@ -334,7 +334,7 @@ def test_each_fault_is_found_with_its_fix(kube: FakeKube, fault: str) -> None:
 
 def test_the_fix_of_a_queue_is_a_patch_that_repairs_it(kube: FakeKube) -> None:
     """The command of the fix, done as kubectl would do it, leaves nothing to find."""
-    for change in ({"admissionChecksStrategy": None}, {"preemption": None}, {"stopPolicy": "HoldAndDrain"}):
+    for change in ({"preemption": None}, {"stopPolicy": "HoldAndDrain"}):
         kube.patch(CLUSTER_QUEUE, None, "training", {"spec": change})
         (found,) = findings(kube)
         body = re.search(r"-p '(.*)'", found.fix)
