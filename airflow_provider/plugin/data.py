@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from airflow.models.task_state_store import TaskStateStoreModel
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
-from sqlalchemy import Text, cast, func, select
+from sqlalchemy import Text, and_, cast, func, or_, select
 from sqlalchemy.orm import Session
 
 from proxy.protocol import decode
@@ -15,7 +16,8 @@ from proxy.protocol import decode
 from .. import compat
 from ..identity import Claim, TaskKey, Try
 from ..lineage import condensed
-from ..memory import PAST_KEY, STORE_KEY
+from ..memory import CLEARED_KEY, PAST_KEY, STORE_KEY
+from ..triggers import CLEARED_STATES, USER_STATES
 
 
 def of_task(rows: Any, key: TaskKey) -> tuple[Any, ...]:
@@ -67,6 +69,39 @@ def current_try(session: Session, key: TaskKey) -> Try | None:
     rows = TaskInstance
     found = session.execute(select(rows.try_number, rows.max_tries).where(*of_task(rows, key))).first()
     return None if found is None else Try(found.try_number or 0, found.max_tries or 0, 0)
+
+
+def runs_of_cleared(session: Session) -> set[tuple[str, str]]:
+    """Dag and run of every task that was cleared since its Job was made, and whose next try has not started."""
+    tasks, names = TaskInstance, [state for state in CLEARED_STATES if state is not None]
+    found = set()
+    for row in session.execute(_with_jobs(or_(tasks.state.is_(None), tasks.state.in_(names)))):
+        claim = Claim.from_dict(decoded(row.value))
+        if claim is None or (row.dag_id, row.run_id) in found:
+            continue
+        before = stored(session, claim.key, CLEARED_KEY)
+        cleared = before if isinstance(before, int) else 0
+        if Try(row.try_number or 0, row.max_tries or 0, 0, cleared).cleared_since(claim.made_by):
+            found.add((row.dag_id, row.run_id))
+    return found
+
+
+def runs_of_ended(session: Session, since: datetime) -> set[tuple[str, str]]:
+    """Dag and run of every task with a Job that has ended after `since`, however."""
+    tasks = TaskInstance
+    query = _with_jobs(and_(tasks.state.in_(sorted(USER_STATES)), tasks.updated_at >= since))
+    return {(row.dag_id, row.run_id) for row in session.execute(query)}
+
+
+def _with_jobs(condition: Any) -> Any:
+    """Task instances that have submitted a Job, and what they remember of it."""
+    tasks, kept = TaskInstance, TaskStateStoreModel
+    same = (
+        kept.dag_id == tasks.dag_id, kept.run_id == tasks.run_id, kept.task_id == tasks.task_id,
+        compat.map_index_column(kept) == compat.map_index_column(tasks), kept.key == STORE_KEY,
+    )  # fmt: skip
+    columns = tasks.dag_id, tasks.run_id, tasks.try_number, tasks.max_tries, as_text(kept.value).label("value")
+    return select(*columns).join(kept, and_(*same)).where(condition)
 
 
 def past(session: Session, key: TaskKey) -> list[dict[str, Any]]:

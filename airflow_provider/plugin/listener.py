@@ -1,5 +1,5 @@
 """Where Airflow says that a task or a run has ended: the cue to look for Jobs that nobody waits for any more. And that
-it starts: the cue to give this Airflow an id.
+it starts: the cue to give this Airflow an id, and to look round from time to time (`patrol`).
 
 Called in the scheduler (a run has ended, a worker was lost) and in the api-server (marked by a user). Workers call it
 too, with an object that is no row of the database, and are left alone. Every process loads this: it imports nothing.
@@ -25,8 +25,10 @@ def on_starting(component: Any) -> None:
     which has no database."""
     if hasattr(component, "_sa_instance_state"):
         from .deployment import ensure
+        from .patrol import start
 
         ensure()
+        start(component)
 
 
 @hookimpl  # type: ignore[untyped-decorator]

@@ -7,13 +7,14 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import db_rows
 import pytest
 from airflow.models.dagrun import DagRun
+from airflow.models.task_state_store import TaskStateStoreModel
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.variable import Variable
 from sqlalchemy import select, update
@@ -22,7 +23,16 @@ from sqlalchemy.orm import Session
 
 from airflow_provider import memory
 from airflow_provider.identity import ANN_TASK, DEPLOYMENT, LABEL_OWNER, Claim, TaskKey, Try
-from airflow_provider.plugin import SingularityPlugin, cleared, connection, data, deployment, listener, orphans
+from airflow_provider.plugin import (
+    SingularityPlugin,
+    cleared,
+    connection,
+    data,
+    deployment,
+    listener,
+    orphans,
+    patrol,
+)
 from kueue_integration.contract import job_names
 from kueue_integration.errors import Unreachable
 from kueue_integration.kube.fake import FakeKube
@@ -37,7 +47,8 @@ STARTING = SimpleNamespace(_sa_instance_state=object())
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """Airflow's database, as far as it is asked."""
     with db_rows.database() as made:
-        monkeypatch.setattr(orphans, "create_session", lambda: contextlib.nullcontext(made))
+        for module in (orphans, patrol):
+            monkeypatch.setattr(module, "create_session", lambda: contextlib.nullcontext(made))
         yield made
 
 
@@ -95,6 +106,78 @@ def test_a_job_from_before_a_clear_does_not_train_on(
     assert left(kube) == (set() if deleted else {claim.name})
 
 
+CLEARED_HOW = {"while it waited": {"max_tries": 2}, "while it ran": {"try_number": 2, "max_tries": 1}}
+
+
+@pytest.mark.parametrize("state", [None, "scheduled", "queued", "deferred", "running", "up_for_retry", "success"])
+@pytest.mark.parametrize("how", [None, *CLEARED_HOW])
+def test_a_clear_that_no_listener_tells_of_is_found(
+    session: Session, kube: FakeKube, state: str | None, how: str | None
+) -> None:
+    """With no triggerer its Job trained on until the next try started, which may be never."""
+    task(session, kube, "other", "deferred")
+    claim = task(session, kube, "train", state, map_index=3)
+    session.execute(update(TaskInstance).values(try_number=1, max_tries=0))
+    if how:
+        session.execute(update(TaskInstance).where(TaskInstance.map_index == 3).values(**CLEARED_HOW[how]))
+    if how == "while it ran":
+        row = {"dag_id": "dag", "run_id": "run", "task_id": "train", "map_index": 3}
+        db_rows.stored(session, **row, key=memory.CLEARED_KEY, value="1")
+    found: list[tuple[str, str]] = []
+    patrol.look(None, lambda *run: found.append(run))
+    waits = state in (None, "scheduled", "queued")
+    assert found == ([("dag", "run")] if how and waits else [])
+    for run in found:
+        orphans.delete_orphans(*run)
+    assert left(kube) == {"other-0"} | (set() if found else {claim.name})
+
+
+def test_a_scheduler_that_starts_looks_after_what_has_just_ended(session: Session, kube: FakeKube) -> None:
+    """The one before it may have died with the cue."""
+    now = datetime.now(UTC)
+    for number, ago in enumerate((10, 100)):
+        task(session, kube, "train", "failed", map_index=number)
+        row = update(TaskInstance).where(TaskInstance.map_index == number)
+        session.execute(row.values(run_id=f"run-{number}", updated_at=now - timedelta(minutes=ago)))
+        session.execute(
+            update(TaskStateStoreModel)
+            .where(TaskStateStoreModel.map_index == number)
+            .values(run_id=f"run-{number}")
+        )
+    found: list[tuple[str, str]] = []
+    patrol.look(now - patrol.BEFORE_START, lambda *run: found.append(run))
+    assert found == [("dag", "run-0")]
+
+
+@pytest.mark.parametrize("kind", ["SchedulerJobRunner", "TriggererJobRunner"])
+def test_a_scheduler_looks_round_by_itself_and_nobody_else_does(
+    session: Session, kube: FakeKube, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """By what Airflow itself says of a process that starts: before it says what it is."""
+    from airflow.jobs.job import Job
+    from airflow.jobs.scheduler_job_runner import SchedulerJobRunner
+    from airflow.jobs.triggerer_job_runner import TriggererJobRunner
+
+    runner = {"SchedulerJobRunner": SchedulerJobRunner, "TriggererJobRunner": TriggererJobRunner}[kind]
+    assert (runner.job_type == patrol.SCHEDULER) is (runner is SchedulerJobRunner)
+    task(session, kube, "train", None)
+    session.execute(update(TaskInstance).values(try_number=1, max_tries=2))
+    told, begin, rows = threading.Semaphore(0), patrol.start, list[Any]()
+    monkeypatch.setattr(patrol, "start", lambda component: rows.append((component, component.job_type)))
+    monkeypatch.setattr(deployment, "ensure", lambda: None)
+    listener.on_starting(row := Job())
+    assert rows[-1] == (row, None)
+    row.job_type = runner.job_type  # as BaseJobRunner.__init__
+    over = begin(row, 0.01, lambda *run: told.release())
+    thread = next(each for each in threading.enumerate() if each.name == f"singularity-patrol-{id(over)}")
+    if runner is SchedulerJobRunner:
+        assert all(told.acquire(timeout=30) for _ in range(3)), "again and again"
+        over.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert runner is SchedulerJobRunner or not told.acquire(blocking=False)
+
+
 def test_a_connection_that_the_task_wrote_is_not_used_for_the_search(
     session: Session, kube: FakeKube, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,6 +204,7 @@ def test_a_job_of_another_airflow_is_left_alone(session: Session, kube: FakeKube
 def variables(monkeypatch: pytest.MonkeyPatch, session: Session) -> Callable[[], list[str]]:
     """Values of the Variable with Airflow's id."""
     monkeypatch.setattr(deployment, "create_session", lambda: contextlib.nullcontext(session))
+    monkeypatch.setattr(patrol, "start", lambda component: None)
     return lambda: [row.val for row in session.scalars(select(Variable).where(Variable.key == DEPLOYMENT))]
 
 
@@ -142,6 +226,7 @@ def test_airflow_starts_without_an_id_too(
         raise error
 
     monkeypatch.setattr(deployment, "create_session", broken)
+    monkeypatch.setattr(patrol, "start", lambda component: None)
     listener.on_starting(STARTING)
     assert ("was not made: OSError" in caplog.text) is isinstance(error, OSError)
 
