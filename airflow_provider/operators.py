@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException
 from kueue_integration.errors import KubeError, SingularityError, SpecError
 from kueue_integration.jobs import lifecycle
 from kueue_integration.jobs.status import summarise
+from kueue_integration.jobs.time_travel import Start
 from kueue_integration.kube.client import Kube
 from kueue_integration.kube.resources import JOB, is_true
 from kueue_integration.spec import engine, platform_config
@@ -314,10 +315,14 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             key, now, self.name or self.task_id, self._deployment() if record is None else record.deployment,
             remembers=store is not None, at=compat.due_at(context), keeps=keep,
         )  # fmt: skip
-        if record is not None and made_with not in ("", self.kubernetes_conn_id):
-            self._leave(store, look, record, made_with)
         kube, default_namespace = cluster.connect(self.kubernetes_conn_id)
         namespace = self.namespace or default_namespace
+        away = []
+        made_with = made_with or self.kubernetes_conn_id
+        if record is not None and (made_with, record.namespace) != (self.kubernetes_conn_id, namespace):
+            away = self._leave(store, look, record, made_with, namespace)
+            kube, default_namespace = cluster.connect(self.kubernetes_conn_id)
+            namespace = self.namespace or default_namespace
         owned = submission.owned_jobs(kube, namespace, key, {look.deployment})
         decision = look.decide(namespace, owned, record)
         self.log.info("%s", decision.why[0].upper() + decision.why[1:])
@@ -329,18 +334,17 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         spec = None
         if unfinished or not decision.adopt:
             spec = submission.build_spec(self, decision.claim, self._dag_file())
-        self._make_room(kube, decision, record, keep)
+        self._make_room(kube, decision, keep)
         claim = decision.claim
         if spec is not None:
-            if not decision.adopt:
-                remember(store, claim, self.kubernetes_conn_id)
             config = platform_config.load(kube)
             self.manifest = submission.manifest(spec, config)
             start = None
             if not decision.adopt:
-                start, told = start_point.choose(kube, store, self.start_from, claim, spec, config)
+                start, told = start_point.choose(kube, store, self.start_from, claim, spec, config, away)
                 for line in told:
                     self.log.info("%s", line)
+                remember(store, claim, self.kubernetes_conn_id)  # not before: what was remembered leads to `away`
             done = submission.submit(kube, spec, config, None if start is None else start.origin)
             claim = replace(claim, namespace=done.namespace, name=done.name, uid=done.uid)
             size = (
@@ -380,14 +384,17 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             return claim, {"status": "success", "message": "finished already", "job": reference, "lineage": lineage}
         return claim, None
 
-    def _leave(self, store: Any, look: Look, record: Claim, made_with: str) -> None:
-        """The connection is another one than that of the try before: what runs there is adopted there, or ends there.
+    def _leave(self, store: Any, look: Look, record: Claim, made_with: str, namespace: str) -> list[Start]:
+        """Connection or namespace is another one than that of the try before: what runs there is adopted there, or ends
+        there. Returns what it came to, with the checkpoints that it leaves there.
 
         Raises SingularityProviderError: that cluster cannot be asked, and may run the Job.
         """
         wanted = self.kubernetes_conn_id
         name = f"{record.namespace}/{record.name}"
         where = f"Job {name} was made with connection {made_with!r}, the task has {wanted!r} now"
+        if made_with == wanted:
+            where = f"Job {record.name} is in namespace {record.namespace}, the task has {namespace} now"
         fix = (
             f"make it answer, or, if that cluster is gone for good, remove {STORE_KEY!r} from the task's state store "
             "(tab Storage) and clear the task"
@@ -399,10 +406,11 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             if decision.adopt:
                 self.log.warning("%s: the Job is there, and is adopted there", where)
                 self.kubernetes_conn_id, self.namespace = made_with, record.namespace
-                return
+                return []
             for former in owned:
                 add_past(store, document(summarise(former, kube.get_workload_for_job(former), ())))
-            self._make_room(kube, decision, None, keep=False)
+            self._make_room(kube, decision, look.keeps)
+            kept = start_point.left(submission.owned_jobs(kube, record.namespace, look.key, {look.deployment}))
         except KubeError as error:
             text = f"{where}, and the cluster of {made_with!r} does not say whether it runs there: {error}"
             if error.transient:
@@ -413,6 +421,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
         except Exception as error:  # of the hook: the connection is gone, or cannot be read
             raise SingularityProviderError(f"{where}, and {made_with!r} cannot be used: {error}; {fix}") from error
         self.log.info("%s: nothing of the task runs there any more", where)
+        return kept
 
     def _kept(self, store: Any, now: Try, record: Claim | None) -> dict[str, Any] | None:
         """The event that ended the current Job in a try whose worker was lost afterwards. Not if a retry is to train
@@ -439,7 +448,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             )
         return found
 
-    def _make_room(self, kube: Kube, decision: Decision, record: Claim | None, keep: bool) -> None:
+    def _make_room(self, kube: Kube, decision: Decision, keep: bool) -> None:
         """Give up what this try replaces, and come back later if that takes long.
 
         :param keep: the new Job may begin with a checkpoint of it, so that it must stay to be found
@@ -448,9 +457,6 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
             self.log.info("Ending Job %s, which this try replaces, and waiting for its pods to end", name)
         namespace = decision.claim.namespace
         left = submission.remove(kube, namespace, decision.remove, REMOVE_WAIT_S, lambda: self._kill_requested, keep)
-        if record is not None and record.uid and record.namespace != namespace:  # the DAG was changed between two tries
-            other = ((record.name, record.uid),)
-            left += submission.remove(kube, record.namespace, other, REMOVE_WAIT_S, lambda: self._kill_requested)
         if left:
             self.log.info("Still ending: %s; trying again in %.0f s", ", ".join(left), RETRY_AFTER_S)
             raise AirflowRescheduleException(timezone.utcnow() + datetime.timedelta(seconds=RETRY_AFTER_S))
@@ -582,7 +588,7 @@ class SingularityTrainOperator(TrainingReporter, BaseOperator):  # type: ignore[
                 lifecycle.delete(kube, namespace, name, uid=uid)
                 return
             self.log.info("Job %s stays until a later one has ended, which may begin with its checkpoints", name)
-            for older in start_point.older(kube, claim):
+            for older in start_point.older(kube, claim, job_now):
                 lifecycle.delete(kube, namespace, older["metadata"]["name"], uid=older["metadata"]["uid"])
         except Exception as error:
             self.log.warning(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kueue_integration.contract import branches, job_names, kinds
 from kueue_integration.errors import JobNotFoundError, SpecError
 from kueue_integration.jobs import start_point, time_travel
 from kueue_integration.jobs.time_travel import Start
+from kueue_integration.jobs.told import Told, told
 from kueue_integration.kube.api import Kube
 from kueue_integration.kube.resources import JOB, Object, selector
+from kueue_integration.manifests import job_manifests
 from kueue_integration.spec.platform_config import PlatformConfig
 from kueue_integration.spec.train_spec import TrainSpec
 from proxy.protocol import decode
@@ -22,6 +24,11 @@ from .memory import START_KEY
 EARLIER_RUN: Final = "earlier run"
 """No job can be called so."""
 _EVER: Final = float("inf")
+_AWAY: Final = (
+    "is checkpoint {0.ref.id} (step {0.ref.step}) of job {0.job} in namespace {0.source[metadata][namespace]}, of the "
+    "cluster or namespace that the task had before, and a job begins with those of its own only. Give the task its "
+    "former connection and namespace, or no start_from to begin anew"
+)
 
 
 def asked(wanted: str | None) -> str:
@@ -31,7 +38,13 @@ def asked(wanted: str | None) -> str:
 
 
 def choose(
-    kube: Kube, store: Any, wanted: str | None, claim: Claim, spec: TrainSpec, platform: PlatformConfig
+    kube: Kube,
+    store: Any,
+    wanted: str | None,
+    claim: Claim,
+    spec: TrainSpec,
+    platform: PlatformConfig,
+    away: Sequence[Start] = (),
 ) -> tuple[Start | None, list[str]]:
     """Where the Job of `claim` begins, which is held for it from now on; None at step 0. And sentences for the log.
 
@@ -39,13 +52,16 @@ def choose(
     `start_from`, PlatformError, KubeError: then nothing is to be created, and nothing deleted.
 
     :param store: the task's state store, or None
+    :param away: what this task came to in another cluster or namespace, before somebody moved it here
     """
     text = asked(wanted)
     if not text:
         return None, []
     start, notes = _chosen_before(kube, store, claim), list[str]()
     if start is None and text == EARLIER_RUN:
-        start, notes = _earlier(kube, claim)
+        if away:
+            raise SpecError([("start_from", text, _AWAY.format(away[-1]))])
+        start, notes = _earlier(kube, claim, spec, platform)
     elif start is None:
         start = start_point.find(kube, claim.namespace, text, f"{EARLIER_RUN!r}, {start_point.FORMS}")
     if start is None:
@@ -69,11 +85,21 @@ def _chosen_before(kube: Kube, store: Any, claim: Claim) -> Start | None:
         return None
 
 
-def _earlier(kube: Kube, claim: Claim) -> tuple[Start | None, list[str]]:
+def left(jobs: Sequence[Object]) -> list[Start]:
+    """The newest checkpoint of each of these Jobs that has one to begin with, the newest Job last."""
+    found = [(claim.generation, job) for job in jobs if (claim := Claim.of_job(job)) is not None]
+    lines = [(job, branches.line(job)) for _, job in sorted(found, key=lambda pair: pair[0])]
+    usable = [(job, [ref for ref in line if not ref.unusable]) for job, line in lines]
+    return [Start(job, kinds.job_key(job), refs[-1]) for job, refs in usable if refs]
+
+
+def _earlier(kube: Kube, claim: Claim, spec: TrainSpec, platform: PlatformConfig) -> tuple[Start | None, list[str]]:
     """The newest usable checkpoint of this task in this run, from before a clear or a failure; else in the latest of
     the earlier runs that have ended. What a later run has learned, or one that still trains, is never taken."""
     managed = kube.list(JOB, claim.namespace, selector({job_names.LABEL_MANAGED: "true"}))
-    found, notes = [], []
+    but = start_point.but(spec, platform)
+    wanted = told(job_manifests.job(spec, platform), but)
+    found, notes, unlike = [], list[str](), list[str]()
     for job in managed:
         other = _same_task(job, claim)
         if other is None or not any(not ref.unusable for ref in branches.line(job)):
@@ -81,36 +107,54 @@ def _earlier(kube: Kube, claim: Claim) -> tuple[Start | None, list[str]]:
         own, at = other.key == claim.key, _moment(job, other)
         if not own and at >= (_EVER if claim.at is None else claim.at):
             continue
+        if not own and claim.key.map_index >= 0 and told(job, but) != wanted:
+            unlike.append(job["metadata"]["name"])
+            continue
         if not own and not over(job):
             name = job["metadata"]["name"]
             notes.append(f"Job {name} of run {other.key.run_id} has not ended: its checkpoints are not taken")
             continue
-        found.append((own, at, other.generation, str(job["metadata"].get("creationTimestamp", "")), kinds.job_key(job)))
+        made, same_place = str(job["metadata"].get("creationTimestamp", "")), other.key.map_index == claim.key.map_index
+        found.append((own, at, same_place, other.generation, made, kinds.job_key(job)))
     if not found:
-        return None, notes
+        which = f"{', '.join(sorted(unlike)[:3])}{', ...' * (len(unlike) > 3)}"
+        told_apart = "of earlier runs: another command or environment, by which a mapped task knows its own"
+        return None, [*notes, *([f"Not taken are Jobs {which} {told_apart}"] if unlike else [])]
     return time_travel.find(kube, claim.namespace, max(found)[-1]), notes
 
 
-def older(kube: Kube, claim: Claim) -> list[Object]:
-    """Jobs of the task that have ended and with whose checkpoints nobody begins once there are some of `claim`."""
+def older(kube: Kube, claim: Claim, job: Object) -> list[Object]:
+    """Jobs of the task that have ended and with whose checkpoints nobody begins once there are some of `job`, which has
+    `claim`."""
     managed = kube.list(JOB, claim.namespace, selector({job_names.LABEL_MANAGED: "true"}))
     at = _EVER if claim.at is None else claim.at
     return [
-        job
-        for job in managed
-        if over(job)
-        and (other := _same_task(job, claim)) is not None
-        and (other.generation < claim.generation if other.key == claim.key else _moment(job, other) < at)
+        each
+        for each in managed
+        if over(each)
+        and (other := _same_task(each, claim)) is not None
+        and _replaced(each, other, claim, at, told(job))
     ]
 
 
+def _replaced(job: Object, made: Claim, claim: Claim, at: float, wanted: Told | None) -> bool:
+    if made.key == claim.key:
+        return made.generation < claim.generation
+    return _moment(job, made) < at and (claim.key.map_index < 0 or told(job) == wanted)
+
+
 def _same_task(job: Mapping[str, Any], claim: Claim) -> Claim | None:
-    """The claim on a Job of the same task of the same Airflow, in whichever run; None for all others."""
+    """The claim on a Job of the same task of the same Airflow, in whichever run; None for all others.
+
+    Of a mapped task it may be any index in other runs, whose lists of arguments may be others: what counts there is
+    whether the Job runs the same.
+    """
     other = Claim.of_job(job)
     if other is None or other.deployment != claim.deployment or job["metadata"].get("deletionTimestamp"):
         return None
     one, two = other.key, claim.key
-    same = (one.dag_id, one.task_id, one.map_index) == (two.dag_id, two.task_id, two.map_index)
+    mapped = two.map_index >= 0 and one.map_index >= 0 and one.run_id != two.run_id
+    same = (one.dag_id, one.task_id) == (two.dag_id, two.task_id) and (mapped or one.map_index == two.map_index)
     return other if same and job["metadata"]["name"] != claim.name else None
 
 

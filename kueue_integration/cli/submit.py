@@ -149,7 +149,7 @@ def submit(
         start = None
         if start_from is not None:
             start = start_point.find(kube, spec.namespace, start_from)
-            start_point.require_fit(start, spec, config)
+            start_point.require_fit(kube, start, spec, config)
         lifecycle.validate_only(kube, spec, config)
         click.echo(f"job {spec.namespace}/{spec.name} could be submitted; nothing was created")
         click.echo(f"engine {given.name}: {given.why}")

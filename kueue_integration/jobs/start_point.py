@@ -10,11 +10,11 @@ from ..contract import branches, job_names, kinds
 from ..errors import RequestRefusedError, SpecError
 from ..kube.api import Kube
 from ..kube.resources import Object
-from ..manifests.pod import command_text, literal
+from ..manifests.job_manifests import job
 from ..spec import engine
 from ..spec.platform_config import PlatformConfig
 from ..spec.train_spec import TrainSpec
-from . import lifecycle, time_travel
+from . import lifecycle, time_travel, told
 from .lifecycle import Submitted
 from .time_travel import Ask, Start
 
@@ -30,29 +30,29 @@ def find(kube: Kube, namespace: str, wanted: str, forms: str = FORMS) -> Start:
 
     :param forms: what the user may give, for the error
     """
-    job, slash, checkpoint = wanted.strip().partition("/")
+    name, slash, checkpoint = wanted.strip().partition("/")
     try:
-        if slash or kinds.named(kube, namespace, job) is not None:
-            if not job:
+        if slash or kinds.named(kube, namespace, name) is not None:
+            if not name:
                 raise SpecError([("start_from", wanted, f"has no name of a job before '/'; give {forms}")])
-            return time_travel.find(kube, namespace, job, checkpoint or None)
+            return time_travel.find(kube, namespace, name, checkpoint or None)
     except SpecError as error:
         field, value, why = error.problems[0]
         if field == "start_from":
             raise
         raise SpecError([("start_from", wanted, f"{value} {why}")]) from None
     for known in kinds.list_managed(kube, namespace):
-        if any(ref.id == job for ref in branches.known(known)):
-            return time_travel.find(kube, namespace, kinds.job_key(known), job)
+        if any(ref.id == name for ref in branches.known(known)):
+            return time_travel.find(kube, namespace, kinds.job_key(known), name)
     where = f"is neither a training job of namespace {namespace!r} nor a checkpoint that one of them knows"
     raise SpecError([("start_from", wanted, f"{where}; give {forms}")])
 
 
-def require_fit(start: Start, spec: TrainSpec, platform: PlatformConfig) -> None:
-    """Raises SpecError that names `start_from` if the job of `spec` cannot begin so."""
+def require_fit(kube: Kube, start: Start, spec: TrainSpec, platform: PlatformConfig) -> None:
+    """Raises SpecError that names `start_from` if the job of `spec` cannot begin so, KubeError."""
     wishes = {job_names.ANN_WORLD_SIZE: str(spec.ranks), job_names.ANN_STORE: spec.store or platform.store}
     wishes[job_names.ANN_ENGINE] = chosen = engine.chosen(spec).name
-    unread = "" if chosen == names.ENGINE_STATE else _unread(start.source, spec)
+    unread = "" if chosen == names.ENGINE_STATE else _unread(kube, start.source, spec, platform)
     if unread:
         raise SpecError([("start_from", f"{start.job}/{start.ref.id}", _UNREAD.format(unread, chosen))])
     try:
@@ -61,22 +61,26 @@ def require_fit(start: Start, spec: TrainSpec, platform: PlatformConfig) -> None
         raise SpecError([("start_from", value, why) for _, value, why in error.problems]) from None
 
 
-def _unread(source: Object, spec: TrainSpec) -> str:
+def _unread(kube: Kube, source: Object, spec: TrainSpec, platform: PlatformConfig) -> str:
     """What of `spec` the saved processes of `source` would not see, "" if they run it already, or nobody knows."""
-    pod = (((source.get("spec") or {}).get("template") or {}).get("spec")) or {}
-    trains = next((c for c in pod.get("containers") or () if c.get("name") == job_names.CONTAINER_TRAIN), None)
-    had = {str(entry["name"]): entry.get("value") for entry in (trains or {}).get("env") or ()}
-    if had.get(names.ENV_COMMAND) is None:
+    before, wanted = told.told(source, but(spec, platform)), told.told(job(spec, platform), but(spec, platform))
+    if before is None or wanted is None:
         return ""
-    if had[names.ENV_COMMAND] != literal(command_text(spec.command)):
-        return "command"
-    told = {name: literal(value) for name, value in spec.env.items() if name != "PYTHONPATH"}
-    return next((f"env {name}" for name, value in told.items() if had.get(name) != value), "")
+    unlike = told.difference(before, wanted)
+    had = None if unlike else told.files(kube, source)
+    if had is None:
+        return unlike
+    return next((f"file {path}" for path in sorted({*had, *spec.files}) if had.get(path) != spec.files.get(path)), "")
+
+
+def but(spec: TrainSpec, platform: PlatformConfig) -> set[str]:
+    """Variables of the platform, which its administrator may change between two jobs of `spec`."""
+    return {*platform.env} - {*spec.env}
 
 
 def hold(kube: Kube, start: Start, spec: TrainSpec, platform: PlatformConfig, ask: Ask | None = None) -> None:
     """Keep the checkpoint for the new Job, which it has to fit. Raises SpecError, PlatformError, KubeError."""
-    require_fit(start, spec, platform)
+    require_fit(kube, start, spec, platform)
     try:
         time_travel.hold(ask or time_travel.in_a_pod(kube, spec.namespace), start, spec.name)
     except RequestRefusedError as error:
@@ -93,7 +97,7 @@ def submit(
     if lifecycle.existing(kube, spec) is not None:
         return lifecycle.submit(kube, spec, platform), None
     start = find(kube, spec.namespace, wanted)
-    require_fit(start, spec, platform)
+    require_fit(kube, start, spec, platform)
     lifecycle.validate_only(kube, spec, platform)
     asked = ask or time_travel.in_a_pod(kube, spec.namespace)
     hold(kube, start, spec, platform, asked)

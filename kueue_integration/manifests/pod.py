@@ -38,6 +38,7 @@ _RUN, _AGENT, _WORK, _IMAGES, _SHM, _TOKEN, _SOURCE = (
 )
 IMAGES_VOLUME = _IMAGES
 AGENT_VOLUME = _AGENT
+SOURCE_VOLUME = _SOURCE
 """Filled by install-agent; what runs with added capabilities comes from it."""
 _NOT_LIMITED = ("cpu", "ephemeral-storage")
 

@@ -11,21 +11,26 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowRescheduleException
 from airflow_fakes import make_attempt
-from test_train_operator import NAMESPACE, Airflow, _task_runs, kube, operator, submit
+from test_train_operator import NAMESPACE, Airflow, _task_runs, airflow, kube, operator, submit
 
-from airflow_provider import cluster
-from airflow_provider.exceptions import ClusterUnreachableError, InvalidTrainingError, TrainingTimeoutError
+from airflow_provider import cluster, start_point
+from airflow_provider.exceptions import (
+    ClusterUnreachableError,
+    InvalidTrainingError,
+    TrainingFailedError,
+    TrainingTimeoutError,
+)
 from airflow_provider.identity import ANN_TASK, Claim
 from airflow_provider.verbs import JobVerbs
 from kueue_integration.contract import branches, job_names
 from kueue_integration.errors import Unreachable
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import JOB, POD
+from kueue_integration.kube.resources import CONFIG_MAP, JOB, LOCAL_QUEUE, POD
 from kueue_integration.requests import user_requests
 from proxy.protocol import names
 from proxy.protocol.messages import CheckpointRef, Origin, to_json
 
-__all__ = ["_task_runs", "kube"]
+__all__ = ["_task_runs", "airflow", "kube"]
 STORE = "file:///shared/checkpoints"
 
 
@@ -333,3 +338,148 @@ def test_what_saved_processes_would_not_see_is_refused(kube: FakeKube, change: d
         assert len(kube.list(JOB, NAMESPACE)) == 1
     else:
         assert started(kube, Airflow(), **given) == Origin("other", ref(1).id)
+
+
+FILES = {"train.py": "print(1)", "more.py": "x = 1"}
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({}, ""), ({"files": {**FILES, "more.py": "x = 2"}}, "with the file more.py that"),
+    ({"files": {"train.py": "print(1)"}}, "with the file more.py that"),
+    ({"files": {**FILES, "new.py": ""}}, "with the file new.py that"),
+    ({"env": {"B": "2"}}, "with the env A that"), ({"env": {}}, "with the env A that"),
+    ({"env": {"A": "1", "B": "2", "C": "3"}}, "with the env C that"),
+    ({"workdir": "/x", "files": None}, "with the workdir that"),
+    ({"files": {**FILES, "more.py": "x = 2"}, "engine": "state"}, "engine 'process', the job has 'state'"),
+])  # fmt: skip
+def test_files_and_dropped_variables_are_refused_too(
+    kube: FakeKube, airflow: Airflow, change: dict[str, Any], words: str
+) -> None:
+    """The other job is one that was made as this one is."""
+    given = {"files": FILES, "env": {"A": "1", "B": "2"}, "engine": "process"}
+    submit(airflow, operator(**given))
+    name = str(airflow.xcoms["job"]["name"])
+    saved(kube, name, ref(1, name))
+    platform = kube.get(CONFIG_MAP, job_names.SYSTEM_NAMESPACE, job_names.PLATFORM_CONFIGMAP)
+    config = {**json.loads(platform["data"]["platform.json"]), "env": {"NCCL_DEBUG": "INFO"}}
+    kube.put({**platform, "data": {"platform.json": json.dumps(config)}})  # which is nobody's wish for the job
+    if words:
+        with pytest.raises(InvalidTrainingError, match=words):
+            started(kube, Run(5), **{"start_from": name, **given, **change})
+        assert len(kube.list(JOB, NAMESPACE)) == 1
+    else:
+        assert started(kube, Run(5), **{"start_from": name, **given}) == Origin(name, f"{name}-a1-g1")
+
+
+def test_files_that_nobody_has_any_more_are_not_compared(kube: FakeKube, airflow: Airflow) -> None:
+    submit(airflow, operator(files=FILES))
+    name = str(airflow.xcoms["job"]["name"])
+    saved(kube, name, ref(1, name))
+    kube.delete(CONFIG_MAP, NAMESPACE, f"{name}-files")
+    assert started(kube, Run(5), start_from=name, files={"train.py": ""}) == Origin(name, f"{name}-a1-g1")
+
+
+@pytest.mark.parametrize("changed", ["kubernetes_conn_id", "namespace"])
+def test_what_the_task_came_to_elsewhere_is_not_given_up_in_silence(
+    ending: FakeKube, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """A job begins with checkpoints of its own cluster and namespace only: the next try began at step 0."""
+    there = FakeKube(*copy.deepcopy(ending.objects())) if changed == "kubernetes_conn_id" else ending
+    ending.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "b"}})
+    queue = ending.get(LOCAL_QUEUE, NAMESPACE, "training")
+    ending.put({**queue, "metadata": {"name": "training", "namespace": "b"}})
+    monkeypatch.setattr(cluster, "connect", lambda conn_id: (there if conn_id == "b" else ending, "default"))
+    run = Run(5)
+    name = begun(ending, run, 4)
+    moved = operator(start_from="earlier run", **{changed: "b"})
+    for _ in range(2):  # a refusal is no reason to forget it
+        run.clear()
+        with pytest.raises(InvalidTrainingError, match=rf"g4 \(step 400\) of job {name} in namespace {NAMESPACE}"):
+            moved.execute(run.context())
+        assert ending.get_job(NAMESPACE, name)["status"]["conditions"][0]["type"] == "Failed"
+    run.clear()
+    assert started(ending, run, start_from="earlier run") == Origin(name, f"{name}-a1-g4"), "back again"
+    run.clear()
+    submit(run, operator(**{changed: "b"}))
+    assert run.store["singularity_job"]["conn_id" if changed == "kubernetes_conn_id" else "namespace"] == "b"
+
+
+def test_a_job_that_was_made_without_start_from_stays_for_a_try_that_has_it(
+    ending: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """... also with another connection, where it was deleted with its checkpoints."""
+    there = FakeKube(*copy.deepcopy(ending.objects()))
+    monkeypatch.setattr(cluster, "connect", lambda conn_id: (there if conn_id == "b" else ending, "default"))
+    run = Run(5)
+    submit(run, operator())
+    name = str(run.xcoms["job"]["name"])
+    ending.patch(JOB, NAMESPACE, name, {"spec": {"suspend": False}})
+    saved(ending, name, ref(1, name))
+    run.clear()
+    with pytest.raises(InvalidTrainingError, match="former connection and namespace"):
+        operator(start_from="earlier run", kubernetes_conn_id="b").execute(run.context())
+    assert ending.get_job(NAMESPACE, name)["status"]["conditions"][0]["type"] == "Failed"
+
+
+def test_a_retry_in_another_namespace_takes_up_the_job_that_lives(ending: FakeKube) -> None:
+    """It was deleted, with all that it had trained since its last checkpoint."""
+    run = Run(5)
+    name = begun(ending, run, 1)
+    run.retry()
+    deferred = submit(run, operator(start_from="earlier run", namespace="b"))
+    assert (deferred.trigger.namespace, deferred.trigger.name) == (NAMESPACE, name)
+    assert not (ending.get_job(NAMESPACE, name).get("status") or {}).get("conditions")
+
+
+@pytest.mark.parametrize("policy", ["always", "on_success", "never"])
+@pytest.mark.parametrize("start_from", ["earlier run", None])
+def test_deletion_keeps_what_a_retry_begins_with(ending: FakeKube, policy: Any, start_from: str | None) -> None:
+    run = Run(5)
+    op = operator(start_from=start_from, deletion_policy=policy)
+    submit(run, op)
+    name = str(run.xcoms["job"]["name"])
+    saved(ending, name, ref(3, name))
+    ending.set_status(JOB, NAMESPACE, name, {"conditions": [{"type": "Failed", "status": "True"}]})
+    reference = {key: ending.get_job(NAMESPACE, name)["metadata"][key] for key in ("namespace", "name", "uid")}
+    event = {"status": "failed", "message": "exit code 3", "output_shown": True, "lineage": None, "job": reference}
+    with pytest.raises(TrainingFailedError):
+        op.execute_complete(run.context(), event)
+    kept = start_from is not None or policy != "always"
+    assert [job["metadata"]["name"] for job in ending.list(JOB, NAMESPACE)] == ([name] if kept else [])
+    run.retry()
+    begins = Origin(name, f"{name}-a1-g3") if start_from else None
+    assert started(ending, run, start_from=start_from, deletion_policy=policy) == begins
+
+
+class Mapped(Run):
+    """One of the mapped task instances of that run."""
+
+    def __init__(self, day: int, index: int) -> None:
+        super().__init__(day)
+        self.index = index
+
+    def context(self) -> dict[str, Any]:
+        found = super().context()
+        found["ti"].map_index = self.index
+        return found
+
+
+def test_a_mapped_task_finds_its_own_in_a_list_that_has_changed(ending: FakeKube, said: list[str]) -> None:
+    """It took whichever had its index in the run before: another rate's weights, in silence."""
+    shared: dict[str, Any] = {"start_from": "earlier run", "engine": "state"}
+    made = {}
+    for index, rate in enumerate(("0.1", "0.2", "0.3")):
+        run = Mapped(3, index)
+        submit(run, operator(command=["python3", "train.py", rate], **shared))
+        name = made[rate] = str(run.xcoms["job"]["name"])
+        saved(ending, name, ref(1, name, engine="state"))
+        ending.set_status(JOB, NAMESPACE, name, {"conditions": [{"type": "Complete", "status": "True"}]})
+    for index, rate in enumerate(("0.1", "0.5", "0.2")):
+        run = Mapped(4, index)
+        began = started(ending, run, command=["python3", "train.py", rate], **shared)
+        assert began == (Origin(made[rate], f"{made[rate]}-a1-g1") if rate in made else None)
+    assert any("by which a mapped task knows its own" in line for line in said)
+    new = ending.get_job(NAMESPACE, str(run.xcoms["job"]["name"]))
+    claim = Claim.of_job(new)
+    assert claim is not None
+    assert [job["metadata"]["name"] for job in start_point.older(ending, claim, new)] == [made["0.2"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from click.testing import Result
@@ -23,8 +24,12 @@ COMMAND = ("--", *spec().command)
 
 
 def submitted(wanted: str, *options: str, ranks: int = 4) -> Result:
-    size = ("--workers", str(ranks))
-    return run("submit", "--name", "twin", "--queue", "training", *size, "--start-from", wanted, *options, *COMMAND)
+    with TemporaryDirectory() as folder:  # the files of the job whose processes go on
+        for path, text in spec().files.items():
+            (Path(folder) / path).parent.mkdir(exist_ok=True)
+            (Path(folder) / path).write_text(text)
+        size = ("--workers", str(ranks), "--workdir", folder)
+        return run("submit", "--name", "twin", "--queue", "training", *size, "--start-from", wanted, *options, *COMMAND)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +49,13 @@ def test_another_command_would_not_be_seen_by_the_saved_processes(kube: FakeKube
     command = ("--", "python3", "train.py", "--steps", "1")
     done = run("submit", "--name", "twin", "--queue", "training", "--workers", "4", "--start-from", "digits", *command)
     assert done.exit_code == 2 and "go on with the command that they were started with" in done.stderr, done.output
+    assert kube.find(JOB, NS, "twin") is None and held(store) == {}
+
+
+def test_other_files_would_not_be_seen_either(kube: FakeKube, store: Store) -> None:
+    size = ("--queue", "training", "--workers", "4")
+    done = run("submit", "--name", "twin", *size, "--start-from", "digits", *COMMAND)
+    assert done.exit_code == 2 and "go on with the file lib/model.py that they were" in done.stderr, done.output
     assert kube.find(JOB, NS, "twin") is None and held(store) == {}
 
 
