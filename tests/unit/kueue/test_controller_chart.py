@@ -406,3 +406,58 @@ def test_an_uninstall_asks_first_whether_a_queue_is_fenced():
     pod = made[3]["spec"]["template"]["spec"]
     assert pod["containers"][0]["command"][1:] == ["-m", "kueue_integration.fencing"]
     assert made[3]["spec"]["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"
+
+
+def test_two_replicas_on_two_nodes_of_which_a_drain_takes_one():
+    objects = render()
+    deployment = objects["Deployment", "singularity-controller"]["spec"]
+    pod, labels = deployment["template"]["spec"], deployment["selector"]["matchLabels"]
+    assert deployment["replicas"] == 2
+    budget = objects["PodDisruptionBudget", "singularity-controller"]["spec"]
+    assert (budget["maxUnavailable"], budget["selector"]["matchLabels"]) == (1, labels)
+    spread = pod["topologySpreadConstraints"]
+    assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    assert all(each["labelSelector"]["matchLabels"] == labels for each in spread)
+    assert ("PriorityClass", pod["priorityClassName"]) in objects
+    assert ("PodDisruptionBudget", "singularity-controller") not in render("replicas=1")  # it would stop every drain
+    assert not [kind for kind, _ in render("controller.priorityClassName=theirs") if kind == "PriorityClass"]
+
+
+def test_the_lease_and_the_holds_have_queues_of_their_own_at_the_api_server():
+    objects = render()
+    account = {"name": "singularity-controller", "namespace": job_names.SYSTEM_NAMESPACE}
+    lease, other = (objects["FlowSchema", f"singularity-{name}"]["spec"] for name in ("lease", "controller"))
+    for schema in (lease, other):
+        assert schema["rules"][0]["subjects"] == [{"kind": "ServiceAccount", "serviceAccount": account}]
+        assert schema["matchingPrecedence"] < 9000  # before that of all accounts
+    assert lease["priorityLevelConfiguration"]["name"] == "leader-election"
+    assert lease["matchingPrecedence"] < other["matchingPrecedence"]
+    assert ("PriorityLevelConfiguration", other["priorityLevelConfiguration"]["name"]) in objects
+    assert not [name for kind, name in render("controller.flowSchema=false") if kind == "FlowSchema"]
+
+
+def test_what_a_platform_sets_on_every_chart_is_on_the_controller(tmp_path):
+    values = tmp_path / "values.yaml"
+    own = {
+        "podLabels": {"team": "ml"}, "env": [{"name": "HTTPS_PROXY", "value": "http://proxy"}],
+        "volumes": [{"name": "ca", "configMap": {"name": "ca"}}], "volumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+        "topologySpreadConstraints": [{"maxSkew": 2}], "priorityClassName": "theirs",
+        "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "mon"}}}]},
+    }  # fmt: skip
+    account = {"annotations": {"eks.amazonaws.com/role-arn": "arn"}}
+    registry = [{"name": "registry"}]
+    given = {"controller": own, "imagePullSecrets": registry, "serviceAccount": account}
+    values.write_text(yaml.safe_dump(given))
+    objects = render(values=str(values))
+    made = objects["Deployment", "singularity-controller"]["spec"]["template"]
+    pod, container = made["spec"], made["spec"]["containers"][0]
+    assert made["metadata"]["labels"]["team"] == "ml" and pod["priorityClassName"] == "theirs"
+    assert own["env"][0] in container["env"] and own["volumeMounts"][0] in container["volumeMounts"]
+    assert own["volumes"][0] in pod["volumes"] and pod["topologySpreadConstraints"] == [{"maxSkew": 2}]
+    assert objects["ServiceAccount", "singularity-controller"]["metadata"]["annotations"] == account["annotations"]
+    pods = (pod, objects["Pod", "singularity-doctor"]["spec"],
+            objects["Job", "singularity-queues-are-still-fenced"]["spec"]["template"]["spec"])  # fmt: skip
+    assert all(each["imagePullSecrets"] == registry for each in pods)
+    rules = objects["NetworkPolicy", "singularity-controller"]["spec"]["ingress"]
+    assert rules[1]["from"] == own["networkPolicy"]["metricsFrom"]
+    assert rules[0]["from"][0]["podSelector"]["matchLabels"] == {job_names.LABEL_MANAGED: "true"}

@@ -25,7 +25,7 @@ def test_the_readme_is_current(generator: ModuleType) -> None:
 def test_a_row_has_path_type_default_and_meaning(generator: ModuleType) -> None:
     rows = [line.split(" | ") for line in (CHART / "README.md").read_text().splitlines() if line.startswith("| ")][2:]
     by_key = {row[0].removeprefix("| "): row[1:] for row in rows}
-    assert by_key["replicas"][:2] == ["int", "`1`"]
+    assert by_key["replicas"][:2] == ["int", "`2`"]
     assert by_key["images.trusted"][:2] == ["list", "`[]`"]
     assert by_key["guard.anyExec"][:2] == ["bool", "`false`"]
     assert not [row for row in rows if len(row) != 4 or not row[3].strip(" |")]
@@ -37,6 +37,6 @@ def test_another_value_makes_another_readme(
     generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("Chart.yaml", "values.yaml"):
-        (tmp_path / name).write_text((CHART / name).read_text().replace("replicas: 1", "replicas: 2"))
+        (tmp_path / name).write_text((CHART / name).read_text().replace("replicas: 2", "replicas: 3"))
     monkeypatch.setattr(generator, "CHART", tmp_path)
     assert generator.readme() != (CHART / "README.md").read_text()
