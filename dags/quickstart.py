@@ -25,6 +25,7 @@ with DAG(
     doc_md=__doc__,
     params={
         "steps": Param(900, type="integer", minimum=1, description="training steps"),
+        "pause": Param(0.0, type="number", minimum=0, description="seconds to wait in every step"),
         "seed": Param(0, type="integer", description="seed of shuffling, initial weights and dropout"),
         "queue": Param("training", type="string", description="Kueue LocalQueue"),
         "namespace": Param("default", type="string", description="namespace of the LocalQueue"),
@@ -55,6 +56,7 @@ with DAG(
             "--data", f"{POD_SHARED}/{RUN_FOLDER}/digits.npz",
             "--output", f"{POD_SHARED}/{RUN_FOLDER}/output",
             "--steps", "{{ params.steps }}",
+            "--pause", "{{ params.pause }}",
             "--seed", "{{ params.seed }}",
         ],
     )  # fmt: skip

@@ -18,6 +18,7 @@ import argparse
 import math
 import os
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -61,10 +62,13 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--loader-workers", type=int, default=0, help="DataLoader worker processes per rank")
     parser.add_argument("--weights", type=Path, help="weights.pt to start from, if the file is there")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds to wait in every step: a larger network")
     parser.add_argument("--scratch", type=Path, default=Path(), help="where the loss log is written until the end")
     args = parser.parse_args()
     if args.steps < 1:
         parser.error(f"--steps {args.steps}: must be at least 1")
+    if args.pause < 0:
+        parser.error(f"--pause {args.pause}: must be 0 or more")
     return args
 
 
@@ -133,6 +137,7 @@ def main() -> None:
                 optimizer.step()
                 schedule.step()
                 value = loss.item()
+                time.sleep(args.pause)
                 log.write(f"{step} {value.hex()}\n")
                 if rank == 0 and step % REPORT_EVERY == 0:
                     print(f"step {step} loss {value:.6f}", flush=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,7 @@ def main(given: argparse.Namespace) -> None:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
+        time.sleep(given.pause)
         if given.output is not None:
             numbers = ",".join(map(str, seen))
             append(given.output / f"samples-rank{job.rank}.log", f"{step.number} {step.epoch} {numbers}")
@@ -75,6 +77,7 @@ if __name__ == "__main__":
     parser.add_argument("--data", type=Path, required=True, help=".npz with x_train and y_train")
     parser.add_argument("--output", type=Path, help="directory, the same for all ranks, for logs and weights")
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds to wait in every step: a larger network")
     parser.add_argument("--batch-size", type=int, default=8, help="images per virtual rank and step")
     parser.add_argument("--width", type=int, default=64, help="channels of the first convolution")
     main(parser.parse_args())

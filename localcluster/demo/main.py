@@ -20,9 +20,6 @@ from .stage import NAMESPACE, Stage
 
 DEFAULT_OUTPUT = Path("build/demo")
 INTERRUPTED = 130
-STEPS = 600
-"""Enough for the story to be over well before the training; every step is computed twice, for the comparison."""
-
 NAMESPACES = {names.ENGINE_PROCESS: NAMESPACE, names.ENGINE_STATE: state.RESTRICTED}
 """Engine -> where its training runs."""
 
@@ -75,7 +72,7 @@ def _run(stage: Stage, output: Path, keep: bool, engine: str) -> int:
 
 def _play_process(stage: Stage, keep: bool) -> tuple[Expectation, Outcome]:
     machines.alike(stage.name, stage.say)  # of another story on this cluster that was killed
-    expect, record = play(stage, STEPS)
+    expect, record = play(stage)
     if not keep:
         stage.stop_airflow()
     return expect, Outcome(record, compare_with_reference(stage, record.job, expect.ranks))

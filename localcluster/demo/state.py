@@ -39,7 +39,8 @@ RESTRICTED = "demo-restricted"
 SCRIPTS = DAGS / "scripts"
 SCRIPT, NETWORK = SCRIPTS / "train_digits_state.py", SCRIPTS / "train_digits.py"
 VIRTUAL_RANKS, MICRO_BATCH = 4, 32
-STEPS = 700
+STEPS, PAUSE_S = 500, 0.1
+"""As in `quickstart`."""
 REFERENCE_TIMEOUT_S = 900.0
 
 
@@ -54,7 +55,7 @@ def expectation(steps: int) -> Expectation:
 def spec(name: str, expect: Expectation, folder: str) -> TrainSpec:
     """The job as a user would write it; `folder`: below the shared one, with the data, and writable."""
     place = f"{SHARED_MOUNT}/{folder}"
-    options = {"data": f"{place}/digits.npz", "output": f"{place}/output", "steps": expect.steps}
+    options = {"data": f"{place}/digits.npz", "output": f"{place}/output", "steps": expect.steps, "pause": PAUSE_S}
     words = [str(word) for key, value in options.items() for word in (f"--{key}", value)]
     return TrainSpec(
         name=name,
@@ -139,7 +140,7 @@ def judge(stage: Stage, expect: Expectation, measured: StoryRecord, job: TrainSp
     """Train with one worker that nobody disturbs, and compare. Raises StoryError, OSError, ValueError."""
     output = job.command[list(job.command).index("--output") + 1]
     alone = f"{output}-one-worker"
-    command = with_option(job.command, "--output", alone)
+    command = with_option(with_option(job.command, "--output", alone), "--pause", "0")
     plain = replace(job, name=f"{job.name}-one-worker", workers=1, min_workers=None, command=command)
     _make_room(stage, plain)
     stage.say(f"reference: {SCRIPT.name} with one worker, uninterrupted")

@@ -20,9 +20,9 @@ from .wait import wait_for
 class Pace:
     """When the story goes on, in steps of the training."""
 
-    before: int = 150
+    before: int = 60
     """Steps on the first flavor before the high-priority job arrives."""
-    moved: int = 100
+    moved: int = 40
     """Steps on the other flavor before that job ends."""
 
 

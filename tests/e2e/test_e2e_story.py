@@ -13,11 +13,10 @@ from localcluster.demo.model import Outcome
 from localcluster.demo.stage import Stage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.timeout(2400)]
-STEPS = 500
 
 
 def test_story_passes_with_every_figure_measured(stage: Stage, tmp_path: Path) -> None:
-    expect, record = quickstart.play(stage, STEPS)
+    expect, record = quickstart.play(stage)
     comparison = quickstart.compare_with_reference(stage, record.job, expect.ranks)
     outcome = Outcome(record, comparison)
     content = report.build(expect, outcome)
@@ -26,7 +25,7 @@ def test_story_passes_with_every_figure_measured(stage: Stage, tmp_path: Path) -
     assert [c for c in content["checks"] if not c["ok"]] == []
     written = json.loads((tmp_path / "report.json").read_text())
     assert written["verdict"] == "pass"
-    assert expect.steps == STEPS
+    assert expect.steps == quickstart.STEPS
     assert (written["steps_lost"], written["bit_identical"], written["steps_total"]) == (0, True, expect.steps)
     assert written["airflow"]["state"] == "success"
     assert written["airflow"]["try_number"] == 1
@@ -47,5 +46,6 @@ def test_the_script_of_the_story_knows_nothing_of_this_project() -> None:
         "os",
         "pathlib",
         "shutil",
+        "time",
         "torch",
     }

@@ -182,7 +182,7 @@ ROWS = [
     Row("marked_success", mark("success"), reads=((1, "The task was marked success by a user: Job"),)),
     Row("dag_deleted", delete_dag, state=None, tries=0),
     Row("run_marked_failed", fail_run, "failed", reads=((1, "The task was marked failed by a user: Job"),)),
-    Row("cleared", clear, tries=2, made=2, reads=((2, "The task was cleared: Job"),)),
+    Row("cleared", clear, tries=2, made=2, reads=((1, "The task was cleared by a user: Job"),)),
     Row(
         "retried",
         only_trigger,
