@@ -10,22 +10,31 @@ from click.shell_completion import CompletionItem
 
 from ..contract import kinds
 from ..errors import SingularityError
-from ..kube.client import ApiKube, connect
+from ..kube.client import ApiKube, connect, namespace_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def cluster_options(function: F) -> F:
     """`--kubeconfig`, `--context`, `--namespace`."""
-    where = click.option("--namespace", "-n", default="default", show_default=True, help="Namespace of the job.")
+    where = click.option(
+        "--namespace", "-n", callback=_namespace, help="Namespace of the job. Default: the context's, as with kubectl."
+    )
     return connection_options(where(function))
+
+
+def _namespace(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    return value or namespace_of(ctx.params.get("kubeconfig"), ctx.params.get("context"))
 
 
 def connection_options(function: F) -> F:
     """`--kubeconfig`, `--context`."""
     for option in (
-        click.option("--context", help="Context of the kubeconfig."),
-        click.option("--kubeconfig", type=click.Path(dir_okay=False), help="Default: $KUBECONFIG, ~/.kube/config."),
+        # Read before --namespace, whose default depends on them.
+        click.option("--context", is_eager=True, help="Context of the kubeconfig."),
+        click.option(
+            "--kubeconfig", is_eager=True, type=click.Path(dir_okay=False), help="Default: $KUBECONFIG, ~/.kube/config."
+        ),
     ):
         function = option(function)
     return function
@@ -41,7 +50,8 @@ def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -
     given = ctx.params
     try:
         kube = open_cluster(given.get("kubeconfig"), given.get("context"))
-        found = kinds.list_managed(kube, given.get("namespace") or "default")
+        namespace = given.get("namespace") or namespace_of(given.get("kubeconfig"), given.get("context"))
+        found = kinds.list_managed(kube, namespace)
     except SingularityError:
         return []
     return [CompletionItem(name) for name in map(kinds.job_key, found) if name.startswith(incomplete)]

@@ -13,7 +13,7 @@ from ..contract import job_names, kinds
 from ..jobs import status as library
 from ..jobs.phase import Phase
 from ..kube.api import Kube
-from ..kube.resources import POD, selector
+from ..kube.resources import POD, Object, selector
 from . import EXIT_BAD_INPUT, EXIT_FAILED, tables
 from .common import cluster_options, complete_jobs, open_cluster
 
@@ -21,6 +21,7 @@ from .common import cluster_options, complete_jobs, open_cluster
 @click.command()
 @click.argument("name", required=False, shell_complete=complete_jobs)
 @cluster_options
+@click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of all namespaces.")
 @click.option("-w", "--watch", is_flag=True, help="Print again at every change until the job has ended.")
 @click.option(
     "-o", "--output", type=click.Choice(["table", "wide", "json", "yaml"]), default="table", show_default=True
@@ -32,6 +33,7 @@ def status(
     kubeconfig: str | None,
     context: str | None,
     namespace: str,
+    all_namespaces: bool,
     watch: bool,
     output: str,
 ) -> None:
@@ -40,6 +42,7 @@ def status(
     \b
     Examples:
       singularityctl status
+      singularityctl status -A -o wide
       singularityctl status digits -w
       singularityctl status digits -o json | python3 -m json.tool
       singularityctl status digits -o yaml
@@ -48,12 +51,15 @@ def status(
     Exit codes:
       0 shown   2 no such job   3 cluster problem   (the fate of the job itself is in the phase)
     """
+    if name is not None and all_namespaces:
+        raise click.UsageError("--all-namespaces lists jobs: leave NAME out, or name its namespace with -n")
     kube = open_cluster(kubeconfig, context)
     if name is None:
         if watch:
             click.echo("error: --watch needs the NAME of a job", err=True)
             ctx.exit(EXIT_BAD_INPUT)
-        click.echo(_show_all(list_jobs(kube, namespace), namespace, output))
+        where = None if all_namespaces else namespace
+        click.echo(_show_all(list_jobs(kube, where), where, output))
         return
     if not watch:
         click.echo(_show(library.describe(kube, namespace, name), output))
@@ -62,16 +68,21 @@ def status(
         click.echo(("\n" if number and output in ("table", "wide") else "") + _show(shown, output))
 
 
-def list_jobs(kube: Kube, namespace: str) -> list[library.JobStatus]:
-    """Status of every managed job of `namespace`, by name; no request of its own for any of them."""
+def list_jobs(kube: Kube, namespace: str | None) -> list[library.JobStatus]:
+    """Status of every managed job of `namespace` (None: of all), by name; no request of its own for any of them."""
     jobs = kinds.list_managed(kube, namespace)
-    pods = kube.list(POD, namespace, selector({job_names.LABEL_MANAGED: "true"}))
+    if namespace is None:
+        jobs.sort(key=lambda job: (job["metadata"]["namespace"], kinds.job_key(job)))
+    pods: dict[tuple[str, str], list[Object]] = {}
+    for pod in kube.list(POD, namespace, selector({job_names.LABEL_MANAGED: "true"})):
+        meta = pod["metadata"]
+        pods.setdefault((meta["namespace"], meta["labels"].get(job_names.LABEL_JOB, "")), []).append(pod)
     workloads = kube.workloads_by_job(namespace, jobs)
     return [
         library.summarise(
             job,
             workloads.get(job["metadata"]["uid"]),
-            [p for p in pods if p["metadata"]["labels"].get(job_names.LABEL_JOB) == kinds.job_key(job)],
+            pods.get((job["metadata"]["namespace"], kinds.job_key(job)), []),
         )
         for job in jobs
     ]
@@ -87,12 +98,14 @@ def _yaml(data: object) -> str:
     return yaml.safe_dump(data, sort_keys=False, explicit_start=True).rstrip()
 
 
-def _show_all(shown: list[library.JobStatus], namespace: str, output: str) -> str:
+def _show_all(shown: list[library.JobStatus], namespace: str | None, output: str) -> str:
     if output == "json":
         return json.dumps([dataclasses.asdict(one) for one in shown], indent=2)
     if output == "yaml":
         return _yaml([dataclasses.asdict(one) for one in shown])
-    return tables.jobs_table(shown, output == "wide") if shown else f"no training jobs in namespace {namespace}"
+    if not shown:
+        return "no training jobs" + (f" in namespace {namespace}" if namespace else "")
+    return tables.jobs_table(shown, output == "wide", named=namespace is None)
 
 
 def wait_until_final(kube: Kube, namespace: str, name: str, timeout_s: float | None, err: bool = False) -> int:

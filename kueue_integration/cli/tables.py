@@ -44,8 +44,8 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def jobs_table(statuses: Sequence[JobStatus], wide: bool = False) -> str:
-    """One line per job."""
+def jobs_table(statuses: Sequence[JobStatus], wide: bool = False, named: bool = False) -> str:
+    """One line per job; `named`: with its namespace."""
     head = ["NAME", "PHASE", "QUEUE", "ATTEMPT", "PODS", "FLAVOR", "STEP", "MESSAGE"]
     rows = [
         (s.name, s.phase, s.queue, s.attempt or None, f"{s.pods}/{s.workers}", place(s), s.step, s.message)
@@ -59,6 +59,9 @@ def jobs_table(statuses: Sequence[JobStatus], wide: bool = False) -> str:
             for s in statuses
         ]  # fmt: skip
         rows = [(*row[:3], *extra, *row[3:]) for row, extra in zip(rows, more, strict=True)]  # type: ignore[misc]
+    if named:
+        head.insert(0, "NAMESPACE")
+        rows = [(s.namespace, *row) for s, row in zip(statuses, rows, strict=True)]  # type: ignore[misc]
     return table(head, rows, 10_000 if wide else WIDTH)
 
 

@@ -10,10 +10,12 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import urllib3
+import yaml
 from kubernetes import client, config
 
 from proxy.protocol import decode
@@ -25,11 +27,15 @@ from .resources import POD, Kind, Object, kind_of
 
 __all__ = ["ApiKube", "Kube", "connect"]
 
+DEFAULT_NAMESPACE = "default"
+IN_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 MERGE_PATCH = "application/merge-patch+json"
 REQUEST_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
 CONNECTIONS = 32
 """Kept open, of which each watch has one; the client's own default is five for each CPU that it sees."""
+_UNREADABLE = (config.ConfigException, OSError, yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError)
+"""What the client raises for a kubeconfig that is not there, or not one."""
 PAGE = 500
 """Objects in one part of a list, as in client-go."""
 
@@ -215,18 +221,40 @@ def connect(kubeconfig: str | None = None, context: str | None = None) -> ApiKub
     """
     configuration = client.Configuration()
     configuration.connection_pool_maxsize = max(CONNECTIONS, configuration.connection_pool_maxsize)
-    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
     try:
-        if in_pod and kubeconfig is None and context is None:
+        if _in_pod() and kubeconfig is None and context is None:
             config.load_incluster_config(client_configuration=configuration)
         else:
             config.load_kube_config(config_file=kubeconfig, context=context, client_configuration=configuration)
-    except (config.ConfigException, OSError) as error:
+    except _UNREADABLE as error:
         raise PlatformError(
             f"no cluster to talk to: {error}. Set KUBECONFIG (for the local cluster: "
             "export KUBECONFIG=$(singularityctl local kubeconfig)) or give --kubeconfig"
         ) from error
     return ApiKube(client.ApiClient(configuration))
+
+
+def namespace_of(kubeconfig: str | None = None, context: str | None = None) -> str:
+    """Return the namespace that kubectl would use with these flags: the context's, the pod's own, `default`.
+
+    Only files are read. A kubeconfig that cannot be read is for `connect` to complain about.
+    """
+    if _in_pod() and kubeconfig is None and context is None:
+        try:
+            return IN_POD_NAMESPACE.read_text().strip() or DEFAULT_NAMESPACE
+        except OSError:
+            return DEFAULT_NAMESPACE
+    try:
+        # The client reads the variable once, when it is imported.
+        contexts, active = config.list_kube_config_contexts(config_file=kubeconfig or os.environ.get("KUBECONFIG"))
+    except _UNREADABLE:
+        return DEFAULT_NAMESPACE
+    found = active if context is None else next((c for c in contexts if c.get("name") == context), None)
+    return str(((found or {}).get("context") or {}).get("namespace") or DEFAULT_NAMESPACE)
+
+
+def _in_pod() -> bool:
+    return "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
 
 
 def connect_to(kubeconfig: Mapping[str, Any]) -> ApiKube:

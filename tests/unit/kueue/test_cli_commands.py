@@ -14,6 +14,7 @@ from kueue_integration.cli import common, delete, logs, status, submit, tables
 from kueue_integration.contract import job_names
 from kueue_integration.errors import Unreachable
 from kueue_integration.jobs.status import summarise
+from kueue_integration.kube import client
 from kueue_integration.kube.fake import FakeKube
 from kueue_integration.kube.resources import CONFIG_MAP, JOB, SERVICE
 from kueue_integration.spec import platform_config
@@ -32,6 +33,7 @@ COMMAND = ["--", "python3", "train.py", "--steps", "9"]
 @pytest.fixture
 def kube(monkeypatch: pytest.MonkeyPatch) -> FakeKube:
     fake = cluster(CHART)
+    monkeypatch.setenv("KUBECONFIG", "/nowhere/kubeconfig")
     for module in (common, submit, status, delete, logs):
         monkeypatch.setattr(module, "open_cluster", lambda kubeconfig, context: fake)
     return fake
@@ -270,6 +272,58 @@ def test_status_of_nothing(kube: FakeKube) -> None:
     missing = run("status", "nobody")
     assert missing.exit_code == 2 and "no training job 'nobody'" in missing.output
     assert run("status", "-w").exit_code == 2
+
+
+def elsewhere(namespace: str, name: str) -> dict[str, Any]:
+    its_job, _ = story()
+    return {**its_job, "metadata": {**its_job["metadata"], "name": name, "uid": f"u-{name}", "namespace": namespace}}
+
+
+def test_status_of_all_namespaces(kube: FakeKube) -> None:
+    for made in (*story(), elsewhere("team", "bert"), elsewhere("alpha", "zeta")):
+        kube.put(made)
+    for place in (("default", "digits"), ("team", "bert"), ("team", "other")):
+        labels = {job_names.LABEL_MANAGED: "true", job_names.LABEL_JOB: place[1]}
+        meta = {"name": f"{place[1]}-0", "namespace": place[0], "uid": f"p-{place}", "labels": labels}
+        kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "status": {"phase": "Running"}})
+    head, *lines = run("status", "-A").output.splitlines()
+    assert head.split()[:2] == ["NAMESPACE", "NAME"]
+    assert [line.split()[:2] for line in lines] == [["alpha", "zeta"], ["default", "digits"], ["team", "bert"]]
+    assert "NAMESPACE" not in run("status").output
+    shown = json.loads(run("status", "-A", "-o", "json").output)
+    assert [one["namespace"] for one in shown] == ["alpha", "default", "team"]
+    refused = run("status", "digits", "-A")
+    assert refused.exit_code == 2 and "leave NAME out" in refused.output
+
+
+def test_the_namespace_is_the_contexts(kube: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts = [
+        {"name": "mine", "context": {"cluster": "c", "user": "u", "namespace": "team"}},
+        {"name": "bare", "context": {"cluster": "c", "user": "u"}},
+    ]
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps({
+        "contexts": contexts, "current-context": "mine", "users": [{"name": "u", "user": {}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://x"}}],
+    }))  # fmt: skip
+    kube.put(elsewhere("team", "bert"))
+    assert "bert" in run("status", "--kubeconfig", str(path)).output
+    assert "bert" in run("status", "bert", "--kubeconfig", str(path)).output
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    assert "bert" in run("status").output and "bert" in run("status", "--context", "mine").output
+    assert run("status", "--context", "bare").output == "no training jobs in namespace default\n"
+    assert run("status", "-n", "none").output == "no training jobs in namespace none\n"
+    path.write_text("no kubeconfig")
+    assert run("status").output == "no training jobs in namespace default\n"
+
+
+def test_in_a_pod_the_namespace_is_the_pods(kube: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setattr(client, "IN_POD_NAMESPACE", tmp_path / "namespace")
+    assert client.namespace_of() == "default"
+    (tmp_path / "namespace").write_text("team\n")
+    assert client.namespace_of() == "team"
 
 
 def test_status_watch_ends_with_the_job(kube: FakeKube) -> None:
