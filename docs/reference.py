@@ -1,4 +1,4 @@
-"""MkDocs hook: the reference pages, generated from the code, and links to files of the repository.
+"""MkDocs hook: the reference pages, generated from the code.
 
 The pages read sources as text (syntax trees, YAML, click's own description), so that building needs no Airflow and no
 cluster. Each function returns one page as Markdown; `PAGES` says which file it becomes.
@@ -19,8 +19,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 from chart_reference import chart_values, table  # noqa: E402
 
 NOTE = "*Generated from `{}`.*\n"
-_FOLDERS = "proxy|kueue_integration|airflow_provider|benchmarks|dags|tests|charts|images|localcluster"
-_REPOSITORY_LINK = re.compile(rf"\[([^\]]+)\]\((?:\.\./)+((?:{_FOLDERS})[^)]*)\)")
 
 
 # --- docstrings -----------------------------------------------------------------------------------------------------
@@ -192,8 +190,3 @@ def on_files(files: Any, config: Any) -> Any:
     for path, page in PAGES.items():
         files.append(File.generated(config, path, content=page()))
     return files
-
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """A link to a file of the repository becomes its name: the site does not carry the sources."""
-    return _REPOSITORY_LINK.sub(lambda match: f"{match[1]} (`{match[2]}`)", markdown)

@@ -1,4 +1,4 @@
-"""The page "Without Airflow" as it stands: each command of its shell blocks, on the queue of the local cluster."""
+"""The page "From the shell" as it stands: each command of its shell blocks, on the queue of the local cluster."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_commands_of_the_page_run(
                 if words[0] in FIRST_TRAINS:
                     trains(digits, FIRST_TRAINS[words[0]])
                 said = shell.type(line)
-                say(f"{line}: {said.strip().splitlines()[-1] if said.strip() else 'says nothing'}")
+                say(f"{line}\n{said.strip() or '(says nothing)'}")
         ends = {name: process.wait(TIMEOUT_S) for name, process in follow.items()}
     finally:
         for process in follow.values():

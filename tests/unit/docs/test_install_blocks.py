@@ -18,6 +18,8 @@ import yaml
 from rendered import HELM, NO_HELM, helm, render
 from shell_blocks import PAGES, ROOT, calls, words_after
 
+from airflow_provider import VERSION
+
 CRDS = os.environ.get("SINGULARITY_KUEUE_CRDS", "")
 NO_CRDS = "no definitions of Kueue: SINGULARITY_KUEUE_CRDS is printed by `python -m localcluster.prepare --env`"
 ONLY_IN_A_CLUSTER = ("--reuse-values", "--create-namespace")
@@ -131,7 +133,7 @@ def test_pip_is_given_the_package_and_extras_that_it_has() -> None:
     assert len(wanted) > 2
     for word in wanted:
         name, _, extras = word.rstrip("]").partition("[")
-        assert name == project["name"]
+        assert name in (project["name"], f"dist/{project['name'].replace('-', '_')}-{VERSION}-py3-none-any.whl")
         assert {extra for extra in extras.split(",") if extra} <= set(project["optional-dependencies"])
 
 
