@@ -1,6 +1,9 @@
-"""The ConfigMap of the agent images that the guard of pods trusts. The controller keeps it, the policies read it.
+"""The Lease that holds the agent images which the guard of pods trusts. The controller keeps it, the policies read it.
 
-`data`: TRUSTED_IMAGES_KEY, an image on each line, and LAST_USED, a JSON object: image -> Unix seconds.
+A Lease and not a ConfigMap, because the API server's copies of Leases are kept going by the hold: seen with Kubernetes
+1.36, the copies of a kind stop when the last policy that takes it as parameter goes (a rollback to a release without
+it), and do not start again with the next one. From then on every pod is refused, and none loses its finalizers, until
+the API server restarts.
 """
 
 from __future__ import annotations
@@ -10,10 +13,8 @@ from collections.abc import Mapping
 
 from proxy.protocol import decode
 
-from ..kube.resources import Object
+from ..kube.resources import Object, annotation
 from . import job_names
-
-LAST_USED = "lastUsed"
 
 
 def of_job(job: Object) -> str | None:
@@ -23,15 +24,15 @@ def of_job(job: Object) -> str | None:
     return str(found[0]) if found else None
 
 
-def read(data: Mapping[str, str]) -> dict[str, float | None]:
-    """Return the trusted images of the ConfigMap's `data`, each with its last use (Unix seconds, None: unknown)."""
-    told = decode.json_value(data.get(LAST_USED) or "{}")
+def read(lease: Object) -> dict[str, float | None]:
+    """Return the trusted images of the Lease, each with its last use (Unix seconds, None: unknown)."""
+    told = decode.json_value(annotation(lease, job_names.ANN_IMAGES_USED) or "{}")
     times = told if isinstance(told, dict) else {}
     known = {image: at for image, at in times.items() if isinstance(at, (int, float)) and not isinstance(at, bool)}
-    return {image: known.get(image) for image in data.get(job_names.TRUSTED_IMAGES_KEY, "").split("\n") if image}
+    return {image: known.get(image) for image in (annotation(lease, job_names.ANN_TRUSTED_IMAGES) or "").split()}
 
 
-def data(images: Mapping[str, float]) -> dict[str, str]:
-    """Return the ConfigMap's `data` for these images, each with the Unix seconds of its last use."""
+def to_annotations(images: Mapping[str, float]) -> dict[str, str]:
+    """Return the annotations of the Lease for these images, each with the Unix seconds of its last use."""
     times = {image: int(at) for image, at in images.items()}
-    return {job_names.TRUSTED_IMAGES_KEY: "\n".join(images), LAST_USED: json.dumps(times)}
+    return {job_names.ANN_TRUSTED_IMAGES: " ".join(images), job_names.ANN_IMAGES_USED: json.dumps(times)}

@@ -1,9 +1,9 @@
-"""The agent images that the guard of pods trusts, in a ConfigMap that its policies take as their parameter.
+"""The agent images that the guard of pods trusts, in a Lease that its policies take as their parameter.
 
 The pod template of a Job names the agent image of the release it was submitted under, and cannot be changed. So an
 image that a release was configured with stays trusted until the last job that has it has ended. No image is added
 because a job names it: only the chart's own values (`images.agent`, `images.trusted`) add one. The chart makes the
-ConfigMap without content, so neither `helm upgrade` nor Argo CD or Flux takes away what stands in it.
+Lease without content, so neither `helm upgrade` nor Argo CD or Flux takes away what stands in it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ..contract import agent_images, job_names
 from ..kube.client import Kube
-from ..kube.resources import CONFIG_MAP, Object
+from ..kube.resources import LEASE, Object
 from . import views
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 LINGER_S = 3600.0
 """How long an image stays without a job: who submits may have read the platform's settings before the upgrade."""
 RENEW_S = LINGER_S / 4
-"""How far the times in the ConfigMap may be behind."""
+"""How far the times on the Lease may be behind."""
 
 
 def kept(
@@ -37,7 +37,7 @@ def kept(
 
 
 class AgentImages:
-    """Keeps the ConfigMap. `configured` are the chart's images, `jobs` gives every managed job, `now` Unix seconds."""
+    """Keeps the Lease. `configured` are the chart's images, `jobs` gives every managed job, `now` Unix seconds."""
 
     def __init__(
         self,
@@ -51,25 +51,24 @@ class AgentImages:
         self._jobs, self._now = jobs, now
 
     def keep(self) -> None:
-        """Write the ConfigMap if it is not what it should be. Raises KubeError."""
+        """Write the Lease if it is not what it should be. Raises KubeError."""
         if not self._configured:
             return  # a controller that was started by hand, without a chart
-        found = self._kube.find(CONFIG_MAP, self._namespace, job_names.TRUSTED_IMAGES_CONFIGMAP)
-        now = self._now()
-        before = agent_images.read((found or {}).get("data") or {})
+        found = self._kube.find(LEASE, self._namespace, job_names.TRUSTED_IMAGES_LEASE)
+        before = agent_images.read(found or {"metadata": {}})
         in_use = {agent_images.of_job(job) or "" for job in self._jobs() if views.finished(job) is None}
-        after = kept(before, self._configured, in_use, now)
+        after = kept(before, self._configured, in_use, self._now())
+        told = {"annotations": agent_images.to_annotations(after)}
+        name = job_names.TRUSTED_IMAGES_LEASE
         if found is None:
-            meta = {"name": job_names.TRUSTED_IMAGES_CONFIGMAP, "namespace": self._namespace}
-            made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": agent_images.data(after)}
-            self._kube.create(made)
+            meta = {"name": name, "namespace": self._namespace, **told}
+            self._kube.create({"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": meta})
         elif _differs(before, after):
-            version, body = found["metadata"]["resourceVersion"], {"data": agent_images.data(after)}
-            self._kube.patch(CONFIG_MAP, self._namespace, job_names.TRUSTED_IMAGES_CONFIGMAP, body, version)
+            self._kube.patch(LEASE, self._namespace, name, {"metadata": told}, found["metadata"]["resourceVersion"])
         if set(before) != set(after):
             log.info("agent images that the guard trusts: %s", ", ".join(after))
 
 
 def _differs(before: Mapping[str, float | None], after: Mapping[str, float]) -> bool:
-    """Whether the ConfigMap has to be written: its images have changed, or a time is too far behind."""
+    """Whether the Lease has to be written: its images have changed, or a time is too far behind."""
     return list(before) != list(after) or any(at - (before[image] or 0) >= RENEW_S for image, at in after.items())

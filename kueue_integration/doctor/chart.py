@@ -164,8 +164,8 @@ def guards(kube: Kube) -> Iterator[Check]:
             wrong.append(f"the binding of {name} does not Deny")
         elif ((rule or {}).get("spec") or {}).get("failurePolicy") != "Fail":
             wrong.append(f"failurePolicy of {name} is not Fail")
-    if kube.find(CONFIG_MAP, _SYSTEM, job_names.TRUSTED_IMAGES_CONFIGMAP) is None:
-        what = f"no ConfigMap {_SYSTEM}/{job_names.TRUSTED_IMAGES_CONFIGMAP}: the guard of pods lets no pod in"
+    if kube.find(LEASE, _SYSTEM, job_names.TRUSTED_IMAGES_LEASE) is None:
+        what = f"no Lease {_SYSTEM}/{job_names.TRUSTED_IMAGES_LEASE}: the guard of pods lets no pod in"
         yield Check("guard policies", FAIL, what, f"The controller makes it again; if it does not, upgrade:\n{REPAIR}")
     elif wrong:
         what = f"{'; '.join(wrong)}: tenants can write what is the platform's"

@@ -10,7 +10,7 @@ from ..contract import agent_images, attempt_records, job_names, kinds
 from ..errors import Forbidden
 from ..jobs import unreadable
 from ..kube.api import Kube
-from ..kube.resources import CONFIG_MAP, Object, annotation, is_true
+from ..kube.resources import LEASE, Object, annotation, is_true
 from . import engines
 from .check import FAIL, OK, REPAIR, WARN, Check, shown, unexpected, unix
 
@@ -36,10 +36,10 @@ def running(kube: Kube, namespace: str, now: float, max_budget_s: int) -> Iterat
 def _images(kube: Kube, jobs: Sequence[Object]) -> Iterator[Check]:
     """Jobs that would get no pod any more: the guard trusts their agent image no longer."""
     try:
-        found = kube.find(CONFIG_MAP, job_names.SYSTEM_NAMESPACE, job_names.TRUSTED_IMAGES_CONFIGMAP)
+        found = kube.find(LEASE, job_names.SYSTEM_NAMESPACE, job_names.TRUSTED_IMAGES_LEASE)
     except Forbidden:
         return
-    trusted = agent_images.read((found or {}).get("data") or {})
+    trusted = agent_images.read(found or {"metadata": {}})
     if not trusted:
         return  # `guard policies` says so, or a release that kept no list is installed
     for job in jobs:

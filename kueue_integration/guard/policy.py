@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from ..contract import job_names
-from ..kube.resources import JOB, JOBSET, POD, TRAINJOB, WORKLOAD, Kind, Object
+from ..kube.resources import JOB, JOBSET, LEASE, POD, TRAINJOB, WORKLOAD, Kind, Object
 from . import ownership, pods
 from .cel import literal
 from .names import ANNOTATIONS, EXEC, JOBS, PODS
@@ -25,7 +25,7 @@ _ENV, _NAMESPACE = "@ENV@", "@NAMESPACE@"
 _TRAINING = {"matchLabels": {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}}
 # Without its parameter the guard would not ask: no pod is better than any pod. The controller makes it again.
 _PARAMETER = {
-    "name": job_names.TRUSTED_IMAGES_CONFIGMAP,
+    "name": job_names.TRUSTED_IMAGES_LEASE,
     "namespace": _NAMESPACE,
     "parameterNotFoundAction": "Deny",
 }
@@ -121,14 +121,15 @@ def pod_policy(kind: Kind) -> Object:
         "spec": "object.spec" if kind is POD else "object.spec.template.spec",
         "configured": _IMAGES,
         # Those of earlier releases whose jobs still live: see controller.agent_images.
-        "images": f"variables.configured + params.?data[?'{job_names.TRUSTED_IMAGES_KEY}'].orValue('').split('\\n')",
+        "images": "variables.configured + params.metadata.?annotations"
+        f"[?'{job_names.ANN_TRUSTED_IMAGES}'].orValue('').split(' ')",
         "hostPaths": _HOST_PATHS,
         "env": _ENV,
     }
     found = {each.name: each.found for each in pods.RULES}
     return {
         "failurePolicy": "Fail",
-        "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
+        "paramKind": {"apiVersion": LEASE.api_version, "kind": LEASE.name},
         "matchConstraints": {"namespaceSelector": _TRAINING, "resourceRules": rules},
         **({"matchConditions": conditions} if conditions else {}),
         "variables": _variables({**given, **pods.VARIABLES, **found}),

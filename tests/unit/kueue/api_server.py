@@ -49,7 +49,7 @@ TRAINS = "trains"
 _LABEL = {job_names.LABEL_TRAINING: job_names.TRAINING_ENABLED}
 NAMESPACES: dict[str, dict[str, str]] = {job_names.SYSTEM_NAMESPACE: {}, TEAM: {}, TRAINS: _LABEL, "before": {}}
 _INSTALLED = (
-    "ConfigMap", "CustomResourceDefinition", "Lease", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+    "CustomResourceDefinition", "Lease", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
 )  # fmt: skip
 """Of the chart's objects: nothing else has a part in an admission."""
 

@@ -1,21 +1,19 @@
-"""Which agent images the guard trusts: over upgrades, rollbacks, and what somebody writes into the ConfigMap."""
+"""Which agent images the guard trusts: over upgrades, rollbacks, and what somebody writes on the Lease."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kueue_integration.contract import job_names
-from kueue_integration.contract.agent_images import LAST_USED, data, of_job, read
+from kueue_integration.contract.agent_images import of_job, read, to_annotations
 from kueue_integration.controller.agent_images import LINGER_S, RENEW_S, AgentImages, kept
 from kueue_integration.errors import NotFound
 from kueue_integration.kube.fake import FakeKube
-from kueue_integration.kube.resources import CONFIG_MAP, Object
+from kueue_integration.kube.resources import LEASE, Object
 
-KEY, NAME, SYSTEM = job_names.TRUSTED_IMAGES_KEY, job_names.TRUSTED_IMAGES_CONFIGMAP, job_names.SYSTEM_NAMESPACE
+NAME, SYSTEM = job_names.TRUSTED_IMAGES_LEASE, job_names.SYSTEM_NAMESPACE
 
 
 def job(image: str, ended: str = "") -> Object:
@@ -35,10 +33,10 @@ class Release:
         return self.trusted()
 
     def trusted(self) -> list[str]:
-        return list(read(self.kube.get(CONFIG_MAP, SYSTEM, NAME)["data"]))
+        return list(read(self.kube.get(LEASE, SYSTEM, NAME)))
 
     def version(self) -> str:
-        return str(self.kube.get(CONFIG_MAP, SYSTEM, NAME)["metadata"]["resourceVersion"])
+        return str(self.kube.get(LEASE, SYSTEM, NAME)["metadata"]["resourceVersion"])
 
 
 @pytest.fixture
@@ -96,7 +94,8 @@ def test_a_controller_without_a_chart_writes_nothing(release: Release) -> None:
 
 @pytest.mark.parametrize("times", ["", "no json", "[]", '{"a:1": "yesterday"}', '{"a:1": true}', '{"other": 3}'])
 def test_times_that_are_spoilt_cost_no_job_its_pods(times: str) -> None:
-    found = read({KEY: "a:1\n", LAST_USED: times})
+    told = {job_names.ANN_TRUSTED_IMAGES: "a:1 ", job_names.ANN_IMAGES_USED: times}
+    found = read({"metadata": {"annotations": told}})
     assert found == {"a:1": None}
     assert kept(found, ("a:2",), (), 5.0) == {"a:2": 5.0, "a:1": 5.0}
 
@@ -110,7 +109,7 @@ IMAGES = st.text("abc:/@.0", min_size=1, max_size=8)
 
 @given(st.dictionaries(IMAGES, st.integers(0, 10**6)))
 def test_what_is_written_is_read(images: dict[str, int]) -> None:
-    assert read(json.loads(json.dumps(data(images)))) == images
+    assert read({"metadata": {"annotations": to_annotations(images)}}) == images
 
 
 @given(st.dictionaries(IMAGES, st.floats(0, 10**6)), st.lists(IMAGES, max_size=3), st.sets(IMAGES), st.floats(0, 10**6))

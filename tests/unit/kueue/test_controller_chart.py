@@ -174,7 +174,8 @@ def test_the_guards_are_always_there_and_the_controller_may_look_for_them():
     objects = render()
     for name in guards.POLICIES:
         policy, binding = (objects[kind, name]["spec"] for kind in POLICY_KINDS)
-        reads = {"apiVersion": "v1", "kind": "ConfigMap"} if name in (guards.PODS, guards.JOBS) else None
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        reads = lease if name in (guards.PODS, guards.JOBS) else None
         assert policy["failurePolicy"] == "Fail" and policy.get("paramKind") == reads
         assert (binding["policyName"], binding["validationActions"]) == (name, ["Deny"])
     (rule,) = [
@@ -255,10 +256,13 @@ def test_the_controller_is_told_the_trusted_images_and_keeps_them_where_the_guar
     (container,) = objects["Deployment", "singularity-controller"]["spec"]["template"]["spec"]["containers"]
     said = {e["name"]: e.get("value") for e in container["env"]}["SINGULARITY_AGENT_IMAGES"]
     assert json.loads(said) == ["a:2", "mirror/a:2"]
-    kept = objects["ConfigMap", job_names.TRUSTED_IMAGES_CONFIGMAP]
-    assert "data" not in kept  # an upgrade would take away what the controller has written
+    kept = objects["Lease", job_names.TRUSTED_IMAGES_LEASE]
+    assert "annotations" not in kept["metadata"]  # an upgrade would take away what the controller has written
     for name in (guards.PODS, guards.JOBS):
         parameter = objects["ValidatingAdmissionPolicyBinding", name]["spec"]["paramRef"]
+        # The kind of the hold's parameter: a copy of the API server's that an upgrade and a rollback keep going.
+        guard, hold = (objects["ValidatingAdmissionPolicy", one]["spec"] for one in (name, "singularity-hold"))
+        assert guard["paramKind"] == hold["paramKind"]
         assert (parameter["name"], parameter["namespace"]) == (kept["metadata"]["name"], kept["metadata"]["namespace"])
         assert parameter["parameterNotFoundAction"] == "Deny"
 

@@ -74,6 +74,13 @@ def node(name: str, **info: str) -> dict[str, Any]:
     return obj(NODE, name, status=status)
 
 
+def images(trusted: str) -> dict[str, Any]:
+    """The Lease of the agent images that the guard trusts."""
+    made = obj(LEASE, job_names.TRUSTED_IMAGES_LEASE, SYSTEM)
+    made["metadata"]["annotations"] = agent_images.to_annotations({trusted: NOW})
+    return made
+
+
 @pytest.fixture
 def kube() -> FakeKube:
     fence = {"admissionChecks": [{"name": job_names.ADMISSION_CHECK_NAME}]}
@@ -91,9 +98,7 @@ def kube() -> FakeKube:
         obj(
             CONFIG_MAP, job_names.PLATFORM_CONFIGMAP, SYSTEM, data={"platform.json": platform_config.to_json(PLATFORM)}
         ),
-        obj(
-            CONFIG_MAP, job_names.TRUSTED_IMAGES_CONFIGMAP, SYSTEM, data=agent_images.data({PLATFORM.agent_image: NOW})
-        ),
+        images(PLATFORM.agent_image),
         obj(DEPLOYMENT, job_names.CONTROLLER_NAME, SYSTEM, spec={"replicas": 1}, status={"readyReplicas": 1}),
         obj(CLUSTER_QUEUE, "training", spec=spec, status=ACTIVE),
         obj(LOCAL_QUEUE, "training", "default", spec={"clusterQueue": "training"}, status=ACTIVE),
@@ -242,8 +247,8 @@ CASES: dict[str, tuple[Callable[[FakeKube], object], str, str, str, str]] = {
         )
     },
     "no list of trusted images": (
-        _gone(CONFIG_MAP, job_names.TRUSTED_IMAGES_CONFIGMAP, SYSTEM),
-        "guard policies", "fail", "no ConfigMap singularity-system/singularity-agent-images", "helm upgrade",
+        _gone(LEASE, job_names.TRUSTED_IMAGES_LEASE, SYSTEM),
+        "guard policies", "fail", "no Lease singularity-system/singularity-agent-images", "helm upgrade",
     ),
     "an image of before": (
         lambda k: k.put(waiting("example/agent:0")),

@@ -15,7 +15,7 @@ from kueue_integration.controller import agent_images
 from kueue_integration.errors import KubeError
 from kueue_integration.guard import names as guards
 from kueue_integration.guard import policy
-from kueue_integration.kube.resources import CONFIG_MAP, POD, Object
+from kueue_integration.kube.resources import ADMISSION_POLICY, ADMISSION_POLICY_BINDING, LEASE, POD, Object
 
 
 def said(call) -> str:
@@ -160,7 +160,22 @@ def test_the_image_of_a_release_before_is_trusted_until_its_last_job_has_ended(p
     at[0] += agent_images.LINGER_S
     release(*of_now)
     policies.eventually(lambda: refused(pod(spec)), "the image of before is trusted no more")
-    policies.admin.delete(CONFIG_MAP, job_names.SYSTEM_NAMESPACE, job_names.TRUSTED_IMAGES_CONFIGMAP)
+    policies.admin.delete(LEASE, job_names.SYSTEM_NAMESPACE, job_names.TRUSTED_IMAGES_LEASE)
     policies.eventually(lambda: refused(pod(ours(PLATFORM))), "without the parameter there are no pods")
     release(*of_now)
     policies.eventually(lambda: not refused(pod(ours(PLATFORM))), "the controller makes it again")
+
+
+def test_pods_are_let_in_after_a_rollback_and_the_upgrade_again(policies: Policies) -> None:
+    """The release before has these policies without a parameter: then none of this kind but the hold's is left."""
+    both = (ADMISSION_POLICY_BINDING, ADMISSION_POLICY)
+    parts = [(kind, name) for name in (guards.PODS, guards.JOBS) for kind in both]
+    kept = {part: policies.admin.get(part[0], None, part[1]) for part in parts}
+    for kind, name in parts:
+        policies.admin.delete(kind, None, name)
+    stranger = pod({**other(PLATFORM), "hostPID": True}, "stranger")
+    policies.eventually(lambda: not said(lambda: policies.admin.create(stranger, dry_run=True)), "nothing is guarded")
+    for (_, name), made in reversed(kept.items()):
+        policies.admin.create({**made, "metadata": {"name": name, "labels": made["metadata"].get("labels", {})}})
+    policies.eventually(lambda: said(lambda: policies.admin.create(stranger, dry_run=True)), "pods are guarded again")
+    policies.admin.create(pod(ours(PLATFORM), "good"), dry_run=True)
