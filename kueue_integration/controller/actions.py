@@ -64,6 +64,14 @@ class Wait(Action):
 
 
 @dataclass(frozen=True)
+class Reject(Action):
+    """Fence: never. Kueue deactivates the Workload, whose quota is free again, and shows `message`."""
+
+    message: str = ""
+    guard: Guard = field(default=Guard.WORKLOAD_VERSION, kw_only=True, repr=False)
+
+
+@dataclass(frozen=True)
 class Withdraw(Action):
     """Fence: an answer that is not for this reservation is taken back: our check is Pending again."""
 

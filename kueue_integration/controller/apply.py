@@ -23,6 +23,7 @@ from .actions import (
     KeepRecords,
     NoteLeave,
     PatchWorkload,
+    Reject,
     ReleaseHold,
     Repair,
     RequestReadmission,
@@ -89,7 +90,7 @@ def perform(
         written.append((job, _fail(kube, job, action)))
     if workload is not None and isinstance(action, PatchWorkload):
         written.append((workload, _patch(kube, WORKLOAD, workload, action.body)))
-    if workload is not None and isinstance(action, (AnswerReady, Wait, Withdraw, RequestReadmission)):
+    if workload is not None and isinstance(action, (AnswerReady, Wait, Reject, Withdraw, RequestReadmission)):
         change = _check_change(action, workload, now)
         written.append((workload, _patch_check(kube, workload, check_name, change)))
     if workload is not None and isinstance(action, Revive):
@@ -131,8 +132,9 @@ def _check_change(action: Action, workload: Object, now: float) -> Mapping[str, 
     """The fields of our admission check that `action` changes."""
     if isinstance(action, Wait):
         return {"message": action.message}
-    if isinstance(action, Withdraw):
-        return {"state": "Pending", "message": action.message, "lastTransitionTime": server_time.to_whole(now)}
+    if isinstance(action, (Withdraw, Reject)):
+        state = "Pending" if isinstance(action, Withdraw) else "Rejected"
+        return {"state": state, "message": action.message, "lastTransitionTime": server_time.to_whole(now)}
     if isinstance(action, AnswerReady):
         podsets = [podset["name"] for podset in (workload.get("spec") or {}).get("podSets") or ()]
         change: dict[str, Any] = {"state": "Ready", "message": action.message}
@@ -163,7 +165,7 @@ def _tell(action: Action, job: Object, metrics: Metrics) -> None:
         # There may be thousands of Workloads of others.
         level = logging.INFO if action.attempt else logging.DEBUG
         log.log(level, "fence: %s", action.message, extra={**fields, **dict(action.pod_annotations)})
-    elif isinstance(action, (Wait, Withdraw)):
+    elif isinstance(action, (Wait, Reject, Withdraw)):
         log.info("fence: %s", action.message, extra=fields)
     elif isinstance(action, StartCheckpoint):
         metrics.add("singularity_checkpoints_requested_total")

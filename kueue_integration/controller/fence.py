@@ -11,12 +11,17 @@ from ..contract import job_names
 from ..kube import server_time
 from ..planner import quota
 from . import attempt_history, origins, views
-from .actions import BOTH, Action, AnswerReady, Decision, Guard, RequestReadmission, Wait, Withdraw
+from .actions import BOTH, Action, AnswerReady, Decision, Guard, Reject, RequestReadmission, Wait, Withdraw
 from .errors import BadAnnotationError
 from .snapshot import Job, Pod, Preemption, Snapshot, Workload, readable_or, required
 
 STUCK_S = 30.0
 """A pod that still exists this long after its grace period is on a node that does not answer."""
+FOREIGN = Reject(
+    message="its pods are those of a training job, which no Job, JobSet or TrainJob owns here: nothing would number its"
+    " attempts or restore a checkpoint. Submit it as one of these, without Kueue's ConcurrentAdmission"
+)
+"""To a Workload of our pods that another Workload (a variant) or another kind (an AppWrapper) owns."""
 UNMANAGED = AnswerReady(message="not a managed Job: nothing to wait for", guard=Guard.WORKLOAD_VERSION)
 """Nothing is fenced: the Job has just been read, and its Workload's version guards the answer."""
 

@@ -96,6 +96,9 @@ class Looks:
             return  # its Job follows when the manager has let the attempt in: see kueue_integration.multikueue
         seen = Snapshot.parse({"metadata": workload["metadata"]}, workload, ())
         assert seen.workload is not None
+        if seen.workload.has_our_pods:
+            self.perform(fence.FOREIGN, workload, workload)
+            return
         action = fence.decide(seen, seen.workload, self._now()).action
         assert action is not None
         self.perform(action, workload, workload)

@@ -16,6 +16,12 @@ from .check import FAIL, OK, WARN, Check, listing
 
 NEEDED = ("SidecarContainers", "ValidatingAdmissionPolicy", "JobPodReplacementPolicy")
 """Gates of Kubernetes that can still be switched off in 1.33; one that is not listed has become permanent."""
+HARMFUL = {
+    "ConcurrentAdmission": "training jobs in its queues are refused, because their pods would start without an attempt",
+    "FailureRecoveryPolicy": "a pod with kueue.x-k8s.io/safe-to-forcefully-delete may be forgotten while it still writes,"
+    " and the next attempt starts beside it: keep the annotation off training pods",
+}
+"""Gates of Kueue (alpha) that take away what we promise."""
 KUEUE_CONFIG = "kueue-manager-config"
 SHORT_S = 120.0
 _GATE = re.compile(r'^kubernetes_feature_enabled\{name="([^"]+)"[^}]*\} (\d)', re.MULTILINE)
@@ -89,6 +95,9 @@ def _kueue_problems(config: Mapping[str, Any]) -> Iterator[Check]:
     if gates.get("PartialAdmission") is False:
         lost = "featureGates.PartialAdmission is off: jobs never start with fewer workers than they want"
         yield Check("Kueue config", WARN, lost, edit)
+    for gate, harm in HARMFUL.items():
+        if gates.get(gate) is True:
+            yield Check("Kueue config", WARN, f"featureGates.{gate} is on: {harm}", edit)
     ready = config.get("waitForPodsReady") or {}
     for field in ("timeout", "recoveryTimeout"):
         span = _seconds(ready.get(field))

@@ -32,6 +32,7 @@ JOB_WRITERS = (
 )  # fmt: skip
 WORKLOAD_WRITERS = (
     actions.AnswerReady(message="m"), actions.Wait(message="m"), actions.Withdraw(message="m"), fence.UNMANAGED,
+    fence.FOREIGN,
     actions.RequestReadmission(message="m"), actions.Revive(status={"x": 1}),
     actions.PatchWorkload(body={"spec": {"active": False}}, safe="saved"),
 )  # fmt: skip

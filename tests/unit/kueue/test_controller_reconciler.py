@@ -68,6 +68,28 @@ def world():
         reconciler.world.stop()
 
 
+@pytest.mark.parametrize("owner", ["Workload", "AppWrapper"])
+def test_our_pods_are_let_in_for_no_other_owner(world, owner):
+    """A variant of Kueue's ConcurrentAdmission is owned by the parent Workload; an AppWrapper owns what it wraps."""
+    version = {"Workload": "kueue.x-k8s.io/v1beta2", "AppWrapper": "workload.codeflare.dev/v1beta2"}[owner]
+    theirs = fresh(scene.workload())
+    theirs["metadata"].update(
+        name="variant", uid="variant-uid", labels={},
+        ownerReferences=[{"apiVersion": version, "kind": owner, "name": "parent", "uid": "p", "controller": True}],
+    )  # fmt: skip
+    ours = copy.deepcopy(theirs)
+    for podset in ours["spec"]["podSets"]:
+        podset["template"].setdefault("metadata", {})["labels"] = {job_names.LABEL_MANAGED: "true"}
+    theirs["metadata"].update(name="others", uid="others-uid")
+    kube, reconciler = world(ours, theirs)
+    for name, state in (("variant", "Rejected"), ("others", "Ready")):
+        reconciler.handle(Task("workload", NS, name))
+        (check,) = kube.get(WORKLOAD, NS, name)["status"]["admissionChecks"]
+        assert check["state"] == state, check
+    message = kube.get(WORKLOAD, NS, "variant")["status"]["admissionChecks"][0]["message"]
+    assert "no Job, JobSet or TrainJob owns" in message
+
+
 def test_who_waits_for_a_job_hears_which_pod_has_changed():
     heard = []
     kube = FakeKube(scene.job(suspend=False, annotations=scene.history(scene.record())))
