@@ -21,6 +21,11 @@ from .exceptions import InvalidTrainingError
 from .operators import SingularityTrainOperator
 
 NAME = "@task.singularity_train"
+_NOT_CALLED_ONCE = (
+    (inspect.iscoroutinefunction, "`async`"),
+    (inspect.isasyncgenfunction, "an `async` generator"),
+    (inspect.isgeneratorfunction, "a generator"),
+)
 _REPLACED = ("command", "script", "script_args")
 """Parameters of the operator whose place the function takes."""
 
@@ -29,6 +34,7 @@ class _SingularityTrainDecoratedOperator(DecoratedOperator, SingularityTrainOper
     """What `@task.singularity_train` makes."""
 
     custom_operator_name = NAME
+    multiple_outputs: bool
     template_fields: Sequence[str] = (
         *(field for field in SingularityTrainOperator.template_fields if field not in _REPLACED),
         "op_args",
@@ -62,6 +68,14 @@ class _SingularityTrainDecoratedOperator(DecoratedOperator, SingularityTrainOper
             raise InvalidTrainingError(f"The training job was refused before anything was created: {error}") from None
         self.files = {**(self.files or {}), **own}
         return super().execute(context)
+
+    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Any:
+        """As the operator. Airflow fails a task of `multiple_outputs` whose value is no dict; this one has trained."""
+        value = super().execute_complete(context, event)
+        if self.multiple_outputs and not (value is None or isinstance(value, Mapping)):
+            self.log.warning("multiple_outputs = True, but the function returned no dict: its value is one XCom")
+            self.multiple_outputs = False
+        return value
 
     def _result(self, kube: Kube, namespace: str, name: str) -> Any:
         """What rank 0 has returned. What did not travel is told: the training has succeeded, and is never made again
@@ -99,6 +113,12 @@ def _source(function: Callable[..., Any], later: bool = False) -> tuple[str, dic
 
     :param later: names that nothing has yet may be defined later
     """
+    plain = inspect.unwrap(function)
+    for is_kind, kind in _NOT_CALLED_ONCE:
+        if is_kind(plain):
+            raise ValueError(f"function {function.__name__} is {kind}: a call would end at once, and train nothing")
+    if getattr(plain, "__name__", "") == "<lambda>":
+        raise ValueError("the function is a lambda, whose source is part of a line: give it a name with `def`")
     try:
         raw = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:

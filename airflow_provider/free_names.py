@@ -44,7 +44,8 @@ def of(function: Callable[..., Any], source: str) -> tuple[dict[str, str], list[
     :param source: of the function, as it is shipped
     """
     known, lines = _known(function), _lines(function)
-    constants: dict[str, str] = {}
+    remade = {name: _constant(known.get(name, ...)) for name in sorted(needed(source, remade=True))}
+    constants = {name: text for name, text in remade.items() if text is not None}
     missing: list[Missing] = []
     for name in sorted(needed(source), key=lambda name: (lines.get(name, 0), name)):
         line = lines.get(name, 0)
@@ -52,16 +53,24 @@ def of(function: Callable[..., Any], source: str) -> tuple[dict[str, str], list[
             why = "is defined neither in the function nor in the Dag file before it"
             missing.append(Missing(name, line, f"{why}: define it in the function", certain=False))
             continue
-        text = literal(known[name])
-        if text is not None and len(text) <= LONGEST:
+        text = _constant(known[name])
+        if text is not None:
             constants[name] = text
         else:
             missing.append(Missing(name, line, _why(known[name])))
     return constants, missing
 
 
-def needed(source: str) -> set[str]:
-    """Names that the code looks up outside of itself. Raises SyntaxError."""
+def _constant(value: object) -> str | None:
+    text = literal(value)
+    return None if text is None or len(text) > LONGEST else text
+
+
+def needed(source: str, remade: bool = False) -> set[str]:
+    """Names that the code looks up outside of itself. Raises SyntaxError.
+
+    :param remade: those instead that it makes as well (`global`), and may look up before
+    """
     tree = _Unannotated().visit(ast.parse(source))
     table = symtable.symtable(ast.unparse(tree), "<function>", "exec")
     wanted: set[str] = set()
@@ -74,6 +83,8 @@ def needed(source: str) -> set[str]:
                     wanted.add(name)
                 if symbol.is_assigned():
                     own.add(name)
+    if remade:
+        return wanted & own - _OF_A_MODULE
     return {name for name in wanted - own - _OF_A_MODULE if not hasattr(builtins, name)}
 
 

@@ -87,6 +87,15 @@ class _Encoder:
         self._left -= 1
         if self._left < 0:
             raise _TooLargeError
+        try:
+            return self._of_its_kind(value, where, left)
+        except _TooLargeError:
+            raise
+        except Exception as error:  # of a class of the user's, or a value that its own class cannot write down
+            self._note(f"{where or 'it'} cannot be read ({type(error).__name__}): the beginning of its repr is there")
+            return _shown(value)
+
+    def _of_its_kind(self, value: Any, where: str, left: int) -> Any:
         if isinstance(value, enum.Enum):
             return self.encoded(value.value, where, left)
         if value is None or isinstance(value, bool):
@@ -222,6 +231,14 @@ def _decoded(value: Any, where: str, notes: list[str]) -> Any:
     if MARK not in value:
         return {key: _decoded(item, f"{where}[{key!r}]", notes) for key, item in value.items()}
     kind, inner = value[MARK], value[IS]
+    try:
+        return _unmarked(kind, inner, value.get("zone"), where, notes)
+    except (ValueError, TypeError, KeyError, ArithmeticError) as error:
+        notes.append(f"{where or 'it'} cannot be understood ({type(error).__name__}): it is text")
+        return str(inner)[:SHOWN]
+
+
+def _unmarked(kind: str, inner: Any, zone: str | None, where: str, notes: list[str]) -> Any:
     if kind == "dict":
         return {key: _decoded(item, f"{where}[{key!r}]", notes) for key, item in inner.items()}
     if kind in ("tuple", "set", "frozenset"):
@@ -229,9 +246,11 @@ def _decoded(value: Any, where: str, notes: list[str]) -> Any:
     if kind in ("int", "float", "decimal"):
         return _number(kind, inner, where, notes)
     if kind == "moment":
-        return _moment(inner, value.get("zone"))
+        return _moment(inner, zone)
     if kind == "timedelta":
-        return datetime.timedelta(*inner)
+        found = datetime.timedelta(*inner)
+        datetime.timedelta(seconds=found.total_seconds())  # as Airflow reads it back
+        return found
     return _READ[kind](inner)
 
 
@@ -257,7 +276,8 @@ def _number(kind: str, text: str, where: str, notes: list[str]) -> Any:
         found: Any = whole if fits else text
     else:
         real = float(text) if kind == "float" else decimal.Decimal(text)
-        fits = math.isfinite(real) and math.isfinite(float(real))
+        quiet = isinstance(real, float) or not real.is_snan()
+        fits = quiet and math.isfinite(real) and math.isfinite(float(real))
         found = real if fits else text.lower().replace("infinity", "inf")
     if not fits:
         notes.append(

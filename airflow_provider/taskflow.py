@@ -26,17 +26,23 @@ _SCRIPT = '''\
 """Made from the function {name} of an Airflow Dag; every rank runs it."""
 {constants}{source}
 
-if __name__ == "__main__":
+
+def _singularity_task():
+    """Call the function; whatever it is called, no name of these lines is in its way."""
     import json
     import os
 
-    with open({arguments!r}, encoding="utf-8") as _file:
-        _given = json.load(_file)
-    _result = {name}(*_given["args"], **_given["kwargs"])
+    with open({arguments!r}, encoding="utf-8") as file:
+        given = json.load(file)
+    result = globals()[{name!r}](*given["args"], **given["kwargs"])
     if os.environ.get("RANK", "0") == "0":
         import {module}
 
-        {module}.leave(_result)
+        {module}.leave(result)
+
+
+if __name__ == "__main__":
+    _singularity_task()
 '''
 
 

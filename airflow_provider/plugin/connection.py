@@ -72,7 +72,8 @@ def named(session: Session, key: TaskKey) -> frozenset[str]:
         known = _known.get(place)
     if known is None:
         dag = session.scalar(select(rows).where(rows.dag_version_id == row.dag_version_id))
-        known = frozenset(_words(_task((dag.data if dag is not None else None) or {}, key.task_id)))
+        data = (dag.data if dag is not None else None) or {}
+        known = frozenset(_words(_task(data, key.task_id), _plain((data.get("dag") or {}).get("default_args")) or {}))
         with _lock:
             if len(_known) >= MAX_KNOWN:
                 _known.clear()
@@ -88,8 +89,8 @@ def _task(dag: Mapping[str, Any], task_id: str) -> Mapping[str, Any]:
     return {}
 
 
-def _words(task: Mapping[str, Any]) -> Iterator[str]:
-    """Of a serialised operator, mapped or not."""
+def _words(task: Mapping[str, Any], default_args: Mapping[str, Any]) -> Iterator[str]:
+    """Of a serialised operator, mapped or not. `default_args`: of its Dag; those of a task group are not serialised."""
     expanded = (_plain(task.get(task.get("_expand_input_attr") or "expand_input")) or {}).get("value")
     given = [task.get(FIELD), (_plain(task.get("partial_kwargs")) or {}).get(FIELD)]
     for each in expanded if isinstance(expanded, list) else [expanded]:
@@ -98,8 +99,8 @@ def _words(task: Mapping[str, Any]) -> Iterator[str]:
             found = _plain(values.get(FIELD))
             given += found if isinstance(found, list) else [found]
     given = [_plain(value) for value in given if value is not None]
-    if task and not given:  # the operator's own default is not in a mapped operator
-        given = [KubernetesHook.default_conn_name]
+    if task and not given:  # a mapped operator has neither its Dag's nor its own default
+        given = [_plain(default_args.get(FIELD, KubernetesHook.default_conn_name))]
     yield from (word for word in given if isinstance(word, str) and "{{" not in word and "{%" not in word)
 
 

@@ -49,6 +49,22 @@ def the_dag() -> DAG:
     return dag
 
 
+@pytest.mark.parametrize(("given", "named"), [("gpu", {"gpu"}), ("{{ x }}", set()), (None, {"kubernetes_default"})])
+def test_default_args_of_a_dag_name_the_connection_of_its_mapped_tasks(given: str | None, named: set[str]) -> None:
+    """No tab, no button and no search for orphans was there for such a task, and the refusal said that the Dag does not
+    name what it does."""
+    args = {"retries": 2} if given is None else {"retries": 2, "kubernetes_conn_id": given}
+    with DAG("dag", schedule=None, default_args=args) as dag:
+        SingularityTrainOperator.partial(task_id="each", queue_name="q").expand(command=[["x"]])
+        SingularityTrainOperator.partial(task_id="own", kubernetes_conn_id="own", **TASK).expand(name=["n"])
+        SingularityTrainOperator(task_id="plain", **TASK)
+    with db_rows.database() as made:
+        version = db_rows.serialized(made, dag)
+        for name, wanted in {"each": named, "own": {"own"}, "plain": named}.items():
+            db_rows.task_instance(made, **WHERE, task_id=name, map_index=0, dag_version_id=version)
+            assert connection.named(made, TaskKey("dag", "run", name, 0)) == wanted, name
+
+
 @pytest.fixture(scope="module")
 def session() -> Iterator[Session]:
     with db_rows.database() as made:

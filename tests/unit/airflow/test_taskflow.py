@@ -201,6 +201,32 @@ def test_what_cannot_travel_is_told_and_the_rest_arrives(value: Any, where: str)
     stored(got)
 
 
+class Locked(dict[str, Any]):
+    def items(self) -> Any:
+        raise OSError("closed")
+
+
+class Nowhere(os.PathLike[str]):
+    def __fspath__(self) -> str:
+        raise OSError("gone")
+
+
+EAST, WEST = (datetime.timezone(datetime.timedelta(hours=hours)) for hours in (5, -5))
+UNREADABLE = {
+    "latest moment": datetime.datetime.max.replace(tzinfo=WEST), "earliest": datetime.datetime.min.replace(tzinfo=EAST),
+    "more digits than Python writes": 10**5000, "a path that raises": Nowhere(), "a mapping that raises": Locked(a=1),
+    "signalling": decimal.Decimal("sNaN"), "longest time": datetime.timedelta.max,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_one_value_that_cannot_be_read_does_not_take_the_others_along(name: str) -> None:
+    got, notes = travelled({"loss": 0.5, "odd": UNREADABLE[name], "more": [1]})
+    assert (got["loss"], got["more"], type(got["odd"])) == (0.5, [1], str)
+    assert len(notes) == 1 and notes[0].startswith("['odd'] ")
+    assert stored(got) == got
+
+
 def itself() -> list[Any]:
     found: list[Any] = []
     found += [found, found]
@@ -283,6 +309,48 @@ def test_free_names_are_found(body: str) -> None:
     source = f"def fit():\n    {body}\n"
     assert free_names.needed(source) == set(BODIES[body])
     assert missing(source, A=os, B=(1, "b")) == set(BODIES[body]) - {"B"}
+
+
+@pytest.mark.parametrize("name", ["json", "os", "file", "given", "result", "_result", "_given", "training_return"])
+def test_a_function_may_be_called_as_the_lines_around_it_call_things(name: str, tmp_path: Path) -> None:
+    """`json` and `os` were modules when they were called, after the job had waited for its quota."""
+    done = run(tmp_path, taskflow.files(name, f"def {name}(x):\n    return x + 1\n", [1], {}))
+    assert done.returncode == 0, done.stderr
+    assert returned(tmp_path) == (2, [])
+
+
+def test_a_global_that_the_function_changes_has_its_value_before(tmp_path: Path) -> None:
+    text = """
+        SEEN = 2
+        with DAG("d", schedule=None):
+            @task.singularity_train(queue_name="q")
+            def fit():
+                global SEEN, NEW
+                SEEN += 1
+                NEW = SEEN
+                return NEW
+            OPERATOR = fit().operator
+    """
+    from airflow_provider import decorators
+
+    source, constants = decorators._source(dag(tmp_path, text).OPERATOR.python_callable)
+    assert constants == {"SEEN": "2"}
+    done = run(tmp_path, taskflow.files("fit", source, [], {}, constants))
+    assert done.returncode == 0, done.stderr
+    assert returned(tmp_path) == (3, [])
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("async def fit(): return 1", "fit is `async`"), ("def fit(): yield 1", "fit is a generator"),
+        ("async def fit(): yield 1", "fit is an `async` generator"), ("fit = lambda: 1", "is a lambda"),
+    ],
+)  # fmt: skip
+def test_what_a_call_does_not_run_is_refused_when_the_file_is_read(tmp_path: Path, function: str, words: str) -> None:
+    """The ranks called it, got a coroutine or a generator, and the training had succeeded without one step."""
+    with pytest.raises(ValueError, match=words):
+        dag(tmp_path, f"\n{function}\ntask.singularity_train(queue_name='q')(fit)\n")
 
 
 SIGNATURES = {

@@ -671,7 +671,8 @@ def test_what_rank_0_returned_is_the_value_of_the_task(kube: FakeKube, airflow: 
         (None, None, "is lost: it did not arrive on the Job"),
         ("{", None, "is lost: it is not valid JSON"),
         ([1], None, "is lost: rank 0 left no JSON object"),
-        ({"value": {"!": "date", "is": "yesterday"}}, None, "is lost: rank 0 left a value that cannot be understood"),
+        ({"value": {"!": "date", "is": "yesterday"}}, "yesterday", "it cannot be understood (ValueError): it is text"),
+        ({"value": {"!": "date"}}, None, "is lost: rank 0 left a value that cannot be understood"),
         ({"notes": ["it has more than 48000 bytes"]}, None, "is lost: it has more than 48000 bytes"),
         ({"value": "<Net>", "notes": ["it is of type Net"]}, "<Net>", "is not quite here: it is of type Net"),
         ({"value": {"__classname__": 1}}, "{'__classname__': 1}", "Airflow cannot write it down"),
@@ -691,6 +692,23 @@ def test_a_training_that_has_succeeded_is_never_made_again_for_its_value(
     airflow.retry()
     assert decorated().execute(airflow.context()) == value
     assert [each["metadata"]["uid"] for each in kube.list(JOB, NAMESPACE)] == [job["metadata"]["uid"]]
+
+
+@pytest.mark.parametrize(("value", "several"), [([1, 2], False), ("text", False), ({"a": 1}, True), (None, True)])
+def test_what_is_no_dict_is_one_xcom_and_fails_no_task(
+    kube: FakeKube, airflow: Airflow, said: list[str], value: Any, several: bool
+) -> None:
+    """Airflow raises TypeError then, in every try, though the training has succeeded."""
+    op = decorated()
+    assert op.multiple_outputs is True, "by its annotation"
+    submit(airflow, op)
+    end(kube, job_of(kube), "Complete")
+    returned(kube, job_of(kube)["metadata"]["name"], {"value": value})
+    assert op.execute_complete(airflow.context(), event_for(kube, "success")) == value
+    assert (op.multiple_outputs, any("its value is one XCom" in line for line in said)) == (several, not several)
+    airflow.retry()  # the outcome is kept
+    again = decorated()
+    assert (again.execute(airflow.context()), again.multiple_outputs) == (value, several)
 
 
 def test_a_value_that_cannot_be_read_now_is_read_later_without_a_retry(kube: FakeKube, airflow: Airflow) -> None:
