@@ -1,4 +1,4 @@
-"""The Dag of the page "Your first Dag" as it stands there: it imports, and its results are where the next task looks."""
+"""The Dag of the page "Your first Dag" as it stands there: it imports, and its results are where the next one looks."""
 
 from __future__ import annotations
 
