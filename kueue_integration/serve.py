@@ -61,8 +61,9 @@ async def serve(settings: config.Config) -> None:
             reconciler.look_again()
 
     # A leader that does not see the objects would hold preemptions back and do nothing about them.
+    # A client of its own: an answer that never comes is given up while the Lease lasts, and waits for no connection.
     keeper = LeaseKeeper(
-        kube,
+        connect(settings.kubeconfig, timeout_s=settings.lease_timeout_s),
         settings.namespace,
         settings.lease_name,
         settings.identity,

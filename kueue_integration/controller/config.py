@@ -42,6 +42,11 @@ class Config:
     agent_images: tuple[str, ...] = ()
     """What the chart trusts as agent image: its own first, then those of `images.trusted`."""
 
+    @property
+    def lease_timeout_s(self) -> float:
+        """Of a request about the Lease: one that hangs leaves time for the next round while this replica may act."""
+        return self.lease_duration_s * 0.3
+
 
 def _number(env: Mapping[str, str], name: str, default: float, minimum: float) -> float:
     text = env.get(name, "")

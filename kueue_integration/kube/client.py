@@ -41,10 +41,11 @@ PAGE = 500
 
 
 class ApiKube(Kube):
-    """A real API server behind a `kubernetes.client.ApiClient`."""
+    """A real API server behind a `kubernetes.client.ApiClient`. `timeout_s`: the longest silence in an answer."""
 
-    def __init__(self, api_client: Any) -> None:
+    def __init__(self, api_client: Any, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         self._api = api_client
+        self._timeout_s = timeout_s
         self._pool: urllib3.PoolManager = api_client.rest_client.pool_manager
 
     def _request(
@@ -55,7 +56,7 @@ class ApiKube(Kube):
         body: object = None,
         content_type: str = "application/json",
         stream: bool = False,
-        timeout_s: float = REQUEST_TIMEOUT_S,
+        timeout_s: float | None = None,
         accept: str = "application/json",
     ) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": accept, **self._api.default_headers}
@@ -73,7 +74,10 @@ class ApiKube(Kube):
                 body=None if body is None else json.dumps(body).encode(),
                 headers=headers,
                 preload_content=not stream,
-                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=timeout_s),
+                timeout=urllib3.Timeout(
+                    connect=min(CONNECT_TIMEOUT_S, self._timeout_s),
+                    read=self._timeout_s if timeout_s is None else timeout_s,
+                ),
                 # Only what certainly never reached the server is repeated here.
                 retries=urllib3.Retry(connect=2, read=0, redirect=0, status=0, other=0, backoff_factor=0.2),
             )
@@ -214,10 +218,12 @@ class ApiKube(Kube):
             response.close()
 
 
-def connect(kubeconfig: str | None = None, context: str | None = None) -> ApiKube:
+def connect(
+    kubeconfig: str | None = None, context: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S
+) -> ApiKube:
     """A client for the cluster of `kubeconfig`, else of $KUBECONFIG, else of the pod we run in, else of ~/.kube/config.
 
-    Raises PlatformError when none of them is there.
+    `timeout_s`: the longest silence in an answer. Raises PlatformError when none of them is there.
     """
     configuration = client.Configuration()
     configuration.connection_pool_maxsize = max(CONNECTIONS, configuration.connection_pool_maxsize)
@@ -231,7 +237,7 @@ def connect(kubeconfig: str | None = None, context: str | None = None) -> ApiKub
             f"no cluster to talk to: {error}. Set KUBECONFIG (for the local cluster: "
             "export KUBECONFIG=$(singularityctl local kubeconfig)) or give --kubeconfig"
         ) from error
-    return ApiKube(client.ApiClient(configuration))
+    return ApiKube(client.ApiClient(configuration), timeout_s)
 
 
 def namespace_of(kubeconfig: str | None = None, context: str | None = None) -> str:

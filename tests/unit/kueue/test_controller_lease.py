@@ -8,6 +8,8 @@ import time
 import pytest
 
 from kueue_integration.contract import job_names
+from kueue_integration.controller.config import Config
+from kueue_integration.controller.hold import Settings
 from kueue_integration.controller.lease import LeaseKeeper
 from kueue_integration.errors import Conflict, Unreachable
 from kueue_integration.kube import server_time
@@ -231,3 +233,11 @@ def test_a_replica_that_took_over_after_a_slow_write_does_not_count_from_its_ans
     kube.replace = slow
     one.tick()
     assert not one.leads
+
+
+def test_one_request_that_hangs_leaves_time_for_the_next_while_the_replica_may_act(tmp_path):
+    found = Config("me", "ns", tmp_path, Settings())
+    one = LeaseKeeper(
+        FakeKube(), "ns", "lease", "me", found.lease_duration_s, found.lease_renew_s, lambda: True, lambda leads: None
+    )
+    assert found.lease_timeout_s + found.lease_renew_s < one._acts_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -36,6 +37,9 @@ class Server:
         self.chunks: list[bytes] = [b"{}"]
         self.cut = False
         self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.answers = threading.Event()
+        """Not set: requests are taken and not answered."""
+        self.answers.set()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -44,6 +48,7 @@ class Server:
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 outer.asked.append((self.command, self.path, dict(self.headers), body))
+                outer.answers.wait(30)
                 self.send_response(outer.status)
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
@@ -70,6 +75,7 @@ def server() -> Iterator[Server]:
     thread = threading.Thread(target=made.http.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield made
+    made.answers.set()
     made.http.shutdown()
     thread.join(timeout=10)
     made.http.server_close()
@@ -185,6 +191,22 @@ def test_a_stream_that_breaks_off(server: Server) -> None:
     assert [next(lines), next(lines)] == ["line 1", "line 2"]
     with pytest.raises(Unreachable, match="broke off"):
         next(lines)
+
+
+def test_an_answer_that_never_comes_is_given_up_in_the_clients_own_time(server: Server, tmp_path: Path) -> None:
+    clusters = [{"name": "c", "cluster": {"server": server.url}}]
+    contexts = [{"name": "c", "context": {"cluster": "c", "user": "u"}}]
+    found = {"clusters": clusters, "contexts": contexts, "current-context": "c", "users": [{"name": "u", "user": {}}]}
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(found))
+    quick = connect(str(path), timeout_s=0.2)
+    server.answers.clear()
+    started = time.monotonic()
+    with pytest.raises(Unreachable, match="no answer"):
+        quick.get_lease("a", "b")
+    assert time.monotonic() - started < 5
+    server.answers.set()
+    assert quick.get_lease("a", "b") == {}
 
 
 def test_no_kubeconfig_says_what_to_do(tmp_path: Path) -> None:
