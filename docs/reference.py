@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
+import cli_reference  # noqa: E402
 from chart_reference import chart_values, table  # noqa: E402
 
 NOTE = "*Generated from `{}`.*\n"
@@ -54,17 +55,52 @@ def defaults(function: ast.FunctionDef) -> dict[str, str]:
 
 
 # --- pages ----------------------------------------------------------------------------------------------------------
+OPERATOR: dict[str, tuple[str, ...]] = {
+    "Program": ("command", "script", "script_args", "files", "env", "workdir", "image", "name"),
+    "Queue and size": ("queue_name", "priority_class", "workers", "min_workers", "world_size", "pod_resources"),
+    "Place and devices": ("topology", "node_selector", "tolerations", "resource_claims"),
+    "Checkpoints": (
+        "engine", "store", "checkpoint_every", "start_from", "hold", "checkpoint_budget_s", "grace_period_s",
+        "checkpoint_disk",
+    ),
+    "Pods": ("volumes", "volume_mounts", "labels", "annotations", "pod_override"),
+    "Cluster": ("kubernetes_conn_id", "namespace", "api_outage_tolerance"),
+    "Failures and limits": (
+        "infrastructure_retries", "resume_on_exit_codes", "skip_on_exit_code", "fail_on_exit_codes", "max_preemptions",
+        "preemption_alert",
+    ),
+    "Task log, and the end": ("get_logs", "logging_interval", "log_max_lines", "deletion_policy"),
+}  # fmt: skip
+"""Parameters of the operator by what they are about."""
+
+
+def types(function: ast.FunctionDef) -> dict[str, str]:
+    """Source text of each keyword-only parameter's annotation, without what every text may be."""
+    return {each.arg: ast.unparse(each.annotation) for each in function.args.kwonlyargs if each.annotation}
+
+
 def operator() -> str:
     source = ROOT / "airflow_provider/operators.py"
     found = class_named(source, "SingularityTrainOperator")
     docstring = ast.get_docstring(found) or ""
     init = next(n for n in found.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
-    given, described = defaults(init), dict(parameters(docstring))
-    rows = [(f"`{name}`", f"`{value}`" if value else "*required*", described[name]) for name, value in given.items()]
+    given, described, annotated = defaults(init), dict(parameters(docstring)), types(init)
+    sections = []
+    for title, names in OPERATOR.items():
+        rows = [
+            (
+                f"[`{name}`](#{name}){{#{name}}}",
+                f"`{annotated[name]}`",
+                f"`{given[name]}`" if given[name] else "*required*",
+                described[name],
+            )
+            for name in names
+        ]
+        sections.append(f"## {title}\n\n{table(('parameter', 'type', 'default', 'meaning'), rows)}")
     return (
         f"# SingularityTrainOperator\n\n{introduction(docstring)}\n\n{NOTE.format('airflow_provider/operators.py')}\n"
-        + table(("parameter", "default", "meaning"), rows)
-        + "\nThe guide [The operator](../operator.md) says what belongs together.\n"
+        "The page [The operator](../operator.md) says what belongs together. A templated parameter takes\n"
+        "a template of Airflow, and a whole number or a truth value may then come as text.\n\n" + "\n".join(sections)
     )
 
 
@@ -95,24 +131,6 @@ def train_spec() -> str:
         f"# TrainSpec\n\n{introduction(docstring)}\n\n{NOTE.format('kueue_integration/spec/train_spec.py')}\n"
         + table(("field", "type", "default", "meaning"), rows)
     )
-
-
-def singularityctl() -> str:
-    import click
-
-    from kueue_integration.cli import main
-
-    def of(command: click.Command, path: str, level: int) -> Iterator[str]:
-        context = click.Context(command, info_name=path, max_content_width=100)
-        yield f"{'#' * level} {path}\n\n```text\n{command.get_help(context)}\n```\n"
-        if isinstance(command, click.Group):
-            for name in command.list_commands(context):
-                below = command.get_command(context, name)
-                if below is not None and name not in ("local", "demo"):
-                    yield from of(below, f"{path} {name}", min(level + 1, 4))
-
-    pages = "\n".join(of(main, "singularityctl", 2))
-    return f"# singularityctl: every command\n\n{NOTE.format('kueue_integration/cli')}\n{pages}"
 
 
 def annotations() -> str:
@@ -174,7 +192,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/operator.md": operator,
     "reference/decorator.md": decorator,
     "reference/train-spec.md": train_spec,
-    "reference/singularityctl.md": singularityctl,
     "reference/chart-values.md": chart_values,
     "reference/annotations.md": annotations,
     "reference/metrics.md": metrics,
@@ -183,10 +200,34 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 # --- MkDocs ---------------------------------------------------------------------------------------------------------
+def on_config(config: Any) -> Any:
+    """Put the pages of the commands below that of `singularityctl`."""
+    below = [f"{cli_reference.FOLDER}/{name}.md" for name in cli_reference.commands()]
+    for section in config.nav:
+        for place, entry in enumerate(section.get("Reference", ())):
+            if entry == {"singularityctl": "singularityctl.md"}:
+                section["Reference"][place] = {"singularityctl": [{"All commands": "singularityctl.md"}, *below]}
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
-    """Add the generated pages."""
+    """Add the generated pages. A command whose page has a part written by hand has a file already."""
     from mkdocs.structure.files import File
 
     for path, page in PAGES.items():
         files.append(File.generated(config, path, content=page()))
+    for name in cli_reference.commands():
+        path = f"{cli_reference.FOLDER}/{name}.md"
+        if files.get_file_from_path(path) is None:
+            files.append(File.generated(config, path, content=""))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Put the generated part before what is written by hand."""
+    path = page.file.src_uri
+    if path == "singularityctl.md":
+        return markdown.replace("<!-- commands -->", cli_reference.overview())
+    if path.startswith(f"{cli_reference.FOLDER}/"):
+        return f"{cli_reference.page(Path(path).stem)}\n{markdown}"
+    return markdown

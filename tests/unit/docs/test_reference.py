@@ -19,10 +19,13 @@ def reference() -> ModuleType:
     return loaded(ROOT / "docs/reference.py")
 
 
-def test_every_parameter_of_the_operator_has_a_row_with_a_meaning(reference: ModuleType) -> None:
-    rows = [line.split(" | ") for line in reference.operator().splitlines() if line.startswith("| `")]
-    assert len(rows) > 30 and any(row[0].startswith("| `checkpoint_budget_s`") for row in rows)
-    assert all(row[2].strip(" |") for row in rows)
+def test_every_parameter_of_the_operator_stands_in_one_group_with_type_and_meaning(reference: ModuleType) -> None:
+    rows = [line.split(" | ") for line in reference.operator().splitlines() if line.startswith("| [`")]
+    names = re.findall(r"\{#(\w+)\}", reference.operator())
+    operator = reference.class_named(ROOT / "airflow_provider/operators.py", "SingularityTrainOperator")
+    init = next(n for n in operator.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+    assert sorted(names) == sorted(reference.defaults(init)) and len(names) > 30
+    assert all(row[1].startswith("`") and row[3].strip(" |") for row in rows)
 
 
 def test_every_field_of_train_spec_has_a_row(reference: ModuleType) -> None:
@@ -32,11 +35,15 @@ def test_every_field_of_train_spec_has_a_row(reference: ModuleType) -> None:
     assert not [name for name in TrainSpec.__dataclass_fields__ if f"| `{name}` |" not in page]
 
 
-def test_every_command_is_in_the_reference(reference: ModuleType) -> None:
-    page = reference.singularityctl()
-    for name in ("submit", "status", "migrate", "doctor", "checkpoints verify"):
-        assert f" singularityctl {name}\n" in page
-    assert "singularityctl demo" not in page
+def test_every_command_has_a_page_with_an_anchor_for_each_option(reference: ModuleType) -> None:
+    pages = {name: reference.cli_reference.page(name) for name in reference.cli_reference.commands()}
+    assert {"submit", "status", "migrate", "doctor"} <= pages.keys() and not {"demo", "local"} & pages.keys()
+    assert "{#start-from}" in pages["submit"] and "## singularityctl checkpoints verify" in pages["checkpoints"]
+    for name, page in pages.items():
+        anchors = re.findall(r"\{#([\w-]+)\}", page)
+        assert len(anchors) == len(set(anchors)) and anchors, name
+    overview = reference.cli_reference.overview()
+    assert all(f"(cli/{name}.md)" in overview for name in pages)
 
 
 def test_every_chart_value_has_a_meaning(reference: ModuleType) -> None:
