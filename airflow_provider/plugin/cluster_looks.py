@@ -23,7 +23,7 @@ from proxy.protocol import decode
 from ..exceptions import SingularityProviderError
 from ..identity import ANN_TASK, Claim
 from .actions import Clients
-from .flights import Flights
+from .flights import BusyError, Flights
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +88,11 @@ class Looks:
             place = self._places.setdefault(conn_id, _Place())
             over = place.look is None or place.look.done()
             if place.began is None and over and self._clock() >= place.again_at:
-                place.began = self._clock()
-                place.look = self._flights.start(conn_id, lambda: self._look(conn_id, place))
+                try:
+                    place.look = self._flights.start(conn_id, lambda: self._look(conn_id, place))
+                    place.began = self._clock()
+                except BusyError as error:
+                    place.trouble = str(error)
             return self._known(conn_id, place)
 
     def under_way(self, conn_id: str) -> Future[None] | None:

@@ -51,7 +51,11 @@ class Flights:
                 self._landed(place)
                 future.set_result(result)
 
-        threading.Thread(target=fly, name=f"singularity-{place}", daemon=True).start()
+        try:
+            threading.Thread(target=fly, name=f"singularity-{place}", daemon=True).start()
+        except RuntimeError as error:  # the process has as many as it may have
+            self._landed(place)
+            raise BusyError(f"the api-server cannot ask the cluster of connection {place} now: {error}") from error
         return future
 
     def _landed(self, place: str) -> None:

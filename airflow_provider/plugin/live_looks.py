@@ -61,7 +61,7 @@ class LiveLooks:
 
     def ask(self, key: TaskKey, claim: Claim) -> Future[Document]:
         """The lineage document as the cluster has it, at most FRESH_S old. Raises in the Future: NotTheJobError,
-        KubeError, and what the connection's hook raises."""
+        KubeError, and what the connection's hook raises. BusyError is raised at once."""
         conn_id = str(claim["conn_id"])
         with self._lock:
             place = self._places.setdefault(conn_id, _Place())
@@ -75,8 +75,12 @@ class LiveLooks:
             future = place.wanted[key][1] if key in place.wanted else Future()
             place.wanted[key] = (claim, future)
             if place.began is None:
+                try:
+                    self._flights.start(conn_id, lambda: self._look(conn_id, place))
+                except BaseException:  # nobody looks: the next who asks tries again
+                    place.wanted.clear()
+                    raise
                 place.began = self._clock()
-                self._flights.start(conn_id, lambda: self._look(conn_id, place))
             return future
 
     def last(self, key: TaskKey, claim: Claim) -> Document | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from airflow.utils.session import create_session
 
@@ -38,24 +39,32 @@ def delete_orphans(dag_id: str, run_id: str) -> int:
     """
     with create_session() as session:
         claims = data.claims(session, dag_id, run_id)
-    deleted = 0
+    deleted, trouble = 0, list[Exception]()
     for key, claim in claims:
         try:
-            with create_session() as session:
-                conn_id = connection.of(session, key, claim["conn_id"])
-            kube, _ = connection.connect(conn_id)
+            deleted += _delete_of(key, claim)
         except connection.RefusedError as error:  # asking again would not change it
             log.warning("Jobs that %s may have left were not looked for: %s", key, error)
-            continue
-        owned = submission.owned_jobs(kube, claim["namespace"], key, {claim.get("deployment", "")})
-        alive = [job for job in owned if not _over(job)]
-        unwanted = _unwanted(key, alive) if alive else []
-        for job in unwanted:
-            name, uid = job["metadata"]["name"], job["metadata"]["uid"]
-            became = ending.give_up(kube, claim["namespace"], name, uid)
-            if became:
-                deleted += 1
-                log.warning("%s: nobody waits for Job %s/%s: %s", key, claim["namespace"], name, became)
+        except Exception as error:  # what is wrong with the cluster of one task is not with those of the others
+            trouble.append(error)
+    if trouble:
+        raise trouble[0]
+    return deleted
+
+
+def _delete_of(key: TaskKey, claim: Mapping[str, Any]) -> int:
+    with create_session() as session:
+        conn_id = connection.of(session, key, claim["conn_id"])
+    kube, _ = connection.connect(conn_id)
+    owned = submission.owned_jobs(kube, claim["namespace"], key, {claim.get("deployment", "")})
+    alive = [job for job in owned if not _over(job)]
+    deleted = 0
+    for job in _unwanted(key, alive) if alive else []:
+        name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+        became = ending.give_up(kube, claim["namespace"], name, uid)
+        if became:
+            deleted += 1
+            log.warning("%s: nobody waits for Job %s/%s: %s", key, claim["namespace"], name, became)
     return deleted
 
 

@@ -188,6 +188,26 @@ def test_a_connection_that_the_task_wrote_is_not_used_for_the_search(
     assert "connection 'c' is not one that the Dag names for task train" in caplog.text
 
 
+def test_a_cluster_that_does_not_answer_keeps_nothing_alive_in_others(
+    session: Session, kube: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the search, which is given up after ten minutes."""
+    for name in ("a", "b", "c"):
+        task(session, kube, name, "failed")
+    gone: list[str] = []
+
+    def owned(cluster: FakeKube, namespace: str, key: TaskKey, deployments: Any) -> list[Any]:
+        if key.task_id == "b":
+            raise Unreachable("no answer")
+        gone.append(key.task_id)
+        return [job for job in kube.list(JOB, namespace) if job["metadata"]["labels"][LABEL_OWNER] == key.owner]
+
+    monkeypatch.setattr(orphans.submission, "owned_jobs", owned)  # type: ignore[attr-defined]
+    with pytest.raises(Unreachable):
+        orphans.delete_orphans("dag", "run")
+    assert (sorted(gone), left(kube)) == (["a", "c"], {"b-0"})
+
+
 def test_a_job_of_another_airflow_is_left_alone(session: Session, kube: FakeKube) -> None:
     mine = task(session, kube, "train", "failed")
     job = kube.get(JOB, NAMESPACE, mine.name)

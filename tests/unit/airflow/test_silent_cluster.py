@@ -292,3 +292,31 @@ def test_calls_of_one_cluster_are_bounded_and_one_that_is_given_up_goes_on() -> 
     go.set()
     assert first.result(10) is True and asyncio.run(landed(second, 10)) is True
     assert flights.start("c", lambda: 8).result(10) == 8
+
+
+def test_a_look_that_could_not_begin_does_not_keep_the_next_from_it() -> None:
+    """It counted as under way from then on: no tab of that cluster had an answer until the api-server was restarted."""
+    clients = actions.Clusters(lambda conn_id: (FakeKube(), "default"))
+    live, pages, flights = LiveLooks(clients), Looks(clients), Flights(most=1)
+    key, claim = TaskKey("dag", "run", "train"), {"conn_id": "c", "namespace": "default", "name": "n", "uid": "u"}
+    with pytest.MonkeyPatch.context() as full:
+
+        def start(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        full.setattr(threading.Thread, "start", start)
+        for _ in range(3):
+            with pytest.raises(BusyError, match="cannot ask the cluster of connection c now: can't start new thread"):
+                live.ask(key, claim)
+            assert live.silent_for("c") == 0.0
+            assert "can't start new thread" in str(pages.latest("c").trouble)
+            with pytest.raises(BusyError):
+                flights.start("c", lambda: 1)
+    with pytest.raises(actions.NotTheJobError):
+        live.ask(key, claim).result(30)
+    pages.latest("c")
+    under_way = pages.under_way("c")
+    assert under_way is not None
+    under_way.result(30)
+    assert pages.latest("c").trouble is None
+    assert flights.start("c", lambda: 1).result(30) == 1
