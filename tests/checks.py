@@ -39,6 +39,10 @@ ERROR_TREES = {
     "singularity_train/storage/errors.py": "StateStorageError",
 }
 """Module -> the root of the errors that its docstring draws."""
+RAW = {
+    ("logs.py", "click.echo(line)  # a program's own output, with the colours that it has"),
+    ("top.py", "click.echo(CLEAR, nl=False)"),
+}
 COPIED = {("e2e/scripts/hostile.py", "plant"), ("unit/proxy/fault_nursery.py", "small_world")}
 """(script, helper of another folder that is copied beside it before it runs)."""
 
@@ -151,7 +155,17 @@ def borrowed_helpers(root: Path) -> Iterator[str]:
                 yield f"tests/{name}: {helper} lies in another folder: move it to tests/support"
 
 
-CHECKS = (links, named_tests, pictures, prose, error_trees, borrowed_helpers)
+def printed(root: Path) -> Iterator[str]:
+    """`singularityctl` prints through `cli/output.py`: texts of others must not reach the terminal as they are."""
+    exempt = {"output.py", "completion.py"}
+    for path in sorted((root / "kueue_integration/cli").glob("*.py")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            raw = re.search(r"(?<!\w)print\(|click\.s?echo\(", line)
+            if raw and path.name not in exempt and (path.name, line.strip()) not in RAW:
+                yield f"{path.relative_to(root)}:{number}: prints without `output.echo`: {line.strip()}"
+
+
+CHECKS = (printed, links, named_tests, pictures, prose, error_trees, borrowed_helpers)
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 import click
 
 from ..errors import ConflictError, JobNotFoundError, RequestRefusedError, SingularityError, SpecError
+from .output import echo
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -81,13 +82,13 @@ class _LazyGroup(click.Group):
             return super().invoke(ctx)
         except SpecError as error:
             for field, value, text in error.problems:
-                click.echo(f"error: {field} = {value!r}: {text}", err=True)
+                echo(f"error: {field} = {value!r}: {text}", err=True)
             ctx.exit(EXIT_BAD_INPUT)
         except (ConflictError, JobNotFoundError, RequestRefusedError) as error:
-            click.echo(f"error: {error}", err=True)
+            echo(f"error: {error}", err=True)
             ctx.exit(EXIT_BAD_INPUT)
         except SingularityError as error:
-            click.echo(f"error: {error}", err=True)
+            echo(f"error: {error}", err=True)
             ctx.exit(EXIT_PLATFORM)
 
 

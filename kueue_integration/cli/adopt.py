@@ -13,6 +13,7 @@ from ..contract.kinds import KINDS
 from ..errors import SpecError
 from ..spec import platform_config
 from .common import cluster_options, open_cluster
+from .output import echo
 
 
 @click.command()
@@ -68,16 +69,16 @@ def adopt(
     if file is not None:
         job = read(file, namespace)
         if dry_run:
-            click.echo(yaml.safe_dump(live.manifest(job, config), sort_keys=False), nl=False)
+            echo(yaml.safe_dump(live.manifest(job, config), sort_keys=False), nl=False)
             return
         assert kube is not None
         made = live.create(kube, job, config)
         where = f"{made['metadata']['namespace']}/{made['metadata']['name']}"
-        click.echo(f"{made['kind'].lower()} {where} adopted and created")
+        echo(f"{made['kind'].lower()} {where} adopted and created")
         return
     assert kube is not None and name is not None
     if dry_run:
-        click.echo(yaml.safe_dump(live.preview(kube, namespace, name, config), sort_keys=False), nl=False)
+        echo(yaml.safe_dump(live.preview(kube, namespace, name, config), sort_keys=False), nl=False)
         return
     if not recreate:
         live.preview(kube, namespace, name, config)
@@ -86,7 +87,7 @@ def adopt(
             "make it anew, or --dry-run to see the result"
         )
     made = live.recreate(kube, namespace, name, config)
-    click.echo(f"job {namespace}/{made['metadata']['name']} adopted: made anew, and queued again")
+    echo(f"job {namespace}/{made['metadata']['name']} adopted: made anew, and queued again")
 
 
 def read(file: Any, namespace: str) -> dict[str, Any]:

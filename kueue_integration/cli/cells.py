@@ -20,6 +20,7 @@ from ..overview.look import look
 from . import EXIT_FAILED, tables
 from .common import connection_options, open_cluster
 from .logs import duration
+from .output import echo
 from .top_text import listed, time_words
 
 ALLOWED_S = 120.0
@@ -64,11 +65,11 @@ def generate(kubeconfig: str | None, context: str | None, file: Path) -> None:
     there = library.nodes(open_cluster(kubeconfig, context))
     made = binding.bound(said, there.labels, there.broken)
     for name, why in sorted(made.left_out.items()):
-        click.echo(f"node {name} is in no cell: {why}", err=True)
+        echo(f"node {name} is in no cell: {why}", err=True)
     for tenant, own in made.cells.items():
         named = ", ".join(f"{said.levels[cell.level].name} {'/'.join(cell.path)}" for cell in own)
-        click.echo(f"tenant {tenant}: {named}", err=True)
-    click.echo(yaml.safe_dump_all(objects.manifests(said, made, there.capacity), sort_keys=False), nl=False)
+        echo(f"tenant {tenant}: {named}", err=True)
+    echo(yaml.safe_dump_all(objects.manifests(said, made, there.capacity), sort_keys=False), nl=False)
 
 
 @cells.command()
@@ -112,11 +113,11 @@ def check(
     there, cluster = library.nodes(kube), look(kube, time.time())
     found = library.checked(said, cluster, there, cluster.at - seconds)
     if as_data:
-        click.echo(json.dumps({"at": cluster.at, "tenants": [_plain(one, allow) for one in found]}, indent=2))
+        echo(json.dumps({"at": cluster.at, "tenants": [_plain(one, allow) for one in found]}, indent=2))
     else:
-        click.echo(text(found, allow, rows))
+        echo(text(found, allow, rows))
         for note in cluster.notes:
-            click.echo(f"({note})")
+            echo(f"({note})")
     ctx.exit(EXIT_FAILED if any(word(v, allow) == "broken" for one in found for v in one.verdicts) else 0)
 
 

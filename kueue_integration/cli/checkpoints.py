@@ -24,6 +24,7 @@ from ..kube.resources import POD, Object, annotation, selector
 from ..spec import platform_config
 from . import EXIT_FAILED, tables
 from .common import cluster_options, job_argument, open_cluster
+from .output import echo
 
 F = TypeVar("F", bound=Callable[..., Any])
 _OUTPUT = click.option(
@@ -90,11 +91,11 @@ def ls(name: str, output: str, **options: Any) -> None:
     if output != "table":
         _echo(shown, output)
     elif not shown:
-        click.echo(f"no checkpoints of job {asker.namespace}/{asker.name} in {asker.url}")
+        echo(f"no checkpoints of job {asker.namespace}/{asker.name} in {asker.url}")
     else:
-        click.echo(tables.checkpoints_table(shown))
+        echo(tables.checkpoints_table(shown))
         for checkpoint, holder in asker.forgotten(found):
-            click.echo(
+            echo(
                 f"{checkpoint} is held for job {holder}, which is not there. If nobody is about to make it: "
                 f"singularityctl checkpoints pin {asker.name} {checkpoint} --remove"
             )
@@ -146,9 +147,9 @@ def verify(ctx: click.Context, /, name: str, checkpoint: str | None, output: str
         _echo(found, output)
     else:
         verdict = f"{len(found['problems'])} PROBLEMS" if found["problems"] else "all there"
-        click.echo(f"{checkpoint}: {found['objects']} objects, {found['bytes'] / 1e6:.1f} MB, {verdict}")
+        echo(f"{checkpoint}: {found['objects']} objects, {found['bytes'] / 1e6:.1f} MB, {verdict}")
         for problem in found["problems"]:
-            click.echo(f"  {problem}")
+            echo(f"  {problem}")
     ctx.exit(EXIT_FAILED if found["problems"] else 0)
 
 
@@ -181,15 +182,15 @@ def gc(name: str, keep: int, yes: bool, ended: bool, output: str, **options: Any
         _echo(found, output)
         return
     gone, stay = found["checkpoints"], found["stay"]
-    click.echo(f"{'deleted' if yes else 'would delete'} {len(gone)} checkpoints: {', '.join(gone) or '-'}")
-    click.echo(f"stay: {', '.join(f'{i} (in use)' if i in live else i for i in stay) or '-'}")
+    echo(f"{'deleted' if yes else 'would delete'} {len(gone)} checkpoints: {', '.join(gone) or '-'}")
+    echo(f"stay: {', '.join(f'{i} (in use)' if i in live else i for i in stay) or '-'}")
     if yes:
-        click.echo(f"freed {found['bytes_freed'] / 1e6:.1f} MB")
+        echo(f"freed {found['bytes_freed'] / 1e6:.1f} MB")
         if found["uploads"]:
-            click.echo(f"{len(found['uploads'])} uploads are under way: their data, and all else, stays for now")
-            click.echo("if the job runs nowhere any more, in no cluster: add --ended")
+            echo(f"{len(found['uploads'])} uploads are under way: their data, and all else, stays for now")
+            echo("if the job runs nowhere any more, in no cluster: add --ended")
     elif gone:
-        click.echo("nothing was deleted: add --yes")
+        echo("nothing was deleted: add --yes")
 
 
 @checkpoints.command()
@@ -207,7 +208,7 @@ def pin(name: str, checkpoint: str, remove: bool, **options: Any) -> None:
     """
     asker = Asker(name, **options)
     asker.ask("unpin" if remove else "pin", asker.namespace, asker.maker(checkpoint), checkpoint)
-    click.echo(f"{checkpoint} is {'no longer pinned' if remove else 'pinned'}")
+    echo(f"{checkpoint} is {'no longer pinned' if remove else 'pinned'}")
 
 
 @checkpoints.command()
@@ -251,9 +252,9 @@ def export(
     if format != "archive":
         wanted = framework_files.Wanted(format, file, only, python)
         done = asker.framework_files(checkpoint, wanted)
-        click.echo(f"{checkpoint} (step {done.step}): {done.tensors} tensors in {file}")
+        echo(f"{checkpoint} (step {done.step}): {done.tensors} tensors in {file}")
         if done.left_out:
-            click.echo(f"left out, as {format} has no place for it: {', '.join(done.left_out)}", err=True)
+            echo(f"left out, as {format} has no place for it: {', '.join(done.left_out)}", err=True)
         return
     for option, value in (("--only", only), ("--python", python)):
         if value:
@@ -261,7 +262,7 @@ def export(
     asker.require_here()
     question = ("export", asker.namespace, asker.maker(checkpoint), checkpoint, file, *asker.digest(checkpoint))
     found = asker.ask(*question, progress=_bar("exported"))
-    click.echo(f"{checkpoint}: {found['bytes'] / 1e6:.1f} MB in {file}")
+    echo(f"{checkpoint}: {found['bytes'] / 1e6:.1f} MB in {file}")
 
 
 @checkpoints.command("import")
@@ -278,7 +279,7 @@ def import_(name: str, file: str, **options: Any) -> None:
     asker = Asker(name, **options)
     asker.require_here()
     found = asker.ask("import", asker.namespace, asker.name, file, progress=_bar("imported"))
-    click.echo(f"imported {found['id']} of {found['namespace']}/{found['job']}")
+    echo(f"imported {found['id']} of {found['namespace']}/{found['job']}")
 
 
 def _bar(what: str) -> Callable[[int, int], None] | None:
@@ -389,7 +390,7 @@ class Asker:
             self.namespace, self.maker(checkpoint), checkpoint, self.url, digest, self._job
         )
         if self._in_a_pod():
-            click.echo(f"exporting from {self.url} in a pod of namespace {self.namespace}", err=True)
+            echo(f"exporting from {self.url} in a pod of namespace {self.namespace}", err=True)
             return framework_files.in_pod(self.kube, found, wanted, self._timeout)
         return framework_files.here(found, wanted, self._timeout)
 
@@ -400,7 +401,7 @@ class Asker:
         """The store's answer. Raises PlatformError."""
         if self._in_a_pod():
             pod = store_pod.manifest(self.namespace, self._config(), self.url, question, self._timeout, self._job)
-            click.echo(f"asking {self.url} in pod {self.namespace}/{pod['metadata']['name']}", err=True)
+            echo(f"asking {self.url} in pod {self.namespace}/{pod['metadata']['name']}", err=True)
             said = store_pod.ask(self.kube, pod, self._timeout, progress)
         else:
             said = self._here(question, progress)
@@ -433,6 +434,6 @@ def referred(job: Object | None, pods: Iterable[Object] = ()) -> set[str]:
 
 def _echo(data: Any, output: str) -> None:
     if output == "json":
-        click.echo(json.dumps(data, indent=2))
+        echo(json.dumps(data, indent=2))
     else:
-        click.echo(yaml.safe_dump(data, sort_keys=False), nl=False)
+        echo(yaml.safe_dump(data, sort_keys=False), nl=False)

@@ -11,6 +11,7 @@ from ..errors import JobNotFoundError
 from ..jobs import lifecycle
 from . import EXIT_FAILED
 from .common import cluster_options, job_argument, open_cluster
+from .output import echo
 
 _LOOK_S = 0.5
 
@@ -44,7 +45,7 @@ def delete(
     deadline = time.monotonic() + timeout
     while wait and kinds.find(kube, namespace, name) is not None:
         if time.monotonic() > deadline:
-            click.echo(f"error: job {namespace}/{name} still has pods after {timeout:.0f} s", err=True)
+            echo(f"error: job {namespace}/{name} still has pods after {timeout:.0f} s", err=True)
             ctx.exit(EXIT_FAILED)
         time.sleep(_LOOK_S)
-    click.echo(f"job {namespace}/{name} {'deleted' if wait else 'is being deleted'}")
+    echo(f"job {namespace}/{name} {'deleted' if wait else 'is being deleted'}")

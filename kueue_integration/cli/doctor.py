@@ -13,6 +13,7 @@ import click
 from .. import doctor as library
 from . import EXIT_PLATFORM, tables
 from .common import cluster_options, open_cluster
+from .output import echo
 
 _INDENT = "      "
 
@@ -66,11 +67,11 @@ def doctor(
         checks += library.run_gpu_probe(kube, namespace, image, timeout)
     failed = sum(check.status == library.FAIL for check in checks)
     if output == "json":
-        click.echo(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))
+        echo(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))
     else:
         warned = sum(check.status == library.WARN for check in checks)
-        click.echo(render(checks, wide=output == "wide"))
-        click.echo(f"\n{len(checks)} checks: {failed} failed, {warned} warnings")
+        echo(render(checks, wide=output == "wide"))
+        echo(f"\n{len(checks)} checks: {failed} failed, {warned} warnings")
     ctx.exit(EXIT_PLATFORM if failed else 0)
 
 

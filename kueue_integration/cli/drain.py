@@ -16,6 +16,7 @@ from ..kube.api import Kube
 from ..kube.resources import Object
 from . import EXIT_FAILED, tables
 from .common import open_cluster
+from .output import echo
 from .verbs import lose_work_option
 
 
@@ -71,17 +72,17 @@ def drain(
     made = Drain(kube, names, namespace, who, at_once, timeout, _say, lose_work=lose_work)
     if dry_run:
         shown = made.preview()
-        click.echo(preview_table(shown))
-        click.echo("nothing was changed: this was a dry run")
+        echo(preview_table(shown))
+        echo("nothing was changed: this was a dry run")
         ctx.exit(EXIT_FAILED if any(refusal is not None for _, refusal in shown.values()) else 0)
     for node in found:
-        click.echo(_cordon(kube, node, no_cordon))
+        echo(_cordon(kube, node, no_cordon))
     try:
         made.run()
     except KeyboardInterrupt:
-        click.echo("interrupted: what was asked for goes on, see `singularityctl status`", err=True)
+        echo("interrupted: what was asked for goes on, see `singularityctl status`", err=True)
     finally:
-        click.echo(summary(list(made.moves.values()), names))
+        echo(summary(list(made.moves.values()), names))
     ctx.exit(0 if all(move.stage is Stage.AWAY for move in made.moves.values()) else EXIT_FAILED)
 
 
@@ -94,7 +95,7 @@ def _cordon(kube: Kube, node: Object, leave_it: bool) -> str:
 
 
 def _say(key: Key, text: str) -> None:
-    click.echo(f"{tables.clock(time.time())}  {'/'.join(key)}  {text}")
+    echo(f"{tables.clock(time.time())}  {'/'.join(key)}  {text}")
 
 
 def preview_table(shown: Mapping[Key, tuple[Look, Refusal | None]]) -> str:

@@ -13,6 +13,7 @@ from ..fencing import Change
 from ..kube.api import Kube
 from . import EXIT_PLATFORM
 from .common import connection_options, open_cluster
+from .output import echo
 
 SHOWN = 5
 """So many jobs of a queue are named."""
@@ -81,7 +82,7 @@ def unfence(
     kube = open_cluster(kubeconfig, context)
     names = fencing.fenced_queues(kube) if every else queues
     if not names:
-        click.echo(f"no ClusterQueue has admission check {job_names.ADMISSION_CHECK_NAME}")
+        echo(f"no ClusterQueue has admission check {job_names.ADMISSION_CHECK_NAME}")
     left = {} if force else fencing.jobs_of(kube, set(names))
     if left:
         raise SpecError([("queues", queue, _in_the_way(jobs)) for queue, jobs in left.items()])
@@ -99,13 +100,13 @@ def _change(kube: Kube, queues: Sequence[str], fence: bool, dry_run: bool) -> in
     code = 0
     for name in dict.fromkeys(queues):
         try:
-            click.echo(_said(fencing.change(kube, name, fence, dry_run), fence, dry_run))
+            echo(_said(fencing.change(kube, name, fence, dry_run), fence, dry_run))
         except NotFound:
             code = EXIT_PLATFORM
-            click.echo(f"error: there is no ClusterQueue {name}; see `kubectl get clusterqueues`", err=True)
+            echo(f"error: there is no ClusterQueue {name}; see `kubectl get clusterqueues`", err=True)
         except KubeError as error:
             code = EXIT_PLATFORM
-            click.echo(f"error: ClusterQueue {name}: {error}", err=True)
+            echo(f"error: ClusterQueue {name}: {error}", err=True)
     return code
 
 

@@ -9,6 +9,7 @@ import click
 from ..jobs import time_travel
 from .checkpoints import Asker, store_options
 from .common import job_argument
+from .output import echo
 
 
 @click.command()
@@ -52,4 +53,4 @@ def fork(
     ask = Asker(name, namespace=namespace, **options)
     made = time_travel.fork(ask.kube, namespace, name, new, checkpoint, queue, priority_class, ask.question, command)
     where = f"checkpoint {made.checkpoint} (step {made.step}) of job {made.source}"
-    click.echo(f"job {made.namespace}/{made.name} goes on from {where} when it is admitted")
+    echo(f"job {made.namespace}/{made.name} goes on from {where} when it is admitted")

@@ -14,6 +14,7 @@ from ..kube.api import Kube
 from ..kube.resources import POD, Object, annotation, selector
 from .common import cluster_options, job_argument, open_cluster
 from .follow import Follower
+from .output import echo
 
 _RANK = re.compile(r"\[rank (\d+)\] ")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
@@ -68,7 +69,7 @@ def logs(
         lines = _once(kube, namespace, name, container, tail, seconds)
     for line in lines:
         if wanted(line, rank, all_ranks):
-            click.echo(line)
+            click.echo(line)  # a program's own output, with the colours that it has
 
 
 def duration(text: str, option: str = "--since") -> float:
@@ -88,7 +89,7 @@ def wanted(line: str, rank: int | None, all_ranks: bool = False) -> bool:
 
 
 def _say(text: str) -> None:
-    click.echo(f"singularityctl: {text}", err=True)
+    echo(f"singularityctl: {text}", err=True)
 
 
 def _once(

@@ -15,6 +15,7 @@ from ..overview.shares import JobShare, Shares, TenantShare
 from . import tables
 from .common import connection_options, open_cluster
 from .logs import duration
+from .output import echo
 from .top_text import FEWER, listed, paragraph, percent, time_words
 
 TENANTS = ["TENANT", "QUEUE", "JOBS", "NOT MEASURED", "BEHIND", "PROMISED", "DELIVERED", "OWED", "ALL JOBS", "SERVED"]
@@ -64,9 +65,9 @@ def report(
     cluster = look(kube, time.time(), namespace)
     found = shares.shares(cluster, seconds, library.trainings(cluster, queue))
     if as_data or output == "json":
-        click.echo(json.dumps({**shares.as_json(found), "not_seen": list(cluster.notes)}, indent=2))
+        echo(json.dumps({**shares.as_json(found), "not_seen": list(cluster.notes)}, indent=2))
     else:
-        click.echo(text(found, cluster.notes, rows))
+        echo(text(found, cluster.notes, rows))
 
 
 def text(found: Shares, missing: Sequence[str] = (), rows: int = 50) -> str:

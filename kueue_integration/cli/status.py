@@ -16,6 +16,7 @@ from ..kube.api import Kube
 from ..kube.resources import POD, Object, selector
 from . import EXIT_BAD_INPUT, EXIT_FAILED, tables
 from .common import cluster_options, complete_jobs, open_cluster
+from .output import echo
 
 
 @click.command()
@@ -56,16 +57,16 @@ def status(
     kube = open_cluster(kubeconfig, context)
     if name is None:
         if watch:
-            click.echo("error: --watch needs the NAME of a job", err=True)
+            echo("error: --watch needs the NAME of a job", err=True)
             ctx.exit(EXIT_BAD_INPUT)
         where = None if all_namespaces else namespace
-        click.echo(_show_all(list_jobs(kube, where), where, output))
+        echo(_show_all(list_jobs(kube, where), where, output))
         return
     if not watch:
-        click.echo(_show(library.describe(kube, namespace, name), output))
+        echo(_show(library.describe(kube, namespace, name), output))
         return
     for number, shown in enumerate(library.follow(kube, namespace, name)):
-        click.echo(("\n" if number and output in ("table", "wide") else "") + _show(shown, output))
+        echo(("\n" if number and output in ("table", "wide") else "") + _show(shown, output))
 
 
 def list_jobs(kube: Kube, namespace: str | None) -> list[library.JobStatus]:
@@ -120,9 +121,9 @@ def wait_until_final(kube: Kube, namespace: str, name: str, timeout_s: float | N
                 )
             if line != said:
                 said = line
-                click.echo(f"{tables.clock(time.time())}  {line}", err=err)
+                echo(f"{tables.clock(time.time())}  {line}", err=err)
             if shown.final:
                 return 0 if shown.phase == Phase.SUCCEEDED.value else EXIT_FAILED
     except TimeoutError as error:
-        click.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
     return EXIT_FAILED

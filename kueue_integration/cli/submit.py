@@ -22,6 +22,7 @@ from ..spec.validate import validate
 from ..spec.validation import MAX_FILES_BYTES
 from . import placement_options
 from .common import cluster_options, open_cluster
+from .output import echo
 from .status import wait_until_final
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -151,8 +152,8 @@ def submit(
             start = start_point.find(kube, spec.namespace, start_from)
             start_point.require_fit(kube, start, spec, config)
         lifecycle.validate_only(kube, spec, config)
-        click.echo(f"job {spec.namespace}/{spec.name} could be submitted; nothing was created")
-        click.echo(f"engine {given.name}: {given.why}")
+        echo(f"job {spec.namespace}/{spec.name} could be submitted; nothing was created")
+        echo(f"engine {given.name}: {given.why}")
         _tell_start(start)
         return
     start = None
@@ -161,11 +162,11 @@ def submit(
     else:
         result, start = start_point.submit(kube, spec, config, start_from)
     if output == "json":
-        click.echo(json.dumps(dataclasses.asdict(result)))
+        echo(json.dumps(dataclasses.asdict(result)))
     else:
         verb = "adopted: it was there already" if result.adopted else f"submitted to queue {spec.queue}"
         pods = f"{spec.workers} workers" + (f" (at least {spec.min_workers})" if spec.min_workers else "")
-        click.echo(f"job {result.namespace}/{result.name} {verb}: {pods}, {spec.ranks} ranks, engine {given.name}")
+        echo(f"job {result.namespace}/{result.name} {verb}: {pods}, {spec.ranks} ranks, engine {given.name}")
         _tell_start(start)
     if wait:
         ctx.exit(wait_until_final(kube, result.namespace, result.name, timeout, err=output == "json"))
@@ -173,7 +174,7 @@ def submit(
 
 def _tell_start(start: Start | None) -> None:
     if start is not None:
-        click.echo(f"begins with checkpoint {start.ref.id} (step {start.ref.step}) of job {start.job}")
+        echo(f"begins with checkpoint {start.ref.id} (step {start.ref.step}) of job {start.job}")
 
 
 @click.command()
@@ -198,7 +199,7 @@ def render(kubeconfig: str | None, context: str | None, platform_file: Path | No
         config = platform_config.from_json(platform_file.read_text(encoding="utf-8"))
     else:
         config = platform_config.load(open_cluster(kubeconfig, context))
-    click.echo(yaml.safe_dump_all(render_objects(spec, config), sort_keys=False), nl=False)
+    echo(yaml.safe_dump_all(render_objects(spec, config), sort_keys=False), nl=False)
 
 
 def build_spec(

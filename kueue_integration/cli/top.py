@@ -13,8 +13,9 @@ from ..errors import KubeError
 from ..overview import report as library
 from ..overview.look import look
 from ..overview.plain import as_json
-from . import tables, top_text, trace_text
+from . import tables, top_text
 from .common import connection_options, open_cluster
+from .output import echo, printable
 
 EVERY_S = 5.0
 LEAST_S = 1.0
@@ -72,16 +73,18 @@ def top(
 
     if watch is None:
         report = once()
-        click.echo(json.dumps(as_json(report), indent=2) if output == "json" else top_text.text(report, rows))
+        echo(json.dumps(as_json(report), indent=2) if output == "json" else top_text.text(report, rows))
         return
     anew = output == "table" and sys.stdout.isatty()
     try:
         for found, trouble in looks(once, watch, time.sleep):
             if trouble:
-                click.echo(f"{tables.clock(time.time())}  {trace_text.printable(trouble)}", err=True)
+                echo(f"{tables.clock(time.time())}  {printable(trouble)}", err=True)
             if found is not None:
                 text = json.dumps(as_json(found)) if output == "json" else f"{top_text.text(found, rows)}\n"
-                click.echo(CLEAR + text if anew else text)
+                if anew:
+                    click.echo(CLEAR, nl=False)
+                echo(text)
     except KeyboardInterrupt:
         return
 

@@ -13,7 +13,7 @@ from ..overview.quota import Line
 from ..overview.report import Holder, Overview, Unsaveable, Waiter
 from ..overview.shares import TenantShare
 from . import tables
-from .trace_text import printable
+from .output import printable
 
 WIDTH = 120
 SHOWN_UNREADABLE = 5

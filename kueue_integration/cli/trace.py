@@ -17,6 +17,7 @@ from ..jobs.move_trace import Move
 from ..kube.resources import Object
 from . import trace_otlp, trace_svg, trace_text
 from .common import cluster_options, job_argument, open_cluster
+from .output import echo
 
 
 @click.command()
@@ -60,13 +61,13 @@ def trace(
         raise JobNotFoundError(f"no training job {name!r} in namespace {namespace!r}; see `singularityctl status`")
     chosen = choose(job, name, attempt, every)
     if output == "json":
-        click.echo(json.dumps([dataclasses.asdict(move) for move in chosen], indent=2))
+        echo(json.dumps([dataclasses.asdict(move) for move in chosen], indent=2))
     elif output == "otlp":
-        click.echo(json.dumps(trace_otlp.document(job, chosen)))
+        echo(json.dumps(trace_otlp.document(job, chosen)))
     elif output == "svg":
-        click.echo(trace_svg.picture(f"{namespace}/{name}", chosen), nl=False)
+        echo(trace_svg.picture(f"{namespace}/{name}", chosen), nl=False)
     else:
-        click.echo(trace_text.chart(f"{namespace}/{name}", chosen))
+        echo(trace_text.chart(f"{namespace}/{name}", chosen))
 
 
 def choose(job: Object, name: str, attempt: int | None = None, every: bool = False) -> list[Move]:

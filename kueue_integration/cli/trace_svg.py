@@ -7,7 +7,8 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from ..jobs.move_trace import Move, Span
-from .trace_text import head, printable
+from .output import printable
+from .trace_text import head
 
 WIDTH, LEFT, RIGHT, ROW, HEAD, FOOT = 1000, 250, 90, 22, 48, 24
 LONGEST: Final = 120

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from ..jobs.move_trace import Move, Span
+from .output import printable
 from .tables import WIDTH
 
 BAR = "█"
@@ -25,11 +26,6 @@ def head(job: str, move: Move) -> str:
     by = f" by {move.preempted_by}" if move.preempted_by else ""
     saved = f"checkpoint {move.checkpoint}" if move.checkpoint else "no checkpoint"
     return printable(f"{job}: attempt {move.left} ({move.left_flavor}) to {to}{why}{by}, {saved}")
-
-
-def printable(text: str) -> str:
-    """Without what would move a terminal's cursor or break a line."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _one(job: str, move: Move) -> str:

@@ -13,6 +13,7 @@ from ..kube.api import Kube
 from ..requests import verbs
 from . import EXIT_FAILED, tables
 from .common import cluster_options, job_argument, open_cluster
+from .output import echo
 
 F = TypeVar("F", bound=Callable[..., Any])
 EXIT_CODES = """
@@ -71,18 +72,18 @@ def wait_options(function: F) -> F:
 
 def finish(ctx: click.Context, kube: Kube, asked: verbs.Result, wait: bool, timeout: float) -> None:
     """Print what became of it, with `wait` its end; exits with 1 if that is not `done`."""
-    click.echo(f"{asked.op} of job {asked.namespace}/{asked.name}: {asked.message}")
+    echo(f"{asked.op} of job {asked.namespace}/{asked.name}: {asked.message}")
     if not wait or asked.final:
         return
     try:
         end = verbs.wait(kube, asked, timeout, _tell)
     except TimeoutError as error:
-        click.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         ctx.exit(EXIT_FAILED)
     if not end.ok:
-        click.echo(f"error: {end.op} {end.state}: {end.message}", err=True)
+        echo(f"error: {end.op} {end.state}: {end.message}", err=True)
         ctx.exit(EXIT_FAILED)
 
 
 def _tell(result: verbs.Result) -> None:
-    click.echo(f"{tables.clock(time.time())}  {result.state}: {result.message}")
+    echo(f"{tables.clock(time.time())}  {result.state}: {result.message}")

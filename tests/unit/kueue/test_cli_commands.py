@@ -255,6 +255,27 @@ def test_status_of_one_job(kube: FakeKube) -> None:
     assert "x" * 40 in run("status", "digits", "-o", "wide").output
 
 
+CLEAR, CLIPBOARD, BACK = "\x1b[2J", "\x1b]52;c;ZXZpbA==\x07", "\r\x08"
+
+
+def test_texts_of_others_do_not_reach_the_terminal_as_they_are(kube: FakeKube) -> None:
+    """A pod's words become a note of an attempt: an escape in them cleared the screen and set the clipboard."""
+    evil = f"no{CLEAR}{CLIPBOARD}{BACK} checkpoint"
+    its_job, its_workload = story()
+    past = [attempt(1, first_step=0, last_step=60, ended_by="Preempted", preempted_by=f"job-{evil}", note=evil)]
+    its_job["metadata"]["annotations"] |= job(history=past)["metadata"]["annotations"]
+    evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": evil}
+    its_workload["status"]["conditions"] = [{**evicted, "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+    for obj in (its_job, its_workload):
+        kube.put(obj)
+    for words in (["status"], ["status", "digits"], ["status", "digits", "-o", "wide"], ["status", "-o", "yaml"]):
+        shown = run(*words)
+        assert shown.exit_code == 0 and shown.output.replace("\n", "").isprintable(), words
+    assert "checkpoint" in run("status", "digits").output
+    refused = run("delete", CLEAR)
+    assert refused.exit_code == 2 and refused.output.replace("\n", "").isprintable()
+
+
 def test_tables_fit(kube: FakeKube) -> None:
     its_job, its_workload = story()
     for obj in (its_job, its_workload):

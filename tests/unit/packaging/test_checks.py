@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[3]
 checks = loaded(ROOT / "tests/checks.py")
 PICTURE = '<svg xmlns="http://www.w3.org/2000/svg"><rect fill="#000"/><image href="https://a.org/b"/></svg>'
 DEFECTS: dict[str, tuple[dict[str, str], list[str]]] = {
+    "printed": ({"kueue_integration/cli/a.py": "click.echo(x)\necho(x)\nprint(y)\nclick.secho(z)\n"},
+                ["a.py:1", "a.py:3", "a.py:4"]),
     "links": ({"docs/a.md": "[x](../no.py#L3) [y](b.svg)", "docs/b.svg": ""}, ["../no.py"]),
     "named_tests": ({f"docs/{page}": "`test_no.py`" for page in checks.NAMES_TESTS}, ["test_no.py"] * 4),
     "pictures": ({"docs/a.svg": PICTURE}, ["<title>", "white ground", "https://a.org/b"]),
